@@ -123,6 +123,7 @@ class FakeEngine:
     others: tuple[ModelInfo, ...] = ()
     policy: str = "edf"
     observer: Observer = field(default_factory=Observer)
+    catalog: Any = None
 
     @property
     def models(self) -> Mapping[str, ModelInfo]:

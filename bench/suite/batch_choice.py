@@ -22,7 +22,7 @@ from tilework.pipelines.staged import StagedPipeline
 from tilework.policy.lookahead.batch import LEAST_SAVED, Batch, Member
 from tilework.policy.lookahead.forecast import Claim, JobForecast
 from tilework.policy.lookahead.request_costs import RequestCosts
-from tilework.runtime.costs import random_batches
+from tilework.runtime.models.costs import random_batches
 from tilework.worker.calibrate import calibrate
 
 

@@ -206,7 +206,7 @@ def test_wake_ups_do_not_multiply(policy: str) -> None:
     simulation = Simulation(ControllerConfig(policy=policy), table(degrees=(1, 2)), SimConfig(num_devices=3))
     simulation.run(promise_mix(60, 4.0, 5, 0.7), observe=observe)
     assert most < 10
-    assert most or policy in ("edf", "deadline-lru"), "which start in time what is promised"
+    assert most or policy in ("edf", "deadline-lru", "deadline-belady"), "which start in time what is promised"
     assert not outstanding
 
 
@@ -272,5 +272,5 @@ def test_without_promises_the_guard_changes_nothing(policy: str, monkeypatch: py
     assert traced(*patient) == guarded[0]
     # In order of arrival or deadline, on one device each: only jobs that were present at the promise can delay it.
     unguarded = [traced(*asked) for asked in mixes]
-    in_order = ("fixed-sp1", "fifo-load", "lru", "deadline-lru")
+    in_order = ("fixed-sp1", "fifo-load", "lru", "deadline-lru", "deadline-belady")
     assert (unguarded == guarded[1]) == (policy in in_order), "with promises it does"

@@ -28,7 +28,7 @@ from tilework.cost.profile import ProfileKey, ProfileOrigin
 from tilework.cost.profiles import Profiles
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import read_table
-from tilework.runtime.costs import (
+from tilework.runtime.models.costs import (
     MAX_BATCH,
     random_batches,
 )

@@ -16,7 +16,7 @@ from tilework.control.cluster.tracker import Tracker
 from tilework.control.components import Components
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Accept, Action, DropComponents, LoadComponents, Reject, RunWork, Stop
-from tilework.core.component import Component, LoadSource
+from tilework.core.component import Component, DropOrder, LoadSource
 from tilework.core.events import ComponentsLoaded, DeviceJoined, DeviceLost, Stopped, Submitted, Woke, WorkFinished
 from tilework.core.interfaces import Block
 from tilework.core.request import RefusalCode, Status
@@ -95,6 +95,23 @@ def test_a_stage_loads_what_it_needs_just_before_its_work(scripted: Scripted) ->
     assert (device.memory.components, device.memory.free_bytes) == ((DENOISER,), 1)
     ended = control.handle(WorkFinished(1, NS_PER_S), 2 * NS_PER_S)
     assert changes(ended) == [("load", 0, ("vae",), "disk"), (DECODE, 0)], "there is room beside the denoiser"
+
+
+def test_a_start_names_what_devices_drop_and_what_hosts_forget(scripted: Scripted) -> None:
+    """The denoiser was used after the text encoder. The guard counts on the same memory."""
+    order = DropOrder((DENOISER,), (DENOISER, TEXT))
+    starts = start(ENCODE, 0), start(DIFFUSE, 0, steps=10), replace(start(DECODE, 0), drop_order=order)
+    control = scripted(Plan(), run(*starts), costs=replace(weights(7), host_bytes=7))
+    control.handle(Submitted(request("a")), 0)
+    after = WhatIf.now(control.tracker, control.costs, 0).plus(starts).memory(0)
+    actions = control.handle(Woke(), 0)
+    assert ("drop", 0, ("denoiser",)) in changes(actions)
+    assert after.components == control.tracker.devices[0].memory.components == (TEXT, VAE)
+    loads = only(LoadComponents, actions)
+    assert [one.forgets for one in loads] == [(), (), ("denoiser", "text")]
+    for load in loads:
+        control.handle(ComponentsLoaded(load.load_id, 0, 1), 0)
+    assert control.tracker.kept_by_host(0) == (TEXT, VAE)
 
 
 def test_a_group_loads_on_each_device_that_lacks_something(scripted: Scripted) -> None:

@@ -23,7 +23,7 @@ from tilework.control.log import BadLog, Difference, entry_line, header_line, re
 from tilework.control.measured import dispatch_ns, profiled_table
 from tilework.core.actions import Action, Reject
 from tilework.core.cost_row import CostRow
-from tilework.core.events import DeviceLost, Event, Stopped, Woke, WorkFailed, WorkFinished
+from tilework.core.events import DeviceLost, Event, ModelServed, Stopped, Woke, WorkFailed, WorkFinished
 from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.graph.stage import Stage
 from tilework.core.request import OnMiss, RefusalCode, Request, Shape, Status
@@ -31,6 +31,7 @@ from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.core.wire import Spec
 from tilework.core.work import Work
 from tilework.cost.table import CostTable
+from tilework.cost.table_file import table_json
 from tilework.policy.registry import UnknownPolicy
 from tilework.sim.config import SimConfig
 from tilework.sim.runs import RunEnd
@@ -73,6 +74,7 @@ def cancelled_at_work(requests: list[Request], *indices: int) -> list[tuple[int,
 @settings(max_examples=30)
 def test_every_event_and_action_survives_its_line(kind: str, data: st.DataObject) -> None:
     st.register_type_strategy(Stage, st.sampled_from(latent_diffusion(PIPELINE).stages))
+    st.register_type_strategy(ModelServed, st.just(ModelServed(json.dumps(table_json(table())))))
     value = data.draw(st.from_type(KINDS[kind]).filter(lambda drawn: "=nan" not in repr(drawn)))  # NaN equals nothing.
     now_ns = data.draw(st.integers(0, 2**63))
     is_event = KINDS[kind] in get_args(Event)
@@ -99,7 +101,16 @@ def test_no_text_of_a_client_is_in_a_log() -> None:
     for kind in reachable(Event) | reachable(Action):
         hints = get_type_hints(kind)
         texts |= {field.name for field in fields(kind) if str in (hints[field.name], *get_args(hints[field.name]))}
-    stages = {"name", "components", "inputs", "outputs", "previews", "read"}  # Of stages and weights: the model's.
+    stages = {
+        "name",
+        "components",
+        "inputs",
+        "outputs",
+        "previews",
+        "read",
+        "forgets",
+        "costs",
+    }  # Of stages, weights and cost tables: the model's.
     assert texts == {"uid", "pipeline", "tenant", "priority", "reason", "why"} | stages
     assert not texts & {field.name for field in fields(Spec)}
 
@@ -120,6 +131,10 @@ def test_a_simulated_run_replays(policy: str) -> None:
     requests += [request(f"strict{i}", 5 + i, slo_s=0.9, on_miss=OnMiss.REJECT) for i in range(4)]
     cancels = cancelled_at_work(requests, 3, 12)
     lines, _ = record(requests, policy, sim=SimConfig(num_devices=2, jitter=0.2), cancels=cancels)
+    if policy == "deadline-belady":
+        with pytest.raises(UnknownPolicy, match="only a simulation can run it"):
+            replay(line + "\n" for line in lines)
+        return
     assert replay(line + "\n" for line in lines) == (len(lines) - 1, None)
 
 

@@ -26,6 +26,15 @@ def test_the_least_recently_used_make_room() -> None:
     assert memory.used((Component("d", 3),)).drops == (B, C)
 
 
+def test_what_is_named_goes_before_the_least_recently_used() -> None:
+    memory, new = Memory(7, (A, B, C)), Component("d", 2)
+    assert memory.used((new,), (B,)).drops == (B,)
+    assert memory.used((new,), (Component("e", 1), C, A)).drops == (C,), "and no more than must be"
+    assert memory.used((Component("d", 3),), (B,)).drops == (B, A)
+    assert memory.used((A, new), (A, B)).drops == (B,), "not what the work needs"
+    assert not memory.used((A,), (B,)).drops, "there is no need"
+
+
 def test_what_the_work_needs_is_not_dropped_for_it() -> None:
     change = Memory(6, (A, C)).used((A, Component("d", 5)))
     assert change.drops == (C,)

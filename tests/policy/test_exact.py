@@ -22,6 +22,7 @@ ONE_DEVICE = {
     "fifo-load",
     "sticky",
     "lru",
+    "deadline-belady",
     "deadline-lru",
     "patchedserve",
     "mixed-cache",

@@ -12,7 +12,7 @@ from tilework.core.lora import UsedLora
 from tilework.core.model import ModelInfo
 from tilework.core.request import Shape
 from tilework.cost.profile import ProfileKey
-from tilework.runtime.costs import (
+from tilework.runtime.models.costs import (
     calibration_shapes,
 )
 

@@ -19,7 +19,7 @@ from tilework.core.request import Shape
 from tilework.core.wire import LoadedModel
 from tilework.cost.profile import Profile, ProfileKey, ProfileOrigin
 from tilework.cost.profiles import Profiles
-from tilework.runtime.costs import (
+from tilework.runtime.models.costs import (
     CostCache,
     calibration_batches,
     profile_key,

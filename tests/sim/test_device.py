@@ -433,11 +433,11 @@ def test_what_a_host_has_forgotten_is_read_from_the_disk() -> None:
     fleet, number = Devices(hosts=Hosts(lambda device_id: device_id // 2, host_bytes=2)), 0
     known = {name: Component(name, 1) for name in "abc"}
 
-    def load(name: str, device_id: int = 0, source: LoadSource = LoadSource.HOST) -> str:
+    def load(name: str, device_id: int = 0, source: LoadSource = LoadSource.HOST, forgets: str = "") -> str:
         nonlocal number
         number += 1
         stage = stage_of(PIPELINE, DIFFUSE)
-        fleet.change_components(LoadComponents(number, device_id, stage, (name,), 1, source), device_id)
+        fleet.change_components(LoadComponents(number, device_id, stage, (name,), 1, source, tuple(forgets)), device_id)
         (begun,) = fleet.begin_next((device_id,), 0)
         assert isinstance(begun, LoadRun)
         assert fleet.end_load(begun, [known[name]])
@@ -449,3 +449,5 @@ def test_what_a_host_has_forgotten_is_read_from_the_disk() -> None:
     assert load("a", 2) == "disk", "it is on another host"
     assert [load("a"), load("c", source=LoadSource.DISK)] == ["host", "disk"], "b is forgotten for c"
     assert [load("b", 1), load("c", 1)] == ["disk", "host"]
+    assert load("a", source=LoadSource.DISK, forgets="xc") == "disk"
+    assert [load("b", 1), load("c", 1)] == ["host", "disk"], "what the load named went first, though it was used last"

@@ -316,12 +316,12 @@ def show_policies_the_stages_of_slots(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def load_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Components, "_load", lambda self, device, stage, wanted, work_id: [])
+    monkeypatch.setattr(Components, "_load", lambda self, *load: [])
 
 
 def drop_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Memory.used
-    monkeypatch.setattr(Memory, "used", lambda self, wanted: real(self, wanted)._replace(drops=()))
+    monkeypatch.setattr(Memory, "used", lambda self, *use: real(self, *use)._replace(drops=()))
 
 
 def answer_at_random(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,6 +137,9 @@ def test_the_copy_that_was_needed_the_longest_ago_makes_room(tmp_path: Path, mon
     assert not (tmp_path / names[1]).exists()
     weights.load(digests[1:])
     assert same(parts[1], bits(Tied(1)))
+    assert not (tmp_path / names[0]).exists(), "the other was just written"
+    weights.load(digests[:1], ["unknown", digests[1]])
+    assert not (tmp_path / names[1]).exists(), "it was named, although the third was written before it"
 
 
 def test_a_load_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:

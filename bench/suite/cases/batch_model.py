@@ -26,7 +26,7 @@ from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.pipelines.family import Family
 from tilework.pipelines.loading import load, quiet
-from tilework.runtime.costs import random_batches
+from tilework.runtime.models.costs import random_batches
 from tilework.worker.calibrate import calibrate
 
 PIPELINE = "batches"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from tilework.admission.loads import reserve
 from tilework.admission.reservation_timeline import DeviceTimes, Nodes
-from tilework.core.component import Memory, num_bytes
+from tilework.core.component import Component, Memory, num_bytes
 from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import DeviceKind, Stage
 from tilework.core.interfaces import Block, ClusterView, CostModel, DeviceView, JobView
@@ -86,7 +86,8 @@ class WhatIf:
         readies = [self.ready_ns.get(job.job_id) or ready_ns(job, self.up) for job in jobs]
         free_ns = [self.free_ns[device_id] for device_id in start.devices]
         if self.view.needs_loads and start.stage.kind is DeviceKind.ACCELERATOR:
-            loads_ns = [self._load(device_id, start.stage) for device_id in start.devices]
+            first = start.drop_order.device
+            loads_ns = [self._load(device_id, start.stage, first) for device_id in start.devices]
             free_ns = [sum(pair) for pair in zip(free_ns, loads_ns, strict=True)]
         end_ns = max([*readies, *free_ns]) + work_ns
         self.free_ns.update(dict.fromkeys(start.devices, end_ns))
@@ -120,9 +121,9 @@ class WhatIf:
         """The components of a device after the starts."""
         return self.memories.get(device_id) or self.up[device_id].memory
 
-    def _load(self, device_id: int, stage: Stage) -> int:
-        """Load what a stage needs; returns how long that takes at worst."""
-        change = self.memory(device_id).used(self.costs.components(stage))
+    def _load(self, device_id: int, stage: Stage, first: Sequence[Component]) -> int:
+        """Load what a stage needs, dropping `first` first; returns how long that takes at worst."""
+        change = self.memory(device_id).used(self.costs.components(stage), first)
         self.memories[device_id] = change.memory
         return self.costs.load_ns(num_bytes(change.loads)) if change.loads else 0
 

@@ -89,7 +89,7 @@ async def _measure(
     executor: LocalExecutor, plan: ProfilePlan, store: Profiles, on_progress: Callable[[int, int], None]
 ) -> Measured:
     """Raises CancelledError if it is cancelled before anything is measured."""
-    from tilework.runtime.costs import ModelMeasurer, calibration_shapes, measure
+    from tilework.runtime.models.costs import ModelMeasurer, calibration_shapes, measure
 
     info = (await executor.start(_Listener()))[0].info
     measurer = ModelMeasurer(executor, info.name)
@@ -121,7 +121,7 @@ async def _measure(
 
 def _batches(plan: ProfilePlan, shapes: Sequence[Shape], info: ModelInfo) -> list[Batch]:
     """The batches to measure: two and four of each shape, and random combinations of all shapes."""
-    from tilework.runtime.costs import random_batches
+    from tilework.runtime.models.costs import random_batches
 
     if not plan.combinations:
         return []

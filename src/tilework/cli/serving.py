@@ -24,10 +24,10 @@ from tilework.core.model import ModelInfo, SimulatedSource, Source
 from tilework.core.time import ns_from_s
 from tilework.cost.table import CostTable
 from tilework.pipelines.support.record import limits_of
-from tilework.runtime.costs import CostCache
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.executor import WorkerStartFailed
 from tilework.runtime.local_executor import LocalConfig, LocalExecutor
+from tilework.runtime.models.costs import CostCache
 from tilework.server.config import ConfigError, ServerConfig, load_config
 from tilework.server.main import AddressInUse
 from tilework.server.main import serve as serve_http

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from tilework.control.cluster.device import Device
 from tilework.control.cluster.tracker import Tracker
 from tilework.core.actions import Action, DropComponents, LoadComponents
-from tilework.core.component import HOST_SOURCES, Component, LoadSource, Memory, num_bytes
+from tilework.core.component import HOST_SOURCES, Component, DropOrder, LoadSource, Memory, num_bytes
 from tilework.core.events import ComponentsLoaded, DeviceJoined
 from tilework.core.graph.stage import DeviceKind, Stage
 from tilework.core.work import Start
+from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 
 
@@ -24,14 +25,15 @@ class _Load:
     work_id: int
     components: tuple[Component, ...]
     source: LoadSource
+    forgets: tuple[Component, ...]
 
 
 class Components:
     """Loads what the stage of each start needs onto the devices that lack it, just before the work.
 
-    If there is no room, the least recently used components are dropped. A component is loaded from the source that is
-    quickest of those that have it (`LoadSources`): another device of the node that has done all its loads, the memory
-    of a node that has read it before and has not forgotten it, or the disk.
+    If there is no room, components are dropped in the order of the start (`Start.drop_order`). A component is loaded
+    from the source that is quickest of those that have it (`LoadSources`): another device of the node that has done all
+    its loads, the memory of a node that has read it before and has not forgotten it, or the disk.
     """
 
     def __init__(self, costs: TableCosts, tracker: Tracker) -> None:
@@ -40,6 +42,33 @@ class Components:
         self._known = {component.digest: component for component in costs.all_components}
         self._loads: dict[int, _Load] = {}
         self._next_id = 1
+
+    def serve(self, part: CostTable) -> list[Action]:
+        """Learn what stages of a pipeline need now; the host has read it. What nothing needs any more is dropped."""
+        before = self._costs.all_components
+        self._costs.serve(part)
+        for node in {device.node for device in self._tracker.devices}:
+            self._tracker.sources.use(node, part.all_components)
+        return self._changed(before)
+
+    def remove(self, pipeline: str) -> list[Action]:
+        """Forget a pipeline, and drop what only that needs."""
+        before = self._costs.all_components
+        self._costs.remove(pipeline)
+        return self._changed(before)
+
+    def _changed(self, before: Collection[Component]) -> list[Action]:
+        known = self._costs.all_components
+        self._known = {component.digest: component for component in known}
+        gone = set(before).difference(known)
+        actions: list[Action] = []
+        for device in self._tracker.devices:
+            drops = tuple(one for one in device.memory.components if one in gone)
+            if drops:
+                actions.append(DropComponents(device.device_id, _digests(drops)))
+                self._tracker.set_memory(device.device_id, device.memory.without(drops))
+        self._tracker.check_loads()
+        return actions
 
     def join(self, joined: DeviceJoined) -> None:
         """Add a device with the components that it has, as far as the costs know them."""
@@ -65,20 +94,20 @@ class Components:
             for device_id in start.devices:
                 device = self._tracker.device(device_id)
                 assert device is not None
-                change = device.memory.used(wanted)
+                change = device.memory.used(wanted, start.drop_order.device)
                 if change.drops:
-                    actions.append(DropComponents(device_id, tuple(one.digest for one in change.drops)))
+                    actions.append(DropComponents(device_id, _digests(change.drops)))
                 if change.loads:
-                    loads = self._load(device, start.stage, change.loads, work_id)
+                    loads = self._load(device, start.stage, change.loads, work_id, start.drop_order)
                     actions += loads
                     loads_ns[device_id] = sum(self._costs.load_ns(one.num_bytes, one.source) for one in loads)
                 self._tracker.set_memory(device_id, change.memory)
         return actions, loads_ns
 
     def _load(
-        self, device: Device, stage: Stage, wanted: Sequence[Component], work_id: int
+        self, device: Device, stage: Stage, wanted: Sequence[Component], work_id: int, order: DropOrder
     ) -> Sequence[LoadComponents]:
-        """Load components, those of one source together."""
+        """Load components, those of one source together. Only a read from the disk makes a host forget others."""
         by_source: dict[LoadSource, list[Component]] = {}
         for component in wanted:
             by_source.setdefault(self._tracker.sources.of(component, device), []).append(component)
@@ -86,10 +115,14 @@ class Components:
         for source, components in by_source.items():
             if source in HOST_SOURCES:
                 self._tracker.sources.use(device.node, components)
-            load = _Load(device.device_id, device.node, work_id, tuple(components), source)
-            digests = tuple(component.digest for component in components)
+            forgets = order.host if source is LoadSource.DISK else ()
+            load = _Load(device.device_id, device.node, work_id, tuple(components), source, forgets)
             size = num_bytes(components)
-            loads.append(LoadComponents(self._next_id, device.device_id, stage, digests, size, source))
+            loads.append(
+                LoadComponents(
+                    self._next_id, device.device_id, stage, _digests(components), size, source, _digests(forgets)
+                )
+            )
             self._loads[self._next_id] = load
             self._next_id += 1
         return loads
@@ -101,8 +134,12 @@ class Components:
             return
         del self._loads[event.load_id]
         self._costs.observe_load(num_bytes(load.components), load.source, event.run_ns)
-        self._tracker.sources.use(load.node, load.components)
+        self._tracker.sources.use(load.node, load.components, load.forgets)
         device = self._tracker.device(load.device_id)
         others = (one for one in self._loads.values() if one.work_id == load.work_id)
         if device is not None and all(one.device_id != load.device_id for one in others):
             device.loads_ns.pop(load.work_id, None)
+
+
+def _digests(components: Sequence[Component]) -> tuple[str, ...]:
+    return tuple(component.digest for component in components)

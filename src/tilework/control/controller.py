@@ -18,6 +18,7 @@ so a log of events gives the same actions again.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 from tilework.admission.admission import Admission
@@ -41,6 +42,8 @@ from tilework.core.events import (
     DeviceLost,
     Event,
     LeftOut,
+    ModelRemoved,
+    ModelServed,
     OutOfMemory,
     Restored,
     Stopped,
@@ -54,6 +57,7 @@ from tilework.core.request import Status
 from tilework.core.time import NS_PER_S
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
+from tilework.cost.table_file import parse_table
 from tilework.policy.registry import DEFAULT_POLICY, make_policy
 
 
@@ -161,9 +165,18 @@ class Controller:
                 return []
             case DeviceLost(device_id):
                 return self._on_device_lost(device_id, event.why, now_ns)
+            case ModelServed() | ModelRemoved():
+                return self._change_models(event)
             case Woke():
                 self._planner.on_woke(now_ns)
                 return []
+
+    def _change_models(self, event: ModelServed | ModelRemoved) -> list[Action]:
+        if isinstance(event, ModelRemoved):
+            return self._components.remove(event.pipeline)
+        actions = self._components.serve(parse_table(json.loads(event.costs)))
+        self.tracker.unpark()
+        return actions
 
     def _on_device_lost(self, device_id: int, why: str, now_ns: int) -> list[Action]:
         """Works that only this device had are lost; works with survivors end by `Broken`, when these have reported."""

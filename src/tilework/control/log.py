@@ -17,14 +17,15 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Action
-from tilework.core.events import Event
+from tilework.core.events import Event, ModelServed
 from tilework.core.graph.stage import Stage
 from tilework.core.lora import UsedLora
 from tilework.cost.table import CostTable
 from tilework.cost.table_file import parse_table, table_json
+from tilework.policy.registry import check_live
 
 FORMAT = 8
-"""Before format 8 requests used no LoRAs.
+"""Before format 8 requests used no LoRAs, and loads did not say what a host forgets.
 Before format 7 decodes were not shared, and hosts kept no copies.
 Before format 6 devices had no components.
 Before format 5 a work named its stage by pipeline and name, and had no positions.
@@ -110,9 +111,10 @@ def replay(lines: Iterable[str]) -> tuple[int, Difference | None]:
 
     Raises:
         BadLog: a line cannot be read.
-        UnknownPolicy: the log's policy does not exist in this version.
+        UnknownPolicy: the log's policy does not exist in this version, or needs to know the requests that will come.
     """
     header, entries = read_log(lines)
+    check_live(header.config.policy)
     controller = Controller(header.config, header.table)
     count = 0
     for entry in entries:
@@ -130,8 +132,13 @@ class _Stages:
     """The stages of a log's pipelines, by what a line calls them: "flux/encode", or "flux/encode[anime=0.8]"."""
 
     def __init__(self, table: CostTable) -> None:
+        self._by_text: dict[str, Stage] = {}
+        self.add(table)
+
+    def add(self, table: CostTable) -> None:
+        """Add the stages of a table's pipelines."""
         pipelines = {row.pipeline for row in table.rows}
-        self._by_text = {str(stage): stage for one in pipelines for stage in table.graph(one).stages}
+        self._by_text |= {str(stage): stage for one in pipelines for stage in table.graph(one).stages}
 
     def __getitem__(self, text: str) -> Stage:
         """Raises KeyError, ValueError."""
@@ -145,10 +152,13 @@ class _Stages:
 def _entry(text: str, line: int, stages: _Stages) -> Entry:
     document = _load(text, line)
     try:
+        event = _from_plain(document["event"], _EVENTS[document["event"]["is"]], stages)
+        if isinstance(event, ModelServed):
+            stages.add(parse_table(json.loads(event.costs)))
         return Entry(
             line=line,
             now_ns=_from_plain(document["t"], int, stages),
-            event=_from_plain(document["event"], _EVENTS[document["event"]["is"]], stages),
+            event=event,
             actions=tuple(_from_plain(action, _ACTIONS[action["is"]], stages) for action in document["actions"]),
             text=text.rstrip("\n"),
         )

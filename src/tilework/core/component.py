@@ -34,6 +34,19 @@ class Component:
     num_bytes: int
 
 
+class DropOrder(NamedTuple):
+    """Which components go first where others need their room: `device` on devices, `host` in the memory of a host.
+
+    All others go after these, the least recently used first.
+    """
+
+    device: tuple[Component, ...] = ()
+    host: tuple[Component, ...] = ()
+
+
+LEAST_RECENTLY_USED = DropOrder()
+
+
 class Change(NamedTuple):
     """What a device must do before a work: drop and load components; and its memory after that."""
 
@@ -57,6 +70,10 @@ class Memory:
         """The memory that no component takes; None if there is no limit."""
         return None if self.total_bytes is None else self.total_bytes - num_bytes(self.components)
 
+    def without(self, dropped: Collection[Component]) -> Memory:
+        """The memory when these are dropped."""
+        return Memory(self.total_bytes, tuple(one for one in self.components if one not in dropped))
+
     def has(self, wanted: Collection[Component]) -> bool:
         """Whether all of these are there."""
         return all(component in self.components for component in wanted)
@@ -65,29 +82,35 @@ class Memory:
         """Whether there is memory for all of these at once, if nothing else were there."""
         return self.total_bytes is None or num_bytes(set(wanted)) <= self.total_bytes
 
-    def used(self, wanted: Sequence[Component]) -> Change:
+    def used(self, wanted: Sequence[Component], first: Sequence[Component] = ()) -> Change:
         """What must be done so that a work can use these components; they are the most recently used then.
 
-        Of the others, the least recently used are dropped, as many as there must be. `wanted` must fit (`can_hold`).
+        Of the others as many are dropped as there must be: those of `first`, in this order, and then the least recently
+        used. `wanted` must fit (`can_hold`).
         """
         loads = tuple(dict.fromkeys(one for one in wanted if one not in self.components))
         others = [one for one in self.components if one not in wanted]
         drops: list[Component] = []
         if self.total_bytes is not None:
             excess = num_bytes(loads) + num_bytes(self.components) - self.total_bytes
+            named = [one for one in dict.fromkeys(first) if one in others] if excess > 0 else []
             while excess > 0:
                 assert others, f"{num_bytes(set(wanted))} bytes of components do not fit into {self.total_bytes}"
-                drops.append(others.pop(0))
+                drops.append(named.pop(0) if named else others[0])
+                others.remove(drops[-1])
                 excess -= drops[-1].num_bytes
         memory = Memory(self.total_bytes, (*others, *dict.fromkeys(wanted)))
         return Change(tuple(drops), loads, memory)
 
-    def with_read(self, components: Iterable[Component]) -> Memory:
-        """The memory of a host after these were read: each is the most recently used then, unless it can never fit."""
+    def with_read(self, components: Iterable[Component], first: Sequence[Component] = ()) -> Memory:
+        """The memory of a host after these were read: each is the most recently used then, unless it can never fit.
+
+        Others are dropped for it as in `used`.
+        """
         memory = self
         for component in components:
             if memory.can_hold((component,)):
-                memory = memory.used((component,)).memory
+                memory = memory.used((component,), first).memory
         return memory
 
 

@@ -154,6 +154,23 @@ class DeviceLost:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelServed:
+    """Requests for a pipeline are served from now on, or may use other LoRAs.
+
+    `costs` is a cost table of this pipeline alone, as its file has it (docs/formats.md).
+    """
+
+    costs: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRemoved:
+    """No request for this pipeline is open, and none will come."""
+
+    pipeline: str
+
+
+@dataclass(frozen=True, slots=True)
 class Woke:
     """A time that `WakeAt` asked for has been reached."""
 
@@ -171,5 +188,7 @@ Event = (
     | DeviceJoined
     | ComponentsLoaded
     | DeviceLost
+    | ModelServed
+    | ModelRemoved
     | Woke
 )

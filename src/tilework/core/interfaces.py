@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from tilework.core.component import Component, LoadSource, Memory
 from tilework.core.graph.graph import Graph
@@ -191,6 +191,9 @@ class ClusterView(Protocol):
         From the quickest sources that have them now. 0 if it lacks none.
         """
 
+    def kept_by_host(self, node: int) -> Sequence[Component]:
+        """What the host of a node has in memory of what its devices have read, the least recently used first."""
+
     def waiting(self) -> Iterable[JobView]:
         """Jobs without a committed work whose next stage runs on an accelerator, by (urgency_ns, job_id)."""
 
@@ -292,6 +295,14 @@ class Policy(Protocol):
         """The remaining work of a request as the policy expects to run it. Raises UnknownCost."""
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan: ...
+
+
+@runtime_checkable
+class NeedsFuture(Protocol):
+    """A policy that decides by requests that have not come yet: a yardstick, which only a simulation can run."""
+
+    def foresee(self, requests: Sequence[Request]) -> None:
+        """Learn all requests that will come, before the first does."""
 
 
 @dataclass(frozen=True, slots=True)

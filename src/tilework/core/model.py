@@ -46,6 +46,16 @@ class ModelSource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NewModel:
+    """A model that is to be served beside others: see `ModelSource`. Without a `dtype` it has that of the first."""
+
+    path: str
+    name: str = ""
+    dtype: str | None = None
+    loras: tuple[LoraSource, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedSource:
     """A simulated device: a worker that sleeps for the time that `rows` predict, and returns pictures of one colour.
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from tilework.core.component import Component
 from tilework.core.cost_row import Batch, CostRow
 from tilework.core.lora import Lora, UsedLora
-from tilework.core.model import ArgumentValue, ModelInfo
+from tilework.core.model import ArgumentValue, LoraSource, ModelInfo, ModelSource
 from tilework.core.request import Shape
 from tilework.core.work import Group
 
@@ -77,7 +77,8 @@ class Site:
 
     `rendezvous` is empty where no groups are formed. With `loads_on_demand` a worker has no weights on its device until
     a command loads them; otherwise it has those of all its models from the start. One that `replaces` a lost worker
-    serves what it can of its models.
+    serves what it can of its models. With a `skeleton` it serves nothing: it reads its one model, leaves the skeleton
+    in this file and waits for its end.
     """
 
     device_id: int
@@ -85,6 +86,7 @@ class Site:
     rendezvous: str = ""
     loads_on_demand: bool = False
     replaces: bool = False
+    skeleton: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,10 +205,14 @@ class Calibrate:
 
 @dataclass(frozen=True, slots=True)
 class LoadWeights:
-    """Bring components, by digest, to the device. Answered by `WeightsLoaded`; a worker that cannot do it ends."""
+    """Bring components, by digest, to the device. Answered by `WeightsLoaded`; a worker that cannot do it ends.
+
+    Where the host has no room to keep what is read, it forgets `forgets` first, in this order.
+    """
 
     load_id: int
     components: tuple[str, ...]
+    forgets: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,9 +223,42 @@ class DropWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class AddModel:
+    """Serve another model, from its skeleton in a file; answered by `ModelAdded`. For workers that load on demand."""
+
+    source: ModelSource
+    skeleton: str
+
+
+@dataclass(frozen=True, slots=True)
+class AddLora:
+    """Let requests for a model use another LoRA; answered by `LoraAdded`."""
+
+    model: str
+    source: LoraSource
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveModel:
+    """Serve a model no more."""
+
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveLora:
+    """Let requests for a model use this LoRA no more."""
+
+    model: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Quit:
     pass
 
+
+ModelChange = AddModel | AddLora | RemoveModel | RemoveLora
 
 Command = (
     Execute
@@ -232,6 +271,7 @@ Command = (
     | Calibrate
     | LoadWeights
     | DropWeights
+    | ModelChange
     | Quit
 )
 
@@ -269,6 +309,22 @@ class WeightsLoaded:
 
     load_id: int
     run_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelAdded:
+    """The answer to `AddModel`; `error` says why the model cannot be served."""
+
+    model: str
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LoraAdded:
+    """The answer to `AddLora`: the LoRA, or why it cannot be used."""
+
+    lora: Lora | None
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,4 +404,4 @@ class Failed:
     by_model: bool = False
 
 
-Report = Loaded | LoadFailed | WeightsLoaded | Calibrated | Progress | Preview | Ended | Failed
+Report = Loaded | LoadFailed | WeightsLoaded | ModelAdded | LoraAdded | Calibrated | Progress | Preview | Ended | Failed

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+from tilework.core.component import LEAST_RECENTLY_USED, DropOrder
 from tilework.core.graph.stage import Stage
 
 Group = tuple[int, ...]
@@ -18,7 +19,8 @@ class Start:
     `num_steps` is 1 for stages without steps. On a busy device it is queued after the device's works, so that the
     device does not idle between them. A work of a batchable stage may have several jobs, the *members*, which share
     forward passes on one device; each does `num_steps` steps, from its own position. `why` is the reason in words, for
-    the decision log and for the client of the job. It names no other job, which may be another tenant's.
+    the decision log and for the client of the job. It names no other job, which may be another tenant's. `drop_order`
+    says what its devices drop first for what they load, and what their host forgets first for what it reads.
     """
 
     stage: Stage
@@ -26,6 +28,7 @@ class Start:
     devices: Group
     num_steps: int
     why: str
+    drop_order: DropOrder = LEAST_RECENTLY_USED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,28 +41,37 @@ def load(source: ModelSource, place: Place | None = None) -> Family:
     Raises:
         ModelError: one of its subclasses, each for one thing that can be wrong.
     """
-    dtype, device = _dtype(source), _device(source)
+    return family_of(source, load_stock(source, place))
+
+
+def family_of(source: ModelSource, pipeline: Any) -> Family:
+    """The family of a model around its stock pipeline, as `load_stock` gives it.
+
+    Raises:
+        ModelError: as `load`.
+    """
     index = read_model_index(source.path, source.adapter)
     named = _named(index.adapter)
     adapter = _named(STOCK) if _is_pipeline(named) else named
     overrides = {} if index.directory is None else read_overrides(index.directory)
     if source.name:
         overrides = {**overrides, "name": source.name}
-    pipeline = _stock(index, dtype, device, place)
     name = source.path if index.directory is None else index.directory.resolve().name
     with _explained(index.path):
         family: Family = adapter(pipeline, name, overrides, library_versions())
     return family
 
 
-def load_stock(source: ModelSource) -> Any:
+def load_stock(source: ModelSource, place: Place | None = None) -> Any:
     """The diffusers pipeline of a model on its device, with the very weights that `load` draws with.
 
     Raises:
         ModelError: as `load`.
     """
     dtype, device = _dtype(source), _device(source)
-    return _stock(read_model_index(source.path, source.adapter), dtype, device)
+    index = read_model_index(source.path, source.adapter)
+    _named(index.adapter)  # A mistake in it is named before anything is read.
+    return _stock(index, dtype, device, place)
 
 
 def quiet() -> None:

@@ -10,7 +10,7 @@ from functools import cache
 from typing import TypeVar
 
 import tilework.policy
-from tilework.core.interfaces import Policy
+from tilework.core.interfaces import NeedsFuture, Policy
 
 DEFAULT_POLICY = "tilework"
 
@@ -59,3 +59,12 @@ def make_policy(name: str) -> Policy:
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise UnknownPolicy(f"policy {name!r} does not exist; {hint}choose one of {', '.join(policy_names())}")
     return _REGISTRY[name]()
+
+
+def check_live(name: str) -> None:
+    """Raises UnknownPolicy if no policy has this name, or if it needs to know the requests that will come."""
+    if isinstance(make_policy(name), NeedsFuture):
+        raise UnknownPolicy(
+            f"policy {name!r} decides by the requests that will come, so that only a simulation can run it "
+            f"(tilework compare); choose another, such as {DEFAULT_POLICY}"
+        )

@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TextIO
 
 import tilework
@@ -20,15 +19,18 @@ from tilework.core.actions import Reject
 from tilework.core.checkpoint import Checkpoint, CheckpointKeeper
 from tilework.core.events import Cancelled, DeviceJoined, Restored, Submitted
 from tilework.core.graph.stage import DeviceKind
-from tilework.core.lora import Lora
 from tilework.core.model import ModelInfo
-from tilework.core.request import DEFAULT_TERMS, Status, Terms
-from tilework.core.wire import LoadedModel, Report, Spec
-from tilework.cost.table import CostTable, merged
+from tilework.core.request import DEFAULT_TERMS, RefusalCode, Status, Terms
+from tilework.core.time import NS_PER_S
+from tilework.core.wire import DropWeights, Report, Spec
+from tilework.cost.table import CostTable
+from tilework.policy.registry import check_live
 from tilework.runtime.control_loop import ControlLoop, Incoming
-from tilework.runtime.costs import CostCache, ModelMeasurer, calibration_shapes, lora_slowdown, start_costs
-from tilework.runtime.executor import Executor, WorkerStartFailed
+from tilework.runtime.executor import Executor
 from tilework.runtime.log_file import LogFile
+from tilework.runtime.models.catalog import Catalog
+from tilework.runtime.models.costs import CostCache
+from tilework.runtime.models.measuring import Measuring, name_refused, with_weights
 from tilework.runtime.observer import Observer, Usage
 from tilework.runtime.request_table import RequestTable
 from tilework.runtime.ticket import Ticket, Wanted
@@ -72,6 +74,8 @@ class Engine:
 
     models: Mapping[str, ModelInfo]
     """What it serves, by name; a request that names none gets the first."""
+    catalog: Catalog
+    """How that is changed."""
 
     def __init__(
         self,
@@ -113,12 +117,16 @@ class Engine:
 
     async def start(self) -> None:
         """Load the models on every device and measure them. Raises WorkerStartFailed, UnknownPolicy."""
+        check_live(self._config.controller.policy)
         self.on_loading(0)
         loaded = await self._executor.start(self)
-        self.models = {one.info.name: one.info for one in loaded}
-        _name_refused(loaded)
-        table = self._config.table or await self._measured(loaded)
-        table = _with_weights(table, loaded, on_demand=self._executor.weights_bytes is not None)
+        self.models = infos = {one.info.name: one.info for one in loaded}
+        name_refused(loaded)
+        measuring = Measuring(
+            executor=self._executor, cache=self._config.cache, exact=self._config.exact, show=self._show
+        )
+        table = self._config.table or await measuring.table(loaded)
+        table = with_weights(table, loaded, on_demand=self._executor.weights_bytes is not None)
         self._controller = Controller(self._config.controller, table)
         self._log.write(header_line(tilework.__version__, self._config.controller, table))
         self._control = ControlLoop(self._controller, self._requests, self._log, self._observer, self.now_ns)
@@ -133,47 +141,24 @@ class Engine:
             handle=self._control.handle,
         )
         self._control.attach(self._dispatcher, holds_states=self._keeper is not None)
+        self.catalog = Catalog(
+            infos=infos,
+            usual=replace(self._executor.usual_source, adapter=None),
+            loaded=list(loaded),
+            executor=self._executor,
+            controller=self._controller,
+            measuring=measuring,
+            handle=self._control.handle,
+            requests=lambda: [entry.ticket.request for entry in self._requests],
+            leave=self._leave,
+            join=self._join,
+        )
         self._started = True
         for device_id in range(self._executor.num_devices + self._executor.num_slots):
             self.on_joined(device_id)
 
-    async def _measured(self, loaded: Sequence[LoadedModel]) -> CostTable:
-        """The costs of all models, one after another. Raises WorkerStartFailed."""
-        tables = []
-        for one in loaded:
-            info = one.info
-            table = await start_costs(
-                ModelMeasurer(self._executor, info.name),
-                info,
-                self._degrees(info),
-                self._config.cache,
-                partial(self._on_measuring, info.name if len(loaded) > 1 else ""),
-                with_batches=not self._config.exact,
-            )
-            if table is None:
-                await self._executor.stop()
-                sizes = ", ".join(map(str, calibration_shapes(info)))
-                raise WorkerStartFailed(f"{info.name} ran at none of {sizes}; the workers' messages say why")
-            tables.append(replace(table, loras={info.name: await self._measured_loras(one)}) if one.loras else table)
-        speeds = await self._executor.end_calibration()
-        return replace(merged(tables), load_bytes_per_s=speeds)
-
-    async def _measured_loras(self, model: LoadedModel) -> Mapping[str, Lora]:
-        """The LoRAs of a model. How much longer steps take is measured with the largest one."""
-        name = max(model.loras, key=lambda one: (_num_bytes(model.loras[one]), one))
-        total, limit = sum(one.num_bytes for one in set(model.components.values())), self._executor.weights_bytes
-        if limit is not None and total + _num_bytes(model.loras[name]) > limit:
-            return model.loras  # They do not fit in together, so no request will use it.
-        self._show(f"{model.info.name}: measuring what a LoRA costs")
-        slowdown = await lora_slowdown(ModelMeasurer(self._executor, model.info.name), model.info, name)
-        return {one: replace(lora, slowdown=slowdown) for one, lora in model.loras.items()}
-
     def on_loading(self, num_ready: int) -> None:
         self._show(f"loading the models, {num_ready} of {self._executor.num_devices} workers ready")
-
-    def _on_measuring(self, model: str, num_done: int, num_all: int) -> None:
-        what = f"measuring what steps cost here, {num_done} of {num_all}" if num_all else "warming up the workers"
-        self._show(f"{model}: {what}" if model else what)
 
     def _show(self, starting: str) -> None:
         self._starting = starting
@@ -181,11 +166,6 @@ class Engine:
 
     def _log_lost(self) -> None:
         self._observer.on_log_lost()
-
-    def _degrees(self, info: ModelInfo) -> tuple[int, ...]:
-        """Powers of two, as policies use them; 1 if all requests are exact."""
-        most = 1 if self._config.exact else min(info.max_degree, self._executor.num_devices)
-        return tuple(1 << power for power in range(most.bit_length()))
 
     async def stop(self) -> None:
         """End every request that is still open as cancelled, then the workers.
@@ -264,6 +244,9 @@ class Engine:
         Without a model it is the first. Uids must be new; `deadline_ns` is on the engine's clock.
         """
         arrival_ns, info = self.now_ns(), self._model(model)
+        if self.catalog.is_measuring:
+            reason = "a new model is measured, which takes some seconds; send it again then"
+            return Reject(next(iter(specs)), reason, None, RefusalCode.QUEUE, 5 * NS_PER_S)
         incoming: list[Incoming] = []
         for uid, spec in specs.items():
             assert self._requests.job_id(uid) is None, f"two requests have the uid {uid}"
@@ -316,6 +299,20 @@ class Engine:
         job_id = self._requests.job_id(uid)
         return None if job_id is None else self._controller.eta_ns(job_id, self.now_ns())
 
+    def _leave(self) -> None:
+        """Take all accelerators from the controller, without weights."""
+        digests = tuple(component.digest for component in self._controller.costs.all_components)
+        for device_id in sorted(self._dispatcher.up):
+            if device_id < self._executor.num_devices:
+                self._dispatcher.lose(device_id, "a model is measured")
+                self._executor.send(device_id, DropWeights(digests))
+
+    def _join(self) -> None:
+        """Give those that are up back to the controller."""
+        for device_id in range(self._executor.num_devices):
+            if device_id not in self._dispatcher.up and self._executor.pid(device_id) is not None:
+                self.on_joined(device_id)
+
     # For the executor.
 
     def on_joined(self, device_id: int) -> None:
@@ -341,32 +338,3 @@ class Engine:
     def on_report(self, device_id: int, report: Report) -> None:
         if not self._stopped:
             self._dispatcher.report(device_id, report)
-
-
-def _with_weights(table: CostTable, loaded: Sequence[LoadedModel], *, on_demand: bool) -> CostTable:
-    """The table with what the models say of weights: all of them if they are loaded on demand, else which LoRAs."""
-    if not on_demand and not any(one.loras for one in loaded):
-        return table
-    loras = {one.info.name: table.loras.get(one.info.name) or one.loras for one in loaded if one.loras}
-    if not on_demand:
-        loras = {
-            model: {name: replace(one, component=None) for name, one in named.items()} for model, named in loras.items()
-        }
-    return replace(
-        table,
-        graphs={one.info.name: one.info.graph for one in loaded},  # Their stages name the components.
-        components={one.info.name: one.components for one in loaded} if on_demand else {},
-        loras=loras,
-    )
-
-
-def _name_refused(loaded: Sequence[LoadedModel]) -> None:
-    """Warn of LoRAs that requests for no model may use; one that fits another model is no mistake."""
-    usable = {name for one in loaded for name in one.loras}
-    refused = {name: reason for one in loaded for name, reason in one.refused.items() if name not in usable}
-    for name, reason in refused.items():
-        _log.warning("no request can use the LoRA %s: %s", name, reason)
-
-
-def _num_bytes(lora: Lora) -> int:
-    return 0 if lora.component is None else lora.component.num_bytes

@@ -7,7 +7,8 @@ from typing import Protocol
 
 from tilework.core.component import LoadSource
 from tilework.core.cost_row import Batch, CostRow
-from tilework.core.lora import UsedLora
+from tilework.core.lora import Lora, UsedLora
+from tilework.core.model import LoraSource, ModelSource
 from tilework.core.wire import GroupRef, LoadedModel, Report, StateBlob
 from tilework.core.work import Group
 from tilework.cost.profile import ProfileKey
@@ -16,6 +17,10 @@ from tilework.runtime.worker_process import Outgoing
 
 class WorkerStartFailed(RuntimeError):
     """No worker could be started; the message says why."""
+
+
+class ModelRefused(Exception):
+    """A model or LoRA cannot be served; the message says why."""
 
 
 class Listener(Protocol):
@@ -67,6 +72,25 @@ class Executor(Protocol):
 
     async def end_calibration(self) -> Mapping[LoadSource, float]:
         """Drop all weights that were loaded to measure; the speeds at which sources gave them, in bytes per second."""
+
+    @property
+    def usual_source(self) -> ModelSource:
+        """How a model runs here: the source of the first; one without a model if all are simulated."""
+
+    async def read_model(self, source: ModelSource) -> LoadedModel:
+        """Read a model that no device serves yet, beside what they do. Raises ModelRefused."""
+
+    async def add_model(self, source: ModelSource) -> None:
+        """Let all devices serve a model that was read; the source has its name. Raises ModelRefused."""
+
+    async def add_lora(self, model: str, lora: LoraSource) -> Lora:
+        """Let requests for a model use another LoRA, on all devices. Raises ModelRefused."""
+
+    def remove_model(self, model: str) -> None:
+        """Let no device serve a model any more."""
+
+    def remove_lora(self, model: str, name: str) -> None:
+        """Let requests for a model use a LoRA no more."""
 
     def pid(self, device_id: int) -> int | None:
         """Process id of a device's worker; None while there is none."""

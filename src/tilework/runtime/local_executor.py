@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,8 +14,8 @@ from typing import Any
 from tilework.comm.rendezvous import Rendezvous
 from tilework.core.component import LoadSource
 from tilework.core.cost_row import Batch, CostRow
-from tilework.core.lora import UsedLora
-from tilework.core.model import ModelSource, Source
+from tilework.core.lora import Lora, UsedLora
+from tilework.core.model import LoraSource, ModelSource, Source
 from tilework.core.wire import (
     BreakGroup,
     Calibrate,
@@ -27,6 +27,10 @@ from tilework.core.wire import (
     Loaded,
     LoadedModel,
     LoadFailed,
+    LoraAdded,
+    ModelAdded,
+    RemoveLora,
+    RemoveModel,
     Report,
     Site,
     StateBlob,
@@ -34,10 +38,11 @@ from tilework.core.wire import (
 )
 from tilework.core.work import Group
 from tilework.cost.profile import ProfileKey
-from tilework.runtime.calibration_weights import CalibrationWeights
-from tilework.runtime.costs import profile_key
 from tilework.runtime.executor import Listener, WorkerStartFailed
 from tilework.runtime.groups import GroupTable
+from tilework.runtime.models.calibration_weights import CalibrationWeights
+from tilework.runtime.models.changes import ModelChanges
+from tilework.runtime.models.costs import profile_key
 from tilework.runtime.state_blobs import StateBlobDirectory
 from tilework.runtime.worker_process import Outgoing, WorkerProcess
 
@@ -82,6 +87,7 @@ class LocalExecutor:
         self._up: set[int] = set()
         self._loaded: dict[int, asyncio.Future[Loaded]] = {}
         self._calibrated: dict[int, asyncio.Future[tuple[CostRow, ...]]] = {}
+        self._started_with: dict[int, tuple[Source, ...]] = {}
         self._groups = GroupTable()
         self._resources = ExitStack()
         self._stopping = False
@@ -111,6 +117,13 @@ class LocalExecutor:
         self._loop = asyncio.get_running_loop()
         self._listener = listener
         self._blobs = self._resources.enter_context(closing(StateBlobDirectory(owner=self._config.owner)))
+        self._changes = ModelChanges(
+            directory=self._blobs.path,
+            timeout_s=self._config.start_timeout_s,
+            grace_s=self._config.stop_grace_s,
+            up=lambda: sorted(self._up),
+            send=self.send,
+        )
         self._rendezvous = self._resources.enter_context(closing(Rendezvous(self._blobs.path)))
         timeout_s = self._config.start_timeout_s
         try:
@@ -134,6 +147,7 @@ class LocalExecutor:
             replace(source, name=one.info.name) if isinstance(source, ModelSource) else source
             for one, source in zip(first.models, self._sources, strict=True)
         )
+        self._hardware = first.hardware
         self._measuring.add(first)
         self._form_node_group()
         return first.models
@@ -167,6 +181,40 @@ class LocalExecutor:
             for device_id in self._accelerators_up():
                 self.send(device_id, command)
         return self._measuring.speeds()
+
+    @property
+    def usual_source(self) -> ModelSource:
+        first = self._sources[0]
+        return first if isinstance(first, ModelSource) else ModelSource(path="")
+
+    async def read_model(self, source: ModelSource) -> LoadedModel:
+        model = await self._changes.read(source)
+        self._keys[model.info.name] = profile_key(source, self._config.num_workers, self._hardware, model)
+        self._measuring.know(model)
+        return model
+
+    async def add_model(self, source: ModelSource) -> None:
+        await self._changes.add(source)
+        self._sources = (*self._sources, source)
+
+    async def add_lora(self, model: str, lora: LoraSource) -> Lora:
+        added = await self._changes.add_lora(model, lora)
+        self._change(model, lambda one: replace(one, loras=(*one.loras, lora)))
+        return added
+
+    def remove_model(self, model: str) -> None:
+        self._changes.tell(RemoveModel(model))
+        self._sources = tuple(one for one in self._sources if not isinstance(one, ModelSource) or one.name != model)
+
+    def remove_lora(self, model: str, name: str) -> None:
+        self._changes.tell(RemoveLora(model, name))
+        self._change(model, lambda one: replace(one, loras=tuple(lora for lora in one.loras if lora.name != name)))
+
+    def _change(self, model: str, change: Callable[[ModelSource], ModelSource]) -> None:
+        """Change what workers are started with for a model."""
+        self._sources = tuple(
+            change(one) if isinstance(one, ModelSource) and one.name == model else one for one in self._sources
+        )
 
     def send(self, device_id: int, outgoing: Outgoing) -> None:
         """Send a command. Nothing is sent to a lost device: its works have been revoked, or are about to be."""
@@ -221,6 +269,7 @@ class LocalExecutor:
     def _spawn(self, device_id: int) -> WorkerProcess:
         """Start a process. Its first message is Loaded or LoadFailed."""
         is_slot = device_id >= self.num_devices
+        self._started_with[device_id] = self._sources
         sources = [replace(one, device="cpu") if is_slot else one for one in self._sources]
         site = Site(
             device_id=device_id,
@@ -242,6 +291,8 @@ class LocalExecutor:
                 self._workers[device_id].set_exit_reason(reason)
             case WeightsLoaded(load_id=0):
                 self._measuring.loaded(report)
+            case ModelAdded() | LoraAdded():
+                self._changes.answered(device_id, report)
             case Calibrated(rows):
                 if not self._calibrated[device_id].done():  # It is done if the caller was cancelled.
                     self._calibrated[device_id].set_result(rows)
@@ -255,7 +306,9 @@ class LocalExecutor:
     def _on_loaded(self, device_id: int, loaded: Loaded) -> None:
         self._failed_starts[device_id] = 0
         self._up.add(device_id)
-        if self._loaded[device_id].done():
+        if self._started_with[device_id] != self._sources and self._loaded[device_id].done():
+            self.kill(device_id, "the models have changed while it was started")
+        elif self._loaded[device_id].done():
             self._form_node_group()
             self._listener.on_joined(device_id)
         else:
@@ -280,6 +333,7 @@ class LocalExecutor:
         self._blobs.sweep(device_id, self._workers.pop(device_id).pid)
         self._fail_waiting(WorkerStartFailed(f"worker {device_id} ended before it could serve: {reason}"))
         self._up.discard(device_id)
+        self._changes.lost(device_id)
         for ref in self._groups.forget_device(device_id):
             self._break(ref)
         self._form_node_group()

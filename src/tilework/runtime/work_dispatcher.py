@@ -163,7 +163,7 @@ class WorkDispatcher:
                 return self._import(message)
             case LoadComponents():
                 self._loads[message.load_id] = message
-                return LoadWeights(message.load_id, message.components)
+                return LoadWeights(message.load_id, message.components, message.forgets)
             case DropComponents():
                 return DropWeights(message.components)
             case _:
@@ -203,8 +203,10 @@ class WorkDispatcher:
                     self.memory_bytes[device_id] = report.memory_bytes
                 self._apply(self._core.on_report(device_id, report))
             case WeightsLoaded(load_id, run_ns):
-                self._recorder.loaded(self._loads.pop(load_id), run_ns)
-                self._handle(ComponentsLoaded(load_id, device_id, run_ns))
+                load = self._loads.pop(load_id, None)
+                if load is not None:  # Else the device was taken from the controller meanwhile.
+                    self._recorder.loaded(load, run_ns)
+                    self._handle(ComponentsLoaded(load_id, device_id, run_ns))
             case _:
                 raise AssertionError(f"unexpected report {report!r}")
 

@@ -31,6 +31,7 @@ class ServerConfig(BaseSettings):
     """Limits and addresses of the HTTP server. Made directly, it reads no environment: see `load_config`.
 
     `port` 0 takes a free one. `api_key` is one key or several, separated by commas; None leaves the server open.
+    With `admin_key`, one or several, a client of the default tenant may change what is served.
     `public_url` replaces scheme and host in the URLs of results, for servers behind a proxy. `tenants` is the path of a
     TOML file (see `server.tenants`), `models` that of another (see `server.models_file`). `max_jobs` is how many images
     of all tenants may wait or run at a time, and `max_backlog_s` how long the devices may need for them when another
@@ -53,6 +54,7 @@ class ServerConfig(BaseSettings):
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)
     api_key: str | None = Field(None, repr=False)
+    admin_key: str | None = Field(None, repr=False)
     tenants: str | None = None
     models: str | None = None
     durable: str | None = None
@@ -87,7 +89,11 @@ class ServerConfig(BaseSettings):
 
     @property
     def api_keys(self) -> tuple[bytes, ...]:
-        return tuple(key.strip().encode() for key in (self.api_key or "").split(",") if key.strip())
+        return _keys(self.api_key)
+
+    @property
+    def admin_keys(self) -> tuple[bytes, ...]:
+        return _keys(self.admin_key)
 
     @classmethod
     def settings_customise_sources(
@@ -100,7 +106,7 @@ class ServerConfig(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return (init_settings,)
 
-    @field_validator("api_key", "tenants", "models", "durable", "public_url", mode="before")
+    @field_validator("api_key", "admin_key", "tenants", "models", "durable", "public_url", mode="before")
     @classmethod
     def _empty_is_unset(cls, value: object) -> object:
         return None if value == "" else value
@@ -120,13 +126,17 @@ class ServerConfig(BaseSettings):
             raise ValueError("give a base URL such as https://images.example.org")
         return url
 
-    @field_validator("api_key")
+    @field_validator("api_key", "admin_key")
     @classmethod
     def _check_keys(cls, api_key: str | None) -> str | None:
         """Refuse a list without a key: it would open the server to everything, which cannot be meant."""
         if api_key is not None and not any(key.strip() for key in api_key.split(",")):
             raise ValueError("it holds no key: give keys separated by commas, or unset it")
         return api_key
+
+
+def _keys(text: str | None) -> tuple[bytes, ...]:
+    return tuple(key.strip().encode() for key in (text or "").split(",") if key.strip())
 
 
 class _FromEnvironment(ServerConfig):
@@ -175,7 +185,7 @@ def _check_known(name: str, known: Collection[str], candidates: list[str]) -> No
 
 def _wrong_value(name: str, error: Any, shown: str) -> str:
     """What is wrong with a setting; `shown` is its name as it was given."""
-    value = "" if name == "api_key" else f" = {error['input']!r}"
+    value = "" if name in ("api_key", "admin_key") else f" = {error['input']!r}"
     if error["type"] == "value_error":
         return f"{shown}{value} cannot be used; {error['ctx']['error']}."
     return f"{shown}{value} cannot be used; give {_wanted(name)}."

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from tilework.core.actions import Reject
 from tilework.core.checkpoint import Checkpoint
-from tilework.core.model import ModelInfo
+from tilework.core.model import LoraSource, ModelInfo, NewModel
 from tilework.core.request import DEFAULT_TERMS, Terms
 from tilework.core.wire import Spec
 from tilework.runtime.observer import Observer, Usage
@@ -27,12 +27,32 @@ class Health(Protocol):
     def draining(self) -> bool: ...
 
 
+class Catalog(Protocol):
+    """How what is served changes. Each raises `ModelRefused`."""
+
+    async def add(self, new: NewModel, *, measure: bool) -> ModelInfo:
+        """Serve another model; its costs may be measured if they are not known."""
+
+    async def remove(self, name: str) -> None:
+        """Serve a model no more; waits for its open requests."""
+
+    async def add_lora(self, model: str, source: LoraSource) -> None:
+        """Let requests for a model use another LoRA."""
+
+    async def remove_lora(self, model: str, name: str) -> None:
+        """Let requests for a model use a LoRA no more; waits for those that do."""
+
+
 class Engine(Protocol):
     """Every method runs on the event loop; `submit` and `cancel` answer at once."""
 
     @property
     def models(self) -> Mapping[str, ModelInfo]:
         """The served models by name, that of requests that name none first; known once the engine has started."""
+
+    @property
+    def catalog(self) -> Catalog:
+        """Known once the engine has started."""
 
     def devices_with(self, model: str) -> tuple[int, ...]:
         """The devices that have all weights of a model."""

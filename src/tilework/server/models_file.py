@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from tilework.server.config import ConfigError
 from tilework.server.toml_file import KEY, place, read_toml
 
-_Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_./-]{1,128}$")]
+MODEL_NAME = r"^[A-Za-z0-9_./-]{1,128}$"
+_Name = Annotated[str, Field(pattern=MODEL_NAME)]
 _WANTED = {
     "path": 'a diffusers directory or a hub id, path = "./sdxl"',
     "aliases": 'a list of other names, aliases = ["sd-xl"], of letters, digits and _ . / -',

@@ -22,7 +22,8 @@ MAX_OPEN = 1_000_000
 class Tenant:
     """Clients that share a name.
 
-    `classes` are those it may ask for (None: all), `max_open` is how many of its images may be open.
+    `classes` are those it may ask for (None: all), `max_open` is how many of its images may be open. One that
+    `is_admin` may change what is served.
     """
 
     name: str = DEFAULT_TENANT
@@ -30,16 +31,18 @@ class Tenant:
     classes: tuple[str, ...] | None = None
     max_open: int | None = None
     keys: tuple[bytes, ...] = field(default=(), repr=False)
+    is_admin: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenants:
     """All tenants, and the weight of each class. Without any key every call is of the default tenant.
 
-    All requests of `exact_classes` are exact.
+    `admin` is the default tenant with the keys of the scope admin. All requests of `exact_classes` are exact.
     """
 
     members: tuple[Tenant, ...] = (Tenant(),)
+    admin: Tenant | None = None
     classes: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT_CLASSES))
     exact_classes: frozenset[str] = frozenset()
 
@@ -49,10 +52,10 @@ class Tenants:
 
     def find(self, key: bytes | None) -> Tenant | None:
         """The tenant of this key. All keys are compared, each in constant time, so that the time reveals nothing."""
-        if not self.has_keys:
-            return next((tenant for tenant in self.members if tenant.name == DEFAULT_TENANT), Tenant())
         found = None
-        for tenant in self.members:
+        if not self.has_keys:
+            found = next((tenant for tenant in self.members if tenant.name == DEFAULT_TENANT), Tenant())
+        for tenant in (*self.members, *(() if self.admin is None else (self.admin,))):
             for known in tenant.keys:
                 if hmac.compare_digest(key or b"", known):
                     found = tenant
@@ -96,6 +99,7 @@ _WANTED = {
     "weight": f"a number from {LEAST_WEIGHT:g} to {LARGEST_WEIGHT:g}",
     "classes": "a list of one class or more",
     "exact": "true or false",
+    "admin": "true or false",
     "max_open": f"a whole number from 1 to {MAX_OPEN}",
 }
 
@@ -111,6 +115,7 @@ class _Tenant(_Table):
     weight: _Weight = 1.0
     classes: list[str] | None = Field(None, min_length=1)
     max_open: int | None = Field(None, ge=1, le=MAX_OPEN)
+    admin: bool = False
 
 
 class _Class(_Table):
@@ -140,7 +145,8 @@ def load_tenants(config: ServerConfig) -> Tenants:
     default = members.pop(DEFAULT_TENANT, Tenant())
     default = replace(default, keys=(*default.keys, *config.api_keys))
     exact_classes = frozenset(name for name, row in file.classes.items() if row.exact)
-    tenants = Tenants(members=(default, *members.values()), classes=classes, exact_classes=exact_classes)
+    admin = replace(default, keys=config.admin_keys, is_admin=True) if config.admin_keys else None
+    tenants = Tenants(members=(default, *members.values()), admin=admin, classes=classes, exact_classes=exact_classes)
     _check_distinct(tenants)
     _check_weights(tenants)
     return tenants
@@ -175,11 +181,15 @@ def _tenant(name: str, row: _Tenant, classes: Mapping[str, float]) -> Tenant:
         classes=None if row.classes is None else tuple(row.classes),
         max_open=row.max_open,
         keys=tuple(key.encode() for key in row.keys),
+        is_admin=row.admin,
     )
 
 
 def _check_distinct(tenants: Tenants) -> None:
     owners: dict[bytes, str] = {}
+    for key in tenants.admin.keys if tenants.admin is not None else ():
+        if any(key in tenant.keys for tenant in tenants.members):
+            raise ConfigError("a key of admin_key is one of api_key or of a tenant, too; give each its own.")
     for tenant in tenants.members:
         for key in tenant.keys:
             if owners.setdefault(key, tenant.name) != tenant.name:

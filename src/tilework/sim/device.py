@@ -60,7 +60,8 @@ class Device:
 class Hosts:
     """What the hosts of all nodes have in memory of the components that their devices have read.
 
-    Each keeps `host_bytes` (None: all) and forgets the least recently used first. It outlives its devices' processes.
+    Each keeps `host_bytes` (None: all), and forgets what a load names and then the least recently used. It outlives its
+    devices' processes.
     """
 
     def __init__(self, node_of: Callable[[int], int], host_bytes: int | None = None) -> None:
@@ -69,10 +70,15 @@ class Hosts:
         self._empty = Memory(host_bytes)
         self._memories: dict[int, Memory] = {}
 
-    def read(self, device_id: int, components: Iterable[Component]) -> None:
-        """A device has read these components, or is told to load them from its host's memory."""
+    def read(self, device_id: int, components: Iterable[Component], forgets: Sequence[str] = ()) -> None:
+        """A device has read these components, or is told to load them from its host's memory.
+
+        The host forgets `forgets` first, if it must.
+        """
         node = self._node_of(device_id)
-        self._memories[node] = self._memories.get(node, self._empty).with_read(components)
+        memory = self._memories.get(node, self._empty)
+        first = _named(forgets, memory)
+        self._memories[node] = memory.with_read(components, first)
 
     def has(self, load: LoadComponents) -> bool:
         """Whether the host of a load's device has all of its components in memory."""
@@ -85,6 +91,10 @@ class Hosts:
 
     def _of(self, load: LoadComponents) -> Sequence[Component]:
         """Those components of a load that its device's host has, in the order of the load."""
-        memory = self._memories.get(self._node_of(load.device_id), self._empty)
-        by_digest = {component.digest: component for component in memory.components}
-        return [by_digest[digest] for digest in load.components if digest in by_digest]
+        return _named(load.components, self._memories.get(self._node_of(load.device_id), self._empty))
+
+
+def _named(digests: Iterable[str], memory: Memory) -> list[Component]:
+    """Those components of a memory that have these digests, in this order."""
+    by_digest = {component.digest: component for component in memory.components} if digests else {}
+    return [by_digest[digest] for digest in digests if digest in by_digest]

@@ -229,7 +229,7 @@ class Fleet:
         if device is None or device.load is not loaded or device.hangs:
             return False
         new = tuple(one for one in components if one not in device.memory.components)
-        self._hosts.read(loaded.load.device_id, components)
+        self._hosts.read(loaded.load.device_id, components, loaded.load.forgets)
         device.load, device.memory = None, Memory(device.memory.total_bytes, (*device.memory.components, *new))
         return True
 

@@ -10,6 +10,7 @@ from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Accept, Action, Finish, Reject, WakeAt
 from tilework.core.checkpoint import Checkpoint
 from tilework.core.events import Cancelled, Event, Restored, Submitted, Woke
+from tilework.core.interfaces import NeedsFuture
 from tilework.core.request import Request, Status
 from tilework.core.time import NS_PER_S
 from tilework.cost.table import CostTable
@@ -128,10 +129,12 @@ class Simulation:
             TimeLimitExceeded: an event is due after `limit_ns`.
         """
         requests, self._observe = list(requests), observe
-        self.cluster.start()
         for request in requests:
             assert request.uid not in self._requests, f"two requests have the uid {request.uid}"
             self._requests[request.uid] = self._dated(request)
+        self._tell_future()
+        self.cluster.start()
+        for request in requests:
             self._clock.at(request.arrival_ns, partial(self._submit, request.uid))
         for at_ns, uid in cancels:
             self._clock.at(at_ns, partial(self._handle, Cancelled(uid, "the client went away")))
@@ -142,6 +145,11 @@ class Simulation:
         endings = tuple(self._endings[request.uid] for request in requests)
         runs, loads = tuple(self.cluster.runs), tuple(self.cluster.loads)
         return Trace(runs=runs, endings=endings, num_events=self._num_events, loads=loads)
+
+    def _tell_future(self) -> None:
+        """Tell a policy that needs to know which requests will come."""
+        if isinstance(policy := self.controller.policy, NeedsFuture):
+            policy.foresee(tuple(self._requests.values()))
 
     def _dated(self, request: Request) -> Request:
         """The request with the times that its receiver gives it, whose clock may be off."""
@@ -236,9 +244,9 @@ class Simulation:
 
     def _replay(self) -> None:
         """Replace the controller by one that is rebuilt from the log. Devices have continued meanwhile."""
-        controller = self._make_controller(self.controller.config, self._table)
+        self.controller = controller = self._make_controller(self.controller.config, self._table)
+        self._tell_future()
         self._log.replay(controller)
-        self.controller = controller
         self.cluster.attach(controller)
 
     def _restart(self) -> None:
@@ -249,6 +257,7 @@ class Simulation:
         open_uids = self.open
         self._log.clear()
         self.controller = self._make_controller(self.controller.config, self._table)
+        self._tell_future()
         self.cluster.restart(self.controller)
         for uid in open_uids:
             self._checkpoints[uid] = checkpoint = checkpoints.get(uid, _NO_CHECKPOINT)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -18,8 +17,7 @@ from setproctitle import setproctitle
 
 from tilework.comm.groups import Groups
 from tilework.core.component import Component
-from tilework.core.lora import Lora
-from tilework.core.model import ModelInfo, ModelSource, SimulatedSource, Source
+from tilework.core.model import ModelSource, SimulatedSource, Source
 from tilework.core.wire import (
     WEIGHTS,
     BreakGroup,
@@ -35,16 +33,15 @@ from tilework.core.wire import (
 )
 from tilework.pipelines.errors import InvalidSource
 from tilework.pipelines.family import Family
-from tilework.pipelines.identity import model_identity
 from tilework.pipelines.loading import load, load_component, quiet
-from tilework.pipelines.lora import InvalidLora
-from tilework.pipelines.model_index import location
-from tilework.pipelines.numerics import ATTENTION, pin_numerics
+from tilework.pipelines.numerics import pin_numerics
 from tilework.worker.hardware import describe_hardware
 from tilework.worker.memory import Budget
+from tilework.worker.models.describe import described
 from tilework.worker.models.loras import WorkerLoras
 from tilework.worker.models.models import Models
 from tilework.worker.models.shared_weights import SharedWeights
+from tilework.worker.models.skeleton import leave_skeleton
 from tilework.worker.models.weights import Weights
 from tilework.worker.simulated import SimulatedFamily
 from tilework.worker.state_blobs import StateBlobs
@@ -68,6 +65,10 @@ def serve(connection: Connection, sources: Sequence[Source], site: Site) -> None
     start_ns = time.monotonic_ns()
     try:
         _prepare(source, site.device_id)
+        if site.skeleton:
+            link.send(_left_skeleton(source, site, start_ns))
+            link.wait()
+            return
         models, loaded = _load(sources, site, start_ns)
         # A simulated device's memory is simulated by its family.
         budget = Budget(models.device, source.memory_bytes if isinstance(source, ModelSource) else None)
@@ -84,13 +85,21 @@ def serve(connection: Connection, sources: Sequence[Source], site: Site) -> None
             return
 
 
+def _left_skeleton(source: Source, site: Site, start_ns: int) -> Loaded:
+    """Read a model for workers that serve already."""
+    assert isinstance(source, ModelSource)
+    weights = Weights(SharedWeights(Path(site.blobs) / WEIGHTS))
+    model = leave_skeleton(source, weights, Path(site.skeleton))
+    return Loaded((model,), time.monotonic_ns() - start_ns)
+
+
 def _load(sources: Sequence[Source], site: Site, start_ns: int) -> tuple[Models, Loaded]:
     """The models, and the report about them. With `loads_on_demand` each gives its weights away before the next one."""
     files = SharedWeights(Path(site.blobs) / WEIGHTS)
     weights = Weights(files) if site.loads_on_demand else None
     loras = WorkerLoras(on_demand=weights is not None)
     families: dict[str, Family] = {}
-    components: dict[str, dict[str, Component]] = {}
+    components: dict[str, Mapping[str, Component]] = {}
     loaded: list[LoadedModel] = []
     broken: dict[str, str] = {}
     for source in sources:
@@ -105,31 +114,16 @@ def _load(sources: Sequence[Source], site: Site, start_ns: int) -> tuple[Models,
         if name in families:
             raise InvalidSource(f"two models are called {name!r}; give one another name: NAME={_location(source)}")
         families[name], components[name] = family, {}
-        usable, refused = _add_loras(loras, family, source)
+        usable, refused = loras.add_all(family, source)
         if weights is not None and isinstance(source, ModelSource):
             components[name] = {
                 part: weights.add(module, partial(load_component, source, part))
                 for part, module in family.modules.items()
             }
-        info, parts = replace(_info(family, source), loras=tuple(usable)), components[name]
-        loaded.append(
-            LoadedModel(info=info, identity=_identity(source), components=parts, loras=usable, refused=refused)
-        )
+        loaded.append(described(family, source, components[name], usable, refused))
     models = Models(families, weights, components, broken, loras)
     hardware = sources[0].hardware if isinstance(sources[0], SimulatedSource) else describe_hardware(models.device)
     return models, Loaded(tuple(loaded), time.monotonic_ns() - start_ns, hardware)
-
-
-def _add_loras(loras: WorkerLoras, family: Family, source: Source) -> tuple[dict[str, Lora], dict[str, str]]:
-    """The LoRAs that requests for a model may use, and why they may not use others."""
-    usable: dict[str, Lora] = {}
-    refused: dict[str, str] = {}
-    for one in source.loras if isinstance(source, ModelSource) else ():
-        try:
-            usable[one.name] = loras.add(family.info.name, family, one)
-        except InvalidLora as error:
-            refused[one.name] = str(error)
-    return usable, refused
 
 
 def _family(source: Source, files: SharedWeights | None) -> Family:
@@ -142,16 +136,6 @@ def _family(source: Source, files: SharedWeights | None) -> Family:
 def _name(source: Source) -> str:
     """What a model is called, for one that replaces a worker: its source has the name that the first one gave it."""
     return source.pipeline if isinstance(source, SimulatedSource) else source.name
-
-
-def _info(family: Family, source: Source) -> ModelInfo:
-    if isinstance(source, SimulatedSource):
-        return family.info
-    return replace(family.info, path=location(source.path), dtype=source.dtype, attention_backend=ATTENTION)
-
-
-def _identity(source: Source) -> str:
-    return source.pipeline if isinstance(source, SimulatedSource) else model_identity(source)
 
 
 def _location(source: Source) -> str:
@@ -181,6 +165,11 @@ class _Link:
         self.works = OpenWorks()
         self._connection = connection
         Thread(target=self._receive, name="receiver", daemon=True).start()
+
+    def wait(self) -> None:
+        """Until `Quit`, or until the other end is closed."""
+        while not isinstance(self.queue.get(), Quit):
+            pass
 
     def send(self, report: Report) -> None:
         # If the pipe is closed, the receiver sees it, too, and ends the process.

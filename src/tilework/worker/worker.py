@@ -12,6 +12,8 @@ from tilework.core.comm import Comm, GroupBroken
 from tilework.core.cost_row import CostRow
 from tilework.core.wire import (
     Absent,
+    AddLora,
+    AddModel,
     Calibrate,
     Calibrated,
     CloseGroup,
@@ -25,6 +27,8 @@ from tilework.core.wire import (
     GroupRef,
     ImportState,
     LoadWeights,
+    RemoveLora,
+    RemoveModel,
     Report,
     Spec,
     WeightsLoaded,
@@ -109,6 +113,9 @@ class Worker:
                 start_ns = time.monotonic_ns()
                 self._models.drop(components)
                 self._drops_ns += time.monotonic_ns() - start_ns
+            case AddModel() | AddLora() | RemoveModel() | RemoveLora():
+                if (answer := self._models.change(command)) is not None:
+                    self._emit(answer)
             case _:
                 raise TypeError(f"a worker does not execute {type(command).__name__}")
 
@@ -117,12 +124,12 @@ class Worker:
         start_ns = time.monotonic_ns()
         try:
             try:
-                self._models.load(command.components)
+                self._models.load(command.components, command.forgets)
             except Exception as error:
                 if not self._budget.is_exceeded_by(error):
                     raise
                 self._budget.release()
-                self._models.load(command.components)
+                self._models.load(command.components, command.forgets)
         except Exception as error:
             _log.exception("weights could not be loaded")
             raise WeightsNotLoaded(f"weights could not be loaded: {describe(error)}") from error

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+
 import pytest
 
 from builders import shipped, simulate
 from tilework.core.request import Request, Shape
 from tilework.core.time import NS_PER_S, ns_from_s
+from tilework.cost.table import CostTable
+from tilework.policy import registry
 from tilework.policy.published.residency.lru import LeastRecentlyUsed
 from tilework.sim.trace import Trace
 from tilework.sim.workloads.registry import make_workload
 from tilework.sim.workloads.requests import to_requests
 
-POLICIES = ("fifo-load", "sticky", "lru", "deadline-lru")
+POLICIES = ("fifo-load", "sticky", "lru", "deadline-lru", "deadline-belady")
 COSTS = shipped("gentd26")
 ALONE_S = 8.9  # A request of the first checkpoint, and about that of the others here.
 
@@ -95,3 +101,48 @@ def test_deadline_lru_serves_the_earliest_deadline_that_can_be_met_with_its_load
 def test_deadline_lru_serves_what_loads_least_where_none_can_be_on_time() -> None:
     first, late, here = wanted("first", 1), wanted("late", 2, 1.0, 5.0), wanted("here", 1, 2.0, 5.0)
     assert order("deadline-lru", first, late, here) == ["first", "here", "late"]
+
+
+def test_deadline_belady_reads_as_little_as_can_be() -> None:
+    """One device with room for two checkpoints, and a host that keeps none: the fewest reads by brute force."""
+    for seed in range(8):
+        ranks = [Random(seed).randint(1, 4) for _ in range(12)]
+        reads = num_reads("deadline-belady", ranks, host_bytes=0)
+        assert reads == fewest_reads(tuple(ranks)) <= num_reads("deadline-lru", ranks, host_bytes=0), ranks
+    turns = (1, 2, 3, 1, 2, 3, 1, 2, 3)
+    assert num_reads("deadline-lru", turns, host_bytes=0) == 9
+    assert num_reads("deadline-belady", turns, host_bytes=0) == 6
+
+
+def test_deadline_belady_chooses_what_a_host_forgets() -> None:
+    """The device has room for one checkpoint, and the host for two: the first is asked for again before the second."""
+    small = replace(COSTS, memory_bytes=COSTS.memory_bytes and COSTS.memory_bytes // 2)
+    for policy, number in (("deadline-lru", 4), ("deadline-belady", 3)):
+        assert num_reads(policy, (1, 2, 3, 1), host_bytes=2 * BYTES, costs=small) == number
+
+
+def test_a_policy_that_needs_to_know_the_future_does_not_serve() -> None:
+    with pytest.raises(registry.UnknownPolicy, match=r"'deadline-belady' .* only a simulation can run it"):
+        registry.check_live("deadline-belady")
+    registry.check_live("deadline-lru")
+
+
+BYTES = (COSTS.memory_bytes or 0) // 2  # Of a checkpoint.
+
+
+def num_reads(policy: str, ranks: Sequence[int], *, host_bytes: int, costs: CostTable = COSTS) -> int:
+    """The loads from the disk if these checkpoints are asked for one after the other, each after the one before."""
+    requests = [wanted(f"{index}", rank, 100.0 * index) for index, rank in enumerate(ranks)]
+    trace = simulate(requests, policy, num_devices=1, costs=replace(costs, host_bytes=host_bytes))
+    return sum(load.end_ns - load.start_ns > 10 * NS_PER_S for load in trace.loads)
+
+
+def fewest_reads(ranks: tuple[int, ...], there: frozenset[int] = frozenset()) -> int:
+    """The fewest that any choice of what two places drop makes possible."""
+    if not ranks:
+        return 0
+    first, *rest = ranks
+    if first in there:
+        return fewest_reads(tuple(rest), there)
+    kept = [there] if len(there) < 2 else [there - {one} for one in there]
+    return 1 + min(fewest_reads(tuple(rest), one | {first}) for one in kept)

@@ -15,7 +15,7 @@ from tilework.core.model import SimulatedSource, Source
 from tilework.core.time import s_from_ns
 from tilework.cost.table import BadCostTable, CostTable
 from tilework.cost.table_file import read_table
-from tilework.policy.registry import DEFAULT_POLICY, UnknownPolicy, make_policy
+from tilework.policy.registry import DEFAULT_POLICY, UnknownPolicy, check_live
 
 EXAMPLE = examples(
     "tilework serve",
@@ -100,7 +100,7 @@ def _prepare(log_level: str) -> None:
 def _checked_table(policy: str, cost: str | None) -> CostTable | None:
     """The table of a name or file, if one is given; and there is such a policy. Raises UserError."""
     with user_errors(UnknownPolicy, BadCostTable, OSError):
-        make_policy(policy)
+        check_live(policy)
         return None if cost is None else read_table(cost)
 
 

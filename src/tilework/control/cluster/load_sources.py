@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tilework.control.cluster.device import Device
 from tilework.control.cluster.device_set import DeviceSet
@@ -14,8 +14,8 @@ from tilework.core.interfaces import CostModel
 class LoadSources:
     """What the host of each node has read, and so the quickest source of each component for each device.
 
-    A host keeps `CostModel.host_bytes` of what its devices have read, and forgets the least recently used of it. A load
-    from its memory is a use. What is larger than that is never kept.
+    A host keeps `CostModel.host_bytes` of what its devices have read, and forgets the least recently used of it, unless
+    the policy has named others. A load from its memory is a use. What is larger than that is never kept.
     """
 
     def __init__(self, costs: CostModel, devices: DeviceSet) -> None:
@@ -24,10 +24,18 @@ class LoadSources:
         self._hosts: dict[int, Memory] = {}
         self._known_ns: dict[tuple[int, Stage], int] = {}  # Since what devices or hosts have changed last.
 
-    def use(self, node: int, components: Iterable[Component]) -> None:
-        """Note that a device of the node has read these components, or is told to load them from its host's memory."""
+    def kept(self, node: int) -> tuple[Component, ...]:
+        """What the host of a node has in memory, the least recently used first."""
+        host = self._hosts.get(node)
+        return () if host is None else host.components
+
+    def use(self, node: int, components: Iterable[Component], forgets: Sequence[Component] = ()) -> None:
+        """Note that a device of the node has read these components, or is told to load them from its host's memory.
+
+        The host forgets `forgets` first, if it must.
+        """
         host = self._hosts.get(node) or Memory(self._costs.host_bytes)
-        self._hosts[node] = host.with_read(components)
+        self._hosts[node] = host.with_read(components, forgets)
         self.changed()
 
     def changed(self) -> None:

@@ -15,7 +15,7 @@ from tilework.control.cluster.promises import Promises
 from tilework.control.cluster.queue import WaitingQueue
 from tilework.control.cluster.residents import Residents
 from tilework.control.cluster.start_check import check_start
-from tilework.core.component import Memory
+from tilework.core.component import Component, Memory
 from tilework.core.graph.stage import DeviceKind, Stage
 from tilework.core.interfaces import Ahead, Block, CostModel, Demand, Held, Policy
 from tilework.core.request import Request
@@ -81,6 +81,9 @@ class Tracker:
         if not self.needs_loads:
             return 0
         return self.sources.load_ns(self._devices.by_id[device_id], stage)
+
+    def kept_by_host(self, node: int) -> Sequence[Component]:
+        return self.sources.kept(node)
 
     def device(self, device_id: int) -> Device | None:
         """The device with this id; None while it is down."""
@@ -150,7 +153,7 @@ class Tracker:
         memory: Memory = NO_COMPONENTS,
     ) -> None:
         self._devices.add(Device(device_id=device_id, node=node, kind=kind, now=self._now, memory=memory))
-        self._check_loads()
+        self.check_loads()
 
     def set_memory(self, device_id: int, memory: Memory) -> None:
         """Note the components that a device will have, and compute the reservations again that counted on others."""
@@ -158,13 +161,14 @@ class Tracker:
         before, after = set(device.memory.components), set(memory.components)
         device.memory, dropped = memory, before - after
         if before != after:
-            self._check_loads()
+            self.check_loads()
         for job in tuple(self._promises.jobs) if dropped else ():
             block = job.promised
             if block is not None and block.unloaded is not None and device_id in block.devices:
                 self.reserve(job, block.demand.width, block.devices, block.slot)
 
-    def _check_loads(self) -> None:
+    def check_loads(self) -> None:
+        """Note that components of devices, or what stages need, have changed."""
         self.sources.changed()
         wanted = self._costs.all_components
         self.needs_loads = bool(wanted) and not all(device.memory.has(wanted) for device in self._devices.ordered)
@@ -181,7 +185,7 @@ class Tracker:
         lost = [work for work in open_works if not self._devices.is_carried(work)]
         for work in lost:
             del self.works[work.work_id]
-        self._check_loads()
+        self.check_loads()
         return lost
 
     # Jobs.

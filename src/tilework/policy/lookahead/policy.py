@@ -12,7 +12,9 @@ from tilework.core.interfaces import ClusterView, CostModel, Demand
 from tilework.core.request import Request, RequestClass, cost_key
 from tilework.core.time import NS_PER_MS
 from tilework.core.work import Plan, Start
+from tilework.policy.lookahead.component_rates import ComponentRates
 from tilework.policy.lookahead.dispatch import Dispatch
+from tilework.policy.lookahead.eviction import Eviction
 from tilework.policy.lookahead.forecaster import Forecaster
 from tilework.policy.lookahead.node_assignment import NodeAssignment
 from tilework.policy.lookahead.node_table import NodeTable
@@ -45,6 +47,7 @@ class LookaheadPolicy(DeadlinePolicy):
     _request_costs: RequestCosts = field(default_factory=RequestCosts, init=False)
     _alone_ns: dict[RequestClass, int] = field(default_factory=dict, init=False)
     _tight: TightClasses = field(default_factory=TightClasses, init=False)
+    _rates: ComponentRates = field(default_factory=ComponentRates, init=False)
     _table: NodeTable | None = field(default=None, init=False)
 
     def urgency_ns(self, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int:
@@ -58,6 +61,7 @@ class LookaheadPolicy(DeadlinePolicy):
         demand = DeadlinePolicy.demand(self, request, left, costs)  # Dataclasses with slots know no super().
         if not left.position:
             key, degrees = cost_key(request), self.degrees(request, costs)
+            self._rates.add(request, costs)
             if request.deadline_ns is not None:
                 narrowest = demand_at(request, left, degrees[0], costs)
                 slack_ns = request.deadline_ns - request.arrival_ns - narrowest.run_ns
@@ -95,4 +99,6 @@ class LookaheadPolicy(DeadlinePolicy):
             stops += dispatch.stops
             if not dispatch.starts and not dispatch.stops:
                 table.changed.remove(number)
+        if view.needs_loads and starts:
+            starts = Eviction(self._rates, view, costs, now_ns).ordered(starts)
         return Plan(starts=tuple(starts), stops=tuple(stops), wake_ns=table.wake_ns())

@@ -1,7 +1,8 @@
-"""How long a device would load before it can run a job."""
+"""How long a device would load before it can run a job, and what its node has."""
 
 from __future__ import annotations
 
+from tilework.core.component import Component
 from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import DeviceKind
 from tilework.core.interfaces import ClusterView
@@ -13,3 +14,12 @@ def loads_ns(view: ClusterView, device_id: int, left: Cursor) -> int:
         return 0
     stages = [stage for stage, _ in left.pieces if stage.kind is DeviceKind.ACCELERATOR]
     return sum([view.load_ns(device_id, stage) for stage in stages])
+
+
+def at_node(view: ClusterView, node: int) -> tuple[Component, ...]:
+    """What the host of a node has, and what its devices have or are loading, which the host may have by then."""
+    found = dict.fromkeys(view.kept_by_host(node))
+    for device in view.devices:
+        if device.node == node:
+            found.update(dict.fromkeys(device.memory.components))
+    return tuple(found)

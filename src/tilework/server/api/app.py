@@ -13,6 +13,7 @@ from fastapi_offline import FastAPIOffline
 
 import tilework
 from tilework.core.time import ns_from_s
+from tilework.server.api.admin_routes import add_admin_routes
 from tilework.server.api.bodies import Bodies
 from tilework.server.api.chat import ChatService
 from tilework.server.api.errors import install_call_errors
@@ -61,7 +62,7 @@ def create_app(
     Raises:
         ConfigError: the file of tenants or that of models cannot be used.
     """
-    tenants, entries = load_tenants(config), read_models(config.models)
+    tenants, entries = load_tenants(config), dict(read_models(config.models))
     store = new_store(config) if store is None else store
     readiness = readiness or Readiness(engine)
     metrics = Metrics(engine, store)
@@ -137,7 +138,8 @@ def _add_routes(app: FastAPI, images: ImageService, readiness: Readiness) -> Non
     add_image_routes(app, images, requests)
     add_chat_route(app, ChatService(images=images))
     add_request_routes(app, requests)
-    add_model_routes(app, images, readiness, created=int(time.time()))
+    card = add_model_routes(app, images, readiness, created=int(time.time()))
+    add_admin_routes(app, images, readiness, card)
     add_probe_routes(app, readiness, images.metrics)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -60,7 +60,7 @@ class ImageService:
     engine: Engine
     config: ServerConfig
     tenants: Tenants
-    entries: Mapping[str, ModelEntry]
+    entries: dict[str, ModelEntry]
     submitter: CallSubmitter
     metrics: Metrics
     threads: Threads

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 from fastapi import FastAPI, Path
@@ -18,7 +19,11 @@ from tilework.server.schema.answers import ModelCard, ModelList, ModelPath
 ModelId = Annotated[str, Path(description="the name of the model", examples=["tiny-shapes"])]
 
 
-def add_model_routes(app: FastAPI, images: ImageService, readiness: Readiness, created: int) -> None:
+def add_model_routes(
+    app: FastAPI, images: ImageService, readiness: Readiness, created: int
+) -> Callable[[ModelInfo], ModelCard]:
+    """Returns what describes a model to clients."""
+
     def card(info: ModelInfo) -> ModelCard:
         return _model_card(info, images, created)
 
@@ -56,6 +61,8 @@ def add_model_routes(app: FastAPI, images: ImageService, readiness: Readiness, c
         """The hub id of the first model, or its name if it came from a directory, for clients of SGLang."""
         readiness.require()
         return ModelPath(model_path=public_source(images.models.default))
+
+    return card
 
 
 def _picture(one: PictureInput) -> dict[str, object]:

@@ -30,6 +30,10 @@ class ServedModels:
         """Whether a request to some model may have pictures."""
         return any(info.pictures for info in self.infos.values())
 
+    def has(self, name: str) -> bool:
+        """Whether this names a model."""
+        return any(name in self._names(one) for one in self.infos.values())
+
     def named(self, name: object) -> ModelInfo:
         """The model of this name; what is no text is refused with the body.
 

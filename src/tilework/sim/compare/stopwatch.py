@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from tilework.core.graph.progress import Cursor
-from tilework.core.interfaces import ClusterView, CostModel, Demand, Policy
+from tilework.core.interfaces import ClusterView, CostModel, Demand, NeedsFuture, Policy
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS
 from tilework.core.work import Plan
@@ -35,6 +35,10 @@ class Stopwatch:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self.calls_ns = array("q")
+
+    def foresee(self, requests: Sequence[Request]) -> None:
+        if isinstance(self._policy, NeedsFuture):
+            self._policy.foresee(requests)
 
     def urgency_ns(self, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int:
         return self._policy.urgency_ns(request, dropped_to_best_effort, delay_ns)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tilework.core.component import Component
 from tilework.core.lora import Lora, UsedLora
-from tilework.core.model import LoraSource
+from tilework.core.model import LoraSource, ModelSource, Source
 from tilework.pipelines.family import Family
 from tilework.pipelines.lora import InvalidLora, LoadedLoras
 
@@ -27,7 +27,7 @@ class _Known:
     content: str
     changes: frozenset[str]
     loaded: LoadedLoras
-    is_here: bool = True
+    is_here: bool = False
 
 
 class WorkerLoras:
@@ -37,6 +37,17 @@ class WorkerLoras:
         self._on_demand = on_demand
         self._named: dict[tuple[str, str], _Known] = {}
         self._by_digest: dict[str, _Known] = {}
+
+    def add_all(self, family: Family, source: Source) -> tuple[dict[str, Lora], dict[str, str]]:
+        """The LoRAs of a source that requests may use, and why they may not use the others."""
+        usable: dict[str, Lora] = {}
+        refused: dict[str, str] = {}
+        for one in source.loras if isinstance(source, ModelSource) else ():
+            try:
+                usable[one.name] = self.add(family.info.name, family, one)
+            except InvalidLora as error:
+                refused[one.name] = str(error)
+        return usable, refused
 
     def add(self, model: str, family: Family, source: LoraSource) -> Lora:
         """Read a LoRA, and so find out whether it is one of this model. Its weights must be on the device.
@@ -48,13 +59,38 @@ class WorkerLoras:
             raise InvalidLora(f"{model} is simulated, and takes no LoRAs")
         file = Path(source.path)
         added = family.loras.add(source.name, file)
-        known = _Known(source.name, file, _hash(file), added.changes, family.loras)
-        self._named[model, source.name] = known
-        digest = sha256(f"{model} {source.name} {known.content}".encode()).hexdigest()[:16]
-        self._by_digest[digest] = known
+        content = _hash(file)
+        digest = sha256(f"{model} {source.name} {content}".encode()).hexdigest()[:16]
+        lora = Lora(changes=added.changes, component=Component(digest, added.num_bytes))
+        known = self._add(model, family.loras, source, lora, content)
         if self._on_demand:
             self._drop(known)
-        return Lora(changes=added.changes, component=Component(digest, added.num_bytes))
+        else:
+            known.is_here = True
+        return lora
+
+    def add_known(self, model: str, family: Family, source: LoraSource, lora: Lora, content: str) -> None:
+        """Add one that another process has read: `lora` is what that found, `content` the hash of the file."""
+        assert family.loras is not None
+        self._add(model, family.loras, source, lora, content)
+
+    def _add(self, model: str, loaded: LoadedLoras, source: LoraSource, lora: Lora, content: str) -> _Known:
+        assert lora.component is not None
+        known = _Known(source.name, Path(source.path), content, lora.changes, loaded)
+        self._named[model, source.name] = self._by_digest[lora.component.digest] = known
+        return known
+
+    def content(self, model: str, name: str) -> str:
+        """The hash of a LoRA's file."""
+        return self._named[model, name].content
+
+    def remove(self, model: str, name: str | None = None) -> None:
+        """Forget a LoRA of a model, or all of them."""
+        for key in [one for one in self._named if one[0] == model and name in (None, one[1])]:
+            known = self._named.pop(key)
+            self._by_digest = {digest: one for digest, one in self._by_digest.items() if one is not known}
+            if known.is_here:
+                self._drop(known)
 
     def load(self, digests: Collection[str]) -> None:
         """Bring LoRAs to the device, but for those of no model here.

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
 import torch
 
 from tilework.core.component import Component
 from tilework.core.lora import UsedLora
+from tilework.core.model import ModelSource
+from tilework.core.wire import AddLora, AddModel, LoraAdded, ModelAdded, ModelChange, RemoveLora, RemoveModel
 from tilework.pipelines.family import Family
+from tilework.pipelines.lora import InvalidLora
 from tilework.worker.models.loras import WorkerLoras
+from tilework.worker.models.skeleton import take_over
 from tilework.worker.models.weights import Weights
+
+_log = logging.getLogger(__name__)
 
 
 class WeightsMissing(Exception):
@@ -26,24 +34,60 @@ class Models:
 
     def __init__(
         self,
-        families: Mapping[str, Family],
+        families: dict[str, Family],
         weights: Weights | None = None,
-        components: Mapping[str, Mapping[str, Component]] | None = None,
+        components: dict[str, Mapping[str, Component]] | None = None,
         broken: Mapping[str, str] | None = None,
         loras: WorkerLoras | None = None,
     ) -> None:
         self._families = families
         self._weights = weights
-        self._components = components or {}
+        self._device = next(iter(families.values())).device
+        self._components = {} if components is None else components
         self.broken = broken or {}
         self._loras = loras or WorkerLoras(on_demand=False)
 
     def __getitem__(self, name: str) -> Family:
         return self._families[name]
 
+    def change(self, command: ModelChange) -> ModelAdded | LoraAdded | None:
+        """Serve a model or LoRA more, or less; the answer, if there is one. At least one model must be left."""
+        match command:
+            case AddModel(source, skeleton):
+                return self._add(source, Path(skeleton))
+            case AddLora(model, one):
+                try:
+                    return LoraAdded(self._loras.add(model, self[model], one))
+                except InvalidLora as error:
+                    return LoraAdded(None, str(error))
+            case RemoveModel(model):
+                self._remove(model)
+            case RemoveLora(model, name):
+                self._loras.remove(model, name)
+        return None
+
+    def _add(self, source: ModelSource, skeleton: Path) -> ModelAdded:
+        assert self._weights is not None, "weights are not loaded on demand"
+        try:
+            family, components = take_over(source, skeleton, self._weights, self._loras, self._device)
+        except Exception as error:
+            _log.exception("%s could not be added", source.path)
+            return ModelAdded(source.name, f"{type(error).__name__}: {error}")
+        name = family.info.name
+        self._families[name], self._components[name] = family, components
+        return ModelAdded(name)
+
+    def _remove(self, model: str) -> None:
+        assert self._weights is not None, "weights are not loaded on demand"
+        self._loras.remove(model)
+        family = self._families.pop(model, None)  # None if it could not be added.
+        for module in () if family is None else family.modules.values():
+            self._weights.remove(module)
+        self._components.pop(model, None)
+
     @property
     def device(self) -> torch.device:
-        return next(iter(self._families.values())).device
+        return self._device
 
     def require(self, model: str, stage: str) -> None:
         """Raises WeightsMissing if a component of the stage is not on the device."""
@@ -67,10 +111,10 @@ class Models:
         if missing and stage is not None:
             raise WeightsMissing(f"{model} has no LoRA {', '.join(missing)} here")
 
-    def load(self, digests: Collection[str]) -> None:
-        """Bring components to the device."""
+    def load(self, digests: Collection[str], forgets: Sequence[str] = ()) -> None:
+        """Bring components to the device; for want of room the host forgets `forgets` first."""
         if self._weights is not None:
-            self._weights.load(digests)
+            self._weights.load(digests, forgets)
             self._loras.load(digests)
 
     def drop(self, digests: Collection[str]) -> None:

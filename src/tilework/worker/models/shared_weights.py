@@ -64,12 +64,15 @@ class SharedWeights:
             if not path.exists():
                 self._write(path, tensors)
 
-    def make_room(self, num_bytes: int) -> None:
-        """Remove files that were mapped or written the longest ago, until they free this number of bytes.
+    def make_room(self, num_bytes: int, first: Sequence[str] = ()) -> None:
+        """Remove files until they free this number of bytes: those of `first`, in this order, and then those that were
+        mapped or written the longest ago.
 
         Workers that have them mapped keep them until they let them go.
         """
-        files = sorted((path for path in self._directory.iterdir() if not path.suffix), key=_used_ns)
+        ranks = {name: rank - len(first) for rank, name in enumerate(first)}
+        files = [path for path in self._directory.iterdir() if not path.suffix]
+        files.sort(key=lambda path: (ranks.get(path.name, 0), _used_ns(path)))
         while files and num_bytes > 0:
             with suppress(FileNotFoundError):  # Another worker has removed it.
                 num_bytes -= files[0].stat().st_size

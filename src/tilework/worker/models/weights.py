@@ -24,12 +24,30 @@ Read = Callable[[], nn.Module]
 """Reads a component from the directory of its model."""
 
 
+@dataclass(frozen=True, slots=True)
+class KeptWeights:
+    """What is known of a module's weights without their memory: the component, its file, and what they are like."""
+
+    component: Component
+    file: str
+    forms: tuple[Form, ...]
+
+    @staticmethod
+    def of(module: nn.Module) -> KeptWeights:
+        """Hash a module's weights. Components are equal if class, configuration and weights are."""
+        weights = weights_of(module)
+        forms, file = tuple(Form.of(one) for one in weights), digest_of(weights)
+        digest = sha256(f"{type(module).__name__} {_configuration(module)} {file}".encode()).hexdigest()[:16]
+        return KeptWeights(Component(digest, sum(form.num_bytes for form in forms)), file, forms)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Module:
-    """The weights of a module of one model, and what they are like."""
+    """The weights of a module of one model, what they are like, and how they are read."""
 
     weights: Sequence[Tensor]
     forms: Sequence[Form]
+    read: Read
 
 
 @dataclass(slots=True, eq=False)
@@ -38,7 +56,6 @@ class _Known:
 
     component: Component
     file: str
-    read: Read
     modules: list[_Module] = field(default_factory=list)
     is_here: bool = False
 
@@ -55,30 +72,47 @@ class Weights:
 
         Components are equal if class, configuration and weights are, wherever they come from.
         """
-        weights = weights_of(module)
-        forms = [Form.of(one) for one in weights]
-        file = digest_of(weights)
-        digest = sha256(f"{type(module).__name__} {_configuration(module)} {file}".encode()).hexdigest()[:16]
-        known = self._known.get(digest)
-        if known is None:
-            component = Component(digest, sum(form.num_bytes for form in forms))
-            known = self._known[digest] = _Known(component, file, read)
-            self._keep(known, weights)
-        known.modules.append(_Module(weights, forms))
-        _empty(known.modules[-1])
-        return known.component
+        kept = KeptWeights.of(module)
+        if kept.component.digest not in self._known:
+            self.keep(kept, weights_of(module))
+        self.add_empty(module, kept, read)
+        return kept.component
+
+    def keep(self, kept: KeptWeights, weights: Sequence[Tensor]) -> None:
+        """Keep weights on the host, if it has room."""
+        self._keep(_Known(kept.component, kept.file), weights)
+
+    def add_empty(self, module: nn.Module, kept: KeptWeights, read: Read) -> None:
+        """Take over a module whose weights are known; those that it has are let go."""
+        digest = kept.component.digest
+        known = self._known.setdefault(digest, _Known(kept.component, kept.file))
+        added = _Module(weights_of(module), kept.forms, read)
+        if known.is_here and known.modules:
+            _share(known.modules[0], added)
+        else:
+            _empty(added)
+        known.modules.append(added)
+
+    def remove(self, module: nn.Module) -> None:
+        """Let go of a module. A component that no module has any more is forgotten; its file stays for a while."""
+        ours = {id(one) for one in weights_of(module)}
+        for digest, known in list(self._known.items()):
+            known.modules = [one for one in known.modules if not ours.intersection(map(id, one.weights))]
+            if not known.modules:
+                del self._known[digest]
 
     def has(self, digests: Collection[str]) -> bool:
         return all(self._known[digest].is_here for digest in digests)
 
-    def load(self, digests: Collection[str]) -> None:
-        """Bring components to the device, but for those of no model here.
+    def load(self, digests: Collection[str], forgets: Sequence[str] = ()) -> None:
+        """Bring components to the device, but for those of no model here. Where their files have no room, those of
+        `forgets` are removed first.
 
         Raises what reading them raises; then none of them is there.
         """
         try:
             for digest in filter(self._known.__contains__, digests):
-                self._load(self._known[digest])
+                self._load(self._known[digest], [self._known[one].file for one in forgets if one in self._known])
         except BaseException:
             self.drop(digests)
             raise
@@ -91,16 +125,15 @@ class Weights:
             for module in known.modules:
                 _empty(module)
 
-    def _load(self, known: _Known) -> None:
+    def _load(self, known: _Known, forgets: Sequence[str]) -> None:
         first, *others = known.modules
         if not self._map(known, first):
-            weights = weights_of(known.read())
-            if not (self._keep(known, weights) and self._map(known, first)):
+            weights = weights_of(first.read())
+            if not (self._keep(known, weights, forgets) and self._map(known, first)):
                 for mine, read, form in zip(first.weights, weights, first.forms, strict=True):
                     mine.data = read.data.clone().to(form.device)
         for other in others:
-            for mine, its in zip(other.weights, first.weights, strict=True):
-                mine.data = its.data
+            _share(first, other)
         known.is_here = True
 
     def _map(self, known: _Known, module: _Module) -> bool:
@@ -111,8 +144,8 @@ class Weights:
             return False
         return True
 
-    def _keep(self, known: _Known, weights: Sequence[Tensor]) -> bool:
-        """Keep weights in their file, in the place of others that were needed less lately if there must be.
+    def _keep(self, known: _Known, weights: Sequence[Tensor], forgets: Sequence[str] = ()) -> bool:
+        """Keep weights in their file, if need be in the place of the files `forgets` and of those least lately needed.
 
         False if that cannot be: they are read from the directory of their model each time then.
         """
@@ -120,7 +153,7 @@ class Weights:
             try:
                 self._files.keep(known.file, weights)
             except NoRoom:
-                self._files.make_room(known.component.num_bytes)
+                self._files.make_room(known.component.num_bytes, forgets)
                 self._files.keep(known.file, weights)
         except OSError as error:
             _log.warning("the host keeps no copy of a component of %d bytes: %s", known.component.num_bytes, error)
@@ -133,6 +166,12 @@ def _configuration(module: nn.Module) -> str:
     config: Any = getattr(module, "config", {})
     settings = config.to_dict() if hasattr(config, "to_dict") else config
     return repr(sorted((name, repr(value)) for name, value in settings.items() if not name.startswith("_")))
+
+
+def _share(first: _Module, other: _Module) -> None:
+    """Let a module have the weights of another."""
+    for mine, its in zip(other.weights, first.weights, strict=True):
+        mine.data = its.data
 
 
 def _empty(module: _Module) -> None:

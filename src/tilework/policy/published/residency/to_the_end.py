@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from tilework.core.component import LEAST_RECENTLY_USED, DropOrder
 from tilework.core.graph.progress import Cursor
 from tilework.core.interfaces import ClusterView, CostModel, Demand, DeviceView, JobView
 from tilework.core.request import Request
@@ -41,8 +42,8 @@ class Moment:
 class OneToTheEnd(ArrivalOrdered, ABC):
     """An idle device begins a waiting request and runs it to its end, alone and without interruption.
 
-    Which components are dropped for it is the controller's rule: the least recently used. `choose` pairs idle devices
-    with waiting jobs until it returns None. Weights and tenants are ignored.
+    What is dropped for it is the least recently used, unless a policy has another `drop_order`. `choose` pairs idle
+    devices with waiting jobs until it returns None. Weights and tenants are ignored.
     """
 
     __slots__ = ()
@@ -50,6 +51,10 @@ class OneToTheEnd(ArrivalOrdered, ABC):
     @abstractmethod
     def choose(self, moment: Moment, waiting: Sequence[JobView], idle: Sequence[DeviceView]) -> Choice | None:
         """One of the waiting jobs, the oldest first, with one of the idle devices, by id. Neither is empty."""
+
+    def drop_order(self, moment: Moment, device: DeviceView, loaded_ns: int) -> DropOrder:
+        """What a device drops first for what it loads from now until `loaded_ns`, and its host for what it reads."""
+        return LEAST_RECENTLY_USED
 
     def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
         return (1,)
@@ -67,11 +72,15 @@ class OneToTheEnd(ArrivalOrdered, ABC):
             job, device, why = choice
             waiting.remove(job)
             idle.remove(device)
-            starts += _all_of(job, device.device_id, why)
+            order, load_ns = LEAST_RECENTLY_USED, moment.load_ns(job, device)
+            if load_ns:
+                order = self.drop_order(moment, device, now_ns + load_ns)
+            starts += _all_of(job, device.device_id, why, order)
         return Plan(starts=tuple(starts))
 
 
-def _all_of(job: JobView, device_id: int, why: str) -> Iterator[Start]:
+def _all_of(job: JobView, device_id: int, why: str, order: DropOrder) -> Iterator[Start]:
     """All that is left of a job on one device."""
+    job_ids, devices = (job.job_id,), (device_id,)
     for stage, num_steps in job.left.pieces:
-        yield Start(stage=stage, job_ids=(job.job_id,), devices=(device_id,), num_steps=num_steps, why=why)
+        yield Start(stage=stage, job_ids=job_ids, devices=devices, num_steps=num_steps, why=why, drop_order=order)

@@ -9,7 +9,7 @@ from statistics import median
 from tilework.core.component import Component, LoadSource, num_bytes
 from tilework.core.lora import Lora, UsedLora
 from tilework.core.time import NS_PER_S
-from tilework.core.wire import DropWeights, Loaded, LoadWeights, WeightsLoaded
+from tilework.core.wire import DropWeights, Loaded, LoadedModel, LoadWeights, WeightsLoaded
 from tilework.runtime.executor import WorkerStartFailed
 
 
@@ -41,9 +41,15 @@ class CalibrationWeights:
                     f"the weights of {name} are {num_bytes(needed)} bytes, and a device has {self.total_bytes} for "
                     "weights; give it more (--weights-memory), or choose a dtype of 16 bits"
                 )
-            self._components[name], self._loras[name] = needed, model.loras
+            self.know(model)
         everything = num_bytes({one for needed in self._components.values() for one in needed})
         self._read_bytes_per_s = everything * NS_PER_S / loaded.load_ns
+
+    def know(self, model: LoadedModel) -> None:
+        """Another model that may be measured; it fits."""
+        name = model.info.name
+        self._components[name] = tuple(sorted(set(model.components.values())))
+        self._loras[name] = model.loras
 
     def commands(self, model: str, loras: Sequence[UsedLora] = ()) -> Iterator[LoadWeights | DropWeights]:
         """What a device is told before it measures this model with these LoRAs."""

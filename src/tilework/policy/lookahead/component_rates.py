@@ -1,0 +1,71 @@
+"""How often components are asked for, learned from the requests that come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import exp
+from typing import NamedTuple
+
+from tilework.core.component import Component
+from tilework.core.interfaces import CostModel
+from tilework.core.request import Request
+from tilework.core.time import NS_PER_S
+
+RECENT_NS, USUAL_NS = 180 * NS_PER_S, 3600 * NS_PER_S
+"""Users ask again within minutes, and what is popular stays so for hours."""
+_RECENT = 0.5  # The share of the last minutes in an estimate.
+_MOST_KNOWN = 4096
+
+
+class _Asked(NamedTuple):
+    """Requests for a component, each with a weight that has decayed since it came, as of the latest of them."""
+
+    at_ns: int
+    recent: float
+    usual: float
+
+
+@dataclass(slots=True)
+class ComponentRates:
+    """Estimates how often each component will be asked for, from two means that forget exponentially.
+
+    One forgets within minutes: those who have just asked ask again. The other forgets within hours: popular components
+    are asked for by others. An estimate is half of each.
+    """
+
+    _asked: dict[Component, _Asked] = field(default_factory=dict)
+    _first_ns: int | None = None
+    _last_ns: int = -1
+    _uids: set[str] = field(default_factory=set)  # Of requests that came at `_last_ns`.
+
+    def add(self, request: Request, costs: CostModel) -> None:
+        """Count a request once, however often it is added before the next one."""
+        now_ns = request.arrival_ns
+        if now_ns < self._last_ns or (now_ns == self._last_ns and request.uid in self._uids):
+            return
+        if now_ns > self._last_ns:
+            self._last_ns = now_ns
+            self._uids.clear()
+        self._uids.add(request.uid)
+        self._first_ns = now_ns if self._first_ns is None else self._first_ns
+        stages = costs.graph(request.pipeline).stages
+        for component in {one: None for stage in stages for one in costs.components(stage)}:
+            before = self._decayed(self._asked.pop(component, _Asked(now_ns, 0.0, 0.0)), now_ns)
+            self._asked[component] = _Asked(now_ns, before.recent + 1, before.usual + 1)
+        if len(self._asked) > _MOST_KNOWN:
+            del self._asked[next(iter(self._asked))]
+
+    def per_s(self, component: Component, now_ns: int) -> float:
+        """How many requests per second are expected to ask for a component."""
+        asked = self._asked.get(component)
+        if asked is None or self._first_ns is None:
+            return 0.0
+        now = self._decayed(asked, now_ns)
+        span_ns = max(RECENT_NS, now_ns - self._first_ns)
+        usual_s = USUAL_NS * (1 - exp(-span_ns / USUAL_NS)) / NS_PER_S  # What it would be if one came per second.
+        return _RECENT * now.recent / (RECENT_NS / NS_PER_S) + (1 - _RECENT) * now.usual / usual_s
+
+    def _decayed(self, asked: _Asked, now_ns: int) -> _Asked:
+        passed_ns = max(0, now_ns - asked.at_ns)
+        recent, usual = exp(-passed_ns / RECENT_NS), exp(-passed_ns / USUAL_NS)
+        return _Asked(now_ns, asked.recent * recent, asked.usual * usual)

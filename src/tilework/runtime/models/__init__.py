@@ -1,0 +1,1 @@
+"""Owns what the runtime does about models beside their works: measures them, and changes which are served."""

@@ -1,0 +1,170 @@
+"""The models that an engine serves, which may change while it does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from tilework.control.controller import Controller
+from tilework.core.component import num_bytes
+from tilework.core.events import Event, ModelRemoved, ModelServed
+from tilework.core.lora import Lora
+from tilework.core.model import LoraSource, ModelInfo, ModelSource, NewModel
+from tilework.core.request import Request
+from tilework.core.wire import LoadedModel
+from tilework.cost.table import CostTable, without
+from tilework.cost.table_file import table_json
+from tilework.runtime.executor import Executor, ModelRefused
+from tilework.runtime.models.measuring import Measuring
+
+_POLL_S = 0.05
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Catalog:
+    """Models by name, in `infos`, and how they change: one after another.
+
+    `usual` says how another model runs. `handle` passes events to the controller, `requests` are the open ones. `leave`
+    takes all devices from the controller, and `join` gives them back.
+    """
+
+    infos: dict[str, ModelInfo]
+    loaded: list[LoadedModel]
+    executor: Executor
+    usual: ModelSource
+    controller: Controller
+    measuring: Measuring
+    handle: Callable[[Event], object]
+    requests: Callable[[], Iterable[Request]]
+    leave: Callable[[], None]
+    join: Callable[[], None]
+    is_measuring: bool = False
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def add(self, new: NewModel, *, measure: bool) -> ModelInfo:
+        """Serve another model.
+
+        What its requests cost must be known, from an earlier start or from a model that differs in its weights alone.
+        Else it is measured if that is allowed: as soon as no request is open, and new ones are refused meanwhile.
+
+        Raises:
+            ModelRefused: it cannot be served.
+        """
+        async with self._lock:
+            self._check_on_demand("A model")
+            self._check_new(new.name)
+            source = replace(
+                self.usual, path=new.path, name=new.name, dtype=new.dtype or self.usual.dtype, loras=new.loras
+            )
+            model = await self.executor.read_model(source)
+            name = model.info.name
+            self._check_new(name)
+            self._check_room(model)
+            part = self.measuring.known(model, self.loaded, self.controller.costs.table)
+            if part is None and not measure:
+                raise ModelRefused(
+                    f"what requests for {name} cost here is not known; set measure to true, or start a server with it "
+                    "once"
+                )
+            await self.executor.add_model(replace(source, name=name))
+            if part is None:
+                part = await self._measured(model)
+            self._serve(part)
+            self.infos[name] = model.info
+            self.loaded.append(model)
+            return model.info
+
+    async def remove(self, name: str) -> None:
+        """Serve a model no more: new requests for it are refused at once, and this waits for the open ones.
+
+        Raises:
+            ModelRefused: it is the last one.
+        """
+        async with self._lock:
+            self._check_on_demand("A model")
+            if len(self.infos) == 1:
+                raise ModelRefused(f"{name} is the only model; add another one before")
+            del self.infos[name]
+            await self._ended(lambda one: one.pipeline == name)
+            self.loaded = [one for one in self.loaded if one.info.name != name]
+            self.handle(ModelRemoved(name))
+            self.executor.remove_model(name)
+
+    async def add_lora(self, model: str, source: LoraSource) -> None:
+        """Let requests for a model use another LoRA. Raises ModelRefused."""
+        async with self._lock:
+            self._check_on_demand("A LoRA")
+            info = self.infos[model]
+            if source.name in info.loras:
+                raise ModelRefused(f"{model} has a LoRA {source.name} already; remove it before")
+            lora = await self.executor.add_lora(model, source)
+            table = self.controller.costs.table
+            known = table.loras.get(model, {})
+            slowdown = max((one.slowdown for one in known.values()), default=1.0)
+            self._change_loras(model, {**known, source.name: replace(lora, slowdown=slowdown)})
+
+    async def remove_lora(self, model: str, name: str) -> None:
+        """Let requests for a model use a LoRA no more: new ones are refused at once, and this waits for open ones.
+
+        Raises ModelRefused.
+        """
+        async with self._lock:
+            self._check_on_demand("A LoRA")
+            info = self.infos[model]
+            self.infos[model] = replace(info, loras=tuple(one for one in info.loras if one != name))
+            await self._ended(lambda one: one.pipeline == model and name in [lora.name for lora in one.loras])
+            known = self.controller.costs.table.loras.get(model, {})
+            self._change_loras(model, {one: lora for one, lora in known.items() if one != name})
+            self.executor.remove_lora(model, name)
+
+    async def _measured(self, model: LoadedModel) -> CostTable:
+        """The costs of a model that workers have, measured while nothing else is done."""
+        self.is_measuring = True
+        try:
+            await self._ended(lambda _one: True)
+            self.leave()
+            try:
+                part = await self.measuring.added(model)
+            finally:
+                self.join()
+        except ModelRefused:
+            self.executor.remove_model(model.info.name)
+            raise
+        finally:
+            self.is_measuring = False
+        return self.measuring.part(self.controller.costs.table, model, part)
+
+    async def _ended(self, concerns: Callable[[Request], bool]) -> None:
+        """Wait until no such request is open."""
+        while any(map(concerns, self.requests())):
+            await asyncio.sleep(_POLL_S)
+
+    def _change_loras(self, model: str, loras: Mapping[str, Lora]) -> None:
+        table = self.controller.costs.table
+        others = {row.pipeline for row in table.rows} - {model}
+        part = replace(without(table, others), slo_s={}, loras={model: loras} if loras else {})
+        self._serve(part)
+        self.infos[model] = replace(self.infos[model], loras=tuple(sorted(loras)))
+
+    def _serve(self, part: CostTable) -> None:
+        self.handle(ModelServed(json.dumps(table_json(part))))
+
+    def _check_on_demand(self, what: str) -> None:
+        if self.executor.num_slots:
+            raise ModelRefused(f"{what} cannot come or go beside CPU slots; name it when the server is started")
+        if self.executor.weights_bytes is None:
+            raise ModelRefused(
+                f"{what} comes and goes where weights are loaded when requests need them; start the server with "
+                "--weights-memory"
+            )
+
+    def _check_new(self, name: str) -> None:
+        if name in self.infos:
+            raise ModelRefused(f"{name} is served already; give the model another name, or remove that one before")
+
+    def _check_room(self, model: LoadedModel) -> None:
+        size, room = num_bytes(set(model.components.values())), self.executor.weights_bytes
+        if room is not None and size > room:
+            raise ModelRefused(f"its weights are {size} bytes, and a device has {room} for weights")

@@ -1,0 +1,116 @@
+"""Models and LoRAs that come and go while workers serve."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+
+from tilework.core.lora import Lora
+from tilework.core.model import LoraSource, ModelSource
+from tilework.core.wire import (
+    WEIGHTS,
+    AddLora,
+    AddModel,
+    Command,
+    Loaded,
+    LoadedModel,
+    LoadFailed,
+    LoraAdded,
+    ModelAdded,
+    RemoveLora,
+    RemoveModel,
+    Report,
+    Site,
+)
+from tilework.runtime.executor import ModelRefused
+from tilework.runtime.worker_process import WorkerProcess
+
+_READER = -1  # In place of a device: a process that serves none.
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ModelChanges:
+    """Tells the workers that are `up` what they serve more or less; one change at a time.
+
+    A process of its own reads a further model and leaves a skeleton of it in `directory`, so that workers take it over
+    between two works.
+    """
+
+    directory: Path
+    timeout_s: float
+    grace_s: float
+    up: Callable[[], Sequence[int]]
+    send: Callable[[int, Command], None]
+    _skeletons: dict[str, Path] = field(default_factory=dict)
+    _answers: dict[int, asyncio.Future[Report | None]] = field(default_factory=dict)
+
+    async def read(self, source: ModelSource) -> LoadedModel:
+        """Read a model that no worker serves yet. Raises ModelRefused."""
+        skeleton = self.directory / WEIGHTS / f"{sha256(repr(source).encode()).hexdigest()[:16]}.skeleton"
+        site = Site(device_id=_READER, blobs=str(self.directory), skeleton=str(skeleton))
+        answer: asyncio.Future[LoadedModel] = asyncio.get_running_loop().create_future()
+
+        def on_report(report: Report) -> None:
+            if isinstance(report, Loaded) and not answer.done():
+                answer.set_result(report.models[0])
+            elif isinstance(report, LoadFailed):
+                reader.set_exit_reason(report.reason)
+
+        def on_exit(reason: str) -> None:
+            if not answer.done():
+                answer.set_exception(ModelRefused(reason))
+
+        reader = WorkerProcess(site, [source], on_report, on_exit)
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                model = await answer
+        except TimeoutError:
+            raise ModelRefused(f"it was not read within {self.timeout_s:g} s") from None
+        finally:
+            await reader.close(self.grace_s)
+        self._skeletons[model.info.name] = skeleton
+        return model
+
+    async def add(self, source: ModelSource) -> None:
+        """Let workers serve a model that was read. Raises ModelRefused."""
+        skeleton = self._skeletons.pop(source.name)
+        answers = await self._ask(AddModel(source, str(skeleton)))
+        skeleton.unlink()
+        errors = [one.error for one in answers if isinstance(one, ModelAdded) and one.error]
+        if errors:
+            self.tell(RemoveModel(source.name))
+            raise ModelRefused(errors[0])
+
+    async def add_lora(self, model: str, lora: LoraSource) -> Lora:
+        """Let requests for a model use another LoRA. Raises ModelRefused."""
+        answers = [one for one in await self._ask(AddLora(model, lora)) if isinstance(one, LoraAdded)]
+        found = [one.lora for one in answers if one.lora is not None]
+        if not found or any(one.error for one in answers):
+            self.tell(RemoveLora(model, lora.name))
+            raise ModelRefused(next((one.error for one in answers if one.error), "no worker is up"))
+        return found[0]
+
+    def tell(self, command: Command) -> None:
+        """Send a command to all workers."""
+        for device_id in self.up():
+            self.send(device_id, command)
+
+    def answered(self, device_id: int, report: ModelAdded | LoraAdded) -> None:
+        """A worker has answered."""
+        self._answers[device_id].set_result(report)
+
+    def lost(self, device_id: int) -> None:
+        """A worker will not answer."""
+        if device_id in self._answers and not self._answers[device_id].done():
+            self._answers[device_id].set_result(None)
+
+    async def _ask(self, command: Command) -> list[Report]:
+        """The answers of all workers, without those that are lost meanwhile."""
+        loop = asyncio.get_running_loop()
+        self._answers = {device_id: loop.create_future() for device_id in self.up()}
+        self.tell(command)
+        answers = await asyncio.gather(*self._answers.values())
+        return [one for one in answers if one is not None]

@@ -1,0 +1,168 @@
+"""What models cost on these devices: measured when the engine starts, and known or measured for one that is added."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from tilework.core.component import num_bytes
+from tilework.core.cost_row import CostRow
+from tilework.core.lora import Lora
+from tilework.core.model import ModelInfo
+from tilework.core.wire import LoadedModel
+from tilework.cost.rows import missing_batches
+from tilework.cost.table import CostTable, graphs_of, merged
+from tilework.runtime.executor import Executor, ModelRefused, WorkerStartFailed
+from tilework.runtime.models.costs import CostCache, ModelMeasurer, calibration_shapes, lora_slowdown, start_costs
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measuring:
+    """Measures models; with `exact` neither groups nor batches. `show` is told what it does."""
+
+    executor: Executor
+    cache: CostCache | None
+    exact: bool
+    show: Callable[[str], None]
+
+    async def table(self, loaded: Sequence[LoadedModel]) -> CostTable:
+        """The costs of all models. Of those that differ in their weights alone, the first is measured.
+
+        Raises WorkerStartFailed.
+        """
+        tables: list[CostTable] = []
+        for one in loaded:
+            alike = next((table for other, table in zip(loaded, tables, strict=False) if _are_alike(one, other)), None)
+            table = (
+                await self._measured(one, one.info.name if len(loaded) > 1 else "")
+                if alike is None
+                else await self._like(one, alike)
+            )
+            if table is None:
+                await self.executor.stop()
+                sizes = ", ".join(map(str, calibration_shapes(one.info)))
+                raise WorkerStartFailed(f"{one.info.name} ran at none of {sizes}; the workers' messages say why")
+            tables.append(table)
+        speeds = await self.executor.end_calibration()
+        return replace(merged(tables), load_bytes_per_s=speeds)
+
+    async def _like(self, model: LoadedModel, table: CostTable) -> CostTable:
+        """The costs of a model that differs from the one of this table in its weights alone, and in its LoRAs."""
+        info = model.info
+        ours = replace(table, rows=_renamed(table.rows, info.name), graphs=graphs_of(info.graph), loras={})
+        return replace(ours, loras={info.name: await self._measured_loras(model)}) if model.loras else ours
+
+    async def added(self, model: LoadedModel) -> CostTable:
+        """The costs of a model that workers serve since a moment ago. Raises ModelRefused."""
+        table = await self._measured(model, model.info.name)
+        await self.executor.end_calibration()
+        if table is None:
+            raise ModelRefused(f"{model.info.name} ran at none of its usual sizes; the workers' messages say why")
+        return table
+
+    async def _measured(self, model: LoadedModel, shown: str) -> CostTable | None:
+        """The costs of a model; None if it runs at no size."""
+        info = model.info
+        table = await start_costs(
+            ModelMeasurer(self.executor, info.name),
+            info,
+            self._degrees(info),
+            self.cache,
+            partial(self._on_measuring, shown),
+            with_batches=not self.exact,
+        )
+        if table is None or not model.loras:
+            return table
+        return replace(table, loras={info.name: await self._measured_loras(model)})
+
+    def _degrees(self, info: ModelInfo) -> tuple[int, ...]:
+        """Powers of two, as policies use them; 1 if all requests are exact."""
+        most = 1 if self.exact else min(info.max_degree, self.executor.num_devices)
+        return tuple(1 << power for power in range(most.bit_length()))
+
+    async def _measured_loras(self, model: LoadedModel) -> Mapping[str, Lora]:
+        """The LoRAs of a model. How much longer steps take is measured with the largest one."""
+        name = max(model.loras, key=lambda one: (_size(model.loras[one]), one))
+        total, limit = num_bytes(set(model.components.values())), self.executor.weights_bytes
+        if limit is not None and total + _size(model.loras[name]) > limit:
+            return model.loras  # They do not fit in together, so no request will use it.
+        self.show(f"{model.info.name}: measuring what a LoRA costs")
+        slowdown = await lora_slowdown(ModelMeasurer(self.executor, model.info.name), model.info, name)
+        return {one: replace(lora, slowdown=slowdown) for one, lora in model.loras.items()}
+
+    def known(self, model: LoadedModel, others: Sequence[LoadedModel], table: CostTable) -> CostTable | None:
+        """The costs of a model that was measured at an earlier start, or is like one of `others`; else None."""
+        info = model.info
+        for other in others:
+            if _are_alike(model, other):
+                rows = [row for row in table.rows if row.pipeline == other.info.name]
+                return self.part(table, model, replace(table, rows=_renamed(rows, info.name)))
+        known = None if self.cache is None else self.cache.profiles.latest(self.executor.profile_key(info.name))
+        singles = tuple((shape,) for shape in calibration_shapes(info))
+        if known is None or missing_batches(known.rows, info.graph, singles, 1):
+            return None
+        return self.part(table, model, known)
+
+    def part(self, table: CostTable, model: LoadedModel, costs: CostTable) -> CostTable:
+        """What a table of all models says of one that has these costs."""
+        name = model.info.name
+        slowdown = max((one.slowdown for one in costs.loras.get(name, {}).values()), default=1.0)
+        loras = {one: replace(lora, slowdown=slowdown) for one, lora in model.loras.items()}
+        return replace(
+            table,
+            rows=costs.rows,
+            slo_s={},
+            batch_models={},
+            graphs={name: model.info.graph},
+            components={name: model.components},
+            loras={name: loras} if loras else {},
+        )
+
+    def _on_measuring(self, model: str, num_done: int, num_all: int) -> None:
+        what = f"measuring what steps cost here, {num_done} of {num_all}" if num_all else "warming up the workers"
+        self.show(f"{model}: {what}" if model else what)
+
+
+def _renamed(rows: Iterable[CostRow], pipeline: str) -> tuple[CostRow, ...]:
+    return tuple(replace(row, pipeline=pipeline) for row in rows)
+
+
+def _are_alike(one: LoadedModel, other: LoadedModel) -> bool:
+    """Whether two models differ in their weights alone, so that they take the same time."""
+    ours, theirs = one.info, other.info
+    sizes = [{name: part.num_bytes for name, part in each.components.items()} for each in (one, other)]
+    alike = ("family", "dtype", "parameters", "max_degree", "two_passes", "library", "stages", "default_frames")
+    return sizes[0] == sizes[1] and all(getattr(ours, name) == getattr(theirs, name) for name in alike)
+
+
+def with_weights(table: CostTable, loaded: Sequence[LoadedModel], *, on_demand: bool) -> CostTable:
+    """The table with what the models say of weights: all of them if they are loaded on demand, else which LoRAs."""
+    if not on_demand and not any(one.loras for one in loaded):
+        return table
+    loras = {one.info.name: table.loras.get(one.info.name) or one.loras for one in loaded if one.loras}
+    if not on_demand:
+        loras = {
+            model: {name: replace(one, component=None) for name, one in named.items()} for model, named in loras.items()
+        }
+    return replace(
+        table,
+        graphs={one.info.name: one.info.graph for one in loaded},  # Their stages name the components.
+        components={one.info.name: one.components for one in loaded} if on_demand else {},
+        loras=loras,
+    )
+
+
+def name_refused(loaded: Sequence[LoadedModel]) -> None:
+    """Warn of LoRAs that requests for no model may use; one that fits another model is no mistake."""
+    usable = {name for one in loaded for name in one.loras}
+    refused = {name: reason for one in loaded for name, reason in one.refused.items() if name not in usable}
+    for name, reason in refused.items():
+        _log.warning("no request can use the LoRA %s: %s", name, reason)
+
+
+def _size(lora: Lora) -> int:
+    return 0 if lora.component is None else lora.component.num_bytes

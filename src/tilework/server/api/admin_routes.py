@@ -1,0 +1,146 @@
+"""The routes that change what is served, for clients whose key has the scope admin (docs/serving.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+from fastapi import FastAPI, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from tilework.core.model import LoraSource, ModelInfo, NewModel
+from tilework.runtime.executor import ModelRefused
+from tilework.server.api.images import ImageService
+from tilework.server.calls.parsing.image_call import parsed
+from tilework.server.calls.readiness import Readiness
+from tilework.server.config import ConfigError
+from tilework.server.http.body import BodyLimits, read_json
+from tilework.server.http.errors import ApiError, invalid
+from tilework.server.http.middleware import tenant_of
+from tilework.server.lora_directory import LORA_NAME, loras_in
+from tilework.server.models_file import MODEL_NAME, ModelEntry
+from tilework.server.schema.answers import ModelCard
+
+_Name = Annotated[str, Field(pattern=MODEL_NAME)]
+Body = TypeVar("Body", bound=BaseModel)
+T = TypeVar("T")
+
+
+class _AddModel(BaseModel):
+    """`POST /v1/admin/models`. Descriptions are remedies in error messages."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    path: str = Field(min_length=1, description="a diffusers directory on the server, or a hub id")
+    name: _Name | None = Field(None, description="a name of letters, digits and _ . / -, or nothing")
+    dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
+        None, description='"float32", "bfloat16", "float16", or nothing for that of the first model'
+    )
+    loras: str | None = Field(None, min_length=1, description="a directory of LoRAs on the server, or nothing")
+    aliases: list[_Name] = Field([], description='a list of other names such as ["sd-xl"]')
+    default_slo_s: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="a number of seconds above 0, or nothing"
+    )
+    measure: bool = Field(
+        False, description="true if its costs may be measured, for which no request is served for some seconds"
+    )
+
+
+class _AddLora(BaseModel):
+    """`POST /v1/admin/models/{model}/loras`."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    name: str = Field(pattern=LORA_NAME, description="a name of letters, digits and _ . -")
+    path: str = Field(min_length=1, description="a file on the server that ends with .safetensors")
+
+
+def add_admin_routes(
+    app: FastAPI, images: ImageService, readiness: Readiness, card: Callable[[ModelInfo], ModelCard]
+) -> None:
+    """`card` describes a model to clients."""
+    _add_lora_routes(app, images, readiness, card)
+
+    @app.post("/v1/admin/models", status_code=201, include_in_schema=False)
+    async def add_model(http: Request) -> ModelCard:
+        """Serve another model."""
+        _check(http, readiness)
+        ask = await _asked(http, images, _AddModel, "path", '"./sdxl"')
+        for name in (ask.name, *ask.aliases):
+            if name is not None and images.models.has(name):
+                raise invalid("name" if name == ask.name else "aliases", name, "It names a model that is served.")
+        try:
+            loras = () if ask.loras is None else loras_in(Path(ask.loras))
+        except ConfigError as error:
+            raise invalid("loras", ask.loras, str(error)) from None
+        new = NewModel(path=ask.path, name=ask.name or "", dtype=ask.dtype, loras=loras)
+        info = await _unless_refused(images.engine.catalog.add(new, measure=ask.measure))
+        images.entries[info.name] = ModelEntry(
+            path=ask.path, aliases=tuple(ask.aliases), default_slo_s=ask.default_slo_s
+        )
+        return card(info)
+
+    @app.delete("/v1/admin/models/{model_id:path}", include_in_schema=False)
+    async def remove_model(model_id: str, http: Request) -> dict[str, object]:
+        """Serve a model no more."""
+        _check(http, readiness)
+        info = images.models.named(model_id)
+        await _unless_refused(images.engine.catalog.remove(info.name))
+        images.entries.pop(info.name, None)
+        return {"id": info.name, "object": "model", "deleted": True}
+
+
+def _add_lora_routes(
+    app: FastAPI, images: ImageService, readiness: Readiness, card: Callable[[ModelInfo], ModelCard]
+) -> None:
+    """Before the routes of models, whose paths match these, too."""
+
+    @app.post("/v1/admin/models/{model_id:path}/loras", status_code=201, include_in_schema=False)
+    async def add_lora(model_id: str, http: Request) -> ModelCard:
+        """Let requests for a model use another LoRA."""
+        _check(http, readiness)
+        ask = await _asked(http, images, _AddLora, "name", '"ink"')
+        info = images.models.named(model_id)
+        await _unless_refused(images.engine.catalog.add_lora(info.name, LoraSource(ask.name, ask.path)))
+        return card(images.models.named(info.name))
+
+    @app.delete("/v1/admin/models/{model_id:path}/loras/{lora}", include_in_schema=False)
+    async def remove_lora(model_id: str, lora: str, http: Request) -> ModelCard:
+        """Let requests for a model use a LoRA no more."""
+        _check(http, readiness)
+        info = images.models.named(model_id)
+        if lora not in info.loras:
+            raise ApiError(404, f"{info.name} has no LoRA {lora!r}.", code="lora_not_found")
+        await _unless_refused(images.engine.catalog.remove_lora(info.name, lora))
+        return card(images.models.named(info.name))
+
+
+def _check(http: Request, readiness: Readiness) -> None:
+    readiness.require()
+    if not tenant_of(http.scope).is_admin:
+        raise ApiError(
+            403,
+            "This key may not change what is served. Send one with the scope admin: TILEWORK_ADMIN_KEY, or admin = "
+            "true in the file of tenants.",
+            code="permission_denied",
+        )
+
+
+async def _asked(http: Request, images: ImageService, model: type[Body], required: str, example: str) -> Body:
+    """The body of a change."""
+    config = images.config
+    with images.bodies.room.place() as place:
+        limits = BodyLimits(max_bytes=config.max_body_bytes, timeout_s=config.read_timeout_s, place=place)
+        body = await read_json(http, limits)
+    unknown = [name for name in body if name not in model.model_fields]
+    if unknown:
+        raise invalid(unknown[0], body[unknown[0]], f"Give {', '.join(model.model_fields)}.")
+    return parsed(model, body, required, example)
+
+
+async def _unless_refused(change: Awaitable[T]) -> T:
+    try:
+        return await change
+    except ModelRefused as error:
+        raise ApiError(409, f"{error}.", code="model_refused") from None

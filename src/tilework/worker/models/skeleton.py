@@ -1,0 +1,100 @@
+"""Models without their weights, so that workers that serve can take one over in a moment.
+
+A process of its own reads a model that is added while the server runs, keeps its weights on the host, and leaves the
+rest of it in a file. Pickled, since it consists of the libraries' own objects; it lies in the server's own directory,
+which no other user can write.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tilework.core.component import Component
+from tilework.core.lora import Lora
+from tilework.core.model import LoraSource, ModelSource
+from tilework.core.wire import LoadedModel
+from tilework.pipelines.components import modules_of
+from tilework.pipelines.errors import UnsupportedModel
+from tilework.pipelines.family import Family
+from tilework.pipelines.loading import family_of, load_component, load_stock
+from tilework.worker.models.describe import described
+from tilework.worker.models.loras import WorkerLoras
+from tilework.worker.models.shared_weights import weights_of
+from tilework.worker.models.weights import KeptWeights, Weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skeleton:
+    """A stock pipeline without weights, pickled, and what is known of its weights and LoRAs, by name."""
+
+    pipeline: bytes
+    weights: Mapping[str, KeptWeights]
+    loras: Mapping[str, tuple[LoraSource, Lora, str]]
+    model: LoadedModel
+
+
+def leave_skeleton(source: ModelSource, weights: Weights, file: Path) -> LoadedModel:
+    """Read a model, keep its weights on the host, and write the rest of it.
+
+    Raises:
+        ModelError: it cannot be served.
+    """
+    pipeline = load_stock(replace(source, device="cpu"))
+    modules = modules_of(pipeline)
+    kept = {name: KeptWeights.of(module) for name, module in modules.items()}
+    for name, module in modules.items():
+        weights.keep(kept[name], weights_of(module))
+    pickled = _without_weights(pipeline)
+    family, loras = family_of(source, pipeline), WorkerLoras(on_demand=True)
+    usable, refused = loras.add_all(family, source)
+    model = described(family, source, {name: one.component for name, one in kept.items()}, usable, refused)
+    name = family.info.name
+    known = {
+        one.name: (one, usable[one.name], loras.content(name, one.name)) for one in source.loras if one.name in usable
+    }
+    skeleton = Skeleton(pipeline=pickled, weights=kept, loras=known, model=model)
+    temporary = file.with_suffix(".part")
+    temporary.write_bytes(pickle.dumps(skeleton))
+    temporary.rename(file)
+    return model
+
+
+def _without_weights(pipeline: Any) -> bytes:
+    """The pickled pipeline. Its weights are as before afterwards."""
+    held = [(one, one.data) for module in modules_of(pipeline).values() for one in weights_of(module)]
+    try:
+        for one, _ in held:
+            one.data = torch.empty(0, dtype=one.dtype)
+        return pickle.dumps(pipeline)
+    except Exception as error:
+        raise UnsupportedModel(
+            f"{type(pipeline).__name__} cannot be added while the server runs ({type(error).__name__}: {error}); name "
+            "it when the server is started"
+        ) from error
+    finally:
+        for one, data in held:
+            one.data = data
+
+
+def take_over(
+    source: ModelSource, file: Path, weights: Weights, loras: WorkerLoras, device: torch.device
+) -> tuple[Family, Mapping[str, Component]]:
+    """The model of a skeleton. None of its weights and LoRAs is on the device."""
+    skeleton: Skeleton = pickle.loads(file.read_bytes())
+    pipeline = pickle.loads(skeleton.pipeline)
+    pipeline.to(device)  # What is no weight of a component.
+    family = family_of(source, pipeline)
+    for name, module in modules_of(pipeline).items():
+        kept = skeleton.weights[name]
+        forms = tuple(replace(form, device=device) for form in kept.forms)
+        weights.add_empty(module, replace(kept, forms=forms), partial(load_component, source, name))
+    for one, lora, content in skeleton.loras.values():
+        loras.add_known(family.info.name, family, one, lora, content)
+    return family, {name: kept.component for name, kept in skeleton.weights.items()}

@@ -1,0 +1,192 @@
+"""Models and LoRAs that come and go while requests are served."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import tilework
+import tiny
+from loras import denoiser_of, save_lora, use_stock
+from runtime.rig import Rig, assert_nothing_is_left, until
+from tilework.control.log import replay
+from tilework.core.actions import Reject
+from tilework.core.lora import UsedLora
+from tilework.core.model import LoraSource, ModelSource, NewModel
+from tilework.core.request import Status
+from tilework.core.wire import Spec
+from tilework.runtime.executor import ModelRefused
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two checkpoints of one architecture, a model of another, one without its denoiser, and a LoRA of the second."""
+    tiny.prepare()
+    root = tmp_path_factory.mktemp("models")
+    for name in ("first", "second"):
+        pipeline = tiny.build_sd3()
+        with torch.no_grad():
+            for weight in denoiser_of(pipeline).parameters():
+                weight.mul_(1.0 if name == "first" else 1.5)
+        tiny.save(pipeline, root / name, name)
+    tiny.save(tiny.build_sdxl(), root / "other", "other")
+    shutil.copytree(root / "first", root / "broken")
+    shutil.rmtree(root / "broken" / "transformer")
+    save_lora(tiny.build_sd3(), root / "ink.safetensors", 1, text_encoder=True)
+    return {path.stem: path for path in root.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def stock(places: dict[str, Path]) -> Callable[[str, Spec], np.ndarray]:
+    def draw(name: str, spec: Spec) -> np.ndarray:
+        pipeline = tilework.reference(str(places[name]))
+        if spec.loras:
+            use_stock(pipeline, {"ink": places["ink"]}, {one.name: one.scale for one in spec.loras})
+        return tiny.run_stock(pipeline, spec).pixels
+
+    return draw
+
+
+@contextmanager
+def serving(places: dict[str, Path], num_workers: int = 1) -> Iterator[Rig]:
+    files = places["first"].rglob("*.safetensors")
+    budget = int(1.7 * sum(file.stat().st_size for file in files))
+    rig = Rig((ModelSource(path=str(places["first"]), name="first"),), "tilework", num_workers, weights_bytes=budget)
+    rig.run(rig.engine.start())
+    try:
+        yield rig
+        assert_nothing_is_left(rig.engine)
+        assert replay(rig.log.getvalue().splitlines())[1] is None
+    finally:
+        rig.close()
+
+
+def source(places: dict[str, Path], name: str) -> NewModel:
+    return NewModel(path=str(places[name]), name=name)
+
+
+async def drawn(rig: Rig, model: str, spec: Spec) -> np.ndarray:
+    ticket = rig.submit(spec, f"{model}-{spec.seed}-{len(rig.log.getvalue())}", model=model)
+    assert not isinstance(ticket, Reject), ticket.reason
+    outcome = await ticket.outcome
+    assert outcome.status is Status.DONE, outcome.reason
+    assert outcome.image is not None
+    return tiny.pixels(outcome.image)
+
+
+def test_a_checkpoint_of_a_known_architecture_comes_and_goes(
+    places: dict[str, Path], stock: Callable[[str, Spec], np.ndarray]
+) -> None:
+    with serving(places) as rig:
+
+        async def scenario() -> list[np.ndarray]:
+            running = [drawn(rig, "first", tiny.spec(seed=seed, exact=True)) for seed in range(3)]
+            beside = asyncio.gather(*running)
+            await rig.engine.catalog.add(source(places, "second"), measure=False)
+            pictures = [await drawn(rig, name, tiny.spec(exact=True)) for name in ("second", "first", "second")]
+            await rig.engine.catalog.remove("second")
+            assert list(rig.engine.models) == ["first"]
+            return [*await beside, *pictures, await drawn(rig, "first", tiny.spec(exact=True))]
+
+        pictures = rig.run(scenario())
+        specs = [tiny.spec(seed=seed, exact=True) for seed in range(3)] + [tiny.spec(exact=True)] * 4
+        names = ["first"] * 3 + ["second", "first", "second", "first"]
+        for picture, name, spec in zip(pictures, names, specs, strict=True):
+            assert np.array_equal(picture, stock(name, spec)), name
+
+
+def test_one_of_an_unknown_architecture_is_measured_if_that_is_allowed(
+    places: dict[str, Path], stock: Callable[[str, Spec], np.ndarray]
+) -> None:
+    with serving(places) as rig:
+
+        async def scenario() -> np.ndarray:
+            with pytest.raises(ModelRefused, match="what requests for other cost here is not known; set measure"):
+                await rig.engine.catalog.add(source(places, "other"), measure=False)
+            assert list(rig.engine.models) == ["first"]
+            adding = asyncio.ensure_future(rig.engine.catalog.add(source(places, "other"), measure=True))
+            await until(lambda: rig.engine.catalog.is_measuring)
+            refused = rig.submit(tiny.spec(), "meanwhile")
+            assert isinstance(refused, Reject)
+            assert "a new model is measured" in refused.reason
+            await adding
+            return await drawn(rig, "other", tiny.spec(exact=True))
+
+        assert np.array_equal(rig.run(scenario()), stock("other", tiny.spec(exact=True)))
+
+
+def test_a_broken_model_is_refused_and_disturbs_nobody(
+    places: dict[str, Path], stock: Callable[[str, Spec], np.ndarray]
+) -> None:
+    with serving(places) as rig:
+
+        async def scenario() -> np.ndarray:
+            running = asyncio.ensure_future(drawn(rig, "first", tiny.spec(exact=True)))
+            with pytest.raises(ModelRefused, match="transformer"):
+                await rig.engine.catalog.add(source(places, "broken"), measure=True)
+            with pytest.raises(ModelRefused, match="first is served already"):
+                await rig.engine.catalog.add(source(places, "first"), measure=True)
+            with pytest.raises(ModelRefused, match="first is the only model"):
+                await rig.engine.catalog.remove("first")
+            return await running
+
+        assert np.array_equal(rig.run(scenario()), stock("first", tiny.spec(exact=True)))
+
+
+def test_loras_come_and_go(places: dict[str, Path], stock: Callable[[str, Spec], np.ndarray]) -> None:
+    with_ink = tiny.spec(exact=True, loras=(UsedLora("ink", 0.8),))
+    with serving(places) as rig:
+
+        async def scenario() -> list[np.ndarray]:
+            catalog = rig.engine.catalog
+            with pytest.raises(ModelRefused, match="is no file"):
+                await catalog.add_lora("first", LoraSource("ink", str(places["first"])))
+            await catalog.add_lora("first", LoraSource("ink", str(places["ink"])))
+            with pytest.raises(ModelRefused, match="has a LoRA ink already"):
+                await catalog.add_lora("first", LoraSource("ink", str(places["ink"])))
+            assert rig.engine.models["first"].loras == ("ink",)
+            pictures = [await drawn(rig, "first", spec) for spec in (with_ink, tiny.spec(exact=True))]
+            await catalog.remove_lora("first", "ink")
+            assert rig.engine.models["first"].loras == ()
+            refused = rig.submit(with_ink, "late", model="first")
+            assert isinstance(refused, Reject)
+            return pictures
+
+        pictures = rig.run(scenario())
+        for picture, spec in zip(pictures, (with_ink, tiny.spec(exact=True)), strict=True):
+            assert np.array_equal(picture, stock("first", spec))
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_started_again_serves_what_was_added(
+    places: dict[str, Path], stock: Callable[[str, Spec], np.ndarray]
+) -> None:
+    with serving(places) as rig:
+
+        async def scenario() -> np.ndarray:
+            await rig.engine.catalog.add(source(places, "second"), measure=False)
+            await rig.engine.catalog.add_lora("second", LoraSource("ink", str(places["ink"])))
+            os.kill(rig.executor.pid(0) or 0, signal.SIGKILL)
+            return await drawn(rig, "second", tiny.spec(exact=True, loras=(UsedLora("ink", 1.0),)))
+
+        expected = stock("second", tiny.spec(exact=True, loras=(UsedLora("ink", 1.0),)))
+        assert np.array_equal(rig.run(scenario()), expected)
+
+
+def test_without_a_limit_of_weights_nothing_comes_or_goes(places: dict[str, Path]) -> None:
+    rig = Rig((ModelSource(path=str(places["first"]), name="first"),), "tilework", 1)
+    rig.run(rig.engine.start())
+    try:
+        with pytest.raises(ModelRefused, match="start the server with --weights-memory"):
+            rig.run(rig.engine.catalog.add(source(places, "second"), measure=False))
+    finally:
+        rig.close()

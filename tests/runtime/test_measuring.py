@@ -1,0 +1,93 @@
+"""What an engine measures of its models when it starts, and of one that is added."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from runtime.fake_measurer import INFO, KEY, FakeMeasurer
+from tilework.core.component import Component, LoadSource
+from tilework.core.cost_row import CostRow
+from tilework.core.lora import Lora
+from tilework.core.wire import LoadedModel
+from tilework.cost.profile import ProfileKey
+from tilework.cost.table import CostTable
+from tilework.runtime.models.measuring import Measuring, with_weights
+
+SLOWER = 1.5  # A step with a LoRA.
+
+
+@dataclass
+class FakeExecutor:
+    """Measures by a `FakeMeasurer` for each model."""
+
+    measured: list[str] = field(default_factory=list)
+    weights_bytes: int | None = None
+    num_devices: int = 1
+
+    def profile_key(self, model: str) -> ProfileKey:
+        return replace(KEY, model=model)
+
+    async def calibrate(
+        self, model: str, batches: Any, degree: int = 1, num_runs: int | None = None, loras: Sequence[Any] = ()
+    ) -> tuple[CostRow, ...]:
+        self.measured.append(model)
+        rows = await FakeMeasurer(info=replace(INFO, name=model)).calibrate(batches, degree, num_runs)
+        return tuple(replace(row, seconds=row.seconds * SLOWER, p99_seconds=None) for row in rows) if loras else rows
+
+    async def end_calibration(self) -> dict[LoadSource, float]:
+        return {LoadSource.DISK: 1e9}
+
+
+def model(name: str, parameters: int = 1, **changes: Any) -> LoadedModel:
+    components = {part: Component(f"{name} {part}", 10 * parameters) for part in ("unet", "vae")}
+    return LoadedModel(info=replace(INFO, name=name, parameters=parameters), components=components, **changes)
+
+
+def table(executor: FakeExecutor, *models: LoadedModel) -> CostTable:
+    measuring = Measuring(executor=executor, cache=None, exact=False, show=lambda _text: None)  # type: ignore[arg-type]
+    return asyncio.run(measuring.table(models))
+
+
+def rows(costs: CostTable, pipeline: str) -> list[CostRow]:
+    return [replace(row, pipeline="") for row in costs.rows if row.pipeline == pipeline]
+
+
+def test_of_models_that_differ_in_their_weights_alone_the_first_is_measured() -> None:
+    executor = FakeExecutor()
+    costs = table(executor, model("a"), model("b"), model("larger", parameters=2))
+    assert set(executor.measured) == {"a", "larger"}
+    assert rows(costs, "a") == rows(costs, "b") != []
+    assert rows(costs, "larger")
+
+
+def test_how_much_longer_steps_with_a_lora_take_is_measured() -> None:
+    loras = {
+        name: Lora(changes=frozenset({"unet"}), component=Component(name, size)) for name, size in (("x", 1), ("y", 2))
+    }
+    executor = FakeExecutor()
+    costs = table(executor, model("a"), model("b", loras=loras))
+    assert [one.slowdown for one in costs.loras["b"].values()] == pytest.approx([SLOWER, SLOWER])
+    assert "a" not in costs.loras
+    resident = with_weights(costs, [model("a"), model("b", loras=loras)], on_demand=False)
+    assert {one.component for one in resident.loras["b"].values()} == {None}, "all devices always have them"
+    assert not resident.components
+    on_demand = with_weights(costs, [model("a"), model("b", loras=loras)], on_demand=True)
+    assert on_demand.loras["b"]["x"].component == Component("x", 1)
+    assert on_demand.components["a"]["vae"] == Component("a vae", 10)
+
+
+def test_the_costs_of_an_added_model_are_those_of_one_like_it() -> None:
+    executor = FakeExecutor(weights_bytes=100)
+    first, like, other = model("a"), model("b"), model("c", parameters=3)
+    costs = with_weights(table(executor, first), [first], on_demand=True)
+    measuring = Measuring(executor=executor, cache=None, exact=False, show=lambda _text: None)  # type: ignore[arg-type]
+    part = measuring.known(like, [first], costs)
+    assert part is not None
+    assert rows(part, "b") == rows(costs, "a")
+    assert (set(part.components), part.memory_bytes) == ({"b"}, costs.memory_bytes)
+    assert measuring.known(other, [first], costs) is None

@@ -1,0 +1,139 @@
+"""The routes that change what is served: who may, what they accept, and what they pass on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from fake_engine import INFO, FakeEngine, Served, serving
+from tilework.core.model import LoraSource, ModelInfo, NewModel
+from tilework.runtime.executor import ModelRefused
+from tilework.server.config import ConfigError, ServerConfig
+from tilework.server.tenants import load_tenants
+
+ADMIN = {"Authorization": "Bearer admin-key"}
+
+
+@dataclass
+class FakeCatalog:
+    """Changes the models of a fake engine, and keeps what it was asked for."""
+
+    engine: FakeEngine
+    asked: list[Any] = field(default_factory=list)
+    refusal: str = ""
+
+    async def add(self, new: NewModel, *, measure: bool) -> ModelInfo:
+        self.asked.append((new, measure))
+        if self.refusal:
+            raise ModelRefused(self.refusal)
+        self.engine.others += (replace(INFO, name=new.name),)
+        return self.engine.others[-1]
+
+    async def remove(self, name: str) -> None:
+        self.engine.others = tuple(one for one in self.engine.others if one.name != name)
+
+    async def add_lora(self, model: str, source: LoraSource) -> None:
+        self.asked.append(source)
+        self.engine.info = replace(self.engine.info, loras=(*self.engine.info.loras, source.name))
+
+    async def remove_lora(self, model: str, name: str) -> None:
+        self.engine.info = replace(self.engine.info, loras=())
+
+
+@pytest.fixture
+def server() -> Iterator[Served]:
+    engine = FakeEngine()
+    engine.catalog = FakeCatalog(engine)
+    with serving(engine, admin_key="admin-key") as served:
+        yield served
+
+
+def add(server: Served, **fields: object) -> httpx.Response:
+    return server.http.post("/v1/admin/models", json=fields, headers=ADMIN)
+
+
+def test_a_model_comes_with_its_names_and_deadline_and_goes(server: Served, tmp_path: Path) -> None:
+    (tmp_path / "ink.safetensors").touch()
+    answer = add(server, path="./sdxl", name="sdxl", loras=str(tmp_path), aliases=["xl"], default_slo_s=9, measure=True)
+    assert answer.status_code == 201, answer.text
+    assert (answer.json()["id"], answer.json()["tilework"]["aliases"]) == ("sdxl", ["xl"])
+    assert server.engine.catalog.asked == [
+        (NewModel(path="./sdxl", name="sdxl", loras=(LoraSource("ink", str(tmp_path / "ink.safetensors")),)), True)
+    ]
+    assert server.http.post("/v1/images/generations", json={"prompt": "x", "model": "xl"}).status_code == 200
+    assert server.engine.requests[-1].pipeline == "sdxl"
+    assert server.engine.requests[-1].deadline_ns is not None
+    gone = server.http.delete("/v1/admin/models/xl", headers=ADMIN)
+    assert gone.json() == {"id": "sdxl", "object": "model", "deleted": True}
+    assert server.http.get("/v1/models/sdxl").status_code == 404
+    assert server.http.get("/v1/models/xl").status_code == 404
+
+
+def test_a_lora_comes_and_goes(server: Served) -> None:
+    place = f"/v1/admin/models/{INFO.name}/loras"
+    answer = server.http.post(place, json={"name": "ink", "path": "/ink.safetensors"}, headers=ADMIN)
+    assert (answer.status_code, answer.json()["tilework"]["loras"]) == (201, ["ink"])
+    assert server.engine.catalog.asked == [LoraSource("ink", "/ink.safetensors")]
+    ask = {"prompt": "x", "lora": [{"name": "ink", "scale": 0.5}]}
+    assert server.http.post("/v1/images/generations", json=ask).status_code == 200
+    assert [one.scale for one in server.engine.requests[-1].loras] == [0.5]
+    assert server.http.delete(f"{place}/chalk", headers=ADMIN).status_code == 404
+    assert server.http.delete(f"{place}/ink", headers=ADMIN).json()["tilework"]["loras"] == []
+    assert server.http.post("/v1/images/generations", json=ask).json()["error"]["code"] == "unknown_lora"
+
+
+def test_only_a_key_with_the_scope_admin_changes_what_is_served(server: Served) -> None:
+    for headers in ({}, {"Authorization": "Bearer other"}):
+        for method, path in (("POST", ""), ("DELETE", "/x"), ("POST", "/x/loras"), ("DELETE", "/x/loras/y")):
+            answer = server.http.request(method, f"/v1/admin/models{path}", headers=headers)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (403, "permission_denied")
+    assert not server.engine.catalog.asked
+    assert server.http.get("/v1/models").status_code == 200, "an admin key alone leaves the server open"
+
+
+def test_a_refusal_is_passed_on_with_its_reason(server: Served) -> None:
+    server.engine.catalog.refusal = "its weights are too large"
+    answer = add(server, path="./sdxl", name="sdxl")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "model_refused")
+    assert answer.json()["error"]["message"] == "its weights are too large."
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "path"),
+        ({"path": ""}, "path"),
+        ({"path": "./x", "name": "a b"}, "name"),
+        ({"path": "./x", "name": INFO.name}, "name"),
+        ({"path": "./x", "aliases": [INFO.name]}, "aliases"),
+        ({"path": "./x", "dtype": "int8"}, "dtype"),
+        ({"path": "./x", "loras": "/no/such/place"}, "loras"),
+        ({"path": "./x", "measure": "yes"}, "measure"),
+        ({"path": "./x", "adapter": "os:system"}, "adapter"),
+    ],
+)
+def test_a_wrong_field_is_named(server: Served, fields: dict[str, object], param: str) -> None:
+    answer = add(server, **fields)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert not server.engine.catalog.asked
+
+
+def test_a_tenant_may_have_the_scope(tmp_path: Path) -> None:
+    file = tmp_path / "tenants.toml"
+    file.write_text('[tenants.ops]\nkeys = ["a"]\nadmin = true\n[tenants.web]\nkeys = ["b"]\n')
+    tenants = load_tenants(ServerConfig(tenants=str(file), admin_key="c"))
+    found = {key: tenants.find(key.encode()) for key in "abcd"}
+    assert {key: one is not None and one.is_admin for key, one in found.items()} == {
+        "a": True,
+        "b": False,
+        "c": True,
+        "d": False,
+    }
+    assert found["d"] is None, "a server with keys is closed to others"
+    with pytest.raises(ConfigError, match="a key of admin_key is one of api_key or of a tenant"):
+        load_tenants(ServerConfig(tenants=str(file), admin_key="b"))
