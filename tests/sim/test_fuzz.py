@@ -324,6 +324,16 @@ def drop_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Memory, "used", lambda self, *use: real(self, *use)._replace(drops=()))
 
 
+def call_loads_ahead(value: bool) -> Callable[[pytest.MonkeyPatch], None]:
+    def breakage(monkeypatch: pytest.MonkeyPatch) -> None:
+        real = Components._load
+        monkeypatch.setattr(
+            Components, "_load", lambda self, *load: [replace(one, is_ahead=value) for one in real(self, *load)]
+        )
+
+    return breakage
+
+
 def answer_at_random(monkeypatch: pytest.MonkeyPatch) -> None:
     """A decision depends on something that is not in the log."""
     real, count = Tracker.commit, iter(range(10**9))
@@ -352,6 +362,8 @@ def answer_at_random(monkeypatch: pytest.MonkeyPatch) -> None:
         (show_policies_the_stages_of_slots, "runs on cpu devices", [], "edf"),
         (load_nothing, " lacks {", [], "edf"),
         (drop_nothing, " fit", [], "edf"),
+        (call_loads_ahead(True), "loads ahead of need, and has the works", [], "edf"),
+        (call_loads_ahead(False), "load for no work", [], "tilework"),
         (answer_at_random, "replayed", ["replay=0.02:1"], "edf"),
     ],
 )

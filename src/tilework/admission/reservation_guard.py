@@ -13,7 +13,7 @@ from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import DeviceKind
 from tilework.core.interfaces import Block, ClusterView, CostModel, JobView
 from tilework.core.time import NEVER_NS, NS_PER_MS, NS_PER_S
-from tilework.core.work import Group, Start
+from tilework.core.work import Group, Preload, Start
 from tilework.policy.toolkit.demand import usable_degree
 from tilework.policy.toolkit.open_devices import WORKS_PER_DEVICE
 
@@ -86,6 +86,14 @@ class ReservationGuard:
         what_if = WhatIf.now(view, costs, now_ns, self._known.far_from)
         blocks = self._accepted(what_if.plus(starts))
         return self._sift(_by_job(starts, view), what_if) if blocks is None else Review(starts, blocks)
+
+    def review_preload(
+        self, preload: Preload, view: ClusterView, costs: CostModel, now_ns: int
+    ) -> Mapping[int, Block] | None:
+        """The reservations that change with a load ahead of need, by job id; None if it endangers a promise."""
+        if self._known is None:
+            return {}
+        return self._accepted(WhatIf.now(view, costs, now_ns, self._known.far_from).plus_preload(preload))
 
     def _sift(self, parts: Sequence[tuple[Start, ...]], what_if: WhatIf) -> Review:
         """Take the parts that leave a proof, one by one, until some leave none."""

@@ -12,7 +12,7 @@ from tilework.core.component import Component, Memory, num_bytes
 from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import DeviceKind, Stage
 from tilework.core.interfaces import Block, ClusterView, CostModel, DeviceView, JobView
-from tilework.core.work import Group, Start
+from tilework.core.work import Group, Preload, Start
 from tilework.policy.toolkit.buddy_allocator import nodes
 from tilework.policy.toolkit.demand import reserved_at
 
@@ -60,14 +60,7 @@ class WhatIf:
 
     def plus(self, starts: Sequence[Start]) -> WhatIf:
         """The state after these starts, in addition to earlier ones."""
-        after = replace(
-            self,
-            free_ns=dict(self.free_ns),
-            cursors=dict(self.cursors),
-            ready_ns=dict(self.ready_ns),
-            changed=dict(self.changed),
-            memories=dict(self.memories),
-        )
+        after = self._copy()
         groups: dict[int, Group] = {}
         for start in starts:
             group = () if start.stage.kind is DeviceKind.CPU else start.devices
@@ -78,6 +71,23 @@ class WhatIf:
         if self.view.needs_loads:
             after._lose_components({device_id for start in starts for device_id in start.devices}, groups)
         return after
+
+    def plus_preload(self, preload: Preload) -> WhatIf:
+        """The state after a load ahead of need, from the slowest source."""
+        after, device_id = self._copy(), preload.device_id
+        after.free_ns[device_id] += after._load(device_id, preload.stage, preload.drop_order.device)
+        after._lose_components({device_id}, ())
+        return after
+
+    def _copy(self) -> WhatIf:
+        return replace(
+            self,
+            free_ns=dict(self.free_ns),
+            cursors=dict(self.cursors),
+            ready_ns=dict(self.ready_ns),
+            changed=dict(self.changed),
+            memories=dict(self.memories),
+        )
 
     def _add(self, start: Start) -> list[JobView]:
         """Add a start; returns its promised jobs."""

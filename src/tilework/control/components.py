@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilework.control.cluster.device import Device
 from tilework.control.cluster.tracker import Tracker
@@ -11,14 +11,16 @@ from tilework.core.actions import Action, DropComponents, LoadComponents
 from tilework.core.component import HOST_SOURCES, Component, DropOrder, LoadSource, Memory, num_bytes
 from tilework.core.events import ComponentsLoaded, DeviceJoined
 from tilework.core.graph.stage import DeviceKind, Stage
-from tilework.core.work import Start
+from tilework.core.work import Preload, Start
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
+
+_NO_WORK = 0  # Works are numbered from 1.
 
 
 @dataclass(frozen=True, slots=True)
 class _Load:
-    """A load in progress, or queued on a device before a work."""
+    """A load in progress, or queued on a device before a work; `_NO_WORK` while no work waits for it."""
 
     device_id: int
     node: int
@@ -29,7 +31,7 @@ class _Load:
 
 
 class Components:
-    """Loads what the stage of each start needs onto the devices that lack it, just before the work.
+    """Loads what the stage of each start needs onto the devices that lack it, just before the work; and ahead of need.
 
     If there is no room, components are dropped in the order of the start (`Start.drop_order`). A component is loaded
     from the source that is quickest of those that have it (`LoadSources`): another device of the node that has done all
@@ -90,19 +92,48 @@ class Components:
         """
         actions: list[Action] = []
         loads_ns: dict[int, int] = {}
-        if start.stage.kind is DeviceKind.ACCELERATOR and (wanted := self._costs.components(start.stage)):
+        if start.stage.kind is DeviceKind.ACCELERATOR:
             for device_id in start.devices:
                 device = self._tracker.device(device_id)
                 assert device is not None
-                change = device.memory.used(wanted, start.drop_order.device)
-                if change.drops:
-                    actions.append(DropComponents(device_id, _digests(change.drops)))
-                if change.loads:
-                    loads = self._load(device, start.stage, change.loads, work_id, start.drop_order)
-                    actions += loads
-                    loads_ns[device_id] = sum(self._costs.load_ns(one.num_bytes, one.source) for one in loads)
-                self._tracker.set_memory(device_id, change.memory)
+                changes, load_ns = self._change(device, start.stage, work_id, start.drop_order)
+                actions += changes
+                if load_ns := load_ns + self._take_over(device, work_id):
+                    loads_ns[device_id] = load_ns
         return actions, loads_ns
+
+    def preload(self, preload: Preload) -> Sequence[Action]:
+        """Load ahead of need onto an idle device, which is busy until that has ended."""
+        device = self._tracker.device(preload.device_id)
+        assert device is not None
+        assert not device.works
+        assert not device.is_loading
+        actions, load_ns = self._change(device, preload.stage, _NO_WORK, preload.drop_order)
+        if load_ns:
+            device.loaded_ns = device.now.ns + load_ns
+        return actions
+
+    def _change(self, device: Device, stage: Stage, work_id: int, order: DropOrder) -> tuple[Sequence[Action], int]:
+        """What a device must drop and load for a stage, and how long it loads. It has the components from then on."""
+        change, load_ns, actions = device.memory.used(self._costs.components(stage), order.device), 0, list[Action]()
+        if change.drops:
+            actions.append(DropComponents(device.device_id, _digests(change.drops)))
+        if change.loads:
+            loads = self._load(device, stage, change.loads, work_id, order)
+            actions += loads
+            load_ns = sum(self._costs.load_ns(one.num_bytes, one.source) for one in loads)
+        self._tracker.set_memory(device.device_id, change.memory)
+        return actions, load_ns
+
+    def _take_over(self, device: Device, work_id: int) -> int:
+        """Let a work wait for the load ahead of need that its device is doing, if any; returns how long that takes."""
+        if device.loaded_ns is None:
+            return 0
+        left_ns, device.loaded_ns = max(0, device.loaded_ns - device.now.ns), None
+        for load_id, load in self._loads.items():
+            if load.device_id == device.device_id and load.work_id == _NO_WORK:
+                self._loads[load_id] = replace(load, work_id=work_id)
+        return max(1, left_ns)
 
     def _load(
         self, device: Device, stage: Stage, wanted: Sequence[Component], work_id: int, order: DropOrder
@@ -120,7 +151,14 @@ class Components:
             size = num_bytes(components)
             loads.append(
                 LoadComponents(
-                    self._next_id, device.device_id, stage, _digests(components), size, source, _digests(forgets)
+                    self._next_id,
+                    device.device_id,
+                    stage,
+                    _digests(components),
+                    size,
+                    source,
+                    _digests(forgets),
+                    is_ahead=work_id == _NO_WORK,
                 )
             )
             self._loads[self._next_id] = load
@@ -139,6 +177,9 @@ class Components:
         others = (one for one in self._loads.values() if one.work_id == load.work_id)
         if device is not None and all(one.device_id != load.device_id for one in others):
             device.loads_ns.pop(load.work_id, None)
+            if load.work_id == _NO_WORK:
+                device.loaded_ns = None
+                device.num_changes += 1
 
 
 def _digests(components: Sequence[Component]) -> tuple[str, ...]:

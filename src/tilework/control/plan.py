@@ -11,7 +11,7 @@ from tilework.control.expiry import Expiry
 from tilework.control.slots import slot_starts
 from tilework.core.actions import Action, DropState, DropToBestEffort, MoveState, RunWork, Stop, WakeAt
 from tilework.core.interfaces import Block, Policy
-from tilework.core.work import Group, Plan, Start
+from tilework.core.work import Group, Plan, Preload, Start
 from tilework.cost.table_costs import TableCosts
 
 _MOST_PLANS = 3  # For one event.
@@ -67,6 +67,7 @@ class Planner:
             forced = self._guard.forced(self._tracker, self._costs, now_ns)
             actions += [action for start in forced for action in self._start(start)]
             if not forced:
+                actions += self._preload(plan.preloads, now_ns)
                 break
         unpark_ns = self._costs.forgets_ns if self._tracker.num_parked else None
         guard_ns = self._guard.wake_ns(self._tracker, now_ns)
@@ -86,6 +87,21 @@ class Planner:
                 continue
             actions += [action for one in review.starts for action in self._start(one)]
             self._reserve(review.blocks)
+        return actions
+
+    def _preload(self, preloads: Sequence[Preload], now_ns: int) -> list[Action]:
+        """Begin loads ahead of need on devices that are idle, except where that endangers a promise."""
+        actions: list[Action] = []
+        for preload in preloads:
+            device = self._tracker.device(preload.device_id)
+            if device is None or device.works or device.is_loading:
+                continue
+            blocks = self._guard.review_preload(preload, self._tracker, self._costs, now_ns)
+            if blocks is not None:
+                actions += self._components.preload(preload)
+                self._reserve(blocks)
+        if actions:
+            self._update_proof(now_ns)
         return actions
 
     def _drop_to_best_effort(self, plan: Plan) -> list[Action]:
@@ -128,7 +144,8 @@ class Planner:
     def _start(self, start: Start) -> list[Action]:
         actions: list[Action] = []
         loads_ns = NO_LOADS
-        if self._tracker.needs_loads:  # Before states are moved: some models call components when they get one.
+        # Before states are moved: some models call components when they get one.
+        if self._tracker.needs_loads or any(map(self._tracker.is_loading, start.devices)):
             actions, loads_ns = self._components.prepare(start, self._tracker.next_work_id)
         actions += [move for job_id in start.job_ids for move in self._moves(job_id, start)]
         work = self._tracker.commit(start, loads_ns)

@@ -85,6 +85,8 @@ class DropState:
 class LoadComponents:
     """Load components onto a device, after the works that it has: the next work, of this stage, needs them.
 
+    If `is_ahead`, no work waits for them yet.
+
     `components` are their digests. The device reads them from `source`, or from the next best that has them. What it
     reads from the disk its host keeps; for want of room, the host forgets `forgets` first, in this order.
     Answered by `ComponentsLoaded`. A device that cannot load them is lost.
@@ -97,6 +99,7 @@ class LoadComponents:
     num_bytes: int
     source: LoadSource
     forgets: tuple[str, ...] = ()
+    is_ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,12 +155,16 @@ class DeviceView(Protocol):
         """Running work first, then queued ones; empty when idle."""
 
     @property
+    def is_loading(self) -> bool:
+        """Whether it has no works, and loads components ahead of need. It has these in `memory` already."""
+
+    @property
     def free_ns(self) -> int:
-        """Predicted end of the committed works; not before now."""
+        """Predicted end of the committed works, or of a load ahead of need; not before now."""
 
     @property
     def num_changes(self) -> int:
-        """How many times a work was committed to it, left it or was told to stop."""
+        """How many times a work was committed to it, left it or was told to stop, or a load ahead of need has ended."""
 
     @property
     def memory(self) -> Memory:

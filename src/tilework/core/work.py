@@ -32,6 +32,18 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Preload:
+    """A load ahead of need: an idle device loads what it lacks of the components of a stage, and no job waits for it.
+
+    A work that is started on the device meanwhile begins when the load has ended. `drop_order` is as in `Start`.
+    """
+
+    device_id: int
+    stage: Stage
+    drop_order: DropOrder = LEAST_RECENTLY_USED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """A Start that the controller has accepted.
 
@@ -82,9 +94,12 @@ class Plan:
 
     `dropped_to_best_effort` names jobs that cannot be on time any more, each with the reason in words. They are served
     after jobs that can, and never starve.
+
+    `preloads` are done after the starts, on devices that are idle then.
     """
 
     starts: tuple[Start, ...] = ()
+    preloads: tuple[Preload, ...] = ()
     stops: tuple[int, ...] = ()
     dropped_to_best_effort: tuple[tuple[int, str], ...] = ()
     wake_ns: int | None = None

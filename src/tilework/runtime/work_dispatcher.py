@@ -90,8 +90,8 @@ class WorkDispatcher:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no work, move or job is left."""
-        return self._core.is_idle and not self._groups and not self._moves and not self._loads
+        """Whether no work, move or job is left. Idle devices may load ahead of need."""
+        return self._core.is_idle and not self._groups and not self._moves
 
     def close(self) -> None:
         """Stop the check for stuck works."""

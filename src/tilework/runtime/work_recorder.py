@@ -49,7 +49,8 @@ class WorkRecorder:
 
     def loaded(self, load: LoadComponents, run_ns: int) -> None:
         """Record that a device has loaded weights for its next work."""
-        self._load_ns[load.device_id] += run_ns
+        if not load.is_ahead:
+            self._load_ns[load.device_id] += run_ns
         self.observer.on_weights_loaded(load.device_id, load.source, load.num_bytes, run_ns)
 
     def lose(self, device_id: int) -> None:

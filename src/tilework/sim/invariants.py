@@ -20,6 +20,7 @@ from tilework.core.actions import (
 )
 from tilework.core.events import (
     Broken,
+    ComponentsLoaded,
     DeviceJoined,
     DeviceLost,
     Event,
@@ -71,6 +72,8 @@ class Invariants:
         self._kinds: dict[int, DeviceKind] = {}
         self._weights: dict[int, set[str]] = {}  # Digests of the components of each device, at the end of its queue.
         self._memory_bytes: dict[int, int | None] = {}
+        self._ahead: dict[int, set[int]] = {}  # Loads ahead of need that have not ended, by device.
+        self._joined_after: dict[int, int] = {}  # The last work before each device joined.
         self._sizes = {component.digest: component.num_bytes for component in costs.all_components}
         self._works: dict[int, Work] = {}
         self._last_work_id = 0
@@ -92,6 +95,7 @@ class Invariants:
         self._record(event, actions, now_ns)
         for action in actions:
             self._check_action(action, event, now_ns)
+        self._check_loads(actions)
         if not isinstance(event, Restored):  # Other requests may not be restored yet.
             self._compare_with_tracker(now_ns)
 
@@ -113,6 +117,9 @@ class Invariants:
                 require(device_id not in self._up, f"device {device_id} joins twice")
                 self._up[device_id], self._kinds[device_id] = node, kind
                 self._weights[device_id], self._memory_bytes[device_id] = set(components), memory_bytes
+                self._ahead[device_id], self._joined_after[device_id] = set(), self._last_work_id
+            case ComponentsLoaded(load_id, device_id):
+                self._ahead[device_id].discard(load_id)
             case DeviceLost(device_id):
                 self._up.pop(device_id, None)
                 self._num_interruptions += 1
@@ -230,6 +237,29 @@ class Invariants:
         weights |= named
         total = sum(self._sizes[digest] for digest in weights)
         require(limit is None or total <= limit, f"device {device_id} has {total} bytes of components, and {limit} fit")
+
+    def _check_loads(self, actions: Iterable[Action]) -> None:
+        """A load ahead of need is for a device without works or such a load; others are for a work that comes next."""
+        awaited: set[int] = set()
+        for action in actions:
+            match action:
+                case LoadComponents(device_id=device_id, is_ahead=True):
+                    since = self._joined_after[device_id]
+                    works = [one.work_id for one in self._works.values() if device_id in one.devices]
+                    works = [work_id for work_id in works if work_id > since]
+                    require(not works, f"device {device_id} loads ahead of need, and has the works {works}")
+                case LoadComponents(device_id=device_id):
+                    awaited.add(device_id)
+                case RunWork(work):
+                    awaited -= set(work.devices)
+                case _:
+                    pass
+        require(not awaited, f"the devices {awaited} load for no work")
+        ahead = [one for one in actions if isinstance(one, LoadComponents) and one.is_ahead]
+        for device_id in {one.device_id for one in ahead}:
+            begun = self._ahead[device_id]
+            require(not begun, f"device {device_id} loads ahead of need, and the loads {begun} have not ended")
+            begun |= {one.load_id for one in ahead if one.device_id == device_id}
 
     def _check_components(self, work: Work) -> None:
         """A work runs only where its components are."""

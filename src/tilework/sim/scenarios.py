@@ -215,7 +215,7 @@ def _table(graph: Graph, degrees: tuple[int, ...], devices_per_node: int, saving
 
 
 def _with_components(table: CostTable, random: Random) -> CostTable:
-    """In a third of all scenarios stages need weights, and devices may be too small to hold those of all stages.
+    """In a third of all scenarios stages need weights, and devices and hosts may be too small for those of all stages.
 
     A stage has one or two components, which others may share.
     """
@@ -237,6 +237,7 @@ def _with_components(table: CostTable, random: Random) -> CostTable:
             for source, speed in ((LoadSource.DISK, 1), (LoadSource.HOST, 8), (LoadSource.PEER, 4))
             if source is LoadSource.DISK or random.random() < 0.5
         },
+        host_bytes=random.choice((None, None, 0, random.randint(least, most))),
     )
 
 

@@ -18,6 +18,7 @@ from tilework.core.work import Start
 from tilework.cost.table_costs import TableCosts
 from tilework.policy.lookahead.component_rates import ComponentRates
 from tilework.policy.lookahead.eviction import Eviction
+from tilework.policy.lookahead.preloading import Preloading
 
 TABLE = shipped("gentd26")
 FORGETFUL = replace(TABLE, host_bytes=0)
@@ -81,11 +82,18 @@ class View:
     host: tuple[Component, ...] = ()
     jobs: Sequence[Any] = ()
     works: dict[int, list[Any]] = field(default_factory=dict)
+    total_bytes: int | None = None
 
     @property
     def devices(self) -> list[Any]:
         return [
-            SimpleNamespace(device_id=index, node=0, memory=Memory(None, there), works=self.works.get(index, []))
+            SimpleNamespace(
+                device_id=index,
+                node=0,
+                memory=Memory(self.total_bytes, there),
+                works=self.works.get(index, []),
+                is_loading=False,
+            )
             for index, there in enumerate(self.memories)
         ]
 
@@ -111,26 +119,33 @@ OFTEN = rates(*(wanted(1, float(index)) for index in range(9)), wanted(2, 10.0),
 
 
 def test_what_is_asked_for_least_goes_first() -> None:
-    order = eviction(View([(A, C, B)], (B, A, C)), OFTEN).order((0,))
+    order = eviction(View([(A, C, B)], (B, A, C)), OFTEN).order((0,), STAGE)
     assert order.device == order.host == (C, B, A)
 
 
 def test_what_the_host_has_costs_a_device_less() -> None:
     """A load takes 3.4 s from the host, and 32.8 s from storage."""
-    assert eviction(View([(A, B)], (A,)), OFTEN).order((0,)).device == (A, B)
+    assert eviction(View([(A, B)], (A,)), OFTEN).order((0,), STAGE).device == (A, B)
 
 
 def test_what_another_device_has_is_missed_less() -> None:
-    assert eviction(View([(B, C), (B,)]), OFTEN).order((0,)).device == (B, C)
-    assert eviction(View([(B,), ()], (B, C)), OFTEN).order((1,)).host == (B, C)
-    assert eviction(View([(B, C), ()], (B, C)), OFTEN).order((1,)).host == (C, B), "both are on the device"
+    assert eviction(View([(B, C), (B,)]), OFTEN).order((0,), STAGE).device == (B, C)
+    assert eviction(View([(B,), ()], (B, C)), OFTEN).order((1,), STAGE).host == (B, C)
+    assert eviction(View([(B, C), ()], (B, C)), OFTEN).order((1,), STAGE).host == (C, B), "both are on the device"
+
+
+def test_what_the_device_drops_for_a_load_is_no_copy_for_the_host() -> None:
+    """The device has room for one. B is asked for twice, and C once."""
+    view = View([(B,), (A,)], (B, C), total_bytes=B.num_bytes)
+    assert eviction(view, OFTEN).order((0,), STAGE).host == (C, B, A)
+    assert eviction(view, OFTEN).order((1,), STAGE).host == (B, C, A)
 
 
 def test_per_byte_of_room_the_cheapest_goes_first() -> None:
     """Ten times as large, it takes ten times as long to load: only how often it is asked for counts."""
     large = replace(A, num_bytes=10 * A.num_bytes)
     learned = ComponentRates(_asked={large: OFTEN._asked[B], B: OFTEN._asked[A]}, _first_ns=0)
-    assert eviction(View([(B, large)]), learned).order((0,)).device == (large, B)
+    assert eviction(View([(B, large)]), learned).order((0,), STAGE).device == (large, B)
 
 
 def start(*devices: int, job_id: int = 0) -> Start:
@@ -160,6 +175,16 @@ def test_a_start_that_loads_nothing_stays_as_it_is() -> None:
     assert eviction(view, OFTEN).ordered([has_all]) == [has_all]
 
 
+def test_a_node_does_one_load_ahead_at_a_time() -> None:
+    view = View([(A,), ()], (A,))
+    devices, now = view.devices, eviction(view, rates(*(wanted(1, 5.0 * index) for index in range(40))), 200.0)
+    preload = Preloading().best(now, devices, devices[1:])
+    assert preload is not None
+    assert (preload.device_id, COSTS.components(preload.stage)) == (1, (A,))
+    devices[0].is_loading = True
+    assert Preloading().best(now, devices, devices[1:]) is None
+
+
 def test_a_popular_checkpoint_outlasts_one_that_was_used_after_it() -> None:
     """A device has room for two. By recency the popular one would go for the third, and be read again."""
     requests = [wanted(1, 50.0 * index) for index in range(10)] + [wanted(2, 500.0), wanted(3, 550.0), wanted(1, 620.0)]
@@ -172,5 +197,5 @@ def test_speeds_that_are_corrected_change_the_order() -> None:
     costs, view = TableCosts(TABLE), View([(A, B)], (A,))
     for _ in range(60):
         costs.observe_load(A.num_bytes, LoadSource.DISK, 3 * NS_PER_S)
-    order = Eviction(OFTEN, cast(ClusterView, view), costs, ns_from_s(100.0)).order((0,))
+    order = Eviction(OFTEN, cast(ClusterView, view), costs, ns_from_s(100.0)).order((0,), STAGE)
     assert order.device == (B, A)

@@ -218,7 +218,7 @@ def test_late_requests_do_not_block_those_that_can_be_on_time() -> None:
 
 def test_a_job_that_was_deferred_in_vain_is_served() -> None:
     """The second is late even if the first, which costs more, is deferred, since that would have to end its step."""
-    devices: list[Any] = [SimpleNamespace(device_id=device_id, works=()) for device_id in range(2)]
+    devices: list[Any] = [SimpleNamespace(device_id=device_id, works=(), is_loading=False) for device_id in range(2)]
     selection = Selection(NodeJobs(devices, 0, 200 * MS, lambda _: inf))
     first, second = forecast(594, steps=9.9, degree=2, hold_ms=54), forecast(600, steps=9.5, weight=2)
     selection.node.forecasts += [first, second]

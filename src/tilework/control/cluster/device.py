@@ -24,7 +24,8 @@ class Device:
     `residents` are the jobs of which it keeps something, the most recently used last. The running work is expected to
     end now at the earliest, however late it is; `now` is shared by all devices. `memory` is as of the end of its works.
     `loads_ns` is how long loads before a work are predicted to take, by work id, while they have not ended; they are
-    part of the work's time here.
+    part of the work's time here. `loaded_ns` is when a load ahead of need is predicted to end, while no work waits for
+    it; None without one.
     """
 
     device_id: int
@@ -34,6 +35,7 @@ class Device:
     memory: Memory = field(default_factory=Memory)
     works: list[Work] = field(default_factory=list)
     loads_ns: dict[int, int] = field(default_factory=dict)
+    loaded_ns: int | None = None
     residents: dict[int, Job] = field(default_factory=dict)
     num_changes: int = 0
     _head_ns: int = 0  # Predicted end of the running work, as of the last change.
@@ -41,9 +43,13 @@ class Device:
     _queued_ns: int = 0  # The sum of `_runs_ns` without the running work.
 
     @property
+    def is_loading(self) -> bool:
+        return self.loaded_ns is not None
+
+    @property
     def free_ns(self) -> int:
         if not self.works:
-            return self.now.ns
+            return max(self.now.ns, self.loaded_ns or 0)
         return max(self._head_ns, self.now.ns) + self._queued_ns
 
     def has(self, work: Work) -> bool:

@@ -49,7 +49,7 @@ class LoadSources:
         if host is not None and component in host.components:
             available |= {LoadSource.PAGE_CACHE, LoadSource.HOST}
         peers = [one for one in self._devices.ordered if one.node == device.node and one is not device]
-        if any(component in peer.memory.components and not peer.loads_ns for peer in peers):
+        if any(component in peer.memory.components and not (peer.loads_ns or peer.is_loading) for peer in peers):
             available.add(LoadSource.PEER)
         return self._costs.quickest_source(frozenset(available))
 

@@ -94,6 +94,11 @@ class Tracker:
         device = self._devices.by_id.get(device_id)
         return device is not None and bool(device.works)
 
+    def is_loading(self, device_id: int) -> bool:
+        """Whether this device is up and loads components ahead of need."""
+        device = self._devices.by_id.get(device_id)
+        return device is not None and device.is_loading
+
     def waiting(self) -> Iterable[Job]:
         return self._waiting
 

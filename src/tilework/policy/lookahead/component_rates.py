@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import exp
 from typing import NamedTuple
 
 from tilework.core.component import Component
+from tilework.core.graph.stage import DeviceKind, Stage
 from tilework.core.interfaces import CostModel
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_S
@@ -31,9 +33,13 @@ class ComponentRates:
 
     One forgets within minutes: those who have just asked ask again. The other forgets within hours: popular components
     are asked for by others. An estimate is half of each.
+
+    `stages` are those of accelerators, of the pipelines that were asked for, the latest last.
     """
 
     _asked: dict[Component, _Asked] = field(default_factory=dict)
+    stages: dict[Stage, None] = field(default_factory=dict)
+    num_requests: int = 0
     _first_ns: int | None = None
     _last_ns: int = -1
     _uids: set[str] = field(default_factory=set)  # Of requests that came at `_last_ns`.
@@ -47,13 +53,23 @@ class ComponentRates:
             self._last_ns = now_ns
             self._uids.clear()
         self._uids.add(request.uid)
+        self.num_requests += 1
         self._first_ns = now_ns if self._first_ns is None else self._first_ns
-        stages = costs.graph(request.pipeline).stages
+        stages = [one for one in costs.graph(request.pipeline).stages if one.kind is DeviceKind.ACCELERATOR]
+        self._note_stages(stages, costs)
         for component in {one: None for stage in stages for one in costs.components(stage)}:
             before = self._decayed(self._asked.pop(component, _Asked(now_ns, 0.0, 0.0)), now_ns)
             self._asked[component] = _Asked(now_ns, before.recent + 1, before.usual + 1)
         if len(self._asked) > _MOST_KNOWN:
             del self._asked[next(iter(self._asked))]
+
+    def _note_stages(self, stages: Iterable[Stage], costs: CostModel) -> None:
+        for stage in stages:
+            if costs.components(stage):
+                self.stages.pop(stage, None)
+                self.stages[stage] = None
+        while len(self.stages) > _MOST_KNOWN:
+            del self.stages[next(iter(self.stages))]
 
     def per_s(self, component: Component, now_ns: int) -> float:
         """How many requests per second are expected to ask for a component."""

@@ -11,7 +11,7 @@ from tilework.core.interfaces import DeviceView, JobView
 from tilework.core.work import Group, Start
 from tilework.policy.lookahead.batch import Batch
 from tilework.policy.lookahead.forecast import Claim, JobForecast
-from tilework.policy.lookahead.node_jobs import CHUNKS, NodeJobs, group_of, num_chunks
+from tilework.policy.lookahead.node_jobs import CHUNKS, NodeJobs, group_of, is_idle, num_chunks
 from tilework.policy.lookahead.rollout import RolloutResult
 from tilework.policy.lookahead.selection import Selection
 from tilework.policy.toolkit.buddy_allocator import Allocator
@@ -39,11 +39,16 @@ class Dispatch:
     _allocator: Allocator = field(init=False)
     _ends_ns: dict[int, float] = field(default_factory=dict, init=False)  # Of the jobs that begin now, by device.
 
+    @property
+    def left(self) -> list[DeviceView]:
+        """The idle devices that no job gets, and that are held for none."""
+        return [one for one in self._node.devices if self._allocator.num_free_of((one.device_id,))]
+
     def decide(self) -> None:
         """Fill `starts` and `stops`."""
         chosen, batches = self.selection.share_steps(), self.selection.sharing.batches
         self._node, self._result = self.selection.node, chosen.result
-        self._allocator = Allocator([[device.device_id for device in self._node.devices if not device.works]])
+        self._allocator = Allocator([[device.device_id for device in self._node.devices if is_idle(device)]])
         for forecast, degree, then in zip(chosen.order, chosen.result.degrees, chosen.result.then, strict=True):
             job = self._node.jobs.get(forecast.job_id)
             if job is None:

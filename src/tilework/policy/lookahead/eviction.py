@@ -1,28 +1,50 @@
 """What devices and hosts drop first: what is expected to be missed least.
 
-Theory of operation. To drop a component costs the time to load it again, as often as it is asked for
-(`ComponentRates`). On a device that is a load from where it can be had then; in the memory of a host, the read from the
-disk. Per byte of room, the cheapest go first. Where another device has a copy, a request may go there instead: the
-loss counts less. What is certain to be needed goes last: what the jobs that run or begin on the device still need, and
-what reservations on it count on.
+Theory of operation. A request *misses* what its device lacks. How long loads for a component are expected to take, per
+time, is how often it is asked for (`ComponentRates`) x the time of a load from its host, or else from the disk, x a
+factor for each device that has it: a request may go there, unless that device is busy. What is dropped is what raises
+this *miss time* least per byte of room, on the device and on its host. What is certain to be needed goes last: what the
+jobs that run or begin on the device still need, and what reservations on it count on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from tilework.core.component import Component, DropOrder, LoadSource
+from tilework.core.component import Component, DropOrder, LoadSource, Memory
 from tilework.core.graph.progress import Cursor
-from tilework.core.graph.stage import DeviceKind
+from tilework.core.graph.stage import DeviceKind, Stage
 from tilework.core.interfaces import ClusterView, CostModel, DeviceView
 from tilework.core.work import Group, Start
 from tilework.policy.lookahead.component_rates import ComponentRates
 from tilework.policy.toolkit.loads import at_node
 
-_WITH_COPY = 0.3
-"""What losing a component counts where another copy is near. From .1 to .6 was about as good on `gentd26`."""
+_BY_COPY = 0.3
+"""The share of the requests for a component that a device with it cannot serve. From .1 to .6 was about as good."""
 _ON_HOST = frozenset((LoadSource.DISK, LoadSource.PAGE_CACHE, LoadSource.HOST))
+_ON_DISK = frozenset((LoadSource.DISK,))
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """What the devices of a node have, by id, and what its host keeps."""
+
+    devices: dict[int, Memory]
+    host: Memory
+
+    def copies(self, component: Component) -> int:
+        return sum(component in memory.components for memory in self.devices.values())
+
+    def after(self, group: Group, wanted: Sequence[Component], order: DropOrder) -> Holdings:
+        """What they have when these devices have loaded what they lack of these, in this order of drops."""
+        devices, read = dict(self.devices), list[Component]()
+        for device_id in group:
+            if devices[device_id].can_hold(wanted):
+                change = devices[device_id].used(wanted, order.device)
+                devices[device_id] = change.memory
+                read += [one for one in change.loads if one not in self.host.components]
+        return Holdings(devices, self.host.with_read(read, order.host))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,58 +66,58 @@ class Eviction:
             for device_id in start.devices
             if self.view.load_ns(device_id, start.stage)
         }
-        if not loading:
-            return list(starts)
-        for start in starts:
+        for start in starts if loading else ():
             if start.devices not in orders and not loading.isdisjoint(start.devices):
-                needed = self._needed(start.devices, starts)
-                orders[start.devices] = self.order(start.devices, needed)
+                orders[start.devices] = self.order(start.devices, start.stage, starts)
         return [replace(one, drop_order=orders.get(one.devices, one.drop_order)) for one in starts]
 
-    def order(self, group: Group, needed: Collection[Component] = ()) -> DropOrder:
-        """What these devices of one node, and its host, drop first; `needed` go last."""
+    def holdings(self, node: int) -> Holdings:
+        """What a node has. Its host may forget what its devices are reading by the time when it must make room."""
+        devices = {device.device_id: device.memory for device in self.view.devices if device.node == node}
+        return Holdings(devices, Memory(self.costs.host_bytes, tuple(self.view.kept_by_host(node))))
+
+    def order(self, group: Group, stage: Stage, starts: Sequence[Start] = ()) -> DropOrder:
+        """What these devices of one node, and its host, drop first where they load what they lack of a stage."""
         here = [device for device in self.view.devices if device.device_id in group]
-        node = here[0].node
-        beside = {
-            component
-            for device in self.view.devices
-            if device.node == node and device.device_id not in group
-            for component in device.memory.components
-        }
-        kept = frozenset(self.view.kept_by_host(node))
-        on_devices = beside.union(*(device.memory.components for device in here))
-        losses = {one: self._loss(one, one in kept, one in beside) for one in _components(here)}
-        forgotten = {one: self._rate(one, one in on_devices) for one in at_node(self.view, node)}
-        first = sorted(losses, key=lambda one: (one in needed, losses[one]))
-        return DropOrder(tuple(first), tuple(sorted(forgotten, key=forgotten.__getitem__)))
+        before, needed = self.holdings(here[0].node), self._needed(here, starts)
+        components = dict.fromkeys(one for device in here for one in device.memory.components)
+        without = {one: max(0, before.copies(one) - len(group)) for one in components}
+        losses = {one: self._loss(one, without[one], one in before.host.components) for one in components}
+        device = tuple(sorted(components, key=lambda one: (one in needed, losses[one])))
+        after = before.after(group, self.costs.components(stage), DropOrder(device))
+        kept = {one: self._host_loss(one, after.copies(one)) for one in at_node(self.view, here[0].node)}
+        return DropOrder(device, tuple(sorted(kept, key=kept.__getitem__)))
 
-    def _loss(self, component: Component, is_on_host: bool, is_beside: bool) -> float:
-        """The time that loads take more, per second and byte, if devices lose a component."""
-        sources = (_ON_HOST if is_on_host else {LoadSource.DISK}) | ({LoadSource.PEER} if is_beside else set())
-        source = self.costs.quickest_source(frozenset(sources))
-        load_ns = self.costs.load_ns(component.num_bytes, source)
-        return self._rate(component, is_beside) * load_ns / max(1, component.num_bytes)
+    def miss_ns(self, component: Component, holdings: Holdings) -> float:
+        """How long loads of a component are expected to take, in nanoseconds per second."""
+        return self._miss_ns(component, holdings.copies(component), component in holdings.host.components)
 
-    def _rate(self, component: Component, has_copy: bool) -> float:
-        return self.rates.per_s(component, self.now_ns) * (_WITH_COPY if has_copy else 1.0)
+    def _miss_ns(self, component: Component, num_copies: int, is_on_host: bool) -> float:
+        sources = (_ON_HOST if is_on_host else _ON_DISK) | ({LoadSource.PEER} if num_copies else set())
+        load_ns = self.costs.load_ns(component.num_bytes, self.costs.quickest_source(frozenset(sources)))
+        return self.rates.per_s(component, self.now_ns) * load_ns * _BY_COPY**num_copies
 
-    def _needed(self, group: Group, starts: Sequence[Start]) -> set[Component]:
+    def _loss(self, component: Component, num_copies: int, is_on_host: bool) -> float:
+        """What it costs, per byte, that devices drop a component, of which this many copies are left."""
+        return self._miss_ns(component, num_copies, is_on_host) / max(1, component.num_bytes)
+
+    def _host_loss(self, component: Component, num_copies: int) -> float:
+        """What it costs, per byte, that a host forgets a component of which devices have this many copies."""
+        lost_ns = self._miss_ns(component, num_copies, False) - self._miss_ns(component, num_copies, True)
+        return lost_ns / max(1, component.num_bytes)
+
+    def _needed(self, here: Sequence[DeviceView], starts: Sequence[Start]) -> set[Component]:
         """What jobs that run or begin on these devices still need, and what is reserved there."""
-        works = [work for device in self.view.devices if device.device_id in group for work in device.works]
-        job_ids = {job_id for work in works for job_id in work.job_ids}
-        job_ids |= {job_id for start in starts if not set(group).isdisjoint(start.devices) for job_id in start.job_ids}
+        ids = {device.device_id for device in here}
+        job_ids = {job_id for device in here for work in device.works for job_id in work.job_ids}
+        job_ids |= {job_id for start in starts if not ids.isdisjoint(start.devices) for job_id in start.job_ids}
         job_ids |= {
             job.job_id
             for job in self.view.promised()
-            if job.promised is not None and not set(group).isdisjoint(job.promised.devices)
+            if job.promised is not None and not ids.isdisjoint(job.promised.devices)
         }
         jobs = (job for job_id in sorted(job_ids) if (job := self.view.job(job_id)) is not None)
         return {component for job in jobs for component in _wanted(job.left, self.costs)}
-
-
-def _components(devices: Iterable[DeviceView]) -> list[Component]:
-    """What these devices have, each once, in their order."""
-    return list(dict.fromkeys(one for device in devices for one in device.memory.components))
 
 
 def _wanted(left: Cursor, costs: CostModel) -> Iterable[Component]:

@@ -9,7 +9,7 @@ from math import inf
 from tilework.core.interfaces import CostModel, DeviceView, JobView
 from tilework.core.work import Work
 from tilework.policy.lookahead.forecast import Claim, JobForecast
-from tilework.policy.lookahead.node_jobs import ONE_DEVICE, NodeJobs
+from tilework.policy.lookahead.node_jobs import ONE_DEVICE, NodeJobs, is_idle
 from tilework.policy.lookahead.request_costs import RequestCosts
 
 _ROUNDING = 1e-6
@@ -71,7 +71,7 @@ class Forecaster:
     def _add_loads(self, forecast: JobForecast, job: JobView, node: NodeJobs) -> None:
         """Add what a device loads before a job that waits: the idle one that loads least, or else the busy one."""
         assert node.load_ns is not None
-        loads_ns = [(bool(device.works), node.load_ns(job, device)) for device in node.devices]
+        loads_ns = [(not is_idle(device), node.load_ns(job, device)) for device in node.devices]
         least_ns = min(load_ns for _, load_ns in loads_ns)
         forecast.load_ns = float(min([load_ns for is_busy, load_ns in loads_ns if not is_busy], default=least_ns))
         forecast.spared_ns = forecast.load_ns - least_ns

@@ -90,10 +90,10 @@ class NodeJobs:
 
         Jobs that wait for the same device follow each other by deadline, each after the one before has run.
         """
-        if self.load_ns is None or all(device.works for device in self.devices):
+        if self.load_ns is None or not any(map(is_idle, self.devices)):
             return
-        ends_ns = {device.device_id: self._end_of_jobs_ns(device) for device in self.devices if device.works}
-        busy = [device for device in self.devices if device.works]
+        busy = [device for device in self.devices if not is_idle(device)]
+        ends_ns = {device.device_id: self._end_of_jobs_ns(device) for device in busy}
         for forecast in sorted(self.forecasts, key=JobForecast.place) if busy else ():
             if forecast.claim is Claim.FEASIBLE and forecast.spared_ns > 0:
                 job = self.jobs[forecast.job_id]
@@ -176,11 +176,12 @@ class NodeJobs:
     def pinned(self) -> Iterator[JobForecast]:
         """Forecasts for devices that run no job of this plan: they stay as they are."""
         for device in self.devices:
-            if device.works and not any(job_id in self.jobs for work in device.works for job_id in work.job_ids):
+            is_ours = any(job_id in self.jobs for work in device.works for job_id in work.job_ids)
+            if not is_ours and not is_idle(device):
                 yield self.busy(device)
 
     def busy(self, device: DeviceView) -> JobForecast:
-        """A forecast for a device that is taken until its committed works have ended."""
+        """A forecast for a device that is taken until its committed works, or its load ahead of need, have ended."""
         head_ns = float(device.free_ns - self.now_ns)
         return JobForecast(
             job_id=NO_JOB,
@@ -192,6 +193,11 @@ class NodeJobs:
             head_ns=head_ns,
             tail_ns=0.0,
         )
+
+
+def is_idle(device: DeviceView) -> bool:
+    """Whether a device has no works, and loads nothing ahead of need."""
+    return not device.works and not device.is_loading
 
 
 def num_chunks(job: JobView) -> int:

@@ -8,6 +8,7 @@ from math import ceil, inf
 
 from tilework.core.interfaces import ClusterView, DeviceView, JobView
 from tilework.policy.lookahead.due_arrivals import DueArrivals
+from tilework.policy.lookahead.node_jobs import is_idle
 
 
 class NodeTable:
@@ -61,7 +62,7 @@ class NodeTable:
         self._free_ns, self._by_load = {}, []
         self.idle = {}
         for device in self.devices:
-            if not device.works:
+            if is_idle(device):
                 self.idle[device.node] = self.idle.get(device.node, 0) + 1
         self._was_idle = dict(self.idle)
         for job_id in self.node_of.keys() - {job.job_id for job in waiting}:

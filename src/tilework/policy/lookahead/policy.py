@@ -11,13 +11,14 @@ from tilework.core.graph.progress import Cursor
 from tilework.core.interfaces import ClusterView, CostModel, Demand
 from tilework.core.request import Request, RequestClass, cost_key
 from tilework.core.time import NS_PER_MS
-from tilework.core.work import Plan, Start
+from tilework.core.work import Plan, Preload, Start
 from tilework.policy.lookahead.component_rates import ComponentRates
 from tilework.policy.lookahead.dispatch import Dispatch
 from tilework.policy.lookahead.eviction import Eviction
 from tilework.policy.lookahead.forecaster import Forecaster
 from tilework.policy.lookahead.node_assignment import NodeAssignment
 from tilework.policy.lookahead.node_table import NodeTable
+from tilework.policy.lookahead.preloading import Preloading
 from tilework.policy.lookahead.request_costs import RequestCosts
 from tilework.policy.lookahead.tight_classes import TightClasses
 from tilework.policy.registry import policy
@@ -48,6 +49,7 @@ class LookaheadPolicy(DeadlinePolicy):
     _alone_ns: dict[RequestClass, int] = field(default_factory=dict, init=False)
     _tight: TightClasses = field(default_factory=TightClasses, init=False)
     _rates: ComponentRates = field(default_factory=ComponentRates, init=False)
+    _preloading: Preloading = field(default_factory=Preloading, init=False)
     _table: NodeTable | None = field(default=None, init=False)
 
     def urgency_ns(self, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int:
@@ -92,13 +94,17 @@ class LookaheadPolicy(DeadlinePolicy):
         assignment.choose()
         starts: list[Start] = []
         stops: list[int] = []
+        preloads: list[Preload] = []
+        eviction = Eviction(self._rates, view, costs, now_ns)
         for number in sorted(table.changed):
             dispatch = Dispatch(assignment.at(number))
             dispatch.decide()
             starts += dispatch.starts
             stops += dispatch.stops
+            if view.needs_loads and (preload := self._preloading.best(eviction, table.by_node[number], dispatch.left)):
+                preloads.append(preload)
             if not dispatch.starts and not dispatch.stops:
                 table.changed.remove(number)
         if view.needs_loads and starts:
-            starts = Eviction(self._rates, view, costs, now_ns).ordered(starts)
-        return Plan(starts=tuple(starts), stops=tuple(stops), wake_ns=table.wake_ns())
+            starts = eviction.ordered(starts)
+        return Plan(starts=tuple(starts), preloads=tuple(preloads), stops=tuple(stops), wake_ns=table.wake_ns())

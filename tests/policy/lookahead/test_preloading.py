@@ -1,0 +1,102 @@
+"""What idle devices load ahead of need under the lookahead policy, and requests that come meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from builders import shipped, simulate
+from tilework.core.component import LoadSource
+from tilework.core.request import Request, Shape
+from tilework.core.time import NS_PER_S, ns_from_s
+from tilework.policy.lookahead import preloading
+from tilework.policy.lookahead.forecast import Claim
+from tilework.policy.lookahead.node_jobs import NodeJobs, is_idle
+from tilework.sim.runs import LoadRun
+from tilework.sim.trace import Trace
+
+COSTS = shipped("gentd26")
+FORGETFUL = replace(COSTS, host_bytes=0)
+"""Every load comes from storage, and takes 32.8 s."""
+
+
+def wanted(rank: int, at_s: float, slo_s: float = 500.0) -> Request:
+    arrival_ns = ns_from_s(at_s)
+    return Request(
+        uid=f"{rank} at {at_s}",
+        pipeline=f"gentd26-{rank:02}",
+        shape=Shape(512, 512),
+        steps=30,
+        arrival_ns=arrival_ns,
+        deadline_ns=arrival_ns + ns_from_s(slo_s),
+    )
+
+
+def ahead(trace: Trace) -> list[LoadRun]:
+    return [load for load in trace.loads if load.load.is_ahead]
+
+
+STREAM = [wanted(1, 60.0 * index) for index in range(8)]
+"""Of one checkpoint, each after the one before."""
+
+
+def test_what_is_popular_comes_to_a_second_device() -> None:
+    (load,) = ahead(simulate(STREAM, "tilework", num_devices=2, costs=COSTS))
+    assert (load.load.device_id, load.load.components, load.load.source) == (1, ("gentd26-01",), LoadSource.HOST)
+    assert not ahead(simulate(STREAM[:1], "tilework", num_devices=2, costs=COSTS)), "one request says little"
+
+
+def test_a_request_that_comes_meanwhile_waits_for_the_load() -> None:
+    """The other device is busy for 7.5 s more; the load ends in 2 s."""
+    (load,) = ahead(simulate(STREAM, "tilework", num_devices=2, costs=COSTS))
+    at_s = load.start_ns / NS_PER_S + 1.4
+    before = [one for one in STREAM if one.arrival_ns <= load.start_ns]
+    trace = simulate([*before, wanted(1, at_s)], "tilework", num_devices=2, costs=COSTS)
+    assert len(trace.loads) == 2
+    last = max(trace.endings, key=lambda one: one.request.arrival_ns)
+    begun_ns = min(run.start_ns for run in trace.runs if run.work.job_ids == (last.job_id,))
+    assert begun_ns == load.end_ns
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 4])
+def test_loads_do_not_undo_each_other(num_devices: int) -> None:
+    """Five checkpoints that are asked for alike do not fit onto one or two devices: what is there stays."""
+    requests = [wanted(1 + index % 5, 20.0 * index) for index in range(40)]
+    trace = simulate(requests, "tilework", num_devices=num_devices, costs=COSTS)
+    after = [load for load in ahead(trace) if load.start_ns > max(one.arrival_ns for one in requests)]
+    assert len(after) <= 2 * num_devices
+
+
+def test_a_read_from_the_disk_needs_two_more_idle_devices() -> None:
+    requests = [wanted(1 + index % 3, 30.0 * index) for index in range(20)]
+    numbers = [len(ahead(simulate(requests, "tilework", num_devices=size, costs=FORGETFUL))) for size in (2, 3, 4)]
+    assert numbers[0] == 0 < max(numbers)
+
+
+def test_a_device_that_loads_is_taken_until_then() -> None:
+    devices: list[Any] = [
+        SimpleNamespace(device_id=0, works=[], is_loading=is_loading, free_ns=5) for is_loading in (False, True)
+    ]
+    assert [is_idle(device) for device in devices] == [True, False]
+    (forecast,) = NodeJobs(devices, 2, NS_PER_S, lambda *_: inf).pinned()
+    assert (forecast.claim, forecast.head_ns) == (Claim.PINNED, 3.0)
+
+
+def test_it_is_not_computed_again_while_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device computes for a minute, with several decisions per second; the other is idle."""
+    real, tried = preloading._options, list[int]()
+
+    def options(*arguments: object) -> Sequence[object]:
+        tried.append(0)
+        return list(real(*arguments))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(preloading, "_options", options)
+    long = replace(wanted(1, 0.0), shape=Shape(512, 512, 8))
+    trace = simulate([long], "tilework", num_devices=2, costs=COSTS)
+    assert len(trace.runs) >= 30
+    assert 0 < len(tried) < 10
