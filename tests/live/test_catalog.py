@@ -64,6 +64,7 @@ def serving(places: dict[str, Path], num_workers: int = 1) -> Iterator[Rig]:
     rig.run(rig.engine.start())
     try:
         yield rig
+        rig.wait_until_idle()
         assert_nothing_is_left(rig.engine)
         assert replay(rig.log.getvalue().splitlines())[1] is None
     finally:

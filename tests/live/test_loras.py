@@ -122,6 +122,7 @@ def assert_stock(rig: Rig, place: Place, tickets: Drawn, outcomes: Mapping[str, 
         assert outcome.status is Status.DONE, outcome.reason
         assert outcome.image is not None
         assert np.array_equal(tiny.pixels(outcome.image), place.pictures[tickets[uid][0]]), USES[tickets[uid][0]]
+    rig.wait_until_idle()
     assert_nothing_is_left(rig.engine)
     assert replay(rig.log.getvalue().splitlines())[1] is None
 

@@ -105,6 +105,7 @@ def assert_drawn(
         assert outcome.image is not None
         name, spec, _ = tickets[uid]
         assert np.array_equal(tiny.pixels(outcome.image), stock(name, spec))
+    rig.wait_until_idle()
     assert_nothing_is_left(rig.engine)
     lines = rig.log.getvalue().splitlines()
     assert replay(lines)[1] is None

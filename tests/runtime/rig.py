@@ -90,6 +90,10 @@ class Rig:
 
         return self.run(all_of_them())
 
+    def wait_until_idle(self) -> None:
+        """A request that has failed may leave a queued work behind, which ends a moment later."""
+        self.run(until(lambda: self.engine._dispatcher.is_idle))
+
     def close(self) -> None:
         self.run(self.engine.stop())
         self.runner.close()
