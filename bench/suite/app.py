@@ -16,6 +16,7 @@ from suite.case import Case, CaseFailed
 from suite.cases.batch_model import BatchModelCase
 from suite.cases.bubbles import Bubbles
 from suite.cases.chaos import Chaos
+from suite.cases.checkpoints import Checkpoints
 from suite.cases.controller import ControllerTime
 from suite.cases.decodes import Decodes
 from suite.cases.elastic import Elastic
@@ -80,6 +81,7 @@ CASES: dict[str, tuple[str, type[Case]]] = {
     "ready": ("Time from the start of the server to ready", Ready),
     "weights": ("Memory of CPU workers with one copy of the weights, and with one each", Weights),
     "swaps": ("Two models in turn on a device with room for one: the cost beyond their loads", Swaps),
+    "checkpoints": ("Many checkpoints on one device: requests on time, live and simulated", Checkpoints),
     "chaos": ("Workers killed under load: nothing is lost, and how soon requests continue", Chaos),
     "forming": ("A member killed while its group forms: how soon the survivors are free", Forming),
     "fuzz": ("Scenarios where things go wrong, simulated: is anything violated that must hold", Fuzz),

@@ -73,10 +73,10 @@ def test_how_much_longer_steps_with_a_lora_take_is_measured() -> None:
     costs = table(executor, model("a"), model("b", loras=loras))
     assert [one.slowdown for one in costs.loras["b"].values()] == pytest.approx([SLOWER, SLOWER])
     assert "a" not in costs.loras
-    resident = with_weights(costs, [model("a"), model("b", loras=loras)], on_demand=False)
+    resident = with_weights(costs, [model("a"), model("b", loras=loras)], None)
     assert {one.component for one in resident.loras["b"].values()} == {None}, "all devices always have them"
     assert not resident.components
-    on_demand = with_weights(costs, [model("a"), model("b", loras=loras)], on_demand=True)
+    on_demand = with_weights(costs, [model("a"), model("b", loras=loras)], 100, 1000)
     assert on_demand.loras["b"]["x"].component == Component("x", 1)
     assert on_demand.components["a"]["vae"] == Component("a vae", 10)
 
@@ -84,7 +84,7 @@ def test_how_much_longer_steps_with_a_lora_take_is_measured() -> None:
 def test_the_costs_of_an_added_model_are_those_of_one_like_it() -> None:
     executor = FakeExecutor(weights_bytes=100)
     first, like, other = model("a"), model("b"), model("c", parameters=3)
-    costs = with_weights(table(executor, first), [first], on_demand=True)
+    costs = with_weights(table(executor, first), [first], 100)
     measuring = Measuring(executor=executor, cache=None, exact=False, show=lambda _text: None)  # type: ignore[arg-type]
     part = measuring.known(like, [first], costs)
     assert part is not None

@@ -6,6 +6,7 @@ from dataclasses import replace
 from statistics import fmean, median
 
 from tilework.control.history import History
+from tilework.core.component import LoadSource
 from tilework.core.cost_row import Batch, CostRow
 from tilework.core.time import s_from_ns
 from tilework.cost.rows import ShapeKey, batch_key
@@ -15,7 +16,8 @@ from tilework.cost.table import CostTable
 def profiled_table(history: History) -> CostTable:
     """The cost table that a run measured: median seconds per stage, batch and degree, of guided requests only.
 
-    Stages and batches that did not run keep their rows of the table that the run started from.
+    Stages and batches that did not run keep their rows of the table that the run started from, and so do sources that
+    nothing was loaded from.
     """
     requests = {past.job_id: past.request for past in history.requests}
     seconds: dict[tuple[str, str, Batch, int], list[float]] = {}
@@ -32,7 +34,18 @@ def profiled_table(history: History) -> CostTable:
     )
     measured = {_profiled(row) for row in rows}
     kept = tuple(row for row in history.header.table.rows if _profiled(row) not in measured)
-    return replace(history.header.table, rows=rows + kept)
+    speeds = {**history.header.table.load_bytes_per_s, **_load_speeds(history)}
+    return replace(history.header.table, rows=rows + kept, load_bytes_per_s=speeds)
+
+
+def _load_speeds(history: History) -> dict[LoadSource, float]:
+    """The bytes per second of all loads from a source together."""
+    speeds: dict[LoadSource, float] = {}
+    for source in {past.load.source for past in history.loads}:
+        loads = [past for past in history.loads if past.load.source is source]
+        total_ns = sum(past.end_ns - past.start_ns for past in loads)
+        speeds[source] = sum(past.load.num_bytes for past in loads) / s_from_ns(max(1, total_ns))
+    return speeds
 
 
 def _profiled(row: CostRow) -> tuple[str, str, int, tuple[ShapeKey, ...] | int]:

@@ -126,7 +126,7 @@ class Engine:
             executor=self._executor, cache=self._config.cache, exact=self._config.exact, show=self._show
         )
         table = self._config.table or await measuring.table(loaded)
-        table = with_weights(table, loaded, on_demand=self._executor.weights_bytes is not None)
+        table = with_weights(table, loaded, self._executor.weights_bytes, self._executor.host_bytes)
         self._controller = Controller(self._config.controller, table)
         self._log.write(header_line(tilework.__version__, self._config.controller, table))
         self._control = ControlLoop(self._controller, self._requests, self._log, self._observer, self.now_ns)

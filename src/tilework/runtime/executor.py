@@ -51,6 +51,13 @@ class Executor(Protocol):
     def weights_bytes(self) -> int | None:
         """What a device has for weights: they are loaded when they are needed. None: all are there from the start."""
 
+    @property
+    def host_bytes(self) -> int | None:
+        """How much of what devices have read the host keeps, known once they are up.
+
+        None: all, or nothing is loaded.
+        """
+
     async def start(self, listener: Listener) -> tuple[LoadedModel, ...]:
         """Start every device; returns the models in the order of their configuration. Raises WorkerStartFailed."""
 

@@ -17,6 +17,7 @@ from tilework.core.cost_row import Batch, CostRow
 from tilework.core.lora import Lora, UsedLora
 from tilework.core.model import LoraSource, ModelSource, Source
 from tilework.core.wire import (
+    WEIGHTS,
     BreakGroup,
     Calibrate,
     Calibrated,
@@ -105,6 +106,14 @@ class LocalExecutor:
     @property
     def weights_bytes(self) -> int | None:
         return self._config.weights_bytes
+
+    @property
+    def host_bytes(self) -> int | None:
+        if self.weights_bytes is None:
+            return None
+        from tilework.worker.models.shared_weights import capacity_bytes
+
+        return capacity_bytes(self._blobs.path / WEIGHTS)
 
     def profile_key(self, model: str) -> ProfileKey:
         return self._keys[model]

@@ -58,6 +58,7 @@ class Cluster:
         on_event: Callable[[Event], None],
         on_image: Callable[[int, State], None],
         on_given_up: Callable[[], None],
+        hosts_have_read: bool = False,
     ) -> None:
         self._clock = clock
         self._injector = injector
@@ -67,7 +68,8 @@ class Cluster:
         self._controller = controller
         self._core = DriverCore(controller, WatchdogConfig())
         self._costs = costs
-        self.fleet = Fleet(timing, costs.components, Hosts(layout.node, costs.host_bytes))
+        self._read = costs.all_components if hosts_have_read else ()
+        self.fleet = Fleet(timing, costs.components, Hosts(layout.node, costs.host_bytes, self._read))
         self.runs: list[Run] = []
         self.loads: list[LoadRun] = []
         self.num_refused = 0  # Members refused for a missing state although no earlier work failed.
@@ -331,7 +333,8 @@ class Cluster:
         memory = self._first_memory(device_id)
         digests = tuple(component.digest for component in memory.components)
         node, kind = self._layout.node(device_id), self._layout.kind(device_id)
-        self._on_event(DeviceJoined(device_id, node, kind, digests, memory.total_bytes))
+        read = tuple(component.digest for component in self._read)
+        self._on_event(DeviceJoined(device_id, node, kind, digests, memory.total_bytes, read))
 
     def _lose(self, device_id: int, why: str) -> None:
         self._apply(self._core.on_device_lost(device_id, why))

@@ -18,6 +18,8 @@ class SimConfig:
       number or by degree; a degree that is not listed takes that of the nearest narrower one, else of the narrowest.
     - `switch_ns`: added before steps whose devices last ran another job, or this one on another group.
     - `slots_per_node`: CPU slots of each node, if a pipeline has stages for them.
+    - `hosts_have_read`: whether hosts have read all components before, as workers do when a server starts. They keep
+      what they have room for.
     - `result_ns`: from the end of a request's last work to the answer that its client receives.
     """
 
@@ -27,6 +29,7 @@ class SimConfig:
     dispatch_ns: int | Mapping[int, int] = 0
     switch_ns: int = 0
     slots_per_node: int = 1
+    hosts_have_read: bool = False
     result_ns: int = 0
     faults: Faults = field(default_factory=Faults)
 

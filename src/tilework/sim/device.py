@@ -64,10 +64,12 @@ class Hosts:
     devices' processes.
     """
 
-    def __init__(self, node_of: Callable[[int], int], host_bytes: int | None = None) -> None:
-        """`node_of` returns the node of a device."""
+    def __init__(
+        self, node_of: Callable[[int], int], host_bytes: int | None = None, read: Iterable[Component] = ()
+    ) -> None:
+        """`node_of` returns the node of a device; each host has read `read` before."""
         self._node_of = node_of
-        self._empty = Memory(host_bytes)
+        self._empty = Memory(host_bytes).with_read(read)
         self._memories: dict[int, Memory] = {}
 
     def read(self, device_id: int, components: Iterable[Component], forgets: Sequence[str] = ()) -> None:

@@ -84,6 +84,7 @@ class Simulation:
             ),
             on_event=self._handle,
             on_image=self._keep_image,
+            hosts_have_read=config.hosts_have_read,
             on_given_up=self._give_up,
         )
         self._requests: dict[str, Request] = {}

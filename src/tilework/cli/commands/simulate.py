@@ -178,7 +178,12 @@ def _from_log(log: Path, policy: str | None, devices: int | None, config: SimCon
         table=history.header.table,
         devices=profiled_table(history),
         controller=ControllerConfig(policy=policy or logged.policy, max_batch=logged.max_batch),
-        config=replace(config, num_devices=devices or history.num_devices or 1, dispatch_ns=dispatch_ns(history)),
+        config=replace(
+            config,
+            num_devices=devices or history.num_devices or 1,
+            dispatch_ns=dispatch_ns(history),
+            hosts_have_read=True,
+        ),
         live=live,
     )
 

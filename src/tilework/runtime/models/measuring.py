@@ -139,8 +139,14 @@ def _are_alike(one: LoadedModel, other: LoadedModel) -> bool:
     return sizes[0] == sizes[1] and all(getattr(ours, name) == getattr(theirs, name) for name in alike)
 
 
-def with_weights(table: CostTable, loaded: Sequence[LoadedModel], *, on_demand: bool) -> CostTable:
-    """The table with what the models say of weights: all of them if they are loaded on demand, else which LoRAs."""
+def with_weights(
+    table: CostTable, loaded: Sequence[LoadedModel], memory_bytes: int | None, host_bytes: int | None = None
+) -> CostTable:
+    """The table with what the models say of weights: all of them if they are loaded on demand, else which LoRAs.
+
+    They are where a device has `memory_bytes` for them; its host keeps `host_bytes`.
+    """
+    on_demand = memory_bytes is not None
     if not on_demand and not any(one.loras for one in loaded):
         return table
     loras = {one.info.name: table.loras.get(one.info.name) or one.loras for one in loaded if one.loras}
@@ -153,6 +159,8 @@ def with_weights(table: CostTable, loaded: Sequence[LoadedModel], *, on_demand: 
         graphs={one.info.name: one.info.graph for one in loaded},  # Their stages name the components.
         components={one.info.name: one.components for one in loaded} if on_demand else {},
         loras=loras,
+        memory_bytes=memory_bytes,
+        host_bytes=host_bytes,
     )
 
 
