@@ -26,6 +26,7 @@ from tilework.core.cost_row import CostRow
 from tilework.core.events import DeviceLost, Event, ModelServed, Stopped, Woke, WorkFailed, WorkFinished
 from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.graph.stage import Stage
+from tilework.core.lora import UsedLora
 from tilework.core.request import OnMiss, RefusalCode, Request, Shape, Status
 from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.core.wire import Spec
@@ -73,7 +74,8 @@ def cancelled_at_work(requests: list[Request], *indices: int) -> list[tuple[int,
 @given(data=st.data())
 @settings(max_examples=30)
 def test_every_event_and_action_survives_its_line(kind: str, data: st.DataObject) -> None:
-    st.register_type_strategy(Stage, st.sampled_from(latent_diffusion(PIPELINE).stages))
+    inked = latent_diffusion(PIPELINE).itinerary(4, {UsedLora("ink.v2", 0.1): {"denoiser"}}).stages
+    st.register_type_strategy(Stage, st.sampled_from((*latent_diffusion(PIPELINE).stages, *inked)))
     st.register_type_strategy(ModelServed, st.just(ModelServed(json.dumps(table_json(table())))))
     value = data.draw(st.from_type(KINDS[kind]).filter(lambda drawn: "=nan" not in repr(drawn)))  # NaN equals nothing.
     now_ns = data.draw(st.integers(0, 2**63))

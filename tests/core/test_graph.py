@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +18,7 @@ from tilework.core.graph.itinerary import Itinerary
 from tilework.core.graph.progress import Cursor
 from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.graph.stage import Stage, StageSpec, StepShare
+from tilework.core.lora import UsedLora
 
 TEXT = StageSpec(name="text", inputs=("prompt",), outputs=("words",))
 PICTURE = StageSpec(name="picture", components=("vision",), inputs=("image",), outputs=("reference",))
@@ -113,6 +115,22 @@ def test_stages_are_equal_by_pipeline_and_name_and_found_by_name() -> None:
     with pytest.raises(KeyError, match="absent"):
         GRAPH.stage("absent")
     assert [stage.name for stage in GRAPH.stepped] == ["base", "refine"]
+
+
+def test_loras_are_part_of_the_stages_whose_components_they_change() -> None:
+    ink, chalk = UsedLora("ink", 0.8), UsedLora("chalk.v2", -1.0)
+    way = GRAPH.itinerary(10, {ink: {"unet"}, chalk: {"vision", "unet"}})
+    used = {stage.name: stage.loras for stage in way.stages}
+    assert (used["base"], used["picture"], used["text"]) == ((ink, chalk), (chalk,), ())
+    base = next(stage for stage in way.stages if stage.name == "base")
+    assert base != GRAPH.stage("base") != replace(base, loras=(replace(ink, scale=0.7), chalk))
+    assert str(base) == "toy/base[ink=0.8,chalk.v2=-1.0]"
+    assert [UsedLora.parse(str(one)) for one in base.loras] == [ink, chalk]
+    assert base.spec.one_shape, "requests of one size may share it"
+    assert not GRAPH.stage("base").spec.one_shape
+    assert way is GRAPH.itinerary(10, {ink: {"unet"}, chalk: {"vision", "unet"}}) is not GRAPH.itinerary(10)
+    with pytest.raises(ValueError, match="could not convert"):
+        UsedLora.parse("ink=much")
 
 
 def test_on_how_many_devices_a_stage_may_run() -> None:

@@ -12,17 +12,26 @@ import pytest
 from builders import PIPELINE, request, row, table
 from stages import DIFFUSE, ENCODE, STAGES, at_start, stage_of
 from tilework.core.component import Component, LoadSource
+from tilework.core.lora import Lora, UsedLora
+from tilework.core.request import Request
 from tilework.core.time import NS_PER_S
 from tilework.cost.loading import Link, LoadTimes
 from tilework.cost.table import BadCostTable, CostTable, merged
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import parse_table, read_table, table_json
+from tilework.cost.tabled import UnknownCost
 
-DENOISER, VAE = Component("d1", 600), Component("v1", 40)
+DENOISER, VAE, INK = Component("d1", 600), Component("v1", 40), Component("i1", 7)
 SPEEDS = {LoadSource.DISK: 10.0, LoadSource.HOST: 100.0, LoadSource.PEER: 400.0}
 FULL = replace(
     table(),
     components={PIPELINE: {"denoiser": DENOISER, "vae": VAE}},
+    loras={
+        PIPELINE: {
+            "ink": Lora(changes=frozenset({"denoiser", "text"}), component=INK, slowdown=1.5),
+            "chalk": Lora(changes=frozenset({"text_encoder"})),
+        }
+    },
     memory_bytes=620,
     load_bytes_per_s=SPEEDS,
     links={"device": Link(1000.0, 0.5), "node": Link(100.0)},
@@ -53,6 +62,10 @@ def test_a_table_with_components_survives_its_file(tmp_path: Path) -> None:
             {"components": {PIPELINE: {"a": {"digest": "a", "bytes": 3}, "b": {"digest": "a", "bytes": 4}}}},
             r"components.toy.b.bytes is 4, and 3 elsewhere for the same digest",
         ),
+        ({"loras": {PIPELINE: 3}}, r"loras.toy is 3; expected an object by name"),
+        ({"loras": {PIPELINE: {"ink": {}}}}, r"loras.toy.ink is {}; expected an object with changes"),
+        ({"loras": {PIPELINE: {"ink": {"changes": ["a"], "slowdown": 0}}}}, r"loras.toy.ink.slowdown is 0; expected"),
+        ({"loras": {PIPELINE: {"ink": {"changes": ["a"], "digest": ""}}}}, r"loras.toy.ink.digest is ''; expected"),
         ({"links": {"moon": {}}}, r"links has 'moon'; expected 'device' or 'node'"),
         ({"links": {"node": 3}}, r"links.node is 3; expected an object with bytes_per_s"),
         ({"links": {"node": {"bytes_per_s": None}}}, r"links.node.bytes_per_s is None; expected bytes per second"),
@@ -68,16 +81,72 @@ def test_joined_tables_are_of_devices_of_one_memory() -> None:
     other = replace(table(pipeline="other"), components={"other": {"vae": VAE}})
     with pytest.raises(BadCostTable, match="memory_bytes is 620 in one and None in another"):
         merged([FULL, other])
-    both = merged([FULL, replace(FULL, rows=other.rows, components=other.components)])
-    assert both.all_components == (DENOISER, VAE), "the same weights once"
+    both = merged([FULL, replace(FULL, rows=other.rows, components=other.components, loras={})])
+    assert both.all_components == (DENOISER, INK, VAE), "the same weights once"
 
 
 def test_stages_need_the_components_that_the_table_knows() -> None:
     costs = TableCosts(FULL)
     named = {stage: costs.components(stage_of(PIPELINE, stage)) for stage in STAGES}
     assert named == {"encode": (), "diffuse": (DENOISER,), "decode": (VAE,)}
-    assert costs.component_bytes == 640
+    assert costs.component_bytes == 647
     assert TableCosts(table()).all_components == ()
+
+
+def test_requests_need_and_wait_for_their_loras() -> None:
+    costs = TableCosts(FULL)
+    ink, chalk = UsedLora("ink", 0.5), UsedLora("chalk", 1.0)
+    plain, inked = request("a"), request("b", loras=(ink, chalk))
+    stages = {stage.name: stage for stage, _ in costs.start(inked).pieces}
+    assert costs.components(stages[DIFFUSE]) == (DENOISER, INK)
+    assert stages[ENCODE].loras == (chalk,)
+    assert INK in costs.all_components
+    step, inked_step = stage_of(PIPELINE, DIFFUSE), stages[DIFFUSE]
+    assert costs.work_ns(inked_step, [inked], 1) == pytest.approx(1.5 * costs.work_ns(step, [plain], 1))
+    assert costs.work_ns(stages[ENCODE], [inked], 1) == costs.work_ns(stage_of(PIPELINE, ENCODE), [plain], 1), (
+        "only steps"
+    )
+    with pytest.raises(UnknownCost, match="'toy' has no LoRA 'other'"):
+        costs.start(request("c", loras=(UsedLora("other", 1.0),)))
+
+
+def test_the_time_of_steps_with_loras_is_learned_by_their_number() -> None:
+    costs = TableCosts(replace(FULL, loras={PIPELINE: {name: Lora(changes=frozenset({"denoiser"})) for name in "abc"}}))
+    plain, one, other, two = (
+        request(name, loras=tuple(UsedLora(lora, 1.0) for lora in loras))
+        for name, loras in (("p", ""), ("o", "a"), ("q", "b"), ("t", "ab"))
+    )
+
+    def step_ns(asked: Request) -> int:
+        stage = costs.start(asked).stepped
+        assert stage is not None
+        return costs.work_ns(stage, [asked], 1)
+
+    usual_ns = step_ns(plain)
+    assert step_ns(one) == step_ns(two) == usual_ns
+    stage = costs.start(one).stepped
+    assert stage is not None
+    for _ in range(60):
+        costs.observe(stage, [one], 1, 1, 2 * usual_ns)
+    assert step_ns(one) == step_ns(other) == pytest.approx(2 * usual_ns, rel=0.02)
+    assert step_ns(two) == step_ns(plain) == usual_ns
+    for _ in range(60):
+        costs.observe(stage_of(PIPELINE, DIFFUSE), [plain], 1, 1, usual_ns // 2)
+    assert step_ns(one) == pytest.approx(usual_ns, rel=0.02), "they follow what is learned without"
+
+
+def test_a_part_of_a_table_replaces_what_was_known_of_its_pipelines() -> None:
+    other = replace(FULL, rows=table(pipeline="other", step_s=0.3).rows, components={"other": {"vae": VAE}}, loras={})
+    costs = TableCosts(FULL)
+    costs.serve(other)
+    assert costs.work_ns(costs.graph("other").stage(DIFFUSE), [replace(request("a"), pipeline="other")], 1) > 0
+    costs.serve(replace(FULL, rows=table(step_s=0.2).rows, loras={}))
+    assert costs.work_ns(stage_of(PIPELINE, DIFFUSE), [request("a")], 1) == pytest.approx(0.2 * NS_PER_S)
+    assert INK not in costs.all_components
+    costs.remove(PIPELINE)
+    assert costs.all_components == (VAE,)
+    with pytest.raises(UnknownCost):
+        costs.start(request("a"))
 
 
 def test_loads_take_bytes_over_speed_and_are_corrected_by_source() -> None:

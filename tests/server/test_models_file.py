@@ -17,6 +17,7 @@ path = "./weights"
 aliases = ["shapes", "someone/shapes"]
 dtype = "float16"
 default_slo_s = 5.0
+loras = "loras"
 [models."a/b"]
 path = "someone/else"
 """
@@ -34,6 +35,7 @@ def test_models_are_read_in_order_with_paths_from_the_file_on(tmp_path: Path) ->
     assert first[0] == INFO.name
     assert first[1].path == str(tmp_path / "weights")
     assert (first[1].aliases, first[1].dtype, first[1].default_slo_s) == (("shapes", "someone/shapes"), "float16", 5.0)
+    assert (first[1].loras, second[1].loras) == (str(tmp_path / "loras"), None)
     assert (second[0], second[1].path, second[1].default_slo_s) == ("a/b", "someone/else", None)
     assert read_models(None) == {}
 
@@ -63,6 +65,7 @@ def test_an_alias_is_a_name_and_a_request_without_a_deadline_gets_the_models(tmp
         ('[models.a]\npath = "p"\n[model.b]\npath = "q"', "model is not known; give [models.NAME]"),
         ('[models.a]\npath = "p"\ndtype = "int8"', "models.a.dtype = 'int8' cannot be used; give float32, bfloat16"),
         ('[models.a]\npath = "p"\ndefault_slo_s = 0', "models.a.default_slo_s = 0 cannot be used; give a number"),
+        ('[models.a]\npath = "p"\nloras = 3', "models.a.loras = 3 cannot be used; give the directory of its LoRAs"),
         ('[models.a]\npath = "p"\naliases = ["x y"]', "models.a.aliases[0] = 'x y' cannot be used; give a list"),
         ('[models."x y"]\npath = "p"', "models.'x y' is not a name"),
         ('[models.a]\npath = "p"\naliases = ["b"]\n[models.b]\npath = "q"', "models.a.aliases has 'b', which names"),

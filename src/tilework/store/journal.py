@@ -19,7 +19,7 @@ from tilework.core.wire import SavedState, StateBlob
 
 _log = logging.getLogger(__name__)
 _APPLICATION_ID = 0x746A726E  # "tjrn"; marks the file as ours.
-_VERSION = 7  # Since 7 calls name the LoRAs that they use.
+_VERSION = 6  # Since 6 calls name their model.
 _MOST_WAL_PAGES = 16_384  # 64 MiB, in case `tidy` does not run.
 _BUSY_S = 10.0
 _SCHEMA = """
