@@ -26,6 +26,7 @@ from suite.cases.frontdoor import FrontDoor
 from suite.cases.fuzz import Fuzz
 from suite.cases.groups import GroupTime
 from suite.cases.load import Load
+from suite.cases.loras import Loras
 from suite.cases.modelled import Modelled
 from suite.cases.mutations import Mutations
 from suite.cases.observe import Observe
@@ -81,6 +82,7 @@ CASES: dict[str, tuple[str, type[Case]]] = {
     "ready": ("Time from the start of the server to ready", Ready),
     "weights": ("Memory of CPU workers with one copy of the weights, and with one each", Weights),
     "swaps": ("Two models in turn on a device with room for one: the cost beyond their loads", Swaps),
+    "loras": ("LoRAs on a device: what they cost steps that use one, and others", Loras),
     "checkpoints": ("Many checkpoints on one device: requests on time, live and simulated", Checkpoints),
     "chaos": ("Workers killed under load: nothing is lost, and how soon requests continue", Chaos),
     "forming": ("A member killed while its group forms: how soon the survivors are free", Forming),
