@@ -53,13 +53,9 @@ class Admission:
             if request.is_promise or no_room.retry_ns is None:
                 return no_room
             return _with_earliest(no_room, demand, free_before(request, policy, backlog), now_ns)
-        if not backlog.devices:
-            if request.is_promise:
-                return Reject(request.uid, "no device is up", None, RefusalCode.NO_DEVICE)
-            why = "no device is up; the prediction assumes that one is up now"
-            return Admitted(now_ns + demand.run_ns, why, EtaPrediction(demand.run_ns, 0, 1.0))
-        if request.is_promise and demand.slot is not None and not backlog.slots:
-            return Reject(request.uid, "no CPU slot is up", None, RefusalCode.NO_DEVICE)
+        answer = _without_room(request, costs, backlog) or _without_devices(request, demand, backlog, now_ns)
+        if answer is not None:
+            return answer
         if (no_memory := _too_large(request, policy, costs, backlog)) is not None:
             return no_memory
         if (too_late := _too_late(request, policy, costs, now_ns)) is not None:
@@ -127,12 +123,29 @@ def _too_late(request: Request, policy: Policy, costs: CostModel, now_ns: int) -
     return Reject(request.uid, f"alone it needs {needs(least)}", end_ns, RefusalCode.DEADLINE)
 
 
+def _without_devices(request: Request, demand: Demand, backlog: Backlog, now_ns: int) -> Admitted | Reject | None:
+    """The answer if no device is up, or none that a promise needs."""
+    if not backlog.devices:
+        if request.is_promise:
+            return Reject(request.uid, "no device is up", None, RefusalCode.NO_DEVICE)
+        why = "no device is up; the prediction assumes that one is up now"
+        return Admitted(now_ns + demand.run_ns, why, EtaPrediction(demand.run_ns, 0, 1.0))
+    if request.is_promise and demand.slot is not None and not backlog.slots:
+        return Reject(request.uid, "no CPU slot is up", None, RefusalCode.NO_DEVICE)
+    return None
+
+
+def _without_room(request: Request, costs: CostModel, backlog: Backlog) -> Reject | None:
+    """The refusal of a request whose weights do not fit onto a device, also while none is up."""
+    if not costs.all_components or (stage := too_large(request, backlog.devices, costs)) is None:
+        return None
+    total = num_bytes(costs.components(stage))
+    reason = f"the weights of {stage} take {total / 2**30:.1f} GiB, more than a device has for them"
+    return Reject(request.uid, reason, None, RefusalCode.MEMORY)
+
+
 def _too_large(request: Request, policy: Policy, costs: CostModel, backlog: Backlog) -> Reject | None:
     """The refusal of a request that is known not to fit into the memory of the devices that the policy may give it."""
-    if backlog.needs_loads and (stage := too_large(request, backlog.devices, costs)) is not None:
-        total = num_bytes(costs.components(stage))
-        reason = f"the weights of {stage} take {total / 2**30:.1f} GiB, more than a device has for them"
-        return Reject(request.uid, reason, None, RefusalCode.MEMORY)
     shape = request.shape
     degrees = [degree for degree in policy.degrees(request, costs) if degree <= backlog.widest] or [1]
     stages = costs.graph(request.pipeline).stages

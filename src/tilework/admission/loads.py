@@ -93,9 +93,10 @@ def expected_ns(left: Cursor, devices: Sequence[DeviceView], costs: CostModel) -
 
 def too_large(request: Request, devices: Sequence[DeviceView], costs: CostModel) -> Stage | None:
     """A stage of a request whose components do not fit together onto some device; None if there is none."""
+    memories = [Memory(costs.memory_bytes), *(device.memory for device in devices)]  # None may be up.
     for stage, _ in costs.start(request).pieces:
         if stage.kind is DeviceKind.ACCELERATOR:
             wanted = costs.components(stage)
-            if not all(device.memory.can_hold(wanted) for device in devices):
+            if not all(memory.can_hold(wanted) for memory in memories):
                 return stage
     return None

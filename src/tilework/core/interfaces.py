@@ -266,6 +266,10 @@ class CostModel(Protocol):
         """The source from which loads are quickest, of those that have the components."""
 
     @property
+    def memory_bytes(self) -> int | None:
+        """How much of components a device holds; None: as much as comes."""
+
+    @property
     def host_bytes(self) -> int | None:
         """How much of what devices have read the host of a node keeps; None: all."""
 

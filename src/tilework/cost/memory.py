@@ -14,12 +14,14 @@ FORGET_NS = 600 * NS_PER_S
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """What the memory of a work depends on: how a stage is run, and on how many pixels. `shared`: by several requests.
+    """What the memory of a work depends on: how a stage, by pipeline and name, is run, and on how many pixels.
+
+    `shared`: by several requests.
 
     The memory of several requests together is unrelated to that of one request of as many pixels.
     """
 
-    stage: Stage
+    stage: tuple[str, str]
     pixels: int
     degree: int
     sliced: bool
@@ -27,7 +29,9 @@ class _Form:
 
     @staticmethod
     def of(stage: Stage, shapes: Sequence[Shape], degree: int, sliced: bool) -> _Form:
-        return _Form(stage, sum(shape.pixels for shape in shapes), degree, sliced, len(shapes) > 1)
+        return _Form(
+            (stage.pipeline, stage.name), sum(shape.pixels for shape in shapes), degree, sliced, len(shapes) > 1
+        )
 
     def is_less(self, other: _Form) -> bool:
         """Whether it takes no more memory than `other`: if this does not fit, `other` does not."""

@@ -38,7 +38,7 @@ class TableCosts:
         self.version = 0
         self._memory = MemoryLimits()
         self._move_ns, self._max_batch = move_ns, max_batch
-        self.host_bytes = table.host_bytes
+        self.memory_bytes, self.host_bytes = table.memory_bytes, table.host_bytes
         self._loads = LoadTimes(table.load_bytes_per_s, weight)
         self._corrections = Corrections(weight)
         self._prices: dict[_Key, _Price] = {}

@@ -214,6 +214,9 @@ class Invariants:
             uid = self._uids.get(job_id)
             require(uid is not None and uid not in self._ended, f"work {number} is for job {job_id}, which has ended")
             require(attempt >= self._attempts.get(job_id, 1), f"work {number} goes back to attempt {attempt}")
+            if uid is not None:
+                loras, ours = work.stage.loras, self._requests[uid].loras
+                require(set(loras) <= set(ours), f"work {number} of {uid} uses the LoRAs {loras}, not of {ours}")
             if uid is not None and self._requests[uid].exact:
                 is_alone = len(work.devices) == len(work.job_ids) == 1 and not work.sliced
                 require(is_alone, f"work {number} of the exact {uid} has several jobs or devices, or is sliced")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle, pairwise
 from random import Random
@@ -13,6 +13,7 @@ from tilework.core.cost_row import CostRow
 from tilework.core.graph.graph import Graph
 from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.graph.stage import DeviceKind, StageSpec, StepShare
+from tilework.core.lora import Lora, UsedLora
 from tilework.core.priority import DEFAULT_CLASSES
 from tilework.core.request import OnMiss, Request, Shape
 from tilework.core.time import NS_PER_S, ns_from_s
@@ -76,6 +77,19 @@ def scenario(seed: int, policy: str | None = None, faults: Faults | None = None)
     requests = _requests(random, num_requests, rate * num_devices / _MEAN_S, is_overload)
     requests = _some_exact(Random(f"exact/{seed}"), requests)
     requests = _some_dropped(Random(f"drop/{seed}"), requests)
+    max_batch = batch_random.choice((1, 2, 12, 12))
+    table = _with_components(
+        _table(
+            _with_slots(_some_shared(_graph(Random(f"graph/{seed}")), Random(f"shared/{seed}")), slot_random),
+            degrees,
+            devices_per_node,
+            batch_random.choice((0.0, 0.0, 0.15, 0.5)),
+        ),
+        Random(f"components/{seed}"),
+    )
+    lora_random = Random(f"loras/{seed}")
+    table = _with_loras(table, lora_random)
+    requests = _some_with_loras(lora_random, requests, table)
     return Scenario(
         seed=seed,
         controller=ControllerConfig(
@@ -83,17 +97,9 @@ def scenario(seed: int, policy: str | None = None, faults: Faults | None = None)
             max_attempts=random.choice((2, 3, 5)),
             max_jobs=1000 if is_overload else random.choice((10, 1000, 1000)),
             max_residents=random.choice((1, 4, 64)),
-            max_batch=batch_random.choice((1, 2, 12, 12)),
+            max_batch=max_batch,
         ),
-        table=_with_components(
-            _table(
-                _with_slots(_some_shared(_graph(Random(f"graph/{seed}")), Random(f"shared/{seed}")), slot_random),
-                degrees,
-                devices_per_node,
-                batch_random.choice((0.0, 0.0, 0.15, 0.5)),
-            ),
-            Random(f"components/{seed}"),
-        ),
+        table=table,
         config=SimConfig(
             num_devices=num_devices,
             slots_per_node=slot_random.choice((1, 1, 2)),
@@ -239,6 +245,37 @@ def _with_components(table: CostTable, random: Random) -> CostTable:
         },
         host_bytes=random.choice((None, None, 0, random.randint(least, most))),
     )
+
+
+def _with_loras(table: CostTable, random: Random) -> CostTable:
+    """In a quarter of all scenarios there are LoRAs, which devices load where they load other weights."""
+    names = sorted({name for stage in table.graph(PIPELINE).stages for name in stage.spec.components})
+    if not names or random.random() < 0.75:
+        return table
+    loras = {}
+    for name in ("ink", "chalk", "wash"):
+        weights = Component(f"digest of {name}", random.choice((1, 2)) * _WEIGHTS_UNIT // 2)
+        loras[name] = Lora(
+            changes=frozenset(random.sample(names, k=random.randint(1, len(names)))),
+            component=weights if table.components else None,
+            slowdown=random.choice((1.0, 1.3)),
+        )
+    return replace(table, loras={PIPELINE: loras})
+
+
+def _some_with_loras(random: Random, requests: tuple[Request, ...], table: CostTable) -> tuple[Request, ...]:
+    """The same requests, of which some use one or two of the LoRAs, if there are any."""
+    names = sorted(table.loras.get(PIPELINE, ()))
+    if not names:
+        return requests
+    share = random.choice((0.2, 0.7))
+    return tuple(
+        replace(one, loras=_drawn_loras(random, names)) if random.random() < share else one for one in requests
+    )
+
+
+def _drawn_loras(random: Random, names: Sequence[str]) -> tuple[UsedLora, ...]:
+    return tuple(UsedLora(name, random.choice((0.5, 1.0))) for name in random.sample(names, k=random.choice((1, 1, 2))))
 
 
 def _requests(random: Random, num_requests: int, rate_per_s: float, is_overload: bool) -> tuple[Request, ...]:

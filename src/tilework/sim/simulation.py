@@ -59,8 +59,7 @@ class Simulation:
         self.config = config
         self._injector = FaultInjector(config.faults, config.seed)
         self._has_faults, self._is_logged = bool(config.faults), "replay" in config.faults
-        self._clock = Clock()
-        devices = devices or table
+        self._clock, devices = Clock(), devices or table
         costs = TableCosts(devices)
         self._timing = TableTimingModel(
             costs,
