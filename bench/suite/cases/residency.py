@@ -28,7 +28,7 @@ class Residency:
 
     loads: tuple[float, ...] = (0.35, 0.5, 0.65, 0.8)
     slos: tuple[float, ...] = (2.5, 3.5, 5.0)
-    seeds: tuple[int, ...] = (1, 2, 3, 4, 5, 6)
+    seeds: tuple[int, ...] = (7, 8, 9)
     to_hour: int = 18
     least_share: float = 0.5
 
@@ -76,7 +76,7 @@ class Residency:
                 "memory alone, and no bound: it loads nothing ahead, and chooses requests as simply.",
                 "The share of the way is 100% where tilework is on time as often as that. Reads are loads from the "
                 "disk, per 100 requests, in the order of the policies; those ahead of need count, too.",
-                "Intervals: extremes over cells.",
+                "Seeds 1 to 6 were looked at while the rules of tilework were chosen. Intervals: extremes over cells.",
             ),
             tables=(
                 Table(

@@ -90,8 +90,9 @@ class WorkDispatcher:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no work, move or job is left. Idle devices may load ahead of need."""
-        return self._core.is_idle and not self._groups and not self._moves
+        """Whether no work, move or job is left. Devices may load ahead of need."""
+        is_loading = any(not load.is_ahead for load in self._loads.values())
+        return self._core.is_idle and not self._groups and not self._moves and not is_loading
 
     def close(self) -> None:
         """Stop the check for stuck works."""
