@@ -132,6 +132,9 @@ class FakeEngine:
     def devices_with(self, model: str) -> tuple[int, ...]:
         return tuple(range(self.devices_up))
 
+    def is_on_host(self, model: str) -> bool:
+        return False
+
     def observe(self, observer: Observer) -> None:
         self.observer = observer
 

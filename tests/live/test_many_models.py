@@ -134,6 +134,7 @@ def test_each_picture_is_its_models_own_while_weights_come_and_go(
 
         tickets, outcomes = rig.run(scenario())
         assert {"LoadComponents", "DropComponents"} <= set(changes(rig))
+        assert all(map(rig.engine.is_on_host, BUILD)), "its memory has room for all that workers have read"
         loaded = [segment.load_ns for outcome in outcomes.values() for segment in outcome.segments]
         assert max(loaded) > 0, "answers say how long they waited for weights"
         assert min(loaded) == 0, "and that steps did not"
@@ -155,6 +156,7 @@ def test_without_a_limit_all_models_stay_on_all_devices(
         tickets, outcomes = rig.run(scenario())
         assert not changes(rig)
         assert {rig.engine.devices_with(name) for name in BUILD} == {(0,)}
+        assert not any(map(rig.engine.is_on_host, BUILD)), "no device loads from it"
         assert_drawn(rig, tickets, outcomes, stock)
 
 

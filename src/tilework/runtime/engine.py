@@ -17,6 +17,7 @@ from tilework.control.log import header_line
 from tilework.control.watchdog import WatchdogConfig
 from tilework.core.actions import Reject
 from tilework.core.checkpoint import Checkpoint, CheckpointKeeper
+from tilework.core.component import Component
 from tilework.core.events import Cancelled, DeviceJoined, Restored, Submitted
 from tilework.core.graph.stage import DeviceKind
 from tilework.core.model import ModelInfo
@@ -223,13 +224,21 @@ class Engine:
 
     def devices_with(self, model: str) -> tuple[int, ...]:
         """The accelerators that have all weights of a model, once they have done what they were told to load."""
-        tracker, costs = self._controller.tracker, self._controller.costs
-        needed = [one for stage in costs.graph(model).stages for one in costs.components(stage)]
+        tracker, needed = self._controller.tracker, self._components(model)
         return tuple(
             device.device_id
             for device in tracker.devices
             if device.kind is DeviceKind.ACCELERATOR and device.memory.has(needed)
         )
+
+    def is_on_host(self, model: str) -> bool:
+        """Whether the host keeps a copy of all weights of a model, from which devices load them."""
+        needed = self._components(model)
+        return bool(needed) and set(needed) <= set(self._controller.tracker.kept_by_host(0))
+
+    def _components(self, model: str) -> list[Component]:
+        costs = self._controller.costs
+        return [one for stage in costs.graph(model).stages for one in costs.components(stage)]
 
     def submit(
         self,

@@ -57,6 +57,9 @@ class Engine(Protocol):
     def devices_with(self, model: str) -> tuple[int, ...]:
         """The devices that have all weights of a model."""
 
+    def is_on_host(self, model: str) -> bool:
+        """Whether the host keeps a copy of all weights of a model, from which devices load them."""
+
     @property
     def policy(self) -> str:
         """The name of the scheduling policy."""
