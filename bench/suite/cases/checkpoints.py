@@ -34,7 +34,7 @@ class Checkpoints:
     """
 
     checkpoints: int = 12
-    scale: float = 100.0
+    scale: float = 150.0
     load: float = 0.5
     slo: float = 2.5
     side: int = 64
