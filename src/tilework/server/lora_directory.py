@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from tilework.core.lora import LORA_NAME
 from tilework.core.model import LoraSource
 from tilework.server.config import ConfigError
 
-LORA_NAME = r"^[A-Za-z0-9_.-]{1,128}$"
 _SAVED = "pytorch_lora_weights.safetensors"  # As diffusers saves a LoRA in a directory of its own.
 
 
