@@ -236,6 +236,7 @@ def test_simulate_prints_its_configuration_as_json(files: Path) -> None:
         "dispatch_ns": 0,
         "switch_ns": 0,
         "slots_per_node": 1,
+        "hosts_have_read": False,
         "result_ns": 0,
     }
     result = document["result"]

@@ -24,9 +24,10 @@ from tilework.control.measured import dispatch_ns, profiled_table
 from tilework.core.actions import Action, Reject
 from tilework.core.cost_row import CostRow
 from tilework.core.events import DeviceLost, Event, ModelServed, Stopped, Woke, WorkFailed, WorkFinished
+from tilework.core.graph.graph import Graph
 from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.graph.stage import Stage
-from tilework.core.lora import UsedLora
+from tilework.core.lora import LORA_NAME, Lora, UsedLora
 from tilework.core.request import OnMiss, RefusalCode, Request, Shape, Status
 from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.core.wire import Spec
@@ -40,6 +41,7 @@ from tilework.sim.simulation import Simulation
 from tilework.sim.trace import Trace
 
 HEADER = header_line("1.0", ControllerConfig(), table())
+USED_LORAS = st.builds(UsedLora, st.from_regex(LORA_NAME, fullmatch=True), st.floats(-10, 10))
 KINDS = {kind.__name__: kind for union in (Event, Action) for kind in get_args(union)}
 
 
@@ -74,8 +76,8 @@ def cancelled_at_work(requests: list[Request], *indices: int) -> list[tuple[int,
 @given(data=st.data())
 @settings(max_examples=30)
 def test_every_event_and_action_survives_its_line(kind: str, data: st.DataObject) -> None:
-    inked = latent_diffusion(PIPELINE).itinerary(4, {UsedLora("ink.v2", 0.1): {"denoiser"}}).stages
-    st.register_type_strategy(Stage, st.sampled_from((*latent_diffusion(PIPELINE).stages, *inked)))
+    stages, loras = st.sampled_from(latent_diffusion(PIPELINE).stages), st.lists(USED_LORAS, max_size=3)
+    st.register_type_strategy(Stage, st.builds(lambda stage, used: replace(stage, loras=tuple(used)), stages, loras))
     st.register_type_strategy(ModelServed, st.just(ModelServed(json.dumps(table_json(table())))))
     value = data.draw(st.from_type(KINDS[kind]).filter(lambda drawn: "=nan" not in repr(drawn)))  # NaN equals nothing.
     now_ns = data.draw(st.integers(0, 2**63))
@@ -122,6 +124,24 @@ def reachable(kind: Any) -> set[type]:
     if not is_dataclass(kind):
         return set().union(*(reachable(argument) for argument in get_args(kind)))
     return {kind}.union(*(reachable(hint) for hint in get_type_hints(kind).values()))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("pipeline", ["flux", "flux[dev]"])
+def test_works_with_loras_replay_and_keep_their_stages(pipeline: str) -> None:
+    denoise = latent_diffusion(pipeline).stage(DIFFUSE)
+    changed = Graph(pipeline, (replace(denoise.spec, components=("net",), previews=""),))
+    lora = Lora(changes=frozenset({"net"}))
+    costs = replace(
+        table(pipeline=pipeline), graphs={pipeline: changed}, loras={pipeline: {"ink": lora, "a-1.b_2": lora}}
+    )
+    costs = replace(costs, rows=tuple(row for row in costs.rows if row.stage == DIFFUSE))
+    used = UsedLora("ink", -0.1), UsedLora("a-1.b_2", 1e-7)
+    asked = [replace(request(str(index), loras=used[:index]), pipeline=pipeline) for index in range(3)]
+    lines, trace = record(asked, costs=costs)
+    assert {run.work.stage.loras for run in trace.runs} == {used[:index] for index in range(3)}
+    assert replay(lines) == (len(lines) - 1, None)
+    assert {past.work.stage.loras for past in read_history(lines).works} == {used[:index] for index in range(3)}
+    assert [past.request.loras for past in read_history(lines).requests] == [used[:index] for index in range(3)]
 
 
 # Replay.
@@ -435,6 +455,17 @@ def test_profiling_keeps_other_pipelines_and_degrees_and_ignores_unguided_reques
     assert found[PIPELINE, DIFFUSE, 128, 1] != 0.1
     alone = profiled_table(read_history(record([unguided], sim=sim, costs=costs)[0]))
     assert sorted(map(repr, alone.rows)) == sorted(map(repr, costs.rows))
+
+
+def test_steps_with_loras_are_no_measurement_of_those_without() -> None:
+    history = read_history(record([request("a"), request("b", 5.0)])[0])
+    slow = [
+        replace(past, work=replace(past.work, stage=replace(past.work.stage, loras=(UsedLora("ink", 1.0),))))
+        for past in history.works
+    ]
+    slow = [replace(past, end_ns=past.end_ns + NS_PER_S, run_ns=(past.run_ns or 0) + NS_PER_S) for past in slow]
+    changed = replace(history, works=(*history.works, *slow))
+    assert profiled_table(changed).rows == profiled_table(history).rows
 
 
 def test_a_profiled_batch_replaces_the_row_of_the_same_members_and_no_other() -> None:

@@ -119,7 +119,8 @@ def test_stages_are_equal_by_pipeline_and_name_and_found_by_name() -> None:
 
 def test_loras_are_part_of_the_stages_whose_components_they_change() -> None:
     ink, chalk = UsedLora("ink", 0.8), UsedLora("chalk.v2", -1.0)
-    way = GRAPH.itinerary(10, {ink: {"unet"}, chalk: {"vision", "unet"}})
+    changes = {ink: frozenset({"unet"}), chalk: frozenset({"vision", "unet"})}
+    way = GRAPH.itinerary(10, changes)
     used = {stage.name: stage.loras for stage in way.stages}
     assert (used["base"], used["picture"], used["text"]) == ((ink, chalk), (chalk,), ())
     base = next(stage for stage in way.stages if stage.name == "base")
@@ -128,7 +129,11 @@ def test_loras_are_part_of_the_stages_whose_components_they_change() -> None:
     assert [UsedLora.parse(str(one)) for one in base.loras] == [ink, chalk]
     assert base.spec.one_shape, "requests of one size may share it"
     assert not GRAPH.stage("base").spec.one_shape
-    assert way is GRAPH.itinerary(10, {ink: {"unet"}, chalk: {"vision", "unet"}}) is not GRAPH.itinerary(10)
+    assert (
+        way
+        is GRAPH.itinerary(10, {ink: frozenset({"unet"}), chalk: frozenset({"vision", "unet"})})
+        is not GRAPH.itinerary(10)
+    )
     with pytest.raises(ValueError, match="could not convert"):
         UsedLora.parse("ink=much")
 

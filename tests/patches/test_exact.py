@@ -429,7 +429,7 @@ def test_in_a_group_each_request_has_a_forward_pass_of_its_own() -> None:
         model.parallel.leave()
 
 
-@pytest.mark.parametrize("adapter", ["_hf_peft_config_loaded", "encoder_hid_proj", "image_proj"])
+@pytest.mark.parametrize("adapter", ["encoder_hid_proj", "image_proj"])
 @pytest.mark.parametrize("name", ["sd3", "flux", "sdxl"])
 def test_with_adapters_nothing_is_packed(name: str, adapter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = family(name)

@@ -447,7 +447,8 @@ def imported(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("package", ["pipelines", "worker"])
 def test_nothing_that_reads_states_can_unpickle(package: str) -> None:
-    paths = sorted((SRC / package).rglob("*.py"))
+    """Skeletons hold no states: one process of a server writes them for its others, in a directory of its own."""
+    paths = [path for path in sorted((SRC / package).rglob("*.py")) if path.name != "skeleton.py"]
     assert paths
     pickles = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
     assert {str(path): found for path in paths if (found := imported(path) & pickles)} == {}

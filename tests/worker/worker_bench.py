@@ -9,6 +9,7 @@ from commands import MODEL
 from tilework.comm.groups import Groups
 from tilework.core.wire import Command, Ended, Execute, Report, StateBlob
 from tilework.pipelines.family import Family
+from tilework.worker.models.loras import WorkerLoras
 from tilework.worker.models.models import Models
 from tilework.worker.state_blobs import StateBlobs
 from tilework.worker.worker import Worker
@@ -19,13 +20,18 @@ class WorkerBench:
     """A worker and its reports; `on_report` may react to a report at once, as a receiver would."""
 
     def __init__(
-        self, family: Family, directory: Path, on_report: Callable[[Report], None] = lambda report: None
+        self,
+        family: Family,
+        directory: Path,
+        on_report: Callable[[Report], None] = lambda report: None,
+        loras: WorkerLoras | None = None,
     ) -> None:
         self.works = OpenWorks()
         self.reports: list[Report] = []
         self.on_report = on_report
         self.blobs = StateBlobs(directory, 0)
-        self.worker = Worker(Models({MODEL: family}), self.works, Groups(0, "", "cpu"), self.blobs, self._emit)
+        models = Models({MODEL: family}, loras=loras)
+        self.worker = Worker(models, self.works, Groups(0, "", "cpu"), self.blobs, self._emit)
 
     def run(self, *commands: Command) -> list[Report]:
         """Receive all commands, then execute them; returns the reports that they made."""

@@ -143,7 +143,7 @@ class _Stages:
     def __getitem__(self, text: str) -> Stage:
         """Raises KeyError, ValueError."""
         if text not in self._by_text:
-            plain, _, loras = text.removesuffix("]").partition("[")
+            plain, _, loras = text.removesuffix("]").rpartition("[")
             uses = tuple(map(UsedLora.parse, loras.split(",")))
             self._by_text[text] = replace(self._by_text[plain], loras=uses)
         return self._by_text[text]

@@ -21,7 +21,7 @@ class _Form:
     The memory of several requests together is unrelated to that of one request of as many pixels.
     """
 
-    stage: tuple[str, str]
+    stage: tuple[str, str, int]  # Pipeline, name, and how many LoRAs: clients choose their scales.
     pixels: int
     degree: int
     sliced: bool
@@ -29,9 +29,8 @@ class _Form:
 
     @staticmethod
     def of(stage: Stage, shapes: Sequence[Shape], degree: int, sliced: bool) -> _Form:
-        return _Form(
-            (stage.pipeline, stage.name), sum(shape.pixels for shape in shapes), degree, sliced, len(shapes) > 1
-        )
+        key = stage.pipeline, stage.name, len(stage.loras)
+        return _Form(key, sum(shape.pixels for shape in shapes), degree, sliced, len(shapes) > 1)
 
     def is_less(self, other: _Form) -> bool:
         """Whether it takes no more memory than `other`: if this does not fit, `other` does not."""

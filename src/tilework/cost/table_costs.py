@@ -280,7 +280,7 @@ class TableCosts:
             return
         learn = self._corrections.observe_batch if price.alone else self._corrections.observe_single
         if learn(price.key, run_ns / expected_ns):
-            self._has_changed(requests[0].shape.pixels if len(requests) == 1 else None)
+            self._has_changed(None if price.alone else requests[0].shape.pixels)
 
     def knows(self, stage: Stage, request: Request) -> bool:
         """Whether the time of such a work alone on one device was measured, for the table or since then.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tilework.core.component import Component, LoadSource
-from tilework.core.lora import Lora
+from tilework.core.lora import LORA_NAME, Lora
 from tilework.cost.loading import Link
 from tilework.cost.table import BadCostTable, CostTable
 
@@ -26,11 +27,20 @@ def parse_memory(document: Mapping[str, Any]) -> dict[str, Any]:
         if source not in list(LoadSource):
             raise BadCostTable(f"load_bytes_per_s has {source!r}; expected {', '.join(LoadSource)}")
         _check_speed(f"load_bytes_per_s.{source}", speed)
-    if components and LoadSource.DISK not in speeds:
+    loras = _loras(_object(document, "loras"))
+    if (components or _loaded(loras)) and LoadSource.DISK not in speeds:
         raise BadCostTable("load_bytes_per_s has no disk, and there are components; say how fast they are read from it")
+    _check_sizes(
+        [
+            (f"components.{pipeline}.{name}", one)
+            for pipeline, named in components.items()
+            for name, one in named.items()
+        ]
+        + _loaded(loras)
+    )
     return {
         "components": components,
-        "loras": _loras(_object(document, "loras")),
+        "loras": loras,
         **{name: document.get(name) for name in _LIMITS},
         "load_bytes_per_s": {LoadSource(source): speed for source, speed in speeds.items()},
         "links": {name: _link(name, link) for name, link in _object(document, "links").items()},
@@ -67,20 +77,24 @@ def _object(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _components(document: Mapping[str, Any]) -> dict[str, dict[str, Component]]:
-    sizes: dict[str, int] = {}
     found: dict[str, dict[str, Component]] = {}
     for pipeline, named in document.items():
         if not isinstance(named, Mapping):
             raise BadCostTable(f"components.{pipeline} is {named!r}; expected an object by name")
         found[pipeline] = {name: _component(f"components.{pipeline}.{name}", one) for name, one in named.items()}
-        for name, component in found[pipeline].items():
-            known = sizes.setdefault(component.digest, component.num_bytes)
-            if known != component.num_bytes:
-                raise BadCostTable(
-                    f"components.{pipeline}.{name}.bytes is {component.num_bytes}, and {known} elsewhere for the same "
-                    "digest; equal digests mean equal weights"
-                )
     return found
+
+
+def _check_sizes(placed: Sequence[tuple[str, Component]]) -> None:
+    """Raise BadCostTable if two of these components have one digest and two sizes."""
+    sizes: dict[str, int] = {}
+    for place, component in placed:
+        known = sizes.setdefault(component.digest, component.num_bytes)
+        if known != component.num_bytes:
+            raise BadCostTable(
+                f"{place}.bytes is {component.num_bytes}, and {known} elsewhere for the same digest; equal digests "
+                "mean equal weights"
+            )
 
 
 def _loras(document: Mapping[str, Any]) -> dict[str, dict[str, Lora]]:
@@ -88,8 +102,21 @@ def _loras(document: Mapping[str, Any]) -> dict[str, dict[str, Lora]]:
     for pipeline, named in document.items():
         if not isinstance(named, Mapping):
             raise BadCostTable(f"loras.{pipeline} is {named!r}; expected an object by name")
+        wrong = [name for name in named if re.fullmatch(LORA_NAME, name) is None]
+        if wrong:
+            raise BadCostTable(f"loras.{pipeline} has {wrong[0]!r}; use letters, digits and _ . - (at most 128)")
         found[pipeline] = {name: _lora(f"loras.{pipeline}.{name}", one) for name, one in named.items()}
     return found
+
+
+def _loaded(loras: Mapping[str, Mapping[str, Lora]]) -> list[tuple[str, Component]]:
+    """The weights of LoRAs that devices load, each with its place in the file."""
+    return [
+        (f"loras.{pipeline}.{name}", one.component)
+        for pipeline, named in loras.items()
+        for name, one in named.items()
+        if one.component is not None
+    ]
 
 
 def _lora(place: str, document: object) -> Lora:
@@ -97,9 +124,9 @@ def _lora(place: str, document: object) -> Lora:
     if not isinstance(document, Mapping) or not isinstance(changes, list) or not changes:
         raise BadCostTable(f"{place} is {document!r}; expected an object with changes, a list of components")
     slowdown = document.get("slowdown", 1.0)
-    if type(slowdown) not in (int, float) or slowdown <= 0:
-        raise BadCostTable(f"{place}.slowdown is {slowdown!r}; expected a factor above 0")
-    component = _component(place, document) if "digest" in document else None
+    if type(slowdown) not in (int, float) or slowdown < 1:
+        raise BadCostTable(f"{place}.slowdown is {slowdown!r}; expected a factor of at least 1")
+    component = _component(place, document) if {"digest", "bytes"} & document.keys() else None
     return Lora(changes=frozenset(map(str, changes)), component=component, slowdown=float(slowdown))
 
 

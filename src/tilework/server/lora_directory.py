@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from tilework.core.lora import LORA_NAME
 from tilework.core.model import LoraSource
 from tilework.server.config import ConfigError
 
-LORA_NAME = r"^[A-Za-z0-9_.-]{1,128}$"
 _SAVED = "pytorch_lora_weights.safetensors"  # As diffusers saves a LoRA in a directory of its own.
 
 
@@ -23,7 +23,7 @@ def loras_in(directory: Path) -> tuple[LoraSource, ...]:
         raise ConfigError(f"loras = {str(directory)!r} is no directory; give one that holds NAME.safetensors.")
     found: dict[str, Path] = {}
     for name, file in _files(directory):
-        if re.match(LORA_NAME, name) is None:
+        if re.fullmatch(LORA_NAME, name) is None:
             raise ConfigError(
                 f"{file} has a name that no request can give; use letters, digits and _ . - (at most 128)."
             )

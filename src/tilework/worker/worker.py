@@ -199,10 +199,16 @@ class Worker:
         return self._with_results(family, ended, check.present)
 
     def _check_specs(self, command: Execute, specs: Sequence[Spec]) -> None:
-        """Check that a work may run these requests, and compute with their LoRAs."""
+        """Check that a work may run these requests, and compute with their LoRAs.
+
+        Requests with different LoRAs may share a stage that these do not change, such as a decode.
+        """
         for spec in specs:
             check_exact(spec, command)
-        loras, *others = {spec.loras for spec in specs}
+        used = {spec.loras for spec in specs}
+        if len(used) > 1:
+            used = {self._models.changing(command.model, command.stage, loras) for loras in used}
+        loras, *others = used
         if others:
             raise ValueError(f"requests with different LoRAs share work {command.work_id}")
         self._models.use(command.model, command.stage, loras)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from tilework.core.graph.stage import DeviceKind, Stage, StageSpec, StepShare
 from tilework.core.lora import UsedLora
 
 _MAX_CACHED = 1024
-_NONE: Mapping[UsedLora, Collection[str]] = {}
+_NONE: Mapping[UsedLora, frozenset[str]] = {}
 
 
 class BadGraph(ValueError):
@@ -54,12 +54,12 @@ class Graph:
                 return stage
         raise KeyError(name)
 
-    def itinerary(self, steps: int, loras: Mapping[UsedLora, Collection[str]] = _NONE) -> Itinerary:
+    def itinerary(self, steps: int, loras: Mapping[UsedLora, frozenset[str]] = _NONE) -> Itinerary:
         """The way of a request of this number of steps. The same object every time, as far as they are kept.
 
         `loras` are those that it uses, each with the components that it changes.
         """
-        key = steps, *loras
+        key = steps, *loras.items()  # Tables share graphs, and one name may change other components in each.
         known = self._itineraries.get(key)
         if known is None:
             if len(self._itineraries) >= _MAX_CACHED:  # Clients choose the steps, and the scales of LoRAs.
@@ -85,7 +85,7 @@ class Graph:
         return cls(pipeline, tuple(_parse_spec(one) for one in document))
 
 
-def _with_loras(stage: Stage, loras: Mapping[UsedLora, Collection[str]]) -> Stage:
+def _with_loras(stage: Stage, loras: Mapping[UsedLora, frozenset[str]]) -> Stage:
     """The stage with those of the LoRAs that change a component of it.
 
     Requests can share it if they have one size: LoRAs of convolutions know nothing of packed batches.

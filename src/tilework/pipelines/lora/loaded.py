@@ -7,6 +7,7 @@ LoRAs follow each other at no cost, and a request without any has the very outpu
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -137,11 +138,13 @@ class LoadedLoras:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Let diffusers log nothing."""
+    """Let diffusers log nothing, and PEFT warn of nothing."""
     level = logging.get_verbosity()
     logging.set_verbosity(logging.CRITICAL)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         logging.set_verbosity(level)
 

@@ -9,6 +9,7 @@ from typing import Annotated, Literal, TypeVar
 from fastapi import FastAPI, Request
 from pydantic import BaseModel, ConfigDict, Field
 
+from tilework.core.lora import LORA_NAME
 from tilework.core.model import LoraSource, ModelInfo, NewModel
 from tilework.runtime.executor import ModelRefused
 from tilework.server.api.images import ImageService
@@ -18,7 +19,7 @@ from tilework.server.config import ConfigError
 from tilework.server.http.body import BodyLimits, read_json
 from tilework.server.http.errors import ApiError, invalid
 from tilework.server.http.middleware import tenant_of
-from tilework.server.lora_directory import LORA_NAME, loras_in
+from tilework.server.lora_directory import loras_in
 from tilework.server.models_file import MODEL_NAME, ModelEntry
 from tilework.server.schema.answers import ModelCard
 
@@ -52,7 +53,7 @@ class _AddLora(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
-    name: str = Field(pattern=LORA_NAME, description="a name of letters, digits and _ . -")
+    name: str = Field(pattern=f"^{LORA_NAME}$", description="a name of letters, digits and _ . -")
     path: str = Field(min_length=1, description="a file on the server that ends with .safetensors")
 
 

@@ -60,7 +60,7 @@ def due_requests(requests: Sequence[Request], costs: TableCosts, max_degree: int
     for one in requests:
         if one.deadline_ns is None:
             continue
-        key = one.pipeline, one.shape, one.steps, one.guided, one.exact
+        key = one.pipeline, one.shape, one.steps, one.guided, one.exact, one.loras
         if key not in known:
             known[key] = tuple(_pieces(one, costs, max_degree))
         found.append(Due(request=one, deadline_ns=one.deadline_ns, pieces=known[key]))

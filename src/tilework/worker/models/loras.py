@@ -118,6 +118,11 @@ class WorkerLoras:
         known.loaded.remove(known.name)
         known.is_here = False
 
+    def changing(self, model: str, components: Collection[str], used: Sequence[UsedLora]) -> tuple[UsedLora, ...]:
+        """Those that change one of the components. Unknown ones may."""
+        known = ((one, self._named.get((model, one.name))) for one in used)
+        return tuple(one for one, lora in known if lora is None or not lora.changes.isdisjoint(components))
+
     def use(self, model: str, family: Family, components: Collection[str], used: Sequence[UsedLora]) -> list[str]:
         """Compute with these LoRAs from now on, for a stage with these components.
 
@@ -125,14 +130,8 @@ class WorkerLoras:
         """
         if family.loras is None:
             return []
-        here: list[UsedLora] = []
-        missing: list[str] = []
-        for one in used:
-            known = self._named.get((model, one.name))
-            if known is not None and known.is_here:
-                here.append(one)
-            elif known is None or not known.changes.isdisjoint(components):
-                missing.append(one.name)
+        here = [one for one in used if (known := self._named.get((model, one.name))) is not None and known.is_here]
+        missing = [one.name for one in self.changing(model, components, used) if one not in here]
         family.loras.use(() if missing else here)
         return missing
 

@@ -99,6 +99,10 @@ class Models:
         if missing:
             raise WeightsMissing(f"{model} has no weights of {', '.join(missing)} here")
 
+    def changing(self, model: str, stage: str, loras: Sequence[UsedLora]) -> tuple[UsedLora, ...]:
+        """Those of the LoRAs that change a component of the stage."""
+        return self._loras.changing(model, self[model].info.graph.stage(stage).spec.components, loras)
+
     def use(self, model: str, stage: str | None, loras: Sequence[UsedLora]) -> None:
         """Compute with these LoRAs, and no others, until the next call.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from random import Random
@@ -19,6 +19,7 @@ from tilework.server.schema.image_request import ImageRequest
 from tilework.server.tenants import Tenant, Tenants
 from tilework.server.text import shown
 
+_MOST_NAMED = 10
 RANDOM_SEEDS = 2**32  # Small enough for clients whose numbers are all floats.
 
 
@@ -88,11 +89,18 @@ def _loras(ask: ImageRequest, info: ModelInfo) -> tuple[UsedLora, ...]:
     names = [one.name for one in ask.lora or ()]
     for name in names:
         if name not in info.loras:
-            known = f"give some of {', '.join(map(shown, info.loras))}" if info.loras else "leave it out"
-            raise invalid("lora", given, f"{info.name} has no LoRA {shown(name)}: {known}.", code="unknown_lora")
+            remedy = f"give some of {_named(info.loras)}" if info.loras else "leave it out"
+            raise invalid("lora", given, f"{info.name} has no LoRA {shown(name)}: {remedy}.", code="unknown_lora")
         if names.count(name) > 1:
             raise invalid("lora", given, f"{shown(name)} is there twice: give it once.")
     return tuple(UsedLora(one.name, float(one.scale)) for one in ask.lora or ())
+
+
+def _named(loras: Sequence[str]) -> str:
+    """The names of LoRAs; of many, the first."""
+    others = len(loras) - _MOST_NAMED
+    first = ", ".join(map(shown, loras[:_MOST_NAMED]))
+    return f"{first}, and {others} more (GET /v1/models has all)" if others > 0 else first
 
 
 def _preview_every(ask: ImageRequest, steps: int, max_previews: int) -> int:
