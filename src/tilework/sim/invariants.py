@@ -214,6 +214,7 @@ class Invariants:
             if uid is not None:
                 self._first_start_ns.setdefault(uid, now_ns)
         self._works[number] = work
+        self._check_loras(work)
         self._check_components(work)
         self._check_residents(work)
         self._check_memory(work, now_ns)
@@ -230,6 +231,20 @@ class Invariants:
         weights |= named
         total = sum(self._sizes[digest] for digest in weights)
         require(limit is None or total <= limit, f"device {device_id} has {total} bytes of components, and {limit} fit")
+
+    def _check_loras(self, work: Work) -> None:
+        """A work computes with the LoRAs of each of its members that change the stage, all where these are."""
+        known = self._costs.table.loras.get(work.stage.pipeline, {})
+        components = set(work.stage.spec.components)
+        members = [self._requests[self._uids[job_id]] for job_id in work.job_ids]
+        for request in members:
+            used = tuple(one for one in request.loras if known[one.name].changes & components)
+            require(work.stage.loras == used, f"{work.stage} runs for {request.uid}, which uses {used}")
+        for lora in (known[one.name].component for one in work.stage.loras):
+            lacking = [one for one in work.devices if lora is not None and lora.digest not in self._weights[one]]
+            require(not lacking, f"work {work.work_id} of {work.stage} runs on {lacking} without {lora}")
+        shapes = {request.shape for request in members}
+        require(not work.stage.loras or len(shapes) == 1, f"{work.stage} runs for several sizes, {shapes}")
 
     def _check_components(self, work: Work) -> None:
         """A work runs only where its components are."""

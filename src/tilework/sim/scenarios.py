@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle, pairwise
 from random import Random
@@ -13,6 +13,7 @@ from tilework.core.cost_row import CostRow
 from tilework.core.graph.graph import Graph
 from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.graph.stage import DeviceKind, StageSpec, StepShare
+from tilework.core.lora import Lora, UsedLora
 from tilework.core.priority import DEFAULT_CLASSES
 from tilework.core.request import OnMiss, Request, Shape
 from tilework.core.time import NS_PER_S, ns_from_s
@@ -76,7 +77,7 @@ def scenario(seed: int, policy: str | None = None, faults: Faults | None = None)
     requests = _requests(random, num_requests, rate * num_devices / _MEAN_S, is_overload)
     requests = _some_exact(Random(f"exact/{seed}"), requests)
     requests = _some_dropped(Random(f"drop/{seed}"), requests)
-    return Scenario(
+    made = Scenario(
         seed=seed,
         controller=ControllerConfig(
             policy=random.choice(policy_names()) if policy is None else policy,
@@ -105,6 +106,7 @@ def scenario(seed: int, policy: str | None = None, faults: Faults | None = None)
         requests=requests,
         cancels=_cancels(random, requests),
     )
+    return _with_loras(made, Random(f"loras/{seed}"))
 
 
 def _swarm_faults(random: Random) -> Faults:
@@ -237,6 +239,52 @@ def _with_components(table: CostTable, random: Random) -> CostTable:
             for source, speed in ((LoadSource.DISK, 1), (LoadSource.HOST, 8), (LoadSource.PEER, 4))
             if source is LoadSource.DISK or random.random() < 0.5
         },
+    )
+
+
+def _with_loras(made: Scenario, random: Random) -> Scenario:
+    """In a quarter of all scenarios requests use up to two LoRAs, which devices load where these have components.
+
+    Each changes one or two components, or one that no stage has. Devices are as small as before, or have room for two.
+    """
+    if random.random() < 0.75:
+        return made
+    table = made.table
+    specs = [replace(one, components=one.components or (f"part of {one.name}",)) for one in table.graph(PIPELINE).specs]
+    parts = [*(part for spec in specs for part in spec.components), "of another model"]
+    loras = {
+        f"lora{index}": Lora(
+            changes=frozenset(random.sample(parts, k=random.choice((1, 1, 2)))),
+            component=Component(f"digest of lora{index}", random.randint(1, _WEIGHTS_UNIT))
+            if table.components
+            else None,
+            slowdown=random.choice((1.0, 1.1, 1.5)),
+        )
+        for index in range(random.choice((1, 2, 3, 6)))
+    }
+    memory_bytes, room = table.memory_bytes, random.choice((0, 2, 2)) * _WEIGHTS_UNIT
+    return replace(
+        made,
+        table=replace(
+            table,
+            graphs={PIPELINE: Graph(PIPELINE, tuple(specs))},
+            loras={PIPELINE: loras},
+            memory_bytes=None if memory_bytes is None else memory_bytes + room,
+        ),
+        requests=_using(tuple(loras), random, made.requests),
+    )
+
+
+def _using(names: Sequence[str], random: Random, requests: tuple[Request, ...]) -> tuple[Request, ...]:
+    """The same requests, of which many use one or two of these LoRAs."""
+    share = random.choice((0.2, 0.7, 1.0))
+    used = [
+        random.sample(names, k=min(len(names), random.choice((1, 1, 2)))) if random.random() < share else []
+        for _ in requests
+    ]
+    return tuple(
+        replace(one, loras=tuple(UsedLora(name, random.choice((0.5, 1.0, 1.0))) for name in of_one))
+        for one, of_one in zip(requests, used, strict=True)
     )
 
 
