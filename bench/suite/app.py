@@ -25,6 +25,7 @@ from suite.cases.frontdoor import FrontDoor
 from suite.cases.fuzz import Fuzz
 from suite.cases.groups import GroupTime
 from suite.cases.load import Load
+from suite.cases.loras import Loras
 from suite.cases.modelled import Modelled
 from suite.cases.mutations import Mutations
 from suite.cases.observe import Observe
@@ -75,6 +76,7 @@ CASES: dict[str, tuple[str, type[Case]]] = {
     "stitcher": ("Normalisation, SiLU and frames of patches in one pass, against several and a copy", Stitcher),
     "batch_model": ("The predicted time of batches: how well, on a CPU and simulated, and how fast", BatchModelCase),
     "together": ("Mixed traffic on a live server, in batches and one by one", Together),
+    "loras": ("A step with LoRAs on the device, used and not, and switching between two", Loras),
     "ready": ("Time from the start of the server to ready", Ready),
     "weights": ("Memory of CPU workers with one copy of the weights, and with one each", Weights),
     "swaps": ("Two models in turn on a device with room for one: the cost beyond their loads", Swaps),

@@ -54,7 +54,8 @@ class LoadedLoras:
         self._pipeline = pipeline
         self._keys: dict[str, str] = {}
         self._num_added = 0
-        self._layers: list[LoraLayer] = []
+        self._layers: dict[str, list[Any]] = {}  # Those that a LoRA is in, by key.
+        self._computing: list[Any] = []
         self._used: tuple[UsedLora, ...] = ()
 
     @torch.no_grad()
@@ -93,28 +94,34 @@ class LoadedLoras:
         """Compute with these LoRAs, which must be there, and no others from now on."""
         if tuple(used) == self._used:
             return
-        self._used = tuple(used)
         keys = [self._keys[one.name] for one in used]
-        for layer in self._layers:
-            if keys:
-                layer.set_adapter(keys)
-                for key, one in zip(keys, used, strict=True):
-                    layer.set_scale(key, one.scale)
-            layer.enable_adapters(bool(keys))
+        for layer in self._computing:
+            layer._disable_adapters = True
+        self._computing = list({id(layer): layer for key in keys for layer in self._layers[key]}.values())
+        for layer in self._computing:
+            # What `set_adapter` and `enable_adapters` do, but for gradients: these touch all weights of all LoRAs.
+            layer._active_adapter, layer._disable_adapters = keys, False
+        for key, one in zip(keys, used, strict=True):
+            for layer in self._layers[key]:
+                layer.set_scale(key, one.scale)
+        self._used = tuple(used)
 
     def _let_none_compute(self) -> None:
         """Find the layers that have LoRAs, and let none compute."""
-        self._layers = [layer for _, layer in self._all_layers()]
-        for layer in self._layers:
+        self._layers = {key: [] for key in self._keys.values()}
+        for _, layer in self._all_layers():
             _move_hooks(layer)
             layer.enable_adapters(False)
-        self._used = ()
+            for key in self._layers.keys() & layer.scaling.keys():
+                self._layers[key].append(layer)
+        self._computing, self._used = [], ()
 
     def _delete(self, key: str) -> None:
-        self._pipeline.delete_adapters([key])
+        with _silent():  # PEFT warns that it uses another one instead, which it does not.
+            self._pipeline.delete_adapters([key])
         self._let_none_compute()
 
-    def _all_layers(self) -> Iterator[tuple[str, LoraLayer]]:
+    def _all_layers(self) -> Iterator[tuple[str, Any]]:
         """The layers that have or had LoRAs, each with the name of its component."""
         for name, component in modules_of(self._pipeline).items():
             for layer in component.modules():
