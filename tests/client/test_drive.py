@@ -18,6 +18,7 @@ import clock
 from tilework.client.dialect import Dialect
 from tilework.client.drive import drive
 from tilework.client.record import Ending
+from tilework.core.lora import UsedLora
 from tilework.core.request import OnMiss
 from tilework.formats.workload import WorkloadRequest
 
@@ -97,7 +98,9 @@ def test_every_ending_is_distinguished(server):
 
 
 def test_the_client_sends_the_workload(server):
-    full = request("draw 0", seed=7, slo_s=4.0, on_miss=OnMiss.REJECT, tenant="t", exact=True)
+    full = request(
+        "draw 0", seed=7, slo_s=4.0, on_miss=OnMiss.REJECT, tenant="t", exact=True, loras=(UsedLora("ink", 0.5),)
+    )
     asyncio.run(drive(f"{server}/v1/", [full], api_key="secret"))
     body, headers = seen.pop()
     assert headers["authorization"] == "Bearer secret"
@@ -113,10 +116,11 @@ def test_the_client_sends_the_workload(server):
         "on_miss": "reject",
         "user": "t",
         "exact": True,
+        "lora": [{"name": "ink", "scale": 0.5}],
     }
     asyncio.run(drive(server, [request("draw 0")], dialect=Dialect(model="other")))
     assert seen[0][0]["model"] == "other"
-    assert not {"seed", "slo_s", "on_miss", "user", "exact"} & seen[0][0].keys()
+    assert not {"seed", "slo_s", "on_miss", "user", "exact", "lora"} & seen[0][0].keys()
 
 
 def test_the_loop_is_open_and_arrivals_keep_their_times(server):

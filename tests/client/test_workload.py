@@ -1,11 +1,13 @@
 """The workload file: what is written comes back, and every mistake is named with its place."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tilework.core.lora import UsedLora
 from tilework.core.request import OnMiss, Shape
 from tilework.formats.json_lines import BadLine
 from tilework.formats.workload import WorkloadRequest, by_id, read_workload, write_workload
@@ -29,6 +31,9 @@ requests = st.builds(
     on_miss=st.sampled_from(OnMiss),
     prompt=st.none() | text,
     exact=st.booleans(),
+    loras=st.lists(st.builds(UsedLora, text, st.floats(-10, 10)), max_size=3, unique_by=lambda one: one.name).map(
+        tuple
+    ),
 )
 
 
@@ -46,9 +51,15 @@ def test_what_is_written_comes_back(tmp_path_factory, workload):
     assert by_id(first) == {i: first[i] for i in range(len(workload))}
     write_workload(path, first)
     assert read_workload(path) == first
-    assert [
-        (r.arrival_s, r.shape, r.slo_s, r.prompt, r.tenant, r.seed, r.priority, r.on_miss, r.exact) for r in first
-    ] == [(r.arrival_s, r.shape, r.slo_s, r.prompt, r.tenant, r.seed, r.priority, r.on_miss, r.exact) for r in workload]
+    assert [replace(one, id=None) for one in first] == [replace(one, id=None) for one in workload]
+
+
+def test_loras_are_an_object_in_the_order_of_the_file(tmp_path):
+    path = written(tmp_path, {**GOOD, "loras": {"ink": 1, "chalk": 0.5}}, {**GOOD, "loras": None})
+    first, second = read_workload(path)
+    assert (first.loras, second.loras) == ((UsedLora("ink", 1.0), UsedLora("chalk", 0.5)), ())
+    write_workload(path, [first])
+    assert json.loads(path.read_text())["loras"] == {"ink": 1.0, "chalk": 0.5}
 
 
 def test_the_design_s_example_reads(tmp_path):
@@ -80,6 +91,10 @@ def test_the_design_s_example_reads(tmp_path):
         ({"seed": -1}, "seed", "at least 0"),
         ({"prompt": 3}, "prompt", "text"),
         ({"exact": 1}, "exact", "true or false"),
+        ({"loras": ["ink"]}, "loras", "an object of names and numbers"),
+        ({"loras": {"ink": True}}, "loras", "an object of names and numbers"),
+        ({"loras": {"ink": "1"}}, "loras", "an object of names and numbers"),
+        ({"loras": {"": 1}}, "loras", "an object of names and numbers"),
     ],
 )
 def test_a_wrong_field_is_named(tmp_path, change, field, words):

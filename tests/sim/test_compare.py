@@ -14,6 +14,7 @@ from builders import PIPELINE, SERVICE_S, Idle, request, table
 from stages import DECODE, DIFFUSE, ENCODE, stage_of
 from tilework.control.controller import ControllerConfig
 from tilework.core.interfaces import ClusterView, CostModel
+from tilework.core.lora import UsedLora
 from tilework.core.request import Request, Status
 from tilework.core.time import NS_PER_MS, ns_from_s
 from tilework.core.work import Plan, Work
@@ -428,6 +429,9 @@ def test_closing_the_results_ends_what_is_running(small: Cell) -> None:
 def test_requests_that_cannot_be_simulated_are_refused(tmp_path: Path) -> None:
     cell = file_cell(tmp_path, line(0.0, pipeline="flux"))
     with pytest.raises(BadRequests, match=r"pipeline 'flux' is not in .*; it knows toy"):
+        given(cell, 0)
+    cell = file_cell(tmp_path, replace(line(0.0), loras=(UsedLora("ink", 1.0),)))
+    with pytest.raises(BadRequests, match=r"LoRA 'ink' of 'toy' is not in .*; leave it out"):
         given(cell, 0)
 
 

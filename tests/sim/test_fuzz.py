@@ -26,6 +26,7 @@ from tilework.core.actions import Action
 from tilework.core.component import Memory
 from tilework.core.events import Event
 from tilework.core.graph.progress import Cursor
+from tilework.core.graph.stage import Stage
 from tilework.core.request import Request, Status
 from tilework.core.work import Work
 from tilework.cost.table_costs import TableCosts
@@ -315,6 +316,26 @@ def show_policies_the_stages_of_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tilework.control.cluster.tracker.check_start", lambda jobs, start, devices: None)
 
 
+def share_among_loras(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stages are equal if their names are."""
+    monkeypatch.setattr(Stage, "__eq__", lambda stage, other: stage is not None and stage.name == other.name)
+    monkeypatch.setattr(Stage, "__hash__", lambda stage: hash(stage.name))
+
+
+def mix_sizes_with_loras(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "tilework.core.graph.graph._with_loras",
+        lambda stage, loras: replace(
+            stage, loras=tuple(one for one, changes in loras.items() if changes & set(stage.spec.components))
+        ),
+    )
+
+
+def load_no_lora(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = TableCosts.components
+    monkeypatch.setattr(TableCosts, "components", lambda self, stage: real(self, replace(stage, loras=())))
+
+
 def load_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Components, "_load", lambda self, *load: [])
 
@@ -360,6 +381,9 @@ def answer_at_random(monkeypatch: pytest.MonkeyPatch) -> None:
         (share_exact_requests, "has several jobs or devices", [], "patchedserve"),
         (widen_exact_requests, "has several jobs or devices", [], "fixed-sp4"),
         (show_policies_the_stages_of_slots, "runs on cpu devices", [], "edf"),
+        (share_among_loras, ", which uses ", [], "tilework"),
+        (mix_sizes_with_loras, "runs for several sizes", [], "patchedserve"),
+        (load_no_lora, " without Component(", [], "edf"),
         (load_nothing, " lacks {", [], "edf"),
         (drop_nothing, " fit", [], "edf"),
         (call_loads_ahead(True), "loads ahead of need, and has the works", [], "edf"),
@@ -378,6 +402,16 @@ def test_an_injected_bug_is_found(
     faults = parse_faults(texts)
     results = (run_seed(seed, policy, faults) for seed in range(60))
     assert any(result.violation and words in result.violation for result in results)
+
+
+def test_some_scenarios_have_loras_of_each_kind() -> None:
+    """Some on all devices and some to be loaded; requests without, with one and with two."""
+    found = [one for one in map(scenario, range(100)) if one.table.loras]
+    assert 10 < len(found) < 45
+    kinds = {lora.component is None for one in found for lora in one.table.loras[PIPELINE].values()}
+    assert kinds == {True, False}
+    assert {len(request.loras) for one in found for request in one.requests} == {0, 1, 2}
+    assert all(not request.loras for one in map(scenario, range(20)) if not one.table.loras for request in one.requests)
 
 
 def short_scenario(seed: int) -> Scenario:

@@ -15,6 +15,7 @@ from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Action
 from tilework.core.events import DeviceJoined, Event, Stopped, Submitted, WorkFinished
 from tilework.core.interfaces import ClusterView, CostModel
+from tilework.core.lora import UsedLora
 from tilework.core.request import OnMiss, Request, Shape, Status
 from tilework.core.time import NS_PER_S
 from tilework.core.work import Plan, Start
@@ -327,6 +328,7 @@ def test_a_workload_becomes_requests_with_nothing_lost() -> None:
         tenant="acme",
         priority="interactive",
         on_miss=OnMiss.REJECT,
+        loras=(UsedLora("ink", 0.5),),
     )
     bare = WorkloadRequest(arrival_s=0.0, pipeline=PIPELINE, height=64, width=64, steps=1)
     assert to_requests([line, bare]) == [
@@ -342,6 +344,7 @@ def test_a_workload_becomes_requests_with_nothing_lost() -> None:
             tenant="acme",
             priority="interactive",
             weight=4.0,
+            loras=(UsedLora("ink", 0.5),),
         ),
         Request(uid="1", pipeline=PIPELINE, shape=Shape(64, 64), steps=1, arrival_ns=0),
     ]

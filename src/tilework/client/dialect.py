@@ -22,8 +22,8 @@ class Dialect:
     """The fields that are the same for all requests of a drive.
 
     `model` replaces the requests' `pipeline`. `response_format` "none" leaves the field out. `plain` leaves out
-    `slo_s`, `on_miss`, `priority` and `exact`, which only Tilework knows. `extra_body` is laid over each body; a value
-    of None takes the field out (OpenAI's own service refuses `num_inference_steps` and `seed`).
+    `slo_s`, `on_miss`, `priority`, `exact` and `lora`, which only Tilework knows. `extra_body` is laid over each body;
+    a value of None takes the field out (OpenAI's own service refuses `num_inference_steps` and `seed`).
     """
 
     model: str | None = None
@@ -49,6 +49,8 @@ class Dialect:
             body["priority"] = request.priority
         if request.exact and not self.plain:
             body["exact"] = True
+        if request.loras and not self.plain:
+            body["lora"] = [{"name": one.name, "scale": one.scale} for one in request.loras]
         return {name: value for name, value in (body | dict(self.extra_body)).items() if value is not None}
 
 

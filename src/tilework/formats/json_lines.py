@@ -99,6 +99,17 @@ class JsonLine:
             self.fail(field, value, remedy)
         return value
 
+    def numbers_by_name(self, field: str) -> dict[str, float]:
+        """An object of finite numbers, by names that are not empty."""
+        remedy = 'use an object of names and numbers, {"ink": 0.8}'
+        values = self._take(field, MISSING, remedy)
+        if not isinstance(values, dict) or "" in values:
+            self.fail(field, values, remedy)
+        for value in values.values():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= 1e300:
+                self.fail(field, values, remedy)
+        return {name: float(value) for name, value in values.items()}
+
     def choice(self, field: str, choices: Iterable[str], default: Any = MISSING) -> str:
         names = [str(choice) for choice in choices]
         remedy = f"use one of {', '.join(names)}"

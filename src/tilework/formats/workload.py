@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from tilework.core.lora import UsedLora
 from tilework.core.priority import DEFAULT_CLASS
 from tilework.core.request import OnMiss, Shape
 from tilework.formats.json_lines import JsonLine, RequestId, read_lines
@@ -37,6 +38,7 @@ class WorkloadRequest:
     on_miss: OnMiss = OnMiss.BEST_EFFORT
     prompt: str | None = None
     exact: bool = False
+    loras: tuple[UsedLora, ...] = ()
 
     @property
     def shape(self) -> Shape:
@@ -98,10 +100,16 @@ def _parse(line: JsonLine) -> WorkloadRequest:
         on_miss=OnMiss(line.choice("on_miss", OnMiss, OnMiss.BEST_EFFORT)),
         prompt=line.text("prompt") if line.given("prompt") else None,
         exact=line.truth("exact", False),
+        loras=_loras(line) if line.given("loras") else (),
     )
+
+
+def _loras(line: JsonLine) -> tuple[UsedLora, ...]:
+    return tuple(UsedLora(name, scale) for name, scale in line.numbers_by_name("loras").items())
 
 
 def _line_of(request: WorkloadRequest) -> Mapping[str, Any]:
     values = {name: getattr(request, name) for name in _FIELDS}
     always = ("frames", "slo_s")
-    return {name: value for name, value in values.items() if name in always or value != _DEFAULTS[name]}
+    line = {name: value for name, value in values.items() if name in always or value != _DEFAULTS[name]}
+    return line | ({"loras": {one.name: one.scale for one in request.loras}} if request.loras else {})

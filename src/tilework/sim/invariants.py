@@ -214,9 +214,6 @@ class Invariants:
             uid = self._uids.get(job_id)
             require(uid is not None and uid not in self._ended, f"work {number} is for job {job_id}, which has ended")
             require(attempt >= self._attempts.get(job_id, 1), f"work {number} goes back to attempt {attempt}")
-            if uid is not None:
-                loras, ours = work.stage.loras, self._requests[uid].loras
-                require(set(loras) <= set(ours), f"work {number} of {uid} uses the LoRAs {loras}, not of {ours}")
             if uid is not None and self._requests[uid].exact:
                 is_alone = len(work.devices) == len(work.job_ids) == 1 and not work.sliced
                 require(is_alone, f"work {number} of the exact {uid} has several jobs or devices, or is sliced")
@@ -224,6 +221,7 @@ class Invariants:
             if uid is not None:
                 self._first_start_ns.setdefault(uid, now_ns)
         self._works[number] = work
+        self._check_loras(work)
         self._check_components(work)
         self._check_residents(work)
         self._check_memory(work, now_ns)
@@ -263,6 +261,20 @@ class Invariants:
             begun = self._ahead[device_id]
             require(not begun, f"device {device_id} loads ahead of need, and the loads {begun} have not ended")
             begun |= {one.load_id for one in ahead if one.device_id == device_id}
+
+    def _check_loras(self, work: Work) -> None:
+        """A work computes with the LoRAs of each of its members that change the stage, all where these are."""
+        known = self._costs.table.loras.get(work.stage.pipeline, {})
+        components = set(work.stage.spec.components)
+        members = [self._requests[self._uids[job_id]] for job_id in work.job_ids]
+        for request in members:
+            used = tuple(one for one in request.loras if known[one.name].changes & components)
+            require(work.stage.loras == used, f"{work.stage} runs for {request.uid}, which uses {used}")
+        for lora in (known[one.name].component for one in work.stage.loras):
+            lacking = [one for one in work.devices if lora is not None and lora.digest not in self._weights[one]]
+            require(not lacking, f"work {work.work_id} of {work.stage} runs on {lacking} without {lora}")
+        shapes = {request.shape for request in members}
+        require(not work.stage.loras or len(shapes) == 1, f"{work.stage} runs for several sizes, {shapes}")
 
     def _check_components(self, work: Work) -> None:
         """A work runs only where its components are."""

@@ -87,10 +87,7 @@ def scenario(seed: int, policy: str | None = None, faults: Faults | None = None)
         ),
         Random(f"components/{seed}"),
     )
-    lora_random = Random(f"loras/{seed}")
-    table = _with_loras(table, lora_random)
-    requests = _some_with_loras(lora_random, requests, table)
-    return Scenario(
+    made = Scenario(
         seed=seed,
         controller=ControllerConfig(
             policy=random.choice(policy_names()) if policy is None else policy,
@@ -111,6 +108,7 @@ def scenario(seed: int, policy: str | None = None, faults: Faults | None = None)
         requests=requests,
         cancels=_cancels(random, requests),
     )
+    return _with_loras(made, Random(f"loras/{seed}"))
 
 
 def _swarm_faults(random: Random) -> Faults:
@@ -247,35 +245,50 @@ def _with_components(table: CostTable, random: Random) -> CostTable:
     )
 
 
-def _with_loras(table: CostTable, random: Random) -> CostTable:
-    """In a quarter of all scenarios there are LoRAs, which devices load where they load other weights."""
-    names = sorted({name for stage in table.graph(PIPELINE).stages for name in stage.spec.components})
-    if not names or random.random() < 0.75:
-        return table
-    loras = {}
-    for name in ("ink", "chalk", "wash"):
-        weights = Component(f"digest of {name}", random.choice((1, 2)) * _WEIGHTS_UNIT // 2)
-        loras[name] = Lora(
-            changes=frozenset(random.sample(names, k=random.randint(1, len(names)))),
-            component=weights if table.components else None,
-            slowdown=random.choice((1.0, 1.3)),
+def _with_loras(made: Scenario, random: Random) -> Scenario:
+    """In a quarter of all scenarios requests use up to two LoRAs, which devices load where these have components.
+
+    Each changes one or two components, or one that no stage has. Devices are as small as before, or have room for two.
+    """
+    if random.random() < 0.75:
+        return made
+    table = made.table
+    specs = [replace(one, components=one.components or (f"part of {one.name}",)) for one in table.graph(PIPELINE).specs]
+    parts = [*(part for spec in specs for part in spec.components), "of another model"]
+    loras = {
+        f"lora{index}": Lora(
+            changes=frozenset(random.sample(parts, k=random.choice((1, 1, 2)))),
+            component=Component(f"digest of lora{index}", random.randint(1, _WEIGHTS_UNIT))
+            if table.components
+            else None,
+            slowdown=random.choice((1.0, 1.1, 1.5)),
         )
-    return replace(table, loras={PIPELINE: loras})
-
-
-def _some_with_loras(random: Random, requests: tuple[Request, ...], table: CostTable) -> tuple[Request, ...]:
-    """The same requests, of which some use one or two of the LoRAs, if there are any."""
-    names = sorted(table.loras.get(PIPELINE, ()))
-    if not names:
-        return requests
-    share = random.choice((0.2, 0.7))
-    return tuple(
-        replace(one, loras=_drawn_loras(random, names)) if random.random() < share else one for one in requests
+        for index in range(random.choice((1, 2, 3, 6)))
+    }
+    memory_bytes, room = table.memory_bytes, random.choice((0, 2, 2)) * _WEIGHTS_UNIT
+    return replace(
+        made,
+        table=replace(
+            table,
+            graphs={PIPELINE: Graph(PIPELINE, tuple(specs))},
+            loras={PIPELINE: loras},
+            memory_bytes=None if memory_bytes is None else memory_bytes + room,
+        ),
+        requests=_using(tuple(loras), random, made.requests),
     )
 
 
-def _drawn_loras(random: Random, names: Sequence[str]) -> tuple[UsedLora, ...]:
-    return tuple(UsedLora(name, random.choice((0.5, 1.0))) for name in random.sample(names, k=random.choice((1, 1, 2))))
+def _using(names: Sequence[str], random: Random, requests: tuple[Request, ...]) -> tuple[Request, ...]:
+    """The same requests, of which many use one or two of these LoRAs."""
+    share = random.choice((0.2, 0.7, 1.0))
+    used = [
+        random.sample(names, k=min(len(names), random.choice((1, 1, 2)))) if random.random() < share else []
+        for _ in requests
+    ]
+    return tuple(
+        replace(one, loras=tuple(UsedLora(name, random.choice((0.5, 1.0, 1.0))) for name in of_one))
+        for one, of_one in zip(requests, used, strict=True)
+    )
 
 
 def _requests(random: Random, num_requests: int, rate_per_s: float, is_overload: bool) -> tuple[Request, ...]:

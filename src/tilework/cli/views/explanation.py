@@ -34,6 +34,7 @@ def request_document(history: History, past: PastRequest) -> dict[str, Any]:
             "tenant": request.tenant,
             "priority": request.priority,
             "exact": request.exact,
+            **({"loras": {one.name: one.scale for one in request.loras}} if request.loras else {}),
         },
         "status": "open" if past.status is None else past.status.value,
         "on_time": past.on_time,

@@ -29,6 +29,11 @@ def check_requests(
         if line.pipeline not in known:
             names = ", ".join(sorted(known))
             raise BadRequests(f"{source}: pipeline {line.pipeline!r} is not in {costs}; it knows {names}")
+        loras = table.loras.get(line.pipeline, {})
+        for lora in line.loras:
+            if lora.name not in loras:
+                remedy = f"it knows {', '.join(sorted(loras))}" if loras else "leave it out"
+                raise BadRequests(f"{source}: LoRA {lora.name!r} of {line.pipeline!r} is not in {costs}; {remedy}")
 
 
 def to_requests(workload: Iterable[WorkloadRequest]) -> list[Request]:
@@ -47,6 +52,7 @@ def to_requests(workload: Iterable[WorkloadRequest]) -> list[Request]:
             priority=line.priority,
             weight=DEFAULT_CLASSES.get(line.priority, 1.0),
             exact=line.exact,
+            loras=line.loras,
         )
         for index, line in enumerate(workload)
     ]
