@@ -76,6 +76,12 @@ def test_how_much_longer_steps_with_a_lora_take_is_measured() -> None:
     resident = with_weights(costs, [model("a"), model("b", loras=loras)], None)
     assert {one.component for one in resident.loras["b"].values()} == {None}, "all devices always have them"
     assert not resident.components
+    other = replace(costs, loras={"b": {"x": replace(loras["x"], component=None, slowdown=3.0)}})
+    given = with_weights(other, [model("b", loras=loras)], 100).loras["b"]
+    assert {name: (one.slowdown, one.component) for name, one in given.items()} == {
+        "x": (3.0, Component("x", 1)),
+        "y": (1.0, Component("y", 2)),
+    }, "a given table says how slow LoRAs are, and not which there are"
     on_demand = with_weights(costs, [model("a"), model("b", loras=loras)], 100, 1000)
     assert on_demand.loras["b"]["x"].component == Component("x", 1)
     assert on_demand.components["a"]["vae"] == Component("a vae", 10)

@@ -111,4 +111,7 @@ def _check_weights(file: Path) -> None:
         raise ModelNotFound(f"{file}: cannot be read ({error}); fetch the model again") from error
     lora = next((key for key in keys if _LORA.search(f"{key}.")), None)
     if lora is not None:
-        raise UnsupportedModel(f"{file}: holds a LoRA that is not fused ({lora}); fuse it with {_UNFUSED}")
+        raise UnsupportedModel(
+            f"{file}: holds a LoRA that is not fused ({lora}); fuse it with {_UNFUSED}, "
+            "or save it as a file of its own for --loras"
+        )

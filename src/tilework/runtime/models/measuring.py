@@ -149,19 +149,27 @@ def with_weights(
     on_demand = memory_bytes is not None
     if not on_demand and not any(one.loras for one in loaded):
         return table
-    loras = {one.info.name: table.loras.get(one.info.name) or one.loras for one in loaded if one.loras}
-    if not on_demand:
-        loras = {
-            model: {name: replace(one, component=None) for name, one in named.items()} for model, named in loras.items()
-        }
     return replace(
         table,
         graphs={one.info.name: one.info.graph for one in loaded},  # Their stages name the components.
         components={one.info.name: one.components for one in loaded} if on_demand else {},
-        loras=loras,
+        loras={one.info.name: _with_slowdown(table, one, on_demand=on_demand) for one in loaded if one.loras},
         memory_bytes=memory_bytes,
         host_bytes=host_bytes,
     )
+
+
+def _with_slowdown(table: CostTable, model: LoadedModel, *, on_demand: bool) -> Mapping[str, Lora]:
+    """The LoRAs of a model, each as slow as the table says, if it does: what else it says may be of other files."""
+    known = table.loras.get(model.info.name, {})
+    return {
+        name: replace(
+            lora,
+            component=lora.component if on_demand else None,
+            slowdown=known[name].slowdown if name in known else lora.slowdown,
+        )
+        for name, lora in model.loras.items()
+    }
 
 
 def name_refused(loaded: Sequence[LoadedModel]) -> None:
