@@ -93,8 +93,8 @@ class LoadedLoras:
         """Compute with these LoRAs, which must be there, and no others from now on."""
         if tuple(used) == self._used:
             return
-        self._used = tuple(used)
         keys = [self._keys[one.name] for one in used]
+        self._used = tuple(used)
         for layer in self._layers:
             _activate(layer, keys)
             for key, one in zip(keys, used, strict=True):
