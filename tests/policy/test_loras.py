@@ -63,6 +63,19 @@ def test_requests_with_the_same_loras_share_steps_if_they_have_one_size() -> Non
     assert all(len({of_job[job_id].shape for job_id in work.job_ids}) == 1 for work in steps)
 
 
+def test_a_lora_that_many_ask_for_stays_rather_than_one_that_came_later() -> None:
+    """A device has room for two LoRAs of three."""
+    wash = UsedLora("wash", 1.0)
+    costs = with_loras(batched(), size=100)
+    loras = {**costs.loras[PIPELINE], "wash": Lora(changes=frozenset({"denoiser"}), component=Component("wash", 100))}
+    costs = replace(costs, loras={PIPELINE: loras}, memory_bytes=1200)
+    uses = [INK] * 6 + [CHALK, wash, INK]
+    requests = [request(str(index), 3.0 * index, steps=4, loras=(one,)) for index, one in enumerate(uses)]
+    trace = simulate(requests, "tilework", num_devices=1, costs=costs)
+    loaded = [digest for one in trace.loads for digest in one.load.components]
+    assert loaded.count("ink") == 1, "it was used before chalk was"
+
+
 @pytest.mark.parametrize("policy", ["tilework", "deadline-lru", "edf"])
 def test_a_lora_is_loaded_where_a_request_uses_it_and_dropped_for_another(policy: str) -> None:
     requests = [request(str(index), 3.0 * index, steps=4, loras=((INK,), (CHALK,))[index % 2]) for index in range(4)]

@@ -14,9 +14,11 @@ from builders import shipped, simulate
 from tilework.core.component import LoadSource
 from tilework.core.request import Request, Shape
 from tilework.core.time import NS_PER_S, ns_from_s
+from tilework.cost.table_costs import TableCosts
 from tilework.policy.lookahead import preloading
 from tilework.policy.lookahead.forecast import Claim
 from tilework.policy.lookahead.node_jobs import NodeJobs, is_idle
+from tilework.policy.lookahead.policy import LookaheadPolicy
 from tilework.sim.runs import LoadRun
 from tilework.sim.trace import Trace
 
@@ -49,6 +51,16 @@ def test_what_is_popular_comes_to_a_second_device() -> None:
     (load,) = ahead(simulate(STREAM, "tilework", num_devices=2, costs=COSTS))
     assert (load.load.device_id, load.load.components, load.load.source) == (1, ("gentd26-01",), LoadSource.HOST)
     assert not ahead(simulate(STREAM[:1], "tilework", num_devices=2, costs=COSTS)), "one request says little"
+
+
+def test_stages_of_a_model_that_was_removed_are_no_candidates() -> None:
+    policy, costs = LookaheadPolicy(), TableCosts(COSTS)
+    for one in STREAM:
+        policy.demand(one, costs.start(one), costs)
+    eviction = SimpleNamespace(rates=policy._rates, costs=costs, now_ns=STREAM[-1].arrival_ns)
+    assert [stage.pipeline for stage in preloading._by_rate(eviction)] == ["gentd26-01"]  # type: ignore[arg-type]
+    costs.remove("gentd26-01")
+    assert preloading._by_rate(eviction) == []  # type: ignore[arg-type]
 
 
 def test_a_request_that_comes_meanwhile_waits_for_the_load() -> None:

@@ -34,7 +34,7 @@ class ComponentRates:
     One forgets within minutes: those who have just asked ask again. The other forgets within hours: popular components
     are asked for by others. An estimate is half of each.
 
-    `stages` are those of accelerators, of the pipelines that were asked for, the latest last.
+    `stages` are those of accelerators, of the pipelines that were asked for, without LoRAs, the latest last.
     """
 
     _asked: dict[Component, _Asked] = field(default_factory=dict)
@@ -55,8 +55,9 @@ class ComponentRates:
         self._uids.add(request.uid)
         self.num_requests += 1
         self._first_ns = now_ns if self._first_ns is None else self._first_ns
-        stages = [one for one in costs.graph(request.pipeline).stages if one.kind is DeviceKind.ACCELERATOR]
-        self._note_stages(stages, costs)
+        plain = [one for one in costs.graph(request.pipeline).stages if one.kind is DeviceKind.ACCELERATOR]
+        self._note_stages(plain, costs)
+        stages = [one for one, _ in costs.start(request).pieces if one.kind is DeviceKind.ACCELERATOR]
         for component in {one: None for stage in stages for one in costs.components(stage)}:
             before = self._decayed(self._asked.pop(component, _Asked(now_ns, 0.0, 0.0)), now_ns)
             self._asked[component] = _Asked(now_ns, before.recent + 1, before.usual + 1)

@@ -55,9 +55,10 @@ class Preloading:
 
 
 def _by_rate(eviction: Eviction) -> list[Stage]:
-    """The stages that were asked for, the most often first."""
-    rates, costs, now_ns = eviction.rates, eviction.costs, eviction.now_ns
-    rarest = {stage: min(rates.per_s(one, now_ns) for one in costs.components(stage)) for stage in rates.stages}
+    """The stages that were asked for, the most often first. Those of a model that was removed need nothing."""
+    rates, now_ns = eviction.rates, eviction.now_ns
+    needed = {stage: wanted for stage in rates.stages if (wanted := eviction.costs.components(stage))}
+    rarest = {stage: min(rates.per_s(one, now_ns) for one in wanted) for stage, wanted in needed.items()}
     return sorted(rarest, key=lambda stage: -rarest[stage])
 
 
