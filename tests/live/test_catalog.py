@@ -167,6 +167,38 @@ def test_loras_come_and_go(places: dict[str, Path], stock: Callable[[str, Spec],
             assert np.array_equal(picture, stock("first", spec))
 
 
+def test_a_worker_that_is_lost_while_a_model_is_measured_costs_that_model_alone(
+    places: dict[str, Path], stock: Callable[[str, Spec], np.ndarray]
+) -> None:
+    with serving(places) as rig:
+
+        async def scenario() -> np.ndarray:
+            adding = asyncio.ensure_future(rig.engine.catalog.add(source(places, "other"), measure=True))
+            await until(lambda: rig.engine.catalog.is_measuring)
+            os.kill(rig.executor.pid(0) or 0, signal.SIGKILL)
+            with pytest.raises(ModelRefused, match="a worker was lost while other was measured"):
+                await adding
+            assert list(rig.engine.models) == ["first"]
+            return await drawn(rig, "first", tiny.spec(exact=True))
+
+        assert np.array_equal(rig.run(scenario()), stock("first", tiny.spec(exact=True)))
+
+
+def test_a_name_that_the_model_itself_brings_is_checked_as_well(
+    places: dict[str, Path], stock: Callable[[str, Spec], np.ndarray], tmp_path: Path
+) -> None:
+    shutil.copytree(places["second"], tmp_path / "second")
+    tiny.write_defaults(tmp_path / "second", name="first")
+    with serving(places) as rig:
+
+        async def scenario() -> np.ndarray:
+            with pytest.raises(ModelRefused, match="first is served already"):
+                await rig.engine.catalog.add(NewModel(path=str(tmp_path / "second")), measure=True)
+            return await drawn(rig, "first", tiny.spec(exact=True))
+
+        assert np.array_equal(rig.run(scenario()), stock("first", tiny.spec(exact=True)))
+
+
 @pytest.mark.slow
 def test_a_worker_that_is_started_again_serves_what_was_added(
     places: dict[str, Path], stock: Callable[[str, Spec], np.ndarray]

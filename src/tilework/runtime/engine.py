@@ -318,8 +318,8 @@ class Engine:
 
     def _join(self) -> None:
         """Give those that are up back to the controller."""
-        for device_id in range(self._executor.num_devices):
-            if device_id not in self._dispatcher.up and self._executor.pid(device_id) is not None:
+        for device_id in self._executor.devices_up:
+            if device_id not in self._dispatcher.up:
                 self.on_joined(device_id)
 
     # For the executor.

@@ -23,6 +23,11 @@ class ModelRefused(Exception):
     """A model or LoRA cannot be served; the message says why."""
 
 
+def name_taken(name: str) -> str:
+    """Why a model cannot be added under this name."""
+    return f"{name} is served already; give the model another name, or remove that one before"
+
+
 class Listener(Protocol):
     """Receives the reports of an executor, always on the event loop's thread."""
 
@@ -42,6 +47,10 @@ class Executor(Protocol):
     @property
     def num_devices(self) -> int:
         """Accelerators; their ids count from 0."""
+
+    @property
+    def devices_up(self) -> Group:
+        """The accelerators that have loaded and are not lost."""
 
     @property
     def num_slots(self) -> int:
@@ -84,8 +93,11 @@ class Executor(Protocol):
     def usual_source(self) -> ModelSource:
         """How a model runs here: the source of the first; one without a model if all are simulated."""
 
-    async def read_model(self, source: ModelSource) -> LoadedModel:
-        """Read a model that no device serves yet, beside what they do. Raises ModelRefused."""
+    async def read_model(self, source: ModelSource, served: Collection[str]) -> LoadedModel:
+        """Read a further model, beside what devices do. Raises ModelRefused, also if its name is one of `served`.
+
+        `add_model` or `remove_model` must follow.
+        """
 
     async def add_model(self, source: ModelSource) -> None:
         """Let all devices serve a model that was read; the source has its name. Raises ModelRefused."""
@@ -94,7 +106,7 @@ class Executor(Protocol):
         """Let requests for a model use another LoRA, on all devices. Raises ModelRefused."""
 
     def remove_model(self, model: str) -> None:
-        """Let no device serve a model any more."""
+        """Forget a model that was read, and let no device serve it any more."""
 
     def remove_lora(self, model: str, name: str) -> None:
         """Let requests for a model use a LoRA no more."""

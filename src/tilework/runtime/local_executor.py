@@ -31,7 +31,6 @@ from tilework.core.wire import (
     LoraAdded,
     ModelAdded,
     RemoveLora,
-    RemoveModel,
     Report,
     Site,
     StateBlob,
@@ -93,11 +92,16 @@ class LocalExecutor:
         self._resources = ExitStack()
         self._stopping = False
         self._num_slots = 0
+        self._is_serving = False
         self._measuring = CalibrationWeights(config.weights_bytes)
 
     @property
     def num_devices(self) -> int:
         return self._config.num_workers
+
+    @property
+    def devices_up(self) -> Group:
+        return tuple(device_id for device_id in range(self.num_devices) if device_id in self._up)
 
     @property
     def num_slots(self) -> int:
@@ -169,7 +173,7 @@ class LocalExecutor:
         num_runs: int | None = None,
         loras: tuple[UsedLora, ...] = (),
     ) -> tuple[CostRow, ...]:
-        up = self._accelerators_up()
+        up = self.devices_up
         for command in self._measuring.commands(model, loras):
             for device_id in up:
                 self.send(device_id, command)
@@ -187,7 +191,7 @@ class LocalExecutor:
 
     async def end_calibration(self) -> Mapping[LoadSource, float]:
         for command in self._measuring.last_commands():
-            for device_id in self._accelerators_up():
+            for device_id in self.devices_up:
                 self.send(device_id, command)
         return self._measuring.speeds()
 
@@ -196,8 +200,9 @@ class LocalExecutor:
         first = self._sources[0]
         return first if isinstance(first, ModelSource) else ModelSource(path="")
 
-    async def read_model(self, source: ModelSource) -> LoadedModel:
-        model = await self._changes.read(source)
+    async def read_model(self, source: ModelSource, served: Collection[str]) -> LoadedModel:
+        self._is_serving = True
+        model = await self._changes.read(source, served)
         self._keys[model.info.name] = profile_key(source, self._config.num_workers, self._hardware, model)
         self._measuring.know(model)
         return model
@@ -212,7 +217,8 @@ class LocalExecutor:
         return added
 
     def remove_model(self, model: str) -> None:
-        self._changes.tell(RemoveModel(model))
+        self._changes.remove(model)
+        self._keys.pop(model, None)
         self._sources = tuple(one for one in self._sources if not isinstance(one, ModelSource) or one.name != model)
 
     def remove_lora(self, model: str, name: str) -> None:
@@ -326,15 +332,12 @@ class LocalExecutor:
 
     def _form_node_group(self) -> None:
         """Let the workers that are up form the node's communicator, from which those of GPU groups are split."""
-        up = self._accelerators_up()
+        up = self.devices_up
         if self._config.sources[0].device != "cuda" or len(up) < 2:
             return
         node = self._groups.new_ref(up)
         for device_id in node.devices:
             self.send(device_id, EnterNode(node))
-
-    def _accelerators_up(self) -> Group:
-        return tuple(device_id for device_id in range(self.num_devices) if device_id in self._up)
 
     def _on_exit(self, device_id: int, reason: str) -> None:
         if self._stopping:
@@ -351,11 +354,14 @@ class LocalExecutor:
             self._schedule_restart(device_id, reason)
 
     def _fail_waiting(self, error: WorkerStartFailed) -> None:
-        """Fail a start or calibration that waits for workers. A server starts with all its workers or not at all."""
+        """Fail a start or calibration that waits for workers. A server starts with all its workers or not at all.
+
+        One that serves, and measures a model that is added, goes on without that.
+        """
         awaited: list[asyncio.Future[Any]] = [*self._loaded.values(), *self._calibrated.values()]
         for future in awaited:
             if not future.done():
-                self._stopping = True
+                self._stopping = not self._is_serving
                 future.set_exception(error)
 
     def _schedule_restart(self, device_id: int, reason: str) -> None:

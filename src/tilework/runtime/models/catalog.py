@@ -16,7 +16,7 @@ from tilework.core.request import Request
 from tilework.core.wire import LoadedModel
 from tilework.cost.table import CostTable, without
 from tilework.cost.table_file import table_json
-from tilework.runtime.executor import Executor, ModelRefused
+from tilework.runtime.executor import Executor, ModelRefused, name_taken
 from tilework.runtime.models.measuring import Measuring
 
 _POLL_S = 0.05
@@ -58,23 +58,29 @@ class Catalog:
             source = replace(
                 self.usual, path=new.path, name=new.name, dtype=new.dtype or self.usual.dtype, loras=new.loras
             )
-            model = await self.executor.read_model(source)
+            model = await self.executor.read_model(source, set(self.infos))
             name = model.info.name
-            self._check_new(name)
-            self._check_room(model)
-            part = self.measuring.known(model, self.loaded, self.controller.costs.table)
-            if part is None and not measure:
-                raise ModelRefused(
-                    f"what requests for {name} cost here is not known; set measure to true, or start a server with it "
-                    "once"
-                )
-            await self.executor.add_model(replace(source, name=name))
-            if part is None:
-                part = await self._measured(model)
+            try:
+                part = await self._added(model, replace(source, name=name), measure=measure)
+            except BaseException:
+                self.executor.remove_model(name)
+                raise
             self._serve(part)
             self.infos[name] = model.info
             self.loaded.append(model)
             return model.info
+
+    async def _added(self, model: LoadedModel, source: ModelSource, *, measure: bool) -> CostTable:
+        """What requests for a model cost that was read, and that workers serve then."""
+        self._check_room(model)
+        part = self.measuring.known(model, self.loaded, self.controller.costs.table)
+        if part is None and not measure:
+            raise ModelRefused(
+                f"what requests for {source.name} cost here is not known; set measure to true, or start a server with "
+                "it once"
+            )
+        await self.executor.add_model(source)
+        return await self._measured(model) if part is None else part
 
     async def remove(self, name: str) -> None:
         """Serve a model no more: new requests for it are refused at once, and this waits for the open ones.
@@ -129,9 +135,6 @@ class Catalog:
                 part = await self.measuring.added(model)
             finally:
                 self.join()
-        except ModelRefused:
-            self.executor.remove_model(model.info.name)
-            raise
         finally:
             self.is_measuring = False
         return self.measuring.part(self.controller.costs.table, model, part)
@@ -162,7 +165,7 @@ class Catalog:
 
     def _check_new(self, name: str) -> None:
         if name in self.infos:
-            raise ModelRefused(f"{name} is served already; give the model another name, or remove that one before")
+            raise ModelRefused(name_taken(name))
 
     def _check_room(self, model: LoadedModel) -> None:
         size, room = num_bytes(set(model.components.values())), self.executor.weights_bytes

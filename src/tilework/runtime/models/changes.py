@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -25,7 +25,7 @@ from tilework.core.wire import (
     Report,
     Site,
 )
-from tilework.runtime.executor import ModelRefused
+from tilework.runtime.executor import ModelRefused, name_taken
 from tilework.runtime.worker_process import WorkerProcess
 
 _READER = -1  # In place of a device: a process that serves none.
@@ -47,8 +47,8 @@ class ModelChanges:
     _skeletons: dict[str, Path] = field(default_factory=dict)
     _answers: dict[int, asyncio.Future[Report | None]] = field(default_factory=dict)
 
-    async def read(self, source: ModelSource) -> LoadedModel:
-        """Read a model that no worker serves yet. Raises ModelRefused."""
+    async def read(self, source: ModelSource, served: Collection[str]) -> LoadedModel:
+        """Read a further model. Raises ModelRefused, also if its name is one of `served`."""
         skeleton = self.directory / WEIGHTS / f"{sha256(repr(source).encode()).hexdigest()[:16]}.skeleton"
         site = Site(device_id=_READER, blobs=str(self.directory), skeleton=str(skeleton))
         answer: asyncio.Future[LoadedModel] = asyncio.get_running_loop().create_future()
@@ -71,18 +71,26 @@ class ModelChanges:
             raise ModelRefused(f"it was not read within {self.timeout_s:g} s") from None
         finally:
             await reader.close(self.grace_s)
+        if model.info.name in served:
+            skeleton.unlink()
+            raise ModelRefused(name_taken(model.info.name))
         self._skeletons[model.info.name] = skeleton
         return model
 
     async def add(self, source: ModelSource) -> None:
         """Let workers serve a model that was read. Raises ModelRefused."""
-        skeleton = self._skeletons.pop(source.name)
-        answers = await self._ask(AddModel(source, str(skeleton)))
-        skeleton.unlink()
+        answers = await self._ask(AddModel(source, str(self._skeletons[source.name])))
+        self._skeletons.pop(source.name).unlink()
         errors = [one.error for one in answers if isinstance(one, ModelAdded) and one.error]
         if errors:
-            self.tell(RemoveModel(source.name))
             raise ModelRefused(errors[0])
+
+    def remove(self, model: str) -> None:
+        """Let no worker serve a model, and forget it if it was only read."""
+        if (skeleton := self._skeletons.pop(model, None)) is not None:
+            skeleton.unlink()
+        else:
+            self.tell(RemoveModel(model))
 
     async def add_lora(self, model: str, lora: LoraSource) -> Lora:
         """Let requests for a model use another LoRA. Raises ModelRefused."""

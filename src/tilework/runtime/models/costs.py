@@ -151,7 +151,7 @@ async def start_costs(
     measurements done and of all.
     """
     key, singles = measurer.profile_key, tuple((shape,) for shape in calibration_shapes(info))
-    known = replace(_load(cache, key) or key.table(()), graphs=graphs_of(info.graph))
+    known = replace(earlier_costs(cache, key) or key.table(()), graphs=graphs_of(info.graph))
     missing = [(one, degree) for degree in degrees for one in missing_batches(known.rows, info.graph, singles, degree)]
     batches = calibration_batches(info) if with_batches else ()
     missing += [(batch, 1) for batch in missing_batches(known.rows, info.graph, batches, 1)]
@@ -181,7 +181,8 @@ async def lora_slowdown(measurer: Measurer, info: ModelInfo, name: str) -> float
     return max(1.0, min(changed) / min(plain)) if min(plain) and min(changed) else 1.0
 
 
-def _load(cache: CostCache | None, key: ProfileKey) -> CostTable | None:
+def earlier_costs(cache: CostCache | None, key: ProfileKey) -> CostTable | None:
+    """What earlier starts have measured under a key; None without a usable cache, or if it is to be refreshed."""
     if cache is None or cache.refresh:
         return None
     try:

@@ -15,7 +15,14 @@ from tilework.core.wire import LoadedModel
 from tilework.cost.rows import missing_batches
 from tilework.cost.table import CostTable, graphs_of, merged
 from tilework.runtime.executor import Executor, ModelRefused, WorkerStartFailed
-from tilework.runtime.models.costs import CostCache, ModelMeasurer, calibration_shapes, lora_slowdown, start_costs
+from tilework.runtime.models.costs import (
+    CostCache,
+    ModelMeasurer,
+    calibration_shapes,
+    earlier_costs,
+    lora_slowdown,
+    start_costs,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -58,8 +65,12 @@ class Measuring:
 
     async def added(self, model: LoadedModel) -> CostTable:
         """The costs of a model that workers serve since a moment ago. Raises ModelRefused."""
-        table = await self._measured(model, model.info.name)
-        await self.executor.end_calibration()
+        try:
+            table = await self._measured(model, model.info.name)
+        except WorkerStartFailed as error:
+            raise ModelRefused(f"a worker was lost while {model.info.name} was measured: {error}") from error
+        finally:
+            await self.executor.end_calibration()
         if table is None:
             raise ModelRefused(f"{model.info.name} ran at none of its usual sizes; the workers' messages say why")
         return table
@@ -101,7 +112,7 @@ class Measuring:
             if _are_alike(model, other):
                 rows = [row for row in table.rows if row.pipeline == other.info.name]
                 return self.part(table, model, replace(table, rows=_renamed(rows, info.name)))
-        known = None if self.cache is None else self.cache.profiles.latest(self.executor.profile_key(info.name))
+        known = earlier_costs(self.cache, self.executor.profile_key(info.name))
         singles = tuple((shape,) for shape in calibration_shapes(info))
         if known is None or missing_batches(known.rows, info.graph, singles, 1):
             return None
