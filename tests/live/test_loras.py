@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import cycle
@@ -29,9 +30,12 @@ from tilework.core.request import OnMiss, Status, Terms
 from tilework.core.time import NS_PER_S
 from tilework.core.wire import LoadWeights, Spec
 from tilework.cost.table import merged
+from tilework.pipelines.components import modules_of
 from tilework.runtime.ticket import Outcome, Ticket
+from tilework.worker.models.shared_weights import weights_of
 
 BUILD: Mapping[str, Callable[[], Any]] = {"sd3": tiny.build_sd3, "flux": tiny.build_flux}
+NAMES = (*BUILD, "shapes")
 USES: tuple[tuple[str, Mapping[str, float]], ...] = (
     ("sd3", {"ink": 1.0}),
     ("flux", {}),
@@ -39,16 +43,20 @@ USES: tuple[tuple[str, Mapping[str, float]], ...] = (
     ("flux", {"chalk": 1.2}),
     ("sd3", {}),
     ("flux", {"ink": 1.0}),
+    ("shapes", {"ink": 0.9}),
+    ("shapes", {}),
 )
+OF_TINY = range(6)
 Drawn = dict[str, tuple[int, Ticket]]
 
 
 @dataclass(frozen=True)
 class Place:
-    """Saved models with their LoRAs, and the stock pictures of `USES`."""
+    """Saved models with their LoRAs, the last of them shipped and larger, and the stock pictures of `USES`."""
 
     sources: tuple[ModelSource, ...]
     model_bytes: int
+    shipped_bytes: int
     lora_bytes: int
     pictures: tuple[np.ndarray, ...]
 
@@ -65,11 +73,19 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
         }
         loras = tuple(LoraSource(one, str(file)) for one, file in files.items())
         sources.append(ModelSource(path=str(root / name), name=name, loras=loras))
-    pictures = tuple(stock(sources, index) for index in range(len(USES)))
+    shipped = tilework.reference("shapes")
+    shipped_bytes = sum(weight.nbytes for module in modules_of(shipped).values() for weight in weights_of(module))
+    ink = save_lora(shipped, root / "shapes-loras" / "ink.safetensors", 3, text_encoder=True)
+    shapes = ModelSource(path="shapes", name="shapes", loras=(LoraSource("ink", str(ink)),))
+    pictures = tuple(stock([*sources, shapes], index) for index in range(len(USES)))
     assert len({picture.tobytes() for picture in pictures}) == len(USES), "LoRAs without effect prove nothing"
-    model_bytes = max(sum(file.stat().st_size for file in Path(one.path).rglob("*.safetensors")) for one in sources)
+    model_bytes = max(num_bytes(Path(one.path)) for one in sources)
     lora_bytes = max(Path(one.path).stat().st_size for source in sources for one in source.loras)
-    return Place(tuple(sources), model_bytes, lora_bytes, pictures)
+    return Place((*sources, shapes), model_bytes, shipped_bytes, lora_bytes, pictures)
+
+
+def num_bytes(directory: Path) -> int:
+    return sum(file.stat().st_size for file in directory.rglob("*.safetensors"))
 
 
 def stock(sources: list[ModelSource], index: int) -> np.ndarray:
@@ -78,7 +94,8 @@ def stock(sources: list[ModelSource], index: int) -> np.ndarray:
     pipeline = tilework.reference(source.path)
     if scales:
         use_stock(pipeline, {one.name: Path(one.path) for one in source.loras}, scales)
-    return tiny.run_stock(pipeline, spec_of(index)).pixels
+    length = 0 if name == "shapes" else tiny.TEXT_LENGTH  # As their `tilework.json` say.
+    return tiny.run_stock(pipeline, spec_of(index), max_sequence_length=length).pixels
 
 
 def spec_of(index: int, **changes: Any) -> Spec:
@@ -87,11 +104,14 @@ def spec_of(index: int, **changes: Any) -> Spec:
 
 
 @contextmanager
-def serving(place: Place, num_workers: int, weights_bytes: int | None) -> Iterator[Rig]:
+def serving(
+    place: Place, num_workers: int, weights_bytes: int | None, names: tuple[str, ...] = tuple(BUILD)
+) -> Iterator[Rig]:
     costs = replace(
-        merged([table(pipeline=name) for name in BUILD]), load_bytes_per_s={LoadSource.HOST: 1e9, LoadSource.DISK: 1e8}
+        merged([table(pipeline=name) for name in names]), load_bytes_per_s={LoadSource.HOST: 1e9, LoadSource.DISK: 1e8}
     )
-    rig = Rig(place.sources, "tilework", num_workers, costs, weights_bytes)
+    sources = tuple(one for one in place.sources if one.name in names)
+    rig = Rig(sources, "tilework", num_workers, costs, weights_bytes)
     rig.run(rig.engine.start())
     try:
         yield rig
@@ -99,9 +119,9 @@ def serving(place: Place, num_workers: int, weights_bytes: int | None) -> Iterat
         rig.close()
 
 
-def submitted(rig: Rig, count: int, **terms: Any) -> Drawn:
+def submitted(rig: Rig, count: int, uses: Iterable[int] = OF_TINY, **terms: Any) -> Drawn:
     found: Drawn = {}
-    for number, index in zip(range(count), cycle(range(len(USES))), strict=False):
+    for number, index in zip(range(count), cycle(uses), strict=False):
         ticket = rig.submit(spec_of(index), f"request-{number}", model=USES[index][0], **terms)
         assert isinstance(ticket, Ticket)
         found[f"request-{number}"] = index, ticket
@@ -141,6 +161,34 @@ def test_pictures_with_loras_are_stock_while_models_and_loras_come_and_go(place:
 
 
 @pytest.mark.slow
+def test_nothing_is_lost_of_mixed_traffic_with_kills_and_cancels_during_loads(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shipped model and two others, all with LoRAs, on two devices with room for the shipped one and another."""
+    room = int(1.05 * (place.shipped_bytes + place.model_bytes)) + place.lora_bytes
+    with serving(place, 2, room, NAMES) as rig:
+        send, sent, cancelled = rig.executor.send, list[int](), list[str]()
+
+        def send_and_disturb(device_id: int, outgoing: Any) -> None:
+            send(device_id, outgoing)
+            if isinstance(outgoing, LoadWeights):
+                sent.append(device_id)
+                if len(sent) == 4:
+                    os.kill(rig.executor.pid(device_id) or 0, signal.SIGKILL)
+                elif len(sent) == 6:
+                    waiting = [uid for uid in rig.engine._requests.uids if uid not in cancelled]
+                    cancelled.append(waiting[0])
+                    asyncio.get_running_loop().call_soon(rig.engine.cancel, waiting[0], "its client went away")
+
+        monkeypatch.setattr(rig.executor, "send", send_and_disturb)
+        tickets, outcomes = drawn(rig, lambda: submitted(rig, 24, range(len(USES))))
+        assert len(sent) >= 6
+        assert [outcomes.pop(uid).status for uid in cancelled] == [Status.CANCELLED]
+        assert len(outcomes) == 23
+        assert_stock(rig, place, tickets, outcomes)
+
+
+@pytest.mark.slow
 def test_without_a_limit_loras_stay_on_all_devices(place: Place) -> None:
     with serving(place, 2, None) as rig:
         tickets, outcomes = drawn(rig, lambda: submitted(rig, 8))
@@ -175,11 +223,11 @@ def test_promises_hold_through_loads(place: Place) -> None:
 
 
 def test_a_lora_whose_file_has_changed_fails_alone(place: Place, tmp_path: Path) -> None:
-    first, second = place.sources
+    first, *others = place.sources
     ink, chalk = first.loras
     copy = tmp_path / "ink.safetensors"
     copy.write_bytes(Path(ink.path).read_bytes())
-    changed = replace(place, sources=(replace(first, loras=(LoraSource("ink", str(copy)), chalk)), second))
+    changed = replace(place, sources=(replace(first, loras=(LoraSource("ink", str(copy)), chalk)), *others))
     with serving(changed, 1, int(1.05 * place.model_bytes) + place.lora_bytes) as rig:
         copy.write_bytes(Path(chalk.path).read_bytes())
         tickets, outcomes = drawn(rig, lambda: submitted(rig, 6))
@@ -187,3 +235,26 @@ def test_a_lora_whose_file_has_changed_fails_alone(place: Place, tmp_path: Path)
         assert {one.status for one in failed.values()} == {Status.FAILED}
         assert all("has no LoRA ink here" in one.reason for one in failed.values()), failed
         assert_stock(rig, changed, tickets, outcomes)
+
+
+@pytest.mark.slow
+def test_a_device_without_memory_for_a_load_costs_no_picture(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process may take no more memory from its third load on, so that this fails; the next process may again."""
+    with serving(place, 1, int(1.05 * place.model_bytes) + place.lora_bytes) as rig:
+        send, limited = rig.executor.send, list[int]()
+        sent = 0
+
+        def send_and_limit(device_id: int, outgoing: Any) -> None:
+            nonlocal sent
+            if isinstance(outgoing, LoadWeights) and not limited:
+                sent += 1
+                if sent == 3:
+                    limited.append(rig.executor.pid(device_id) or 0)
+                    resource.prlimit(limited[0], resource.RLIMIT_AS, (1 << 20, resource.RLIM_INFINITY))
+            send(device_id, outgoing)
+
+        monkeypatch.setattr(rig.executor, "send", send_and_limit)
+        tickets, outcomes = drawn(rig, lambda: submitted(rig, 8))
+        assert limited
+        assert rig.executor.pid(0) != limited[0], "it could not load"
+        assert_stock(rig, place, tickets, outcomes)
