@@ -90,3 +90,26 @@ def lost_and_broken() -> tuple[list[str], Work]:
 
 
 SOON_NS = 400 * NS_PER_MS
+
+
+def record(
+    requests: Iterable[Request],
+    policy: str = "edf",
+    *,
+    sim: SimConfig | None = None,
+    cancels: Iterable[tuple[int, str]] = (),
+    costs: CostTable | None = None,
+) -> tuple[list[str], Trace]:
+    """The log of a simulation, of one device by default, and its trace."""
+    one = recorded(requests, policy, sim=sim or SimConfig(num_devices=1), costs=costs, cancels=tuple(cancels))
+    return one.lines, one.trace
+
+
+def cancelled_at_work(requests: list[Request], *indices: int) -> list[tuple[int, str]]:
+    """Cancellations soon after the arrival of these requests."""
+    return [(requests[index].arrival_ns + 400 * NS_PER_MS, requests[index].uid) for index in indices]
+
+
+def find(lines: list[str], *parts: str, after: int = 0) -> int:
+    """Index of the first entry with all these parts; its line number is one more."""
+    return next(i for i, line in enumerate(lines) if i > after and all(part in line for part in parts))

@@ -1,12 +1,11 @@
-"""The event log: round trips, replay, alterations, unreadable logs, and histories."""
+"""The event log: round trips, replay, alterations, and unreadable logs."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
-from statistics import median
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -14,59 +13,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import PIPELINE, POLICIES, poisson, request, table
-from recorded import recorded
-from stages import DIFFUSE, stage_of
+from recorded import cancelled_at_work, find, record
+from stages import DIFFUSE
 from tilework.control.controller import ControllerConfig
-from tilework.control.history import PastWork
 from tilework.control.history_recorder import read_history
 from tilework.control.log import BadLog, Difference, entry_line, header_line, read_log, replay
-from tilework.control.measured import dispatch_ns, profiled_table
-from tilework.core.actions import Action, Reject
-from tilework.core.cost_row import CostRow
-from tilework.core.events import DeviceLost, Event, ModelServed, Stopped, Woke, WorkFailed, WorkFinished
+from tilework.core.actions import Action
+from tilework.core.events import Event, ModelServed, Stopped, Woke
 from tilework.core.graph.graph import Graph
 from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.graph.stage import Stage
 from tilework.core.lora import LORA_NAME, Lora, UsedLora
-from tilework.core.request import OnMiss, RefusalCode, Request, Shape, Status
-from tilework.core.time import NS_PER_MS, NS_PER_S
+from tilework.core.request import OnMiss
 from tilework.core.wire import Spec
-from tilework.core.work import Work
-from tilework.cost.table import CostTable
 from tilework.cost.table_file import table_json
 from tilework.policy.registry import UnknownPolicy
 from tilework.sim.config import SimConfig
-from tilework.sim.runs import RunEnd
-from tilework.sim.simulation import Simulation
-from tilework.sim.trace import Trace
 
 HEADER = header_line("1.0", ControllerConfig(), table())
 USED_LORAS = st.builds(UsedLora, st.from_regex(LORA_NAME, fullmatch=True), st.floats(-10, 10))
 KINDS = {kind.__name__: kind for union in (Event, Action) for kind in get_args(union)}
-
-
-def record(
-    requests: list[Request],
-    policy: str = "edf",
-    *,
-    sim: SimConfig | None = None,
-    cancels: Iterable[tuple[int, str]] = (),
-    costs: CostTable | None = None,
-) -> tuple[list[str], Trace]:
-    """The log of a simulation."""
-    config, costs = ControllerConfig(policy=policy), costs or table()
-    lines = [header_line("1.0", config, costs)]
-
-    def observe(event: Event, actions: tuple[Action, ...], now_ns: int) -> None:
-        lines.append(entry_line(event, actions, now_ns))
-
-    trace = Simulation(config, costs, sim or SimConfig(num_devices=1)).run(requests, cancels, observe)
-    return lines, trace
-
-
-def cancelled_at_work(requests: list[Request], *indices: int) -> list[tuple[int, str]]:
-    """Cancellations soon after the arrival of these requests."""
-    return [(requests[index].arrival_ns + 400 * NS_PER_MS, requests[index].uid) for index in indices]
 
 
 # Round trip.
@@ -164,11 +130,6 @@ def test_a_simulated_run_replays(policy: str) -> None:
 def busy_log() -> list[str]:
     """One device and a queue: each completion starts a work, so that any alteration shows at once."""
     return record([request(str(index), index * 0.7, slo_s=5 + index) for index in range(8)])[0]
-
-
-def find(lines: list[str], *parts: str, after: int = 0) -> int:
-    """Index of the first entry with all these parts; its line number is one more."""
-    return next(i for i, line in enumerate(lines) if i > after and all(part in line for part in parts))
 
 
 def change(text: str, field: str, start: str = '"actions"') -> str:
@@ -388,159 +349,3 @@ def test_a_line_earlier_than_the_line_before_is_named() -> None:
     lines = [HEADER, *(entry_line(Woke(), (), now_ns) for now_ns in (5, 5, 4))]
     with pytest.raises(BadLog, match="line 4 has time 4, before that of the line above"):
         replay(lines)
-
-
-# History.
-
-
-def test_the_history_equals_the_simulation() -> None:
-    requests = poisson(40, 1.5, seed=9, slo_s=3.0)
-    requests += [request(f"strict{i}", 3 + i, slo_s=0.9, on_miss=OnMiss.REJECT) for i in range(4)]
-    cancels = cancelled_at_work(requests, 3, 12)
-    lines, trace = record(requests, sim=SimConfig(num_devices=2, jitter=0.1), cancels=cancels)
-    history = read_history(lines)
-    assert {ending.status for ending in trace.endings} == {Status.DONE, Status.REJECTED, Status.CANCELLED}
-    assert history.num_devices == 2
-    past = {one.request.uid: one for one in history.requests}
-    assert past.keys() == {ending.request.uid for ending in trace.endings}
-    for ending in trace.endings:
-        one = past[ending.request.uid]
-        told = (one.request, one.status, one.finish_ns, one.job_id, one.eta_ns)
-        assert told == (ending.request, ending.status, ending.finish_ns, ending.job_id, ending.eta_ns)
-    executed = [(run.work, run.start_ns, run.end_ns, run.steps) for run in trace.runs if run.end is not RunEnd.STOPPED]
-    assert [(w.work, w.start_ns, w.end_ns, w.steps) for w in history.works if w.run_ns is not None] == executed
-    stopped = [(run.work, run.end_ns, run.steps) for run in trace.runs if run.end is RunEnd.STOPPED]
-    assert [(w.work, w.end_ns, w.steps) for w in history.works if w.run_ns is None and w.steps] == stopped
-
-
-def test_a_cut_off_log_leaves_its_requests_open() -> None:
-    (past,) = read_history(record([request("a")])[0][:5]).requests
-    assert (past.job_id, past.status, past.finish_ns) == (0, None, None)
-
-
-def seconds_of(costs: CostTable) -> dict[tuple[str, str, int, int], float]:
-    return {(row.pipeline, row.stage, row.width, row.degree): row.seconds for row in costs.rows}
-
-
-def test_the_profiled_table_recovers_what_the_devices_cost() -> None:
-    """Jitter averages out; the time in a device's queue is separated from the run time."""
-    requests = [request(str(index), index * 0.5, side=(64, 128)[index % 2], steps=20) for index in range(120)]
-    sim = SimConfig(num_devices=1, jitter=0.1, dispatch_ns=30 * NS_PER_MS)
-    history = read_history(record(requests, sim=sim)[0])
-    true, found = seconds_of(table()), seconds_of(profiled_table(history))
-    assert found.keys() == true.keys()
-    for key, seconds in found.items():
-        assert seconds == pytest.approx(true[key], rel=0.05)
-        assert (seconds == true[key]) == (key[2] == 192), "sizes that did not run keep their rows"
-    assert dispatch_ns(history) == {1: 30 * NS_PER_MS}
-
-
-def test_a_profiled_size_is_the_median_of_its_works_by_step() -> None:
-    history = read_history(record([request("a", steps=11)], sim=SimConfig(num_devices=1, jitter=0.3, seed=5))[0])
-    measured = [(w.run_ns or 0) / w.steps / NS_PER_S for w in history.works if w.work.stage.name == DIFFUSE]
-    assert len(measured) > 2
-    assert seconds_of(profiled_table(history))[PIPELINE, DIFFUSE, 128, 1] == median(measured)
-
-
-def test_profiling_keeps_other_pipelines_and_degrees_and_ignores_unguided_requests() -> None:
-    others = (
-        replace(table().rows[0], pipeline="other", height=128, width=128, stage=DIFFUSE, seconds=7.0),
-        replace(table().rows[0], degree=2, height=128, width=128, stage=DIFFUSE, seconds=0.06),
-    )
-    costs = replace(table(), rows=table().rows + others)
-    sim = SimConfig(num_devices=1, jitter=0.2)
-    guided, unguided = request("a"), replace(request("b"), guided=False)
-    found = seconds_of(profiled_table(read_history(record([guided], sim=sim, costs=costs)[0])))
-    assert (found["other", DIFFUSE, 128, 1], found[PIPELINE, DIFFUSE, 128, 2]) == (7.0, 0.06)
-    assert found[PIPELINE, DIFFUSE, 128, 1] != 0.1
-    alone = profiled_table(read_history(record([unguided], sim=sim, costs=costs)[0]))
-    assert sorted(map(repr, alone.rows)) == sorted(map(repr, costs.rows))
-
-
-def test_steps_with_loras_are_no_measurement_of_those_without() -> None:
-    history = read_history(record([request("a"), request("b", 5.0)])[0])
-    slow = [
-        replace(past, work=replace(past.work, stage=replace(past.work.stage, loras=(UsedLora("ink", 1.0),))))
-        for past in history.works
-    ]
-    slow = [replace(past, end_ns=past.end_ns + NS_PER_S, run_ns=(past.run_ns or 0) + NS_PER_S) for past in slow]
-    changed = replace(history, works=(*history.works, *slow))
-    assert profiled_table(changed).rows == profiled_table(history).rows
-
-
-def test_a_profiled_batch_replaces_the_row_of_the_same_members_and_no_other() -> None:
-    """The controller predicts 0.11 s; the devices take 0.09 s."""
-    two, three = (Shape(64, 64), Shape(128, 128)), (Shape(128, 128),) * 3
-    rows = [CostRow.of(batch, pipeline=PIPELINE, stage=DIFFUSE, seconds=0.11) for batch in (two, three)]
-    costs, devices = (
-        replace(table(), rows=(*table().rows, replace(rows[0], seconds=s), rows[1])) for s in (0.11, 0.09)
-    )
-    requests = [request("a"), request("b", side=64)]
-    run = recorded(requests, "patchedserve", sim=SimConfig(num_devices=1), costs=costs, devices=devices)
-    steps = {row.shapes: row.seconds for row in profiled_table(run.history).rows if row.stage == DIFFUSE}
-    assert (steps[two], steps[three]) == (pytest.approx(0.09), 0.11)
-
-
-def test_a_run_without_a_queue_has_no_dispatch_time() -> None:
-    assert dispatch_ns(read_history([HEADER])) == {}
-
-
-def past(work_id: int, start_ns: int, devices: tuple[int, ...], after: tuple[int, ...] = ()) -> PastWork:
-    """A work of 100 ns."""
-    work = Work(
-        work_id=work_id,
-        stage=stage_of(PIPELINE, DIFFUSE),
-        job_ids=(0,),
-        attempts=(0,),
-        positions=(1,),
-        first_steps=(0,),
-        devices=devices,
-        num_steps=1,
-        why="a test",
-        after=after,
-    )
-    return PastWork(work=work, start_ns=start_ns, end_ns=start_ns + 100, steps=1, run_ns=100)
-
-
-def test_dispatch_is_the_mean_gap_by_degree_after_the_last_work_before() -> None:
-    works = (
-        past(0, 0, (0,)),
-        past(1, 50, (1,)),
-        past(2, 106, (0,), (0,)),
-        past(3, 300, (0, 1), (2, 1)),
-        past(4, 420, (0, 1), (3,)),
-        past(5, 900, (0, 1)),
-        past(6, 1030, (0,), (5,)),
-        past(7, 1133, (0,), (6,)),
-    )
-    assert dispatch_ns(replace(read_history([HEADER]), works=works)) == {1: 13, 2: 57}
-
-
-def test_the_largest_hundredth_of_the_gaps_is_left_out() -> None:
-    behind = [past(index, 100 + gap, (0,), (0,)) for index, gap in enumerate([10_000] * 2 + [5, 9] * 99, start=1)]
-    history = replace(read_history([HEADER]), works=(past(0, 0, (0,)), *behind))
-    assert dispatch_ns(history) == {1: 7}
-    assert dispatch_ns(replace(history, works=history.works[:2])) == {1: 10_000}
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [
-        entry_line(WorkFinished(9, 1), (), 0),
-        entry_line(Stopped(9, 1), (), 0),
-        entry_line(Woke(), (Reject("9", "no", None, RefusalCode.QUEUE),), 0),
-    ],
-)
-def test_history_refuses_a_work_that_no_line_began(entry: str) -> None:
-    with pytest.raises(BadLog, match=r"the log names '?9'?, which no earlier line began"):
-        read_history([HEADER, entry])
-
-
-def test_history_lists_failed_and_lost_works_apart() -> None:
-    """They are not among the executed works."""
-    lines, _ = record([request("a")])
-    begun = find(lines, '"event":{"is":"WorkFinished"')
-    broken = [*lines[:begun], *(entry_line(e, (), 10**7) for e in (WorkFailed(1, "broken"), DeviceLost(0, "gone")))]
-    history = read_history(broken)
-    assert history.works == ()
-    assert [past.status for past in history.requests] == [None]
