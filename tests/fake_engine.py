@@ -93,6 +93,7 @@ class FakeHealth:
     num_devices: int
     num_jobs: int
     draining: bool
+    is_measuring: bool
 
 
 @dataclass
@@ -107,6 +108,7 @@ class FakeEngine:
     script: list[Plan] = field(default_factory=list)
     devices_up: int = 2
     draining: bool = False
+    is_measuring: bool = False
     starting: str = "loading the model"
     start_s: float = 0.0
     keeps: bool = True
@@ -198,6 +200,7 @@ class FakeEngine:
             num_devices=2,
             num_jobs=num_open,
             draining=self.draining,
+            is_measuring=self.is_measuring,
         )
 
     def usage(self) -> Usage:

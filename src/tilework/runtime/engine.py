@@ -58,12 +58,16 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """How the engine is doing, right now, without its CPU slots. `num_jobs` are those that have not ended."""
+    """How the engine is doing, right now, without its CPU slots. `num_jobs` are those that have not ended.
+
+    While it `is_measuring` a model that is added, it takes no requests.
+    """
 
     num_devices: int
     num_devices_up: int
     num_jobs: int
     draining: bool
+    is_measuring: bool = False
 
 
 class Engine:
@@ -204,6 +208,7 @@ class Engine:
             num_devices_up=sum(device_id < self._executor.num_devices for device_id in self._dispatcher.up),
             num_jobs=self._controller.num_jobs,
             draining=self._draining,
+            is_measuring=self.catalog.is_measuring,
         )
 
     def usage(self) -> Usage:
