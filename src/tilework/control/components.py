@@ -6,14 +6,16 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from tilework.control.cluster.device import Device
+from tilework.control.cluster.load_sources import HostRead
 from tilework.control.cluster.tracker import Tracker
-from tilework.core.actions import Action, DropComponents, LoadComponents
+from tilework.core.actions import Action, DropComponents, LoadComponents, ReadComponents
 from tilework.core.component import HOST_SOURCES, Component, DropOrder, LoadSource, Memory, num_bytes
-from tilework.core.events import ComponentsLoaded, DeviceJoined
+from tilework.core.events import ComponentsLoaded, ComponentsRead, DeviceJoined
 from tilework.core.graph.stage import DeviceKind, Stage
-from tilework.core.work import Preload, Start
+from tilework.core.work import Preload, ReadAhead, Start
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
+from tilework.policy.toolkit.loads import at_node
 
 _NO_WORK = 0  # Works are numbered from 1.
 
@@ -28,10 +30,13 @@ class _Load:
     components: tuple[Component, ...]
     source: LoadSource
     forgets: tuple[Component, ...]
+    waits: bool
 
 
 class Components:
     """Loads what the stage of each start needs onto the devices that lack it, just before the work; and ahead of need.
+
+    Hosts read from the disk ahead of need, too, while their devices work: one stage's components at a time.
 
     If there is no room, components are dropped in the order of the start (`Start.drop_order`). A component is loaded
     from the source that is quickest of those that have it (`LoadSources`): another device of the node that has done all
@@ -43,6 +48,7 @@ class Components:
         self._tracker = tracker
         self._known = {component.digest: component for component in costs.all_components}
         self._loads: dict[int, _Load] = {}
+        self._reads: dict[int, int] = {}  # The node of each read ahead of need.
         self._next_id = 1
 
     def serve(self, part: CostTable) -> list[Action]:
@@ -113,6 +119,29 @@ class Components:
             device.loaded_ns = device.now.ns + load_ns
         return actions
 
+    def read_ahead(self, read: ReadAhead, now_ns: int) -> Sequence[Action]:
+        """Let the host of a node read what neither it nor a device of the node has of a stage's components."""
+        sources = self._tracker.sources
+        assert sources.may_read(read.node)
+        there = set(at_node(self._tracker, read.node))
+        wanted = tuple(one for one in dict.fromkeys(self._costs.components(read.stage)) if one not in there)
+        if not wanted:
+            return ()
+        size, read_id = num_bytes(wanted), self._next_id
+        end_ns = now_ns + self._costs.load_ns(size, LoadSource.DISK)
+        sources.begin_read(read.node, HostRead(wanted, read.forgets, end_ns))
+        self._reads[read_id] = read.node
+        self._next_id += 1
+        return (ReadComponents(read_id, read.node, _digests(wanted), size, _digests(read.forgets)),)
+
+    def _read(self, event: ComponentsRead) -> None:
+        """The policy may have something to decide on the node of a read that has ended."""
+        node = self._reads.pop(event.read_id)
+        self._tracker.sources.end_read(node, is_kept=event.is_kept)
+        for device in self._tracker.devices:
+            if device.node == node:
+                device.num_changes += 1
+
     def _change(self, device: Device, stage: Stage, work_id: int, order: DropOrder) -> tuple[Sequence[Action], int]:
         """What a device must drop and load for a stage, and how long it loads. It has the components from then on."""
         change, load_ns, actions = device.memory.used(self._costs.components(stage), order.device), 0, list[Action]()
@@ -122,6 +151,7 @@ class Components:
             loads = self._load(device, stage, change.loads, work_id, order)
             actions += loads
             load_ns = sum(self._costs.load_ns(one.num_bytes, one.source) for one in loads)
+            load_ns += self._tracker.sources.wait_ns(device, change.loads)
         self._tracker.set_memory(device.device_id, change.memory)
         return actions, load_ns
 
@@ -144,10 +174,11 @@ class Components:
             by_source.setdefault(self._tracker.sources.of(component, device), []).append(component)
         loads = []
         for source, components in by_source.items():
+            read = [one for one in components if not self._tracker.sources.is_being_read(device.node, one)]
             if source in HOST_SOURCES:
-                self._tracker.sources.use(device.node, components)
-            forgets = order.host if source is LoadSource.DISK else ()
-            load = _Load(device.device_id, device.node, work_id, tuple(components), source, forgets)
+                self._tracker.sources.use(device.node, read)
+            forgets, waits = order.host if source is LoadSource.DISK else (), len(read) < len(components)
+            load = _Load(device.device_id, device.node, work_id, tuple(components), source, forgets, waits)
             size = num_bytes(components)
             loads.append(
                 LoadComponents(
@@ -165,13 +196,21 @@ class Components:
             self._next_id += 1
         return loads
 
-    def loaded(self, event: ComponentsLoaded) -> None:
+    def on_report(self, event: ComponentsLoaded | ComponentsRead) -> None:
+        """A device has loaded, or a host has read ahead."""
+        if isinstance(event, ComponentsLoaded):
+            self._loaded(event)
+        else:
+            self._read(event)
+
+    def _loaded(self, event: ComponentsLoaded) -> None:
         """Learn from a load that has ended; one that is not known any more is ignored."""
         load = self._loads.get(event.load_id)
         if load is None or load.device_id != event.device_id:
             return
         del self._loads[event.load_id]
-        self._costs.observe_load(num_bytes(load.components), load.source, event.run_ns)
+        if not load.waits:
+            self._costs.observe_load(num_bytes(load.components), load.source, event.run_ns)
         self._tracker.sources.use(load.node, load.components, load.forgets)
         device = self._tracker.device(load.device_id)
         others = (one for one in self._loads.values() if one.work_id == load.work_id)

@@ -38,6 +38,7 @@ from tilework.core.events import (
     Broken,
     Cancelled,
     ComponentsLoaded,
+    ComponentsRead,
     DeviceJoined,
     DeviceLost,
     Event,
@@ -160,8 +161,8 @@ class Controller:
                 self._components.join(joined)
                 self.tracker.unpark()
                 return []
-            case ComponentsLoaded() as loaded:
-                self._components.loaded(loaded)
+            case ComponentsLoaded() | ComponentsRead():
+                self._components.on_report(event)
                 return []
             case DeviceLost(device_id):
                 return self._on_device_lost(device_id, event.why, now_ns)

@@ -68,6 +68,7 @@ class Planner:
             actions += [action for start in forced for action in self._start(start)]
             if not forced:
                 actions += self._preload(plan.preloads, now_ns)
+                actions += [one for read in plan.reads for one in self._components.read_ahead(read, now_ns)]
                 break
         unpark_ns = self._costs.forgets_ns if self._tracker.num_parked else None
         guard_ns = self._guard.wake_ns(self._tracker, now_ns)

@@ -87,8 +87,9 @@ class LoadComponents:
 
     If `is_ahead`, no work waits for them yet.
 
-    `components` are their digests. The device reads them from `source`, or from the next best that has them. What it
-    reads from the disk its host keeps; for want of room, the host forgets `forgets` first, in this order.
+    `components` are their digests. The device reads them from `source`, or from the next best that has them. It waits
+    for those that its host is reading (`ReadComponents`). What it reads from the disk its host keeps; for want of room,
+    the host forgets `forgets` first, in this order.
     Answered by `ComponentsLoaded`. A device that cannot load them is lost.
     """
 
@@ -108,6 +109,20 @@ class DropComponents:
 
     device_id: int
     components: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadComponents:
+    """Let the host of a node read components, by digest, from the disk, while its devices do other things.
+
+    For want of room it forgets `forgets` first, in this order. Answered by `ComponentsRead`.
+    """
+
+    read_id: int
+    node: int
+    components: tuple[str, ...]
+    num_bytes: int
+    forgets: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +163,7 @@ Action = (
     | DropState
     | LoadComponents
     | DropComponents
+    | ReadComponents
     | Finish
     | WakeAt
 )

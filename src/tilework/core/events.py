@@ -141,6 +141,14 @@ class ComponentsLoaded:
 
 
 @dataclass(frozen=True, slots=True)
+class ComponentsRead:
+    """A host has done what a `ReadComponents` asked for; `is_kept`: it has the components in memory now."""
+
+    read_id: int
+    is_kept: bool
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceLost:
     """A device is down; `reason` says why."""
 
@@ -187,6 +195,7 @@ Event = (
     | Broken
     | DeviceJoined
     | ComponentsLoaded
+    | ComponentsRead
     | DeviceLost
     | ModelServed
     | ModelRemoved

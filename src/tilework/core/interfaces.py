@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -196,7 +196,14 @@ class ClusterView(Protocol):
         """
 
     def kept_by_host(self, node: int) -> Sequence[Component]:
-        """What the host of a node has in memory of what its devices have read, the least recently used first."""
+        """What the host of a node has in memory of what was read there, the least recently used first."""
+
+    def may_read(self, node: int) -> bool:
+        """Whether the host of a node can read components ahead of need now; it does so for one stage at a time."""
+
+    @property
+    def unreadable(self) -> Collection[Component]:
+        """Components that a host could not read ahead. Devices load them themselves."""
 
     def waiting(self) -> Iterable[JobView]:
         """Jobs without a committed work whose next stage runs on an accelerator, by (urgency_ns, job_id)."""

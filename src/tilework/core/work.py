@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from tilework.core.component import LEAST_RECENTLY_USED, DropOrder
+from tilework.core.component import LEAST_RECENTLY_USED, Component, DropOrder
 from tilework.core.graph.stage import Stage
 
 Group = tuple[int, ...]
@@ -41,6 +41,18 @@ class Preload:
     device_id: int
     stage: Stage
     drop_order: DropOrder = LEAST_RECENTLY_USED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadAhead:
+    """A read ahead of need: the host of a node reads from the disk what it lacks of the components of a stage.
+
+    The devices of the node do other things meanwhile. `forgets` go first if the host must make room.
+    """
+
+    node: int
+    stage: Stage
+    forgets: tuple[Component, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,11 +107,13 @@ class Plan:
     `dropped_to_best_effort` names jobs that cannot be on time any more, each with the reason in words. They are served
     after jobs that can, and never starve.
 
-    `preloads` are done after the starts, on devices that are idle then.
+    `preloads` are done after the starts, on devices that are idle then. `reads` begin last, on hosts that do not read
+    ahead already.
     """
 
     starts: tuple[Start, ...] = ()
     preloads: tuple[Preload, ...] = ()
+    reads: tuple[ReadAhead, ...] = ()
     stops: tuple[int, ...] = ()
     dropped_to_best_effort: tuple[tuple[int, str], ...] = ()
     wake_ns: int | None = None

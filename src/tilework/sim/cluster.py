@@ -11,10 +11,10 @@ from tilework.control.driver.effects import BreakOff, Discard, Effect, HandleEve
 from tilework.control.driver.result import Ending, WorkResult, end_event, ending_of
 from tilework.control.driver.state_registry import StateMove
 from tilework.control.watchdog import WatchdogConfig
-from tilework.core.actions import Action, DropComponents, LoadComponents
+from tilework.core.actions import Action, DropComponents, LoadComponents, ReadComponents
 from tilework.core.checkpoint import Checkpoint
-from tilework.core.component import Memory
-from tilework.core.events import ComponentsLoaded, DeviceJoined, Event, LeftOut, WorkFailed
+from tilework.core.component import LoadSource, Memory
+from tilework.core.events import ComponentsLoaded, ComponentsRead, DeviceJoined, Event, LeftOut, WorkFailed
 from tilework.core.graph.stage import DeviceKind
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_S
@@ -69,7 +69,9 @@ class Cluster:
         self._core = DriverCore(controller, WatchdogConfig())
         self._costs = costs
         self._read = costs.all_components if hosts_have_read else ()
-        self.fleet = Fleet(timing, costs.components, Hosts(layout.node, costs.host_bytes, self._read))
+        self._timing = timing
+        self._hosts = Hosts(layout.node, costs.host_bytes, self._read)
+        self.fleet = Fleet(timing, costs.components, self._hosts)
         self.runs: list[Run] = []
         self.loads: list[LoadRun] = []
         self.num_refused = 0  # Members refused for a missing state although no earlier work failed.
@@ -110,6 +112,7 @@ class Cluster:
         """End the server, its works and its messages; returns the checkpoints that are left, by job."""
         self._workers.lose_all()
         self.fleet.forget_works()
+        self._hosts.reading.clear()
         left = {job_id: self._remaining_checkpoint(job_id) for job_id in self._core.states.job_ids}
         self._blobs.keep_only([blob for checkpoint in left.values() for blob in checkpoint.blobs])
         self._transfers.clear()
@@ -142,6 +145,8 @@ class Cluster:
 
     def perform(self, action: Action) -> None:
         """Send the messages of an action to devices."""
+        if isinstance(action, ReadComponents):
+            self._read_ahead(action)
         for devices, message in self._core.perform(action):
             match message:
                 case Work():
@@ -160,6 +165,21 @@ class Cluster:
     def _change_components(self, change: LoadComponents | DropComponents, device_id: int) -> None:
         self.fleet.change_components(change, device_id)
         self._begin_next((device_id,))
+
+    def _read_ahead(self, read: ReadComponents) -> None:
+        """Let a host read. The next server knows nothing of it, and its host only what was read before."""
+        end_ns = self._clock.now_ns + self._timing.load_ns(read.num_bytes, LoadSource.DISK)
+        self._hosts.reading[read.node] = frozenset(read.components), end_ns
+        self._clock.at(end_ns, self._workers.unless_restarted(partial(self._end_read, read)), is_device_event=True)
+
+    def _end_read(self, read: ReadComponents) -> None:
+        del self._hosts.reading[read.node]
+        by_digest = {component.digest: component for component in self._costs.all_components}
+        is_kept = not self._injector.injects("read")
+        if is_kept:
+            components = [by_digest[digest] for digest in read.components]
+            self._hosts.keep(read.node, components, read.forgets)
+        self._on_event(ComponentsRead(read.read_id, is_kept))
 
     def _run(self, work: Work) -> None:
         if self._network.is_instant:  # No other work can begin, and this one only after its last device has it.

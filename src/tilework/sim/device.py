@@ -61,7 +61,7 @@ class Hosts:
     """What the hosts of all nodes have in memory of the components that their devices have read.
 
     Each keeps `host_bytes` (None: all), and forgets what a load names and then the least recently used. It outlives its
-    devices' processes.
+    devices' processes. `reading` is what the host of a node is reading ahead of need, until when.
     """
 
     def __init__(
@@ -71,20 +71,31 @@ class Hosts:
         self._node_of = node_of
         self._empty = Memory(host_bytes).with_read(read)
         self._memories: dict[int, Memory] = {}
+        self.reading: dict[int, tuple[frozenset[str], int]] = {}
+
+    def ready_ns(self, load: LoadComponents) -> int:
+        """When the host of a load's device has read what it is reading of the load's components; 0: now."""
+        digests, end_ns = self.reading.get(self._node_of(load.device_id), (frozenset(), 0))
+        return 0 if digests.isdisjoint(load.components) else end_ns
 
     def read(self, device_id: int, components: Iterable[Component], forgets: Sequence[str] = ()) -> None:
         """A device has read these components, or is told to load them from its host's memory.
 
         The host forgets `forgets` first, if it must.
         """
-        node = self._node_of(device_id)
+        self.keep(self._node_of(device_id), components, forgets)
+
+    def keep(self, node: int, components: Iterable[Component], forgets: Sequence[str] = ()) -> None:
+        """The host of a node has these components in memory now, and forgets `forgets` first, if it must."""
         memory = self._memories.get(node, self._empty)
         first = _named(forgets, memory)
         self._memories[node] = memory.with_read(components, first)
 
     def has(self, load: LoadComponents) -> bool:
-        """Whether the host of a load's device has all of its components in memory."""
-        return len(self._of(load)) == len(load.components)
+        """Whether the host of a load's device has all of its components in memory, or is reading what it lacks."""
+        reading, _ = self.reading.get(self._node_of(load.device_id), (frozenset[str](), 0))
+        there = {component.digest for component in self._of(load)}
+        return all(digest in there or digest in reading for digest in load.components)
 
     def use(self, load: LoadComponents) -> None:
         """The components of a load from a host's memory are the most recently used there."""

@@ -73,6 +73,13 @@ FAULTS: Mapping[str, FaultType] = {
         probability=0.3,
         usual_size=1.0,
     ),
+    "read": FaultType(
+        text="a host cannot read components ahead of need, so devices do it when they need them",
+        per="read",
+        size="not used",
+        probability=0.1,
+        usual_size=1.0,
+    ),
     "lost": FaultType(
         text="a message never arrives", per="message", size="not used", probability=0.004, usual_size=1.0
     ),

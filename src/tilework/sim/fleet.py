@@ -212,16 +212,17 @@ class Fleet:
                 return None
             else:
                 device.queue.popleft()
-                load_ns = self._timing.load_ns(self._from_memory(change))
-                device.load = LoadRun(load=change, start_ns=now_ns, end_ns=now_ns + load_ns)
+                load_ns = self._timing.load_ns(change.num_bytes, self._source(change))
+                ready_ns = max(now_ns, self._hosts.ready_ns(change))
+                device.load = LoadRun(load=change, start_ns=now_ns, end_ns=ready_ns + load_ns)
                 return device.load
         return None
 
-    def _from_memory(self, load: LoadComponents) -> LoadComponents:
-        """The load from where it really comes: what its host has forgotten is read from the disk."""
+    def _source(self, load: LoadComponents) -> LoadSource:
+        """From where a load really comes: what its host has forgotten is read from the disk."""
         if load.source in HOST_SOURCES and not self._hosts.has(load):
-            return replace(load, source=LoadSource.DISK)
-        return load
+            return LoadSource.DISK
+        return load.source
 
     def end_load(self, loaded: LoadRun, components: Sequence[Component]) -> bool:
         """End a load: its device has the components. Returns False if the device was lost or hangs."""

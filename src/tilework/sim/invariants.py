@@ -14,6 +14,7 @@ from tilework.core.actions import (
     Finish,
     LoadComponents,
     MoveState,
+    ReadComponents,
     Reject,
     RunWork,
     jobs_of,
@@ -21,6 +22,7 @@ from tilework.core.actions import (
 from tilework.core.events import (
     Broken,
     ComponentsLoaded,
+    ComponentsRead,
     DeviceJoined,
     DeviceLost,
     Event,
@@ -72,6 +74,7 @@ class Invariants:
         self._kinds: dict[int, DeviceKind] = {}
         self._weights: dict[int, set[str]] = {}  # Digests of the components of each device, at the end of its queue.
         self._memory_bytes: dict[int, int | None] = {}
+        self._reading: dict[int, int] = {}  # The read ahead of need that has not ended, by node.
         self._ahead: dict[int, set[int]] = {}  # Loads ahead of need that have not ended, by device.
         self._joined_after: dict[int, int] = {}  # The last work before each device joined.
         self._sizes = {component.digest: component.num_bytes for component in costs.all_components}
@@ -106,6 +109,7 @@ class Invariants:
         self._last_work_id = 0
         for table in (self._uids, self._works, self._attempts, self._interruptions, self._up, self._too_large):
             table.clear()
+        self._reading.clear()
 
     def _record(self, event: Event, actions: tuple[Action, ...], now_ns: int) -> None:
         match event:
@@ -120,6 +124,9 @@ class Invariants:
                 self._ahead[device_id], self._joined_after[device_id] = set(), self._last_work_id
             case ComponentsLoaded(load_id, device_id):
                 self._ahead[device_id].discard(load_id)
+            case ComponentsRead(read_id):
+                node = next(node for node, one in self._reading.items() if one == read_id)
+                del self._reading[node]
             case DeviceLost(device_id):
                 self._up.pop(device_id, None)
                 self._num_interruptions += 1
@@ -175,6 +182,8 @@ class Invariants:
                 self._run(work, now_ns)
             case LoadComponents() | DropComponents():
                 self._change_components(action)
+            case ReadComponents():
+                self._begin_read(action)
             case MoveState(job_id, targets):
                 require(self._uids.get(job_id) not in self._ended, f"a state of the ended job {job_id} moves")
                 require(set(targets) <= self._up.keys(), f"a state of job {job_id} moves to a device that is down")
@@ -238,6 +247,15 @@ class Invariants:
         weights |= named
         total = sum(self._sizes[digest] for digest in weights)
         require(limit is None or total <= limit, f"device {device_id} has {total} bytes of components, and {limit} fit")
+
+    def _begin_read(self, read: ReadComponents) -> None:
+        """A host reads ahead of need once at a time, and nothing that a device of its node has."""
+        require(read.node not in self._reading, f"node {read.node} reads {read.components}, and reads already")
+        self._reading[read.node] = read.read_id
+        require(bool(read.components), f"node {read.node} is to read nothing")
+        for device_id in (one for one, node in self._up.items() if node == read.node):
+            twice = self._weights[device_id].intersection(read.components)
+            require(not twice, f"node {read.node} reads {twice}, which device {device_id} has")
 
     def _check_loads(self, actions: Iterable[Action]) -> None:
         """A load ahead of need is for a device without works or such a load; others are for a work that comes next."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Protocol
 
-from tilework.core.actions import LoadComponents
+from tilework.core.component import LoadSource
 from tilework.core.request import Request
 from tilework.core.work import Group, Work
 from tilework.cost.table_costs import TableCosts
@@ -25,8 +25,8 @@ class TimingModel(Protocol):
     def run(self, work: Work) -> tuple[int, int, RunEnd]:
         """Duration, steps and end of a work that begins now."""
 
-    def load_ns(self, load: LoadComponents) -> int:
-        """The duration of a load."""
+    def load_ns(self, num_bytes: int, source: LoadSource) -> int:
+        """The duration of a load, or of a read from the disk by a host."""
 
 
 class TableTimingModel:
@@ -84,8 +84,8 @@ class TableTimingModel:
                 return self._cut_short(work, duration_ns, self._injector.fraction(fault), end)
         return duration_ns, work.num_steps, RunEnd.DONE
 
-    def load_ns(self, load: LoadComponents) -> int:
-        duration_ns = self._costs.load_ns(load.num_bytes, load.source)
+    def load_ns(self, num_bytes: int, source: LoadSource) -> int:
+        duration_ns = self._costs.load_ns(num_bytes, source)
         return round(duration_ns * max(0.2, self._random.gauss(1.0, self._jitter))) if self._jitter else duration_ns
 
     def _cut_short(self, work: Work, duration_ns: int, fraction: float, end: RunEnd) -> tuple[int, int, RunEnd]:

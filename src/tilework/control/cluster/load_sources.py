@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from tilework.control.cluster.device import Device
 from tilework.control.cluster.device_set import DeviceSet
@@ -11,17 +12,29 @@ from tilework.core.graph.stage import Stage
 from tilework.core.interfaces import CostModel
 
 
+@dataclass(frozen=True, slots=True)
+class HostRead:
+    """What a host is reading ahead of need, until `end_ns` as predicted, and what it forgets first for it."""
+
+    components: tuple[Component, ...]
+    forgets: tuple[Component, ...]
+    end_ns: int
+
+
 class LoadSources:
     """What the host of each node has read, and so the quickest source of each component for each device.
 
-    A host keeps `CostModel.host_bytes` of what its devices have read, and forgets the least recently used of it, unless
-    the policy has named others. A load from its memory is a use. What is larger than that is never kept.
+    A host keeps `CostModel.host_bytes` of what was read there, and forgets the least recently used of it, unless
+    the policy has named others. A load from its memory is a use. What is larger than that is never kept. What it is
+    reading ahead of need counts as if it had it, after a wait.
     """
 
     def __init__(self, costs: CostModel, devices: DeviceSet) -> None:
         self._costs = costs
         self._devices = devices
         self._hosts: dict[int, Memory] = {}
+        self._reads: dict[int, HostRead] = {}
+        self.unreadable: set[Component] = set()
         self._known_ns: dict[tuple[int, Stage], int] = {}  # Since what devices or hosts have changed last.
 
     def kept(self, node: int) -> tuple[Component, ...]:
@@ -38,15 +51,45 @@ class LoadSources:
         self._hosts[node] = host.with_read(components, forgets)
         self.changed()
 
+    # Reads ahead of need.
+
+    def may_read(self, node: int) -> bool:
+        return node not in self._reads
+
+    def begin_read(self, node: int, read: HostRead) -> None:
+        self._reads[node] = read
+        self.changed()
+
+    def end_read(self, node: int, *, is_kept: bool) -> None:
+        """End the read of a node; the host has the components then if it could keep them."""
+        read = self._reads.pop(node)
+        if is_kept:
+            self.use(node, read.components, read.forgets)
+        else:
+            self.unreadable.update(read.components)
+            self.changed()
+
+    def is_being_read(self, node: int, component: Component) -> bool:
+        """Whether the host of a node is reading this ahead of need."""
+        read = self._reads.get(node)
+        return read is not None and component in read.components
+
+    def wait_ns(self, device: Device, wanted: Iterable[Component]) -> int:
+        """How long a device, once its works have ended, waits until its host has read those of these that it lacks."""
+        read = self._reads.get(device.node)
+        if read is None or all(one in device.memory.components or one not in read.components for one in wanted):
+            return 0
+        return max(0, read.end_ns - device.free_ns)
+
     def changed(self) -> None:
         """Note that the components of a device have changed."""
         self._known_ns.clear()
 
     def of(self, component: Component, device: Device) -> LoadSource:
-        """The quickest source that has a component now."""
+        """The quickest source that has a component now, or as soon as the host has read it."""
         available = {LoadSource.DISK}
         host = self._hosts.get(device.node)
-        if host is not None and component in host.components:
+        if (host is not None and component in host.components) or self.is_being_read(device.node, component):
             available |= {LoadSource.PAGE_CACHE, LoadSource.HOST}
         peers = [one for one in self._devices.ordered if one.node == device.node and one is not device]
         if any(component in peer.memory.components and not (peer.loads_ns or peer.is_loading) for peer in peers):
@@ -62,4 +105,4 @@ class LoadSources:
             lacking = [one for one in dict.fromkeys(self._costs.components(stage)) if one not in have]
             known_ns = sum([self._costs.load_ns(one.num_bytes, self.of(one, device)) for one in lacking])
             self._known_ns[key] = known_ns
-        return known_ns
+        return known_ns + self.wait_ns(device, self._costs.components(stage)) if self._reads else known_ns

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from tilework.admission.loads import reserve
@@ -84,6 +84,13 @@ class Tracker:
 
     def kept_by_host(self, node: int) -> Sequence[Component]:
         return self.sources.kept(node)
+
+    def may_read(self, node: int) -> bool:
+        return self.sources.may_read(node)
+
+    @property
+    def unreadable(self) -> Collection[Component]:
+        return self.sources.unreadable
 
     def device(self, device_id: int) -> Device | None:
         """The device with this id; None while it is down."""

@@ -85,8 +85,12 @@ class Eviction:
         losses = {one: self._loss(one, without[one], one in before.host.components) for one in components}
         device = tuple(sorted(components, key=lambda one: (one in needed, losses[one])))
         after = before.after(group, self.costs.components(stage), DropOrder(device))
-        kept = {one: self._host_loss(one, after.copies(one)) for one in at_node(self.view, here[0].node)}
-        return DropOrder(device, tuple(sorted(kept, key=kept.__getitem__)))
+        return DropOrder(device, self.host_order(here[0].node, after))
+
+    def host_order(self, node: int, holdings: Holdings) -> tuple[Component, ...]:
+        """What the host of a node forgets first, where its devices have these components."""
+        kept = {one: self._host_loss(one, holdings.copies(one)) for one in at_node(self.view, node)}
+        return tuple(sorted(kept, key=kept.__getitem__))
 
     def miss_ns(self, component: Component, holdings: Holdings) -> float:
         """How long loads of a component are expected to take, in nanoseconds per second."""

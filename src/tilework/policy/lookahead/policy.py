@@ -11,7 +11,7 @@ from tilework.core.graph.progress import Cursor
 from tilework.core.interfaces import ClusterView, CostModel, Demand
 from tilework.core.request import Request, RequestClass, cost_key
 from tilework.core.time import NS_PER_MS
-from tilework.core.work import Plan, Preload, Start
+from tilework.core.work import Plan, Preload, ReadAhead, Start
 from tilework.policy.lookahead.component_rates import ComponentRates
 from tilework.policy.lookahead.dispatch import Dispatch
 from tilework.policy.lookahead.eviction import Eviction
@@ -19,6 +19,7 @@ from tilework.policy.lookahead.forecaster import Forecaster
 from tilework.policy.lookahead.node_assignment import NodeAssignment
 from tilework.policy.lookahead.node_table import NodeTable
 from tilework.policy.lookahead.preloading import Preloading
+from tilework.policy.lookahead.reading import Reading
 from tilework.policy.lookahead.request_costs import RequestCosts
 from tilework.policy.lookahead.tight_classes import TightClasses
 from tilework.policy.registry import policy
@@ -50,6 +51,7 @@ class LookaheadPolicy(DeadlinePolicy):
     _tight: TightClasses = field(default_factory=TightClasses, init=False)
     _rates: ComponentRates = field(default_factory=ComponentRates, init=False)
     _preloading: Preloading = field(default_factory=Preloading, init=False)
+    _reading: Reading = field(default_factory=Reading, init=False)
     _table: NodeTable | None = field(default=None, init=False)
 
     def urgency_ns(self, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int:
@@ -95,16 +97,26 @@ class LookaheadPolicy(DeadlinePolicy):
         starts: list[Start] = []
         stops: list[int] = []
         preloads: list[Preload] = []
+        reads: list[ReadAhead] = []
         eviction = Eviction(self._rates, view, costs, now_ns)
         for number in sorted(table.changed):
             dispatch = Dispatch(assignment.at(number))
             dispatch.decide()
             starts += dispatch.starts
             stops += dispatch.stops
-            if view.needs_loads and (preload := self._preloading.best(eviction, table.by_node[number], dispatch.left)):
-                preloads.append(preload)
+            if view.needs_loads:
+                preloads += self._preloading.best(eviction, table.by_node[number], dispatch.left)
+                started = {job_id for start in dispatch.starts for job_id in start.job_ids}
+                waiting = [job for job in table.waiting[number].values() if job.job_id not in started]
+                reads += self._reading.best(eviction, number, waiting)
             if not dispatch.starts and not dispatch.stops:
                 table.changed.remove(number)
         if view.needs_loads and starts:
             starts = eviction.ordered(starts)
-        return Plan(starts=tuple(starts), preloads=tuple(preloads), stops=tuple(stops), wake_ns=table.wake_ns())
+        return Plan(
+            starts=tuple(starts),
+            preloads=tuple(preloads),
+            reads=tuple(reads),
+            stops=tuple(stops),
+            wake_ns=table.wake_ns(),
+        )

@@ -11,17 +11,14 @@ from tilework.core.interfaces import DeviceView
 from tilework.core.work import Preload
 from tilework.policy.lookahead.eviction import Eviction
 
-_PAYBACK_S, _READ_PAYBACK_S = 600.0, 300.0
-"""A load must save more time than it takes within this time; one that reads from the disk, within the other."""
-_IDLE_FOR_READ = 3
-"""Idle devices that there must be. A read takes ten times as long, and what comes meanwhile needs a device."""
+_PAYBACK_S = 600.0  # A load must save more time than it takes within this time.
 _MOST_TRIED = 8  # Stages per device, those that are asked for most often.
 _State = tuple[object, ...]
 
 
 @dataclass(slots=True)
 class Preloading:
-    """Chooses loads ahead of need, one at a time on a node, since its devices share a disk.
+    """Chooses loads ahead of need, one at a time on a node, of what its host has (`Reading`).
 
     A load pays if it lowers the expected time of misses (`Eviction`) by more than it takes itself, within minutes. What
     is dropped for it counts, so that two loads never undo each other while rates stay the same. Copies of popular
@@ -30,13 +27,13 @@ class Preloading:
 
     _refused: dict[int, _State] = field(default_factory=dict)  # By node: the latest state in which no load paid.
 
-    def best(self, eviction: Eviction, devices: Sequence[DeviceView], idle: Sequence[DeviceView]) -> Preload | None:
-        """The load that saves most for its time, on one of the idle devices of a node; None if none pays.
+    def best(self, eviction: Eviction, devices: Sequence[DeviceView], idle: Sequence[DeviceView]) -> list[Preload]:
+        """The load that saves most for its time, on one of the idle devices of a node; none if none pays.
 
         It is computed again when a request has come, other devices are idle, or devices have other components.
         """
         if not idle or any(device.is_loading for device in devices):
-            return None
+            return []
         state: _State = (
             eviction.rates.num_requests,
             tuple(device.device_id for device in idle),
@@ -44,17 +41,17 @@ class Preloading:
         )
         node = devices[0].node
         if self._refused.get(node) == state:
-            return None
-        asked = _by_rate(eviction)
-        options = [option for device in idle for option in _options(eviction, device, asked, len(idle))]
+            return []
+        asked = stages_by_rate(eviction)
+        options = [option for device in idle for option in _options(eviction, device, asked)]
         saved, best = max(options, key=lambda option: option[0], default=(0.0, None))
-        if saved > 1:
-            return best
+        if best is not None and saved > 1:
+            return [best]
         self._refused[node] = state
-        return None
+        return []
 
 
-def _by_rate(eviction: Eviction) -> list[Stage]:
+def stages_by_rate(eviction: Eviction) -> list[Stage]:
     """The stages that were asked for, the most often first. Those of a model that was removed need nothing."""
     rates, now_ns = eviction.rates, eviction.now_ns
     needed = {stage: wanted for stage in rates.stages if (wanted := eviction.costs.components(stage))}
@@ -62,19 +59,16 @@ def _by_rate(eviction: Eviction) -> list[Stage]:
     return sorted(rarest, key=lambda stage: -rarest[stage])
 
 
-def _options(
-    eviction: Eviction, device: DeviceView, asked: Sequence[Stage], num_idle: int
-) -> Iterator[tuple[float, Preload | None]]:
+def _options(eviction: Eviction, device: DeviceView, asked: Sequence[Stage]) -> Iterator[tuple[float, Preload | None]]:
     """Loads of a device, each with what it saves within its payback time, over the time that it takes."""
     costs, before, group = eviction.costs, eviction.holdings(device.node), (device.device_id,)
     lacking = (stage for stage in asked if not device.memory.has(costs.components(stage)))
     for stage in islice(lacking, _MOST_TRIED):
         wanted, load_ns = costs.components(stage), eviction.view.load_ns(device.device_id, stage)
-        is_read = any(one not in before.host.components for one in wanted)
-        if load_ns and device.memory.can_hold(wanted) and (num_idle >= _IDLE_FOR_READ or not is_read):
+        is_on_host = all(one in before.host.components or one in device.memory.components for one in wanted)
+        if load_ns and is_on_host and device.memory.can_hold(wanted):
             order = eviction.order(group, stage)
             after = before.after(group, wanted, order)
             changed = sorted({*device.memory.components, *wanted, *before.host.components})
             saved_ns = sum(eviction.miss_ns(one, before) - eviction.miss_ns(one, after) for one in changed)
-            payback_s = _READ_PAYBACK_S if is_read else _PAYBACK_S
-            yield payback_s * saved_ns / load_ns, Preload(device_id=device.device_id, stage=stage, drop_order=order)
+            yield _PAYBACK_S * saved_ns / load_ns, Preload(device_id=device.device_id, stage=stage, drop_order=order)
