@@ -78,7 +78,7 @@ class Site:
     `rendezvous` is empty where no groups are formed. With `loads_on_demand` a worker has no weights on its device until
     a command loads them; otherwise it has those of all its models from the start. One that `replaces` a lost worker
     serves what it can of its models. With a `skeleton` it serves nothing: it reads its one model, leaves the skeleton
-    in this file and waits for its end.
+    in this file and waits for its end. One that `reads` serves nothing either: it takes `ReadWeights` alone.
     """
 
     device_id: int
@@ -87,6 +87,7 @@ class Site:
     loads_on_demand: bool = False
     replaces: bool = False
     skeleton: str = ""
+    reads: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +224,28 @@ class DropWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class ComponentFiles:
+    """Where a component can be read: as this part of a model, or as the file of a LoRA."""
+
+    component: Component
+    source: ModelSource
+    part: str = ""
+    lora: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadWeights:
+    """Read components from the disk into the memory of the host; answered by `WeightsRead`. For a reader alone.
+
+    Where the host has no room, it forgets `forgets` first, by digest, in this order.
+    """
+
+    read_id: int
+    files: tuple[ComponentFiles, ...]
+    forgets: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class AddModel:
     """Serve another model, from its skeleton in a file; answered by `ModelAdded`. For workers that load on demand."""
 
@@ -271,6 +294,7 @@ Command = (
     | Calibrate
     | LoadWeights
     | DropWeights
+    | ReadWeights
     | ModelChange
     | Quit
 )
@@ -309,6 +333,14 @@ class WeightsLoaded:
 
     load_id: int
     run_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsRead:
+    """The answer to `ReadWeights`. Not `is_kept`: the host could not read them, or has no room for them."""
+
+    read_id: int
+    is_kept: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,4 +436,16 @@ class Failed:
     by_model: bool = False
 
 
-Report = Loaded | LoadFailed | WeightsLoaded | ModelAdded | LoraAdded | Calibrated | Progress | Preview | Ended | Failed
+Report = (
+    Loaded
+    | LoadFailed
+    | WeightsLoaded
+    | WeightsRead
+    | ModelAdded
+    | LoraAdded
+    | Calibrated
+    | Progress
+    | Preview
+    | Ended
+    | Failed
+)

@@ -18,12 +18,12 @@ from tilework.control.watchdog import WatchdogConfig
 from tilework.core.actions import Reject
 from tilework.core.checkpoint import Checkpoint, CheckpointKeeper
 from tilework.core.component import Component
-from tilework.core.events import Cancelled, DeviceJoined, Restored, Submitted
+from tilework.core.events import Cancelled, ComponentsRead, DeviceJoined, Restored, Submitted
 from tilework.core.graph.stage import DeviceKind
 from tilework.core.model import ModelInfo
 from tilework.core.request import DEFAULT_TERMS, RefusalCode, Status, Terms
 from tilework.core.time import NS_PER_S
-from tilework.core.wire import DropWeights, Report, Spec
+from tilework.core.wire import DropWeights, Report, Spec, WeightsRead
 from tilework.cost.table import CostTable
 from tilework.policy.registry import check_live
 from tilework.runtime.control_loop import ControlLoop, Incoming
@@ -348,6 +348,10 @@ class Engine:
     def on_given_up(self) -> None:
         """No worker of some kind is left to serve the open requests: fail them."""
         self._end_all("every worker that a stage needs was lost, and none could be started again")
+
+    def on_read(self, read: WeightsRead) -> None:
+        if not self._stopped:
+            self._control.handle(ComponentsRead(read.read_id, read.is_kept))
 
     def on_report(self, device_id: int, report: Report) -> None:
         if not self._stopped:

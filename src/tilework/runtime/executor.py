@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
+from tilework.core.actions import ReadComponents
 from tilework.core.component import LoadSource
 from tilework.core.cost_row import Batch, CostRow
 from tilework.core.lora import Lora, UsedLora
 from tilework.core.model import LoraSource, ModelSource
-from tilework.core.wire import GroupRef, LoadedModel, Report, StateBlob
+from tilework.core.wire import GroupRef, LoadedModel, Report, StateBlob, WeightsRead
 from tilework.core.work import Group
 from tilework.cost.profile import ProfileKey
 from tilework.runtime.worker_process import Outgoing
@@ -37,6 +38,9 @@ class Listener(Protocol):
     def on_report(self, device_id: int, report: Report) -> None: ...
     def on_lost(self, device_id: int, reason: str) -> None: ...
     def on_joined(self, device_id: int) -> None: ...
+    def on_read(self, read: WeightsRead) -> None:
+        """The host has read ahead of need, or could not."""
+
     def on_given_up(self) -> None:
         """The last device of some kind is lost and will not be restarted."""
 
@@ -115,6 +119,9 @@ class Executor(Protocol):
         """Process id of a device's worker; None while there is none."""
 
     def send(self, device_id: int, outgoing: Outgoing) -> None: ...
+    def read_ahead(self, read: ReadComponents) -> None:
+        """Let the host read components; `on_read` follows. It reads once at a time."""
+
     def group(self, devices: Group) -> GroupRef:
         """The group of these devices, for commands that are sent next."""
 

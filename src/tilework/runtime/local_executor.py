@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tilework.comm.rendezvous import Rendezvous
+from tilework.core.actions import ReadComponents
 from tilework.core.component import LoadSource
 from tilework.core.cost_row import Batch, CostRow
 from tilework.core.lora import Lora, UsedLora
@@ -43,6 +44,7 @@ from tilework.runtime.groups import GroupTable
 from tilework.runtime.models.calibration_weights import CalibrationWeights
 from tilework.runtime.models.changes import ModelChanges
 from tilework.runtime.models.costs import profile_key
+from tilework.runtime.models.host_reader import HostReader
 from tilework.runtime.state_blobs import StateBlobDirectory
 from tilework.runtime.worker_process import Outgoing, WorkerProcess
 
@@ -137,6 +139,9 @@ class LocalExecutor:
             up=lambda: sorted(self._up),
             send=self.send,
         )
+        self._reader = HostReader(
+            directory=self._blobs.path, on_read=listener.on_read, timeout_s=self._config.start_timeout_s
+        )
         self._rendezvous = self._resources.enter_context(closing(Rendezvous(self._blobs.path)))
         timeout_s = self._config.start_timeout_s
         try:
@@ -160,6 +165,8 @@ class LocalExecutor:
             replace(source, name=one.info.name) if isinstance(source, ModelSource) else source
             for one, source in zip(first.models, self._sources, strict=True)
         )
+        for source, one in zip(self._sources, first.models, strict=True):
+            self._reader.know(source, one)
         self._hardware = first.hardware
         self._measuring.add(first)
         self._form_node_group()
@@ -205,6 +212,7 @@ class LocalExecutor:
         model = await self._changes.read(source, served)
         self._keys[model.info.name] = profile_key(source, self._config.num_workers, self._hardware, model)
         self._measuring.know(model)
+        self._reader.know(source, model)
         return model
 
     async def add_model(self, source: ModelSource) -> None:
@@ -213,12 +221,14 @@ class LocalExecutor:
 
     async def add_lora(self, model: str, lora: LoraSource) -> Lora:
         added = await self._changes.add_lora(model, lora)
+        self._reader.know_lora(model, self.usual_source, lora.path, added)
         self._change(model, lambda one: replace(one, loras=(*one.loras, lora)))
         return added
 
     def remove_model(self, model: str) -> None:
         self._changes.remove(model)
         self._keys.pop(model, None)
+        self._reader.forget(model)
         self._sources = tuple(one for one in self._sources if not isinstance(one, ModelSource) or one.name != model)
 
     def remove_lora(self, model: str, name: str) -> None:
@@ -235,6 +245,9 @@ class LocalExecutor:
         """Send a command. Nothing is sent to a lost device: its works have been revoked, or are about to be."""
         if device_id in self._workers:
             self._workers[device_id].send(outgoing)
+
+    def read_ahead(self, read: ReadComponents) -> None:
+        self._reader.read(read)
 
     def kill(self, device_id: int, reason: str) -> None:
         if device_id in self._workers:
@@ -270,7 +283,7 @@ class LocalExecutor:
     async def stop(self) -> None:
         self._stopping = True
         grace_s = self._config.stop_grace_s
-        await asyncio.gather(*(worker.close(grace_s) for worker in self._workers.values()))
+        await asyncio.gather(self._reader.close(grace_s), *(one.close(grace_s) for one in self._workers.values()))
         self._workers.clear()
         self._resources.close()
 

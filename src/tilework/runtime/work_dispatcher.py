@@ -21,7 +21,7 @@ from tilework.control.driver.effects import (
 from tilework.control.driver.result import WorkResult
 from tilework.control.driver.state_registry import StateMove
 from tilework.control.watchdog import WatchdogConfig
-from tilework.core.actions import Action, DropComponents, LoadComponents, MoveState, RunWork, Stop
+from tilework.core.actions import Action, DropComponents, LoadComponents, MoveState, ReadComponents, RunWork, Stop
 from tilework.core.checkpoint import Checkpoint, CheckpointKeeper
 from tilework.core.events import ComponentsLoaded, Event
 from tilework.core.request import Request
@@ -143,6 +143,8 @@ class WorkDispatcher:
         """Send the messages of an action to devices. Actions without any are ignored."""
         if self._is_stopping and isinstance(action, RunWork):
             return
+        if isinstance(action, ReadComponents):
+            self._executor.read_ahead(action)
         for devices, message in self._core.perform(action):
             outgoing = self._outgoing(message)
             for device_id in devices:

@@ -27,6 +27,7 @@ from tilework.core.wire import (
     LoadedModel,
     LoadFailed,
     Quit,
+    ReadWeights,
     Report,
     Site,
     StopWork,
@@ -40,6 +41,7 @@ from tilework.worker.memory import Budget
 from tilework.worker.models.describe import described
 from tilework.worker.models.loras import WorkerLoras
 from tilework.worker.models.models import Models
+from tilework.worker.models.reader import read_ahead
 from tilework.worker.models.shared_weights import SharedWeights
 from tilework.worker.models.skeleton import leave_skeleton
 from tilework.worker.models.weights import Weights
@@ -69,6 +71,9 @@ def serve(connection: Connection, sources: Sequence[Source], site: Site) -> None
             link.send(_left_skeleton(source, site, start_ns))
             link.wait()
             return
+        if site.reads:
+            _read_for_others(link, site)
+            return
         models, loaded = _load(sources, site, start_ns)
         # A simulated device's memory is simulated by its family.
         budget = Budget(models.device, source.memory_bytes if isinstance(source, ModelSource) else None)
@@ -91,6 +96,13 @@ def _left_skeleton(source: Source, site: Site, start_ns: int) -> Loaded:
     weights = Weights(SharedWeights(Path(site.blobs) / WEIGHTS))
     model = leave_skeleton(source, weights, Path(site.skeleton))
     return Loaded((model,), time.monotonic_ns() - start_ns)
+
+
+def _read_for_others(link: _Link, site: Site) -> None:
+    """Read components ahead of need until the end."""
+    files = SharedWeights(Path(site.blobs) / WEIGHTS)
+    while isinstance(command := link.queue.get(), ReadWeights):
+        link.send(read_ahead(command, files))
 
 
 def _load(sources: Sequence[Source], site: Site, start_ns: int) -> tuple[Models, Loaded]:

@@ -17,6 +17,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from tilework.core.component import Component
+
 _log = logging.getLogger(__name__)
 _ALIGNMENT = 64  # Of torch's own memory. Kernels round differently where tensors begin elsewhere.
 _MADV_POPULATE_READ = 22  # Since Linux 5.14; Python has no name for it.
@@ -35,7 +37,7 @@ class NoRoom(OSError):
 
 
 class SharedWeights:
-    """Files in `directory`, each with the weights of a component, named by a hash of their content.
+    """Files in `directory`, each with the weights of a component, named by its digest.
 
     The first worker that loads a component writes its file; the others wait for it, map the file as well, and let their
     own copy go. The mapping is private: a worker that changed a weight would change it for itself. Workers that are
@@ -70,6 +72,32 @@ class SharedWeights:
         with _locked(self._directory / f"{name}.lock"):
             if not path.exists():
                 self._write(path, tensors)
+
+    def keep_if_possible(self, component: Component, weights: Sequence[Tensor], forgets: Sequence[str] = ()) -> bool:
+        """Write the file of a component, if need be in the place of the files `forgets` and those least lately needed.
+
+        False if that cannot be: it is read from the directory of its model each time then.
+        """
+        try:
+            try:
+                self.keep(component.digest, weights)
+            except NoRoom:
+                self.make_room(component.num_bytes, forgets)
+                self.keep(component.digest, weights)
+        except OSError as error:
+            _log.warning("the host keeps no copy of a component of %d bytes: %s", component.num_bytes, error)
+            return False
+        return True
+
+    @contextmanager
+    def reading(self, name: str) -> Iterator[None]:
+        """Read what the file will have, and keep it. Another process that reads the same is waited for."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        with _locked(self._directory / f"{name}.reading"):
+            yield
+
+    def has(self, name: str) -> bool:
+        return (self._directory / name).exists()
 
     def make_room(self, num_bytes: int, first: Sequence[str] = ()) -> None:
         """Remove files until they free this number of bytes: those of `first`, in this order, and then those that were

@@ -6,7 +6,6 @@ have room for them, and in the directory of their model. A module without its we
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -16,9 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from tilework.core.component import Component
-from tilework.worker.models.shared_weights import Form, NoRoom, SharedWeights, digest_of, weights_of
-
-_log = logging.getLogger(__name__)
+from tilework.worker.models.shared_weights import Form, SharedWeights, digest_of, weights_of
 
 Read = Callable[[], nn.Module]
 """Reads a component from the directory of its model."""
@@ -26,19 +23,18 @@ Read = Callable[[], nn.Module]
 
 @dataclass(frozen=True, slots=True)
 class KeptWeights:
-    """What is known of a module's weights without their memory: the component, its file, and what they are like."""
+    """What is known of a module's weights without their memory: the component, and what they are like."""
 
     component: Component
-    file: str
     forms: tuple[Form, ...]
 
     @staticmethod
     def of(module: nn.Module) -> KeptWeights:
         """Hash a module's weights. Components are equal if class, configuration and weights are."""
         weights = weights_of(module)
-        forms, file = tuple(Form.of(one) for one in weights), digest_of(weights)
-        digest = sha256(f"{type(module).__name__} {_configuration(module)} {file}".encode()).hexdigest()[:16]
-        return KeptWeights(Component(digest, sum(form.num_bytes for form in forms)), file, forms)
+        forms, content = tuple(Form.of(one) for one in weights), digest_of(weights)
+        digest = sha256(f"{type(module).__name__} {_configuration(module)} {content}".encode()).hexdigest()[:16]
+        return KeptWeights(Component(digest, sum(form.num_bytes for form in forms)), forms)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,10 +48,9 @@ class _Module:
 
 @dataclass(slots=True, eq=False)
 class _Known:
-    """A component, the file of its weights, and the modules that have it: one of each model with this component."""
+    """A component, and the modules that have it: one of each model with this component."""
 
     component: Component
-    file: str
     modules: list[_Module] = field(default_factory=list)
     is_here: bool = False
 
@@ -80,12 +75,12 @@ class Weights:
 
     def keep(self, kept: KeptWeights, weights: Sequence[Tensor]) -> None:
         """Keep weights on the host, if it has room."""
-        self._keep(_Known(kept.component, kept.file), weights)
+        self._files.keep_if_possible(kept.component, weights)
 
     def add_empty(self, module: nn.Module, kept: KeptWeights, read: Read) -> None:
         """Take over a module whose weights are known; those that it has are let go."""
         digest = kept.component.digest
-        known = self._known.setdefault(digest, _Known(kept.component, kept.file))
+        known = self._known.setdefault(digest, _Known(kept.component))
         added = _Module(weights_of(module), kept.forms, read)
         if known.is_here and known.modules:
             _share(known.modules[0], added)
@@ -112,7 +107,7 @@ class Weights:
         """
         try:
             for digest in filter(self._known.__contains__, digests):
-                self._load(self._known[digest], [self._known[one].file for one in forgets if one in self._known])
+                self._load(self._known[digest], forgets)
         except BaseException:
             self.drop(digests)
             raise
@@ -128,35 +123,24 @@ class Weights:
     def _load(self, known: _Known, forgets: Sequence[str]) -> None:
         first, *others = known.modules
         if not self._map(known, first):
-            weights = weights_of(first.read())
-            if not (self._keep(known, weights, forgets) and self._map(known, first)):
-                for mine, read, form in zip(first.weights, weights, first.forms, strict=True):
-                    mine.data = read.data.clone().to(form.device)
+            with self._files.reading(known.component.digest):
+                if not self._map(known, first):  # Nobody else was reading it.
+                    self._read(known, first, forgets)
         for other in others:
             _share(first, other)
         known.is_here = True
 
+    def _read(self, known: _Known, module: _Module, forgets: Sequence[str]) -> None:
+        weights = weights_of(module.read())
+        if not (self._files.keep_if_possible(known.component, weights, forgets) and self._map(known, module)):
+            for mine, read, form in zip(module.weights, weights, module.forms, strict=True):
+                mine.data = read.data.clone().to(form.device)
+
     def _map(self, known: _Known, module: _Module) -> bool:
         """Let the weights of a module lie in their file; returns whether it is there. Others may remove it any time."""
         try:
-            self._files.map(known.file, module.weights, module.forms)
+            self._files.map(known.component.digest, module.weights, module.forms)
         except FileNotFoundError:
-            return False
-        return True
-
-    def _keep(self, known: _Known, weights: Sequence[Tensor], forgets: Sequence[str] = ()) -> bool:
-        """Keep weights in their file, if need be in the place of the files `forgets` and of those least lately needed.
-
-        False if that cannot be: they are read from the directory of their model each time then.
-        """
-        try:
-            try:
-                self._files.keep(known.file, weights)
-            except NoRoom:
-                self._files.make_room(known.component.num_bytes, forgets)
-                self._files.keep(known.file, weights)
-        except OSError as error:
-            _log.warning("the host keeps no copy of a component of %d bytes: %s", known.component.num_bytes, error)
             return False
         return True
 
