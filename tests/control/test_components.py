@@ -152,10 +152,10 @@ def test_the_quickest_source_that_has_them_is_used() -> None:
         components.join(DeviceJoined(device_id, node, memory_bytes=6))
     assert source(0, 1) == "disk"
     assert source(1, 2) == "disk", "the other device is still loading"
-    components.loaded(ComponentsLoaded(1, 0, 2 * NS_PER_S))
+    components.on_report(ComponentsLoaded(1, 0, 2 * NS_PER_S))
     assert source(2, 3) == "peer"
     assert source(3, 4) == "disk", "it is on another node"
-    components.loaded(ComponentsLoaded(4, 3, 2 * NS_PER_S))
+    components.on_report(ComponentsLoaded(4, 3, 2 * NS_PER_S))
     components.lose(3)
     tracker.remove_device(3, set())
     components.join(DeviceJoined(3, 1, memory_bytes=6))
@@ -174,7 +174,7 @@ def host_of(host_bytes: int | None, device_bytes: int = 5) -> tuple[Tracker, Cal
         actions, loads_ns = components.prepare(start(stage, 0), 1)
         assert loads_ns.get(0, 0) == predicted_ns, "policies are told the time of the source that is used"
         for load in only(LoadComponents, tuple(actions)):
-            components.loaded(ComponentsLoaded(load.load_id, 0, predicted_ns))
+            components.on_report(ComponentsLoaded(load.load_id, 0, predicted_ns))
             return load.source.value
         return "none"
 
@@ -200,10 +200,10 @@ def test_a_host_keeps_what_is_to_be_loaded_from_it() -> None:
         components.join(DeviceJoined(device_id, 0, memory_bytes=5))
     for load_id, (device_id, stage) in enumerate(((0, ENCODE), (1, DIFFUSE)), 1):
         components.prepare(start(stage, device_id), load_id)
-        components.loaded(ComponentsLoaded(load_id, device_id, NS_PER_S))
+        components.on_report(ComponentsLoaded(load_id, device_id, NS_PER_S))
     components.prepare(start(ENCODE, 2), 3)
     components.prepare(start(DECODE, 0), 4)
-    components.loaded(ComponentsLoaded(4, 0, NS_PER_S))
+    components.on_report(ComponentsLoaded(4, 0, NS_PER_S))
     device = tracker.device(1)
     assert device is not None
     assert [tracker.sources.of(one, device) for one in (TEXT, DENOISER)] == [LoadSource.HOST, LoadSource.DISK]

@@ -24,7 +24,7 @@ from stages import DIFFUSE
 from tilework.core.cost_row import CostRow
 from tilework.core.model import ModelSource, SimulatedSource, Source
 from tilework.core.request import Shape
-from tilework.core.wire import Command, Ended, Forget, Report, Spec, StopWork
+from tilework.core.wire import Command, Ended, Forget, Report, Spec, StopWork, WeightsRead
 from tilework.pipelines.model_index import shipped_directory
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.executor import WorkerStartFailed
@@ -45,6 +45,10 @@ class Listener:
     joined: list[int] = field(default_factory=list)
     has_given_up: bool = False
     ready: list[int] = field(default_factory=list)
+    read: list[WeightsRead] = field(default_factory=list)
+
+    def on_read(self, read: WeightsRead) -> None:
+        self.read.append(read)
 
     def on_report(self, device_id: int, report: Report) -> None:
         self.reports.append(report)

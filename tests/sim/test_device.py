@@ -55,9 +55,9 @@ class GivenTimes:
         self.ran.append(work.job_ids)
         return self.durations_ns[work.work_id], work.num_steps, RunEnd.DONE
 
-    def load_ns(self, load: LoadComponents) -> int:
-        self.sources.append(load.source.value)
-        return load.num_bytes
+    def load_ns(self, num_bytes: int, source: LoadSource) -> int:
+        self.sources.append(source.value)
+        return num_bytes
 
 
 class Devices(Fleet):
@@ -451,3 +451,18 @@ def test_what_a_host_has_forgotten_is_read_from_the_disk() -> None:
     assert [load("b", 1), load("c", 1)] == ["disk", "host"]
     assert load("a", source=LoadSource.DISK, forgets="xc") == "disk"
     assert [load("b", 1), load("c", 1)] == ["host", "disk"], "what the load named went first, though it was used last"
+
+
+def test_a_load_waits_for_what_its_host_is_reading() -> None:
+    """The host has `a` at 50, which it begins to read at 0; of `b` it reads nothing."""
+    hosts = Hosts(lambda _: 0)
+    fleet = Devices(hosts=hosts)
+    hosts.reading[0] = frozenset("a"), 50
+    ends = []
+    for device_id, name in enumerate("ab"):
+        load = LoadComponents(device_id, device_id, stage_of(PIPELINE, DIFFUSE), (name,), 3, LoadSource.HOST)
+        fleet.change_components(load, device_id)
+        (begun,) = fleet.begin_next((device_id,), 10)
+        ends.append(begun.end_ns)
+    assert ends == [53, 13]
+    assert fleet.timing.sources == ["host", "disk"]

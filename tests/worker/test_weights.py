@@ -74,7 +74,7 @@ def test_the_configuration_belongs_to_the_content(tmp_path: Path) -> None:
     weights = Weights(SharedWeights(tmp_path))
     one, other = (weights.add(Configured(scale), never).digest for scale in (1, 2))
     assert one != other
-    assert len([path for path in tmp_path.iterdir() if not path.suffix]) == 1, "their weights lie in one file"
+    assert {path.name for path in tmp_path.iterdir() if not path.suffix} == {one, other}
 
 
 def test_equal_components_of_two_directories_are_one(tmp_path: Path) -> None:
@@ -128,18 +128,17 @@ def test_the_copy_that_was_needed_the_longest_ago_makes_room(tmp_path: Path, mon
     monkeypatch.setattr(shutil, "disk_usage", left)
     parts, weights = [Tied(seed) for seed in range(3)], Weights(files)
     digests = [weights.add(parts[seed], lambda seed=seed: Tied(seed)).digest for seed in range(2)]
-    names = {seed: weights._known[digest].file for seed, digest in enumerate(digests)}
-    for seed, name in names.items():
-        os.utime(tmp_path / name, (seed, seed))
+    for seed, digest in enumerate(digests):
+        os.utime(tmp_path / digest, (seed, seed))
     weights.load(digests[:1])  # Needed later than the other.
     weights.add(parts[2], never)
-    assert (tmp_path / names[0]).exists()
-    assert not (tmp_path / names[1]).exists()
+    assert (tmp_path / digests[0]).exists()
+    assert not (tmp_path / digests[1]).exists()
     weights.load(digests[1:])
     assert same(parts[1], bits(Tied(1)))
-    assert not (tmp_path / names[0]).exists(), "the other was just written"
+    assert not (tmp_path / digests[0]).exists(), "the other was just written"
     weights.load(digests[:1], ["unknown", digests[1]])
-    assert not (tmp_path / names[1]).exists(), "it was named, although the third was written before it"
+    assert not (tmp_path / digests[1]).exists(), "it was named, although the third was written before it"
 
 
 def test_a_load_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -148,7 +147,7 @@ def test_a_load_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
 
     first, second, weights = Tied(), Tied(1), Weights(SharedWeights(tmp_path))
     good, bad = weights.add(first, never), weights.add(second, broken)
-    (tmp_path / weights._known[bad.digest].file).unlink()
+    (tmp_path / bad.digest).unlink()
     with pytest.raises(OSError, match="gone"):
         weights.load([good.digest, bad.digest])
     assert not weights.has([good.digest])

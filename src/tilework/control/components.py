@@ -132,7 +132,7 @@ class Components:
         sources.begin_read(read.node, HostRead(wanted, read.forgets, end_ns))
         self._reads[read_id] = read.node
         self._next_id += 1
-        return (ReadComponents(read_id, read.node, _digests(wanted), size, _digests(read.forgets)),)
+        return (ReadComponents(read_id, read.node, read.stage, _digests(wanted), size, _digests(read.forgets)),)
 
     def _read(self, event: ComponentsRead) -> None:
         """The policy may have something to decide on the node of a read that has ended."""

@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilework.control.log import Header
-from tilework.core.actions import (
-    Action,
-    LoadComponents,
-)
+from tilework.core.actions import Action, LoadComponents, ReadComponents
 from tilework.core.request import Request, Status
 from tilework.core.work import Work
 
@@ -83,9 +80,18 @@ class PastLoad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PastRead:
+    """A read ahead of need that a host has done."""
+
+    read: ReadComponents
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """A whole run: works and loads in order of their ends, requests in order of arrival, changes of devices in order of
-    time.
+    """A whole run: works, loads and reads in order of their ends, requests in order of arrival, changes of devices in
+    order of time.
     """
 
     header: Header
@@ -95,6 +101,7 @@ class History:
     lost: tuple[LostWork, ...] = ()
     devices: tuple[PastDevice, ...] = ()
     loads: tuple[PastLoad, ...] = ()
+    reads: tuple[PastRead, ...] = ()
 
     @property
     def num_devices(self) -> int:

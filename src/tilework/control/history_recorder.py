@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from tilework.control.history import History, LostWork, PastDevice, PastLoad, PastRequest, PastWork
+from tilework.control.history import History, LostWork, PastDevice, PastLoad, PastRead, PastRequest, PastWork
 from tilework.control.log import BadLog, Header, read_log
 from tilework.core.actions import (
     Accept,
@@ -14,6 +14,7 @@ from tilework.core.actions import (
     Finish,
     LoadComponents,
     MoveState,
+    ReadComponents,
     Reject,
     RunWork,
     Stop,
@@ -21,6 +22,7 @@ from tilework.core.actions import (
 from tilework.core.events import (
     Broken,
     ComponentsLoaded,
+    ComponentsRead,
     DeviceJoined,
     DeviceLost,
     Event,
@@ -79,6 +81,8 @@ class HistoryRecorder:
         self._devices: list[PastDevice] = []
         self._loading: dict[int, LoadComponents] = {}
         self._loads: list[PastLoad] = []
+        self._reading: dict[int, tuple[int, ReadComponents]] = {}  # Since when, and what.
+        self._reads: list[PastRead] = []
 
     def add(self, event: Event, actions: Iterable[Action], now_ns: int) -> None:
         """Add one `handle` call.
@@ -102,6 +106,7 @@ class HistoryRecorder:
             lost=tuple(self._lost),
             devices=tuple(self._devices),
             loads=tuple(self._loads),
+            reads=tuple(self._reads),
         )
 
     def _on_event(self, event: Event) -> None:
@@ -128,10 +133,18 @@ class HistoryRecorder:
                 self._devices.append(PastDevice(at_ns=self._now_ns, device_id=device_id, node=node, is_up=True))
             case DeviceLost():
                 self._lose_device(event)
-            case ComponentsLoaded(load_id, device_id, run_ns):
-                load = self._loading.pop(load_id, None)
-                if load is not None and load.device_id == device_id:
-                    self._loads.append(PastLoad(load=load, start_ns=self._now_ns - run_ns, end_ns=self._now_ns))
+            case ComponentsLoaded() | ComponentsRead():
+                self._end_load(event)
+
+    def _end_load(self, event: ComponentsLoaded | ComponentsRead) -> None:
+        if isinstance(event, ComponentsRead):
+            start_ns, read = self._reading.pop(event.read_id)
+            self._reads.append(PastRead(read=read, start_ns=start_ns, end_ns=self._now_ns))
+            return
+        load = self._loading.pop(event.load_id, None)
+        if load is not None and load.device_id == event.device_id:
+            start_ns = self._now_ns - event.run_ns
+            self._loads.append(PastLoad(load=load, start_ns=start_ns, end_ns=self._now_ns))
 
     def _on_action(self, action: Action) -> None:
         match action:
@@ -148,6 +161,8 @@ class HistoryRecorder:
                 self._add_for_jobs(work.job_ids, action)
             case LoadComponents(load_id):
                 self._loading[load_id] = action
+            case ReadComponents(read_id):
+                self._reading[read_id] = self._now_ns, action
             case Stop(work_id):
                 self._add_for_jobs(self._begun[work_id].job_ids, action)
             case MoveState(job_id) | DropToBestEffort(job_id):

@@ -115,11 +115,13 @@ class DropComponents:
 class ReadComponents:
     """Let the host of a node read components, by digest, from the disk, while its devices do other things.
 
-    For want of room it forgets `forgets` first, in this order. Answered by `ComponentsRead`.
+    They are those of a stage that the node lacks. For want of room the host forgets `forgets` first, in this order.
+    Answered by `ComponentsRead`.
     """
 
     read_id: int
     node: int
+    stage: Stage
     components: tuple[str, ...]
     num_bytes: int
     forgets: tuple[str, ...] = ()

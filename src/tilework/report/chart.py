@@ -93,13 +93,17 @@ class Outage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartLoad:
-    """A device loaded the weights of a stage; `source` says from where, if that is known."""
+    """A device loaded the weights of a stage; `source` says from where, if that is known.
+
+    `is_read_ahead`: the host of its node read them from the disk, while the devices there did other things.
+    """
 
     device_id: int
     stage: str
     start_s: float
     end_s: float
     source: str = ""
+    is_read_ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -193,8 +193,9 @@ def _instants(chart: Chart, tracks: _Tracks) -> Iterable[_Event]:
     for load in chart.loads:
         start_us, end_us = tracks.us(load.start_s), tracks.us(load.end_s)
         args = {"source": load.source} if load.source else {}
-        slice_ = {"ph": "X", "name": f"loads {load.stage}", "ts": start_us, "dur": end_us - start_us, "args": args}
-        yield slice_ | tracks.of(load.device_id)
+        name = f"{'its host reads ahead' if load.is_read_ahead else 'loads'} {load.stage}"
+        slice_ = {"ph": "X", "name": name, "ts": start_us, "dur": end_us - start_us, "args": args}
+        yield slice_ | ({"pid": CLUSTER, "tid": 0} if load.is_read_ahead else tracks.of(load.device_id))
     for outage in chart.outages:
         track = tracks.of(outage.device_id) | {"s": "t"}
         yield _instant(f"device {outage.device_id} lost", tracks.us(outage.start_s), {"reason": outage.reason}) | track

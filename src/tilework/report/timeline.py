@@ -91,7 +91,10 @@ def _draw_devices(axes: Any, chart: Chart, layout: Layout) -> None:
     axes.add_collection(PolyCollection(late_edges(chart.works, layout), facecolors=BAD, linewidths=0, zorder=3))
     for load in chart.loads:
         row = layout.rows[load.device_id]
-        axes.fill_betweenx((row - BAR_HEIGHT / 2, row + BAR_HEIGHT / 2), load.start_s, load.end_s, **LOADING)
+        top, bottom = row - BAR_HEIGHT / 2, row + BAR_HEIGHT / 2
+        if load.is_read_ahead:  # Above its bars, since devices work meanwhile.
+            top, bottom = row - 0.5, top
+        axes.fill_betweenx((top, bottom), load.start_s, load.end_s, **LOADING)
     for outage in chart.outages:
         row = layout.rows[outage.device_id]
         axes.fill_betweenx((row - 0.5, row + 0.5), outage.start_s, outage.end_s, **AWAY)
@@ -160,6 +163,8 @@ def _draw_legend(figure: Any, chart: Chart, ended: Sequence[ChartRequest]) -> No
         handles.append(Patch(**AWAY, label="device lost"))
     if chart.loads:
         handles.append(Patch(**LOADING, label="loads weights"))
+    if any(load.is_read_ahead for load in chart.loads):
+        handles.append(Line2D([], [], color="none", label="above a device: its host reads ahead"))
     marks = dict.fromkeys(_mark(request) for request in ended)
     handles += [Line2D([], [], marker=m, color=ink, linestyle="", label=text) for m, ink, text in sorted(marks)]
     slacks_s = [request.slack_s for request in ended if request.slack_s is not None]

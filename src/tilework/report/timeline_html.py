@@ -10,7 +10,7 @@ from string import Template
 from typing import Any
 
 from tilework.formats.json_lines import RequestId
-from tilework.report.chart import Chart, ChartRequest, ChartWork, busy_shares
+from tilework.report.chart import Chart, ChartLoad, ChartRequest, ChartWork, busy_shares
 from tilework.report.palette import Rgb, class_hues, darker, ink_on, request_colours
 from tilework.report.tables import percentile
 
@@ -69,11 +69,18 @@ def _document(chart: Chart, title: str) -> dict[str, Any]:
                 "device_id": load.device_id,
                 "start": _rounded(load.start_s),
                 "end": _rounded(load.end_s),
-                "text": f"loads the weights of {load.stage}" + (f" from {load.source}" if load.source else ""),
+                "text": _load_text(load),
+                "ahead": load.is_read_ahead,
             }
             for load in chart.loads
         ],
     }
+
+
+def _load_text(load: ChartLoad) -> str:
+    if load.is_read_ahead:
+        return f"does not wait: its host reads the weights of {load.stage} ahead of need"
+    return f"loads the weights of {load.stage}" + (f" from {load.source}" if load.source else "")
 
 
 def _summary(chart: Chart, shares: list[float], num_devices: int) -> str:

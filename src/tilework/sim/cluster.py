@@ -74,6 +74,7 @@ class Cluster:
         self.fleet = Fleet(timing, costs.components, self._hosts)
         self.runs: list[Run] = []
         self.loads: list[LoadRun] = []
+        self.num_reads_ahead = 0
         self.num_refused = 0  # Members refused for a missing state although no earlier work failed.
         self._workers = Workers(
             clock,
@@ -172,7 +173,13 @@ class Cluster:
         self._hosts.reading[read.node] = frozenset(read.components), end_ns
         self._clock.at(end_ns, self._workers.unless_restarted(partial(self._end_read, read)), is_device_event=True)
 
+    @property
+    def num_reads(self) -> int:
+        """Loads from the disk and reads ahead of need, so far."""
+        return self.num_reads_ahead + sum(load.source is LoadSource.DISK for load in self.loads)
+
     def _end_read(self, read: ReadComponents) -> None:
+        self.num_reads_ahead += 1
         del self._hosts.reading[read.node]
         by_digest = {component.digest: component for component in self._costs.all_components}
         is_kept = not self._injector.injects("read")

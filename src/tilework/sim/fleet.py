@@ -212,9 +212,10 @@ class Fleet:
                 return None
             else:
                 device.queue.popleft()
-                load_ns = self._timing.load_ns(change.num_bytes, self._source(change))
+                source = self._source(change)
+                load_ns = self._timing.load_ns(change.num_bytes, source)
                 ready_ns = max(now_ns, self._hosts.ready_ns(change))
-                device.load = LoadRun(load=change, start_ns=now_ns, end_ns=ready_ns + load_ns)
+                device.load = LoadRun(load=change, source=source, start_ns=now_ns, end_ns=ready_ns + load_ns)
                 return device.load
         return None
 

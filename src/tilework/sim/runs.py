@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from tilework.core.actions import LoadComponents
+from tilework.core.component import LoadSource
 from tilework.core.work import Group, Work
 
 
@@ -60,9 +61,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LoadRun:
-    """Components that a device is loading, or has loaded, until `end_ns`."""
+    """Components that a device is loading, or has loaded, from `source`, until `end_ns`."""
 
     load: LoadComponents
+    source: LoadSource
     start_ns: int
     end_ns: int
 

@@ -144,7 +144,8 @@ class Simulation:
             raise RequestLost(f"no event is left, and {', '.join(lost)} never ended")
         endings = tuple(self._endings[request.uid] for request in requests)
         runs, loads = tuple(self.cluster.runs), tuple(self.cluster.loads)
-        return Trace(runs=runs, endings=endings, num_events=self._num_events, loads=loads)
+        num_reads = self.cluster.num_reads
+        return Trace(runs=runs, endings=endings, num_events=self._num_events, loads=loads, num_reads=num_reads)
 
     def _tell_future(self) -> None:
         """Tell a policy that needs to know which requests will come."""

@@ -37,9 +37,13 @@ class Ending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """The runs and loads of a simulation in order of their ends, and the endings in order of the requests given."""
+    """The runs and loads of a simulation in order of their ends, and the endings in order of the requests given.
+
+    `num_reads` counts what devices and hosts have read from the disk, one per load or read ahead.
+    """
 
     runs: tuple[Run, ...]
     endings: tuple[Ending, ...]
     num_events: int
     loads: tuple[LoadRun, ...] = ()
+    num_reads: int = 0

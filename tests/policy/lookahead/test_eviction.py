@@ -178,11 +178,10 @@ def test_a_start_that_loads_nothing_stays_as_it_is() -> None:
 def test_a_node_does_one_load_ahead_at_a_time() -> None:
     view = View([(A,), ()], (A,))
     devices, now = view.devices, eviction(view, rates(*(wanted(1, 5.0 * index) for index in range(40))), 200.0)
-    preload = Preloading().best(now, devices, devices[1:])
-    assert preload is not None
+    (preload,) = Preloading().best(now, devices, devices[1:])
     assert (preload.device_id, COSTS.components(preload.stage)) == (1, (A,))
     devices[0].is_loading = True
-    assert Preloading().best(now, devices, devices[1:]) is None
+    assert not Preloading().best(now, devices, devices[1:])
 
 
 def test_a_popular_checkpoint_outlasts_one_that_was_used_after_it() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tilework.cli.console import UserError, user_errors
 from tilework.control.decisions import describe_all, steps_of
-from tilework.control.history import History, LostWork, PastLoad, PastRequest, PastWork
+from tilework.control.history import History, LostWork, PastLoad, PastRead, PastRequest, PastWork
 from tilework.core.request import Request, Status
 from tilework.core.time import s_from_ns
 from tilework.formats.json_lines import RequestId
@@ -40,13 +40,14 @@ def chart_of_history(history: History, ids: Mapping[str, RequestId] | None = Non
     names = {past.request.uid: past.request.uid if ids is None else ids[past.request.uid] for past in history.requests}
     jobs = {past.job_id: past.request for past in history.requests if past.job_id is not None}
     ended: list[PastWork | LostWork] = [*history.works, *history.lost]
+    nodes = {change.device_id: change.node for change in history.devices}
     works = [_work(past, jobs, names) for past in ended if past.end_ns > past.start_ns]
     return Chart(
         works=tuple(sorted(works, key=lambda work: (work.start_s, work.work))),
         requests=by_arrival(_request(past, names[past.request.uid]) for past in history.requests),
         outages=_outages(history),
-        loads=tuple(_load(past) for past in history.loads),
-        nodes={change.device_id: change.node for change in history.devices},
+        loads=(*map(_load, history.loads), *(_read(past, nodes) for past in history.reads)),
+        nodes=nodes,
     )
 
 
@@ -97,6 +98,17 @@ def _load(past: PastLoad) -> ChartLoad:
         start_s=s_from_ns(past.start_ns),
         end_s=s_from_ns(past.end_ns),
         source=past.load.source.value,
+    )
+
+
+def _read(past: PastRead, nodes: Mapping[int, int]) -> ChartLoad:
+    """At the first device of its node."""
+    return ChartLoad(
+        device_id=min(device_id for device_id, node in nodes.items() if node == past.read.node),
+        stage=past.read.stage.name,
+        start_s=s_from_ns(past.start_ns),
+        end_s=s_from_ns(past.end_ns),
+        is_read_ahead=True,
     )
 
 
