@@ -81,9 +81,16 @@ def run_all(seeds: range, policy: str | None = None) -> list[ScenarioResult]:
 def test_all_seeds_keep_the_invariants() -> None:
     results = run_all(SEEDS)
     happened = {name for result in results for name, count in result.fault_counts.items() if count}
-    assert happened == FAULTS.keys(), "each fault happens in some scenario"
+    assert happened == FAULTS.keys() - {"read"}, "each fault happens in some scenario"
     endings = {status for result in results for status in result.endings}
     assert endings == {"done", "failed", "cancelled", "expired", "rejected"}
+
+
+def test_reads_ahead_of_need_fail() -> None:
+    """Few scenarios have any: devices and hosts must be small, and the policy must look ahead."""
+    results = list(run_seeds((21, 24, 32, 58, 61), "tilework", parse_faults(["read=0.5"]), 1))
+    assert not [result.violation for result in results if result.violation]
+    assert any(result.fault_counts["read"] for result in results)
 
 
 def test_the_seeds_of_the_hour_keep_the_invariants() -> None:

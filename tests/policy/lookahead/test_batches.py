@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -26,10 +28,11 @@ from tilework.control.controller import ControllerConfig
 from tilework.core.graph.stage import Stage
 from tilework.core.interfaces import Block, Demand
 from tilework.core.request import Request, Status
-from tilework.core.time import NS_PER_MS
+from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.cost.table_costs import TableCosts
 from tilework.policy.lookahead.batch import Batch, Member
 from tilework.policy.lookahead.forecast import Claim, JobForecast
+from tilework.policy.lookahead.node_jobs import NodeJobs
 from tilework.policy.lookahead.policy import LookaheadPolicy
 from tilework.policy.toolkit.demand import Speed
 from tilework.sim.config import SimConfig
@@ -321,3 +324,24 @@ def test_tables_without_batches_are_served_as_if_there_were_none() -> None:
     costs.work_ns = counted  # type: ignore[method-assign]
     planned(LookaheadPolicy(), flux_requests(40, 600.0, 1.5, 1), 8, costs)
     assert 0 < sum(number > 1 for number in asked) <= 4
+
+
+def test_a_job_that_was_left_out_of_a_work_is_not_on_its_device() -> None:
+    """Its state was lost there. The others run on; it has begun on another device, where its next stage follows."""
+    left_out, stays, on_other = (
+        SimpleNamespace(job_ids=(0, 1)),
+        SimpleNamespace(job_ids=(1,)),
+        SimpleNamespace(job_ids=(0,)),
+    )
+    jobs: dict[int, Any] = {
+        0: SimpleNamespace(job_id=0, works=[on_other]),
+        1: SimpleNamespace(job_id=1, works=[left_out, stays]),
+    }
+    devices: list[Any] = [
+        SimpleNamespace(device_id=0, works=[left_out, stays], is_loading=False, free_ns=5),
+        SimpleNamespace(device_id=1, works=[on_other], is_loading=False, free_ns=5),
+    ]
+    node = NodeJobs(devices, 0, NS_PER_S, lambda *_: inf, jobs=jobs)
+    assert [[job.job_id for job in node.jobs_on(device)] for device in devices] == [[1], [0]]
+    del jobs[1]
+    assert len(list(node.pinned())) == 1, "no job of this plan is on the first"

@@ -173,11 +173,20 @@ class NodeJobs:
         ]
         return [(job, forecast) for job, forecast in pairs if not job.works or job.may_stop]
 
+    def jobs_on(self, device: DeviceView) -> list[JobView]:
+        """The jobs that works of a device belong to, in order. A job that was left out of a work may run elsewhere."""
+        found = {
+            job_id: job
+            for work in device.works
+            for job_id in work.job_ids
+            if (job := self.jobs.get(job_id)) is not None and work in job.works
+        }
+        return list(found.values())
+
     def pinned(self) -> Iterator[JobForecast]:
         """Forecasts for devices that run no job of this plan: they stay as they are."""
         for device in self.devices:
-            is_ours = any(job_id in self.jobs for work in device.works for job_id in work.job_ids)
-            if not is_ours and not is_idle(device):
+            if not self.jobs_on(device) and not is_idle(device):
                 yield self.busy(device)
 
     def busy(self, device: DeviceView) -> JobForecast:

@@ -67,8 +67,7 @@ class StepSharing:
         for device in node.devices:
             if _serves_one(device):
                 continue
-            committed = dict.fromkeys([job_id for work in device.works for job_id in work.job_ids])
-            here = [node.jobs[job_id] for job_id in committed if job_id in by_id]
+            here = [job for job in node.jobs_on(device) if job.job_id in by_id]
             if not _is_shared(device, here, by_id):
                 continue
             staying = [job for job in here if not job.is_stopping]

@@ -124,7 +124,7 @@ class Weights:
         first, *others = known.modules
         if not self._map(known, first):
             with self._files.reading(known.component.digest):
-                if not self._map(known, first):  # Nobody else was reading it.
+                if not self._map(known, first):  # No other process was reading it.
                     self._read(known, first, forgets)
         for other in others:
             _share(first, other)
