@@ -22,6 +22,7 @@ _TEXTS = ("pipeline", "stage", "link")
 _COUNTS = ("height", "width", "frames", "degree")
 _OPTIONAL_COUNTS = (
     ("peak_bytes", 0, "a whole number of bytes"),
+    ("activation_bytes", 0, "a whole number of bytes"),
     ("state_bytes", 0, "a whole number of bytes"),
     ("num_runs", 1, "a whole number of at least 1"),
 )
