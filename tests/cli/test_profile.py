@@ -212,7 +212,7 @@ def test_shipped_tables_go_by_name(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("measurers")
 def test_errors_about_tables_are_reported(mistake: Callable[..., str], tmp_path: Path) -> None:
     database = tmp_path / "cache" / "tilework" / "costs.sqlite"
-    remedy = f"was measured in {database}; run tilework profile, or name a table: flux1_l20, "
+    remedy = f"was measured in {database}; run tilework profile, or name a table: cogvideox15_l20, "
     assert mistake("cost", "show").startswith(f"nothing {remedy}")
     assert mistake("cost", "export", tmp_path / "out.json", "--model", "sd3").startswith(f"nothing of 'sd3' {remedy}")
     assert mistake("cost", "show", "flux1_l20", "--model", "sd3") == "give a table or --model, not both"

@@ -68,7 +68,8 @@ def test_a_saved_profile_is_read_back_unchanged(store: Profiles) -> None:
     assert store.latest(KEY) is None
     assert store.entries() == ()
     assert not store.path.parent.exists(), "reading creates no file"
-    full = row(0.5, frames=5, degree=2, batch=3, link="pcie", p99_seconds=0.6, peak_bytes=1 << 40, num_runs=20)
+    sizes = {"peak_bytes": 1 << 40, "activation_bytes": 1 << 39, "state_bytes": 1 << 20}
+    full = row(0.5, frames=5, degree=2, batch=3, link="pcie", p99_seconds=0.6, num_runs=20, **sizes)
     mixed = CostRow.of((Shape(64, 64), Shape(64, 96, 5)), pipeline=PIPELINE, stage=DIFFUSE, seconds=0.75)
     saved = profile(full, mixed, row(0.25), origin=ProfileOrigin.PROFILE, at=1_700_000_000_123_456_789)
     store.save(saved)
@@ -208,7 +209,7 @@ def test_a_file_of_another_schema_is_moved_aside(
     sqlite(store.path, f"PRAGMA user_version = {schema}")
     assert store.latest(KEY) is None
     assert asides(store.path) == ["costs.sqlite.aside-1"]
-    assert f"its schema is {schema}, and this version reads 4" in caplog.text
+    assert f"its schema is {schema}, and this version reads 5" in caplog.text
 
 
 def test_another_programs_database_is_left_alone(store: Profiles) -> None:
@@ -236,13 +237,13 @@ def test_a_path_where_no_file_can_be_created_is_named(tmp_path: Path, place: str
 def test_the_rows_of_several_groups_become_one_row_per_key() -> None:
     merged = merge_rows(
         (
-            row(1.0, p99_seconds=4.0, peak_bytes=10, num_runs=5),
+            row(1.0, p99_seconds=4.0, peak_bytes=10, activation_bytes=4, num_runs=5),
             row(7.0, degree=2),
-            row(2.0, p99_seconds=3.0, peak_bytes=30, num_runs=3),
+            row(2.0, p99_seconds=3.0, peak_bytes=30, activation_bytes=3, num_runs=3),
             row(3.0),
         )
     )
-    assert merged == (row(2.0, p99_seconds=4.0, peak_bytes=30, num_runs=3), row(7.0, degree=2))
+    assert merged == (row(2.0, p99_seconds=4.0, peak_bytes=30, activation_bytes=4, num_runs=3), row(7.0, degree=2))
 
 
 def test_merging_keeps_the_p99_at_or_above_the_median() -> None:

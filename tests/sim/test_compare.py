@@ -229,6 +229,16 @@ def test_overall_is_the_mean_over_cells_with_deadlines_and_names_the_worst() -> 
     assert (first.slowdown, second.slowdown, second.num_best) == (pytest.approx(1.5), 1.0, 2)
     assert second.by_section == {"deadlines": pytest.approx(0.7)}
     assert bound_overall([easy, hard, slow]) is None
+    assert first.of_bound is None
+
+
+def test_the_overall_share_of_the_bound_is_over_the_cells_that_have_one() -> None:
+    cells = grid()
+    bounded = summary({"a": [40]}, bounds=[80.0], cell=cells[0])
+    batched = summary({"a": [90]}, cell=cells[1])
+    (overall,) = overall_of([bounded, batched])
+    assert overall.of_bound is not None
+    assert overall.of_bound.mean == pytest.approx(0.5)
 
 
 # Cells.

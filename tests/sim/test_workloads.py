@@ -16,7 +16,7 @@ from tilework.core.time import s_from_ns
 from tilework.cost.degrees import latency_ns, useful_degrees
 from tilework.formats.json_lines import BadLine
 from tilework.formats.workload import WorkloadRequest, read_workload, write_workload
-from tilework.sim.workloads.family import RatedFamily, costs_of, diurnal, stream, table_of
+from tilework.sim.workloads.family import RatedFamily, costs_of, diurnal, stream
 from tilework.sim.workloads.load import device_seconds
 from tilework.sim.workloads.parameters import BadParameter
 from tilework.sim.workloads.registry import (
@@ -95,7 +95,7 @@ def test_requests_of_overlapping_cycles_are_in_order() -> None:
 
 
 def test_each_purpose_has_its_own_stream() -> None:
-    purposes = ("arrivals", "items", "deadlines", "unreachable", "blocks")
+    purposes = ("arrivals", "items", "deadlines", "unreachable")
     assert len({stream(1, purpose).random() for purpose in purposes}) == len(purposes)
 
 
@@ -242,51 +242,6 @@ def test_ddit_has_its_mixes_of_51_frames_and_30_steps_without_deadlines() -> Non
 
 def test_ddit_burst_arrives_at_once() -> None:
     assert set(arrivals(made("ddit", arrivals="at_once"))) == {0.0}
-
-
-@pytest.mark.parametrize("name", ["tridentserve-flux", "tridentserve-hunyuanvideo"])
-def test_tridentserve_has_half_an_hour_at_its_rate_and_the_slos_of_its_tables(name: str) -> None:
-    requests = made(name)
-    assert {round(gap, 5) for gap in gaps(requests)[1:]} <= {0.66666, 0.66667, 2.0}
-    assert requests[-1].arrival_s == pytest.approx(1800, abs=2.1)
-    slos_s = table_of(family(name).table).slo_s
-    assert all(request.slo_s == pytest.approx(slos_s[str(request.shape)], abs=1e-3) for request in requests)
-
-
-def test_tridentserve_grows_from_light_to_heavy() -> None:
-    costs = costs_of("flux1_l20")
-    loads = [sum(device_seconds(made("tridentserve-flux", load=load), costs)) for load in ("light", "medium", "heavy")]
-    assert loads[0] < loads[1] / 1.5
-    assert loads[1] < loads[2] / 1.5
-    heavy = Counter(request.height for request in made("tridentserve-flux", load="heavy"))
-    assert max(heavy.values()) - min(heavy.values()) <= 1
-
-
-def test_tridentserve_dynamic_changes_its_sizes_block_by_block() -> None:
-    requests = made("tridentserve-flux", load="dynamic")
-    assert arrivals(requests) == arrivals(made("tridentserve-flux"))
-    blocks = [requests[300 * index : 300 * (index + 1)] for index in range(9)]
-    small = sorted(sum(request.height <= 256 for request in block) for block in blocks)
-    assert small[0] == small[2] < small[3] == small[5] < small[6] == small[8]
-
-
-def test_tridentserve_diurnal_goes_through_one_day() -> None:
-    requests = made("tridentserve-flux", load="diurnal")
-    quarters = Counter(int(at_s // 450) for at_s in arrivals(requests))
-    assert quarters[1] == pytest.approx(quarters[2], rel=0.02)
-    assert quarters[1] / 2700 == pytest.approx(0.25 + 0.3 / math.pi, rel=0.02)
-    assert requests[-1].arrival_s < 1800
-    assert items(requests) == items(made("tridentserve-flux"))
-
-
-def test_tridentserve_takes_sizes_and_steps_from_a_trace(tmp_path: Path) -> None:
-    trace = trace_file(tmp_path / "t.csv", [1.0] * 4, row="1024,1024,1,28")
-    requests = made("tridentserve-flux", load="trace", trace=trace, num_requests=5)
-    assert set(items(requests)) == {("flux.1", Shape(1024, 1024), 28)}
-    assert slos(requests) == pytest.approx([2.5 * (28 * 0.553198 + 0.45)] * 5, abs=1e-3)
-    assert gaps(requests) == pytest.approx([0.0, *[1 / 1.5] * 4], abs=1e-5)
-    with pytest.raises(BadParameter, match="load is 'trace'; name the file as trace, too"):
-        made("tridentserve-flux", load="trace")
 
 
 @pytest.mark.parametrize("model", ["sd3", "sdxl"])

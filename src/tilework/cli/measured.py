@@ -128,6 +128,7 @@ def row_json(row: CostRow, scaling: Scaling) -> dict[str, Any]:
         "p99_seconds": row.p99_seconds,
         "num_runs": row.num_runs,
         "peak_bytes": row.peak_bytes,
+        "activation_bytes": row.activation_bytes,
         "state_bytes": row.state_bytes,
         "speedup": scaling.speedup(row),
         "efficiency": scaling.efficiency(row),

@@ -17,7 +17,9 @@ class CostRow:
     """One line of a cost table: seconds per step (stages with steps) or per request (others).
 
     `seconds` is the median of `num_runs` runs. With fewer than 100 runs `p99_seconds` is the longest of them.
-    `state_bytes` is what must be moved of a request after this stage, or between two of its steps.
+    `peak_bytes` is the most memory that was in use on one device, weights included; `activation_bytes` is what the work
+    needs there beyond the weights of its stage. `state_bytes` is what must be moved of a request after this stage, or
+    between two of its steps.
 
     `batch` is how many outputs of this shape are made together. For a mixed batch it holds the shapes of all, by
     pixels; height, width and frames are then those of the last one. `CostRow.of` makes rows of any batch.
@@ -34,6 +36,7 @@ class CostRow:
     seconds: float
     p99_seconds: float | None = None
     peak_bytes: int | None = None
+    activation_bytes: int | None = None
     state_bytes: int | None = None
     num_runs: int | None = None
 

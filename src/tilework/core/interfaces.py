@@ -233,6 +233,9 @@ class CostModel(Protocol):
     def work_ns(self, stage: Stage, requests: Sequence[Request], degree: int, num_steps: int = 1) -> int:
         """Device time of a work, without the gap between two works. Raises UnknownCost."""
 
+    def activation_bytes(self, stage: Stage, requests: Sequence[Request], degree: int) -> int:
+        """What a work needs on each of its `degree` devices beyond the weights of its stage; 0 if that is not known."""
+
     def degrees(self, stage: Stage) -> tuple[int, ...]:
         """The degrees at which the stage was profiled, ascending; (1,) for a stage that costs nothing."""
 

@@ -15,7 +15,7 @@ from tilework.core.request import Shape
 from tilework.cost.batch_latency import BatchLatencyModel
 from tilework.cost.rows import ShapeKey, batch_key
 
-_Points = Sequence[tuple[int, float]]
+Points = Sequence[tuple[int, float]]
 """Sorted by the first number, which is pixels or a number of requests."""
 
 _MIN_RUNS = 3
@@ -39,9 +39,9 @@ class Prices:
 
     def __init__(self, rows: Sequence[CostRow], batch_model: BatchLatencyModel | None = None) -> None:
         self._batch_model = batch_model
-        self._alone = _means((row.shape.pixels, row.seconds) for row in rows if row.batch == 1)
+        self._alone = means((row.shape.pixels, row.seconds) for row in rows if row.batch == 1)
         self._known = {row.shape.pixels for row in rows if row.batch == 1 and (row.num_runs or _MIN_RUNS) >= _MIN_RUNS}
-        self._together = dict(_means((batch_key(row.shapes), row.seconds) for row in rows if row.batch != 1))
+        self._together = dict(means((batch_key(row.shapes), row.seconds) for row in rows if row.batch != 1))
         self._savings = self._measured_savings(rows) if self._alone else []
         self._terms: dict[tuple[ShapeKey, int], tuple[float, float]] = {}
         self._mixing = self._measured_mixing() if self._alone else (0.0, 0.0)
@@ -62,7 +62,7 @@ class Prices:
     def seconds(self, shapes: Sequence[Shape]) -> float | None:
         """The time of a single output or of a batch; None if neither it nor single outputs were measured."""
         if len(shapes) == 1:
-            return _extended(self._alone, shapes[0].pixels) if self._alone else None
+            return extended(self._alone, shapes[0].pixels) if self._alone else None
         batch = batch_key(shapes)
         measured = self._together.get(batch)
         if measured is not None or not self._alone:
@@ -95,8 +95,8 @@ class Prices:
             self._terms.clear()
         height, width, frames = shape
         pixels = height * width * frames
-        savings = [(number, _between(points, pixels)) for number, points in self._savings]
-        terms = _extended(self._alone, pixels), _between(savings, size) if savings else 0.0
+        savings = [(number, between(points, pixels)) for number, points in self._savings]
+        terms = extended(self._alone, pixels), between(savings, size) if savings else 0.0
         self._terms[shape, size] = terms
         return terms
 
@@ -109,18 +109,19 @@ class Prices:
                 beyond.append((1 / seconds, one_by_one / seconds, 1 - together / seconds))
         return _fitted(beyond)
 
-    def _measured_savings(self, rows: Sequence[CostRow]) -> list[tuple[int, _Points]]:
+    def _measured_savings(self, rows: Sequence[CostRow]) -> list[tuple[int, Points]]:
         """The time that each request beyond the first saves, by batch size and number of pixels."""
         found: dict[int, list[tuple[int, float]]] = {}
         for row in rows:
             if isinstance(row.batch, int) and row.batch > 1:
                 pixels = row.shape.pixels
-                saved = row.batch * _extended(self._alone, pixels) - row.seconds
+                saved = row.batch * extended(self._alone, pixels) - row.seconds
                 found.setdefault(row.batch, []).append((pixels, saved / (row.batch - 1)))
-        return [(size, _means(points)) for size, points in sorted(found.items())]
+        return [(size, means(points)) for size, points in sorted(found.items())]
 
 
-def _means(pairs: Iterable[tuple[_Key, float]]) -> list[tuple[_Key, float]]:
+def means(pairs: Iterable[tuple[_Key, float]]) -> list[tuple[_Key, float]]:
+    """The mean value of each key, ascending by key."""
     gathered: dict[_Key, list[float]] = {}
     for key, value in pairs:
         gathered.setdefault(key, []).append(value)
@@ -144,7 +145,7 @@ def _fitted(points: Sequence[tuple[float, float, float]]) -> tuple[float, float]
     return 0.0, yz / yy if points else 0.0
 
 
-def _between(points: _Points, at: float) -> float:
+def between(points: Points, at: float) -> float:
     """The value at `at`: linear between two points, constant beyond them."""
     index = bisect_left(points, (at, 0.0))
     if index == 0 or index == len(points):
@@ -153,8 +154,8 @@ def _between(points: _Points, at: float) -> float:
     return y0 + (y1 - y0) * (at - x0) / (x1 - x0)
 
 
-def _extended(points: _Points, pixels: float) -> float:
-    """The time for `pixels`: linear between two points and beyond them, but not below half the nearest value."""
+def extended(points: Points, pixels: float) -> float:
+    """The value for `pixels`: linear between two points and beyond them, but not below half the nearest value."""
     if len(points) == 1:
         return points[0][1] * pixels / points[0][0]
     index = min(max(bisect_left(points, (pixels, 0.0)), 1), len(points) - 1)

@@ -14,7 +14,7 @@ from tilework.cost.batch_latency import BatchLatencyModel
 from tilework.cost.profile import Profile, ProfileKey, ProfileOrigin
 
 APPLICATION_ID = 0x74696C65  # "tile": marks the file as a profile database.
-SCHEMA = 4
+SCHEMA = 5
 
 _KEY_COLUMNS = tuple(column.name for column in fields(ProfileKey))
 _ROW_COLUMNS = tuple(column.name for column in fields(CostRow))
@@ -31,7 +31,8 @@ CREATE TABLE rows (
     pipeline TEXT NOT NULL, stage TEXT NOT NULL,
     height INTEGER NOT NULL, width INTEGER NOT NULL, frames INTEGER NOT NULL,
     degree INTEGER NOT NULL, batch NOT NULL, link TEXT NOT NULL,
-    seconds REAL NOT NULL, p99_seconds REAL, peak_bytes INTEGER, state_bytes INTEGER, num_runs INTEGER
+    seconds REAL NOT NULL, p99_seconds REAL,
+    peak_bytes INTEGER, activation_bytes INTEGER, state_bytes INTEGER, num_runs INTEGER
 )"""
 
 

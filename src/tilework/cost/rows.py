@@ -36,7 +36,7 @@ def batch_key(shapes: Iterable[Shape]) -> tuple[ShapeKey, ...]:
 def merge_rows(rows: Iterable[CostRow]) -> tuple[CostRow, ...]:
     """One row per key, in the order in which the keys first appear, from the rows that several groups measured.
 
-    Medians are averaged, since a work may run on any of the groups. Of p99 and peak bytes the largest is kept, of the
+    Medians are averaged, since a work may run on any of the groups. Of p99 and of bytes the largest is kept, of the
     numbers of runs the smallest.
     """
     gathered: dict[RowKey, list[CostRow]] = {}
@@ -67,6 +67,7 @@ def _merge(rows: list[CostRow]) -> CostRow:
         seconds=seconds,
         p99_seconds=max(*p99s, seconds) if p99s else None,  # The mean may be rounded up beyond it.
         peak_bytes=max(_known(row.peak_bytes for row in rows), default=None),
+        activation_bytes=max(_known(row.activation_bytes for row in rows), default=None),
         state_bytes=max(_known(row.state_bytes for row in rows), default=None),
         num_runs=min(_known(row.num_runs for row in rows), default=None),
     )

@@ -13,6 +13,7 @@ from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.lora import Lora
 from tilework.cost.batch_latency import BatchLatencyModel
 from tilework.cost.loading import Link
+from tilework.cost.mixes import Mixes
 
 T = TypeVar("T")
 
@@ -38,7 +39,7 @@ class CostTable:
     pipeline, what its requests may use, by name. A device has
     `memory_bytes` for them (None: no limit), and loads them at `load_bytes_per_s`. The host of a node keeps
     `host_bytes` of those that were read last (None: all). `links` connect devices of one node ("device") and of two
-    nodes ("node").
+    nodes ("node"). `mixes` are what the requests of the evaluation ask for.
     """
 
     hardware: str
@@ -55,6 +56,7 @@ class CostTable:
     host_bytes: int | None = None
     load_bytes_per_s: Mapping[LoadSource, float] = field(default_factory=dict)
     links: Mapping[str, Link] = field(default_factory=dict)
+    mixes: Mixes = field(default_factory=Mixes)
 
     @property
     def all_components(self) -> tuple[Component, ...]:
@@ -81,7 +83,7 @@ class CostTable:
 def merged(tables: Sequence[CostTable]) -> CostTable:
     """One table of the pipelines of all `tables`, which are of one hardware: for serving them side by side.
 
-    `steps` is kept if all agree on it. Sizes keep their SLOs.
+    `steps` is kept if all agree on it. Sizes keep their SLOs. Mixes are left out: each is of one pipeline.
 
     Raises:
         BadCostTable: they are of different hardware, or two have the same pipeline or an SLO for the same size.

@@ -13,6 +13,7 @@ from tilework.core.lora import slowdown
 from tilework.core.preview import preview_shape
 from tilework.core.request import Request, Shape
 from tilework.core.work import Work
+from tilework.cost.activations import Activations
 from tilework.cost.corrections import CorrectionKey, Corrections
 from tilework.cost.loading import LoadTimes, MoveTimes
 from tilework.cost.memory import MemoryLimits
@@ -57,6 +58,7 @@ class TableCosts:
             for stage in table.graph(pipeline).stages
         }
         self._tabled = TabledTimes(table)
+        self._activations = Activations(table.rows)
 
     def serve(self, part: CostTable) -> None:
         """Take what a table says of its pipelines, in the place of what was known of them."""
@@ -104,6 +106,10 @@ class TableCosts:
         return self._price_of(stage, requests, degree).unit_ns * num_steps + self._previews_ns(
             stage, requests, num_steps
         )
+
+    def activation_bytes(self, stage: Stage, requests: Sequence[Request], degree: int) -> int:
+        """See `CostModel.activation_bytes`, and `Activations` for what is between rows."""
+        return self._activations.num_bytes(stage, requests, degree)
 
     def _price_of(self, stage: Stage, requests: Sequence[Request], degree: int) -> _Price:
         if len(requests) == 1:

@@ -13,6 +13,7 @@ from tilework.core.cost_row import CostRow
 from tilework.core.graph.graph import BadGraph, Graph
 from tilework.core.request import Shape
 from tilework.cost.batch_latency import BatchLatencyModel
+from tilework.cost.mixes import BadMixes, Mixes
 from tilework.cost.shipped import shipped_path
 from tilework.cost.table import BadCostTable, CostTable, merged
 from tilework.cost.table_memory import memory_json, parse_memory
@@ -22,6 +23,7 @@ _TEXTS = ("pipeline", "stage", "link")
 _COUNTS = ("height", "width", "frames", "degree")
 _OPTIONAL_COUNTS = (
     ("peak_bytes", 0, "a whole number of bytes"),
+    ("activation_bytes", 0, "a whole number of bytes"),
     ("state_bytes", 0, "a whole number of bytes"),
     ("num_runs", 1, "a whole number of at least 1"),
 )
@@ -77,6 +79,7 @@ def parse_table(document: object) -> CostTable:
         rows=tuple(_parse_row(f"rows[{index}]", row) for index, row in enumerate(document["rows"])),
         batch_models=_parse_batch_models(document.get("batch_models", {})),
         graphs=_parse_graphs(document.get("graphs", {})),
+        mixes=_parse_mixes(document),
         **parse_memory(document),
     )
     _check_stages(table)
@@ -98,7 +101,7 @@ def table_json(table: CostTable) -> dict[str, Any]:
         document["batch_models"] = {pipeline: model.to_json() for pipeline, model in table.batch_models.items()}
     if table.graphs:
         document["graphs"] = {pipeline: graph.to_json() for pipeline, graph in table.graphs.items()}
-    return document | memory_json(table)
+    return document | memory_json(table) | table.mixes.to_json()
 
 
 def _row_json(row: CostRow) -> dict[str, Any]:
@@ -124,6 +127,13 @@ def _parse_graphs(graphs: object) -> dict[str, Graph]:
         return {pipeline: Graph.parse(pipeline, document) for pipeline, document in graphs.items()}
     except BadGraph as error:
         raise BadCostTable(f"graphs: {error}") from error
+
+
+def _parse_mixes(document: Mapping[str, Any]) -> Mixes:
+    try:
+        return Mixes.parse(document)
+    except BadMixes as error:
+        raise BadCostTable(str(error)) from error
 
 
 def _check_stages(table: CostTable) -> None:

@@ -36,6 +36,7 @@ app = typer.Typer(help="Make, show and list workloads.", epilog=LIST_EXAMPLE, no
 MAKE_EXAMPLE = examples(
     "tilework workload make tetriserve --out r.jsonl --rpm 18 --scale 1.2 \\\n  --set mix=skewed",
     "tilework simulate r.jsonl --cost flux1dev_h100_eager --devices 8",
+    "tilework workload make mixes --out r.jsonl --rate 2.4 \\\n  --set cost=flux1_l20 --set load=dynamic",
 )
 SHOW_EXAMPLE = examples(
     "tilework workload show ddit --rate 1 --png ddit.png",
@@ -137,7 +138,10 @@ def make(
     set_: Set = None,
     json: AsJson = False,
 ) -> None:
-    """Write the requests of a workload to a file, for `simulate` and `bench --requests`."""
+    """Write the requests of a workload to a file, for `simulate` and `bench --requests`.
+
+    The workload `mixes` has the mixes of sizes that a cost table lists, of the package or your own.
+    """
     workload = _Changes(rate=rate, rpm=rpm, scale=scale, num=num, trace=trace, set_=set_).workload(name)
     with user_errors(BadParameter, BadLine, OSError):
         requests = workload.requests(seed)
@@ -145,11 +149,13 @@ def make(
     if json:
         parameters = plain(workload.parameters())
         about = {"workload": name, "parameters": parameters, "seed": seed, "file": str(output)}
-        print_json(about | {"num_requests": len(requests), "cost": workload.table, "devices": workload.num_devices})
+        print_json(
+            about | {"num_requests": len(requests), "cost": workload.cost_table, "devices": workload.num_devices}
+        )
         return
     out.print(f"{output}: {len(requests)} requests", soft_wrap=True)
     out.print(
-        f"tilework simulate {output} --cost {workload.table} --devices {workload.num_devices}",
+        f"tilework simulate {output} --cost {workload.cost_table} --devices {workload.num_devices}",
         soft_wrap=True,
         style="dim",
     )
@@ -199,7 +205,7 @@ def _find(place: str, changes: _Changes, seed: int, cost: str | None, devices: i
     if place in workload_names():
         workload = changes.workload(place)
         requests, title = workload.requests(seed), f"{place}, seed {seed}"
-        cost, num_devices = cost or workload.table, devices or workload.num_devices
+        cost, num_devices = cost or workload.cost_table, devices or workload.num_devices
     else:
         if not Path(place).exists():
             with user_errors(UnknownWorkload):

@@ -11,7 +11,7 @@ from tilework.report.words import counted_devices
 from tilework.sim.compare.figures import Figures
 from tilework.sim.compare.records import Record
 from tilework.sim.compare.summary import CellSummary
-from tilework.sim.compare.sweeps import Sweep, sweeps_of
+from tilework.sim.compare.sweeps import LENGTHS, Sweep, sweeps_of
 
 MOST_SWEEPS = 7  # Two more panels make nine.
 _LEAST_ON_RADAR = 3  # Sizes: fewer are no area.
@@ -99,7 +99,7 @@ def _has_meaning(name: str, sweep: Sweep, others: Sequence[Sweep]) -> bool:
     """Whether a parameter distinguishes this sweep from others of its workload."""
     source = sweep.cells[0].cell.source
     alike = [other.cells[0].cell.parameters[name] for other in others if other.cells[0].cell.source == source]
-    return name != "num_requests" and any(value != alike[0] for value in alike)
+    return name not in LENGTHS and any(value != alike[0] for value in alike)
 
 
 def _parameter_text(name: str, value: Any) -> str:

@@ -14,7 +14,7 @@ from tilework.cost.table import CostTable, check_covers
 from tilework.cost.table_file import read_table
 from tilework.formats.workload import WorkloadRequest, read_workload
 from tilework.sim.workloads.family import Family
-from tilework.sim.workloads.registry import family, make_workload, values_of, workload_names
+from tilework.sim.workloads.registry import make_workload, values_of, workload_names
 
 SHORT = {"rate": "rate_per_s", "num": "num_requests"}
 """Short names of parameters, as in the options of `tilework workload make`; `rpm`, requests per minute, is one too."""
@@ -100,9 +100,8 @@ def cell_of(text: str, devices: Devices) -> Cell:
         workload: Family | Path = Path(text)
         own = Devices(table=devices.table, num_devices=1)
     else:
-        named = family(name)
-        workload = make_workload(name, values_of(name, _texts(name, pairs)))
-        own = Devices(table=named.table, num_devices=named.num_devices)
+        workload = made = make_workload(name, values_of(name, _texts(name, pairs)))
+        own = Devices(table=made.cost_table, num_devices=made.num_devices)
     return Cell(
         name=text,
         workload=workload,

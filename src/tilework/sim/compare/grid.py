@@ -103,9 +103,12 @@ def _videos() -> Iterator[Cell]:
 
 
 def _stages() -> Iterator[Cell]:
-    """TridentServe's, on a quarter of its 128 devices, at rates that fill our approximation of them."""
-    for load in ("heavy", "dynamic"):
-        workload = TridentServeFlux(rate_per_s=0.75, num_requests=300, load=load)
+    """TridentServe's, on a quarter of its 128 devices, at rates that fill our approximation of them.
+
+    For pictures these are a quarter of what the table suggests: there the best static baseline keeps 90%.
+    """
+    for load, rate_per_s in (("heavy", 0.4), ("dynamic", 0.6)):
+        workload = TridentServeFlux(rate_per_s=rate_per_s, num_requests=300, load=load)
         yield _cell("stages", f"trident-flux32-{load}", workload, 32)
     for load in ("medium", "dynamic"):
         video = TridentServeHunyuanVideo(rate_per_s=0.16, num_requests=_VIDEOS, load=load)
@@ -125,7 +128,7 @@ def _flux(
 
 
 def _cell(section: str, name: str, workload: Family, num_devices: int) -> Cell:
-    return Cell(name=name, workload=workload, table=workload.table, num_devices=num_devices, section=section)
+    return Cell(name=name, workload=workload, table=workload.cost_table, num_devices=num_devices, section=section)
 
 
 def patchedserve_grid() -> tuple[Cell, ...]:

@@ -15,7 +15,8 @@ ALL = "all"
 class Overall:
     """One policy on all cells with deadlines, and on all without.
 
-    `attainment` and `of_bound` are means over cells of each seed, then over seeds; `by_section` the former by section.
+    `attainment` and `of_bound` are means over cells of each seed, then over seeds, the latter over cells that have a
+    bound; `by_section` the former by section.
     `worst` is the lowest attainment of a cell, `worst_cell` that cell. `slowdown` is its mean latency over that of the
     best policy of each cell without deadlines, on average; `num_best` in how many cells no other was better.
     """
@@ -47,7 +48,7 @@ def _overall(policy: str, cells: Sequence[CellSummary]) -> Overall:
     return Overall(
         policy=policy,
         attainment=_over_cells(due, policy, "attainment"),
-        of_bound=_over_cells(due, policy, "of_bound"),
+        of_bound=_over_cells([cell for cell in due if cell.bound is not None], policy, "of_bound"),
         worst=worst,
         worst_cell=worst_cell,
         slowdown=_averaged(free, lambda cell: _slowdown(cell, policy)),

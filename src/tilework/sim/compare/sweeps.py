@@ -12,7 +12,7 @@ from tilework.sim.compare.summary import CellSummary
 SWEPT = ("scale", "rate_per_s")
 _A_PAIR = 2
 # Parameters that change the length of a workload, not its character.
-_LENGTHS = {"num_requests"}
+LENGTHS = {"num_requests", "minutes"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +50,6 @@ def sweeps_of(cells: Sequence[CellSummary]) -> list[Sweep]:
 
 def _others(one: CellSummary, parameter: str) -> str:
     """A digest of all that the cells of one sweep have in common. Without deadlines their scale has no meaning."""
-    cell, ignored = one.cell, {parameter} | _LENGTHS | (set() if one.num_due else {"scale"})
+    cell, ignored = one.cell, {parameter} | LENGTHS | (set() if one.num_due else {"scale"})
     rest: dict[str, Any] = {name: value for name, value in cell.parameters.items() if name not in ignored}
     return digest([cell.source, cell.table, cell.num_devices, cell.devices_per_node, bool(one.num_due), rest])

@@ -41,7 +41,8 @@ class Item(NamedTuple):
 class Family(ABC):
     """A workload: parameters with defaults, and the requests that they and a seed decide.
 
-    `table` is the cost table that it is meant for (a place for `read_table`), `num_devices` the devices of the
+    `table` is the cost table that it is meant for (a place for `read_table`; `cost_table` is that of these parameters),
+    `num_devices` the devices of the
     published evaluation, or those that we chose for it. What is drawn for one purpose (arrivals, sizes, deadlines) does
     not change with a parameter of another: each purpose has its own stream.
 
@@ -69,6 +70,11 @@ class Family(ABC):
             BadParameter, BadLine, OSError: a file that a parameter names cannot be used.
         """
 
+    @property
+    def cost_table(self) -> str:
+        """Its cost table: `table`, unless a parameter names another."""
+        return self.table
+
     def parameters(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -77,7 +83,7 @@ class Family(ABC):
 
     def optimal_s(self, item: Item) -> float:
         """Latency alone, each stage at its optimal degree."""
-        return s_from_ns(optimal_latency_ns(costs_of(self.table), *item))
+        return s_from_ns(optimal_latency_ns(costs_of(self.cost_table), *item))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +91,19 @@ class RatedFamily(Family):
     """A workload whose requests come at a rate, and differ only in what `items` and `slo_s` say."""
 
     rate_per_s: float = parameter(1.0, "Requests per second on average.", above=0)
-    num_requests: int = parameter(300, "How many requests.", least=1)
+    num_requests: int | None = parameter(300, "How many requests.", least=1)
     arrivals: str = parameter("poisson", "How they come.", choices=ARRIVALS)
     period_s: float = parameter(120.0, "Of bursts and diurnal arrivals.", above=0)
     peak: float = parameter(4.0, "Of bursts and diurnal arrivals: highest rate over lowest.", least=1)
     trace: Path | None = parameter(  # noqa: RUF009 - a field, whose default is None
         None, "A file whose arrivals are taken instead, at rate_per_s.", type_=Path
     )
+
+    @property
+    def count(self) -> int:
+        """How many requests it has."""
+        assert self.num_requests is not None
+        return self.num_requests
 
     @abstractmethod
     def items(self, arrivals_s: Sequence[float], seed: int) -> Iterable[Item]:
@@ -117,13 +129,13 @@ class RatedFamily(Family):
     def arrivals_s(self, seed: int) -> list[float]:
         if self.trace is not None:
             return [request.arrival_s for request in self.traced("")]
-        return list(islice(self._process_s(stream(seed, "arrivals")), self.num_requests))
+        return list(islice(self._process_s(stream(seed, "arrivals")), self.count))
 
     def traced(self, pipeline: str) -> tuple[WorkloadRequest, ...]:
-        """The first `num_requests` of the trace, at `rate_per_s`."""
+        """The first `count` requests of the trace, at `rate_per_s`."""
         assert self.trace is not None
-        requests = read_trace(self.trace, pipeline)[: self.num_requests]
-        if len(requests) < self.num_requests:
+        requests = read_trace(self.trace, pipeline)[: self.count]
+        if len(requests) < self.count:
             remedy = f"it has {len(requests)} requests; set num_requests to that, or name a longer file"
             raise self.refuse("trace", remedy)
         try:

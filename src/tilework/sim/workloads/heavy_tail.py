@@ -14,7 +14,7 @@ from tilework.sim.workloads.parameters import parameter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeavyTail(RatedFamily):
-    """Device times of a Pareto distribution: a picture of 4096 px takes 400 times as long as most.
+    """Device times of a Pareto distribution: a picture of 4096 px takes 440 times as long as most.
 
     Each request draws its device time, at least that of the smallest size, and gets the largest size that takes no
     more. Deadlines are 2.5 times the latency at the optimal degree. Small requests behind a huge one are the test: a

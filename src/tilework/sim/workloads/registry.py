@@ -15,22 +15,31 @@ from tilework.sim.workloads.gentd26.family import GenTD26
 from tilework.sim.workloads.heavy_tail import HeavyTail
 from tilework.sim.workloads.in_phase import InPhase
 from tilework.sim.workloads.ladder import Ladder
+from tilework.sim.workloads.mixes import TableMixes
 from tilework.sim.workloads.one_degree import OneDegree
 from tilework.sim.workloads.parameters import parsed, unknown
 from tilework.sim.workloads.patchedserve import PatchedServeSd3, PatchedServeSdxl
 from tilework.sim.workloads.tetriserve import TetriServe
-from tilework.sim.workloads.tridentserve import TridentServeFlux, TridentServeHunyuanVideo
+from tilework.sim.workloads.tridentserve import (
+    TridentServeCogVideoX,
+    TridentServeFlux,
+    TridentServeHunyuanVideo,
+    TridentServeSd3,
+)
 from tilework.sim.workloads.unreachable import Unreachable
 from tilework.sim.workloads.wide_after_narrow import WideAfterNarrow
 
 _FAMILIES: tuple[type[Family], ...] = (
     TetriServe,
     DDiT,
+    TridentServeSd3,
     TridentServeFlux,
+    TridentServeCogVideoX,
     TridentServeHunyuanVideo,
     PatchedServeSd3,
     PatchedServeSdxl,
     GenTD26,
+    TableMixes,
     CoServing,
     HeavyTail,
     WideAfterNarrow,

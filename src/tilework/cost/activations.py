@@ -1,0 +1,88 @@
+"""The bytes that a work needs on a device beyond the weights of its stage, from the rows of a cost table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from tilework.core.cost_row import CostRow
+from tilework.core.graph.stage import Stage
+from tilework.core.request import Request
+from tilework.cost.prices import Points, between, extended, means
+from tilework.cost.rows import ShapeKey, batch_key
+
+_MAX_CACHED = 10_000  # Clients choose the shapes.
+
+
+class Activations:
+    """The activations of all stages, on each of the devices that share a work; 0 where no row says.
+
+    Sizes between rows are interpolated in pixels as seconds are (see `Prices`). A degree without rows of single
+    requests takes those of the next lower degree; below all of them nothing is known.
+
+    A measured batch takes what was measured, in any order or turned. In any other batch of n requests, each counts with
+    an n-th of a batch of its own size. How many times as much as one request such a batch takes is linear in n between
+    measured batches, in proportion to n beyond them, and constant in pixels beyond measured sizes. Without rows of
+    batches, requests take the sum of what they take alone.
+    """
+
+    def __init__(self, rows: Iterable[CostRow]) -> None:
+        gathered: dict[tuple[str, str, int], list[tuple[CostRow, int]]] = {}
+        for row in rows:
+            if row.activation_bytes is not None:
+                key = row.pipeline, row.stage, row.degree
+                gathered.setdefault(key, []).append((row, row.activation_bytes))
+        self._known = {key: _AtDegree(found) for key, found in gathered.items() if any(r.batch == 1 for r, _ in found)}
+        self._degrees: dict[tuple[str, str], list[int]] = {}
+        for pipeline, stage, degree in sorted(self._known):
+            self._degrees.setdefault((pipeline, stage), []).append(degree)
+        self._cached: dict[tuple[object, ...], int] = {}
+
+    def num_bytes(self, stage: Stage, requests: Sequence[Request], degree: int) -> int:
+        """What a work of these requests needs on each of `degree` devices."""
+        degrees = self._degrees.get((stage.pipeline, stage.name))
+        if degrees is None:
+            return 0
+        sizes = [(one.shape.height, one.shape.width, one.shape.frames) for one in requests]
+        key = stage.name, degree, stage.pipeline, *sizes
+        found = self._cached.get(key)
+        if found is None:
+            profiled = max((one for one in degrees if one <= degree), default=None)
+            known = None if profiled is None else self._known[stage.pipeline, stage.name, profiled]
+            found = 0 if known is None else known.num_bytes(batch_key(one.shape for one in requests))
+            if len(self._cached) >= _MAX_CACHED:
+                self._cached.clear()
+            self._cached[key] = found
+        return found
+
+
+class _AtDegree:
+    """The activations of a stage at one degree, of which at least one row is of a single request."""
+
+    def __init__(self, rows: Sequence[tuple[CostRow, int]]) -> None:
+        self._alone = means((row.shape.pixels, float(size)) for row, size in rows if row.batch == 1)
+        self._together = dict(means((batch_key(row.shapes), float(size)) for row, size in rows if row.batch != 1))
+        self._growth = self._measured_growth(rows)
+
+    def num_bytes(self, batch: tuple[ShapeKey, ...]) -> int:
+        if len(batch) > 1 and batch in self._together:
+            return round(self._together[batch])
+        return round(sum(self._part(height * width * frames, len(batch)) for height, width, frames in batch))
+
+    def _part(self, pixels: int, number: int) -> float:
+        """The bytes of one of `number` requests of this size."""
+        alone = extended(self._alone, pixels)
+        if number == 1:
+            return alone
+        points = [(1, 1.0), *((size, between(ratios, pixels)) for size, ratios in self._growth.items())]
+        most, ratio = points[-1]
+        ratio = ratio * number / most if number > most else between(points, number)
+        return alone * ratio / number
+
+    def _measured_growth(self, rows: Sequence[tuple[CostRow, int]]) -> Mapping[int, Points]:
+        """How many times as much as one request takes, by how many requests of one size, ascending, and by pixels."""
+        found: dict[int, list[tuple[int, float]]] = {}
+        for row, size in rows:
+            alone = extended(self._alone, row.shape.pixels)
+            if isinstance(row.batch, int) and row.batch > 1 and alone:
+                found.setdefault(row.batch, []).append((row.shape.pixels, size / alone))
+        return {number: means(found[number]) for number in sorted(found)}
