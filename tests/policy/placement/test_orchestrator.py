@@ -53,7 +53,7 @@ def test_the_mixes_of_flux(mix: str, by: By, text: str) -> None:
 
 @pytest.mark.parametrize("mix", MIXES)
 def test_budgets_by_requests_starve_the_largest(mix: str) -> None:
-    """At 1.5 requests per second. What runs on V2 alone needs up to 71 devices with ED, and gets 14 to 28 of them."""
+    """At 1.5 requests per second. What runs on V2 alone needs 34 to 68 devices with ED, and gets 14 to 28."""
     demands = flux_mix(mix)
     largest = [one for one in demands if virtual_replica(one.fits) is V2]
     needed = RATE * busy_ns(largest, ED, {}) / 1e9

@@ -7,7 +7,7 @@ budget to its types in inverse proportion to their rates (`split`), and to nodes
 Source: TridentServe §6.1, algorithm 2, and appendix C.1; the listing is missing in the text that we have. Departures:
 
 - Budgets go by device time at optimal degrees; `by="requests"` is the paper's proportion. Few large requests, which run
-  on their V* alone, have most of the device time, and by their number they would get a third of what they need.
+  on their V* alone, have most of the device time, and by their number they would get less than half of what they need.
   Requests of V0 can run on any type, so a budget that is too small for V0 costs little.
 - Budgets are rounded to whole nodes where that changes none by more than a tenth.
 - The paper raises the primaries of a type to a multiple of the widest degree by borrowing from its auxiliaries, while
