@@ -39,6 +39,7 @@ ARROWS: dict[str, set[str]] = {
 POLICY_ARROWS: dict[str, set[str]] = {
     "registry": set(),
     "toolkit": set(),
+    "placement": set(),
     "published": {"registry", "toolkit"},
     "lookahead": {"registry", "toolkit"},
 }

@@ -1,4 +1,4 @@
-"""Shares of the types of requests in a workload: skewed shares, and types drawn in the proportions of shares."""
+"""Shares of a whole: skewed ones, whole numbers in proportion to them, and items drawn in their proportions."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ def skewed(shares: Mapping[Shape, float], alpha: float = 1.0) -> dict[Shape, flo
     return {s: weight * math.exp(alpha * s.pixels / PIXELS_PER_TOKEN / longest) for s, weight in shares.items()}
 
 
-def dealt(shares: Mapping[Item, float], count: int, rng: Shuffles) -> list[Item]:
-    """`count` items in the proportions of `shares`, to within one item each, in random order.
+def apportioned(shares: Mapping[Item, float], count: int) -> dict[Item, int]:
+    """Whole numbers in the proportions of `shares`, `count` in all, each within one of its exact part.
 
-    Items left over by rounding go to the largest remainders; of equal remainders, to the first. TetriServe draws each
-    size independently; these proportions are the same on average and differ less between seeds.
+    What rounding leaves goes to the largest remainders; of equal remainders, to the first (Hamilton's method).
     """
     total = math.fsum(shares.values())
     quotas = {item: count * weight / total for item, weight in shares.items()}
@@ -40,6 +39,15 @@ def dealt(shares: Mapping[Item, float], count: int, rng: Shuffles) -> list[Item]
     by_remainder = sorted(shares, key=lambda item: counts[item] - quotas[item])
     for item in by_remainder[: count - sum(counts.values())]:
         counts[item] += 1
+    return counts
+
+
+def dealt(shares: Mapping[Item, float], count: int, rng: Shuffles) -> list[Item]:
+    """`count` items in the proportions of `shares`, to within one item each, in random order.
+
+    TetriServe draws each size independently; these proportions are the same on average and differ less between seeds.
+    """
+    counts = apportioned(shares, count)
     deck = [item for item, number in counts.items() for _ in range(number)]
     rng.shuffle(deck)
     return deck
