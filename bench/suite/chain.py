@@ -11,7 +11,19 @@ from itertools import count
 from suite.case import CaseFailed
 from suite.stages import DIFFUSE, ENCODE, STAGES
 from tilework.core.model import Source
-from tilework.core.wire import Command, Ended, Execute, Failed, Forget, ImportState, Report, SavedState, Spec, StateBlob
+from tilework.core.wire import (
+    Command,
+    Ended,
+    Execute,
+    Failed,
+    Forget,
+    ImportState,
+    Report,
+    SavedState,
+    Spec,
+    StateBlob,
+    WeightsRead,
+)
 from tilework.core.work import Group
 from tilework.runtime.local_executor import LocalConfig, LocalExecutor
 
@@ -86,6 +98,7 @@ class Chains:
 
     def on_joined(self, device_id: int) -> None: ...
 
+    def on_read(self, read: WeightsRead) -> None: ...
     def on_given_up(self) -> None: ...
     def on_loading(self, num_ready: int) -> None: ...
 
