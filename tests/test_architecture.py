@@ -40,7 +40,7 @@ POLICY_ARROWS: dict[str, set[str]] = {
     "registry": set(),
     "toolkit": set(),
     "placement": set(),
-    "published": {"registry", "toolkit"},
+    "published": {"registry", "toolkit", "placement"},
     "lookahead": {"registry", "toolkit"},
 }
 """Inside `policy`: a published policy stands on the toolkit alone, so that no change of the default one changes it."""

@@ -109,7 +109,9 @@ class Controller:
         memory = MemoryShortage(policy, self.costs, self.tracker, guard, self._recovery)
         self._reports = Reports(self._rule, self.costs, self.tracker, self._recovery, memory)
         self._components = Components(self.costs, self.tracker)
-        self._planner = Planner(policy, self.costs, self.tracker, guard, expiry, self._components, config.max_residents)
+        self._planner = Planner(
+            policy, self.costs, self.tracker, guard, expiry, self._recovery, self._components, config.max_residents
+        )
 
     def handle(self, event: Event, now_ns: int) -> tuple[Action, ...]:
         """Record an event; returns the actions that follow from it, in the order in which to perform them."""

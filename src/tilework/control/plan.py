@@ -8,9 +8,11 @@ from tilework.admission.reservation_guard import ReservationGuard
 from tilework.control.cluster.tracker import NO_LOADS, Tracker
 from tilework.control.components import Components
 from tilework.control.expiry import Expiry
+from tilework.control.recovery import Recovery
 from tilework.control.slots import slot_starts
-from tilework.core.actions import Action, DropState, DropToBestEffort, MoveState, RunWork, Stop, WakeAt
+from tilework.core.actions import Action, DropState, DropToBestEffort, MoveState, Place, RunWork, Stop, WakeAt
 from tilework.core.interfaces import Block, Policy
+from tilework.core.request import Status
 from tilework.core.work import Group, Plan, Preload, Start
 from tilework.cost.table_costs import TableCosts
 
@@ -30,6 +32,7 @@ class Planner:
         tracker: Tracker,
         guard: ReservationGuard,
         expiry: Expiry,
+        recovery: Recovery,
         components: Components,
         max_residents: int,
     ) -> None:
@@ -38,6 +41,7 @@ class Planner:
         self._tracker = tracker
         self._guard = guard
         self._expiry = expiry
+        self._recovery = recovery
         self._components = components
         self._max_residents = max_residents
         self._wakes_ns: list[int] = []  # Times of `WakeAt` that have not been reached, ascending.
@@ -55,9 +59,10 @@ class Planner:
         actions += self._use_slots(now_ns)
         for _ in range(_MOST_PLANS):
             plan = self._policy.plan(self._tracker, self._costs, now_ns)
-            while plan.dropped_to_best_effort:
-                actions += self._drop_to_best_effort(plan)
+            while plan.dropped_to_best_effort or plan.failures:
+                actions += self._give_up(plan)
                 plan = self._policy.plan(self._tracker, self._costs, now_ns)
+            actions += [] if plan.placement is None else [Place(plan.placement)]
             actions += self._stop(plan.stops)
             self._update_proof(now_ns)
             review = self._guard.review(plan.starts, self._tracker, self._costs, now_ns)
@@ -105,8 +110,11 @@ class Planner:
             self._update_proof(now_ns)
         return actions
 
-    def _drop_to_best_effort(self, plan: Plan) -> list[Action]:
+    def _give_up(self, plan: Plan) -> list[Action]:
+        """End the jobs that the policy cannot serve, and drop to best effort those that it cannot serve in time."""
         actions: list[Action] = []
+        for job_id, why in plan.failures:
+            actions += self._recovery.end(self._tracker.jobs[job_id], Status.FAILED, why)
         for job_id, why in plan.dropped_to_best_effort:
             job = self._tracker.jobs[job_id]
             if job.request.is_dropped_if_late:

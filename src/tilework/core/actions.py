@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tilework.core.component import LoadSource
 from tilework.core.graph.stage import Stage
 from tilework.core.request import RefusalCode, Status
-from tilework.core.work import Work
+from tilework.core.work import NewPlacement, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +112,13 @@ class DropComponents:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Record which stages devices are for from now on, and why. It moves nothing: weights follow the works."""
+
+    placement: NewPlacement
+
+
+@dataclass(frozen=True, slots=True)
 class ReadComponents:
     """Let the host of a node read components, by digest, from the disk, while its devices do other things.
 
@@ -166,6 +173,7 @@ Action = (
     | LoadComponents
     | DropComponents
     | ReadComponents
+    | Place
     | Finish
     | WakeAt
 )

@@ -96,6 +96,14 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NewPlacement:
+    """Which stages devices are for: each group of devices with the name of what they hold, and why it is so now."""
+
+    groups: tuple[tuple[Group, str], ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The answer of a policy; an empty plan changes nothing.
 
@@ -105,7 +113,11 @@ class Plan:
     must not stop, none stops.
 
     `dropped_to_best_effort` names jobs that cannot be on time any more, each with the reason in words. They are served
-    after jobs that can, and never starve.
+    after jobs that can, and never starve. `failures` names jobs without works that the policy has no way to serve, each
+    with the reason in words: they fail. A plan with either does nothing else, and the next one is asked for at once.
+
+    `placement` is which stages devices are for from now on, if that has changed. It is recorded, and has no effect:
+    starts follow it.
 
     `preloads` are done after the starts, on devices that are idle then. `reads` begin last, on hosts that do not read
     ahead already.
@@ -116,4 +128,6 @@ class Plan:
     reads: tuple[ReadAhead, ...] = ()
     stops: tuple[int, ...] = ()
     dropped_to_best_effort: tuple[tuple[int, str], ...] = ()
+    failures: tuple[tuple[int, str], ...] = ()
+    placement: NewPlacement | None = None
     wake_ns: int | None = None
