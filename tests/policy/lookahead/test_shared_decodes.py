@@ -59,7 +59,7 @@ def test_a_decode_runs_as_fast_as_it_can_while_no_job_waits() -> None:
 
 def test_a_decode_takes_only_what_is_efficient_while_jobs_wait() -> None:
     """To be on time, the first needs all four devices for its steps; the other waits meanwhile."""
-    first, other = wanted("a", slo_s=4.5), wanted("b", 0.01)
+    first, other = wanted("a", slo_s=5.7, steps=40), wanted("b", 0.01)
     alone, trace = (
         simulate(asked, "tilework", num_devices=4, costs=costs({1: 4.0, 4: 1.9})) for asked in ([first], [first, other])
     )
