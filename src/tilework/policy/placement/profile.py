@@ -51,7 +51,7 @@ class ClassProfile:
         return sum(self.run_ns.values())
 
     def demand(self, count: float) -> ClassDemand:
-        """What so many requests of the class ask of a placement."""
+        """What this number of requests of the class asks of a placement."""
         return ClassDemand(fits=self.fits, count=count, device_ns=self.device_ns)
 
 

@@ -57,7 +57,7 @@ class Devices:
         return {pool: one.widest() for pool, one in self._open.items()}
 
     def take(self, pool: Pool, width: int, preferred: Group = ()) -> Group | None:
-        """Take open devices of one node; None if no node has so many."""
+        """Take open devices of one node; None if no node has enough."""
         allocator = self._open.get(pool)
         return None if allocator is None else allocator.take(width, preferred)
 
@@ -85,7 +85,7 @@ class Devices:
         self._kept.update(group)
 
     def earliest(self, pool: Pool, width: int) -> Group | None:
-        """The devices of one node that are all free first; None if no node has so many that are not kept."""
+        """The devices of one node that are all free first; None if no node has enough that are not kept."""
         best: tuple[int, Group] | None = None
         for row in self.layout.nodes(pool):
             usable = [one for one in row if one in self._free_ns and one not in self._kept]

@@ -181,7 +181,7 @@ class Dispatch:
         return self.profiles.of(task.job.request, self.costs)
 
     def _run_ns(self, task: Task, role: Role, degree: int) -> int:
-        """How long the stages of a role that are left take on so many devices."""
+        """How long the stages of a role that are left take on a group of this width."""
         return sum(one_ns for _, one_ns in self._pieces(task, role, degree))
 
     def _busy_ns(self, task: Task, way: Way) -> int:
@@ -190,7 +190,7 @@ class Dispatch:
         )
 
     def _pieces(self, task: Task, role: Role, degree: int) -> list[tuple[int, int]]:
-        """Of each stage of a role that is left, its degree on so many devices, and its time."""
+        """Of each stage of a role that is left, its degree on a group of this width, and its time."""
         request, found = task.job.request, []
         for stage, num_steps in task.job.left.pieces:
             if self._role_of(task, stage) is role:

@@ -3,7 +3,7 @@
 Theory of operation. Until the first placement, all stages are on each device. The first one is derived when 32 requests
 were seen, or a quarter of a window after the first; at once from a declared mix. Then a tick, twelve times in a window,
 asks `SwitchRule`; a new placement is taken if it `is_worthwhile`. Ticks are looked at when the policy is asked, and it
-has itself woken for them while requests wait and some devices do not hold all stages.
+has itself woken for them while requests wait, unless all devices hold all stages. Profiles are made anew at each tick.
 
 Two things do not wait for a tick, and do not count as a switch: devices that join or are lost, and a request that can
 run nowhere as devices are placed. Otherwise a size that comes seldom would wait until the next switch.
@@ -69,6 +69,8 @@ class Orchestration:
     _tried: set[RequestClass] = field(init=False, default_factory=set)
     _closed: dict[int, int] = field(init=False, default_factory=dict)
     _news: NewPlacement | None = field(init=False, default=None)
+    _has_stuck: bool = field(init=False, default=False)
+    _most_on_node: int = field(init=False, default=0)
 
     def closed(self, now_ns: int) -> Collection[int]:
         """The devices that get no start now."""
@@ -85,13 +87,17 @@ class Orchestration:
         times = list(self._closed.values())
         if tasks and self._switched_ns is None and self.monitor.first_ns is not None:
             times.append(self._first_due_ns(self.monitor.first_ns))
-        if tasks and not self.layout.is_colocated:
+        if tasks and (self._has_stuck or not self.layout.is_colocated):
             times.append(self._ticked_ns + self.monitor.window_ns // _TICKS_PER_WINDOW)
         return min((at_ns for at_ns in times if at_ns > now_ns), default=None)
 
     def widest_node(self) -> int:
         """The most devices of a node."""
         return max(map(len, self.layout.rows.values()), default=0)
+
+    def most_on_node(self) -> int:
+        """The most devices that a node has had so far: those that are lost may come back."""
+        return self._most_on_node
 
     def update(self, view: ClusterView, costs: CostModel, tasks: Sequence[Task], now_ns: int) -> None:
         """Look at what has changed, and derive a new layout if that is due. `tasks` are all at hand.
@@ -107,7 +113,7 @@ class Orchestration:
             num = "the declared mix" if self.declared else f"{self.monitor.num_seen} requests"
             self._derive(costs, f"the first placement, for {num}", now_ns)
             self._ticked_ns = self._switched_ns = now_ns
-        elif self._switched_ns is not None and now_ns >= self._ticked_ns + self.monitor.window_ns // _TICKS_PER_WINDOW:
+        elif now_ns >= self._ticked_ns + self.monitor.window_ns // _TICKS_PER_WINDOW:
             self._tick(costs, tasks, now_ns)
         if (stuck := self._stuck(costs, tasks)) is not None:
             self._derive(costs, f"a request of {stuck.shape} can run nowhere", now_ns)
@@ -118,6 +124,7 @@ class Orchestration:
         self._devices, rows = view.devices, dict[int, list[int]]()
         for device in view.devices:
             rows.setdefault(device.node, []).append(device.device_id)
+        self._most_on_node = max(self._most_on_node, *map(len, rows.values()), 0)
         limits = [one.memory.total_bytes for one in view.devices if one.memory.total_bytes is not None]
         usable_bytes = min(limits, default=None)
         if usable_bytes != self.profiles.usable_bytes:
@@ -143,30 +150,34 @@ class Orchestration:
 
     def _stuck(self, costs: CostModel, tasks: Sequence[Task]) -> Request | None:
         """A request that fits on some placement, and can run nowhere on this one, of a class not tried since a tick."""
-        seen = set[int]()
+        self._has_stuck = False
+        seen, found = set[int](), None
         for request in [task.job.request for task in tasks]:
             profile = self.profiles.of(request, costs)
             if id(profile) in seen:
                 continue
             seen.add(id(profile))
-            is_served = self.layout.replicas(request.pipeline, profile.fits) or cost_key(request) in self._tried
-            if not is_served and virtual_replica(profile.fits, self.widest_node()) is not None:
-                return request
-        return None
+            if not self.layout.replicas(request.pipeline, profile.fits):
+                self._has_stuck = True
+                is_new = cost_key(request) not in self._tried
+                if is_new and virtual_replica(profile.fits, self.widest_node()) is not None:
+                    found = found or request
+        return found
 
     def _tick(self, costs: CostModel, tasks: Sequence[Task], now_ns: int) -> None:
         self._ticked_ns = now_ns
         self._tried.clear()
         self.profiles.forget()
         self.monitor.set_window(self.profiles, costs)
-        if self.switches and (reason := self._reason(costs, tasks, now_ns)) is not None:
-            self._derive(costs, reason, now_ns, is_switch=True)
+        if self.switches and self._switched_ns is not None:
+            reason = self._reason(costs, tasks, now_ns, now_ns - self._switched_ns)
+            if reason is not None:
+                self._derive(costs, reason, now_ns, is_switch=True)
 
-    def _reason(self, costs: CostModel, tasks: Sequence[Task], now_ns: int) -> str | None:
+    def _reason(self, costs: CostModel, tasks: Sequence[Task], now_ns: int, since_ns: int) -> str | None:
         assert self._now is not None
-        assert self._switched_ns is not None
         rule = SwitchRule(window_ns=self.monitor.window_ns, theta=self.theta, reading=self.reading)
-        since_ns, wide = now_ns - self._switched_ns, self.widest_node()
+        wide = self.widest_node()
         demands = demands_by_part(tuple(self.monitor.classes().values()), self.profiles, costs, wide)
         if since_ns < rule.window_ns or not demands:
             return None

@@ -145,14 +145,14 @@ class TridentServe(DeadlinePolicy):
         found, profiles = [], self._orchestration.profiles
         for task in tasks:
             fits = profiles.of(task.job.request, costs).fits
-            if task.job.works or virtual_replica(fits, self._orchestration.widest_node()) is not None:
+            if task.job.works or virtual_replica(fits, self._orchestration.most_on_node()) is not None:
                 continue
             if virtual_replica(fits) is None:
                 room = (profiles.usable_bytes or 0) / 1e9
                 why = f"its stages need more than the {room:.1f} GB of a device, on any number of devices"
                 found.append((task.job.job_id, f"{why}, even with each stage on devices of its own"))
             elif task.due_ns <= now_ns:
-                found.append((task.job.job_id, "no node has as many devices as it needs for its memory"))
+                found.append((task.job.job_id, "no node has had as many devices as it needs for its memory"))
         return tuple(found)
 
     def _dispatch(self, dispatch: Dispatch, bids: Sequence[Bid]) -> None:

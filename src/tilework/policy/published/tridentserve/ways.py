@@ -38,17 +38,23 @@ class Profiles:
     def __init__(self) -> None:
         self.usable_bytes: int | None = None
         self._known: dict[RequestClass, ClassProfile] = {}
+        self._by_uid: dict[str, tuple[Request, ClassProfile]] = {}
 
     def of(self, request: Request, costs: CostModel) -> ClassProfile:
         """Raises UnknownCost."""
+        found = self._by_uid.get(request.uid)
+        if found is not None and found[0] is request:
+            return found[1]
         key = cost_key(request)
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = class_profile(request, costs, self.usable_bytes)
-        return found
+        profile = self._known.get(key)
+        if profile is None:
+            profile = self._known[key] = class_profile(request, costs, self.usable_bytes)
+        self._by_uid[request.uid] = request, profile
+        return profile
 
     def forget(self) -> None:
         self._known.clear()
+        self._by_uid.clear()
 
 
 class Ways:
