@@ -27,6 +27,7 @@ from tilework.cost.table_costs import TableCosts
 from tilework.policy import registry
 from tilework.policy.placement.roles import PlacementType, Role, role_of
 from tilework.policy.placement.switching import WindowStats
+from tilework.policy.published.tridentserve.devices import Devices
 from tilework.policy.published.tridentserve.ilp import solve, value_of
 from tilework.policy.published.tridentserve.layout import SHARED, Layout, Pool
 from tilework.policy.published.tridentserve.monitor import Monitor, PoolRun
@@ -454,3 +455,31 @@ def test_a_large_late_request_gets_its_turn(policy: str, monkeypatch: pytest.Mon
     begin_ns = min(at_ns for at_ns, work, _ in seen.starts if work.job_ids == (ending.job_id,))
     assert max(one.finish_ns for one in seen.done.endings) > 200 * NS_PER_S, "or the small ones were no burden"
     assert 40 * NS_PER_S < begin_ns - ending.request.arrival_ns < 60 * NS_PER_S
+
+
+def test_stages_are_queued_on_the_devices_that_are_free_first_and_are_not_kept() -> None:
+    tracker = Tracker(TridentServe(), TableCosts(FLUX))
+    for device_id in range(8):
+        tracker.add_device(device_id, device_id // 4)
+    pool = Pool("flux.1", C)
+    layout = Layout({0: range(4), 1: range(4, 8)}, dict.fromkeys((2, 3, 4, 5), pool))
+    devices = Devices(tracker, layout, 0)
+    devices.queue((2,), 0, 10)
+    assert devices.earliest(pool, 1) == (3,)
+    assert devices.earliest(pool, 2) == (4, 5)
+    devices.keep((3, 4))
+    assert devices.earliest(pool, 1) == (5,)
+    assert devices.earliest(pool, 2) is None
+    assert devices.queue((2,), 5, 10) == 20
+    assert Devices(tracker, layout, 0, closed={2, 3}).earliest(pool, 2) == (4, 5)
+
+
+def test_a_change_of_what_pipelines_take_waits_for_the_end_of_the_window() -> None:
+    """From FLUX alone to mostly video, on eight nodes: each tick would give another node to the video."""
+    both = merged([FLUX, VIDEO])
+    flux = [ask(f"f{n}", 6.0 * n, "4096x4096" if n % 2 == 0 else "512x512", slo=5.0) for n in range(30)]
+    video = [ask(f"v{n}", 60 + 6.0 * n, "1280x720x129", VIDEO, slo=5.0) for n in range(15)]
+    seen = serve(sorted([*flux, *video], key=lambda one: one.arrival_ns), table=both, num_devices=32)
+    switches = [at_s for at_s, place in seen.places if "the share of " in place.why]
+    assert switches
+    assert all(later - earlier >= 60 for earlier, later in pairwise(switches))
