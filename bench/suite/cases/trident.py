@@ -19,8 +19,10 @@ from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import read_table
 from tilework.policy.published.tridentserve.bids import read_bids
 from tilework.policy.published.tridentserve.ilp import Solution, solve, value_of
+from tilework.policy.published.tridentserve.layout import Layout
 from tilework.policy.published.tridentserve.policy import TridentServe
-from tilework.policy.toolkit.knapsack import Option, solve_knapsack_quickly
+from tilework.policy.published.tridentserve.program import EVERYWHERE, PoolOption, solve_quickly
+from tilework.policy.published.tridentserve.ways import Profiles, Ways
 from tilework.policy.toolkit.tasks import Task, TaskReader
 from tilework.server.garbage import rare_collections
 
@@ -89,18 +91,20 @@ class Trident:
         rng = Random(seed)
         tasks = self._tasks(table, count, rng)
         decision_ms, knapsack_ms = [], []
-        options: Sequence[Sequence[Option]] = ()
+        options: Sequence[Sequence[PoolOption]] = ()
+        layout, profiles, costs = Layout.colocated({0: range(table.devices_per_node)}), Profiles(), TableCosts(table)
+        widest, capacities = {EVERYWHERE: table.devices_per_node}, {EVERYWHERE: size}
         with rare_collections():
             for _ in range(self.decisions):
                 start_ns = time.thread_time_ns()
-                options = [bid.within(table.devices_per_node) for bid in read_bids(tasks)]
+                options = [bid.within(widest) for bid in read_bids(tasks, Ways(layout, profiles, costs))]
                 read_ns = time.thread_time_ns()
-                chosen = solve_knapsack_quickly(options, size)
+                chosen = solve_quickly(options, capacities)
                 end_ns = time.thread_time_ns()
                 decision_ms.append((end_ns - start_ns) / 1e6)
                 knapsack_ms.append((end_ns - read_ns) / 1e6)
         start_ns = time.thread_time_ns()
-        solved = solve(options, size, self.max_nodes)
+        solved = solve(options, capacities, self.max_nodes)
         solve_ms = (time.thread_time_ns() - start_ns) / 1e6
         return _Run(decision_ms, knapsack_ms, value_of(options, chosen) / solved.bound, solved, solve_ms)
 

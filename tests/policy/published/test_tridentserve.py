@@ -1,8 +1,12 @@
-"""TridentServe's dispatcher: its program by three solvers, the rewards, and the paper's example told by groups."""
+"""TridentServe's dispatcher: its program by three solvers, the rewards, and the paper's example told by groups.
+
+All stages are on each device here, but for the program itself; `test_tridentserve_placement` has the others.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
@@ -19,9 +23,13 @@ from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.work import Plan
 from tilework.cost.table_costs import TableCosts
 from tilework.policy import registry
+from tilework.policy.placement.roles import PlacementType
 from tilework.policy.published.tridentserve.bids import LATE, MOST_SPEED, ON_TIME, read_bids
 from tilework.policy.published.tridentserve.ilp import solve, value_of
+from tilework.policy.published.tridentserve.layout import Layout, Pool
 from tilework.policy.published.tridentserve.policy import TridentServe
+from tilework.policy.published.tridentserve.program import EVERYWHERE, Capacities, PoolOption, solve_quickly
+from tilework.policy.published.tridentserve.ways import Profiles, Ways
 from tilework.policy.registry import UnknownPolicy, make_policy, policy_names
 from tilework.policy.toolkit import knapsack
 from tilework.policy.toolkit.knapsack import Option, solve_knapsack_quickly
@@ -37,44 +45,66 @@ STEPS_S = {
 PROFILE = profile(STEPS_S, encode_s=0.1, decode_s=0.5)
 COSTS = TableCosts(PROFILE)
 
-OPTION = st.builds(Option, st.integers(1, 8), st.integers(1, 2000))
-GROUPS = st.lists(st.lists(OPTION, max_size=4), max_size=5)
+POOLS = [Pool("", kind) for kind in (PlacementType.EDC, PlacementType.ED, PlacementType.DC)]
+WIDTH, VALUE = st.integers(1, 8), st.integers(1, 2000)
+ONE_POOL = st.lists(st.lists(st.builds(PoolOption, WIDTH, VALUE), max_size=4), max_size=5)
+GROUPS = st.lists(st.lists(st.builds(PoolOption, WIDTH, VALUE, st.sampled_from(POOLS)), max_size=4), max_size=5)
+CAPACITIES = st.dictionaries(st.sampled_from(POOLS), st.integers(0, 12))
 
 
-def by_hand(options: Sequence[Sequence[Option]], capacity: int) -> int:
+def by_hand(options: Sequence[Sequence[PoolOption]], capacities: Capacities) -> int:
     """The most value, by trying everything."""
     choices = product(*[[None, *range(len(group))] for group in options])
-    return max(value_of(options, chosen) for chosen in choices if width_of(options, chosen) <= capacity)
+    return max(value_of(options, chosen) for chosen in choices if fits(options, chosen, capacities))
 
 
-def width_of(options: Sequence[Sequence[Option]], chosen: Sequence[int | None]) -> int:
-    return sum(group[index].width for group, index in zip(options, chosen, strict=True) if index is not None)
+def fits(options: Sequence[Sequence[PoolOption]], chosen: Sequence[int | None], capacities: Capacities) -> bool:
+    return all(width <= capacities.get(pool, 0) for pool, width in widths_of(options, chosen).items())
+
+
+def widths_of(options: Sequence[Sequence[PoolOption]], chosen: Sequence[int | None]) -> Counter[Pool]:
+    found = Counter[Pool]()
+    for group, index in zip(options, chosen, strict=True):
+        if index is not None:
+            found[group[index].pool] += group[index].width
+    return found
 
 
 # The program.
 
 
 @settings(max_examples=150, deadline=None)
-@given(GROUPS, st.integers(0, 16))
-def test_the_program_is_solved_as_by_trying_everything(options: list[list[Option]], capacity: int) -> None:
-    best = by_hand(options, capacity)
-    solved = solve(options, capacity)
+@given(GROUPS, CAPACITIES)
+def test_the_program_is_solved_as_by_trying_everything(
+    options: list[list[PoolOption]], capacities: dict[Pool, int]
+) -> None:
+    best = by_hand(options, capacities)
+    solved = solve(options, capacities)
     assert (solved.value, solved.gap) == (best, pytest.approx(0.0, abs=1e-9))
     assert value_of(options, solved.chosen) == best
-    assert width_of(options, solved.chosen) <= capacity
-    assert value_of(options, solve_knapsack_quickly(options, capacity)) == best
+    assert fits(options, solved.chosen, capacities)
+    chosen = solve_quickly(options, capacities)
+    assert fits(options, chosen, capacities)
+    assert value_of(options, chosen) <= best
+
+
+@settings(max_examples=100, deadline=None)
+@given(ONE_POOL, st.integers(0, 16))
+def test_one_pool_is_a_knapsack(options: list[list[PoolOption]], capacity: int) -> None:
+    chosen = solve_quickly(options, {EVERYWHERE: capacity})
+    assert value_of(options, chosen) == by_hand(options, {EVERYWHERE: capacity})
 
 
 @settings(max_examples=300, deadline=None)
-@given(GROUPS, st.integers(8, 24))
-def test_the_greedy_core_loses_less_than_one_option_is_worth(options: list[list[Option]], capacity: int) -> None:
+@given(ONE_POOL, st.integers(8, 24))
+def test_the_greedy_core_loses_less_than_one_option_is_worth(options: list[list[PoolOption]], capacity: int) -> None:
     """On few devices that may be all; see the next test for many."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tilework.policy.toolkit.knapsack._MOST_CELLS", -1)
         chosen = solve_knapsack_quickly(options, capacity)
-    assert width_of(options, chosen) <= capacity
+    assert fits(options, chosen, {EVERYWHERE: capacity})
     dearest = max((option.value for group in options for option in group), default=0)
-    assert value_of(options, chosen) >= by_hand(options, capacity) - dearest
+    assert value_of(options, chosen) >= by_hand(options, {EVERYWHERE: capacity}) - dearest
 
 
 @pytest.mark.parametrize(
@@ -95,7 +125,7 @@ def test_the_greedy_core_step_by_step(
 
 def test_the_solver_is_not_misled_by_the_greedy_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tilework.policy.toolkit.knapsack._MOST_CELLS", -1)
-    assert solve([[Option(1, 6)], [Option(2, 10)]], 2).chosen == [None, 0]
+    assert solve([[PoolOption(1, 6)], [PoolOption(2, 10)]], {EVERYWHERE: 2}).chosen == [None, 0]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -106,8 +136,8 @@ def test_on_many_devices_the_greedy_core_is_as_good_as_the_solver(per_device: fl
     requests = [any_flux(str(index), rng) for index in range(int(per_device * devices))]
     options = bids(requests, TableCosts(shipped("flux1dev_h100_eager")))
     assert len(options) * devices > knapsack._MOST_CELLS
-    value = value_of(options, solve_knapsack_quickly(options, devices))
-    assert value >= 0.995 * solve(options, devices, max_nodes=1).bound
+    value = value_of(options, solve_quickly(options, {EVERYWHERE: devices}))
+    assert value >= 0.995 * solve(options, {EVERYWHERE: devices}, max_nodes=1).bound
 
 
 def any_flux(uid: str, rng: Random) -> Request:
@@ -117,22 +147,22 @@ def any_flux(uid: str, rng: Random) -> Request:
     return replace(asked, pipeline="flux.1-dev")
 
 
-def bids(requests: Sequence[Request], costs: TableCosts, now_s: float = 30.0) -> list[tuple[Option, ...]]:
+def bids(requests: Sequence[Request], costs: TableCosts, now_s: float = 30.0) -> list[tuple[PoolOption, ...]]:
     """The options of requests that have not begun, with devices of a node of 8 free."""
     reader = TaskReader({}, costs, 8, ns_from_s(now_s))
     jobs = [job(index, asked, TridentServe().urgency_ns(asked, False)) for index, asked in enumerate(requests)]
     tasks = [task for one in jobs if (task := reader.read(one)) is not None]
-    return [bid.options for bid in read_bids(tasks)]
+    ways = Ways(Layout.colocated({0: range(8)}), Profiles(), costs)
+    return [bid.options for bid in read_bids(tasks, ways)]
 
 
 def test_a_truncated_search_reports_its_gap() -> None:
     """Subset sums: the relaxation is worth the capacity, and whole numbers come close only after a search."""
     rng = Random(1)
-    options = [[Option(width, width)] for width in rng.sample(range(1000, 9000), 40)]
-    options = [[Option(2 * option.width, 2 * option.value) for option in group] for group in options]
-    solved = solve(options, 50_001, max_nodes=1)
+    options = [[PoolOption(2 * width, 2 * width)] for width in rng.sample(range(1000, 9000), 40)]
+    solved = solve(options, {EVERYWHERE: 50_001}, max_nodes=1)
     assert 0 < solved.gap < 0.01
-    assert solved.value >= value_of(options, solve_knapsack_quickly(options, 50_001))
+    assert solved.value >= value_of(options, solve_quickly(options, {EVERYWHERE: 50_001}))
     assert solved.bound >= solved.value
 
 

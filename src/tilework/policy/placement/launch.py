@@ -36,13 +36,14 @@ class Launch:
             return None
         return role_of(self.costs.graph(stage.pipeline), stage)
 
-    def run(self, role: Role, group: Group, width: int | None = None) -> None:
+    def run(self, role: Role, group: Group, width: int | None = None, chunk_ns: int | None = None) -> None:
         """Start all stages of a role that are next: steps, all of them, on the whole group.
 
         A stage without steps runs on the first `width` devices, or as many as the group has and are optimal for it.
+        With `chunk_ns`, the last start has as many steps of one stage as take that long, at least one.
         """
         while self.role is role and (stage := self.left.stage) is not None:
-            num_steps = self.left.num_left_here if stage.has_steps else 1
+            num_steps = self._num_steps(stage, len(group), chunk_ns)
             self.starts.append(
                 Start(
                     stage=stage,
@@ -53,6 +54,15 @@ class Launch:
                 )
             )
             self.left = self.left.advanced(num_steps)
+            if stage.has_steps and chunk_ns is not None:
+                return
+
+    def _num_steps(self, stage: Stage, degree: int, chunk_ns: int | None) -> int:
+        num_left = self.left.num_left_here
+        if not stage.has_steps or chunk_ns is None:
+            return num_left
+        step_ns = max(1, self.costs.work_ns(stage, (self.request,), degree))
+        return max(1, min(num_left, chunk_ns // step_ns))
 
     def _part(self, stage: Stage, group: Group, width: int | None) -> Group:
         known: Sequence[int] = [degree for degree in self.costs.degrees(stage) if degree <= (width or len(group))]

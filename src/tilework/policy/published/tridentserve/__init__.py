@@ -1,1 +1,1 @@
-"""Owns the TridentServe policy."""
+"""Owns the TridentServe policy: when placements change, what is dispatched, and where its stages run."""

@@ -1,131 +1,184 @@
-"""TridentServe: each decision is the dispatch that earns the most reward; requests keep their devices to the end.
+"""TridentServe: stages have their own devices, and each decision is the dispatch that earns the most reward.
 
-What the paper has and this policy does not, and why:
+Theory of operation. `orchestration` says which devices are for which stages (a `Layout`); it changes as requests do.
+Each request that waits has *ways* (`ways`): placement types on which it fits, at degrees that are efficient. `bids`
+says what each way is worth, `program` chooses the requests that begin now. `dispatch` makes the starts: steps on the
+chosen devices, encode and decode on the same if these hold them, else on auxiliaries. Devices hold all stages (type
+EDC) as long as all requests fit there: then this is the dispatcher alone, as for a table without weights.
 
-- Placement by stages (§6.1), adjust-on-dispatch (§5.3) and the communication penalty: here all stages are on every
-  device (the paper's type EDC), where inter-stage communication costs nothing. So there is one primary type.
-- Plans for encode and decode (the second of its two steps): with EDC the encode "takes almost no time" and is merged
-  with the steps, and the decode runs on a subset of their devices. Here both run on the first of them.
-- Batches of small requests (appendix E.1) and model parallelism (E.2).
-- Its clock: it decides at every tick, this at every event that frees a device.
+Left out: batches of small requests (appendix E.1) and model parallelism (E.2, a device is a cell).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.request import Request
-from tilework.core.time import NS_PER_MS
+from tilework.core.time import NS_PER_MS, ns_from_s
 from tilework.core.work import Plan
-from tilework.policy.published.tridentserve.bids import Bid, read_bids
+from tilework.policy.placement.demand import By
+from tilework.policy.placement.feasible import virtual_replica
+from tilework.policy.published.tridentserve.bids import MOST_SPEED, Bid, read_bids
+from tilework.policy.published.tridentserve.devices import Devices
+from tilework.policy.published.tridentserve.dispatch import Dispatch
 from tilework.policy.published.tridentserve.ilp import require_solver, solve_by_ilp
+from tilework.policy.published.tridentserve.orchestration import Orchestration
+from tilework.policy.published.tridentserve.program import Solver, shortest_first, solve_quickly
+from tilework.policy.published.tridentserve.ways import Ways
 from tilework.policy.registry import policy
 from tilework.policy.toolkit.best_effort import late_jobs
-from tilework.policy.toolkit.buddy_allocator import nodes
 from tilework.policy.toolkit.deadline_policy import DeadlinePolicy
 from tilework.policy.toolkit.degrees import efficient_speeds
-from tilework.policy.toolkit.demand import Speed, step_speeds
-from tilework.policy.toolkit.elastic_groups import DevicePool, Placement
-from tilework.policy.toolkit.knapsack import Option, solve_knapsack_quickly
+from tilework.policy.toolkit.demand import step_speeds
+from tilework.policy.toolkit.open_devices import is_open, next_open_ns
 from tilework.policy.toolkit.order import by_urgency
-from tilework.policy.toolkit.tasks import Task
-from tilework.policy.toolkit.wording import devices_text, explain
+from tilework.policy.toolkit.tasks import Task, tasks_at_hand
 
-Solver = Callable[[Sequence[Sequence[Option]], int], Sequence[int | None]]
+DOWNTIME_S = 45.0
+"""How long a device that is stopped and loaded anew is away: ours, the paper says "an extended interval"."""
 
 
 @dataclass(slots=True, kw_only=True)
 class TridentServe(DeadlinePolicy):
-    """Choose the requests to dispatch, and the number of devices for each, so that the sum of rewards is greatest.
+    """Choose the requests to dispatch, with the type and the number of devices of each, for the most reward.
 
     At each end of a chunk, and whenever devices come free:
 
-    1. a request that has begun keeps its group until it is finished;
-    2. each waiting request is worth a reward on each efficient number of devices. `solver` chooses at most one number
-       for each, on no more devices than are free, with the most reward;
+    1. a request that has begun its steps keeps its group until these are done. Then it decodes on a part of the group
+       that is as wide as the decode's optimal degree, if the group's type has C; else on C auxiliaries;
+    2. each waiting request is worth a reward on each type where it fits, at each degree that is efficient. `solver`
+       chooses at most one for each, within the devices of each type that are free, with the most reward;
     3. the widest get their devices first, each on one node. A request that finds no node with enough is not dispatched,
-       and the remaining devices are decided on again.
+       and the remaining devices are decided on again. A request on a type without E is encoded on an E auxiliary.
+
+    Auxiliary stages go to the devices of a node that are free first, idle or not, in the order in which they come.
 
     Rewards: a request that can be on time is worth 1000, on as many devices as that takes. One that cannot, or has no
     deadline, is worth 100 on any number, and as much again for each time its own runtime that it is late, at most 1000.
-    Speed adds at most 1.
+    Speed adds at most 1, communication takes at most 0.3.
 
-    Source: TridentServe §6.2, the program for the diffuse stage, and appendix C.2, whose formulas and numbers are
-    missing in the text that we have. 1000, and 100 x (1 + overtime / best runtime) up to 1000, are those of its
-    published code; from which overtime on the reward grows is not known, here it is the deadline.
+    Source: TridentServe §5 and §6 with appendix C, whose formulas and numbers are missing in the text that we have.
+    1000, and 100 x (1 + overtime / best runtime) up to 1000, are those of its published code; from which overtime on
+    the reward grows is not known, here it is the deadline.
 
     Departures:
 
+    - Times include the stages that are not on the chosen type, which would make types with fewer stages look faster;
+      `paper_times` leaves them out, as the paper does.
     - A request that can be on time earns nothing on too few devices for that: it waits, as it would be late for good.
-    - Speed adds to the reward, where the paper subtracts its penalty for communication, which is as small. Otherwise
-      late requests would run on one device each beside idle ones.
+    - Speed adds to the reward, so that late requests do not run on one device each beside idle ones.
+    - It decides at every event that frees a device; the paper at every tick of a clock.
+    - A decode for an auxiliary is queued when its steps end, not when they begin: it would block the queue meanwhile.
+    - Steps are started in chunks; a group keeps its request when its type changes, and the decode follows the new type.
     - Without a deadline, a request is late from a minute after its arrival on (`DeadlineOrder`).
     - Of equal rewards, fewer devices come first, then the more urgent request.
     - A request that waits even beyond the patience of `DeadlineOrder` goes before all others, one at each decision. If
       it needs several devices, they are held for it: no reward does that, and narrower requests would always take them.
+
+    Attributes:
+        is_stage_aware: whether encode and decode get their own number of devices; else they hold as many as the steps.
+        switches, downtime_s, declared, by, theta, reading: see `Orchestration`.
     """
 
-    solver: Solver = solve_knapsack_quickly
+    solver: Solver = solve_quickly
     chunk_ns: int = 200 * NS_PER_MS
+    paper_times: bool = False
+    is_stage_aware: bool = True
+    switches: bool = True
+    downtime_s: float = 0.0
+    declared: Sequence[tuple[Request, float]] = ()
+    by: By = "device_time"
+    theta: float = 1.5
+    reading: Literal["capacity", "completions"] = "capacity"
+    _orchestration: Orchestration = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._orchestration = Orchestration(
+            switches=self.switches,
+            downtime_ns=ns_from_s(self.downtime_s),
+            declared=self.declared,
+            by=self.by,
+            theta=self.theta,
+            reading=self.reading,
+        )
 
     def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
         return [speed.degree for speed in efficient_speeds(step_speeds(request, costs))]
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
         """A plan that drops jobs to best effort starts nothing, and is asked for again in the new order."""
-        pool = DevicePool(view, costs, now_ns, self.chunk_ns)
-        if not pool.allocator.num_free():
-            return pool.plan(())
-        ready = [task for task in pool.tasks() if pool.is_ready(task)]
-        placed, others = _keep(pool, ready)
-        bids = read_bids(others)
+        orchestration = self._orchestration
+        if not _has_open(view, now_ns):
+            return Plan(wake_ns=next_open_ns(view.devices, now_ns))
+        tasks = tasks_at_hand(view, costs, now_ns)
+        orchestration.update(view, costs, tasks, now_ns)
+        if failures := self._failures(tasks, costs, now_ns):
+            return Plan(failures=failures)
+        devices = Devices(view, orchestration.layout, now_ns, orchestration.closed(now_ns))
+        dispatch = Dispatch(view, costs, now_ns, devices, orchestration.profiles, self.chunk_ns, self.is_stage_aware)
+        others = dispatch.after(dispatch.keep(tasks))
+        bids = read_bids(others, Ways(orchestration.layout, orchestration.profiles, costs, self.paper_times))
         if late := late_jobs([(bid.task.job, bid.earliest_ns) for bid in bids]):
             return Plan(dropped_to_best_effort=late)
         if (longest := _past_patience(bids, now_ns)) is not None:
             bids.remove(longest)
-            placed += _go_first(pool, longest)
-        return pool.plan([*placed, *self._dispatch(pool, bids)])
+            _go_first(dispatch, longest)
+        self._dispatch(dispatch, bids)
+        return self._plan(dispatch, tasks)
 
-    def _dispatch(self, pool: DevicePool, bids: Sequence[Bid]) -> list[Placement]:
-        """Dispatch until no more fit. Each time at least the widest of the chosen finds its devices, so this ends."""
-        placed: list[Placement] = []
-        waiting = list(bids)
-        while waiting and (room := pool.allocator.num_free()):
-            widest = pool.allocator.widest()
-            chosen = self.solver([bid.within(widest) for bid in waiting], room)
-            winners = [
-                (bid, bid.speeds[index]) for bid, index in zip(waiting, chosen, strict=True) if index is not None
+    def _plan(self, dispatch: Dispatch, tasks: Sequence[Task]) -> Plan:
+        orchestration, now_ns = self._orchestration, dispatch.now_ns
+        for run in dispatch.runs:
+            orchestration.monitor.note(run)
+        wakes_ns = (next_open_ns(dispatch.view.devices, now_ns), orchestration.wake_ns(tasks, now_ns))
+        return Plan(
+            starts=tuple(dispatch.starts),
+            placement=orchestration.take_news(),
+            wake_ns=min([at_ns for at_ns in wakes_ns if at_ns is not None], default=None),
+        )
+
+    def _failures(self, tasks: Sequence[Task], costs: CostModel, now_ns: int) -> tuple[tuple[int, str], ...]:
+        """The jobs that fit on no placement: at once if no devices would do, late if no node has enough devices."""
+        found, profiles = [], self._orchestration.profiles
+        for task in tasks:
+            fits = profiles.of(task.job.request, costs).fits
+            if task.job.works or virtual_replica(fits, self._orchestration.most_on_node()) is not None:
+                continue
+            if virtual_replica(fits) is None:
+                room = (profiles.usable_bytes or 0) / 1e9
+                why = f"its stages need more than the {room:.1f} GB of a device, on any number of devices"
+                found.append((task.job.job_id, f"{why}, even with each stage on devices of its own"))
+            elif task.due_ns <= now_ns:
+                found.append((task.job.job_id, "no node has had as many devices as it needs for its memory"))
+        return tuple(found)
+
+    def _dispatch(self, dispatch: Dispatch, bids: Sequence[Bid]) -> None:
+        """Dispatch until no more fit, or none of the chosen finds its devices."""
+        waiting, devices = list(bids), dispatch.devices
+        while waiting and (room := devices.room()):
+            widest = devices.widest()
+            groups = [bid.within(widest) for bid in waiting]
+            chosen = [
+                (bid, options[index])
+                for bid, options, index in zip(waiting, groups, self.solver(groups, room), strict=True)
+                if index is not None
             ]
-            winners.sort(key=lambda winner: -winner[1].degree)
-            found = [one for bid, speed in winners if (one := _place(pool, bid, speed)) is not None]
-            placed += found
-            if len(found) == len(winners):
+            chosen.sort(key=lambda one: -one[1].width)
+            placed = {
+                bid.task.job.job_id
+                for bid, option in chosen
+                if dispatch.place(bid, bid.way(option), f"for a reward of {option.value // MOST_SPEED}")
+            }
+            if not placed or len(placed) == len(chosen):
                 break
-            served = {one.task.job.job_id for one in placed}
-            waiting = [bid for bid in waiting if bid.task.job.job_id not in served]
-        return placed
+            waiting = [bid for bid in waiting if bid.task.job.job_id not in placed]
 
 
-def _keep(pool: DevicePool, ready: Sequence[Task]) -> tuple[list[Placement], list[Task]]:
-    """Place the tasks that have begun on their groups; returns these, and the tasks that are to be dispatched.
-
-    A task that has begun and lost its group is to be dispatched: a device of it is down, or was reserved for another.
-    """
-    placed, others = [], []
-    for task in ready:
-        group = task.job.last_devices if task.speeds else task.job.last_devices[:1]
-        widths = [speed.degree for speed in task.group_speeds]
-        has_begun = task.num_steps < task.job.request.steps and len(group) in widths
-        if has_begun and pool.allocator.num_free_of(group) == len(group):
-            pool.allocator.take(len(group), group)
-            placed.append(Placement(task, group, "keeps its devices until it is finished"))
-        elif has_begun and task.job.works:  # Its works are not over yet, and its devices not all open.
-            pool.allocator.take_some(group, len(group))
-        else:
-            others.append(task)
-    return placed, others
+def _has_open(view: ClusterView, now_ns: int) -> bool:
+    return any(is_open(device, now_ns) for device in view.devices)
 
 
 def _past_patience(bids: Sequence[Bid], now_ns: int) -> Bid | None:
@@ -134,28 +187,22 @@ def _past_patience(bids: Sequence[Bid], now_ns: int) -> Bid | None:
     return min(late, key=lambda bid: by_urgency(bid.task.job), default=None)
 
 
-def _go_first(pool: DevicePool, bid: Bid) -> list[Placement]:
+def _go_first(dispatch: Dispatch, bid: Bid) -> None:
     """Place a request on as few devices as it can use. If there are not enough, hold those of the node that has most.
 
     No other request gets these, so they do not become fewer.
     """
-    speed = bid.speeds[0]
-    placed = _place(pool, bid, speed)
-    if placed is not None:
-        return [placed]
-    wide = [node for node in nodes(pool.view.devices) if len(node) >= speed.degree]
-    node = max(wide, key=pool.allocator.num_free_of)
-    pool.allocator.take_some(node, speed.degree)
-    return []
+    ways, devices = sorted(bid.ways, key=lambda way: (way.degree, way.penalty)), dispatch.devices
+    narrow = [way for way in ways if way.degree == ways[0].degree]
+    if any(dispatch.place(bid, way, "as it has waited longest") for way in narrow):
+        return
+    way = narrow[0]
+    wide = [node for node in devices.layout.nodes(way.pool) if len(node) >= way.degree]
+    devices.take_some(max(wide, key=devices.num_open), way.degree)
 
 
-def _place(pool: DevicePool, bid: Bid, speed: Speed) -> Placement | None:
-    task = bid.task
-    group = pool.allocator.take(speed.degree, task.job.last_devices)
-    if group is None:
-        return None
-    verb = f"is dispatched on {devices_text(speed.degree)}, for a reward of {bid.reward(speed)}"
-    return Placement(task, group, explain(task.job, verb, pool.now_ns))
+def _variant(**changes: Any) -> Callable[[], TridentServe]:
+    return lambda: TridentServe(**changes)
 
 
 def _by_ilp() -> TridentServe:
@@ -166,3 +213,7 @@ def _by_ilp() -> TridentServe:
 
 policy("tridentserve")(TridentServe)
 policy("tridentserve-ilp", is_extra=True)(_by_ilp)
+policy("tridentserve-wo-switch")(_variant(switches=False))
+policy("tridentserve-wo-stageaware")(_variant(is_stage_aware=False))
+policy("tridentserve-wo-scheduler")(_variant(solver=shortest_first))
+policy("tridentserve-downtime")(_variant(downtime_s=DOWNTIME_S))

@@ -1,0 +1,131 @@
+"""What a cost model says of a request class: its memory by role, and its times at optimal degrees.
+
+Theory of operation. The stages of a role run one after another on one group. Steps run on all of it; a stage without
+steps runs on as many of its devices as are optimal for that stage, or on all if it has fewer. So what a role takes on a
+group of `k` devices is the largest activation of its stages, each at its own degree. Weights are counted once where
+stages of one role share them. A component that two roles share counts in both, which is safe and rare.
+
+Source: TridentServe §5.1, "Profiler".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tilework.core.component import num_bytes
+from tilework.core.graph.progress import Piece
+from tilework.core.graph.stage import Stage
+from tilework.core.interfaces import CostModel
+from tilework.core.request import Request
+from tilework.policy.placement.demand import ClassDemand
+from tilework.policy.placement.feasible import FitsAt, Footprint, fits_at
+from tilework.policy.placement.launch import optimal_degree
+from tilework.policy.placement.roles import Role, role_of
+
+_NO_LIMIT = 1 << 62
+"""More bytes than any device has."""
+
+_Pieces = Mapping[Role, Sequence[Piece]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ClassProfile:
+    """What a request class takes, as predicted when the profile was made.
+
+    Attributes:
+        footprint: its memory by role, in bytes.
+        fits: where it fits (`feasible.fits_at`).
+        run_ns: how long each role takes at its optimal degree.
+        device_ns: the time of all its devices together then.
+    """
+
+    footprint: Footprint
+    fits: FitsAt
+    run_ns: Mapping[Role, int]
+    device_ns: Mapping[Role, int]
+
+    @property
+    def latency_ns(self) -> int:
+        """All roles one after another, without waiting."""
+        return sum(self.run_ns.values())
+
+    def demand(self, count: float) -> ClassDemand:
+        """What this number of requests of the class asks of a placement."""
+        return ClassDemand(fits=self.fits, count=count, device_ns=self.device_ns)
+
+
+def class_profile(request: Request, costs: CostModel, usable_bytes: int | None) -> ClassProfile:
+    """The profile of a request's class, with what the costs know of its LoRAs.
+
+    `usable_bytes` is what a device has for weights and activations; None: no limit. Stages on CPU slots take nothing.
+    Raises UnknownCost.
+    """
+    pieces = _by_role(request, costs)
+    optimal = {role: _optimal(role, found, request, costs) for role, found in pieces.items()}
+    footprint = Footprint(
+        weights={
+            role: num_bytes({one for stage, _ in found for one in costs.components(stage)})
+            for role, found in pieces.items()
+        },
+        activations={role: _activations(role, found, request, costs) for role, found in pieces.items()},
+        optimal=optimal,
+        usable_bytes=_NO_LIMIT if usable_bytes is None else usable_bytes,
+    )
+    run_ns, device_ns = dict[Role, int](), dict[Role, int]()
+    for role, found in pieces.items():
+        runs = [_run(stage, num_steps, optimal[role], request, costs) for stage, num_steps in found]
+        run_ns[role] = sum(one_ns for _, one_ns in runs)
+        device_ns[role] = sum(degree * one_ns for degree, one_ns in runs)
+    return ClassProfile(footprint=footprint, fits=fits_at(footprint), run_ns=run_ns, device_ns=device_ns)
+
+
+def _by_role(request: Request, costs: CostModel) -> dict[Role, list[Piece]]:
+    graph, found = costs.graph(request.pipeline), dict[Role, list[Piece]]()
+    for piece in costs.start(request).pieces:
+        role = role_of(graph, piece[0])
+        if role is not None:
+            found.setdefault(role, []).append(piece)
+    return found
+
+
+def _optimal(role: Role, pieces: Sequence[Piece], request: Request, costs: CostModel) -> int:
+    """The optimal degree of a role: of steps the widest that is common to all stages and optimal for each."""
+    stepped = [optimal_degree(stage, request, costs) for stage, _ in pieces if stage.has_steps]
+    if role is not Role.D or not stepped:
+        return max(optimal_degree(stage, request, costs) for stage, _ in pieces)
+    common = _step_degrees(pieces, request, costs)
+    return max([degree for degree in common if degree <= min(stepped)], default=common[0])
+
+
+def _step_degrees(pieces: Sequence[Piece], request: Request, costs: CostModel) -> Sequence[int]:
+    """The degrees at which the steps fit, each stage by itself, ascending; all that they may run at if none does."""
+    known = (1,) if request.exact else costs.common_degrees(request.pipeline)
+    stepped = [stage for stage, _ in pieces if stage.has_steps]
+    fitting = [degree for degree in known if all(costs.fits(stage, request.shape, degree) for stage in stepped)]
+    return fitting or known
+
+
+def _activations(role: Role, pieces: Sequence[Piece], request: Request, costs: CostModel) -> dict[int, int]:
+    """The largest activation of a role's stages by the degree of its group, in bytes."""
+    if role is Role.D:
+        degrees = _step_degrees(pieces, request, costs)
+    else:
+        known = {degree for stage, _ in pieces for degree in costs.degrees(stage)}
+        degrees = sorted(degree for degree in known if degree == 1 or not request.exact)
+    return {
+        degree: max(
+            costs.activation_bytes(stage, (request,), _degree_of(stage, degree, request, costs)) for stage, _ in pieces
+        )
+        for degree in degrees
+    }
+
+
+def _run(stage: Stage, num_steps: int, degree: int, request: Request, costs: CostModel) -> tuple[int, int]:
+    """The degree of a stage on a group of this many devices, and how long it takes."""
+    degree = _degree_of(stage, degree, request, costs)
+    return degree, costs.work_ns(stage, (request,), degree, num_steps)
+
+
+def _degree_of(stage: Stage, width: int, request: Request, costs: CostModel) -> int:
+    return width if stage.has_steps else optimal_degree(stage, request, costs, width)

@@ -1,0 +1,207 @@
+"""One decision: starts on the devices of a layout, step by step, and what they take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from tilework.core.graph.progress import Cursor
+from tilework.core.graph.stage import Stage
+from tilework.core.interfaces import ClusterView, CostModel, JobView
+from tilework.core.work import Group, Start
+from tilework.policy.placement.launch import Launch, optimal_degree
+from tilework.policy.placement.profile import ClassProfile
+from tilework.policy.placement.roles import PlacementType, Role, role_of
+from tilework.policy.published.tridentserve.bids import Bid
+from tilework.policy.published.tridentserve.devices import Devices
+from tilework.policy.published.tridentserve.layout import Layout, Pool
+from tilework.policy.published.tridentserve.monitor import PoolRun
+from tilework.policy.published.tridentserve.ways import Profiles, Way
+from tilework.policy.toolkit.open_devices import LEAD_NS
+from tilework.policy.toolkit.tasks import Task
+from tilework.policy.toolkit.wording import devices_text, explain
+
+
+@dataclass(slots=True)
+class Dispatch:
+    """Places tasks on devices, and collects their starts.
+
+    `chunk_ns` is how long a chunk of steps takes. Unless it `is_stage_aware`, a stage without steps gets as many
+    devices as the steps have. `runs` is what the starts keep each pool busy with.
+    """
+
+    view: ClusterView
+    costs: CostModel
+    now_ns: int
+    devices: Devices
+    profiles: Profiles
+    chunk_ns: int
+    is_stage_aware: bool
+    starts: list[Start] = field(default_factory=list)
+    runs: list[PoolRun] = field(default_factory=list)
+
+    @property
+    def layout(self) -> Layout:
+        return self.devices.layout
+
+    def keep(self, tasks: Sequence[Task]) -> list[Task]:
+        """Place the tasks that have begun on their groups; returns the ready ones that are to be dispatched.
+
+        A task that has begun and lost its group is to be dispatched: a device of it is down, or was reserved for
+        another.
+        """
+        others = []
+        for task in tasks:
+            is_ready, group = task.ready_ns <= self.now_ns + LEAD_NS, task.job.last_devices
+            if not self._has_begun(task):
+                if is_ready:
+                    others.append(task)
+            elif not is_ready:
+                self.devices.keep(group)
+            elif (own := self._own_group(task)) and self.devices.take_whole(own):
+                why = explain(task.job, "keeps its devices until it is finished", self.now_ns)
+                self._start(task, own, self._launch(task, why))
+            elif task.job.works:  # Its works are not over yet, and its devices not all open.
+                self.devices.keep(group)
+                self.devices.take_some(group, len(group))
+            else:
+                others.append(task)
+        return others
+
+    def _has_begun(self, task: Task) -> bool:
+        if task.num_steps >= task.job.request.steps:
+            return False
+        return not task.num_steps or len(task.job.last_devices) in [speed.degree for speed in task.group_speeds]
+
+    def _own_group(self, task: Task) -> Group:
+        """The devices of a task that it goes on with: all for steps, some for a decode; none if they are not for it."""
+        group, role = task.job.last_devices, self._role(task.job, task.job.left)
+        if task.num_steps:
+            return group
+        if role is None or not self._holds_next(task, group, task.job.left):
+            return ()
+        widths = [width for width, _ in self._pieces(task, role, len(group))]
+        return group[: max(widths)] if self.is_stage_aware else group
+
+    def _holds_next(self, task: Task, group: Group, left: Cursor) -> bool:
+        request = task.job.request
+        role = self._role(task.job, left)
+        fits = self.profiles.of(request, self.costs).fits
+        return role is not None and self.layout.holds(group, request.pipeline, role, fits)
+
+    def _role_of(self, task: Task, stage: Stage) -> Role | None:
+        return role_of(self.costs.graph(task.job.request.pipeline), stage)
+
+    def _role(self, job: JobView, left: Cursor) -> Role | None:
+        return None if left.stage is None else role_of(self.costs.graph(job.request.pipeline), left.stage)
+
+    def after(self, tasks: Sequence[Task]) -> list[Task]:
+        """Queue stages beside the steps on the auxiliaries that are free first; returns the other tasks.
+
+        Where there are none, or all are kept by requests that began before they were auxiliaries, it is to be
+        dispatched like steps, on primaries; a task that must wait for its auxiliary is not returned.
+        """
+        others = []
+        for task in tasks:
+            role = self._role(task.job, task.job.left)
+            is_beside = role is not None and all(
+                self._role_of(task, stage) is role for stage, _ in task.job.left.pieces
+            )
+            if role is None or role is Role.D or not is_beside or not self._width(task, role):
+                others.append(task)
+                continue
+            launch = self._launch(task, explain(task.job, f"is next for devices with {role}", self.now_ns))
+            self._queue(task, role, launch)
+            self.starts += self._ordered(launch)
+        return others
+
+    def place(self, bid: Bid, way: Way, why: str) -> bool:
+        """Dispatch a request, if its devices are open and its encode finds an auxiliary; `why` it, in words."""
+        task = bid.task
+        group = self.devices.take(way.pool, way.degree, task.job.last_devices)
+        if group is None:
+            return False
+        launch = self._launch(task, explain(task.job, f"is dispatched on {self._where(way)}, {why}", self.now_ns))
+        is_encoded_here = launch.role is not Role.E or Role.E in way.pool.kind.roles
+        if not is_encoded_here and not self._queue(task, Role.E, launch):
+            self.devices.give(group)
+            return False
+        own_ns = sum(self._run_ns(task, role, way.degree) for role in way.pool.kind.roles)
+        self.runs.append(PoolRun(way.pool, self.now_ns, self.now_ns + own_ns, self._busy_ns(task, way)))
+        self._start(task, group, launch)
+        return True
+
+    def _where(self, way: Way) -> str:
+        text = devices_text(way.degree)
+        return text if self.layout.is_colocated else f"{text} for {way.pool.kind}"
+
+    def _launch(self, task: Task, why: str) -> Launch:
+        return Launch(task.job.job_id, task.job.request, task.job.left, self.costs, why)
+
+    def _start(self, task: Task, group: Group, launch: Launch) -> None:
+        """All up to a chunk of steps; and what comes after the steps, if these are the last and the group is for it."""
+        if launch.role is Role.E:
+            launch.run(Role.E, group)
+        if launch.role is Role.D:
+            launch.run(Role.D, group, chunk_ns=self.chunk_ns)
+        if launch.role is Role.D:
+            self.devices.keep(group)
+        elif launch.role is Role.C and self._holds_next(task, group, launch.left):
+            launch.run(Role.C, group, None if self.is_stage_aware else len(group))
+        self.starts += self._ordered(launch)
+
+    def _queue(self, task: Task, role: Role, launch: Launch) -> bool:
+        """Start the stages of a role on the auxiliaries that are free first; returns whether there were enough."""
+        pool, width = self._auxiliary(task, role), self._width(task, role)
+        group = self.devices.earliest(pool, width) if width else None
+        if group is None:
+            return False
+        run_ns = self._run_ns(task, role, width)
+        end_ns = self.devices.queue(group, task.ready_ns, run_ns)
+        self.runs.append(PoolRun(pool, end_ns - run_ns, end_ns, run_ns * width))
+        launch.run(role, group, None if self.is_stage_aware else width)
+        return True
+
+    def _auxiliary(self, task: Task, role: Role) -> Pool:
+        return Pool(self.layout.part_of(task.job.request.pipeline), PlacementType(role.value))
+
+    def _width(self, task: Task, role: Role) -> int:
+        """The widest degree at which a role fits on auxiliaries of a node, up to the optimal one; 0 if there is none.
+
+        Without awareness of stages, a decode gets as many as the steps had, or as many as a node has.
+        """
+        pool = self._auxiliary(task, role)
+        wide, fits = self.layout.widest(pool), self._profile(task).fits.get(pool.kind, ())
+        width = max([degree for degree in fits if degree <= wide], default=0)
+        if width and role is Role.C and not self.is_stage_aware:
+            return max(width, min(wide, len(task.job.last_devices)))
+        return width
+
+    def _profile(self, task: Task) -> ClassProfile:
+        return self.profiles.of(task.job.request, self.costs)
+
+    def _run_ns(self, task: Task, role: Role, degree: int) -> int:
+        """How long the stages of a role that are left take on a group of this width."""
+        return sum(one_ns for _, one_ns in self._pieces(task, role, degree))
+
+    def _busy_ns(self, task: Task, way: Way) -> int:
+        return sum(
+            width * one_ns for role in way.pool.kind.roles for width, one_ns in self._pieces(task, role, way.degree)
+        )
+
+    def _pieces(self, task: Task, role: Role, degree: int) -> list[tuple[int, int]]:
+        """Of each stage of a role that is left, its degree on a group of this width, and its time."""
+        request, found = task.job.request, []
+        for stage, num_steps in task.job.left.pieces:
+            if self._role_of(task, stage) is role:
+                own = degree if stage.has_steps else optimal_degree(stage, request, self.costs, degree)
+                found.append((own, self.costs.work_ns(stage, (request,), own, num_steps)))
+        return found
+
+    def _ordered(self, launch: Launch) -> list[Start]:
+        """The starts, with what their devices drop first."""
+        if self.layout.is_colocated:
+            return launch.starts
+        return [
+            replace(start, drop_order=self.layout.drop_order(start.devices[0], self.costs)) for start in launch.starts
+        ]

@@ -1,0 +1,142 @@
+"""Which pipelines each device is for, and which of their stages it is to hold.
+
+A *part* is the devices of one pipeline, or of all pipelines that share devices. A *pool* is the devices of one
+placement type in a part: they stand for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from tilework.core.component import LEAST_RECENTLY_USED, Component, DropOrder
+from tilework.core.interfaces import CostModel
+from tilework.core.work import Group
+from tilework.policy.placement.feasible import FitsAt
+from tilework.policy.placement.placement import Cell, Placement
+from tilework.policy.placement.roles import PlacementType, Role, VirtualReplica, role_of
+
+SHARED = ""
+"""The part of all pipelines that have none of their own."""
+
+Rows = Mapping[int, Sequence[int]]
+"""The devices of each node, ascending."""
+
+
+class Pool(NamedTuple):
+    """The devices of one type in one part."""
+
+    part: str
+    kind: PlacementType
+
+    def __str__(self) -> str:
+        return f"{self.part} {self.kind}".strip()
+
+
+class Layout:
+    """The pool of each device. Read-only."""
+
+    def __init__(self, rows: Rows, pools: Mapping[int, Pool]) -> None:
+        """`rows` are all devices, `pools` those of them that have one."""
+        self.rows, self._pools = rows, pools
+        self._parts = {pool.part for pool in pools.values()}
+        self._by_pool: dict[Pool, list[Group]] = {}
+        for row in rows.values():
+            found: dict[Pool, list[int]] = {}
+            for device_id in row:
+                if (pool := pools.get(device_id)) is not None:
+                    found.setdefault(pool, []).append(device_id)
+            for pool, ids in found.items():
+                self._by_pool.setdefault(pool, []).append(tuple(ids))
+        self._order_of: dict[Pool, DropOrder] = {}
+
+    @classmethod
+    def colocated(cls, rows: Rows) -> Layout:
+        """All stages of all pipelines on each device."""
+        pool = Pool(SHARED, PlacementType.EDC)
+        return cls(rows, {device_id: pool for row in rows.values() for device_id in row})
+
+    @property
+    def is_colocated(self) -> bool:
+        return self._by_pool.keys() <= {Pool(SHARED, PlacementType.EDC)}
+
+    @property
+    def parts(self) -> frozenset[str]:
+        return frozenset(self._parts)
+
+    def part_of(self, pipeline: str) -> str:
+        return pipeline if pipeline in self._parts else SHARED
+
+    def pool_of(self, device_id: int) -> Pool | None:
+        """The pool of a device; None if it has none."""
+        return self._pools.get(device_id)
+
+    def nodes(self, pool: Pool) -> Sequence[Group]:
+        """The devices of a pool, node by node."""
+        return self._by_pool.get(pool, ())
+
+    def widest(self, pool: Pool) -> int:
+        """The most devices that a pool has on one node."""
+        return max(map(len, self.nodes(pool)), default=0)
+
+    def replicas(self, pipeline: str, fits: FitsAt) -> tuple[VirtualReplica, ...]:
+        """The virtual replicas on which a request class can run: of each type enough devices on one node."""
+        part = self.part_of(pipeline)
+        wide = {kind: self.widest(Pool(part, kind)) for kind in fits}
+        return tuple(
+            one for one in VirtualReplica if all(kind in fits and fits[kind][0] <= wide[kind] for kind in one.types)
+        )
+
+    def holds(self, group: Iterable[int], pipeline: str, role: Role, fits: FitsAt) -> bool:
+        """Whether a group is to hold the stages of a role, and has the memory for a request class at its width."""
+        ids, part = tuple(group), self.part_of(pipeline)
+        pools = {self._pools.get(device_id) for device_id in ids}
+        return bool(ids) and all(
+            pool is not None
+            and pool.part == part
+            and role in pool.kind.roles
+            and pool.kind in fits
+            and len(ids) >= fits[pool.kind][0]
+            for pool in pools
+        )
+
+    def placement_of(self, part: str) -> Placement:
+        """The placement of a part."""
+        cells: Iterator[tuple[Cell, PlacementType]] = (
+            ((device_id,), pool.kind) for device_id, pool in self._pools.items() if pool.part == part
+        )
+        return Placement(tuple(cells))
+
+    def changed(self, before: Layout) -> list[int]:
+        """The devices of both layouts whose pool is another one."""
+        return [one for one, pool in self._pools.items() if before.pool_of(one) not in (None, pool)]
+
+    def groups(self) -> tuple[tuple[Group, str], ...]:
+        """The devices of each node and pool, with the type of the pool, and its part if there are several."""
+        is_one = len(self._parts) == 1
+        named = {pool: pool.kind.value if is_one else str(pool) for pool in self._by_pool}
+        return tuple(sorted((group, named[pool]) for pool, groups in self._by_pool.items() for group in groups))
+
+    def drop_order(self, device_id: int, costs: CostModel) -> DropOrder:
+        """What a device drops first: weights of parts and of roles that it is not to hold."""
+        pool = self._pools.get(device_id)
+        if pool is None or self.is_colocated:
+            return LEAST_RECENTLY_USED
+        found = self._order_of.get(pool)
+        if found is None:
+            found = self._order_of[pool] = DropOrder(device=_strangers(pool, self._parts - {SHARED}, costs))
+        return found
+
+
+def _strangers(pool: Pool, pipelines: Iterable[str], costs: CostModel) -> tuple[Component, ...]:
+    """The components of pipelines with parts of their own that devices of a pool are not for, in a fixed order."""
+    wanted, others = set[Component](), dict[Component, None]()
+    for pipeline in sorted(pipelines):
+        graph = costs.graph(pipeline)
+        for stage in graph.stages:
+            is_own = pipeline == pool.part and role_of(graph, stage) in pool.kind.roles
+            if is_own:
+                wanted.update(costs.components(stage))
+            else:
+                others.update(dict.fromkeys(costs.components(stage)))
+    return tuple(one for one in others if one not in wanted)

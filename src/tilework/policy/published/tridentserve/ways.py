@@ -1,0 +1,142 @@
+"""The ways in which a waiting request can be dispatched: on which pool, at which degree, and how long it takes then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from tilework.core.interfaces import CostModel
+from tilework.core.request import Request, RequestClass, cost_key
+from tilework.core.shares import PIXELS_PER_TOKEN
+from tilework.policy.placement.launch import optimal_degree
+from tilework.policy.placement.profile import ClassProfile, class_profile
+from tilework.policy.placement.roles import PlacementType, Role, VirtualReplica, role_of
+from tilework.policy.published.tridentserve.layout import Layout, Pool
+from tilework.policy.toolkit.degrees import efficient_speeds
+from tilework.policy.toolkit.demand import Speed, worthwhile
+from tilework.policy.toolkit.tasks import Task
+
+_TOKENS_PER_PENALTY = 1000
+_MOST_PENALTY = 100
+
+
+class Way(NamedTuple):
+    """Dispatch on `degree` devices of a pool: all that is left takes `run_ns`.
+
+    `penalty` is what its communication takes from the reward, in thousandths.
+    """
+
+    pool: Pool
+    degree: int
+    run_ns: int
+    penalty: int
+
+
+class Profiles:
+    """The profiles of request classes, each made once; `forget` has them made anew, from what the costs say then."""
+
+    def __init__(self) -> None:
+        self.usable_bytes: int | None = None
+        self._known: dict[RequestClass, ClassProfile] = {}
+        self._by_uid: dict[str, tuple[Request, ClassProfile]] = {}
+
+    def of(self, request: Request, costs: CostModel) -> ClassProfile:
+        """Raises UnknownCost."""
+        found = self._by_uid.get(request.uid)
+        if found is not None and found[0] is request:
+            return found[1]
+        key = cost_key(request)
+        profile = self._known.get(key)
+        if profile is None:
+            profile = self._known[key] = class_profile(request, costs, self.usable_bytes)
+        self._by_uid[request.uid] = request, profile
+        return profile
+
+    def forget(self) -> None:
+        self._known.clear()
+        self._by_uid.clear()
+
+
+class Ways:
+    """Finds the ways of tasks at one time.
+
+    The time of a way is that of all stages that are left: those that are not on its pool count at their optimal degree
+    on an auxiliary, without waiting for it. With `paper_times` they count nothing.
+
+    Source: TridentServe §6.2, C0, and equation 3 of appendix C.2: the penalty grows with the processing length, for
+    which stand the pixels, and with what the virtual replica sends between devices. Its constant is missing in our
+    text; 1e-6 per token of 256 pixels is far below the reward of a late request.
+    """
+
+    def __init__(self, layout: Layout, profiles: Profiles, costs: CostModel, paper_times: bool = False) -> None:
+        self._layout, self._profiles, self._costs, self._paper_times = layout, profiles, costs, paper_times
+        self._known: dict[tuple[int, ...], tuple[Way, ...]] = {}
+
+    def of(self, task: Task) -> tuple[Way, ...]:
+        """The ways of a task, the slowest first; empty if it can run nowhere. Raises UnknownCost.
+
+        Tasks that have the same remaining work have the same object: there are many tasks, few of them differ.
+        """
+        profile = self._profiles.of(task.job.request, self._costs)
+        key = id(profile), task.head_ns, task.num_steps, task.tail_ns, id(task.speeds), task.job.left.position
+        found = self._known.get(key)
+        if found is None:
+            ways = self._steps(task, profile) if _has_steps(task, self._costs) else self._alone(task, profile)
+            found = self._known[key] = tuple(sorted(ways, key=lambda way: (-way.run_ns, way.degree, way.penalty)))
+        return found
+
+    def _steps(self, task: Task, profile: ClassProfile) -> Iterator[Way]:
+        """On primaries, at the degrees that are efficient and fit; at the least that fits if no efficient one does."""
+        request, fits = task.job.request, profile.fits
+        part = self._layout.part_of(request.pipeline)
+        unit = min(_MOST_PENALTY, 1 + request.shape.pixels // PIXELS_PER_TOKEN // _TOKENS_PER_PENALTY)
+        for replica in self._layout.replicas(request.pipeline, fits):
+            pool = Pool(part, replica.primary)
+            wide, rank = self._layout.widest(pool), tuple(VirtualReplica).index(replica)
+            for speed in _usable(task.group_speeds, fits[replica.primary], wide):
+                run_ns = task.num_steps * speed.step_ns + self._others_ns(task, replica.primary, speed.degree)
+                yield Way(pool, speed.degree, run_ns, rank * unit)
+
+    def _alone(self, task: Task, profile: ClassProfile) -> Iterator[Way]:
+        """Stages of one role before or after the steps: on primaries that hold it, no wider than they can use."""
+        request, graph = task.job.request, self._costs.graph(task.job.request.pipeline)
+        stage = task.job.stage
+        role = None if stage is None else role_of(graph, stage)
+        if role is None:
+            return
+        part, optimal = self._layout.part_of(request.pipeline), profile.footprint.optimal.get(role, 1)
+        for kind in PlacementType:
+            pool = Pool(part, kind)
+            wide = self._layout.widest(pool)
+            degrees = [degree for degree in profile.fits.get(kind, ()) if degree <= wide]
+            if role in kind.roles and kind.is_primary and degrees:
+                degree = next((one for one in degrees if one >= optimal), degrees[-1])
+                yield Way(pool, degree, self._others_ns(task, kind, degree), 0)
+
+    def _others_ns(self, task: Task, kind: PlacementType, degree: int) -> int:
+        """The time of the stages without steps, and of what follows a stage on a CPU slot."""
+        request, total_ns = task.job.request, task.head_ns + task.tail_ns
+        graph = self._costs.graph(request.pipeline)
+        for stage, _ in task.job.left.pieces:
+            if stage.has_steps or (role := role_of(graph, stage)) is None:
+                continue
+            total_ns -= self._costs.work_ns(stage, (request,), 1)
+            if role in kind.roles:
+                own = optimal_degree(stage, request, self._costs, degree)
+                total_ns += self._costs.work_ns(stage, (request,), own)
+            elif not self._paper_times:
+                own = optimal_degree(stage, request, self._costs)
+                total_ns += self._costs.work_ns(stage, (request,), own)
+        return total_ns
+
+
+def _has_steps(task: Task, costs: CostModel) -> bool:
+    """Whether role D is ahead of a task, which all stages of a pipeline without steps are."""
+    graph = costs.graph(task.job.request.pipeline)
+    return any(role_of(graph, stage) is Role.D for stage, _ in task.job.left.pieces)
+
+
+def _usable(speeds: Sequence[Speed], fitting: Sequence[int], wide: int) -> list[Speed]:
+    found = [speed for speed in worthwhile(efficient_speeds(speeds)) if speed.degree in fitting]
+    found = found or [speed for speed in speeds if speed.degree in fitting][:1]
+    return [speed for speed in found if speed.degree <= wide]

@@ -1,0 +1,486 @@
+"""TridentServe over placement types: where stages run, when devices change their types, and its ablations.
+
+On nodes of four simulated L20, with the published tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import pytest
+
+from builders import job, request, shipped
+from tilework.control.cluster.tracker import Tracker
+from tilework.control.controller import ControllerConfig
+from tilework.core.actions import Action, Place, RunWork
+from tilework.core.component import Memory
+from tilework.core.events import Event
+from tilework.core.request import Request, Shape, Status
+from tilework.core.time import NS_PER_S, ns_from_s
+from tilework.core.work import NewPlacement, Plan, Work
+from tilework.cost.table import CostTable, merged
+from tilework.cost.table_costs import TableCosts
+from tilework.policy import registry
+from tilework.policy.placement.roles import PlacementType, Role, role_of
+from tilework.policy.placement.switching import WindowStats
+from tilework.policy.published.tridentserve.devices import Devices
+from tilework.policy.published.tridentserve.ilp import solve, value_of
+from tilework.policy.published.tridentserve.layout import SHARED, Layout, Pool
+from tilework.policy.published.tridentserve.monitor import Monitor, PoolRun
+from tilework.policy.published.tridentserve.policy import DOWNTIME_S, TridentServe
+from tilework.policy.published.tridentserve.program import PoolOption, shortest_first, solve_quickly
+from tilework.policy.published.tridentserve.ways import Profiles, Way, Ways
+from tilework.policy.toolkit.order import DeadlineOrder
+from tilework.policy.toolkit.tasks import TaskReader
+from tilework.sim.config import SimConfig
+from tilework.sim.simulation import Simulation
+from tilework.sim.trace import Trace
+
+EDC, DC, ED, D, E, C = PlacementType
+FLUX = replace(shipped("flux1_l20"), devices_per_node=4)
+VIDEO = replace(shipped("hunyuanvideo_l20"), devices_per_node=4)
+NAMES = [name for name in registry.policy_names() if name.startswith("tridentserve")]
+SMALL = ("128x128", "512x512", "1024x1024", "2048x2048")
+SHAPES = {"flux.1": (*SMALL, "3072x3072", "4096x4096"), "hunyuanvideo": ("960x544x17", "1280x720x17", "1280x720x129")}
+
+
+def ask(uid: str, arrival_s: float, size: str, table: CostTable = FLUX, slo: float | None = 1.0) -> Request:
+    """A request with `slo` times the published deadline."""
+    shape, due_s = Shape.parse(size), None if slo is None else slo * table.slo_s[size]
+    one = request(uid, arrival_s, steps=table.steps or 1, slo_s=due_s)
+    return replace(one, pipeline=table.rows[0].pipeline, shape=shape)
+
+
+def mixed(seed: int, num: int, rate_per_s: float, table: CostTable = FLUX) -> list[Request]:
+    rng, arrival_s, found = Random(seed), 0.0, []
+    for index in range(num):
+        arrival_s += rng.expovariate(rate_per_s)
+        size = rng.choice(SHAPES[table.rows[0].pipeline])
+        found.append(ask(str(index), arrival_s, size, table, rng.choice((1.0, 1.0, 0.5, None))))
+    return found
+
+
+@dataclass
+class Seen:
+    """What a simulation shows: placements with their time in seconds, and of each start the type of its devices."""
+
+    trace: Trace | None = None
+    places: list[tuple[float, NewPlacement]] = field(default_factory=list)
+    starts: list[tuple[int, Work, set[str]]] = field(default_factory=list)
+    _kinds: dict[int, str] = field(default_factory=dict)
+
+    def observe(self, event: Event, actions: tuple[Action, ...], now_ns: int) -> None:
+        for action in actions:
+            if isinstance(action, Place):
+                self.places.append((now_ns / NS_PER_S, action.placement))
+                self._kinds = {one: name for group, name in action.placement.groups for one in group}
+            elif isinstance(action, RunWork):
+                kinds = {self._kinds.get(one, "EDC") for one in action.work.devices}
+                self.starts.append((now_ns, action.work, kinds))
+
+    def of(self, stage: str) -> list[tuple[Work, set[str]]]:
+        return [(work, kinds) for _, work, kinds in self.starts if work.stage.name == stage]
+
+    @property
+    def done(self) -> Trace:
+        assert self.trace is not None
+        return self.trace
+
+
+def serve(
+    requests: Sequence[Request], policy: str = "tridentserve", table: CostTable = FLUX, num_devices: int = 8
+) -> Seen:
+    """Simulate, and check that all requests are done."""
+    seen = Seen()
+    config = SimConfig(num_devices=num_devices, hosts_have_read=True)
+    seen.trace = Simulation(ControllerConfig(policy=policy), table, config).run(requests, observe=seen.observe)
+    assert {ending.status for ending in seen.trace.endings} == {Status.DONE}
+    return seen
+
+
+def named(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> str:
+    """The name of a variant of the policy for this test."""
+    monkeypatch.setitem(registry._REGISTRY, "variant", lambda: TridentServe(**changes))
+    return "variant"
+
+
+# Where stages run.
+
+
+def assert_resident(seen: Seen, requests: Sequence[Request], table: CostTable) -> None:
+    """A stage runs on devices of one type that is for it, and fits there beside all weights of that type.
+
+    Steps of a request that has begun go on where it began, whatever its devices are for since then.
+    """
+    costs, by_job = TableCosts(table), {one.job_id: one.request for one in seen.done.endings}
+    groups: dict[int, tuple[int, ...]] = {}
+    for _, work, kinds in seen.starts:
+        graph, asked = costs.graph(work.stage.pipeline), by_job[work.job_ids[0]]
+        role = role_of(graph, work.stage)
+        if role is Role.D and groups.get(work.job_ids[0]) == work.devices:
+            continue
+        if role is Role.D:
+            assert work.job_ids[0] not in groups, "the group was kept"
+            groups[work.job_ids[0]] = work.devices
+        (kind,) = kinds
+        roles = PlacementType(kind).roles
+        assert role in roles
+        held = {one for stage in graph.stages if role_of(graph, stage) in roles for one in costs.components(stage)}
+        num_bytes = sum(one.num_bytes for one in held)
+        num_bytes += costs.activation_bytes(work.stage, (asked,), len(work.devices))
+        assert num_bytes <= (table.memory_bytes or 0), f"{work.stage} of {asked.shape} on {kind}"
+    assert len(requests) == len(by_job)
+
+
+def assert_in_order(trace: Trace) -> None:
+    """Devices run one work at a time, groups are on one node, and stages of a request follow each other."""
+    for device_id in range(8):
+        runs = sorted((run.start_ns, run.end_ns) for run in trace.runs if device_id in run.work.devices)
+        assert all(first[1] <= second[0] for first, second in pairwise(runs))
+    positions: dict[int, int] = {}
+    for run in sorted(trace.runs, key=lambda run: run.start_ns):
+        assert len({device_id // 4 for device_id in run.work.devices}) == 1
+        for job_id, position in run.work.members:
+            assert position == positions.get(job_id, 0)
+            positions[job_id] = position + run.work.num_steps
+
+
+@pytest.mark.parametrize("table", [FLUX, VIDEO], ids=["flux", "video"])
+@pytest.mark.parametrize("policy", [*NAMES, "tridentserve-ilp"])
+def test_stages_run_where_they_are_resident_and_fit(policy: str, table: CostTable) -> None:
+    for seed, rate in ((1, 0.05), (2, 0.4)):
+        requests = mixed(seed, 40, rate / (1 if table is FLUX else 4), table)
+        seen = serve(requests, policy, table)
+        assert_resident(seen, requests, table)
+        assert_in_order(seen.done)
+        assert serve(requests, policy, table).done == seen.done, "it is deterministic"
+
+
+def test_the_largest_flux_never_decodes_on_a_device_with_all_stages() -> None:
+    """Its steps run on ED, its decode on two C auxiliaries of a node."""
+    seen = serve([ask(str(n), 8.0 * n, "4096x4096" if n % 3 == 0 else "1024x1024") for n in range(24)])
+    large = {one.job_id for one in seen.done.endings if one.request.shape.height == 4096}
+    decodes = [(len(work.devices), kinds) for work, kinds in seen.of("decode") if work.job_ids[0] in large]
+    assert len(decodes) == 8
+    assert all(found == (2, {"C"}) for found in decodes)
+    assert all(kinds == {"ED"} for work, kinds in seen.of("diffuse") if work.job_ids[0] in large)
+    assert {"EDC"} in [kinds for _, kinds in seen.of("decode")], "small ones run where all stages are"
+
+
+def test_the_largest_video_is_encoded_beside_its_steps_and_decoded_on_a_part_of_their_devices() -> None:
+    seen = serve([ask(str(n), 60.0 * n, "1280x720x129", VIDEO) for n in range(3)], table=VIDEO)
+    assert [kinds for _, kinds in seen.of("encode")] == [{"E"}] * 3
+    steps = {work.job_ids[0]: work.devices for work, kinds in seen.of("diffuse") if kinds == {"DC"}}
+    assert len(steps) == 3
+    for work, _ in seen.of("decode"):
+        assert work.devices == steps[work.job_ids[0]][:2]
+
+
+def test_a_request_that_fits_on_no_placement_fails_with_the_reason() -> None:
+    """On devices of 25 GB, FLUX has 1.2 GB beside its steps: enough up to 1024 px."""
+    policy, costs = TridentServe(), TableCosts(FLUX)
+    assert waiting(policy, costs, [ask("a", 0.0, "4096x4096")], 20).failures == (
+        (0, "its stages need more than the 20.0 GB of a device, on any number of devices, even with each stage on"
+            " devices of its own"),
+    )  # fmt: skip
+    assert waiting(TridentServe(), costs, [ask("a", 0.0, "1024x1024")], 25).starts
+
+
+def waiting(policy: TridentServe, costs: TableCosts, requests: Iterable[Request], gb: float, now_s: float = 0) -> Plan:
+    """The plan for requests that wait while all of eight devices with `gb` of memory are idle."""
+    tracker = Tracker(policy, costs)
+    tracker.set_time(ns_from_s(now_s))
+    for device_id in range(8):
+        tracker.add_device(device_id, device_id // 4, memory=Memory(round(gb * 1e9)))
+    for number, asked in enumerate(requests):
+        urgency_ns = policy.urgency_ns(asked, False)
+        tracker.add_job(job(number, asked, urgency_ns, done=costs.start(asked)))
+    return policy.plan(tracker, costs, ns_from_s(now_s))
+
+
+def test_a_request_that_needs_wider_nodes_fails_when_it_is_late() -> None:
+    """With 37 GB, 544p x 129 needs 8 devices for its steps if E, C or both are elsewhere: D alone at degree 2 fits."""
+    costs = TableCosts(replace(VIDEO, devices_per_node=4))
+    asked = ask("a", 0.0, "1280x720x129", VIDEO)
+    assert not waiting(TridentServe(), costs, [asked], 28.8).failures
+    late = waiting(TridentServe(), costs, [asked], 28.8, now_s=1000.0)
+    assert late.failures == ((0, "no node has had as many devices as it needs for its memory"),)
+
+
+def test_without_limits_there_is_no_placement_and_no_tick() -> None:
+    plan = waiting(TridentServe(), TableCosts(FLUX), [ask("a", 0.0, "1024x1024")], 1000)
+    assert plan.placement is None
+    assert plan.wake_ns is None or plan.wake_ns >= 15 * NS_PER_S
+    assert {start.devices for start in plan.starts} == {(0,)}
+    assert all(not start.drop_order.device for start in plan.starts)
+
+
+def test_devices_drop_first_what_they_are_not_for() -> None:
+    plan = waiting(TridentServe(declared=[(ask("x", 0.0, "4096x4096"), 1.0)]), TableCosts(FLUX), [
+        ask("a", 0.0, "4096x4096")], 46.3)  # fmt: skip
+    dropped = {start.stage.name: [one.digest for one in start.drop_order.device] for start in plan.starts}
+    assert dropped == {"encode": ["flux.1/decode"], "diffuse": ["flux.1/decode"]}
+
+
+# When devices change their types.
+
+
+def shift(at_s: float = 150.0, until_s: float = 330.0) -> list[Request]:
+    """Small ones with a large one every 75 s; later a large one every 15 s, too."""
+    small = [ask(f"s{n}", 3.0 * n, "1024x1024") for n in range(int(until_s / 3))]
+    few = [ask(f"f{n}", 1 + 75.0 * n, "4096x4096", slo=3.0) for n in range(int(at_s / 75))]
+    many = [ask(f"m{n}", at_s + 15.0 * n, "4096x4096", slo=3.0) for n in range(int((until_s - at_s) / 15))]
+    return sorted([*small, *few, *many], key=lambda one: one.arrival_ns)
+
+
+def test_a_new_mix_brings_a_new_placement_and_says_why() -> None:
+    seen = serve(shift(), num_devices=16)
+    whys = [place.why for _, place in seen.places]
+    assert whys[0].startswith("a request of 4096x4096 can run nowhere; V0 gets ")
+    switches = [(at_s, why) for (at_s, _), why in zip(seen.places, whys, strict=True) if "went from" in why]
+    assert any(at_s > 150 and why.startswith("the share of V") for at_s, why in switches)
+    times = [at_s for at_s, _ in switches]
+    assert all(later - earlier >= 60 for earlier, later in pairwise(times)), "one per window"
+
+
+def test_without_switches_the_first_placement_stays() -> None:
+    seen = serve(shift(), "tridentserve-wo-switch", num_devices=16)
+    assert not [place.why for _, place in seen.places if "went from" in place.why or "was asked" in place.why]
+    assert seen.places[-1][1].why.startswith(("the first placement, for ", "a request of "))
+
+
+def test_a_declared_mix_is_placed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    declared = [(ask("x", 0.0, "4096x4096"), 0.2), (ask("y", 0.0, "1024x1024"), 0.8)]
+    policy = named(monkeypatch, declared=declared, switches=False)
+    seen = serve([ask("a", 5.0, "1024x1024"), ask("b", 9.0, "4096x4096")], policy)
+    ((at_s, place),) = seen.places
+    assert at_s == 5.0
+    assert place.why.startswith("the first placement, for the declared mix; ")
+
+
+def test_a_decode_whose_devices_have_changed_finds_others() -> None:
+    """The only large request is in its steps when the window has forgotten it; its class is not forgotten."""
+    slow = replace(ask("slow", 0.0, "4096x4096", slo=None), steps=60)
+    seen = serve([slow, *(ask(str(n), 2.0 * n, "512x512") for n in range(200))], num_devices=8)
+    assert [kinds for work, kinds in seen.of("decode") if len(work.devices) == 2] == [{"C"}]
+
+
+def test_downtime_leaves_changed_devices_idle() -> None:
+    seen = serve(shift(), "tridentserve-downtime", num_devices=16)
+    kinds = [{one: name for group, name in place.groups for one in group} for _, place in seen.places]
+    found = 0
+    for at in (at for at, (at_s, _) in enumerate(seen.places) if at and at_s > 30):
+        from_ns = ns_from_s(seen.places[at][0])
+        changed = {one for one, name in kinds[at].items() if kinds[at - 1].get(one) != name}
+        inside = [work for at_ns, work, _ in seen.starts if from_ns <= at_ns < from_ns + ns_from_s(DOWNTIME_S)]
+        assert not [work for work in inside if changed & set(work.devices)]
+        found += len(changed)
+    assert found, "some devices have changed"
+
+
+def test_the_monitor_sees_what_waits_for_an_auxiliary() -> None:
+    """Two decodes of 8 s are done and one waits; the other pool has served as many, and keeps up."""
+    pools = {0: Pool("flux.1", ED), 1: Pool("flux.1", ED), 2: Pool("flux.1", C)}
+    layout, monitor = Layout({0: range(3)}, pools), Monitor()
+    second = NS_PER_S
+    for begin in (0, 8, 16):
+        monitor.note(PoolRun(pools[2], begin * second, (begin + 8) * second, 8 * second))
+        monitor.note(PoolRun(pools[0], begin // 2 * second, (begin // 2 + 1) * second, 2 * second))
+    stats = monitor.stats("flux.1", layout, {ED: 0}, 10 * second)
+    assert stats[C] == WindowStats(completions=1, busy_ns=8 * second, replicas=1, backlog=1)
+    assert stats[ED] == WindowStats(completions=3, busy_ns=6 * second, replicas=2, backlog=0)
+
+
+# Several pipelines.
+
+
+def test_each_pipeline_has_devices_of_its_own() -> None:
+    """Two nodes, two pipelines: each has one, since their weights do not fit on a device together."""
+    both = merged([FLUX, VIDEO])
+    flux = [ask(f"f{n}", 6.0 * n, "4096x4096" if n % 4 == 0 else "512x512") for n in range(20)]
+    video = [ask(f"v{n}", 1 + 30.0 * n, "1280x720x129", VIDEO, slo=3.0) for n in range(4)]
+    seen = serve(sorted([*flux, *video], key=lambda one: one.arrival_ns), table=both)
+    parts = {
+        name.split()[0]: {
+            one // 4 for group, other in place.groups if other.startswith(name.split()[0]) for one in group
+        }
+        for _, place in seen.places
+        for _, name in place.groups
+        if " " in name
+    }
+    assert {frozenset(nodes) for nodes in parts.values()} == {frozenset({0}), frozenset({1})}
+
+
+def test_pipelines_that_fit_share_all_devices() -> None:
+    layout = Layout.colocated({0: range(4)})
+    assert layout.is_colocated
+    assert layout.part_of("anything") == SHARED
+    assert layout.groups() == (((0, 1, 2, 3), "EDC"),)
+
+
+# Rewards and solvers.
+
+
+def ways_of(asked: Request, layout: Layout, paper_times: bool = False) -> tuple[Way, ...]:
+    costs, profiles = TableCosts(FLUX), Profiles()
+    profiles.usable_bytes = FLUX.memory_bytes
+    task = TaskReader({}, costs, 8, 0).read(job(0, asked, done=costs.start(asked)))
+    assert task is not None
+    return Ways(layout, profiles, costs, paper_times).of(task)
+
+
+TWO_KINDS = Layout(
+    {0: range(8), 1: range(8, 16)},
+    {one: Pool("flux.1", EDC if one < 8 else ED if one < 14 else C) for one in range(16)},
+)
+
+
+def test_ways_are_the_types_that_fit_at_efficient_degrees() -> None:
+    """2048 px is efficient on up to two devices; without C, it is decoded elsewhere, which takes as long."""
+    found = {(way.pool.kind, way.degree): way for way in ways_of(ask("a", 0.0, "2048x2048"), TWO_KINDS)}
+    assert found.keys() == {(EDC, 1), (EDC, 2), (ED, 1), (ED, 2)}
+    assert found[EDC, 2].run_ns == found[ED, 2].run_ns == pytest.approx(14.32e9, rel=1e-3)
+    assert (found[EDC, 2].penalty, found[ED, 2].penalty) == (0, 2 * 17)
+    large = {(way.pool.kind, way.degree) for way in ways_of(ask("a", 0.0, "4096x4096"), TWO_KINDS)}
+    assert large == {(ED, 1), (ED, 2), (ED, 4)}, "six devices are free for it on a node"
+
+
+def test_the_papers_times_leave_out_what_is_elsewhere() -> None:
+    found = {(way.pool.kind, way.degree): way for way in ways_of(ask("a", 0.0, "2048x2048"), TWO_KINDS, True)}
+    assert found[EDC, 2].run_ns - found[ED, 2].run_ns == pytest.approx(2.8e9, rel=1e-3)
+
+
+def test_without_auxiliaries_a_type_is_no_way() -> None:
+    pools = {one: Pool("flux.1", EDC if one < 8 else ED) for one in range(16)}
+    layout = Layout({0: range(8), 1: range(8, 16)}, pools)
+    assert {way.pool.kind for way in ways_of(ask("a", 0.0, "2048x2048"), layout)} == {EDC}
+    assert not ways_of(ask("a", 0.0, "4096x4096"), layout)
+
+
+def test_a_request_goes_where_least_is_sent_while_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    declared = [(ask("x", 0.0, "4096x4096"), 0.2), (ask("y", 0.0, "1024x1024"), 2.8)]
+    seen = serve([ask(str(n), 0.0, "512x512") for n in range(8)], named(monkeypatch, declared=declared))
+    kinds = [kinds.pop() for _, kinds in seen.of("encode")]
+    num = sum(len(group) for group, name in seen.places[0][1].groups if name == "EDC")
+    assert 1 <= num < 8
+    assert kinds[:num] == ["EDC"] * num
+
+
+def programs(num: int, rng: Random) -> list[tuple[list[list[PoolOption]], dict[Pool, int]]]:
+    """Decisions like those of FLUX: small requests fit on two types, large ones on one; some are late."""
+    first, second = Pool("flux.1", EDC), Pool("flux.1", ED)
+    found = []
+    for _ in range(num):
+        groups = []
+        for _ in range(rng.randint(5, 80)):
+            reward = 1_000_000 if rng.random() < 0.7 else rng.randint(100_000, 900_000)
+            widths = rng.choice(((1,), (1,), (1, 2), (2, 4), (1, 2, 4, 8), (4, 8)))
+            pools = (second,) if widths[-1] == 8 else (first, second)
+            groups.append(
+                [
+                    PoolOption(width, reward + 100 * width - 10 * at, pool)
+                    for at, pool in enumerate(pools)
+                    for width in widths
+                ]
+            )
+        found.append((groups, {first: rng.randint(0, 60), second: rng.randint(0, 70)}))
+    return found
+
+
+def test_the_quick_solver_is_nearly_as_good_as_the_ilp() -> None:
+    shares = []
+    for groups, capacities in programs(60, Random(5)):
+        chosen, best = solve_quickly(groups, capacities), solve(groups, capacities)
+        shares.append(value_of(groups, chosen) / best.bound if best.bound else 1.0)
+    assert sum(shares) / len(shares) >= 0.99
+    assert min(shares) >= 0.9
+
+
+def test_a_pool_gives_up_what_another_one_can_run() -> None:
+    """Both fit on EDC, one on ED as well, which is a little worse: together they are worth more than apart."""
+    first, second = Pool("", EDC), Pool("", ED)
+    both, only = [PoolOption(1, 100, first), PoolOption(1, 99, second)], [PoolOption(1, 90, second)]
+    assert solve_quickly([both, only], {second: 1, first: 1}) == [0, 0]
+
+
+def test_shortest_first_takes_the_widest_option_of_the_first_type_with_room() -> None:
+    first, second = Pool("", EDC), Pool("", ED)
+    long = [PoolOption(width, 1, pool, 90) for pool in (second, first) for width in (1, 2)]
+    short = [PoolOption(width, 1, pool, 10) for pool in (second, first) for width in (1, 2)]
+    assert shortest_first([long, short], {first: 3, second: 2}) == [1, 3]
+    assert shortest_first([long, short], {first: 1, second: 2}) == [None, 1]
+
+
+# Ablations.
+
+
+def test_without_awareness_of_stages_a_decode_holds_as_many_devices_as_the_steps() -> None:
+    for policy, width in (("tridentserve", 1), ("tridentserve-wo-stageaware", 2)):
+        seen = serve([ask("a", 0.0, "2048x2048")], policy)
+        assert [len(work.devices) for work, _ in seen.of("decode")] == [width]
+        assert {len(work.devices) for work, _ in seen.of("diffuse")} == {2}
+
+
+def test_without_awareness_of_stages_an_auxiliary_decode_is_wide_too() -> None:
+    """On 64 devices there are four C on one node; with it, two of them are enough."""
+    for policy, width in (("tridentserve", 2), ("tridentserve-wo-stageaware", 4)):
+        seen = serve([ask(str(n), 60.0 * n, "4096x4096") for n in range(3)], policy, num_devices=64)
+        assert [len(work.devices) for work, kinds in seen.of("decode") if kinds == {"C"}] == [width] * 3
+
+
+def test_without_the_scheduler_the_shortest_goes_first() -> None:
+    """Four that can be on time are worth more than eight that have no deadline, and take longer."""
+    urgent = [ask(f"u{n}", 0.0, "2048x2048") for n in range(4)]
+    short = [ask(f"s{n}", 0.0, "1024x1024", slo=None) for n in range(8)]
+    for solver, begun in ((solve_quickly, {0, 1, 2, 3, 4, 5, 6, 7}), (shortest_first, {4, 5, 6, 7, 8, 9, 10, 11})):
+        plan = waiting(TridentServe(solver=solver), TableCosts(FLUX), [*urgent, *short], 46.3)
+        assert {start.job_ids[0] for start in plan.starts} == begun
+
+
+# No request starves.
+
+
+@pytest.mark.parametrize("policy", ["tridentserve", "tridentserve-wo-scheduler"])
+def test_a_large_late_request_gets_its_turn(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small requests that can be on time keep all devices busy; the large one is late from the beginning."""
+    made, order = registry.make_policy(policy), DeadlineOrder(late_patience_ns=40 * NS_PER_S)
+    assert isinstance(made, TridentServe)
+    monkeypatch.setitem(registry._REGISTRY, "impatient", lambda: replace(made, order=order))
+    small = [ask(str(n), 0.4 * n, "1024x1024", slo=20.0) for n in range(400)]
+    seen = serve([*small[:20], ask("large", 8.0, "4096x4096", slo=0.1), *small[20:]], "impatient")
+    (ending,) = [one for one in seen.done.endings if one.request.uid == "large"]
+    begin_ns = min(at_ns for at_ns, work, _ in seen.starts if work.job_ids == (ending.job_id,))
+    assert max(one.finish_ns for one in seen.done.endings) > 200 * NS_PER_S, "or the small ones were no burden"
+    assert 40 * NS_PER_S < begin_ns - ending.request.arrival_ns < 60 * NS_PER_S
+
+
+def test_stages_are_queued_on_the_devices_that_are_free_first_and_are_not_kept() -> None:
+    tracker = Tracker(TridentServe(), TableCosts(FLUX))
+    for device_id in range(8):
+        tracker.add_device(device_id, device_id // 4)
+    pool = Pool("flux.1", C)
+    layout = Layout({0: range(4), 1: range(4, 8)}, dict.fromkeys((2, 3, 4, 5), pool))
+    devices = Devices(tracker, layout, 0)
+    devices.queue((2,), 0, 10)
+    assert devices.earliest(pool, 1) == (3,)
+    assert devices.earliest(pool, 2) == (4, 5)
+    devices.keep((3, 4))
+    assert devices.earliest(pool, 1) == (5,)
+    assert devices.earliest(pool, 2) is None
+    assert devices.queue((2,), 5, 10) == 20
+    assert Devices(tracker, layout, 0, closed={2, 3}).earliest(pool, 2) == (4, 5)
+
+
+def test_a_change_of_what_pipelines_take_waits_for_the_end_of_the_window() -> None:
+    """From FLUX alone to mostly video, on eight nodes: each tick would give another node to the video."""
+    both = merged([FLUX, VIDEO])
+    flux = [ask(f"f{n}", 6.0 * n, "4096x4096" if n % 2 == 0 else "512x512", slo=5.0) for n in range(30)]
+    video = [ask(f"v{n}", 60 + 6.0 * n, "1280x720x129", VIDEO, slo=5.0) for n in range(15)]
+    seen = serve(sorted([*flux, *video], key=lambda one: one.arrival_ns), table=both, num_devices=32)
+    switches = [at_s for at_s, place in seen.places if "the share of " in place.why]
+    assert switches
+    assert all(later - earlier >= 60 for earlier, later in pairwise(switches))
