@@ -352,7 +352,7 @@ def test_a_new_request_goes_where_the_fewest_idle_devices_are_enough() -> None:
 
 def test_a_whole_node_is_tried_first_while_another_stays_whole() -> None:
     """At low load a job need not share a node; at high load the fullest nodes are tried first."""
-    devices: list[Any] = [SimpleNamespace(device_id=index, node=index // 4) for index in range(12)]
+    devices: list[Any] = [SimpleNamespace(device_id=index, pool=index // 4) for index in range(12)]
     nodes = NodeTable(devices)
     nodes.take_room(2, 3)
     assert nodes.with_room(1, 3)[:2] == [0, 2]
