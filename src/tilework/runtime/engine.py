@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TextIO
 
@@ -345,9 +345,15 @@ class Engine:
         if self._started and device_id in self._dispatcher.up:
             self._dispatcher.lose(device_id, reason)
 
-    def on_given_up(self) -> None:
-        """No worker of some kind is left to serve the open requests: fail them."""
-        self._end_all("every worker that a stage needs was lost, and none could be started again")
+    def on_given_up(self, left: Collection[int]) -> None:
+        """Fail the open requests that no worker is left to serve."""
+        if not self._started:
+            return
+        requests = [entry.ticket.request for entry in self._requests]
+        unserved = self._controller.costs.pools.unserved({one.pipeline for one in requests}, left)
+        for request in requests:
+            if request.pipeline in unserved:
+                self.cancel(request.uid, "every worker that a stage needs was lost, and none could be started again")
 
     def on_read(self, read: WeightsRead) -> None:
         if not self._stopped:

@@ -41,8 +41,8 @@ class Listener(Protocol):
     def on_read(self, read: WeightsRead) -> None:
         """The host has read ahead of need, or could not."""
 
-    def on_given_up(self) -> None:
-        """The last device of some kind is lost and will not be restarted."""
+    def on_given_up(self, left: Collection[int]) -> None:
+        """A device is lost and will not be restarted. Others are `left`; none if it was the last one of its kind."""
 
 
 class Executor(Protocol):

@@ -382,19 +382,18 @@ class LocalExecutor:
         self._failed_starts[device_id], self._deaths[device_id] = failed, deaths
         if failed > self._config.max_restarts:
             _log.error("worker %d was lost: %s; it is given up", device_id, reason)
-            if self._lacks_a_kind():
-                self._listener.on_given_up()
+            self._listener.on_given_up(self._left())
             return
         delay_s = min(self._config.restart_delay_s * 2 ** max(0, deaths - 2), self._config.max_delay_s)
         _log.warning("worker %d was lost: %s; it is restarted in %g s", device_id, reason, delay_s)
         self._restarting.add(device_id)
         self._loop.call_later(delay_s, self._respawn, device_id)
 
-    def _lacks_a_kind(self) -> bool:
-        """Whether all accelerators, or all CPU slots, are given up."""
+    def _left(self) -> Collection[int]:
+        """The devices that are not given up; none if all accelerators are, or all CPU slots."""
         left = self._workers.keys() | self._restarting
         devices, slots = range(self.num_devices), range(self.num_devices, self.num_devices + self._num_slots)
-        return any(kind and left.isdisjoint(kind) for kind in (devices, slots))
+        return () if any(kind and left.isdisjoint(kind) for kind in (devices, slots)) else left
 
     def _respawn(self, device_id: int) -> None:
         self._restarting.discard(device_id)
