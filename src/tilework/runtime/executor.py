@@ -61,6 +61,10 @@ class Executor(Protocol):
         """CPU slots, known once the devices are up; their ids follow those of the accelerators."""
 
     @property
+    def serving(self) -> Mapping[str, tuple[int, ...]]:
+        """The accelerators of each model that not all serve, by its name; known once they are up."""
+
+    @property
     def weights_bytes(self) -> int | None:
         """What a device has for weights: they are loaded when they are needed. None: all are there from the start."""
 
@@ -85,7 +89,7 @@ class Executor(Protocol):
         num_runs: int | None = None,
         loras: tuple[UsedLora, ...] = (),
     ) -> tuple[CostRow, ...]:
-        """Measure on all accelerators at the same time, in groups of `degree`. Raises WorkerStartFailed.
+        """Measure on all accelerators that serve it at once, in groups of `degree`. Raises WorkerStartFailed.
 
         The weights of the model and of these LoRAs are loaded before, and stay until others are needed.
         """
