@@ -41,9 +41,11 @@ def test_a_mistake_is_named_with_its_remedy(devices: Any, said: str) -> None:
 
 
 def test_a_device_that_there_is_not_is_named() -> None:
-    check_devices(TABLE, 4)
-    with pytest.raises(BadCostTable, match=r"devices.toy has 3, and there are 3 devices, from 0; leave it out"):
-        check_devices(TABLE, 3)
+    check_devices(TABLE, 4, "it.json")
+    with pytest.raises(
+        BadCostTable, match=r"it.json: devices.toy has 3, and there are 3 devices, from 0; leave it out"
+    ):
+        check_devices(TABLE, 3, "it.json")
 
 
 def test_no_group_is_wider_than_the_widest_pool_can_be() -> None:

@@ -157,11 +157,11 @@ def check_covers(planned: CostTable, devices: CostTable, *, planned_name: str, d
             )
 
 
-def check_devices(table: CostTable, num_devices: int) -> None:
-    """Check that the devices of each pipeline are some of `num_devices`. Raises BadCostTable."""
+def check_devices(table: CostTable, num_devices: int, name: str) -> None:
+    """Check that the devices of each pipeline are some of `num_devices`. Raises BadCostTable, which names the table."""
     for pipeline, ids in table.devices.items():
         if (unknown := unknown_device(ids, num_devices)) is not None:
             raise BadCostTable(
-                f"devices.{pipeline} has {unknown}, and there are {num_devices} devices, from 0; leave it out, "
+                f"{name}: devices.{pipeline} has {unknown}, and there are {num_devices} devices, from 0; leave it out, "
                 "or give more devices"
             )

@@ -69,11 +69,9 @@ def command(
         sources = _simulated_sources(table, models, worker_memory, weights_memory)
     else:
         sources = _model_sources(models, models_file, loras, adapter, dtype, device, threads, worker_memory)
-        if models_file is not None:
-            _check_devices(models_file, policy, workers)
-    files = {"tenants": tenants, "durable": durable, "models": models_file}
-    settings: dict[str, object] = {name: file and str(file) for name, file in files.items()}
-    settings |= {"host": host, "port": port, "api_key": api_key}
+        _check_devices(models_file, policy, workers)
+    settings: dict[str, object] = {"tenants": tenants and str(tenants), "durable": durable and str(durable)}
+    settings |= {"models": models_file and str(models_file), "host": host, "port": port, "api_key": api_key}
     settings |= {"max_backlog_s": max_backlog, "max_batch": max_batch, "exact": exact or None}
     from tilework.cli.serving import Serving
 
@@ -106,18 +104,18 @@ def _checked_table(policy: str, cost: str | None, num_workers: int) -> CostTable
         if cost is None:
             return None
         table = read_table(cost)
-        check_devices(table, num_workers)
+        check_devices(table, num_workers, cost)
         check_pools(policy, table.devices)
         return table
 
 
-def _check_devices(file: Path, policy: str, num_workers: int) -> None:
+def _check_devices(file: Path | None, policy: str, num_workers: int) -> None:
     """Raises UserError if a file of models names workers that there are not, or that the policy would not heed."""
     from tilework.server.config import ConfigError
     from tilework.server.models_file import check_workers, read_models
 
     with user_errors(ConfigError, UnknownPolicy):
-        models = read_models(str(file))
+        models = read_models(None if file is None else str(file))
         check_workers(str(file), models, num_workers)
         check_pools(policy, [name for name, one in models.items() if one.devices is not None])
 

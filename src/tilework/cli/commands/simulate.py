@@ -99,7 +99,7 @@ def command(
         if max_batch is not None:
             scenario = replace(scenario, controller=replace(scenario.controller, max_batch=max_batch))
         make_policy(scenario.controller.policy)
-        check_devices(scenario.table, scenario.config.num_devices)
+        check_devices(scenario.table, scenario.config.num_devices, str(cost or log))
         pictures = check_timeline_files(timeline or [])
         header = Header(version=tilework.__version__, config=scenario.controller, table=scenario.table)
         recorder = HistoryRecorder(header) if pictures else None

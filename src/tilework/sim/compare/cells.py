@@ -75,7 +75,7 @@ class Cell:
 
     def _read(self, place: str) -> CostTable:
         table = read_table(place)
-        check_devices(table, self.num_devices)
+        check_devices(table, self.num_devices, place)
         return table if self.devices_per_node is None else replace(table, devices_per_node=self.devices_per_node)
 
 
