@@ -9,10 +9,19 @@ from typing import Any
 import pytest
 
 from builders import PIPELINE, promise, request, simulate, table
+from tilework.admission.reservation_guard import ReservationGuard
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Accept, Reject, RunWork
 from tilework.core.component import Component, LoadSource
-from tilework.core.events import DeviceJoined, DeviceLost, ModelRemoved, Submitted
+from tilework.core.events import (
+    DeviceJoined,
+    DeviceLost,
+    ModelRemoved,
+    OutOfMemory,
+    Stopped,
+    Submitted,
+    WorkFinished,
+)
 from tilework.core.graph.graph import Graph
 from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.request import Request, Status
@@ -172,7 +181,7 @@ def test_devices_are_one_pool_again_when_the_model_that_divides_them_is_removed(
 
 
 def test_a_device_loads_no_weights_of_what_it_does_not_serve() -> None:
-    """All ask for the model of device 0; device 1 is idle, and would have loaded it ahead of need."""
+    """All ask for the model of device 0; device 1 is idle, and would load it ahead of need."""
     costs = tables(degrees=(1,), toy=(0,))
     graphs = {name: latent_diffusion(name) for name in (PIPELINE, OTHER)}
     specs = {
@@ -186,14 +195,41 @@ def test_a_device_loads_no_weights_of_what_it_does_not_serve() -> None:
         memory_bytes=10,
         load_bytes_per_s={LoadSource.DISK: 100.0, LoadSource.HOST: 100.0},
     )
-    requests = [request(f"a{index}", 10.0 * index) for index in range(12)] + [other(request("b", 3.0))]
+    requests = [request(f"a{index}", 10.0 * index) for index in range(12)]
 
     def loads(table: CostTable) -> set[tuple[str, int]]:
         trace = simulate(requests, "tilework", num_devices=2, costs=table)
         return {(load.load.stage.pipeline, load.load.device_id) for load in trace.loads}
 
-    assert loads(costs) == {(PIPELINE, 0), (OTHER, 1)}
+    assert loads(costs) == {(PIPELINE, 0)}
     assert (PIPELINE, 1) in loads(replace(costs, devices={})), "else it is of use there"
+
+
+def test_a_job_that_fits_only_on_more_of_its_devices_than_are_up_waits_for_them() -> None:
+    """Beside it are enough devices, which do not serve it."""
+    made = controller(tables(toy=(0, 1)), 4)
+    made.handle(DeviceLost(1, "it was killed"), 0)
+    (first, *_) = [one.work for one in submitted(made, request("a")) if isinstance(one, RunWork)]
+    made.handle(WorkFinished(first.work_id, 10), 10)
+    steps = next(work for work in made.tracker.works.values() if work.stage.has_steps)
+    made.handle(OutOfMemory(steps.work_id, 0), 20)
+    made.handle(Stopped(steps.work_id + 1, 0), 20)
+    assert made.tracker.num_parked == 1
+    begun = [one.work for one in made.handle(DeviceJoined(1, 0), 30) if isinstance(one, RunWork)]
+    assert {work.devices for work in begun if work.stage.has_steps} == {(0, 1)}
+
+
+def test_a_promised_job_without_a_device_is_not_started_however_late_it_is() -> None:
+    made, guard = controller(tables(degrees=(1,), toy=(0,), other=(1,))), ReservationGuard()
+    submitted(made, other(promise("b", 0, 60)))
+    submitted(made, promise("a", 0, 3))
+    made.handle(DeviceLost(0, "it was killed"), 10)
+    view, costs = made.tracker, made.costs
+    guard.update(view, costs, made.policy.degrees, 20)
+    assert guard._known is not None
+    late = dict.fromkeys(guard._known.ends_ns, 0)
+    guard._known = replace(guard._known, ends_ns=late, spared_ns=dict.fromkeys(guard._known.spared_ns, 0))
+    assert {view.jobs[start.job_ids[0]].request.uid for start in guard.forced(view, costs, 20)} <= {"b"}
 
 
 def test_other_policies_are_refused() -> None:
