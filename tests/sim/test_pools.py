@@ -181,8 +181,8 @@ def test_devices_are_one_pool_again_when_the_model_that_divides_them_is_removed(
 
 
 def test_a_device_loads_no_weights_of_what_it_does_not_serve() -> None:
-    """All ask for the model of device 0; device 1 is idle, and would load it ahead of need."""
-    costs = tables(degrees=(1,), toy=(0,))
+    """All ask for one model. Device 1 is idle, and loads it ahead of need if it serves it."""
+    costs = tables(degrees=(1,), toy=(0,), other=(0,))
     graphs = {name: latent_diffusion(name) for name in (PIPELINE, OTHER)}
     specs = {
         name: tuple(replace(spec, components=("denoiser",) if spec.steps else ()) for spec in graph.specs)
@@ -202,7 +202,7 @@ def test_a_device_loads_no_weights_of_what_it_does_not_serve() -> None:
         return {(load.load.stage.pipeline, load.load.device_id) for load in trace.loads}
 
     assert loads(costs) == {(PIPELINE, 0)}
-    assert (PIPELINE, 1) in loads(replace(costs, devices={})), "else it is of use there"
+    assert loads(replace(costs, devices={OTHER: (0,)})) == {(PIPELINE, 0), (PIPELINE, 1)}, "also in another pool"
 
 
 def test_a_job_that_fits_only_on_more_of_its_devices_than_are_up_waits_for_them() -> None:

@@ -369,7 +369,7 @@ def test_a_table_of_pools_knows_which_may_run_what() -> None:
         for index, pool in enumerate((0, 0, 1, 2, 2, 2))
     ]
     pools, within = NodeTable(devices), frozenset((0, 1, 2))
-    view: Any = SimpleNamespace(job=lambda _job_id: None)
+    view: Any = SimpleNamespace(job=lambda _job_id: None, needs_loads=False)
     pools.update([], view, 0)
     assert (pools.widest_within(within), pools.widest_within(None), pools.widest_within(frozenset((2,)))) == (2, 3, 1)
     assert pools.with_room(1, 4, within) == [1, 0]

@@ -64,6 +64,9 @@ class NodeTable:
             pairs = zip(self.devices, before, num_changes, strict=True)
             self.changed.update(device.pool for device, old, new in pairs if old != new)
             self._num_changes = num_changes
+        if view.needs_loads:  # What pools of a host load and read ahead depends on each other.
+            hosts = {self.by_node[number][0].node for number in self.changed}
+            self.changed.update(number for number, devices in self.by_node.items() if devices[0].node in hosts)
         self._free_ns, self._by_load = {}, []
         self.idle = {}
         for device in self.devices:
