@@ -121,5 +121,12 @@ def test_a_host_reads_nothing_ahead_that_none_of_its_devices_serves() -> None:
         learned.add(wanted(1, float(index)), COSTS)
     assert chosen(View(), learned=learned) == "gentd26-01"
     elsewhere = TableCosts(replace(COSTS.table, devices={"gentd26-01": (5,)}))
-    eviction = Eviction(learned, cast(ClusterView, View()), elsewhere, ns_from_s(100.0))
+    view = SimpleNamespace(
+        devices=[SimpleNamespace(device_id=device_id, node=device_id // 4, memory=Memory()) for device_id in (0, 5)],
+        kept_by_host=lambda _node: (),
+        may_read=lambda _node: True,
+        unreadable=(),
+    )
+    eviction = Eviction(learned, cast(ClusterView, view), elsewhere, ns_from_s(100.0))
     assert not Reading().best(eviction, 0, ())
+    assert [read.node for read in Reading().best(eviction, 1, ())] == [1]
