@@ -134,6 +134,9 @@ class FakeEngine:
     def devices_with(self, model: str) -> tuple[int, ...]:
         return tuple(range(self.devices_up))
 
+    def devices_serving(self, model: str) -> tuple[int, ...]:
+        return (0, 1)
+
     def is_on_host(self, model: str) -> bool:
         return False
 

@@ -17,6 +17,7 @@ from tilework.core.actions import Accept, Finish, Reject, RunWork
 from tilework.core.events import Cancelled, Submitted, WorkFinished
 from tilework.core.graph.progress import Cursor
 from tilework.core.interfaces import Admitted, Ahead, Block, CostModel, Demand, EtaPrediction, Held
+from tilework.core.pools import Within
 from tilework.core.request import OnMiss, RefusalCode, Request, Status
 from tilework.core.time import NS_PER_MS, NS_PER_S, ns_from_s
 from tilework.cost.table_costs import TableCosts
@@ -44,16 +45,20 @@ class Backlog:
     """Three devices, free after 1, 2 and 4 s; a job of two devices for 1 s precedes requests less urgent than 50."""
 
     free_s: Sequence[float] = (4, 2, 1)
-    widest: int = 3
     needs_loads: bool = False
     devices: list[Any] = field(init=False)
 
     def __post_init__(self) -> None:
         times = enumerate(self.free_s)
         self.slots: list[Device] = []
-        self.devices = [Device(device_id=device_id, node=0, now=Now(ns_from_s(free_s))) for device_id, free_s in times]
+        self.devices = [
+            Device(device_id=device_id, node=0, pool=0, now=Now(ns_from_s(free_s))) for device_id, free_s in times
+        ]
 
     def num_jobs(self) -> int:
+        return 3
+
+    def widest(self, pipeline: str) -> int:
         return 3
 
     def held(self, tenant: str | None = None) -> Held:
@@ -65,10 +70,10 @@ class Backlog:
     def delay_ns(self, request: Request) -> int:
         return 0
 
-    def waiting_ahead(self, urgency_ns: int, job_id: int | None = None) -> Ahead:
+    def waiting_ahead(self, urgency_ns: int, job_id: int | None = None, within: Within = None) -> Ahead:
         return Ahead(0, [Demand(2, ns_from_s(1))] if urgency_ns > 50 else [])
 
-    def running_ahead(self, urgency_ns: int, job_id: int | None = None) -> list[Any]:
+    def running_ahead(self, urgency_ns: int, job_id: int | None = None, within: Within = None) -> list[Any]:
         return []
 
     def reserved(self) -> list[Any]:
@@ -99,7 +104,7 @@ def test_a_promise_is_given_with_a_margin_before_the_deadline() -> None:
     """The first device is free after 1 s; no job is served before a request with a deadline."""
 
     class NoneAhead(Backlog):
-        def waiting_ahead(self, urgency_ns: int, job_id: int | None = None) -> Ahead:
+        def waiting_ahead(self, urgency_ns: int, job_id: int | None = None, within: Within = None) -> Ahead:
             return Ahead(0, [])
 
     eta_ns = ns_from_s(1 + SERVICE_S)

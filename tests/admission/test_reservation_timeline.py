@@ -175,3 +175,19 @@ def test_a_block_that_takes_no_time_needs_no_device() -> None:
         90,
         9,
     ]
+
+
+def test_a_block_lies_within_the_devices_that_may_run_it() -> None:
+    """Devices 0 and 1 are one pool, device 2 another, which is free first."""
+    free_ns, nodes = {0: 5, 1: 5, 2: 0}, [[0, 1], [2]]
+    assert choose_group(free_ns, nodes, Demand(1, 10), 0) == ((2,), None)
+    assert choose_group(free_ns, nodes, Demand(2, 10), 0, within=frozenset((2,))) == ((2,), None), "as wide as there is"
+    assert choose_group(free_ns, nodes, Demand(2, 10, 2, 3), 0, within=frozenset((0, 1))) == ((1, 0), None)
+    assert choose_group(free_ns, nodes, Demand(1, 10), 0, within=frozenset((7,))) is None
+
+
+def test_a_block_without_a_device_that_may_run_it_delays_no_other() -> None:
+    lost, other = Block(100, 0, Demand(1, 10), within=frozenset((7,))), Block(100, 0, Demand(1, 10), (0,))
+    blocks, ends_ns = run_in_order({0: 5}, [[0]], [lost, other], anew=True)
+    assert [block.devices for block in blocks] == [(), (0,)]
+    assert ends_ns == [10, 15]

@@ -187,6 +187,19 @@ def test_models_are_given_once(mistake: Callable[..., str], tmp_path: Path) -> N
     assert "cannot be read" in mistake("serve", "--models", tmp_path / "models.toml")
 
 
+def test_devices_of_a_model_are_workers_and_need_a_policy_that_keeps_to_them(
+    mistake: Callable[..., str], tmp_path: Path
+) -> None:
+    path = tmp_path / "models.toml"
+    path.write_text('[models.a]\npath = "shapes"\ndevices = [2]\n')
+    assert f"{path}: models.a.devices has 2, and there are 2 workers" in mistake("serve", "--models", path)
+    said = mistake("serve", "--models", path, "--workers", 3, "--policy", "edf")
+    assert said == (
+        "policy 'edf' gives every device to every model, and 'a' has devices of its own; choose tilework, or leave its "
+        "devices out"
+    )
+
+
 def test_simulated_devices_have_no_weights_to_load(mistake: Callable[..., str]) -> None:
     simulated = "--backend", "modelled", "--cost", "flux1dev_h100_eager"
     assert "--weights-memory needs --backend diffusers" in mistake("serve", *simulated, "--weights-memory", "1GB")
@@ -487,6 +500,20 @@ def test_a_bad_cost_table_is_named(files: Path, tmp_path: Path, mistake: Callabl
     path.write_text(json.dumps(document))
     said = mistake("simulate", files / "requests.jsonl", "--cost", path)
     assert said == f"{path}: rows[4].seconds is -1; expected seconds above 0"
+
+
+def test_devices_of_a_pipeline_are_those_that_there_are_and_need_a_policy_that_keeps_to_them(
+    files: Path, tmp_path: Path, mistake: Callable[..., str]
+) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(json.dumps(table_json(table()) | {"devices": {PIPELINE: [1]}}))
+    simulate = "simulate", files / "requests.jsonl", "--cost", path
+    assert mistake(*simulate, "--devices", 1).startswith(f"{path}: devices.{PIPELINE} has 1, and there are 1 devices")
+    assert "choose tilework" in mistake(*simulate, "--devices", 2, "--policy", "edf")
+    compare = "compare", "--workload", files / "requests.jsonl", "--cost", path
+    assert f"devices.{PIPELINE} has 1" in mistake(*compare, "--devices", 1)
+    assert "choose tilework" in mistake(*compare, "--devices", 2, "--policies", "tilework,edf")
+    assert invoke(*simulate, "--devices", 2).exit_code == 0
 
 
 @pytest.mark.parametrize("command", [("replay",), ("simulate", "--log")])

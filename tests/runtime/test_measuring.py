@@ -28,6 +28,7 @@ class FakeExecutor:
     measured: list[str] = field(default_factory=list)
     weights_bytes: int | None = None
     num_devices: int = 1
+    serving: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def profile_key(self, model: str) -> ProfileKey:
         return replace(KEY, model=model)

@@ -7,7 +7,7 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass, field, replace
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
@@ -62,8 +62,8 @@ class Listener:
     def on_loading(self, num_ready: int) -> None:
         self.ready.append(num_ready)
 
-    def on_given_up(self) -> None:
-        self.has_given_up = True
+    def on_given_up(self, left: Collection[int]) -> None:
+        self.has_given_up = not left
 
 
 class Pulse:

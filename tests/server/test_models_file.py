@@ -9,7 +9,7 @@ import pytest
 
 from fake_engine import INFO, FakeEngine, serving
 from tilework.server.config import ConfigError
-from tilework.server.models_file import read_models
+from tilework.server.models_file import check_workers, read_models
 
 GOOD = """
 [models.tiny-shapes]
@@ -17,6 +17,7 @@ path = "./weights"
 aliases = ["shapes", "someone/shapes"]
 dtype = "float16"
 default_slo_s = 5.0
+devices = [1, 0]
 loras = "loras"
 [models."a/b"]
 path = "someone/else"
@@ -35,6 +36,7 @@ def test_models_are_read_in_order_with_paths_from_the_file_on(tmp_path: Path) ->
     assert first[0] == INFO.name
     assert first[1].path == str(tmp_path / "weights")
     assert (first[1].aliases, first[1].dtype, first[1].default_slo_s) == (("shapes", "someone/shapes"), "float16", 5.0)
+    assert (first[1].devices, second[1].devices) == ((0, 1), None)
     assert (first[1].loras, second[1].loras) == (str(tmp_path / "loras"), None)
     assert (second[0], second[1].path, second[1].default_slo_s) == ("a/b", "someone/else", None)
     assert read_models(None) == {}
@@ -66,6 +68,11 @@ def test_an_alias_is_a_name_and_a_request_without_a_deadline_gets_the_models(tmp
         ('[models.a]\npath = "p"\ndtype = "int8"', "models.a.dtype = 'int8' cannot be used; give float32, bfloat16"),
         ('[models.a]\npath = "p"\ndefault_slo_s = 0', "models.a.default_slo_s = 0 cannot be used; give a number"),
         ('[models.a]\npath = "p"\nloras = 3', "models.a.loras = 3 cannot be used; give the directory of its LoRAs"),
+        ('[models.a]\npath = "p"\ndevices = []', "models.a.devices = [] cannot be used; give a list of workers from 0"),
+        ('[models.a]\npath = "p"\ndevices = [0, 0]', "models.a.devices = [0, 0] cannot be used; give a list"),
+        ('[models.a]\npath = "p"\ndevices = [true]', "models.a.devices = [True] cannot be used; give a list"),
+        ('[models.a]\npath = "p"\ndevices = [-1]', "models.a.devices = [-1] cannot be used; give a list"),
+        ('[models.a]\npath = "p"\ndevices = 0', "models.a.devices = 0 cannot be used; give a list"),
         ('[models.a]\npath = "p"\naliases = ["x y"]', "models.a.aliases[0] = 'x y' cannot be used; give a list"),
         ('[models."x y"]\npath = "p"', "models.'x y' is not a name"),
         ('[models.a]\npath = "p"\naliases = ["b"]\n[models.b]\npath = "q"', "models.a.aliases has 'b', which names"),
@@ -80,3 +87,10 @@ def test_a_mistake_is_named_with_its_remedy(tmp_path: Path, text: str, said: str
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         read_models(str(tmp_path / "nowhere.toml"))
+
+
+def test_a_worker_that_there_is_not_is_named_with_file_and_model(tmp_path: Path) -> None:
+    path = written(tmp_path, GOOD)
+    check_workers(path, read_models(path), 2)
+    with pytest.raises(ConfigError, match=rf"{path}: models.tiny-shapes.devices has 1, and there are 1 workers, .* 2"):
+        check_workers(path, read_models(path), 1)

@@ -309,18 +309,18 @@ def send_too_many_works(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def share_exact_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Job, "may_share", True)
-    monkeypatch.setattr("tilework.control.cluster.tracker.check_start", lambda jobs, start, devices: None)
+    monkeypatch.setattr("tilework.control.cluster.tracker.check_start", lambda *_: None)
 
 
 def widen_exact_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     step = "tilework.policy.toolkit.demand.step_degrees"
     monkeypatch.setattr(step, lambda request, costs: costs.degrees(stage_of(request.pipeline, DIFFUSE)))
-    monkeypatch.setattr("tilework.control.cluster.tracker.check_start", lambda jobs, start, devices: None)
+    monkeypatch.setattr("tilework.control.cluster.tracker.check_start", lambda *_: None)
 
 
 def show_policies_the_stages_of_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Cursor, "leg", property(lambda cursor: cursor))
-    monkeypatch.setattr("tilework.control.cluster.tracker.check_start", lambda jobs, start, devices: None)
+    monkeypatch.setattr("tilework.control.cluster.tracker.check_start", lambda *_: None)
 
 
 def share_among_loras(monkeypatch: pytest.MonkeyPatch) -> None:

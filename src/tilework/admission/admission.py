@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from tilework.admission.admission_limits import AdmissionLimits
-from tilework.admission.eta import end_of, free_before
+from tilework.admission.eta import end_after, end_of, free_before
 from tilework.admission.eta_correction import EtaCorrection
-from tilework.admission.list_schedule import FreeTimes, place
+from tilework.admission.list_schedule import FreeTimes
 from tilework.admission.loads import all_unloaded, expected_ns, too_large
 from tilework.admission.promise_query import PromiseQuery
 from tilework.admission.reservations import Reservations
@@ -19,6 +20,7 @@ from tilework.core.interfaces import (
     Backlog,
     CostModel,
     Demand,
+    DeviceView,
     EtaPrediction,
     JobView,
     Policy,
@@ -26,6 +28,7 @@ from tilework.core.interfaces import (
 from tilework.core.request import EXACT_NEEDS_MORE, RefusalCode, Request
 from tilework.policy.toolkit.buddy_allocator import nodes
 from tilework.policy.toolkit.demand import fastest, fits_at
+from tilework.policy.toolkit.pools import serving
 from tilework.policy.toolkit.wording import needs
 
 
@@ -52,18 +55,19 @@ class Admission:
         if (no_room := self.limits.refusal(request, backlog, now_ns)) is not None:
             if request.is_promise or no_room.retry_ns is None:
                 return no_room
-            return _with_earliest(no_room, demand, free_before(request, policy, backlog), now_ns)
-        answer = _without_room(request, costs, backlog) or _without_devices(request, demand, backlog, now_ns)
+            return _with_earliest(no_room, demand, free_before(request, policy, costs.pools, backlog), now_ns)
+        devices = serving(backlog.devices, costs.pools.within(request.pipeline))
+        answer = _without_room(request, costs, devices) or _without_devices(request, demand, devices, backlog, now_ns)
         if answer is not None:
             return answer
         if (no_memory := _too_large(request, policy, costs, backlog)) is not None:
             return no_memory
         if (too_late := _too_late(request, policy, costs, now_ns)) is not None:
             return too_late
-        free_ns, num_jobs = free_before(request, policy, backlog), backlog.num_jobs()
-        predicted_ns = place(list(free_ns), demand) - now_ns
+        free_ns, num_jobs = free_before(request, policy, costs.pools, backlog), backlog.num_jobs()
+        predicted_ns = end_after(free_ns, demand) - now_ns
         if backlog.needs_loads:
-            predicted_ns += expected_ns(costs.start(request), backlog.devices, costs)
+            predicted_ns += expected_ns(costs.start(request), devices, costs)
         eta_prediction = EtaPrediction(predicted_ns, num_jobs, self._eta_correction.ratio(request, num_jobs))
         eta_ns = now_ns + int(eta_prediction.ratio * eta_prediction.predicted_ns)
         others = "1 other request" if num_jobs == 1 else f"{num_jobs} other requests"
@@ -96,19 +100,21 @@ class Admission:
 
     def eta_ns(self, job: JobView, costs: CostModel, backlog: Backlog, now_ns: int) -> int:
         """When an accepted job is expected to end, predicted now."""
-        uncorrected_ns = end_of(job, backlog, now_ns) - now_ns
+        uncorrected_ns = end_of(job, costs.pools, backlog, now_ns) - now_ns
         if backlog.needs_loads:
-            uncorrected_ns += expected_ns(job.committed, backlog.devices, costs)
+            devices = serving(backlog.devices, costs.pools.within(job.request.pipeline))
+            uncorrected_ns += expected_ns(job.committed, devices, costs)
         return max(now_ns, now_ns + int(job.eta_prediction.ratio * uncorrected_ns))
 
 
-def _with_earliest(no_room: Reject, demand: Demand, free_ns: FreeTimes, now_ns: int) -> Reject:
+def _with_earliest(no_room: Reject, demand: Demand, free_ns: Sequence[FreeTimes], now_ns: int) -> Reject:
     """The refusal with the earliest finish, if the request were accepted once other jobs have made room.
 
     Unknown for a promise, which would also need a place among the reservations at that time.
     """
     assert no_room.retry_ns is not None
-    return replace(no_room, earliest_ns=max(place(free_ns, demand), now_ns + no_room.retry_ns + demand.run_ns))
+    alone_ns = now_ns + no_room.retry_ns + demand.run_ns
+    return replace(no_room, earliest_ns=max(end_after(free_ns, demand), alone_ns) if free_ns else alone_ns)
 
 
 def _too_late(request: Request, policy: Policy, costs: CostModel, now_ns: int) -> Reject | None:
@@ -123,21 +129,24 @@ def _too_late(request: Request, policy: Policy, costs: CostModel, now_ns: int) -
     return Reject(request.uid, f"alone it needs {needs(least)}", end_ns, RefusalCode.DEADLINE)
 
 
-def _without_devices(request: Request, demand: Demand, backlog: Backlog, now_ns: int) -> Admitted | Reject | None:
-    """The answer if no device is up, or none that a promise needs."""
-    if not backlog.devices:
+def _without_devices(
+    request: Request, demand: Demand, devices: Sequence[DeviceView], backlog: Backlog, now_ns: int
+) -> Admitted | Reject | None:
+    """The answer if none of the `devices` that serve the request is up, or none that a promise needs."""
+    if not devices:
+        none_up = f"no device that serves {request.pipeline} is up" if backlog.devices else "no device is up"
         if request.is_promise:
-            return Reject(request.uid, "no device is up", None, RefusalCode.NO_DEVICE)
-        why = "no device is up; the prediction assumes that one is up now"
+            return Reject(request.uid, none_up, None, RefusalCode.NO_DEVICE)
+        why = f"{none_up}; the prediction assumes that one is up now"
         return Admitted(now_ns + demand.run_ns, why, EtaPrediction(demand.run_ns, 0, 1.0))
     if request.is_promise and demand.slot is not None and not backlog.slots:
         return Reject(request.uid, "no CPU slot is up", None, RefusalCode.NO_DEVICE)
     return None
 
 
-def _without_room(request: Request, costs: CostModel, backlog: Backlog) -> Reject | None:
-    """The refusal of a request whose weights do not fit onto a device, also while none is up."""
-    if not costs.all_components or (stage := too_large(request, backlog.devices, costs)) is None:
+def _without_room(request: Request, costs: CostModel, devices: Sequence[DeviceView]) -> Reject | None:
+    """The refusal of a request whose weights do not fit onto a device that serves it, also while none is up."""
+    if not costs.all_components or (stage := too_large(request, devices, costs)) is None:
         return None
     total = num_bytes(costs.components(stage))
     reason = f"the weights of {stage} take {total / 2**30:.1f} GiB, more than a device has for them"
@@ -147,7 +156,8 @@ def _without_room(request: Request, costs: CostModel, backlog: Backlog) -> Rejec
 def _too_large(request: Request, policy: Policy, costs: CostModel, backlog: Backlog) -> Reject | None:
     """The refusal of a request that is known not to fit into the memory of the devices that the policy may give it."""
     shape = request.shape
-    degrees = [degree for degree in policy.degrees(request, costs) if degree <= backlog.widest] or [1]
+    widest = backlog.widest(request.pipeline)
+    degrees = [degree for degree in policy.degrees(request, costs) if degree <= widest] or [1]
     stages = costs.graph(request.pipeline).stages
     at_once = [stage for stage in stages if not stage.has_steps and stage.kind is DeviceKind.ACCELERATOR]
     others_fit = all(

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from tilework.admission.eta import free_before
-from tilework.admission.list_schedule import FreeTimes, place
+from tilework.admission.eta import end_after, free_before
+from tilework.admission.list_schedule import FreeTimes
 from tilework.admission.loads import load_bound_ns
+from tilework.admission.reservation_timeline import nodes_within
 from tilework.admission.reservations import Reservations
 from tilework.core.actions import Reject
 from tilework.core.interfaces import Backlog, Block, CostModel, Demand, Policy
+from tilework.core.pools import Pools, Within
 from tilework.core.request import RefusalCode, Request
 from tilework.core.time import s_from_ns
 from tilework.policy.toolkit.demand import demand_at, usable_degree
@@ -25,13 +27,14 @@ class PromiseQuery:
     """A request that asks for a promise.
 
     `blocks` are the ways in which the policy may run it, the cheapest in device time first. `ends_ns` is when each of
-    them would end, after the jobs that the policy serves before it.
+    them would end, after the jobs that the policy serves before it. `pools` say which devices serve it.
     """
 
     request: Request
     policy: Policy
     backlog: Backlog
     reservations: Reservations
+    pools: Pools
     blocks: Sequence[Demand]
     ends_ns: Sequence[int]
     now_ns: int
@@ -44,11 +47,11 @@ class PromiseQuery:
         backlog: Backlog,
         *,
         reservations: Reservations,
-        free_ns: FreeTimes,
+        free_ns: Sequence[FreeTimes],
     ) -> PromiseQuery:
-        """`free_ns`: when devices are free after the jobs before the request. Raises UnknownCost."""
+        """`free_ns` as `free_before` says, for at least one part. Raises UnknownCost."""
         start = costs.start(request)
-        widest = max(map(len, reservations.nodes))
+        widest = max(map(len, nodes_within(reservations.nodes, costs.pools.within(request.pipeline))))
         degrees = {usable_degree(request, min(degree, widest), costs) for degree in policy.degrees(request, costs)}
         loads_ns = partial(load_bound_ns, costs=costs) if backlog.needs_loads else None
         blocks = [demand_at(request, start, degree, costs, loads_ns) for degree in degrees]
@@ -58,15 +61,20 @@ class PromiseQuery:
             policy=policy,
             backlog=backlog,
             reservations=reservations,
+            pools=costs.pools,
             blocks=blocks,
-            ends_ns=[place(list(free_ns), block) for block in blocks],
+            ends_ns=[end_after(free_ns, block) for block in blocks],
             now_ns=reservations.now_ns,
         )
+
+    @property
+    def _within(self) -> Within:
+        return self.pools.within(self.request.pipeline)
 
     def reservation(self, deadline_ns: int) -> Block | None:
         """The reservation of the cheapest block with which the deadline can be promised; None if it cannot."""
         in_time = (block for block, end_ns in zip(self.blocks, self.ends_ns, strict=True) if end_ns <= deadline_ns)
-        placed = (self.reservations.place(deadline_ns, block) for block in in_time)
+        placed = (self.reservations.place(deadline_ns, block, self._within) for block in in_time)
         return next((block for block in placed if block is not None), None)
 
     def earliest_ns(self) -> int:
@@ -80,9 +88,9 @@ class PromiseQuery:
         """
         due_ns = self.now_ns
         for _ in range(_MOST_TRIED):
-            due_ns = self.reservations.earliest_ns(block, due_ns)
+            due_ns = self.reservations.earliest_ns(block, due_ns, self._within)
             later = replace(self.request, deadline_ns=due_ns)
-            end_ns = place(free_before(later, self.policy, self.backlog), block)
+            end_ns = end_after(free_before(later, self.policy, self.pools, self.backlog), block)
             if end_ns <= due_ns:
                 break
             due_ns = end_ns

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilework.admission.loads import in_order, moved, reserve
-from tilework.admission.reservation_timeline import DeviceTimes, latest_ends, run_in_order
+from tilework.admission.reservation_timeline import DeviceTimes, latest_ends, nodes_within, run_in_order
 from tilework.admission.what_if import WhatIf, due
 from tilework.core.interfaces import Block, CostModel, JobView
 from tilework.core.request import Request
@@ -43,10 +43,9 @@ class ProofSearch:
         search = ProofSearch.of_first(len(what_if.view.promised()), what_if, never_ns, {})
         if devices_changed:
             up = what_if.up.keys()
-            search.blocks = [
-                block if up >= {one for one, _, _ in block.windows()} else moved(block, (), None)
-                for block in search.blocks
-            ]
+            for index, (job, block) in enumerate(zip(search.jobs, search.blocks, strict=True)):
+                if not up >= {one for one, _, _ in block.windows()}:
+                    search.blocks[index] = what_if.changed[job.job_id] = moved(block, (), None)
         return search
 
     @staticmethod
@@ -108,7 +107,8 @@ class ProofSearch:
 
     def _wider(self, candidate: Candidate, index: int, degrees: Degrees) -> Iterator[Candidate]:
         job, former, costs = self.jobs[index], candidate.blocks[index], self.what_if.costs
-        cursor, widest = self.what_if.cursor(job), max(map(len, self.what_if.nodes))
+        nodes = nodes_within(self.what_if.nodes, former.within)
+        cursor, widest = self.what_if.cursor(job), max(map(len, nodes), default=0)
         for degree in degrees(job.request, costs):
             if cursor.stage is not None and former.demand.width < degree <= widest:
                 blocks = list(candidate.blocks)

@@ -159,7 +159,7 @@ class ReservationGuard:
         num_near = known.num_near(what_if.view)
         for job, block in zip(what_if.view.promised()[:num_near], what_if.view.reserved()[:num_near], strict=True):
             cursor = what_if.cursor(job)
-            if cursor.stage is None:
+            if cursor.stage is None or not block.devices:  # None that may run it is up.
                 continue
             spare_ns = known.ends_ns[job.job_id] - begin_ns(block, what_if.free_ns) - block.demand.run_ns
             is_here = cursor.stage.kind is DeviceKind.ACCELERATOR and not _is_on_slot(job)

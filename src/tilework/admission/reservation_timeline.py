@@ -8,37 +8,52 @@ from dataclasses import dataclass
 from tilework.admission.list_schedule import first_slot
 from tilework.admission.loads import moved
 from tilework.core.interfaces import Block, Demand
+from tilework.core.pools import Within
 from tilework.core.time import NEVER_NS
 from tilework.core.work import Group
 
 DeviceTimes = dict[int, int]
 """A time for each device that is up, also for CPU slots."""
 Nodes = Sequence[Sequence[int]]
-"""The accelerators of each node."""
+"""The accelerators of each pool: of each node, where all devices serve the same pipelines."""
 Chosen = tuple[Group, int | None]
 """A group, the device for stages without steps first, and a CPU slot if one is needed and any is up."""
 
 
 def choose_group(
-    free_ns: DeviceTimes, nodes: Nodes, demand: Demand, ready_ns: int, spared_ns: DeviceTimes | None = None
+    free_ns: DeviceTimes,
+    nodes: Nodes,
+    demand: Demand,
+    ready_ns: int,
+    spared_ns: DeviceTimes | None = None,
+    within: Within = None,
 ) -> Chosen | None:
     """The devices of one node on which a block can begin first; of equal nodes, the first. And a CPU slot of any node.
 
     `list_schedule.first_slot` chooses devices and start on a node. A block that is wider than all nodes takes all of a
-    widest node. With `spared_ns`, it must leave each of its devices by then; None if that is impossible.
+    widest node. With `spared_ns`, it must leave each of its devices by then. None if that is impossible, or if no
+    device `within` is up.
     """
-    width = min(demand.width, max(map(len, nodes)))
+    usable = nodes_within(nodes, within)
+    if not usable:
+        return None
+    width = min(demand.width, max(map(len, usable)))
     if demand.is_flat:
-        group = _flat_group(free_ns, nodes, demand, width, ready_ns, spared_ns)
+        group = _flat_group(free_ns, usable, demand, width, ready_ns, spared_ns)
         return None if group is None else (group, None)
     slots = [] if demand.slot is None else sorted(free_ns.keys() - {one for node in nodes for one in node})
     best: tuple[int, Chosen] | None = None
-    for node in nodes:
+    for node in usable:
         if len(node) >= width:
             found = _Search(free_ns, demand, width, spared_ns).on(node, slots, ready_ns)
             if found is not None and (best is None or found[0] < best[0]):
                 best = found
     return None if best is None else best[1]
+
+
+def nodes_within(nodes: Nodes, within: Within) -> Nodes:
+    """Those of these pools that are `within`: all of their devices are, or none."""
+    return nodes if within is None else [node for node in nodes if node[0] in within]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,16 +137,17 @@ def run_in_order(
 
     Each runs on its own group; a block without one, and with `anew` every block, on the group that `choose_group`
     finds. It begins when each device is free by the time that the block takes it, and it is ready. A block that takes
-    no time needs no devices. With `anew`, one counts on components of its devices only if it is the first there.
+    no time needs no devices, and one that no device may run that is up gets none. With `anew`, one counts on components
+    of its devices only if it is the first there.
     """
     placed_blocks, ends_ns = [], []
     taken: set[int] = set()
     for one in blocks:
         block = one
         if anew or not block.devices or _lacks_slot(block, free_ns, nodes):
-            chosen = choose_group(free_ns, nodes, block.demand, block.ready_ns)
-            assert chosen is not None, "there is a device"
-            block = placed(block, chosen)
+            chosen = choose_group(free_ns, nodes, block.demand, block.ready_ns, within=block.within)
+            assert chosen is not None or block.within is not None, "there is a device"
+            block = block if chosen is None else placed(block, chosen)
         if anew:
             block = block if taken.isdisjoint(block.devices) else block.if_unloaded
             taken.update(block.devices)

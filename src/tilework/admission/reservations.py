@@ -55,6 +55,7 @@ from tilework.admission.reservation_timeline import (
     run_in_order,
 )
 from tilework.core.interfaces import Block, Demand
+from tilework.core.pools import Within
 from tilework.core.time import NEVER_NS
 from tilework.policy.toolkit.margin import ADMISSION_MARGIN
 
@@ -82,26 +83,30 @@ class Reservations:
         """Move to a later time with the same free times and blocks; margins are smaller then."""
         self.now_ns = now_ns
 
-    def place(self, due_ns: int, demand: Demand) -> Block | None:
-        """The reservation of a new request with this deadline; None if it or another would be late on every group.
+    def place(self, due_ns: int, demand: Demand, within: Within = None) -> Block | None:
+        """The reservation of a new request with this deadline, on devices `within`.
+
+        None if it or another would be late on every group.
 
         Other reservations keep their groups. If there is no room and there are few reservations, all groups are chosen
         anew; if that makes room, the guard will choose them anew, too.
         """
         index = self._place_of(due_ns)
-        found = self._beside_others(index, demand)
+        found = self._beside_others(index, demand, within)
         if found is not None and ADMISSION_MARGIN.due_ns(found[1], self.now_ns) <= due_ns:
-            return Block(due_ns, 0, demand, *found[0])
-        return self._anew(index, due_ns, demand) if len(self.blocks) <= _MANY else None
+            return Block(due_ns, 0, demand, *found[0], within=within)
+        if len(self.blocks) > _MANY:
+            return None
+        return self._anew(index, Block(due_ns, self.now_ns, demand, within=within))
 
-    def earliest_ns(self, demand: Demand, at_least_ns: int = 0) -> int:
-        """A deadline, from `at_least_ns` on, with which a new request would be accepted.
+    def earliest_ns(self, demand: Demand, at_least_ns: int = 0, within: Within = None) -> int:
+        """A deadline, from `at_least_ns` on, with which a new request would be accepted on devices `within`.
 
         It is the earliest for which all other reservations keep their groups. With many reservations it may be later,
         since not all places in the order are tried.
         """
         for index in self._places(self._place_of(at_least_ns)):
-            found = self._beside_others(index, demand)
+            found = self._beside_others(index, demand, within)
             if found is not None:
                 before_ns = self.blocks[index - 1].due_ns if index else 0
                 due_ns = max(at_least_ns, before_ns, ADMISSION_MARGIN.due_ns(found[1], self.now_ns))
@@ -109,16 +114,15 @@ class Reservations:
                     return due_ns
         raise AssertionError("there is room after all others")
 
-    def _beside_others(self, index: int, demand: Demand) -> tuple[Chosen, int] | None:
+    def _beside_others(self, index: int, demand: Demand, within: Within) -> tuple[Chosen, int] | None:
         """A group for a new block at a place in the order that later blocks can spare, and the block's end on it."""
         free_ns, spared_ns = self._around(index)
-        chosen = choose_group(free_ns, self.nodes, demand, self.now_ns, spared_ns)
+        chosen = choose_group(free_ns, self.nodes, demand, self.now_ns, spared_ns, within)
         if chosen is None:
             return None
         return chosen, begin_ns(Block(0, self.now_ns, demand, *chosen), free_ns) + demand.run_ns
 
-    def _anew(self, index: int, due_ns: int, demand: Demand) -> Block | None:
-        newcomer = Block(due_ns, self.now_ns, demand)
+    def _anew(self, index: int, newcomer: Block) -> Block | None:
         blocks = [*self.blocks[:index], newcomer, *self.blocks[index:]]
         blocks, ends_ns = run_in_order(dict(self.free_ns), self.nodes, blocks, anew=True)
         for block, end_ns in zip(blocks, ends_ns, strict=True):

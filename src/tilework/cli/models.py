@@ -20,6 +20,7 @@ def model_source(
     threads: int,
     memory_bytes: int | None = None,
     loras: tuple[LoraSource, ...] = (),
+    devices: tuple[int, ...] | None = None,
 ) -> ModelSource:
     """Where a model is and how it runs, if its files show that it can be served.
 
@@ -45,4 +46,5 @@ def model_source(
         threads=threads,
         memory_bytes=memory_bytes,
         loras=loras,
+        devices=devices,
     )

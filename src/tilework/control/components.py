@@ -75,7 +75,7 @@ class Components:
             if drops:
                 actions.append(DropComponents(device.device_id, _digests(drops)))
                 self._tracker.set_memory(device.device_id, device.memory.without(drops))
-        self._tracker.check_loads()
+        self._tracker.models_changed()
         return actions
 
     def join(self, joined: DeviceJoined) -> None:
@@ -114,6 +114,7 @@ class Components:
         assert device is not None
         assert not device.works
         assert not device.is_loading
+        assert self._costs.pools.serves(device.device_id, preload.stage.pipeline)
         actions, load_ns = self._change(device, preload.stage, _NO_WORK, preload.drop_order)
         if load_ns:
             device.loaded_ns = device.now.ns + load_ns

@@ -59,7 +59,7 @@ from tilework.core.time import NS_PER_S
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import parse_table
-from tilework.policy.registry import DEFAULT_POLICY, make_policy
+from tilework.policy.registry import DEFAULT_POLICY, check_pools, make_policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,11 @@ class Controller:
         policy: Policy | None = None,
         rule: Admission | None = None,
     ) -> None:
-        """`policy` and `rule` (of admission) take the place of those that `config` names. Raises UnknownPolicy."""
+        """`policy` and `rule` (of admission) take the place of those that `config` names.
+
+        Raises UnknownPolicy, also if the policy does not keep pipelines to the devices that the table has for them.
+        """
+        check_pools(config.policy, table.devices)
         self.config = config
         self.costs = TableCosts(table, max_batch=config.max_batch)
         self.policy = policy = policy or make_policy(config.policy)

@@ -56,11 +56,13 @@ class MemoryShortage:
         False if the steps may fit on the devices that are up. Then another stage did not fit, and no limit on steps
         would be forgotten that could unpark the job.
         """
-        if fits_at(job.request, usable_degree(job.request, self._tracker.widest_now, self._costs), self._costs):
+        pipeline = job.request.pipeline
+        widest_now, widest = self._tracker.widest_now(pipeline), self._tracker.widest(pipeline)
+        if fits_at(job.request, usable_degree(job.request, widest_now, self._costs), self._costs):
             return False
-        degrees = [one for one in self._policy.degrees(job.request, self._costs) if one <= self._tracker.widest]
+        degrees = [one for one in self._policy.degrees(job.request, self._costs) if one <= widest]
         fitting = [degree for degree in degrees if fits_at(job.request, degree, self._costs)]
-        return bool(fitting) and min(fitting) > self._tracker.widest_now
+        return bool(fitting) and min(fitting) > widest_now
 
     def _widen_reservation(self, job: Job) -> None:
         """Reserve a wider block if the promised job does not fit into the memory of its reservation's devices."""

@@ -10,6 +10,7 @@ from tilework.core.component import Component, LoadSource, Memory
 from tilework.core.graph.graph import Graph
 from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import Stage
+from tilework.core.pools import Pools, Within
 from tilework.core.request import Request, Shape
 from tilework.core.work import Group, Plan, Work
 
@@ -47,7 +48,7 @@ class Block:
     `devices` is the group on which the job is to run, the device for stages without steps first; empty if none is
     chosen yet. `slot` is its CPU slot if it needs one; None if none is chosen yet, or none is up. `unloaded` is the
     demand on other devices, or after other works on these, where components must be loaded that `demand` takes to be
-    there; None if it takes none to be there.
+    there; None if it takes none to be there. Only devices `within` may run it.
     """
 
     due_ns: int
@@ -56,6 +57,7 @@ class Block:
     devices: Group = ()
     slot: int | None = None
     unloaded: Demand | None = None
+    within: Within = None
 
     @property
     def if_unloaded(self) -> Block:
@@ -151,6 +153,10 @@ class DeviceView(Protocol):
     @property
     def node(self) -> int: ...
     @property
+    def pool(self) -> int:
+        """The number of its pool (`core.pools.Pools`): a group lies in one. As a rule that of its node."""
+
+    @property
     def works(self) -> Sequence[Work]:
         """Running work first, then queued ones; empty when idle."""
 
@@ -179,7 +185,10 @@ class ClusterView(Protocol):
 
     @property
     def devices(self) -> Sequence[DeviceView]:
-        """Accelerators that are up, by id. CPU slots are not a policy's business."""
+        """Accelerators that are up, by id. CPU slots are not a policy's business.
+
+        It is another object whenever devices have joined or are lost, or lie in other pools.
+        """
 
     @property
     def slots(self) -> Sequence[DeviceView]:
@@ -211,6 +220,9 @@ class ClusterView(Protocol):
     def waiting(self) -> Iterable[JobView]:
         """Jobs without a committed work whose next stage runs on an accelerator, by (urgency_ns, job_id)."""
 
+    def most_urgent(self, per_pool: int) -> Sequence[JobView]:
+        """Of these the first, in the same order: `per_pool` for each pool that is up and serves them."""
+
     def promised(self) -> Sequence[JobView]:
         """Jobs whose deadline is promised and can be kept, by (deadline, job id)."""
 
@@ -226,6 +238,10 @@ class CostModel(Protocol):
 
     def graph(self, pipeline: str) -> Graph:
         """The graph of a pipeline. Raises UnknownCost."""
+
+    @property
+    def pools(self) -> Pools:
+        """Which accelerators serve which pipelines."""
 
     def start(self, request: Request) -> Cursor:
         """The progress of a request of which nothing is done. Raises UnknownCost."""
@@ -245,8 +261,8 @@ class CostModel(Protocol):
     def common_degrees(self, pipeline: str) -> tuple[int, ...]:
         """The degrees at which all stages with steps were profiled, ascending; 1 if there is none.
 
-        A pipeline is run at these, so that a request may keep its group from one of them to the next. Raises
-        UnknownCost.
+        A pipeline is run at these, so that a request may keep its group from one of them to the next. None is wider
+        than its widest pool can be. Raises UnknownCost.
         """
 
     def fits(self, stage: Stage, shape: Shape, degree: int) -> bool:
@@ -383,9 +399,8 @@ class Backlog(Protocol):
     def needs_loads(self) -> bool:
         """Whether a device lacks components that some stage needs."""
 
-    @property
-    def widest(self) -> int:
-        """The largest number of devices of one node that were up at the same time."""
+    def widest(self, pipeline: str) -> int:
+        """The largest number of devices of one pool that were up at the same time, of those that serve a pipeline."""
 
     def num_jobs(self) -> int: ...
     def held(self, tenant: str | None = None) -> Held:
@@ -400,14 +415,18 @@ class Backlog(Protocol):
         Jobs lighter than the request do not count. With this delay the request is served after all jobs that count.
         """
 
-    def waiting_ahead(self, urgency_ns: int, job_id: int | None = None) -> Ahead:
+    def waiting_ahead(self, urgency_ns: int, job_id: int | None = None, within: Within = None) -> Ahead:
         """The demands of the jobs without works that are served before a job of this urgency.
 
-        Without a job id, before a new job.
+        Without a job id, before a new job. Of jobs that other devices than those `within` may run, too, their share.
         """
 
-    def running_ahead(self, urgency_ns: int, job_id: int | None = None) -> Sequence[tuple[int, Demand]]:
-        """The jobs with works that are served before it, in order: when their works end, and their remaining work."""
+    def running_ahead(
+        self, urgency_ns: int, job_id: int | None = None, within: Within = None
+    ) -> Sequence[tuple[int, Demand]]:
+        """The jobs with works on devices `within` that are served before it, in order: when their works end, and their
+        remaining work.
+        """
 
     def reserved(self) -> Sequence[Block]:
         """The reservations of promised jobs, by (deadline, job id), ready when the jobs' works end."""

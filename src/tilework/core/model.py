@@ -32,7 +32,7 @@ class ModelSource:
     `device` is one of `DEVICES`, `dtype` one of `DTYPES`. `memory_bytes` is how much memory a work may take in addition
     to the loaded model; None: what the device has. `adapter`, MODULE:CLASS, serves it in place of the one that belongs
     to the class of its pipeline; if it is the class of a pipeline itself, the model is loaded as that. Its requests may
-    use those of the `loras` that are LoRAs of this model.
+    use those of the `loras` that are LoRAs of this model. Only the accelerators `devices` serve it; None: all do.
     """
 
     path: str
@@ -43,6 +43,7 @@ class ModelSource:
     threads: int = 1
     memory_bytes: int | None = None
     loras: tuple[LoraSource, ...] = ()
+    devices: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

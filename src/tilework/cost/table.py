@@ -11,6 +11,7 @@ from tilework.core.cost_row import CostRow
 from tilework.core.graph.graph import Graph
 from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.lora import Lora
+from tilework.core.pools import unknown_device
 from tilework.cost.batch_latency import BatchLatencyModel
 from tilework.cost.loading import Link
 from tilework.cost.mixes import Mixes
@@ -36,10 +37,12 @@ class CostTable:
     `graphs` are those of pipelines that are not latent diffusion pipelines (see `core.graph.shipped`).
 
     `components` are, by pipeline, those that its stages name; what is not there weighs nothing. `loras` are, by
-    pipeline, what its requests may use, by name. A device has
-    `memory_bytes` for them (None: no limit), and loads them at `load_bytes_per_s`. The host of a node keeps
-    `host_bytes` of those that were read last (None: all). `links` connect devices of one node ("device") and of two
-    nodes ("node"). `mixes` are what the requests of the evaluation ask for.
+    pipeline, what its requests may use, by name. `devices` are, by pipeline, the accelerators that serve it,
+    ascending; all serve a pipeline that is not there.
+
+    A device has `memory_bytes` for components (None: no limit), and loads them at `load_bytes_per_s`. The host of a
+    node keeps `host_bytes` of those that were read last (None: all). `links` connect devices of one node ("device")
+    and of two nodes ("node"). `mixes` are what the requests of the evaluation ask for.
     """
 
     hardware: str
@@ -52,6 +55,7 @@ class CostTable:
     graphs: Mapping[str, Graph] = field(default_factory=dict)
     components: Mapping[str, Mapping[str, Component]] = field(default_factory=dict)
     loras: Mapping[str, Mapping[str, Lora]] = field(default_factory=dict)
+    devices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     memory_bytes: int | None = None
     host_bytes: int | None = None
     load_bytes_per_s: Mapping[LoadSource, float] = field(default_factory=dict)
@@ -113,6 +117,7 @@ def merged(tables: Sequence[CostTable]) -> CostTable:
         graphs={pipeline: graph for table in tables for pipeline, graph in table.graphs.items()},
         components={pipeline: named for table in tables for pipeline, named in table.components.items()},
         loras={pipeline: named for table in tables for pipeline, named in table.loras.items()},
+        devices={pipeline: ids for table in tables for pipeline, ids in table.devices.items()},
         memory_bytes=first.memory_bytes,
         host_bytes=first.host_bytes,
         load_bytes_per_s=first.load_bytes_per_s,
@@ -133,6 +138,7 @@ def without(table: CostTable, pipelines: Collection[str]) -> CostTable:
         graphs=kept(table.graphs),
         components=kept(table.components),
         loras=kept(table.loras),
+        devices=kept(table.devices),
     )
 
 
@@ -148,4 +154,14 @@ def check_covers(planned: CostTable, devices: CostTable, *, planned_name: str, d
             raise BadCostTable(
                 f"{devices_name} has no time for {row.stage} of {row.pipeline!r} at degree {row.degree}, which "
                 f"{planned_name} has; measure it, or leave it out of {planned_name}"
+            )
+
+
+def check_devices(table: CostTable, num_devices: int, name: str) -> None:
+    """Check that the devices of each pipeline are some of `num_devices`. Raises BadCostTable, which names the table."""
+    for pipeline, ids in table.devices.items():
+        if (unknown := unknown_device(ids, num_devices)) is not None:
+            raise BadCostTable(
+                f"{name}: devices.{pipeline} has {unknown}, and there are {num_devices} devices, from 0; leave it out, "
+                "or give more devices"
             )

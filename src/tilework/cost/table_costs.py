@@ -10,6 +10,7 @@ from tilework.core.graph.graph import Graph
 from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import Stage
 from tilework.core.lora import slowdown
+from tilework.core.pools import Pools
 from tilework.core.preview import preview_shape
 from tilework.core.request import Request, Shape
 from tilework.core.work import Work
@@ -199,6 +200,11 @@ class TableCosts:
         if unknown:
             raise UnknownCost(f"{request.pipeline!r} has no LoRA {unknown[0]!r}")
         return graph.itinerary(request.steps, {one: known[one.name].changes for one in request.loras}).at[0]
+
+    @property
+    def pools(self) -> Pools:
+        """See `CostModel.pools`."""
+        return self._tabled.pools
 
     def degrees(self, stage: Stage) -> tuple[int, ...]:
         """See `TabledTimes.degrees`."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from tilework.core.cost_row import CostRow
 from tilework.core.graph.graph import BadGraph, Graph
+from tilework.core.pools import is_devices
 from tilework.core.request import Shape
 from tilework.cost.batch_latency import BatchLatencyModel
 from tilework.cost.mixes import BadMixes, Mixes
@@ -80,9 +81,11 @@ def parse_table(document: object) -> CostTable:
         batch_models=_parse_batch_models(document.get("batch_models", {})),
         graphs=_parse_graphs(document.get("graphs", {})),
         mixes=_parse_mixes(document),
+        devices=_parse_devices(document.get("devices") or {}),
         **parse_memory(document),
     )
     _check_stages(table)
+    _check_served(table)
     return table
 
 
@@ -101,6 +104,8 @@ def table_json(table: CostTable) -> dict[str, Any]:
         document["batch_models"] = {pipeline: model.to_json() for pipeline, model in table.batch_models.items()}
     if table.graphs:
         document["graphs"] = {pipeline: graph.to_json() for pipeline, graph in table.graphs.items()}
+    if table.devices:
+        document["devices"] = {pipeline: list(ids) for pipeline, ids in table.devices.items()}
     return document | memory_json(table) | table.mixes.to_json()
 
 
@@ -127,6 +132,25 @@ def _parse_graphs(graphs: object) -> dict[str, Graph]:
         return {pipeline: Graph.parse(pipeline, document) for pipeline, document in graphs.items()}
     except BadGraph as error:
         raise BadCostTable(f"graphs: {error}") from error
+
+
+def _parse_devices(devices: object) -> dict[str, tuple[int, ...]]:
+    if not isinstance(devices, dict):
+        raise BadCostTable(f"devices is {devices!r}; expected an object by pipeline")
+    for pipeline, ids in devices.items():
+        if ids is not None and not is_devices(ids):
+            raise BadCostTable(
+                f"devices.{pipeline} is {ids!r}; expected a list of devices from 0, each once, or null for all"
+            )
+    return {pipeline: tuple(sorted(ids)) for pipeline, ids in devices.items() if ids is not None}
+
+
+def _check_served(table: CostTable) -> None:
+    """Refuse devices of a pipeline without rows: a misspelt name would let all devices serve the one that is meant."""
+    known = sorted({row.pipeline for row in table.rows})
+    for pipeline in table.devices:
+        if pipeline not in known:
+            raise BadCostTable(f"devices has {pipeline!r}, and the rows are of {', '.join(known)}; rename it")
 
 
 def _parse_mixes(document: Mapping[str, Any]) -> Mixes:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from tilework.core.cost_row import CostRow
 from tilework.core.graph.graph import Graph
 from tilework.core.graph.stage import Stage
+from tilework.core.pools import Pools
 from tilework.core.request import Shape
 from tilework.core.time import NS_PER_S
 from tilework.cost.prices import Prices
@@ -29,6 +30,7 @@ class TabledTimes:
         self._degrees = _degrees(self._prices)
         self._pipelines = {row.pipeline for row in table.rows}
         self._graphs = {pipeline: table.graph(pipeline) for pipeline in self._pipelines}
+        self.pools = Pools(table.devices)
         self._common_degrees = {pipeline: self._common(graph) for pipeline, graph in self._graphs.items()}
 
     def graph(self, pipeline: str) -> Graph:
@@ -56,6 +58,10 @@ class TabledTimes:
         return self._common(self.graph(pipeline)) if common is None else common
 
     def _common(self, graph: Graph) -> tuple[int, ...]:
+        known, widest = self._profiled(graph), self.pools.widest(graph.pipeline)
+        return known if widest is None else tuple(degree for degree in known if degree <= widest) or (1,)
+
+    def _profiled(self, graph: Graph) -> tuple[int, ...]:
         if len(graph.stepped) == 1:
             return self.degrees(graph.stepped[0])
         common = [set(self.degrees(stage)) for stage in graph.stepped]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from difflib import get_close_matches
 from functools import cache
 from typing import TypeVar
@@ -21,19 +21,22 @@ class UnknownPolicy(ValueError):
 
 _REGISTRY: dict[str, Callable[[], Policy]] = {}
 _EXTRA: set[str] = set()
+_KEEPS_POOLS: set[str] = set()
 Factory = TypeVar("Factory", bound=Callable[[], Policy])
 
 
-def policy(name: str, *, is_extra: bool = False) -> Callable[[Factory], Factory]:
+def policy(name: str, *, is_extra: bool = False, keeps_pools: bool = False) -> Callable[[Factory], Factory]:
     """Register a policy class (or a function that builds one) under `name`.
 
-    An extra one needs more than the base installation, and raises UnknownPolicy where that is missing.
+    An extra one needs more than the base installation, and raises UnknownPolicy where that is missing. One that keeps
+    pools starts the works of a pipeline only on devices that serve it.
     """
 
     def register(factory: Factory) -> Factory:
         assert name not in _REGISTRY, f"two policies are called {name}"
         _REGISTRY[name] = factory
         _EXTRA.update({name} if is_extra else ())
+        _KEEPS_POOLS.update({name} if keeps_pools else ())
         return factory
 
     return register
@@ -67,4 +70,19 @@ def check_live(name: str) -> None:
         raise UnknownPolicy(
             f"policy {name!r} decides by the requests that will come, so that only a simulation can run it "
             f"(tilework compare); choose another, such as {DEFAULT_POLICY}"
+        )
+
+
+def keeps_pools(name: str) -> bool:
+    """Whether a policy starts the works of a pipeline only on devices that serve it."""
+    _load_all()
+    return name in _KEEPS_POOLS
+
+
+def check_pools(name: str, pipelines: Collection[str]) -> None:
+    """Raises UnknownPolicy if a policy does not keep pipelines to their devices, and these have some of their own."""
+    if pipelines and not keeps_pools(name):
+        raise UnknownPolicy(
+            f"policy {name!r} gives every device to every model, and {min(pipelines)!r} has devices of its own; choose "
+            f"{', '.join(sorted(_KEEPS_POOLS))}, or leave its devices out"
         )

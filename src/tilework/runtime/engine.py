@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TextIO
 
@@ -132,6 +132,7 @@ class Engine:
         )
         table = self._config.table or await measuring.table(loaded)
         table = with_weights(table, loaded, self._executor.weights_bytes, self._executor.host_bytes)
+        table = replace(table, devices={**table.devices, **self._executor.serving})
         self._controller = Controller(self._config.controller, table)
         self._log.write(header_line(tilework.__version__, self._config.controller, table))
         self._control = ControlLoop(self._controller, self._requests, self._log, self._observer, self.now_ns)
@@ -229,12 +230,17 @@ class Engine:
 
     def devices_with(self, model: str) -> tuple[int, ...]:
         """The accelerators that have all weights of a model, once they have done what they were told to load."""
-        tracker, needed = self._controller.tracker, self._components(model)
+        tracker, pools, needed = self._controller.tracker, self._controller.costs.pools, self._components(model)
         return tuple(
             device.device_id
             for device in tracker.devices
-            if device.kind is DeviceKind.ACCELERATOR and device.memory.has(needed)
+            if pools.serves(device.device_id, model) and device.memory.has(needed)
         )
+
+    def devices_serving(self, model: str) -> tuple[int, ...]:
+        """The accelerators that may run requests for a model, up or not."""
+        pools = self._controller.costs.pools
+        return tuple(one for one in range(self._executor.num_devices) if pools.serves(one, model))
 
     def is_on_host(self, model: str) -> bool:
         """Whether the host keeps a copy of all weights of a model, from which devices load them."""
@@ -261,6 +267,9 @@ class Engine:
         if self.catalog.is_measuring:
             reason = "a new model is measured, which takes some seconds; send it again then"
             return Reject(next(iter(specs)), reason, None, RefusalCode.QUEUE, 5 * NS_PER_S)
+        if (within := self._controller.costs.pools.within(info.name)) and within.isdisjoint(self._dispatcher.up):
+            reason = f"no device that serves {info.name} is up"
+            return Reject(next(iter(specs)), reason, None, RefusalCode.NO_DEVICE)
         incoming: list[Incoming] = []
         for uid, spec in specs.items():
             assert self._requests.job_id(uid) is None, f"two requests have the uid {uid}"
@@ -345,9 +354,15 @@ class Engine:
         if self._started and device_id in self._dispatcher.up:
             self._dispatcher.lose(device_id, reason)
 
-    def on_given_up(self) -> None:
-        """No worker of some kind is left to serve the open requests: fail them."""
-        self._end_all("every worker that a stage needs was lost, and none could be started again")
+    def on_given_up(self, left: Collection[int]) -> None:
+        """Fail the open requests that no worker is left to serve."""
+        if not self._started:
+            return
+        requests = [entry.ticket.request for entry in self._requests]
+        unserved = self._controller.costs.pools.unserved({one.pipeline for one in requests}, left)
+        for request in requests:
+            if request.pipeline in unserved:
+                self.cancel(request.uid, "every worker that a stage needs was lost, and none could be started again")
 
     def on_read(self, read: WeightsRead) -> None:
         if not self._stopped:

@@ -41,8 +41,8 @@ class Listener(Protocol):
     def on_read(self, read: WeightsRead) -> None:
         """The host has read ahead of need, or could not."""
 
-    def on_given_up(self) -> None:
-        """The last device of some kind is lost and will not be restarted."""
+    def on_given_up(self, left: Collection[int]) -> None:
+        """A device is lost and will not be restarted. Others are `left`; none if it was the last one of its kind."""
 
 
 class Executor(Protocol):
@@ -59,6 +59,10 @@ class Executor(Protocol):
     @property
     def num_slots(self) -> int:
         """CPU slots, known once the devices are up; their ids follow those of the accelerators."""
+
+    @property
+    def serving(self) -> Mapping[str, tuple[int, ...]]:
+        """The accelerators of each model that not all serve, by its name; known once they are up."""
 
     @property
     def weights_bytes(self) -> int | None:
@@ -85,7 +89,7 @@ class Executor(Protocol):
         num_runs: int | None = None,
         loras: tuple[UsedLora, ...] = (),
     ) -> tuple[CostRow, ...]:
-        """Measure on all accelerators at the same time, in groups of `degree`. Raises WorkerStartFailed.
+        """Measure on all accelerators that serve it at once, in groups of `degree`. Raises WorkerStartFailed.
 
         The weights of the model and of these LoRAs are loaded before, and stay until others are needed.
         """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +16,7 @@ from tilework.core.actions import ReadComponents
 from tilework.core.component import LoadSource
 from tilework.core.cost_row import Batch, CostRow
 from tilework.core.lora import Lora, UsedLora
-from tilework.core.model import LoraSource, ModelSource, Source
+from tilework.core.model import LoraSource, ModelSource, SimulatedSource, Source
 from tilework.core.wire import (
     WEIGHTS,
     BreakGroup,
@@ -55,8 +55,8 @@ _log = logging.getLogger(__name__)
 class LocalConfig:
     """Configuration of worker processes: `num_workers` accelerators, and `num_slots` CPU slots if a model needs some.
 
-    Each serves the models of all `sources`, which agree on device, threads and memory. With `weights_bytes` an
-    accelerator holds no more weights than that at a time.
+    The `sources` of their models agree on threads, memory and the kind of device. Each worker has those that it serves
+    from the start; with `weights_bytes` it knows all, and an accelerator holds no more weights than that at a time.
 
     A worker that dies is restarted after `restart_delay_s`. From the third death in a row without a finished work the
     delay doubles each time, up to `max_delay_s`, so that a broken device does not interrupt one request after another.
@@ -110,6 +110,12 @@ class LocalExecutor:
         return self._num_slots
 
     @property
+    def serving(self) -> Mapping[str, tuple[int, ...]]:
+        return {
+            one.name: one.devices for one in self._sources if isinstance(one, ModelSource) and one.devices is not None
+        }
+
+    @property
     def weights_bytes(self) -> int | None:
         return self._config.weights_bytes
 
@@ -147,7 +153,7 @@ class LocalExecutor:
         try:
             async with asyncio.timeout(timeout_s):
                 loaded = await self._spawn_all(range(self.num_devices))
-                first = loaded[0]
+                first = replace(loaded[0], models=self._models(loaded))
                 if any(one.info.graph.needs_slots for one in first.models):
                     self._num_slots = self._config.num_slots
                     await self._spawn_all(range(self.num_devices, self.num_devices + self._num_slots))
@@ -180,7 +186,8 @@ class LocalExecutor:
         num_runs: int | None = None,
         loras: tuple[UsedLora, ...] = (),
     ) -> tuple[CostRow, ...]:
-        up = self.devices_up
+        served = self.serving.get(model, self.devices_up)
+        up = [device_id for device_id in self.devices_up if device_id in served]
         for command in self._measuring.commands(model, loras):
             for device_id in up:
                 self.send(device_id, command)
@@ -294,11 +301,30 @@ class LocalExecutor:
             self._spawn(device_id)
         return await asyncio.gather(*(self._loaded[device_id] for device_id in devices))
 
+    def _models(self, loaded: Sequence[Loaded]) -> tuple[LoadedModel, ...]:
+        """The models of all sources, each as the first worker that has it has loaded it."""
+        found: dict[Source, LoadedModel] = {}
+        for device_id, one in enumerate(loaded):
+            for source, model in zip(self._started_with[device_id], one.models, strict=True):
+                found.setdefault(source, model)
+        return tuple(found[source] for source in self._sources)
+
+    def _sources_of(self, device_id: int) -> tuple[Source, ...]:
+        """What a worker is started with: where weights are there from the start, what it serves, or else the first."""
+        if device_id >= self.num_devices or self._config.weights_bytes is not None:
+            return self._sources
+        served = [
+            one
+            for one in self._sources
+            if isinstance(one, SimulatedSource) or one.devices is None or device_id in one.devices
+        ]
+        return tuple(served) or self._sources[:1]
+
     def _spawn(self, device_id: int) -> WorkerProcess:
         """Start a process. Its first message is Loaded or LoadFailed."""
         is_slot = device_id >= self.num_devices
-        self._started_with[device_id] = self._sources
-        sources = [replace(one, device="cpu") if is_slot else one for one in self._sources]
+        self._started_with[device_id] = started_with = self._sources_of(device_id)
+        sources = [replace(one, device="cpu") if is_slot else one for one in started_with]
         site = Site(
             device_id=device_id,
             blobs=str(self._blobs.path),
@@ -334,7 +360,7 @@ class LocalExecutor:
     def _on_loaded(self, device_id: int, loaded: Loaded) -> None:
         self._failed_starts[device_id] = 0
         self._up.add(device_id)
-        if self._started_with[device_id] != self._sources and self._loaded[device_id].done():
+        if self._started_with[device_id] != self._sources_of(device_id) and self._loaded[device_id].done():
             self.kill(device_id, "the models have changed while it was started")
         elif self._loaded[device_id].done():
             self._form_node_group()
@@ -382,19 +408,18 @@ class LocalExecutor:
         self._failed_starts[device_id], self._deaths[device_id] = failed, deaths
         if failed > self._config.max_restarts:
             _log.error("worker %d was lost: %s; it is given up", device_id, reason)
-            if self._lacks_a_kind():
-                self._listener.on_given_up()
+            self._listener.on_given_up(self._left())
             return
         delay_s = min(self._config.restart_delay_s * 2 ** max(0, deaths - 2), self._config.max_delay_s)
         _log.warning("worker %d was lost: %s; it is restarted in %g s", device_id, reason, delay_s)
         self._restarting.add(device_id)
         self._loop.call_later(delay_s, self._respawn, device_id)
 
-    def _lacks_a_kind(self) -> bool:
-        """Whether all accelerators, or all CPU slots, are given up."""
+    def _left(self) -> Collection[int]:
+        """The devices that are not given up; none if all accelerators are, or all CPU slots."""
         left = self._workers.keys() | self._restarting
         devices, slots = range(self.num_devices), range(self.num_devices, self.num_devices + self._num_slots)
-        return any(kind and left.isdisjoint(kind) for kind in (devices, slots))
+        return () if any(kind and left.isdisjoint(kind) for kind in (devices, slots)) else left
 
     def _respawn(self, device_id: int) -> None:
         self._restarting.discard(device_id)

@@ -60,6 +60,9 @@ class Engine(Protocol):
     def devices_with(self, model: str) -> tuple[int, ...]:
         """The devices that have all weights of a model."""
 
+    def devices_serving(self, model: str) -> tuple[int, ...]:
+        """The devices that may run requests for a model, up or not."""
+
     def is_on_host(self, model: str) -> bool:
         """Whether the host keeps a copy of all weights of a model, from which devices load them."""
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from tilework.core.pools import is_devices, unknown_device
 from tilework.server.config import ConfigError
 from tilework.server.toml_file import KEY, place, read_toml
 
@@ -20,6 +21,7 @@ _WANTED = {
     "dtype": "float32, bfloat16 or float16",
     "adapter": 'MODULE:CLASS, adapter = "my_model:MyPipeline"',
     "default_slo_s": "a number of seconds above 0",
+    "devices": "a list of workers from 0 that serve it, each once, devices = [0, 1]; without it all do",
     "loras": 'the directory of its LoRAs, loras = "./loras"',
 }
 
@@ -29,7 +31,8 @@ class ModelEntry:
     """A table `[models.NAME]`. A relative `path` begins at the directory of the file, and so does that of `loras`.
 
     `default_slo_s` is the deadline of requests that name none, in seconds after their arrival; None: they have none.
-    `loras` is the directory of the LoRAs that requests for this model may use.
+    `loras` is the directory of the LoRAs that requests for this model may use. `devices` are the accelerators that
+    serve it, ascending; None: all.
     """
 
     path: str
@@ -38,6 +41,13 @@ class ModelEntry:
     adapter: str | None = None
     default_slo_s: float | None = None
     loras: str | None = None
+    devices: tuple[int, ...] | None = None
+
+
+def _checked_devices(value: Any) -> Any:
+    if not is_devices(value):
+        raise ValueError
+    return value
 
 
 class _Model(BaseModel):
@@ -49,6 +59,7 @@ class _Model(BaseModel):
     adapter: str | None = None
     default_slo_s: float | None = Field(None, gt=0, allow_inf_nan=False)
     loras: str | None = Field(None, min_length=1)
+    devices: Annotated[Any, AfterValidator(_checked_devices)] = None
 
 
 class _File(BaseModel):
@@ -70,6 +81,16 @@ def read_models(path: str | None) -> Mapping[str, ModelEntry]:
     return {name: _entry(one, Path(path).parent) for name, one in file.models.items()}
 
 
+def check_workers(path: str, models: Mapping[str, ModelEntry], num_workers: int) -> None:
+    """Raises ConfigError if a model of the file at `path` names a worker that there is not."""
+    for name, one in models.items():
+        if (unknown := unknown_device(one.devices, num_workers)) is not None:
+            raise ConfigError(
+                f"{path}: models.{name}.devices has {unknown}, and there are {num_workers} workers, from 0; leave it "
+                f"out, or give --workers {unknown + 1}."
+            )
+
+
 def _entry(one: _Model, place: Path) -> ModelEntry:
     return ModelEntry(
         path=str(place / one.path) if (place / one.path).is_dir() else one.path,
@@ -78,6 +99,7 @@ def _entry(one: _Model, place: Path) -> ModelEntry:
         adapter=one.adapter,
         default_slo_s=one.default_slo_s,
         loras=None if one.loras is None else str(place / one.loras),
+        devices=None if one.devices is None else tuple(sorted(one.devices)),
     )
 
 

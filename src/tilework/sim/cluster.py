@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
 from tilework.control.controller import Controller
@@ -40,7 +40,7 @@ class Cluster:
     """Performs the driver core's messages and effects on a fleet, and passes reports of the fleet to the core.
 
     `on_event` passes an event to the controller. `on_image` receives the final state of a finished picture.
-    `on_given_up` is called when no device of some kind is up, and none will be.
+    `on_given_up` is called when a device is given up (see `Workers`).
 
     On a reliable network messages are delivered at once, and only the leader of a group reports unless the group was
     cut off. Both save time and change no decision.
@@ -57,7 +57,7 @@ class Cluster:
         layout: Layout,
         on_event: Callable[[Event], None],
         on_image: Callable[[int, State], None],
-        on_given_up: Callable[[], None],
+        on_given_up: Callable[[Collection[int]], None],
         hosts_have_read: bool = False,
     ) -> None:
         self._clock = clock

@@ -34,7 +34,7 @@ from tilework.core.events import (
     WorkFailed,
     WorkFinished,
 )
-from tilework.core.graph.stage import DeviceKind
+from tilework.core.graph.stage import DeviceKind, Stage
 from tilework.core.request import Request, Status
 from tilework.core.time import NS_PER_MS, NS_PER_S, s_from_ns
 from tilework.core.work import Work
@@ -53,6 +53,9 @@ _FULL_CHECK_EVERY = 64
 # Works of steps that are sent ahead to a device, for one job and for each further one; and all stages without steps.
 _MAX_STEPPED_WORKS, _MAX_STEPPED_WORKS_PER_OTHER = 3, 1
 _STATE_FAULTS = MESSAGE_FAULTS | {"checkpoint", "restart", "replay"}  # After these a device may lack a state.
+
+_StageKey = tuple[str, str, int]
+"""What the memory of a work depends on, beside its size: pipeline, name of the stage, how many LoRAs."""
 
 
 class Invariants:
@@ -85,7 +88,7 @@ class Invariants:
         self._num_interruptions = 0
         self._urgency_ns: dict[str, int] = {}
         self._first_start_ns: dict[str, int] = {}
-        self._too_large: dict[tuple[str, int], int] = {}  # By stage and pixels.
+        self._too_large: dict[tuple[_StageKey, int], int] = {}  # By pixels, too.
         self._num_events = 0
         self._num_servers = simulation.num_servers
 
@@ -150,12 +153,12 @@ class Invariants:
         """Remember that works of this size must run in slices, if a job of the work has not ended."""
         is_open = any(set(work.job_ids) & set(jobs_of(action)) for action in actions)
         if work.stage.spec.sliceable and not work.sliced and is_open:
-            self._too_large[work.stage.name, self._pixels(work)] = now_ns + FORGET_NS
+            self._too_large[_key(work.stage), self._pixels(work)] = now_ns + FORGET_NS
 
     def _note_whole(self, work: Work) -> None:
         if work.stage.spec.sliceable and not work.sliced:
             pixels = self._pixels(work)
-            fitted = [one for one in self._too_large if one[0] == work.stage.name and one[1] <= pixels]
+            fitted = [one for one in self._too_large if one[0] == _key(work.stage) and one[1] <= pixels]
             for one in fitted:
                 del self._too_large[one]
 
@@ -230,10 +233,22 @@ class Invariants:
             if uid is not None:
                 self._first_start_ns.setdefault(uid, now_ns)
         self._works[number] = work
+        self._check_pool(work)
         self._check_loras(work)
         self._check_components(work)
         self._check_residents(work)
         self._check_memory(work, now_ns)
+
+    def _check_pool(self, work: Work) -> None:
+        """A work runs on accelerators that serve its pipeline, all of one pool."""
+        pools, numbers = self._costs.pools, set[int]()
+        for device_id in work.devices if work.stage.kind is DeviceKind.ACCELERATOR else ():
+            is_served = pools.serves(device_id, work.stage.pipeline)
+            require(
+                is_served, f"work {work.work_id} of {work.stage} runs on device {device_id}, which does not serve it"
+            )
+            numbers.add(pools.number(0, device_id))
+        require(len(numbers) <= 1, f"the group {work.devices} of work {work.work_id} spans pools")
 
     def _change_components(self, action: LoadComponents | DropComponents) -> None:
         """A device that is up never holds more components than it has memory for, and drops only what it has."""
@@ -244,6 +259,8 @@ class Invariants:
             require(named <= weights, f"device {device_id} drops {named - weights}, which it does not have")
             weights -= named
             return
+        is_served = self._costs.pools.serves(device_id, action.stage.pipeline)
+        require(is_served, f"device {device_id} loads for {action.stage}, which it does not serve")
         weights |= named
         total = sum(self._sizes[digest] for digest in weights)
         require(limit is None or total <= limit, f"device {device_id} has {total} bytes of components, and {limit} fit")
@@ -319,7 +336,7 @@ class Invariants:
             known = [
                 size
                 for (stage, size), until_ns in self._too_large.items()
-                if stage == work.stage.name and size <= pixels and now_ns < until_ns
+                if stage == _key(work.stage) and size <= pixels and now_ns < until_ns
             ]
             require(not known, f"a whole {work.stage} of {pixels} pixels begins, though {known} did not fit")
 
@@ -417,3 +434,7 @@ class Invariants:
             require(not any(kept.values()), f"devices keep states of jobs that have ended: {kept}")
             left = self._simulation.cluster.leftovers
             require(not left, f"the driver keeps works or blobs of jobs that have ended: {left}")
+
+
+def _key(stage: Stage) -> _StageKey:
+    return stage.pipeline, stage.name, len(stage.loras)

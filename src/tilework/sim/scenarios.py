@@ -18,11 +18,11 @@ from tilework.core.priority import DEFAULT_CLASSES
 from tilework.core.request import OnMiss, Request, Shape
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.cost.table import CostTable, graphs_of
-from tilework.policy.registry import policy_names
+from tilework.policy.registry import keeps_pools, policy_names
 from tilework.sim.config import SimConfig
 from tilework.sim.faults import FAULTS, Fault, Faults
 
-PIPELINE = "fuzz"
+PIPELINE, _OTHER = "fuzz", "fuzz too"
 _SIDES = (64, 128, 192)
 _STEP_S, _OTHERS_S = 0.1, (0.01, 0.05)  # A step, and the stages without steps, at 128 px on one device.
 _MEAN_S = 0.8  # Rough mean time of a request on one device.
@@ -108,7 +108,7 @@ def scenario(seed: int, policy: str | None = None, faults: Faults | None = None)
         requests=requests,
         cancels=_cancels(random, requests),
     )
-    return _with_loras(made, Random(f"loras/{seed}"))
+    return _with_pools(_with_loras(made, Random(f"loras/{seed}")), Random(f"pools/{seed}"))
 
 
 def _swarm_faults(random: Random) -> Faults:
@@ -288,6 +288,35 @@ def _using(names: Sequence[str], random: Random, requests: tuple[Request, ...]) 
     return tuple(
         replace(one, loras=tuple(UsedLora(name, random.choice((0.5, 1.0, 1.0))) for name in of_one))
         for one, of_one in zip(requests, used, strict=True)
+    )
+
+
+def _with_pools(made: Scenario, random: Random) -> Scenario:
+    """In a quarter of all scenarios of a policy that keeps pools, a second pipeline. One or both have own devices.
+
+    The second one is like the first, with the same weights or with others.
+    """
+    if random.random() < 0.75 or not keeps_pools(made.controller.policy):
+        return made
+    table, ids, suffix = made.table, range(made.config.num_devices), random.choice(("", " too"))
+    both = (PIPELINE, _OTHER)
+    restricted = random.choice(((PIPELINE,), both, both))
+    others = {
+        name: Component(one.digest + suffix, one.num_bytes) for name, one in table.components.get(PIPELINE, {}).items()
+    }
+    return replace(
+        made,
+        table=replace(
+            table,
+            rows=(*table.rows, *(replace(row, pipeline=_OTHER) for row in table.rows)),
+            graphs={pipeline: Graph(pipeline, graph.specs) for graph in table.graphs.values() for pipeline in both},
+            components={**table.components, _OTHER: others} if others else {},
+            loras={pipeline: loras for loras in table.loras.values() for pipeline in both},
+            devices={
+                pipeline: tuple(sorted(random.sample(ids, k=random.randint(1, len(ids))))) for pipeline in restricted
+            },
+        ),
+        requests=tuple(replace(one, pipeline=random.choice(both)) for one in made.requests),
     )
 
 

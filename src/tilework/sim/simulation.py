@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -96,7 +96,7 @@ class Simulation:
         self._num_crashes = 0
         self.num_servers = 1
         self._num_events = 0
-        self._is_given_up = False
+        self._unserved: set[str] = set()  # Pipelines whose devices are all given up.
         self._observe: Observe | None = None
 
     @property
@@ -161,7 +161,7 @@ class Simulation:
         return replace(request, arrival_ns=request.arrival_ns + skew_ns, deadline_ns=deadline_ns)
 
     def _submit(self, uid: str) -> None:
-        if self._is_given_up:
+        if self._requests[uid].pipeline in self._unserved:
             self._end(uid, Status.REJECTED, "no device is left")
             return
         self._timing.note_request(self._requests[uid])
@@ -229,10 +229,13 @@ class Simulation:
         """The requests that were accepted and have not ended, in order of acceptance."""
         return [uid for uid in self._accepted if uid not in self._endings]
 
-    def _give_up(self) -> None:
-        self._is_given_up = True
+    def _give_up(self, left: Collection[int]) -> None:
+        pipelines = {request.pipeline for request in self._requests.values()}
+        self._unserved = self.controller.costs.pools.unserved(pipelines, left)
         for uid in self.open:
-            self._handle(Cancelled(uid, "every worker that a stage needs was lost, and none could be started again"))
+            if self._requests[uid].pipeline in self._unserved:
+                why = "every worker that a stage needs was lost, and none could be started again"
+                self._handle(Cancelled(uid, why))
 
     # Crashes of the controller.
 
@@ -253,7 +256,7 @@ class Simulation:
     def _restart(self) -> None:
         """Start a new server, which restores the accepted requests. Devices and the controller begin anew."""
         self.num_servers += 1
-        self._is_given_up = False
+        self._unserved = set()
         checkpoints = {self._jobs[job_id].uid: checkpoint for job_id, checkpoint in self.cluster.lose_all().items()}
         open_uids = self.open
         self._log.clear()

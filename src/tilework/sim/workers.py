@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 from tilework.core.component import Memory
@@ -20,9 +20,9 @@ _DETECTION_NS = 10 * NS_PER_MS  # From the death of a worker until the server no
 class Workers:
     """One worker per device, restarted whenever it dies; `memory` returns what a device has when it starts.
 
-    `on_joined` and `on_lost` are called when the server learns of it. `on_given_up` is called when no device of some
-    kind is up, and none will be. `on_cut` is called at once when a worker dies, with the run that is left to
-    the rest of its group.
+    `on_joined` and `on_lost` are called when the server learns of it. `on_given_up` is called when a worker is given
+    up, with the devices that are left: with none if those of some kind are all given up. `on_cut` is called at once
+    when a worker dies, with the run that is left to the rest of its group.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Workers:
         memory: Callable[[int], Memory],
         on_joined: Callable[[int], None],
         on_lost: Callable[[int, str], None],
-        on_given_up: Callable[[], None],
+        on_given_up: Callable[[Collection[int]], None],
         on_cut: Callable[[Run | None], None],
     ) -> None:
         self._clock, self._injector, self._fleet = clock, injector, fleet
@@ -106,17 +106,16 @@ class Workers:
                 self.after(wait_ns, partial(self._start, device_id, attempt + 1))
                 return
             self._starting.discard(device_id)
-            if self._lacks_a_kind():
-                self._on_given_up()
+            self._on_given_up(self._left())
             return
         self._starting.discard(device_id)
         self._fleet.join(device_id, self._memory(device_id))
         self._on_joined(device_id)
 
-    def _lacks_a_kind(self) -> bool:
-        """Whether no device of some kind is up, and none will be."""
-        left = {self._layout.kind(one) for one in self._incarnations if one in self._starting or self._fleet.is_up(one)}
-        return left != {self._layout.kind(device_id) for device_id in self._incarnations}
+    def _left(self) -> Collection[int]:
+        """The devices that are up or will be; none if that is so of those of some kind."""
+        left = [one for one in self._incarnations if one in self._starting or self._fleet.is_up(one)]
+        return left if set(map(self._layout.kind, left)) == set(map(self._layout.kind, self._incarnations)) else ()
 
     def lose_all(self) -> None:
         """End all workers, since the server has ended."""

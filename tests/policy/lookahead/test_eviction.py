@@ -90,6 +90,7 @@ class View:
             SimpleNamespace(
                 device_id=index,
                 node=0,
+                pool=0,
                 memory=Memory(self.total_bytes, there),
                 works=self.works.get(index, []),
                 is_loading=False,

@@ -352,12 +352,33 @@ def test_a_new_request_goes_where_the_fewest_idle_devices_are_enough() -> None:
 
 def test_a_whole_node_is_tried_first_while_another_stays_whole() -> None:
     """At low load a job need not share a node; at high load the fullest nodes are tried first."""
-    devices: list[Any] = [SimpleNamespace(device_id=index, node=index // 4) for index in range(12)]
+    devices: list[Any] = [SimpleNamespace(device_id=index, pool=index // 4) for index in range(12)]
     nodes = NodeTable(devices)
     nodes.take_room(2, 3)
     assert nodes.with_room(1, 3)[:2] == [0, 2]
     nodes.take_room(0, 1)
     assert nodes.with_room(1, 3) == [2, 0, 1], "only one node is whole"
+
+
+def test_a_table_of_pools_knows_which_may_run_what() -> None:
+    """Pools of two, one and three devices; the first two serve it, and the last one is busy."""
+    devices: list[Any] = [
+        SimpleNamespace(
+            device_id=index, pool=pool, works=[None] * (pool == 2), is_loading=False, num_changes=0, free_ns=0
+        )
+        for index, pool in enumerate((0, 0, 1, 2, 2, 2))
+    ]
+    pools, within = NodeTable(devices), frozenset((0, 1, 2))
+    view: Any = SimpleNamespace(job=lambda _job_id: None, needs_loads=False)
+    pools.update([], view, 0)
+    assert (pools.widest_within(within), pools.widest_within(None), pools.widest_within(frozenset((2,)))) == (2, 3, 1)
+    assert pools.with_room(1, 4, within) == [1, 0]
+    assert sorted(pools.least_loaded(4, within)) == [0, 1]
+    assert pools.take_idle(None, 1, frozenset((0, 1))) == 0
+    assert not pools.only_there(0, within), "the pool of device 2 is idle, too"
+    assert pools.only_there(0, frozenset((0, 1))), "no other serves it"
+    assert not pools.only_there(1, frozenset((0, 1)))
+    assert pools.only_there(0, frozenset((0, 1, 3, 4, 5))), "the other one is busy"
 
 
 def test_a_job_that_has_not_begun_goes_to_another_node_that_becomes_idle() -> None:

@@ -58,9 +58,10 @@ def test_stages_of_a_model_that_was_removed_are_no_candidates() -> None:
     for one in STREAM:
         policy.demand(one, costs.start(one), costs)
     eviction = SimpleNamespace(rates=policy._rates, costs=costs, now_ns=STREAM[-1].arrival_ns)
-    assert [stage.pipeline for stage in preloading.stages_by_rate(eviction)] == ["gentd26-01"]  # type: ignore[arg-type]
+    devices: list[Any] = [SimpleNamespace(device_id=0)]
+    assert [stage.pipeline for stage in preloading.stages_by_rate(eviction, devices)] == ["gentd26-01"]  # type: ignore[arg-type]
     costs.remove("gentd26-01")
-    assert preloading.stages_by_rate(eviction) == []  # type: ignore[arg-type]
+    assert preloading.stages_by_rate(eviction, devices) == []  # type: ignore[arg-type]
 
 
 def test_a_request_that_comes_meanwhile_waits_for_the_load() -> None:

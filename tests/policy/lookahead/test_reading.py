@@ -113,3 +113,20 @@ def test_a_host_reads_for_a_job_that_waits_while_the_device_works(at_s: float) -
     wait_ns = max(0, ns_from_s(at_s + 32.8) - end_ns)
     assert begun_ns == pytest.approx(end_ns + wait_ns + ns_from_s(3.4), abs=ns_from_s(0.5))
     assert waits(trace) == pytest.approx(3.4 + wait_ns / 1e9, abs=0.5)
+
+
+def test_a_host_reads_nothing_ahead_that_none_of_its_devices_serves() -> None:
+    learned = ComponentRates()
+    for index in range(40):
+        learned.add(wanted(1, float(index)), COSTS)
+    assert chosen(View(), learned=learned) == "gentd26-01"
+    elsewhere = TableCosts(replace(COSTS.table, devices={"gentd26-01": (5,)}))
+    view = SimpleNamespace(
+        devices=[SimpleNamespace(device_id=device_id, node=device_id // 4, memory=Memory()) for device_id in (0, 5)],
+        kept_by_host=lambda _node: (),
+        may_read=lambda _node: True,
+        unreadable=(),
+    )
+    eviction = Eviction(learned, cast(ClusterView, view), elsewhere, ns_from_s(100.0))
+    assert not Reading().best(eviction, 0, ())
+    assert [read.node for read in Reading().best(eviction, 1, ())] == [1]

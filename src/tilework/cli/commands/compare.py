@@ -19,7 +19,7 @@ from tilework.cli.views.compare_plot import plot
 from tilework.core.time import NS_PER_MS
 from tilework.cost.table import BadCostTable
 from tilework.formats.json_lines import BadLine
-from tilework.policy.registry import UnknownPolicy, make_policy
+from tilework.policy.registry import UnknownPolicy, check_pools, make_policy
 from tilework.sim.compare.cells import BadCell, Cell, Devices, cell_of, chosen
 from tilework.sim.compare.grid import FEW_SEEDS, FULL_SEEDS, GRIDS, POLICIES
 from tilework.sim.compare.runs import Conditions, given, true_costs
@@ -66,6 +66,7 @@ def command(
         num_processes=processes or os.cpu_count() or 1,
         has_bound=find_spec("highspy") is not None,
     )
+    _check_pools(comparison)
     if png is not None and png.suffix.lower() != ".png":
         raise UserError(f"--plot {png} ends in {png.suffix!r}; the picture is a .png")
     runs = prepare(comparison, directory)
@@ -128,6 +129,13 @@ def _policies(text: str) -> tuple[str, ...]:
         if names.count(name) > 1:
             raise UserError(f"--policies {text}: {name} is named twice; leave one out")
     return names
+
+
+def _check_pools(comparison: Comparison) -> None:
+    for cell in comparison.cells:
+        for name in comparison.policies:
+            with user_errors(UnknownPolicy):
+                check_pools(name, given(cell, 0)[1].devices)
 
 
 def _num_seeds(seeds: int | None, full: bool, texts: Sequence[str]) -> int:

@@ -13,9 +13,9 @@ from tilework.cli.options.common import Adapter, Device, Dtype, ProfilesFile, Wo
 from tilework.control.watchdog import WatchdogConfig
 from tilework.core.model import SimulatedSource, Source
 from tilework.core.time import s_from_ns
-from tilework.cost.table import BadCostTable, CostTable
+from tilework.cost.table import BadCostTable, CostTable, check_devices
 from tilework.cost.table_file import read_table
-from tilework.policy.registry import DEFAULT_POLICY, UnknownPolicy, check_live
+from tilework.policy.registry import DEFAULT_POLICY, UnknownPolicy, check_live, check_pools
 
 EXAMPLE = examples(
     "tilework serve",
@@ -64,14 +64,14 @@ def command(
     Further settings come from the environment: TILEWORK_MAX_STEPS, TILEWORK_RESULT_TTL_S and so on (docs/serving.md).
     """
     _prepare(log_level)
-    table, sources = _checked_table(policy, cost), tuple[Source, ...]()
+    table, sources = _checked_table(policy, cost, workers), tuple[Source, ...]()
     if backend is options.Backend.MODELLED:
         sources = _simulated_sources(table, models, worker_memory, weights_memory)
     else:
         sources = _model_sources(models, models_file, loras, adapter, dtype, device, threads, worker_memory)
-    files = {"tenants": tenants, "durable": durable, "models": models_file}
-    settings: dict[str, object] = {name: file and str(file) for name, file in files.items()}
-    settings |= {"host": host, "port": port, "api_key": api_key}
+        _check_devices(models_file, policy, workers)
+    settings: dict[str, object] = {"tenants": tenants and str(tenants), "durable": durable and str(durable)}
+    settings |= {"models": models_file and str(models_file), "host": host, "port": port, "api_key": api_key}
     settings |= {"max_backlog_s": max_backlog, "max_batch": max_batch, "exact": exact or None}
     from tilework.cli.serving import Serving
 
@@ -97,11 +97,27 @@ def _prepare(log_level: str) -> None:
     logging.getLogger("tilework").setLevel(log_level.upper())  # Libraries stay as they are.
 
 
-def _checked_table(policy: str, cost: str | None) -> CostTable | None:
-    """The table of a name or file, if one is given; and there is such a policy. Raises UserError."""
+def _checked_table(policy: str, cost: str | None, num_workers: int) -> CostTable | None:
+    """The table of a name or file, if one is given; and there is such a policy, which can do that. Raises UserError."""
     with user_errors(UnknownPolicy, BadCostTable, OSError):
         check_live(policy)
-        return None if cost is None else read_table(cost)
+        if cost is None:
+            return None
+        table = read_table(cost)
+        check_devices(table, num_workers, cost)
+        check_pools(policy, table.devices)
+        return table
+
+
+def _check_devices(file: Path | None, policy: str, num_workers: int) -> None:
+    """Raises UserError if a file of models names workers that there are not, or that the policy would not heed."""
+    from tilework.server.config import ConfigError
+    from tilework.server.models_file import check_workers, read_models
+
+    with user_errors(ConfigError, UnknownPolicy):
+        models = read_models(None if file is None else str(file))
+        check_workers(str(file), models, num_workers)
+        check_pools(policy, [name for name, one in models.items() if one.devices is not None])
 
 
 def _model_sources(
@@ -114,7 +130,7 @@ def _model_sources(
     threads: int,
     worker_memory: int | None,
 ) -> tuple[Source, ...]:
-    """The models that are named, or those of a file, whose own adapters, dtypes and directories of LoRAs count."""
+    """The models that are named, or those of a file, whose own adapters, dtypes, LoRAs and devices count."""
     from tilework.server.config import ConfigError
     from tilework.server.lora_directory import loras_in
     from tilework.server.models_file import read_models
@@ -135,6 +151,7 @@ def _model_sources(
                 threads,
                 worker_memory,
                 usual if one.loras is None else loras_in(Path(one.loras)),
+                one.devices,
             )
             for name, one in read_models(str(file)).items()
         )

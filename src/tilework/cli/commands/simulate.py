@@ -24,7 +24,7 @@ from tilework.core.actions import Action
 from tilework.core.events import Event
 from tilework.core.request import Request, Status
 from tilework.core.time import NS_PER_MS
-from tilework.cost.table import BadCostTable, CostTable, check_covers
+from tilework.cost.table import BadCostTable, CostTable, check_covers, check_devices
 from tilework.cost.table_file import read_table
 from tilework.formats.json_lines import BadLine, RequestId
 from tilework.formats.schedule import write_schedule
@@ -99,6 +99,7 @@ def command(
         if max_batch is not None:
             scenario = replace(scenario, controller=replace(scenario.controller, max_batch=max_batch))
         make_policy(scenario.controller.policy)
+        check_devices(scenario.table, scenario.config.num_devices, str(cost or log))
         pictures = check_timeline_files(timeline or [])
         header = Header(version=tilework.__version__, config=scenario.controller, table=scenario.table)
         recorder = HistoryRecorder(header) if pictures else None

@@ -30,6 +30,7 @@ class Device:
 
     device_id: int
     node: int
+    pool: int
     kind: DeviceKind = DeviceKind.ACCELERATOR
     now: Now = field(default_factory=Now)
     memory: Memory = field(default_factory=Memory)

@@ -3,34 +3,48 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
+from collections.abc import Callable, Mapping
 
 from tilework.control.cluster.device import Device
 from tilework.core.graph.stage import DeviceKind
+from tilework.core.pools import Within, may_run
 from tilework.core.work import Work
 
 
 class DeviceSet:
     """The devices that are up: by id in `by_id`; accelerators in order of ids in `ordered`, and CPU slots in `slots`.
 
-    All are read-only to callers. `widest` is the largest number of accelerators of one node that were up at the same
-    time.
+    All are read-only to callers.
     """
 
     def __init__(self) -> None:
         self.by_id: dict[int, Device] = {}
         self.ordered: tuple[Device, ...] = ()
         self.slots: tuple[Device, ...] = ()
-        self.widest = 0
-        self._num_on_node: Counter[int] = Counter()
+        self._pools: dict[int, frozenset[int]] = {}  # The accelerators of each pool that are up.
+        self._most: dict[int, frozenset[int]] = {}  # The most of them that were up at the same time.
 
-    @property
-    def widest_now(self) -> int:
-        """The largest number of accelerators of one node that are up."""
-        return max(self._num_on_node.values(), default=0)
+    def pools_within(self, within: Within) -> list[frozenset[int]]:
+        """The accelerators that are up of each pool that is among these."""
+        return _among(self._pools, within)
+
+    def share(self, theirs: Within, ours: Within) -> float:
+        """The share of the accelerators among `theirs` that are among `ours`, of those that are up."""
+        if theirs == ours or ours is None:
+            return 1.0
+        up = [one.device_id for one in self.ordered if may_run(theirs, one.device_id)]
+        return sum(may_run(ours, device_id) for device_id in up) / max(1, len(up))
+
+    def widest_now(self, within: Within) -> int:
+        """The largest number of accelerators of one pool, among these, that are up."""
+        return max(map(len, self.pools_within(within)), default=0)
+
+    def widest(self, within: Within) -> int:
+        """The largest number of accelerators of one pool, among these, that were up at the same time."""
+        return max(map(len, _among(self._most, within)), default=0)
 
     def add(self, device: Device) -> None:
-        device_id, kind, node = device.device_id, device.kind, device.node
+        device_id, kind = device.device_id, device.kind
         assert device_id not in self.by_id, f"device {device_id} has joined before"
         self.by_id[device_id] = device
         if kind is DeviceKind.CPU:
@@ -38,8 +52,7 @@ class DeviceSet:
             return
         index = bisect_left(self.ordered, device_id, key=_id)
         self.ordered = (*self.ordered[:index], device, *self.ordered[index:])
-        self._num_on_node[node] += 1
-        self.widest = max(self.widest, self.widest_now)
+        self._set_pool(device.pool, self._pools.get(device.pool, frozenset()) | {device_id})
 
     def remove(self, device_id: int) -> Device:
         device = self.by_id.pop(device_id)
@@ -48,8 +61,27 @@ class DeviceSet:
             return device
         index = bisect_left(self.ordered, device_id, key=_id)
         self.ordered = self.ordered[:index] + self.ordered[index + 1 :]
-        self._num_on_node[device.node] -= 1
+        self._set_pool(device.pool, self._pools[device.pool] - {device_id})
         return device
+
+    def regroup(self, pool_of: Callable[[Device], int]) -> None:
+        """Put the accelerators into pools anew, if one belongs into another."""
+        if all(device.pool == pool_of(device) for device in self.ordered):
+            return
+        devices, self.ordered = self.ordered, ()
+        self._pools.clear()
+        self._most.clear()
+        for device in devices:
+            device.pool = pool_of(device)
+            self._set_pool(device.pool, self._pools.get(device.pool, frozenset()) | {device.device_id})
+            self.ordered = (*self.ordered, device)
+
+    def _set_pool(self, pool: int, ids: frozenset[int]) -> None:
+        self._pools[pool] = ids
+        if len(ids) > len(self._most.get(pool, ())):
+            self._most[pool] = ids
+        if not ids:
+            del self._pools[pool]
 
     def carries(self, device_id: int, work: Work) -> bool:
         """Whether a device still has this work; a device that was lost and joined again does not have it."""
@@ -64,6 +96,11 @@ class DeviceSet:
         return max(
             [self.by_id[device_id].end_ns(work) for device_id in work.devices if device_id in self.by_id], default=0
         )
+
+
+def _among(pools: Mapping[int, frozenset[int]], within: Within) -> list[frozenset[int]]:
+    """The pools among these devices. All devices of a pool are, or none."""
+    return [ids for ids in pools.values() if within is None or not within.isdisjoint(ids)]
 
 
 def _id(device: Device) -> int:

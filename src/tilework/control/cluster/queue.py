@@ -9,12 +9,15 @@ here.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from heapq import merge
+from itertools import chain, islice
 
 from tilework.control.cluster.job import Job
-from tilework.core.interfaces import Ahead, Demand
+from tilework.core.interfaces import Ahead, CostModel, Demand
+from tilework.core.pools import Within
+from tilework.core.request import Request
 
 _ONE_BY_ONE = 128  # Jobs before a place that are listed one by one.
 _MOST = 512  # Jobs of a block; a larger block is split.
@@ -111,6 +114,49 @@ class WaitingQueue:
         """The number of the block where this key belongs, and its index in that block."""
         number = bisect_left(self._lasts, key)
         return number, bisect_left(self._blocks[number].keys, key)
+
+
+class WaitingQueues:
+    """A queue for each set of devices that alone may run its jobs; where all devices serve all pipelines, one."""
+
+    def __init__(self, costs: CostModel) -> None:
+        self._costs = costs
+        self._queues: dict[Within, WaitingQueue] = {None: WaitingQueue()}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._queues.values()))
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(self._merged(self._queues.values()))
+
+    def of(self, request: Request) -> WaitingQueue:
+        """The queue of a request."""
+        within = self._costs.pools.within(request.pipeline)
+        if within not in self._queues:
+            self._queues[within] = WaitingQueue()
+        return self._queues[within]
+
+    def first(self, most: Callable[[Within], int]) -> Sequence[Job]:
+        """The first jobs of each queue, in order of all; `most` is how many of the jobs that these devices may run."""
+        return list(self._merged([islice(queue, most(within)) for within, queue in self._queues.items()]))
+
+    def ahead(self, key: _Key, share: Callable[[Within], float]) -> Ahead:
+        """As `WaitingQueue.ahead`. Of jobs that certain devices may run, the share that `share` says counts."""
+        volume_ns, demands = 0, list[Demand]()
+        for within, queue in self._queues.items():
+            part = share(within)
+            if part and queue:
+                ahead = queue.ahead(key)
+                volume_ns += ahead.volume_ns if part == 1 else int(part * (ahead.volume_ns + _device_ns(ahead.demands)))
+                demands += ahead.demands if part == 1 else ()
+        return Ahead(volume_ns, demands)
+
+    def _merged(self, queues: Iterable[Iterable[Job]]) -> Iterable[Job]:
+        return merge(*queues, key=_key) if len(self._queues) > 1 else chain.from_iterable(queues)
+
+
+def _device_ns(demands: Iterable[Demand]) -> int:
+    return sum(demand.device_ns for demand in demands)
 
 
 def _key(job: Job) -> _Key:

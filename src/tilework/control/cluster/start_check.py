@@ -6,16 +6,20 @@ from collections.abc import Sequence
 
 from tilework.control.cluster.device import Device
 from tilework.control.cluster.job import Job
+from tilework.core.graph.stage import DeviceKind
+from tilework.core.pools import Pools
 from tilework.core.work import Start
 
 
-def check_start(jobs: Sequence[Job], start: Start, devices: Sequence[Device]) -> None:
+def check_start(jobs: Sequence[Job], start: Start, devices: Sequence[Device], pools: Pools) -> None:
     """Assert that these jobs may be started so; `jobs` and `devices` are those of the start."""
     assert devices, f"jobs {start.job_ids} are started on no device"
     node, kind = devices[0].node, start.stage.kind
     for device in devices:
         assert device.node == node, f"{start.devices} spans nodes"
         assert device.kind is kind, f"{start.stage} runs on {kind} devices, and is started on {start.devices}"
+        is_served = kind is DeviceKind.CPU or pools.serves(device.device_id, start.stage.pipeline)
+        assert is_served, f"{start.stage} is started on device {device.device_id}, which does not serve it"
     for job in jobs:
         _check_job(job, start)
     if len(jobs) > 1:

@@ -12,12 +12,13 @@ from tilework.control.cluster.job import Job
 from tilework.control.cluster.load import Load
 from tilework.control.cluster.load_sources import LoadSources
 from tilework.control.cluster.promises import Promises
-from tilework.control.cluster.queue import WaitingQueue
+from tilework.control.cluster.queue import WaitingQueue, WaitingQueues
 from tilework.control.cluster.residents import Residents
 from tilework.control.cluster.start_check import check_start
 from tilework.core.component import Component, Memory
 from tilework.core.graph.stage import DeviceKind, Stage
 from tilework.core.interfaces import Ahead, Block, CostModel, Demand, Held, Policy
+from tilework.core.pools import Within, may_run
 from tilework.core.request import Request
 from tilework.core.work import Group, Start, Work
 from tilework.policy.toolkit.demand import reserved_at
@@ -43,7 +44,7 @@ class Tracker:
         self._devices = DeviceSet()
         self.residents = Residents(self._devices)
         self.sources = LoadSources(costs, self._devices)
-        self._waiting = WaitingQueue()
+        self._waiting = WaitingQueues(costs)
         self.for_slots = WaitingQueue()
         self._load = Load()
         self._promises = Promises()
@@ -68,14 +69,12 @@ class Tracker:
         """All devices that are up: accelerators and CPU slots."""
         return (*self._devices.ordered, *self._devices.slots)
 
-    @property
-    def widest(self) -> int:
-        return self._devices.widest
+    def widest(self, pipeline: str) -> int:
+        return self._devices.widest(self._costs.pools.within(pipeline))
 
-    @property
-    def widest_now(self) -> int:
-        """The largest number of devices of one node that are up."""
-        return self._devices.widest_now
+    def widest_now(self, pipeline: str) -> int:
+        """The largest number of devices of one pool that are up, of those that serve a pipeline."""
+        return self._devices.widest_now(self._costs.pools.within(pipeline))
 
     def load_ns(self, device_id: int, stage: Stage) -> int:
         if not self.needs_loads:
@@ -117,6 +116,9 @@ class Tracker:
     def waiting(self) -> Iterable[Job]:
         return self._waiting
 
+    def most_urgent(self, per_pool: int) -> Sequence[Job]:
+        return self._waiting.first(lambda within: per_pool * len(self._devices.pools_within(within)))
+
     def job(self, job_id: int) -> Job | None:
         return None if job_id in self._parked else self.jobs.get(job_id)
 
@@ -139,13 +141,17 @@ class Tracker:
     def delay_ns(self, request: Request, dropped_to_best_effort: bool = False) -> int:
         return self._load.delay_ns(request, dropped_to_best_effort, len(self._devices.ordered))
 
-    def waiting_ahead(self, urgency_ns: int, job_id: int | None = None) -> Ahead:
-        return self._waiting.ahead(_key(urgency_ns, job_id))
+    def waiting_ahead(self, urgency_ns: int, job_id: int | None = None, within: Within = None) -> Ahead:
+        return self._waiting.ahead(_key(urgency_ns, job_id), lambda theirs: self._devices.share(theirs, within))
 
-    def running_ahead(self, urgency_ns: int, job_id: int | None = None) -> Sequence[tuple[int, Demand]]:
+    def running_ahead(
+        self, urgency_ns: int, job_id: int | None = None, within: Within = None
+    ) -> Sequence[tuple[int, Demand]]:
         key, end_ns = _key(urgency_ns, job_id), self._devices.end_ns
         begun = (*self._busy.values(), *self.for_slots)
         ahead = [job for job in begun if (job.urgency_ns, job.job_id) < key and job.demand.run_ns]
+        if within is not None:
+            ahead = [job for job in ahead if any(may_run(within, device_id) for device_id in job.last_devices)]
         ahead.sort(key=lambda job: (job.urgency_ns, job.job_id))
         return [(end_ns(job.works[-1]) if job.works else self._now.ns, job.demand) for job in ahead]
 
@@ -172,7 +178,8 @@ class Tracker:
         kind: DeviceKind = DeviceKind.ACCELERATOR,
         memory: Memory = NO_COMPONENTS,
     ) -> None:
-        self._devices.add(Device(device_id=device_id, node=node, kind=kind, now=self._now, memory=memory))
+        pool = self._costs.pools.number(node, device_id)
+        self._devices.add(Device(device_id=device_id, node=node, pool=pool, kind=kind, now=self._now, memory=memory))
         self.check_loads()
 
     def set_memory(self, device_id: int, memory: Memory) -> None:
@@ -186,6 +193,12 @@ class Tracker:
             block = job.promised
             if block is not None and block.unloaded is not None and device_id in block.devices:
                 self.reserve(job, block.demand.width, block.devices, block.slot)
+
+    def models_changed(self) -> None:
+        """Note that other models are served, or need other components."""
+        pools = self._costs.pools
+        self._devices.regroup(lambda device: pools.number(device.node, device.device_id))
+        self.check_loads()
 
     def check_loads(self) -> None:
         """Note that components of devices, or what stages need, have changed."""
@@ -271,8 +284,8 @@ class Tracker:
             demand, unloaded = reserve(job.request, job.committed, width, memories, self._costs)
         else:
             demand = reserved_at(job.request, job.committed, width, self._costs)
-        slot = slot if demand.slot is not None else None
-        self._promises.replace(job, Block(job.request.deadline_ns, 0, demand, devices, slot, unloaded))
+        slot, within = slot if demand.slot is not None else None, self._costs.pools.within(job.request.pipeline)
+        self._promises.replace(job, Block(job.request.deadline_ns, 0, demand, devices, slot, unloaded, within))
 
     def _update_demand(self, job: Job) -> None:
         demand = self._policy.demand(job.request, job.committed, self._costs)
@@ -288,7 +301,7 @@ class Tracker:
     def _queue_of(self, job: Job) -> WaitingQueue:
         """The queue in which a job waits for the devices of its next stage."""
         stage = job.committed.stage
-        return self.for_slots if stage is not None and stage.kind is DeviceKind.CPU else self._waiting
+        return self.for_slots if stage is not None and stage.kind is DeviceKind.CPU else self._waiting.of(job.request)
 
     def _withdraw(self, job: Job) -> None:
         """Remove a job from the waiting, busy and parked jobs."""
@@ -307,7 +320,7 @@ class Tracker:
         jobs = [self.jobs[job_id] for job_id in start.job_ids]
         requests = [job.request for job in jobs]
         devices = [self._devices.by_id[device_id] for device_id in start.devices]
-        check_start(jobs, start, devices)
+        check_start(jobs, start, devices, self._costs.pools)
         work = Work(
             work_id=self.next_work_id,
             stage=start.stage,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
 from tilework.core.graph.stage import Stage
 from tilework.core.interfaces import ClusterView, DeviceView, JobView
+from tilework.core.pools import Within
 from tilework.core.request import Request
 from tilework.policy.lookahead.forecast import JobForecast
 from tilework.policy.lookahead.forecaster import Forecaster, last_steps
@@ -40,7 +41,7 @@ class NodeAssignment:
     job that its node defers looks for another node, and keeps the steps that it has done.
 
     If other jobs would keep the last free device of the cluster for long steps without need, it is left for requests
-    that cannot wait so long (`tight`).
+    that cannot wait so long (`tight`, by the devices that may run them).
 
     Jobs without deadlines go by priority (`Forecaster`).
     """
@@ -49,7 +50,7 @@ class NodeAssignment:
     forecaster: Forecaster
     view: ClusterView
     chunk_ns: int
-    tight: TightClasses
+    tight: Mapping[Within, TightClasses]
     _selections: dict[int, Selection] = field(default_factory=dict)
     _loads_ns: dict[tuple[str, int, int], int] = field(default_factory=dict)
 
@@ -64,13 +65,21 @@ class NodeAssignment:
                     chunk_ns=self.chunk_ns,
                     step_time=self._step_time,
                     due_arrivals=self.table.due_arrivals[number],
-                    tight=None if self.table.others_were_idle(number) else self.tight,
+                    tight=self._tight_at(number),
                     load_ns=self._load_ns if self.view.needs_loads else None,
                 )
             )
             for job in (*_running(selection.node.devices, self.view), *self.table.waiting[number].values()):
                 self._add(job, selection)
         return selection
+
+    def _tight_at(self, number: int) -> TightClasses | None:
+        """The tight classes whose requests may go to a node, and no other that is idle; those with the least slack."""
+        here = (tight for within, tight in self.tight.items() if self.table.only_there(number, within))
+        return min(here, key=lambda tight: tight.least_slack_ns, default=None)
+
+    def _within(self, job: JobView) -> Within:
+        return self.forecaster.costs.pools.within(job.request.pipeline)
 
     def _step_time(self, stage: Stage, requests: Sequence[Request]) -> float:
         """The time of a step of these requests together on one device; inf if they do not fit into its memory.
@@ -125,12 +134,12 @@ class NodeAssignment:
         for job in waiting:
             if not table.idle:
                 break
-            number = table.take_idle(table.node_of.get(job.job_id), self._width(job))
+            number = table.take_idle(table.node_of.get(job.job_id), self._width(job), self._within(job))
             if number is not None:
                 self._assign(job, number)
         for job in newcomers:
             if job.job_id not in table.node_of:
-                self._assign(job, table.least_loaded(1)[0])
+                self._assign(job, table.least_loaded(1, self._within(job))[0])
 
     def choose(self) -> None:
         """Select jobs at every changed node; a job that would be late there may go to another node."""
@@ -185,11 +194,12 @@ class NodeAssignment:
 
     def _candidates(self, job: JobView) -> Iterator[int]:
         """The nodes to try for a job, some twice. The second ones are found only when they are asked for."""
-        yield from self.table.with_room(self._width(job), _MOST_TRIED)
-        yield from self.table.least_loaded(_MOST_TRIED)
+        within = self._within(job)
+        yield from self.table.with_room(self._width(job), _MOST_TRIED, within)
+        yield from self.table.least_loaded(_MOST_TRIED, within)
 
     def _width(self, job: JobView) -> int:
-        return self.forecaster.width(job, self.table.widest)
+        return self.forecaster.width(job, self.table.widest_within(self._within(job)))
 
 
 def _running(devices: Iterable[DeviceView], view: ClusterView) -> Iterable[JobView]:

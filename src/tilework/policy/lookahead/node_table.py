@@ -1,12 +1,17 @@
-"""The node of each waiting job and the room of the nodes, kept from plan to plan until devices change."""
+"""The node of each waiting job and the room of the nodes, kept from plan to plan until devices change.
+
+Where not all devices serve all pipelines, what this package calls a node is a pool (`core.pools`).
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+from itertools import islice
 from math import ceil, inf
 
 from tilework.core.interfaces import ClusterView, DeviceView, JobView
+from tilework.core.pools import Within, may_run
 from tilework.policy.lookahead.due_arrivals import DueArrivals
 from tilework.policy.lookahead.node_jobs import is_idle
 
@@ -30,8 +35,8 @@ class NodeTable:
         self.node_of: dict[int, int] = {}
         self._device_node: dict[int, int] = {}
         for device in devices:
-            self.by_node.setdefault(device.node, []).append(device)
-            self._device_node[device.device_id] = device.node
+            self.by_node.setdefault(device.pool, []).append(device)
+            self._device_node[device.device_id] = device.pool
         self.widest = max(map(len, self.by_node.values()), default=0)
         self.waiting: dict[int, dict[int, JobView]] = {number: {} for number in self.by_node}
         self.changed = set(self.by_node)
@@ -57,13 +62,16 @@ class NodeTable:
         if num_changes != self._num_changes:
             before = self._num_changes or [-1] * len(num_changes)
             pairs = zip(self.devices, before, num_changes, strict=True)
-            self.changed.update(device.node for device, old, new in pairs if old != new)
+            self.changed.update(device.pool for device, old, new in pairs if old != new)
             self._num_changes = num_changes
+        if view.needs_loads:  # What pools of a host load and read ahead depends on each other.
+            hosts = {self.by_node[number][0].node for number in self.changed}
+            self.changed.update(number for number, devices in self.by_node.items() if devices[0].node in hosts)
         self._free_ns, self._by_load = {}, []
         self.idle = {}
         for device in self.devices:
             if is_idle(device):
-                self.idle[device.node] = self.idle.get(device.node, 0) + 1
+                self.idle[device.pool] = self.idle.get(device.pool, 0) + 1
         self._was_idle = dict(self.idle)
         for job_id in self.node_of.keys() - {job.job_id for job in waiting}:
             self._remove(job_id)
@@ -82,6 +90,17 @@ class NodeTable:
         return None if first_ns == inf else ceil(first_ns)
 
     # Which node serves a job.
+
+    def serves(self, number: int, within: Within) -> bool:
+        """Whether devices of a node may run what only those `within` may; then all of them may."""
+        return may_run(within, self.by_node[number][0].device_id)
+
+    def widest_within(self, within: Within) -> int:
+        """The most devices of a node that may run it."""
+        if within is None:
+            return self.widest
+        widths = [len(devices) for number, devices in self.by_node.items() if self.serves(number, within)]
+        return max(widths, default=1)
 
     def assign(self, job: JobView, number: int) -> None:
         """Let a job wait at this node."""
@@ -131,33 +150,36 @@ class NodeTable:
 
     # Idle devices.
 
-    def take_idle(self, number: int | None, width: int) -> int | None:
-        """Take `width` idle devices of this node, or else of the one with the fewest that suffice; returns the node."""
+    def take_idle(self, number: int | None, width: int, within: Within = None) -> int | None:
+        """Take `width` idle devices of this node, or else of the one with the fewest that suffice; returns the node.
+
+        Another one must be `within`.
+        """
         if number is None or self.idle.get(number, 0) < width:
-            number = min(
-                (number for number, idle in self.idle.items() if idle >= width), key=self._tightness, default=None
-            )
+            enough = (one for one, idle in self.idle.items() if idle >= width and self.serves(one, within))
+            number = min(enough, key=self._tightness, default=None)
         if number is not None:
             self.idle[number] -= width
             if not self.idle[number]:
                 del self.idle[number]
         return number
 
-    def others_were_idle(self, number: int) -> bool:
-        """Whether other nodes had idle devices at the start of this plan."""
-        return len(self._was_idle) > (1 if number in self._was_idle else 0)
+    def only_there(self, number: int, within: Within) -> bool:
+        """Whether a node may run it, and no other one that had idle devices at the start of this plan may."""
+        others = (one for one in self._was_idle if one != number)
+        return self.serves(number, within) and not any(self.serves(one, within) for one in others)
 
     def _tightness(self, number: int) -> tuple[int, int]:
         return self.idle[number], number
 
-    def least_loaded(self, most: int) -> list[int]:
-        """The nodes with the fewest waiting jobs; among equals those whose devices are free first."""
+    def least_loaded(self, most: int, within: Within = None) -> list[int]:
+        """The nodes `within` with the fewest waiting jobs; among equals those whose devices are free first."""
         if not self._by_load:
             self._free_ns = {
                 number: sum([device.free_ns for device in devices]) for number, devices in self.by_node.items()
             }
             self._by_load = sorted(map(self._load, self.by_node))
-        return [number for _, _, number in self._by_load[:most]]
+        return list(islice((number for _, _, number in self._by_load if self.serves(number, within)), most))
 
     def _load(self, number: int) -> tuple[int, int, int]:
         """The place of a node among those by load; the times at which devices are free stay until the next plan."""
@@ -185,13 +207,16 @@ class NodeTable:
             del before[bisect_left(before, number)]
             insort(after, number)
 
-    def with_room(self, width: int, most: int) -> list[int]:
-        """Nodes with room for `width` devices, those with the least first, so that others stay whole for wide jobs.
+    def with_room(self, width: int, most: int, within: Within = None) -> list[int]:
+        """Nodes `within` with room for `width` devices, those with the least first: others stay whole for wide jobs.
 
         Before them comes a node that is whole, if another one is: at low load a job need not share a node.
         """
-        whole = self._with_room[self.widest]
+        rooms = self._with_room
+        if within is not None:
+            rooms = [[number for number in numbers if self.serves(number, within)] for numbers in rooms]
+        whole = rooms[self.widest]
         found = whole[:1] if len(whole) > 1 else []
-        for numbers in self._with_room[width:]:
+        for numbers in rooms[width:]:
             found += numbers[: most - len(found)]
         return found

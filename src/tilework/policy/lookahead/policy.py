@@ -4,11 +4,12 @@ deadlines as possible.
 
 from __future__ import annotations
 
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
-from itertools import islice
 
 from tilework.core.graph.progress import Cursor
 from tilework.core.interfaces import ClusterView, CostModel, Demand
+from tilework.core.pools import Within
 from tilework.core.request import Request, RequestClass, cost_key
 from tilework.core.time import NS_PER_MS
 from tilework.core.work import Plan, Preload, ReadAhead, Start
@@ -31,7 +32,7 @@ _MOST_CLASSES = 256
 _GRACE = 0.5  # Of the shortest time that a request takes alone.
 
 
-@policy("tilework")
+@policy("tilework", keeps_pools=True)
 @dataclass(slots=True, kw_only=True)
 class LookaheadPolicy(DeadlinePolicy):
     """Keep as many deadlines as possible, at every event.
@@ -48,7 +49,7 @@ class LookaheadPolicy(DeadlinePolicy):
     patience: float = 300.0
     _request_costs: RequestCosts = field(default_factory=RequestCosts, init=False)
     _alone_ns: dict[RequestClass, int] = field(default_factory=dict, init=False)
-    _tight: TightClasses = field(default_factory=TightClasses, init=False)
+    _tight: dict[Within, TightClasses] = field(default_factory=dict, init=False)
     _rates: ComponentRates = field(default_factory=ComponentRates, init=False)
     _preloading: Preloading = field(default_factory=Preloading, init=False)
     _reading: Reading = field(default_factory=Reading, init=False)
@@ -69,7 +70,8 @@ class LookaheadPolicy(DeadlinePolicy):
             if request.deadline_ns is not None:
                 narrowest = demand_at(request, left, degrees[0], costs)
                 slack_ns = request.deadline_ns - request.arrival_ns - narrowest.run_ns
-                self._tight.add(key, request.arrival_ns, slack_ns)
+                within = costs.pools.within(request.pipeline)
+                self._tight.setdefault(within, TightClasses()).add(key, request.arrival_ns, slack_ns)
             self._alone_ns.pop(key, None)
             self._alone_ns[key] = self._request_costs.of(request, left, degrees[-1], costs).alone_ns(
                 left.num_steps_left
@@ -89,7 +91,7 @@ class LookaheadPolicy(DeadlinePolicy):
         grace_ns = _GRACE * min(self._alone_ns.values(), default=0)
         forecaster = Forecaster(self._request_costs, costs, now_ns, grace_ns)
         assignment = NodeAssignment(table, forecaster, view, self.chunk_ns, self._tight)
-        assignment.assign_waiting(list(islice(view.waiting(), _MOST_WAITING * len(table.by_node))))
+        assignment.assign_waiting(view.most_urgent(_MOST_WAITING))
         unreachable = [each for number in sorted(table.changed) for each in assignment.at(number).node.unreachable()]
         if unreachable:
             return Plan(dropped_to_best_effort=tuple(unreachable))
@@ -97,20 +99,20 @@ class LookaheadPolicy(DeadlinePolicy):
         starts: list[Start] = []
         stops: list[int] = []
         preloads: list[Preload] = []
-        reads: list[ReadAhead] = []
+        started: set[int] = set()
         eviction = Eviction(self._rates, view, costs, now_ns)
-        for number in sorted(table.changed):
+        changed = sorted(table.changed)
+        for number in changed:
             dispatch = Dispatch(assignment.at(number), costs)
             dispatch.decide()
             starts += dispatch.starts
             stops += dispatch.stops
             if view.needs_loads:
                 preloads += self._preloading.best(eviction, table.by_node[number], dispatch.left)
-                started = {job_id for start in dispatch.starts for job_id in start.job_ids}
-                waiting = [job for job in table.waiting[number].values() if job.job_id not in started]
-                reads += self._reading.best(eviction, number, waiting)
+                started.update(job_id for start in dispatch.starts for job_id in start.job_ids)
             if not dispatch.starts and not dispatch.stops:
                 table.changed.remove(number)
+        reads = self._reads(eviction, table, changed, started) if view.needs_loads else []
         if view.needs_loads and starts:
             starts = eviction.ordered(starts)
         return Plan(
@@ -120,3 +122,14 @@ class LookaheadPolicy(DeadlinePolicy):
             stops=tuple(stops),
             wake_ns=table.wake_ns(),
         )
+
+    def _reads(
+        self, eviction: Eviction, table: NodeTable, changed: Sequence[int], started: Set[int]
+    ) -> list[ReadAhead]:
+        """What the hosts of changed nodes read ahead for jobs that wait there and are not `started`."""
+        reads: list[ReadAhead] = []
+        for host in dict.fromkeys(table.by_node[number][0].node for number in changed):
+            numbers = [number for number, devices in table.by_node.items() if devices[0].node == host]
+            jobs = [job for number in numbers for job in table.waiting[number].values()]
+            reads += self._reading.best(eviction, host, [job for job in jobs if job.job_id not in started])
+        return reads

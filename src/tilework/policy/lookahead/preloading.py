@@ -18,14 +18,14 @@ _State = tuple[object, ...]
 
 @dataclass(slots=True)
 class Preloading:
-    """Chooses loads ahead of need, one at a time on a node, of what its host has (`Reading`).
+    """Chooses loads ahead of need, one at a time on a node or pool, of what its host has (`Reading`).
 
     A load pays if it lowers the expected time of misses (`Eviction`) by more than it takes itself, within minutes. What
     is dropped for it counts, so that two loads never undo each other while rates stay the same. Copies of popular
     components on several devices come from the same rule.
     """
 
-    _refused: dict[int, _State] = field(default_factory=dict)  # By node: the latest state in which no load paid.
+    _refused: dict[int, _State] = field(default_factory=dict)  # By pool: the latest state in which no load paid.
 
     def best(self, eviction: Eviction, devices: Sequence[DeviceView], idle: Sequence[DeviceView]) -> list[Preload]:
         """The load that saves most for its time, on one of the idle devices of a node; none if none pays.
@@ -39,22 +39,23 @@ class Preloading:
             tuple(device.device_id for device in idle),
             tuple(device.memory for device in devices),
         )
-        node = devices[0].node
-        if self._refused.get(node) == state:
+        pool = devices[0].pool
+        if self._refused.get(pool) == state:
             return []
-        asked = stages_by_rate(eviction)
+        asked = stages_by_rate(eviction, idle[:1])
         options = [option for device in idle for option in _options(eviction, device, asked)]
         saved, best = max(options, key=lambda option: option[0], default=(0.0, None))
         if best is not None and saved > 1:
             return [best]
-        self._refused[node] = state
+        self._refused[pool] = state
         return []
 
 
-def stages_by_rate(eviction: Eviction) -> list[Stage]:
-    """The stages that were asked for, the most often first. Those of a model that was removed need nothing."""
-    rates, now_ns = eviction.rates, eviction.now_ns
-    needed = {stage: wanted for stage in rates.stages if (wanted := eviction.costs.components(stage))}
+def stages_by_rate(eviction: Eviction, devices: Sequence[DeviceView]) -> list[Stage]:
+    """The stages of these devices that were asked for, most often first. Those of a removed model need nothing."""
+    rates, now_ns, pools = eviction.rates, eviction.now_ns, eviction.costs.pools
+    served = (one for one in rates.stages if any(pools.serves(each.device_id, one.pipeline) for each in devices))
+    needed = {stage: wanted for stage in served if (wanted := eviction.costs.components(stage))}
     rarest = {stage: min(rates.per_s(one, now_ns) for one in wanted) for stage, wanted in needed.items()}
     return sorted(rarest, key=lambda stage: -rarest[stage])
 

@@ -194,8 +194,8 @@ def _buddy_width(free: set[int], first: int, width: int) -> int:
 
 
 def nodes(devices: Iterable[DeviceView]) -> list[list[int]]:
-    """The ids of devices by node."""
-    by_node: dict[int, list[int]] = {}
+    """The ids of devices by pool, in which groups lie: by node, where all devices serve the same pipelines."""
+    by_pool: dict[int, list[int]] = {}
     for device in devices:
-        by_node.setdefault(device.node, []).append(device.device_id)
-    return list(by_node.values())
+        by_pool.setdefault(device.pool, []).append(device.device_id)
+    return list(by_pool.values())

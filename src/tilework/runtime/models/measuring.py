@@ -43,7 +43,7 @@ class Measuring:
         """
         tables: list[CostTable] = []
         for one in loaded:
-            alike = next((table for other, table in zip(loaded, tables, strict=False) if _are_alike(one, other)), None)
+            alike = next((table for other, table in zip(loaded, tables, strict=False) if self._alike(one, other)), None)
             table = (
                 await self._measured(one, one.info.name if len(loaded) > 1 else "")
                 if alike is None
@@ -92,7 +92,8 @@ class Measuring:
 
     def _degrees(self, info: ModelInfo) -> tuple[int, ...]:
         """Powers of two, as policies use them; 1 if all requests are exact."""
-        most = 1 if self.exact else min(info.max_degree, self.executor.num_devices)
+        num_devices = len(self.executor.serving.get(info.name, range(self.executor.num_devices)))
+        most = 1 if self.exact else min(info.max_degree, num_devices)
         return tuple(1 << power for power in range(most.bit_length()))
 
     async def _measured_loras(self, model: LoadedModel) -> Mapping[str, Lora]:
@@ -109,7 +110,7 @@ class Measuring:
         """The costs of a model that was measured at an earlier start, or is like one of `others`; else None."""
         info = model.info
         for other in others:
-            if _are_alike(model, other):
+            if self._alike(model, other):
                 rows = [row for row in table.rows if row.pipeline == other.info.name]
                 return self.part(table, model, replace(table, rows=_renamed(rows, info.name)))
         known = earlier_costs(self.cache, self.executor.profile_key(info.name))
@@ -131,7 +132,12 @@ class Measuring:
             graphs={name: model.info.graph},
             components={name: model.components},
             loras={name: loras} if loras else {},
+            devices={},
         )
+
+    def _alike(self, one: LoadedModel, other: LoadedModel) -> bool:
+        """Whether the costs of the other are those of this one."""
+        return _are_alike(one, other) and self._degrees(one.info) == self._degrees(other.info)
 
     def _on_measuring(self, model: str, num_done: int, num_all: int) -> None:
         what = f"measuring what steps cost here, {num_done} of {num_all}" if num_all else "warming up the workers"

@@ -98,6 +98,7 @@ def _model_card(info: ModelInfo, images: ImageService, created: int) -> ModelCar
         "aliases": images.models.aliases(info.name),
         "default_slo_s": images.models.default_slo_s(info.name),
         "devices": images.engine.devices_with(info.name),
+        "serves_on": images.engine.devices_serving(info.name),
         "on_host": images.engine.is_on_host(info.name),
         "policy": images.engine.policy,
     }

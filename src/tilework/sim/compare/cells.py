@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from tilework.cost.table import CostTable, check_covers
+from tilework.cost.table import CostTable, check_covers, check_devices
 from tilework.cost.table_file import read_table
 from tilework.formats.workload import WorkloadRequest, read_workload
 from tilework.sim.workloads.family import Family
@@ -75,6 +75,7 @@ class Cell:
 
     def _read(self, place: str) -> CostTable:
         table = read_table(place)
+        check_devices(table, self.num_devices, place)
         return table if self.devices_per_node is None else replace(table, devices_per_node=self.devices_per_node)
 
 
