@@ -28,7 +28,7 @@ from tilework.report.timeline_bars import (
 
 AWAY: dict[str, Any] = {"facecolor": "#DADCE0", "edgecolor": "#9AA0A6", "hatch": "\\\\", "linewidth": 0.0}
 LOADING: dict[str, Any] = {"facecolor": "#F1E4C3", "edgecolor": "#9A7B2F", "hatch": "||", "linewidth": 0.0}
-_MOST_COLUMNS, _LEGEND_LETTERS, _HANDLE_LETTERS = 9, 170, 6  # A handle is as wide as so many letters.
+_MOST_COLUMNS, _LEGEND_LETTERS, _HANDLE_LETTERS = 9, 170, 6  # The last: how wide a handle is, in letters.
 PLAIN_INCHES = 0.1  # A narrower bar has neither label nor hatch; thousands of them are drawn at once.
 
 
