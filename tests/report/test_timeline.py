@@ -25,15 +25,13 @@ from tilework.cli.app import app
 from tilework.cli.console import UserError
 from tilework.cli.views.charts import chart_of_history
 from tilework.cli.views.schedules import schedule_of_trace
-from tilework.control.account import account_of, cause_of
 from tilework.control.history_recorder import read_history
 from tilework.control.log import read_log, replay
-from tilework.core.component import Component, LoadSource
 from tilework.core.events import LeftOut
 from tilework.core.request import OnMiss, Shape, Status
 from tilework.core.time import NS_PER_S, s_from_ns
 from tilework.cost.table_file import table_json
-from tilework.formats.schedule import RequestLine, Schedule, read_schedule, write_schedule
+from tilework.formats.schedule import RequestLine, Schedule, write_schedule
 from tilework.formats.workload import WorkloadRequest, write_workload
 from tilework.report.chart import OPEN, Chart, ChartRequest, ChartWork, Outage, chart_of_schedule
 from tilework.report.palette import BAD, request_colours
@@ -378,54 +376,6 @@ def test_the_picture_shades_a_device_that_was_away(tmp_path: Path) -> None:
     plain = pixels(path, "#DADCE0")
     draw_timeline(path, small(outages=(Outage(device_id=0, start_s=1.0, end_s=2.0, reason="gone"),)))
     assert pixels(path, "#DADCE0") > plain + 5000
-
-
-def loading(*slos_s: float, disk: float = 10.0) -> Recorded:
-    """A device of 9 bytes: each request loads a denoiser of 8 that the decoder of the one before it pushed out."""
-    named = {"denoiser": Component("denoiser", 8), "vae": Component("vae", 3)}
-    speeds = {LoadSource.DISK: disk, LoadSource.HOST: 40.0}
-    costs = replace(table(), components={"toy": named}, memory_bytes=9, load_bytes_per_s=speeds)
-    asked = [request(str(index), slo_s=slo_s) for index, slo_s in enumerate(slos_s)]
-    return recorded(asked, "fixed-sp1", costs=costs, sim=SimConfig(num_devices=1))
-
-
-def test_loads_of_weights_are_drawn_from_logs_and_schedules(tmp_path: Path) -> None:
-    run = loading(3.0, 9.0, 9.0)
-    chart = chart_of_history(run.history)
-    assert [(load.stage, load.source) for load in chart.loads[:3]] == [
-        ("diffuse", "disk"),
-        ("decode", "disk"),
-        ("diffuse", "host"),
-    ]
-    spans = [(load.start_s, load.end_s) for load in chart.loads]
-    works = [(work.start_s, work.end_s) for work in chart.works]
-    assert all(first[1] <= second[0] + 1e-9 for first, second in pairwise(sorted([*spans, *works])))
-    assert chart.loads[0].end_s - chart.loads[0].start_s == pytest.approx(0.8)
-    schedule = schedule_of_trace(run.trace, {str(index): index for index in range(3)})
-    write_schedule(tmp_path / "s.jsonl", schedule)
-    read = chart_of_schedule(read_schedule(tmp_path / "s.jsonl"))
-    assert [(load.stage, load.start_s, load.end_s) for load in read.loads] == [
-        (load.stage, load.start_s, load.end_s) for load in chart.loads
-    ]
-    path = tmp_path / "t.png"
-    draw_timeline(path, chart)
-    with_loads = pixels(path, "#F1E4C3")
-    draw_timeline(path, replace(chart, loads=()))
-    assert with_loads > pixels(path, "#F1E4C3") + 1000
-    events = [event for event in trace_events(chart) if event["name"] == "loads diffuse"]
-    assert [(event["dur"], event["args"]) for event in events[:2]] == [
-        (800_000, {"source": "disk"}),
-        (200_000, {"source": "host"}),
-    ]
-    assert "loads the weights of decode from disk" in page(chart, "a test")
-
-
-def test_a_request_is_late_because_its_device_loaded_weights() -> None:
-    run = loading(2.0, disk=2.0)
-    (late,) = run.history.requests
-    account = account_of(run.history, late)
-    assert (account.loading_ns, account.idle_ns) == (5.5 * NS_PER_S, 0)
-    assert cause_of(account) == "waited 5.50 s and ran 1.06 s; its devices loaded weights for 5.50 s of the wait"
 
 
 # The command.

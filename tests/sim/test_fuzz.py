@@ -382,7 +382,7 @@ def answer_at_random(monkeypatch: pytest.MonkeyPatch) -> None:
         (end_twice, "ended twice", [], "edf"),
         (keep_everything, "may keep", ["crash=0.1:1"], "edf"),
         (go_back, "", ["crash=0.1:1", "reordered=0.2:0.5"], "edf"),
-        (starve, "waits", [], "edf"),
+        pytest.param(starve, "waits", [], "edf", marks=pytest.mark.slow),
         (forget_what_does_not_fit, "did not fit", ["memory=1:0.6"], "tetriserve"),
         (send_too_many_works, " works", [], "tetriserve"),
         (share_exact_requests, "has several jobs or devices", [], "patchedserve"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from tilework.report.timeline_bars import (
 
 AWAY: dict[str, Any] = {"facecolor": "#DADCE0", "edgecolor": "#9AA0A6", "hatch": "\\\\", "linewidth": 0.0}
 LOADING: dict[str, Any] = {"facecolor": "#F1E4C3", "edgecolor": "#9A7B2F", "hatch": "||", "linewidth": 0.0}
+_MOST_COLUMNS, _LEGEND_LETTERS, _HANDLE_LETTERS = 9, 170, 6  # The last: how wide a handle is, in letters.
 PLAIN_INCHES = 0.1  # A narrower bar has neither label nor hatch; thousands of them are drawn at once.
 
 
@@ -164,7 +166,7 @@ def _draw_legend(figure: Any, chart: Chart, ended: Sequence[ChartRequest]) -> No
     if chart.loads:
         handles.append(Patch(**LOADING, label="loads weights"))
     if any(load.is_read_ahead for load in chart.loads):
-        handles.append(Line2D([], [], color="none", label="above a device: its host reads ahead"))
+        handles.append(Line2D([], [], color=LOADING["edgecolor"], linewidth=3, label="its host reads ahead"))
     marks = dict.fromkeys(_mark(request) for request in ended)
     handles += [Line2D([], [], marker=m, color=ink, linestyle="", label=text) for m, ink, text in sorted(marks)]
     slacks_s = [request.slack_s for request in ended if request.slack_s is not None]
@@ -173,9 +175,18 @@ def _draw_legend(figure: Any, chart: Chart, ended: Sequence[ChartRequest]) -> No
     if any(slack_s < 0 for slack_s in slacks_s):
         handles.append(Line2D([], [], color=BAD, linewidth=2, label="after its deadline"))
     if handles:
-        figure.legend(
-            handles=handles, loc="outside lower center", ncols=min(len(handles), 9), frameon=False, fontsize=9
-        )
+        columns = _num_columns([handle.get_label() for handle in handles])
+        figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
+
+
+def _num_columns(labels: Sequence[str]) -> int:
+    """The most columns of a legend, filled one after another, that the figure has room for."""
+    for columns in range(min(len(labels), _MOST_COLUMNS), 1, -1):
+        ends = [len(labels) * index // columns for index in range(columns + 1)]
+        widths = [max(map(len, labels[first:last])) for first, last in pairwise(ends)]
+        if sum(widths) + _HANDLE_LETTERS * columns <= _LEGEND_LETTERS:
+            return columns
+    return 1
 
 
 def _limits_s(ended: Sequence[ChartRequest], layout: Layout) -> tuple[float, float]:

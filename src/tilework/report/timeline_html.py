@@ -79,8 +79,10 @@ def _document(chart: Chart, title: str) -> dict[str, Any]:
 
 def _load_text(load: ChartLoad) -> str:
     if load.is_read_ahead:
-        return f"does not wait: its host reads the weights of {load.stage} ahead of need"
-    return f"loads the weights of {load.stage}" + (f" from {load.source}" if load.source else "")
+        return f"the host of device {load.device_id} reads the weights of {load.stage} ahead of need"
+    return f"device {load.device_id} loads the weights of {load.stage}" + (
+        f" from {load.source}" if load.source else ""
+    )
 
 
 def _summary(chart: Chart, shares: list[float], num_devices: int) -> str:

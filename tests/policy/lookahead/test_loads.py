@@ -188,6 +188,7 @@ def test_late_requests_are_held_only_where_all_weights_are_there(*, must_load: b
     assert late.claim is (Claim.LATE if must_load else Claim.HELD)
 
 
+@pytest.mark.slow
 def test_on_many_checkpoints_it_is_on_time_more_often_than_the_best_simple_policy() -> None:
     days = [to_requests(make_workload("gentd26", {"to_hour": 15, "slo": 2.5}).requests(seed)) for seed in (1, 2)]
 
