@@ -20,8 +20,8 @@ from tilework.core.interfaces import CostModel
 from tilework.core.request import Request
 from tilework.policy.placement.demand import ClassDemand
 from tilework.policy.placement.feasible import FitsAt, Footprint, fits_at
-from tilework.policy.placement.launch import optimal_degree
 from tilework.policy.placement.roles import Role, role_of
+from tilework.policy.toolkit.demand import optimal_degree
 
 _NO_LIMIT = 1 << 62
 """More bytes than any device has."""

@@ -9,7 +9,7 @@ from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import Stage
 from tilework.core.interfaces import ClusterView, CostModel, JobView
 from tilework.core.work import Group, Start
-from tilework.policy.placement.launch import Launch, optimal_degree
+from tilework.policy.placement.launch import Launch
 from tilework.policy.placement.profile import ClassProfile
 from tilework.policy.placement.roles import PlacementType, Role, role_of
 from tilework.policy.published.tridentserve.bids import Bid
@@ -17,6 +17,7 @@ from tilework.policy.published.tridentserve.devices import Devices
 from tilework.policy.published.tridentserve.layout import Layout, Pool
 from tilework.policy.published.tridentserve.monitor import PoolRun
 from tilework.policy.published.tridentserve.ways import Profiles, Way
+from tilework.policy.toolkit.demand import optimal_degree
 from tilework.policy.toolkit.open_devices import LEAD_NS
 from tilework.policy.toolkit.tasks import Task
 from tilework.policy.toolkit.wording import devices_text, explain

@@ -8,12 +8,11 @@ from typing import NamedTuple
 from tilework.core.interfaces import CostModel
 from tilework.core.request import Request, RequestClass, cost_key
 from tilework.core.shares import PIXELS_PER_TOKEN
-from tilework.policy.placement.launch import optimal_degree
 from tilework.policy.placement.profile import ClassProfile, class_profile
 from tilework.policy.placement.roles import PlacementType, Role, VirtualReplica, role_of
 from tilework.policy.published.tridentserve.layout import Layout, Pool
 from tilework.policy.toolkit.degrees import efficient_speeds
-from tilework.policy.toolkit.demand import Speed, worthwhile
+from tilework.policy.toolkit.demand import Speed, optimal_degree, worthwhile
 from tilework.policy.toolkit.tasks import Task
 
 _TOKENS_PER_PENALTY = 1000
