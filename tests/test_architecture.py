@@ -39,7 +39,7 @@ ARROWS: dict[str, set[str]] = {
 POLICY_ARROWS: dict[str, set[str]] = {
     "registry": set(),
     "toolkit": set(),
-    "placement": set(),
+    "placement": {"toolkit"},
     "published": {"registry", "toolkit", "placement"},
     "lookahead": {"registry", "toolkit"},
 }

@@ -11,7 +11,7 @@ import pytest
 
 from builders import PIPELINE, request, row, table
 from stages import DIFFUSE, ENCODE, STAGES, at_start, stage_of
-from tilework.core.component import Component, LoadSource
+from tilework.core.component import Component, LoadSource, num_bytes
 from tilework.core.lora import Lora, UsedLora
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_S
@@ -89,7 +89,7 @@ def test_stages_need_the_components_that_the_table_knows() -> None:
     costs = TableCosts(FULL)
     named = {stage: costs.components(stage_of(PIPELINE, stage)) for stage in STAGES}
     assert named == {"encode": (), "diffuse": (DENOISER,), "decode": (VAE,)}
-    assert costs.component_bytes == 647
+    assert num_bytes(costs.all_components) == 647
     assert TableCosts(table()).all_components == ()
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from builders import PIPELINE, batched, request, table
 from stages import DECODE, DIFFUSE, ENCODE, STAGES
-from tilework.core.component import Component, LoadSource
+from tilework.core.component import Component, LoadSource, num_bytes
 from tilework.core.graph.graph import Graph
 from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.graph.stage import Stage
@@ -118,7 +118,7 @@ def test_stages_need_their_loras_beside_their_components() -> None:
     assert needed == {"encode": (INK,), "diffuse": (DENOISER, INK), "decode": ()}, "chalk is on all devices"
     assert costs.components(stage_of(costs, PLAIN)) == (DENOISER,)
     assert costs.all_components == (DENOISER, INK)
-    assert costs.component_bytes == 630
+    assert num_bytes(costs.all_components) == 630
 
 
 def test_a_request_with_an_unknown_lora_has_no_price() -> None:

@@ -4,7 +4,8 @@ Theory of operation. A device may have to drop components for another job, so a 
 stages, each from the slowest source. Two kinds are known not to be needed. First, the components of its next stage, if
 all its devices have them: then nothing is loaded if it runs next there. That does not hold on other devices, nor once
 another reservation has run on one of them, so its block has a second demand, `Block.unloaded`. Second, those of its
-later stages, if its devices have them and have room for all components that there are: these never drop any.
+later stages, if its devices have them and have room for all components that there are beside the largest activation:
+these never drop any.
 
 Starts change what devices have. `what_if` follows them, and computes the reservations again whose devices drop
 something.
@@ -44,7 +45,7 @@ def reserve(
     unloaded = reserved_at(request, left, width, costs, partial(load_bound_ns, costs=costs))
     if not memories:
         return unloaded, None
-    is_roomy = all(one.total_bytes is None or one.total_bytes >= costs.component_bytes for one in memories)
+    is_roomy = all(one.total_bytes is None or one.total_bytes >= costs.most_bytes for one in memories)
 
     def bound_ns(stage: Stage) -> int:
         used = memories if stage.has_steps else memories[:1]

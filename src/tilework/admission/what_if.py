@@ -97,7 +97,8 @@ class WhatIf:
         free_ns = [self.free_ns[device_id] for device_id in start.devices]
         if self.view.needs_loads and start.stage.kind is DeviceKind.ACCELERATOR:
             first = start.drop_order.device
-            loads_ns = [self._load(device_id, start.stage, first) for device_id in start.devices]
+            beside = self.costs.activation_bytes(start.stage, [job.request for job in jobs], len(start.devices))
+            loads_ns = [self._load(device_id, start.stage, first, beside) for device_id in start.devices]
             free_ns = [sum(pair) for pair in zip(free_ns, loads_ns, strict=True)]
         end_ns = max([*readies, *free_ns]) + work_ns
         self.free_ns.update(dict.fromkeys(start.devices, end_ns))
@@ -131,9 +132,9 @@ class WhatIf:
         """The components of a device after the starts."""
         return self.memories.get(device_id) or self.up[device_id].memory
 
-    def _load(self, device_id: int, stage: Stage, first: Sequence[Component]) -> int:
+    def _load(self, device_id: int, stage: Stage, first: Sequence[Component], beside_bytes: int = 0) -> int:
         """Load what a stage needs, dropping `first` first; returns how long that takes at worst."""
-        change = self.memory(device_id).used(self.costs.components(stage), first)
+        change = self.memory(device_id).used(self.costs.components(stage), first, beside_bytes)
         self.memories[device_id] = change.memory
         return self.costs.load_ns(num_bytes(change.loads)) if change.loads else 0
 

@@ -91,10 +91,10 @@ class Components:
         """Forget the loads of a device that is down."""
         self._loads = {load_id: load for load_id, load in self._loads.items() if load.device_id != device_id}
 
-    def prepare(self, start: Start, work_id: int) -> tuple[list[Action], dict[int, int]]:
+    def prepare(self, start: Start, work_id: int, beside_bytes: int = 0) -> tuple[list[Action], dict[int, int]]:
         """What must be done before a start, which becomes this work; and how long each device loads.
 
-        The devices have the components from then on.
+        The devices have the components from then on, and the work has `beside_bytes` more.
         """
         actions: list[Action] = []
         loads_ns: dict[int, int] = {}
@@ -102,7 +102,7 @@ class Components:
             for device_id in start.devices:
                 device = self._tracker.device(device_id)
                 assert device is not None
-                changes, load_ns = self._change(device, start.stage, work_id, start.drop_order)
+                changes, load_ns = self._change(device, start.stage, work_id, start.drop_order, beside_bytes)
                 actions += changes
                 if load_ns := load_ns + self._take_over(device, work_id):
                     loads_ns[device_id] = load_ns
@@ -142,9 +142,12 @@ class Components:
             if device.node == node:
                 device.num_changes += 1
 
-    def _change(self, device: Device, stage: Stage, work_id: int, order: DropOrder) -> tuple[Sequence[Action], int]:
+    def _change(
+        self, device: Device, stage: Stage, work_id: int, order: DropOrder, beside_bytes: int = 0
+    ) -> tuple[Sequence[Action], int]:
         """What a device must drop and load for a stage, and how long it loads. It has the components from then on."""
-        change, load_ns, actions = device.memory.used(self._costs.components(stage), order.device), 0, list[Action]()
+        change = device.memory.used(self._costs.components(stage), order.device, beside_bytes)
+        load_ns, actions = 0, list[Action]()
         if change.drops:
             actions.append(DropComponents(device.device_id, _digests(change.drops)))
         if change.loads:

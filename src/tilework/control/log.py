@@ -204,6 +204,8 @@ def _from_plain(plain: Any, cls: Any, stages: _Stages) -> Any:
     origin, arguments = get_origin(cls), get_args(cls)
     if origin in (Union, types.UnionType):
         return None if plain is None else _from_plain(plain, next(a for a in arguments if a is not type(None)), stages)
+    if origin is tuple and arguments[-1] is not Ellipsis:
+        return tuple(_from_plain(item, kind, stages) for item, kind in zip(plain, arguments, strict=True))
     if origin in (tuple, frozenset):
         return origin(_from_plain(item, arguments[0], stages) for item in plain)
     if isinstance(cls, EnumType):

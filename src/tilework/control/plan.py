@@ -154,8 +154,10 @@ class Planner:
         actions: list[Action] = []
         loads_ns = NO_LOADS
         # Before states are moved: some models call components when they get one.
-        if self._tracker.needs_loads or any(map(self._tracker.is_loading, start.devices)):
-            actions, loads_ns = self._components.prepare(start, self._tracker.next_work_id)
+        requests = [self._tracker.jobs[job_id].request for job_id in start.job_ids]
+        beside_bytes = self._costs.activation_bytes(start.stage, requests, len(start.devices))
+        if self._tracker.needs_preparation(start.devices, beside_bytes):
+            actions, loads_ns = self._components.prepare(start, self._tracker.next_work_id, beside_bytes)
         actions += [move for job_id in start.job_ids for move in self._moves(job_id, start)]
         work = self._tracker.commit(start, loads_ns)
         for job_id in start.job_ids:

@@ -82,20 +82,20 @@ class Memory:
         """Whether there is memory for all of these at once, if nothing else were there."""
         return self.total_bytes is None or num_bytes(set(wanted)) <= self.total_bytes
 
-    def used(self, wanted: Sequence[Component], first: Sequence[Component] = ()) -> Change:
+    def used(self, wanted: Sequence[Component], first: Sequence[Component] = (), beside_bytes: int = 0) -> Change:
         """What must be done so that a work can use these components; they are the most recently used then.
 
-        Of the others as many are dropped as there must be: those of `first`, in this order, and then the least recently
-        used. `wanted` must fit (`can_hold`).
+        Of the others as many are dropped as there must be for the work to have `beside_bytes` more, or all: those of
+        `first`, in this order, and then the least recently used. `wanted` must fit (`can_hold`).
         """
         loads = tuple(dict.fromkeys(one for one in wanted if one not in self.components))
         others = [one for one in self.components if one not in wanted]
         drops: list[Component] = []
         if self.total_bytes is not None:
-            excess = num_bytes(loads) + num_bytes(self.components) - self.total_bytes
+            assert self.can_hold(wanted), f"{num_bytes(set(wanted))} bytes do not fit into {self.total_bytes}"
+            excess = num_bytes(loads) + num_bytes(self.components) + beside_bytes - self.total_bytes
             named = [one for one in dict.fromkeys(first) if one in others] if excess > 0 else []
-            while excess > 0:
-                assert others, f"{num_bytes(set(wanted))} bytes of components do not fit into {self.total_bytes}"
+            while excess > 0 and others:
                 drops.append(named.pop(0) if named else others[0])
                 others.remove(drops[-1])
                 excess -= drops[-1].num_bytes

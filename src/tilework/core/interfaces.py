@@ -247,7 +247,7 @@ class CostModel(Protocol):
         """
 
     def fits(self, stage: Stage, shape: Shape, degree: int) -> bool:
-        """Whether such a work fits into memory at this degree, as far as is known."""
+        """Whether such a work fits into memory at this degree, as far as is known, if its device has nothing else."""
 
     def fits_together(self, stage: Stage, shapes: Sequence[Shape]) -> bool:
         """The same for a work of several members on one device."""
@@ -266,8 +266,8 @@ class CostModel(Protocol):
         """The components that stages of all pipelines need, each once."""
 
     @property
-    def component_bytes(self) -> int:
-        """The size of all components that stages need, each counted once."""
+    def most_bytes(self) -> int:
+        """What a device needs to never drop a component: all that stages need, and the largest activation known."""
 
     def load_ns(self, num_bytes: int, source: LoadSource | None = None) -> int:
         """How long components of this size take to load from a source; None: from the slowest."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from tilework.core.cost_row import CostRow
 from tilework.core.graph.stage import Stage
-from tilework.core.request import Request
+from tilework.core.request import Shape
 from tilework.cost.prices import Points, between, extended, means
 from tilework.cost.rows import ShapeKey, batch_key
 
@@ -25,7 +25,7 @@ class Activations:
     batches, requests take the sum of what they take alone.
     """
 
-    def __init__(self, rows: Iterable[CostRow]) -> None:
+    def __init__(self, rows: Sequence[CostRow]) -> None:
         gathered: dict[tuple[str, str, int], list[tuple[CostRow, int]]] = {}
         for row in rows:
             if row.activation_bytes is not None:
@@ -35,20 +35,25 @@ class Activations:
         self._degrees: dict[tuple[str, str], list[int]] = {}
         for pipeline, stage, degree in sorted(self._known):
             self._degrees.setdefault((pipeline, stage), []).append(degree)
+        self.largest = max((row.activation_bytes or 0 for row in rows), default=0)
         self._cached: dict[tuple[object, ...], int] = {}
 
-    def num_bytes(self, stage: Stage, requests: Sequence[Request], degree: int) -> int:
-        """What a work of these requests needs on each of `degree` devices."""
+    def __bool__(self) -> bool:
+        """Whether any is known."""
+        return bool(self._known)
+
+    def num_bytes(self, stage: Stage, shapes: Sequence[Shape], degree: int) -> int:
+        """What a work on outputs of these shapes needs on each of `degree` devices."""
         degrees = self._degrees.get((stage.pipeline, stage.name))
         if degrees is None:
             return 0
-        sizes = [(one.shape.height, one.shape.width, one.shape.frames) for one in requests]
+        sizes = [(one.height, one.width, one.frames) for one in shapes]
         key = stage.name, degree, stage.pipeline, *sizes
         found = self._cached.get(key)
         if found is None:
             profiled = max((one for one in degrees if one <= degree), default=None)
             known = None if profiled is None else self._known[stage.pipeline, stage.name, profiled]
-            found = 0 if known is None else known.num_bytes(batch_key(one.shape for one in requests))
+            found = 0 if known is None else known.num_bytes(batch_key(shapes))
             if len(self._cached) >= _MAX_CACHED:
                 self._cached.clear()
             self._cached[key] = found

@@ -50,7 +50,6 @@ class TableCosts:
     def _take(self, table: CostTable) -> None:
         self.table = table
         self.all_components = table.all_components
-        self.component_bytes = num_bytes(self.all_components)
         self._moves = MoveTimes(table.rows, table.links, self._move_ns)
         self._components = {
             (pipeline, stage.name): tuple(named[name] for name in stage.spec.components if name in named)
@@ -59,6 +58,7 @@ class TableCosts:
         }
         self._tabled = TabledTimes(table)
         self._activations = Activations(table.rows)
+        self.most_bytes = num_bytes(self.all_components) + self._activations.largest
 
     def serve(self, part: CostTable) -> None:
         """Take what a table says of its pipelines, in the place of what was known of them."""
@@ -109,7 +109,7 @@ class TableCosts:
 
     def activation_bytes(self, stage: Stage, requests: Sequence[Request], degree: int) -> int:
         """See `CostModel.activation_bytes`, and `Activations` for what is between rows."""
-        return self._activations.num_bytes(stage, requests, degree)
+        return self._activations.num_bytes(stage, [one.shape for one in requests], degree) if self._activations else 0
 
     def _price_of(self, stage: Stage, requests: Sequence[Request], degree: int) -> _Price:
         if len(requests) == 1:
@@ -209,7 +209,10 @@ class TableCosts:
         return self._tabled.common_degrees(pipeline)
 
     def fits(self, stage: Stage, shape: Shape, degree: int) -> bool:
-        """Whether no such work, in slices if possible, has been seen to need more memory than a device has."""
+        """Whether no such work, in slices if possible, needs more memory than a device has: weights and activations as
+        the table says, and as has been seen."""
+        if not stage.spec.sliceable and not self._has_room(stage, (shape,), degree):
+            return False
         return not self._memory or self._memory.fits(stage, (shape,), degree, sliced=stage.spec.sliceable)
 
     def fits_together(self, stage: Stage, shapes: Sequence[Shape]) -> bool:
@@ -219,13 +222,26 @@ class TableCosts:
         """
         if stage.spec.one_shape and len(set(shapes)) > 1:
             return False
-        if len(shapes) > self._max_batch or not self._memory:
-            return len(shapes) <= self._max_batch
+        if len(shapes) > self._max_batch or not self._has_room(stage, shapes, 1):
+            return False
+        if not self._memory:
+            return True
         return self._memory.fits(stage, shapes, 1) and all(self.fits(stage, shape, 1) for shape in shapes)
 
     def needs_slices(self, stage: Stage, shape: Shape) -> bool:
         """Whether a work on one device would not fit as a whole, but might in slices; only sliceable stages can."""
-        return bool(self._memory) and stage.spec.sliceable and not self._memory.fits(stage, (shape,), 1)
+        if not stage.spec.sliceable:
+            return False
+        return not self._has_room(stage, (shape,), 1) or (
+            bool(self._memory) and not self._memory.fits(stage, (shape,), 1)
+        )
+
+    def _has_room(self, stage: Stage, shapes: Sequence[Shape], degree: int) -> bool:
+        """Whether the weights of a stage and its activations fit into a device, as far as the table knows them."""
+        if self.memory_bytes is None or not self._activations:
+            return True
+        needed = self._activations.num_bytes(stage, shapes, degree) + num_bytes(self.components(stage))
+        return needed <= self.memory_bytes
 
     def observe_memory(self, work: Work, shapes: Sequence[Shape], *, fitted: bool, now_ns: int) -> bool:
         """Learn that a work on outputs of these shapes fitted, or did not; returns whether a prediction changes."""

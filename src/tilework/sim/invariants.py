@@ -296,11 +296,16 @@ class Invariants:
         require(not work.stage.loras or len(shapes) == 1, f"{work.stage} runs for several sizes, {shapes}")
 
     def _check_components(self, work: Work) -> None:
-        """A work runs only where its components are."""
+        """A work runs only where its components are, and its activations fit beside all that is there."""
         needed = {component.digest for component in self._costs.components(work.stage)}
+        requests = [self._requests[self._uids[job_id]] for job_id in work.job_ids]
+        beside = 0 if work.sliced else self._costs.activation_bytes(work.stage, requests, len(work.devices))
         for device_id in work.devices:
             lacking = needed - self._weights[device_id]
             require(not lacking, f"device {device_id} lacks {lacking} for work {work.work_id} of {work.stage}")
+            limit, total = self._memory_bytes[device_id], sum(map(self._sizes.__getitem__, self._weights[device_id]))
+            fits = limit is None or total + beside <= limit
+            require(fits, f"work {work.work_id} of {work.stage} needs {beside} bytes beside {total}, and {limit} fit")
 
     def _check_memory(self, work: Work, now_ns: int) -> None:
         """A sliceable work that ran out of memory is not tried whole again for FORGET_NS, unless reports may be late.

@@ -101,10 +101,18 @@ class Tracker:
         device = self._devices.by_id.get(device_id)
         return device is not None and bool(device.works)
 
-    def is_loading(self, device_id: int) -> bool:
-        """Whether this device is up and loads components ahead of need."""
-        device = self._devices.by_id.get(device_id)
-        return device is not None and device.is_loading
+    def needs_preparation(self, devices: Group, beside_bytes: int) -> bool:
+        """Whether something must be loaded or dropped, or a load be awaited, before a work on these devices.
+
+        It needs `beside_bytes` on each beyond its weights.
+        """
+        if self.needs_loads:
+            return True
+        group = [self._devices.by_id[device_id] for device_id in devices]
+        return any(
+            one.is_loading or (one.memory.free_bytes is not None and one.memory.free_bytes < beside_bytes)
+            for one in group
+        )
 
     def waiting(self) -> Iterable[Job]:
         return self._waiting

@@ -35,7 +35,9 @@ class RemainingJob:
         return self.forecast.speeds[self.rank].degree
 
     def run_ns(self) -> float:
-        return self.head_ns + self.num_steps * self.forecast.speeds[self.rank].step_ns + self.tail_ns
+        factors = self.forecast.tail_factors
+        tail_ns = self.tail_ns * factors[self.rank] if factors else self.tail_ns
+        return self.head_ns + self.num_steps * self.forecast.speeds[self.rank].step_ns + tail_ns
 
     def keeps_too_long(self) -> bool:
         """Whether requests that cannot wait for the end of a step are likely to come while it runs."""
@@ -51,7 +53,9 @@ class RemainingJob:
         if span_ns < steps_ns:
             self.num_steps -= span_ns / step_ns
         else:
-            self.num_steps, self.tail_ns = 0.0, self.tail_ns - (span_ns - steps_ns)
+            factors = self.forecast.tail_factors
+            spent_ns = (span_ns - steps_ns) / factors[self.rank] if factors else span_ns - steps_ns
+            self.num_steps, self.tail_ns = 0.0, self.tail_ns - spent_ns
 
 
 def allocate(
@@ -130,11 +134,13 @@ def _narrowest_in_time(job: RemainingJob, num_free: int, now: float) -> int:
     """The narrowest rank that is on time, or else the widest that fits; -1 if there is no room."""
     forecast = job.forecast
     budget_ns, num_steps, found = forecast.due_ns - now - job.head_ns - job.tail_ns, job.num_steps, -1
+    factors = forecast.tail_factors
     for speed in forecast.speeds:
         if speed.degree > num_free:
             break
         found += 1
-        if num_steps * speed.step_ns <= budget_ns:
+        spared_ns = job.tail_ns * (1 - factors[found]) if factors else 0.0
+        if num_steps * speed.step_ns <= budget_ns + spared_ns:
             break
     return found
 

@@ -282,7 +282,7 @@ class Batch:
             if len(together) > 1:
                 stage = together[0].after_steps.stage
                 assert stage is not None
-                yield start_stage(stage, tuple(lefts), device_id, why + _others(len(together) - 1))
+                yield start_stage(stage, tuple(lefts), (device_id,), why + _others(len(together) - 1))
                 lefts = {job_id: left.advanced(1) for job_id, left in lefts.items()}
             for job_id, left in lefts.items():
                 yield from start_at_once(left, job_id, device_id, why)

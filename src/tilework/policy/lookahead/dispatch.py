@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import inf
 
-from tilework.core.interfaces import DeviceView, JobView
+from tilework.core.graph.progress import Cursor
+from tilework.core.interfaces import CostModel, DeviceView, JobView
 from tilework.core.work import Group, Start
 from tilework.policy.lookahead.batch import Batch
 from tilework.policy.lookahead.forecast import Claim, JobForecast
@@ -15,6 +16,7 @@ from tilework.policy.lookahead.node_jobs import CHUNKS, NodeJobs, group_of, is_i
 from tilework.policy.lookahead.rollout import RolloutResult
 from tilework.policy.lookahead.selection import Selection
 from tilework.policy.toolkit.buddy_allocator import Allocator
+from tilework.policy.toolkit.demand import fastest_degree, optimal_degree
 from tilework.policy.toolkit.starts import start_stage, start_steps, steps_in_chunk
 from tilework.policy.toolkit.wording import devices_text, explain
 
@@ -32,6 +34,7 @@ class Dispatch:
     """
 
     selection: Selection
+    costs: CostModel
     starts: list[Start] = field(default_factory=list)
     stops: list[int] = field(default_factory=list)
     _node: NodeJobs = field(init=False)
@@ -162,7 +165,7 @@ class Dispatch:
             self._allocator.take_some([device.device_id for device in self._node.devices], width)
 
     def _works(self, job: JobView, forecast: JobForecast, group: Group, max_chunks: int, then: int) -> Iterator[Start]:
-        """Chunks of steps on the group, and the stages without steps before and after them on its first device."""
+        """Chunks of steps on the group, and the stages without steps before and after them on a part of it."""
         cursor, why = job.left, explain(job, _verb(forecast, len(group)), self._node.now_ns)
         step_ns = next((speed.step_ns for speed in forecast.speeds if speed.degree == len(group)), 0)
         begin_ns = self._node.ready_ns(job) if job.works else self._node.now_ns + int(forecast.head_ns)
@@ -172,7 +175,7 @@ class Dispatch:
         while cursor.stage is not None:
             num_steps = 1
             if not cursor.stage.has_steps:
-                yield start_stage(cursor.stage, (job.job_id,), group[0], why)
+                yield start_stage(cursor.stage, (job.job_id,), self._part(job, cursor, group), why)
             elif max_chunks and most:
                 num_steps = steps_in_chunk(min(cursor.num_left_here, most), step_ns, self._node.chunk_ns)
                 max_chunks, most = max_chunks - 1, most - num_steps
@@ -180,6 +183,17 @@ class Dispatch:
             else:
                 return
             cursor = cursor.advanced(num_steps)
+
+    def _part(self, job: JobView, cursor: Cursor, group: Group) -> Group:
+        """The devices of a group that run the next stage without steps: the first before steps, and after all steps as
+        many as are optimal, or as make it end first while no job waits.
+        """
+        stage = cursor.stage
+        if stage is None or not stage.is_parallel or cursor.num_steps_left:
+            return group[:1]
+        is_awaited = any(not one.works for one in self._node.jobs.values() if one is not job)
+        degree_of = optimal_degree if is_awaited else fastest_degree
+        return group[: degree_of(stage, job.request, self.costs, len(group))]
 
     def _most_steps(self, forecast: JobForecast, degree: int, step_ns: int, begin_ns: int, then: int) -> int:
         """How many steps a job may begin now at this degree, given the next change in the rollout."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from math import inf
@@ -37,8 +38,9 @@ class JobForecast:
     """The remaining work of a job for a rollout, works in flight included.
 
     `num_steps` need not be whole, since a step may be running. `head_ns` passes before the steps at any degree,
-    `tail_ns` after them. `speeds` are ascending in degree, each faster than those before it, and never empty: a job
-    without steps has that of one device.
+    `tail_ns` after them on one device; at the degree of `speeds[i]`, a share `tail_factors[i]` of it, or all if there
+    are none. `speeds` are ascending in degree, each faster than those before it, and never empty: a job without steps
+    has that of one device.
 
     `job_id` is `NO_JOB` for a device whose works belong to no job that can be planned. `order_key` orders jobs of the
     same claim: the smallest is served first. `due_ns` is the deadline that the job is to meet; inf if there is none.
@@ -68,35 +70,43 @@ class JobForecast:
     least_slack_ns: float = inf
     load_ns: float = 0.0
     spared_ns: float = 0.0
+    tail_factors: Sequence[float] = ()
+
+    def tail_at(self, rank: int) -> float:
+        """The time after the steps at the degree of `speeds[rank]`."""
+        return self.tail_ns * self.tail_factors[rank] if self.tail_factors else self.tail_ns
+
+    def ns_at(self, rank: int) -> float:
+        """The time that the remaining work takes at the degree of `speeds[rank]`."""
+        return self.head_ns + self.num_steps * self.speeds[rank].step_ns + self.tail_at(rank)
 
     @property
     def run_ns(self) -> float:
         """The time that the remaining work of a running job takes at its degree, or of another on its narrowest one."""
-        return self.head_ns + self.num_steps * self.speeds[max(self.rank, 0)].step_ns + self.tail_ns
+        return self.ns_at(max(self.rank, 0))
 
     @property
     def least_device_ns(self) -> float:
         """The least device time that the remaining work takes, over all degrees."""
-        extra_ns = self.head_ns + self.tail_ns
-        return min([self.num_steps * speed.device_ns + extra_ns * speed.degree for speed in self.speeds])
+        return min([self.ns_at(rank) * speed.degree for rank, speed in enumerate(self.speeds)])
 
     @property
     def usual_ns(self) -> float:
         """The time that the remaining work takes at its usual degree."""
-        return self.head_ns + self.num_steps * self.speeds[self.usual].step_ns + self.tail_ns
+        return self.ns_at(self.usual)
 
     @property
     def least_ns(self) -> float:
         """The time that the remaining work takes at the widest degree."""
-        return self.head_ns + self.num_steps * self.speeds[-1].step_ns + self.tail_ns
+        return self.ns_at(-1)
 
     def cost(self, now_ns: int) -> float:
         """What it costs others to have a job with a deadline on time: the device time that it needs now, per weight.
 
         The longer it has waited, the wider it must be, and the more device time its remaining work takes.
         """
-        speed = self._needed(now_ns)
-        return (self.num_steps * speed.device_ns + (self.head_ns + self.tail_ns) * speed.degree) / self.weight
+        rank = self._needed(now_ns)
+        return self.ns_at(rank) * self.speeds[rank].degree / self.weight
 
     def place(self) -> tuple[int, float, int]:
         """The sort key of the order of service."""
@@ -108,11 +118,10 @@ class JobForecast:
         A feasible job that is late at every degree needs the widest one; pinned and overdue jobs need the usual one.
         """
         if self.claim is Claim.FEASIBLE:
-            return self._needed(now_ns).degree
+            return self.speeds[self._needed(now_ns)].degree
         return self.speeds[self.usual].degree if self.claim < Claim.FEASIBLE else 0
 
-    def _needed(self, now_ns: int) -> Speed:
-        """The speed of the fewest devices with which it is on time from now on, or else of the most."""
-        budget_ns = self.due_ns - now_ns - self.head_ns - self.tail_ns
-        in_time = (speed for speed in self.speeds if self.num_steps * speed.step_ns <= budget_ns)
-        return next(in_time, self.speeds[-1])
+    def _needed(self, now_ns: int) -> int:
+        """The index in `speeds` of the fewest devices with which it is on time from now on, or else of the most."""
+        budget_ns = self.due_ns - now_ns
+        return next((rank for rank in range(len(self.speeds)) if self.ns_at(rank) <= budget_ns), len(self.speeds) - 1)

@@ -100,7 +100,7 @@ class LookaheadPolicy(DeadlinePolicy):
         reads: list[ReadAhead] = []
         eviction = Eviction(self._rates, view, costs, now_ns)
         for number in sorted(table.changed):
-            dispatch = Dispatch(assignment.at(number))
+            dispatch = Dispatch(assignment.at(number), costs)
             dispatch.decide()
             starts += dispatch.starts
             stops += dispatch.stops

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tilework.core.graph.progress import Cursor
@@ -27,7 +28,8 @@ class StepCosts:
 
     The others are times of stages without steps, on one device. By the number of stages that are done: `heads_ns` of
     those before the next steps, `tails_ns` of the others. `last_ns` is that of those after all steps, `rest_ns` that of
-    all.
+    all. `tail_factors` is how much of the times after the steps is left at each of the speeds, where several devices
+    may share such a stage; else empty.
     """
 
     speeds: tuple[Speed, ...]
@@ -37,6 +39,7 @@ class StepCosts:
     tails_ns: tuple[int, ...]
     last_ns: int
     rest_ns: int
+    tail_factors: tuple[float, ...] = ()
 
     def alone_ns(self, num_steps: int) -> int:
         """The time of a request with this many steps at the fastest degree."""
@@ -82,7 +85,17 @@ def _step_costs(request: Request, left: Cursor, num_devices: int, costs: CostMod
         tails_ns=tuple(tail_ns for _, tail_ns in others),
         last_ns=next((tail_ns for one, (_, tail_ns) in zip(starts, others, strict=True) if not one.num_steps_left), 0),
         rest_ns=sum(others[0]),
+        tail_factors=_tail_factors(request, starts[0], speeds, costs),
     )
+
+
+def _tail_factors(request: Request, start: Cursor, speeds: Sequence[Speed], costs: CostModel) -> tuple[float, ...]:
+    """The time after the steps at each degree, as a share of that on one device; empty if it is always the same."""
+    if not any(stage.is_parallel for stage, _ in start.pieces if not stage.has_steps):
+        return ()
+    _, alone_ns = head_and_tail_ns(request, start, costs)
+    tails_ns = [head_and_tail_ns(request, start, costs, speed.degree)[1] for speed in speeds]
+    return tuple(tail_ns / alone_ns for tail_ns in tails_ns) if alone_ns else ()
 
 
 def _shares(request: Request, stage: Stage | None, costs: CostModel) -> bool:

@@ -1,4 +1,4 @@
-"""Starts of the stages of one role, on a group of devices, and the degree that suits a stage."""
+"""Starts of the stages of one role, on a group of devices."""
 
 from __future__ import annotations
 
@@ -10,24 +10,8 @@ from tilework.core.graph.stage import DeviceKind, Stage
 from tilework.core.interfaces import CostModel
 from tilework.core.request import Request
 from tilework.core.work import Group, Start
-from tilework.cost.degrees import EFFICIENT
 from tilework.policy.placement.roles import Role, role_of
-
-
-def optimal_degree(stage: Stage, request: Request, costs: CostModel, most: int | None = None) -> int:
-    """The highest degree k of a stage that is efficient and fits into memory, of those up to `most`.
-
-    Efficient: T(1) / (k T(k)) is at least EFFICIENT; the lowest degree that fits stands for the first. Where none fits,
-    all count as fitting. Raises UnknownCost.
-
-    Source: TridentServe §6.2, footnote 4.
-    """
-    one = (request,)
-    allowed = [degree for degree in costs.degrees(stage) if degree == 1 or not request.exact]
-    fitting = [degree for degree in allowed if costs.fits(stage, request.shape, degree)] or allowed
-    within = [degree for degree in fitting if most is None or degree <= most] or fitting[:1]
-    least_ns = within[0] * costs.work_ns(stage, one, within[0])
-    return max(k for k in within if least_ns >= EFFICIENT * k * costs.work_ns(stage, one, k))
+from tilework.policy.toolkit.demand import optimal_degree
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import DeviceKind, Stage
 from tilework.core.interfaces import CostModel, Demand
 from tilework.core.request import Request
+from tilework.cost.degrees import EFFICIENT
 
 
 def demand_at(
@@ -121,6 +122,34 @@ def fitting_degrees(request: Request, costs: CostModel) -> Sequence[int]:
     return [degree for degree in degrees if fits_at(request, degree, costs)] or degrees
 
 
+def optimal_degree(stage: Stage, request: Request, costs: CostModel, most: int | None = None) -> int:
+    """The highest degree k of a stage that is efficient and fits into memory, of those up to `most`.
+
+    Efficient: T(1) / (k T(k)) is at least EFFICIENT; the lowest degree that fits stands for the first. Where none fits,
+    all count as fitting. Raises UnknownCost.
+
+    Source: TridentServe §6.2, footnote 4.
+    """
+    fitting = _fitting(stage, request, costs, most)
+    times_ns = {degree: degree * costs.work_ns(stage, (request,), degree) for degree in fitting}
+    return max(degree for degree in fitting if times_ns[fitting[0]] >= EFFICIENT * times_ns[degree])
+
+
+def fastest_degree(stage: Stage, request: Request, costs: CostModel, most: int) -> int:
+    """The degree at which a stage ends first and fits into memory, of those up to `most`. Raises UnknownCost."""
+    return min(
+        _fitting(stage, request, costs, most), key=lambda degree: (costs.work_ns(stage, (request,), degree), degree)
+    )
+
+
+def _fitting(stage: Stage, request: Request, costs: CostModel, most: int | None) -> Sequence[int]:
+    """The degrees at which a stage may run and fits into memory, ascending; all of them if none fits."""
+    if not stage.is_parallel or request.exact:
+        return (1,)
+    allowed = [degree for degree in costs.degrees(stage) if most is None or degree <= most] or [1]
+    return [degree for degree in allowed if costs.fits(stage, request.shape, degree)] or allowed
+
+
 @dataclass(frozen=True, slots=True)
 class Speed:
     """How long one step takes at a degree, and its device time."""
@@ -150,8 +179,10 @@ def step_speeds(
     return tuple(Speed(degree, _mean_step_ns(pieces, request, degree, costs)) for degree in degrees)
 
 
-def head_and_tail_ns(request: Request, left: Cursor, costs: CostModel) -> tuple[int, int]:
+def head_and_tail_ns(request: Request, left: Cursor, costs: CostModel, width: int = 1) -> tuple[int, int]:
     """The time of the remaining stages without steps: before the next steps, and after. Raises UnknownCost.
+
+    Those after it run on as many of `width` devices as is optimal.
 
     What comes after a leg (`core.graph.itinerary`) counts as time after, its steps at their quickest.
     """
@@ -160,7 +191,7 @@ def head_and_tail_ns(request: Request, left: Cursor, costs: CostModel) -> tuple[
         if stage.has_steps:
             is_tail = True
         elif is_tail:
-            tail_ns += costs.work_ns(stage, (request,), 1)
+            tail_ns += costs.work_ns(stage, (request,), optimal_degree(stage, request, costs, width))
         else:
             head_ns += costs.work_ns(stage, (request,), 1)
     for stage, num_steps in left.itinerary.following:

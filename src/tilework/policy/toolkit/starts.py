@@ -14,15 +14,15 @@ def steps_in_chunk(num_steps_left: int, step_ns: float, chunk_ns: int) -> int:
     return max(1, min(num_steps_left, int(chunk_ns // max(1, step_ns))))
 
 
-def start_stage(stage: Stage, job_ids: tuple[int, ...], device_id: int, why: str) -> Start:
-    """A stage without steps of one job, or of several jobs together, on one device."""
-    return Start(stage=stage, job_ids=job_ids, devices=(device_id,), num_steps=1, why=why)
+def start_stage(stage: Stage, job_ids: tuple[int, ...], group: Group, why: str) -> Start:
+    """A stage without steps of one job on a group, or of several jobs together on one device."""
+    return Start(stage=stage, job_ids=job_ids, devices=group, num_steps=1, why=why)
 
 
 def start_at_once(left: Cursor, job_id: int, device_id: int, why: str) -> Iterator[Start]:
     """The stages without steps that are next of what is left of a job, on one device."""
     for stage, _ in left.at_once():
-        yield start_stage(stage, (job_id,), device_id, why)
+        yield start_stage(stage, (job_id,), (device_id,), why)
 
 
 def before_steps(left: Cursor) -> Cursor:
