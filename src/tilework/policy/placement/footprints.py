@@ -8,8 +8,8 @@ from tilework.core.graph.stage import Stage
 from tilework.core.interfaces import CostModel
 from tilework.core.request import Request
 from tilework.policy.placement.feasible import Footprint
-from tilework.policy.placement.launch import optimal_degree
 from tilework.policy.placement.roles import Role, role_of
+from tilework.policy.toolkit.demand import optimal_degree
 
 
 def footprint(graph: Graph, request: Request, costs: CostModel, usable_bytes: int) -> Footprint:

@@ -9,8 +9,9 @@ from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import DeviceKind, Stage
 from tilework.core.interfaces import CostModel
 from tilework.core.request import Request, RequestClass, cost_key
-from tilework.policy.placement.launch import Launch, optimal_degree
+from tilework.policy.placement.launch import Launch
 from tilework.policy.placement.roles import Role, role_of
+from tilework.policy.toolkit.demand import optimal_degree
 
 _MOST_CLASSES = 256
 
