@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tilework.core.interfaces import CostModel
 from tilework.core.work import Group
 from tilework.policy.placement.placement import Nodes
 from tilework.policy.placement.roles import PlacementType, Role
@@ -14,7 +13,6 @@ from tilework.policy.placement.static import colocated, disaggregated, pool_size
 from tilework.policy.published.trident_baselines.buckets import bucket_sizes, cut_groups
 from tilework.policy.published.trident_baselines.profiles import SeenRequests
 from tilework.policy.toolkit.buddy_allocator import Allocator
-from tilework.policy.toolkit.demand import usable_degree
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +66,8 @@ class Layout:
         grouping: groups of one degree for all requests, of fixed degrees in buckets, or of a request's own degree.
         degree: the one degree; None: half of the optimal degree of the largest request that was seen, at least 1.
         shares: how many requests have each optimal degree of D, in proportion; None: as seen.
-        pools: the size of each role's pool, in proportion; None: by the mean times of what was seen.
+        pools: the size of the pool of each role that requests have, in proportion; None: by the mean times of what was
+            seen.
     """
 
     grouping: Literal["one_degree", "buckets", "per_request"]
@@ -77,9 +76,9 @@ class Layout:
     shares: Mapping[int, float] | None = None
     pools: Mapping[Role, float] | None = None
 
-    def lines(self, nodes: Nodes, seen: SeenRequests, costs: CostModel) -> tuple[Line, ...]:
-        """The lines of these devices, each role in at least one. A request must have been seen. Raises UnknownCost."""
-        num_cells, mean_ns = sum(map(len, nodes.values())), seen.mean_ns(costs)
+    def lines(self, nodes: Nodes, seen: SeenRequests) -> tuple[Line, ...]:
+        """The lines of these devices, each role in at least one. A request must have been seen."""
+        num_cells, mean_ns = sum(map(len, nodes.values())), seen.mean_ns()
         placement = colocated(nodes)
         if self.is_pooled and num_cells >= len(mean_ns):
             sizes = mean_ns if self.pools is None else {role: self.pools[role] for role in mean_ns}
@@ -87,36 +86,35 @@ class Layout:
         found: list[Line] = []
         for kind in placement.counts():
             rows = [[cell[0] for cell in row if placement.of(cell[0]) is kind] for row in nodes.values()]
-            found += self._lines_of(Line(kind, tuple([tuple(row) for row in rows if row])), seen, costs)
+            found += self._lines_of(Line(kind, tuple([tuple(row) for row in rows if row])), seen)
         return tuple(found)
 
-    def _lines_of(self, pool: Line, seen: SeenRequests, costs: CostModel) -> Sequence[Line]:
+    def _lines_of(self, pool: Line, seen: SeenRequests) -> Sequence[Line]:
         """The lines of a pool."""
         if self.grouping == "per_request":
             return [pool]
         num_devices = sum(map(len, pool.groups))
         if self.grouping == "one_degree":
-            sizes = {self._one_degree(pool.widest, seen, costs): num_devices}
+            degree = self.degree or max(1, seen.largest().degrees[Role.D] // 2)
+            sizes = {narrowed(degree, pool.widest): num_devices}
         else:
-            shares = self.shares if pool.leader is Role.D else None
-            shares = shares or seen.shares(pool.leader, costs, pool.widest)
-            sizes = bucket_sizes(_narrowed(shares, pool.widest), num_devices)
+            shares = self.shares if pool.leader is Role.D and self.shares is not None else seen.shares(pool.leader)
+            sizes = bucket_sizes(_narrowed_shares(shares, pool.widest), num_devices)
         groups = cut_groups(sizes, pool.groups)
         return [Line(pool.kind, of_degree, degree) for degree, of_degree in groups.items()]
 
-    def _one_degree(self, most: int, seen: SeenRequests, costs: CostModel) -> int:
-        largest = seen.largest()
-        degree = self.degree or seen.profiles.of(largest, costs).degrees[Role.D] // 2
-        return usable_degree(largest, min(most, degree), costs)
+
+def narrowed(degree: int, most: int) -> int:
+    """A degree on nodes that have at most `most` devices for a group: halved until it is no more."""
+    while degree > most:
+        degree //= 2
+    return degree
 
 
-def _narrowed(shares: Mapping[int, float], most: int) -> dict[int, float]:
-    """The shares of degrees on nodes that have `most` devices for a group."""
+def _narrowed_shares(shares: Mapping[int, float], most: int) -> dict[int, float]:
     found: dict[int, float] = {}
     for degree, share in shares.items():
-        width = degree
-        while width > most:
-            width //= 2
+        width = narrowed(degree, most)
         found[width] = found.get(width, 0) + share
     return found
 

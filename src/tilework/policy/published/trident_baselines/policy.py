@@ -14,9 +14,9 @@ from tilework.policy.placement.launch import Launch
 from tilework.policy.placement.placement import cells
 from tilework.policy.placement.roles import PlacementType, Role, role_of
 from tilework.policy.published.trident_baselines.aging import priority
-from tilework.policy.published.trident_baselines.layout import Layout, Line, Room, line_of, lines_text
+from tilework.policy.published.trident_baselines.layout import Layout, Line, Room, line_of, lines_text, narrowed
 from tilework.policy.published.trident_baselines.memory import shortage, usable_bytes
-from tilework.policy.published.trident_baselines.profiles import Profile, SeenRequests, works_ns
+from tilework.policy.published.trident_baselines.profiles import SeenRequests, works_ns
 from tilework.policy.toolkit.demand import shaped, usable_degree
 from tilework.policy.toolkit.order import ArrivalOrdered, DeadlineOrder
 from tilework.policy.toolkit.wording import devices_text, needs
@@ -81,9 +81,6 @@ class TridentBaseline(ArrivalOrdered):
         """Whether all stages are on each device."""
         return self._lines[0].kind is PlacementType.EDC if self._lines else not self.layout.is_pooled
 
-    def _profile(self, request: Request, costs: CostModel, most: int | None = None) -> Profile:
-        return self._seen.profiles.of(request, costs, most)
-
     def _route(self, request: Request, role: Role, costs: CostModel) -> Route:
         """Where the stages of a role run. Before there are lines, at the optimal degree."""
         leader = Role.D if self._holds else role
@@ -92,14 +89,15 @@ class TridentBaseline(ArrivalOrdered):
         if found is None:
             if len(self._routes) >= _MOST_ROUTES:  # Clients choose the shapes.
                 self._routes.clear()
-            found = 0, self.layout.degree or self._profile(request, costs).degrees[leader]
-            if self._lines:
-                most = max(line.widest for line in self._lines if leader in line.kind.roles)
-                index = line_of(self._lines, leader, self._profile(request, costs, most).degrees[leader])
-                line = self._lines[index]
-                found = index, line.degree or self._profile(request, costs, line.widest).degrees[leader]
-            self._routes[key] = found
+            degree = self._seen.profile(request, costs).degrees[leader]
+            found = self._routes[key] = self._line_for(leader, degree) if self._lines else (0, degree)
         return found
+
+    def _line_for(self, leader: Role, degree: int) -> Route:
+        most = max(line.widest for line in self._lines if leader in line.kind.roles)
+        index = line_of(self._lines, leader, narrowed(degree, most))
+        line = self._lines[index]
+        return index, line.degree or narrowed(degree, line.widest)
 
     # The plan.
 
@@ -108,17 +106,17 @@ class TridentBaseline(ArrivalOrdered):
         self._num_waiting = len(waiting)
         new = [job for job in waiting if job.job_id >= self._next_id]
         for job in new:
-            self._seen.note(job.request)
+            self._seen.note(job.request, costs)
             self._next_id = max(self._next_id, job.job_id + 1)
         if not view.devices or not self._seen.num:
             return Plan()
-        if self._lay_out(view, costs):
+        if self._lay_out(view):
             new = waiting
         if new and (failures := self._failures(new, view, costs)):
             return Plan(failures=failures)
         return Plan(starts=tuple(self._starts(waiting, view, costs, now_ns)), placement=self._news())
 
-    def _lay_out(self, view: ClusterView, costs: CostModel) -> bool:
+    def _lay_out(self, view: ClusterView) -> bool:
         """Divide the devices if there is an occasion; returns whether they are divided in another way now."""
         before = self._laid_out
         if before is not None and before[0] is view.devices and before[1] == self._seen.occasion:
@@ -127,7 +125,7 @@ class TridentBaseline(ArrivalOrdered):
         nodes: dict[int, list[int]] = {}
         for device in view.devices:
             nodes.setdefault(device.node, []).append(device.device_id)
-        lines = self.layout.lines(cells(nodes), self._seen, costs)
+        lines = self.layout.lines(cells(nodes), self._seen)
         if lines == self._lines:
             return False
         self._lines = lines
@@ -208,7 +206,7 @@ class TridentBaseline(ArrivalOrdered):
     def _rank(self, job: JobView, costs: CostModel, now_ns: int) -> tuple[int, int, int, int]:
         run_ns = job.demand.run_ns
         due_ns = _DUE.urgency_ns(job.request, dropped_to_best_effort=False)
-        first = priority(now_ns + run_ns, due_ns, self._profile(job.request, costs).total_ns)
+        first = priority(now_ns + run_ns, due_ns, self._seen.profile(job.request, costs).total_ns)
         return first, run_ns, job.urgency_ns, job.job_id
 
     def _launched(self, job: JobView, line: Line, group: Group, costs: CostModel, now_ns: int) -> Sequence[Start]:

@@ -53,30 +53,14 @@ def works_ns(
             yield start.stage, costs.work_ns(start.stage, (request,), len(start.devices), start.num_steps)
 
 
-@dataclass(slots=True)
-class Profiles:
-    """The profiles of request classes. They are remembered, so that learned costs move no request to another group."""
-
-    _known: dict[tuple[RequestClass, int | None], Profile] = field(default_factory=dict)
-
-    def of(self, request: Request, costs: CostModel, most: int | None = None) -> Profile:
-        """The profile on groups of at most `most` devices. Raises UnknownCost."""
-        key = cost_key(request), most
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = _profile(request, costs, most)
-            if len(self._known) > _MOST_CLASSES:
-                del self._known[next(iter(self._known))]
-        return found
-
-
-def _profile(request: Request, costs: CostModel, most: int | None) -> Profile:
+def profile_of(request: Request, costs: CostModel) -> Profile:
+    """The profile of a request. Raises UnknownCost."""
     start, graph = costs.start(request), costs.graph(request.pipeline)
     optimal: dict[Role, list[tuple[bool, int]]] = {}
     for stage in start.itinerary.stages:
         role = role_of(graph, stage)
         if role is not None:
-            optimal.setdefault(role, []).append((stage.has_steps, optimal_degree(stage, request, costs, most)))
+            optimal.setdefault(role, []).append((stage.has_steps, optimal_degree(stage, request, costs)))
     degrees = {
         role: min((degree for has_steps, degree in found if has_steps), default=max(degree for _, degree in found))
         for role, found in optimal.items()
@@ -92,42 +76,52 @@ def _profile(request: Request, costs: CostModel, most: int | None) -> Profile:
 
 @dataclass(slots=True)
 class SeenRequests:
-    """What was asked for: how many requests of each class, and one of them. Of very many classes the latest count."""
+    """What was asked for: how many requests of each class, and their profile. Of very many classes the newest count.
 
-    profiles: Profiles = field(default_factory=Profiles)
+    Profiles are remembered, so that learned costs move no request to another group.
+    """
+
     num: int = 0
-    _counts: dict[RequestClass, tuple[Request, int]] = field(default_factory=dict)
+    _classes: dict[RequestClass, tuple[Profile, int]] = field(default_factory=dict)
 
-    def note(self, request: Request) -> None:
+    def note(self, request: Request, costs: CostModel) -> None:
+        """Count a request. Raises UnknownCost."""
         key = cost_key(request)
-        _, count = self._counts.get(key, (request, 0))
-        self._counts[key] = request, count + 1
+        profile, count = self._classes[key] if key in self._classes else (profile_of(request, costs), 0)
+        self._classes[key] = profile, count + 1
         self.num += 1
-        if len(self._counts) > _MOST_CLASSES:
-            del self._counts[next(iter(self._counts))]
+        if len(self._classes) > _MOST_CLASSES:
+            del self._classes[next(iter(self._classes))]
 
     @property
     def occasion(self) -> tuple[int, int]:
         """Changes when a class comes for the first time, and when the number of requests has doubled."""
-        return len(self._counts), self.num.bit_length()
+        return len(self._classes), self.num.bit_length()
 
-    def largest(self) -> Request:
-        """A request of the most pixels; there must be one."""
-        return max((request for request, _ in self._counts.values()), key=lambda request: request.shape.pixels)
+    def profile(self, request: Request, costs: CostModel) -> Profile:
+        """The profile of a request, which may be new. Raises UnknownCost."""
+        found = self._classes.get(cost_key(request))
+        return profile_of(request, costs) if found is None else found[0]
 
-    def shares(self, role: Role, costs: CostModel, most: int) -> dict[int, float]:
-        """How many requests have each optimal degree of a role, on groups of at most `most` devices."""
+    def largest(self) -> Profile:
+        """The profile of a request of the most pixels; there must be one."""
+        key = max(self._classes, key=lambda key: key.step.shape.pixels)
+        return self._classes[key][0]
+
+    def shares(self, role: Role) -> dict[int, float]:
+        """How many requests have each optimal degree of a role."""
         found: dict[int, float] = {}
-        for request, count in self._counts.values():
-            degree = self.profiles.of(request, costs, most).degrees.get(role)
+        for profile, count in self._classes.values():
+            degree = profile.degrees.get(role)
             if degree is not None:
                 found[degree] = found.get(degree, 0) + count
         return found
 
-    def mean_ns(self, costs: CostModel) -> dict[Role, float]:
+    def mean_ns(self) -> dict[Role, float]:
         """The mean time of a request in each role at optimal degrees, at least a nanosecond."""
         total: dict[Role, float] = {}
-        for request, count in self._counts.values():
-            for role, run_ns in self.profiles.of(request, costs).run_ns.items():
+        for profile, count in self._classes.values():
+            for role, run_ns in profile.run_ns.items():
                 total[role] = total.get(role, 0) + count * run_ns
-        return {role: max(1.0, total[role] / self.num) for role in Role if role in total}
+        num = sum(count for _, count in self._classes.values())
+        return {role: max(1.0, total[role] / num) for role in Role if role in total}
