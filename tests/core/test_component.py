@@ -57,7 +57,7 @@ def test_equal_components_are_loaded_once() -> None:
 
 def test_what_never_fits_is_a_bug_of_the_caller() -> None:
     assert not Memory(5).can_hold((B, C))
-    with pytest.raises(AssertionError, match="6 bytes of components do not fit into 5"):
+    with pytest.raises(AssertionError, match="6 bytes do not fit into 5"):
         Memory(5).used((B, C))
 
 

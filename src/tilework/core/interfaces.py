@@ -187,7 +187,10 @@ class ClusterView(Protocol):
 
     @property
     def needs_loads(self) -> bool:
-        """Whether a device lacks components that some stage needs. If not, no work ever waits for a load."""
+        """Whether a device lacks components that some stage needs, or may have to drop some for activations.
+
+        If not, no work ever waits for a load.
+        """
 
     def load_ns(self, device_id: int, stage: Stage) -> int:
         """How long an accelerator would load, after its works, what it lacks of a stage's components.

@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import inf
 from statistics import fmean
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -17,6 +17,7 @@ from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.policy.lookahead.due_arrivals import DueArrivals
 from tilework.policy.lookahead.forecast import Claim, JobForecast
 from tilework.policy.lookahead.node_jobs import NodeJobs
+from tilework.policy.lookahead.selection import Selection
 from tilework.policy.toolkit.demand import Speed
 from tilework.sim.trace import Trace
 from tilework.sim.workloads.registry import make_workload
@@ -131,6 +132,32 @@ def test_a_deadline_is_not_given_up_for_a_load_that_a_busy_device_spares() -> No
     assert not node.unreachable()
     forecast.spared_ns = 0.0
     assert [job_id for job_id, _ in node.unreachable()] == [0]
+
+
+@pytest.mark.parametrize(("load_s", "first"), [(0.0, [1, 0]), (1.0, [0, 1])])
+def test_jobs_that_run_go_first_only_while_others_must_load(load_s: float, first: list[int]) -> None:
+    """The one that waits has the earlier deadline; with the device that the other is to get besides, it is on time."""
+
+    def feasible(job_id: int, due_s: float, rank: int, load_s: float = 0.0) -> JobForecast:
+        return JobForecast(
+            job_id=job_id,
+            claim=Claim.FEASIBLE,
+            order_key=due_s * NS_PER_S,
+            due_ns=due_s * NS_PER_S,
+            speeds=(Speed(1, NS_PER_S),),
+            usual=0,
+            num_steps=4.0,
+            head_ns=load_s * NS_PER_S,
+            tail_ns=0.0,
+            rank=rank,
+            load_ns=load_s * NS_PER_S,
+        )
+
+    idle = [SimpleNamespace(device_id=index, works=[], is_loading=False, free_ns=0) for index in range(3)]
+    node = NodeJobs(cast(Any, idle), 0, NS_PER_S, lambda *_: inf, load_ns=lambda job, device: 0)
+    node.forecasts += [feasible(0, 90.0, 0), feasible(1, 50.0, -1), feasible(2, 95.0, -1, load_s)]
+    order = [one.job_id for one in Selection(node).choose().order]
+    assert order == [*first, 2]
 
 
 def test_late_requests_go_in_order_of_their_loads() -> None:

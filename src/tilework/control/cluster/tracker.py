@@ -190,8 +190,11 @@ class Tracker:
     def check_loads(self) -> None:
         """Note that components of devices, or what stages need, have changed."""
         self.sources.changed()
-        wanted = self._costs.all_components
-        self.needs_loads = bool(wanted) and not all(device.memory.has(wanted) for device in self._devices.ordered)
+        wanted, most_bytes = self._costs.all_components, self._costs.most_bytes
+        self.needs_loads = bool(wanted) and not all(
+            device.memory.has(wanted) and (device.memory.total_bytes is None or most_bytes <= device.memory.total_bytes)
+            for device in self._devices.ordered
+        )
 
     def remove_device(self, device_id: int, reported: Set[int]) -> list[Work]:
         """Forget a device; returns the works that are lost with it because no other device has them.

@@ -100,7 +100,8 @@ class Selection:
     def _with_fewer_loads(self, chosen: ServiceOrder) -> ServiceOrder:
         """Put those first that run, and then those that load least, as long as no job is late by it; late ones anyway.
 
-        So a device changes to other components only where a deadline needs it.
+        So a device changes to other components only where a deadline needs it. While none must load anything, the order
+        stays: devices that are held for a job that runs would be missed by one that waits and has less time.
         """
         late = sorted((one for one in chosen.served if one.claim is Claim.LATE), key=_by_load)
         for index, forecast in enumerate(late):
@@ -108,6 +109,8 @@ class Selection:
         if len(late) > 1:
             chosen = self.sharing.simulate(chosen.served)
         feasible = sorted((one for one in chosen.served if one.claim is Claim.FEASIBLE), key=_by_load)
+        if not any(one.load_ns for one in feasible):
+            return chosen
         num_devices, num_first = len(self.node.devices), 0
         for forecast in feasible[: 2 * num_devices] if len(feasible) > 1 else ():
             key, forecast.order_key = forecast.order_key, -_FIRST + num_first
