@@ -19,6 +19,8 @@ from stages import DECODE, DIFFUSE, ENCODE
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Action, Place
 from tilework.core.events import Event
+from tilework.core.graph.graph import Graph
+from tilework.core.graph.stage import StageSpec, StepShare
 from tilework.core.request import OnMiss, Request, Shape, Status
 from tilework.core.time import ns_from_s
 from tilework.core.work import NewPlacement
@@ -412,6 +414,25 @@ def test_the_layout_changes_rarely() -> None:
     assert sizes == [{1: 16}, {4: 1, 1: 12}]
     assert "a static layout" in told[0].why
     assert "4 EDC in groups of 4, 12 EDC in groups of 1" in told[1].why
+
+
+def test_a_role_that_comes_later_gets_a_pool_then() -> None:
+    """The first pipeline has steps alone, the second also a stage before and one after."""
+    graph = Graph("bare", (StageSpec(name="only", outputs=("picture",), steps=StepShare(), degrees=None),))
+    rows = [replace(one, pipeline="bare", stage="only") for one in MIXED.rows if one.stage == DIFFUSE]
+    costs = replace(MIXED, rows=(*MIXED.rows, *rows), graphs={"bare": graph})
+    bare = replace(request("bare", side=192), pipeline="bare")
+    trace, told = run("trident-b6", [bare, request("full", 1.0, side=192)], costs, num_devices=8)
+    assert finished(trace) == ["bare", "full"]
+    assert [{kind for _, kind in one.groups} for one in told] == [{"D"}, {"D", "E", "C"}]
+
+
+def test_a_layout_follows_the_requests_at_each_doubling() -> None:
+    """Half and half at first; then ever more are narrow."""
+    sides = (192, 64) + (64,) * 30
+    asked = [request(str(index), 10.0 * index, side=side) for index, side in enumerate(sides)]
+    _, told = run("trident-b2", asked, MIXED, num_devices=16)
+    assert [sum(len(group) == 4 for group, _ in one.groups) for one in told] == [4, 2, 1]
 
 
 def test_a_layout_that_is_given_never_changes() -> None:

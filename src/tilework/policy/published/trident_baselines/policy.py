@@ -82,7 +82,7 @@ class TridentBaseline(ArrivalOrdered):
         return self._lines[0].kind is PlacementType.EDC if self._lines else not self.layout.is_pooled
 
     def _route(self, request: Request, role: Role, costs: CostModel) -> Route:
-        """Where the stages of a role run. Before there are lines, at the optimal degree."""
+        """Where the stages of a role run. Before there is a line for the role, at the optimal degree."""
         leader = Role.D if self._holds else role
         key = cost_key(request), leader
         found = self._routes.get(key)
@@ -90,11 +90,13 @@ class TridentBaseline(ArrivalOrdered):
             if len(self._routes) >= _MOST_ROUTES:  # Clients choose the shapes.
                 self._routes.clear()
             degree = self._seen.profile(request, costs).degrees[leader]
-            found = self._routes[key] = self._line_for(leader, degree) if self._lines else (0, degree)
+            found = self._routes[key] = self._line_for(leader, degree)
         return found
 
     def _line_for(self, leader: Role, degree: int) -> Route:
-        most = max(line.widest for line in self._lines if leader in line.kind.roles)
+        most = max((line.widest for line in self._lines if leader in line.kind.roles), default=None)
+        if most is None:
+            return 0, degree
         index = line_of(self._lines, leader, narrowed(degree, most))
         line = self._lines[index]
         return index, line.degree or narrowed(degree, line.widest)
