@@ -13,14 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders import finished, groups, planned, poisson, profile, request, shipped, simulate, table
+from builders import PIPELINE, finished, groups, job, planned, poisson, profile, request, shipped, simulate, table
 from placements import even_nodes, nodes_of
-from stages import DECODE, DIFFUSE, ENCODE
+from stages import DECODE, DIFFUSE, ENCODE, at_start
+from tilework.control.cluster.tracker import Tracker
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Action, Place
+from tilework.core.component import Memory
+from tilework.core.cost_row import CostRow
 from tilework.core.events import Event
 from tilework.core.graph.graph import Graph
 from tilework.core.graph.stage import StageSpec, StepShare
+from tilework.core.interfaces import Demand
 from tilework.core.request import OnMiss, Request, Shape, Status
 from tilework.core.time import ns_from_s
 from tilework.core.work import NewPlacement
@@ -77,12 +81,14 @@ def of_size(name: str, size: str, uid: str = "a", **more: Any) -> Request:
     return replace(asked, steps=costs.steps or 1)
 
 
+@cache
 def seen(name: str, mix: str) -> SeenRequests:
     """A mix as seen by a policy: of 10,000 requests."""
     found, costs = SeenRequests(), TableCosts(shipped(name))
     for size, share in notes(name)["mixes"][mix].items():
+        asked = of_size(name, size)
         for _ in range(round(10_000 * share)):
-            found.note(of_size(name, size), costs)
+            found.note(asked, costs)
     return found
 
 
@@ -146,6 +152,10 @@ def test_nodes_that_leave_devices_over() -> None:
         4: ((0, 1, 2, 3), (8, 9, 10, 11)),
         2: ((4, 5),),
         1: ((6,), (7,)),
+    }
+    assert cut_groups({4: 12, 2: 2}, [range(7), range(7, 14)]) == {
+        4: ((0, 1, 2, 3), (8, 9, 10, 11)),
+        2: ((4, 5), (12, 13)),
     }
     assert cut_groups({4: 12}, [range(6), range(6, 12)]) == {4: ((0, 1, 2, 3), (8, 9, 10, 11))}
 
@@ -399,6 +409,52 @@ def test_an_exact_request_takes_one_device_and_holds_its_group() -> None:
     assert max(len(one.devices) for one in trace.runs if one.work.job_ids == (1,)) == 4
 
 
+@pytest.mark.parametrize("policy", ALL)
+def test_on_narrow_nodes_a_request_takes_what_there_is(policy: str) -> None:
+    """Its steps are best on four devices, and a node has two."""
+    asked = [request(str(index), float(index), side=192, steps=5) for index in range(4)]
+    trace = run(policy, asked, replace(MIXED, devices_per_node=2), num_devices=8)[0]
+    assert {ending.status for ending in trace.endings} == {Status.DONE}
+    assert {len(one.devices) for one in trace.runs if one.work.stage.name == DIFFUSE} == {2}
+
+
+def several_stages() -> CostTable:
+    """Two stages with steps, at best on four devices and on two, and between them one that gains nothing by more."""
+    graph = Graph(
+        PIPELINE,
+        (
+            StageSpec(name="draft", outputs=("a",), steps=StepShare(last=0.5), degrees=None),
+            StageSpec(name="enlarge", inputs=("a",), outputs=("b",), degrees=None),
+            StageSpec(name="paint", inputs=("b",), outputs=("c",), steps=StepShare(first=0.5), degrees=None),
+        ),
+    )
+    seconds = {"draft": (0.4, 0.2, 0.1), "enlarge": (0.2, 0.2, 0.2), "paint": (0.4, 0.2, 0.2)}
+    rows = [
+        CostRow(pipeline=PIPELINE, stage=stage, height=128, width=128, degree=2**index, seconds=each_s)
+        for stage, of_degree in seconds.items()
+        for index, each_s in enumerate(of_degree)
+    ]
+    return CostTable(hardware="toy", rows=tuple(rows), graphs={PIPELINE: graph})
+
+
+@pytest.mark.parametrize(("policy", "of_enlarge"), [("trident-b3", 2), ("trident-b6", 1)])
+def test_several_stages_of_one_role_share_a_group(policy: str, of_enlarge: int) -> None:
+    """Steps have the least of their optimal degrees. The stage between holds the group, or takes what suits it."""
+    trace = run(policy, [request("a")], several_stages(), num_devices=4)[0]
+    ran = {one.work.stage.name: len(one.devices) for one in trace.runs}
+    assert ran == {"draft": 2, "enlarge": of_enlarge, "paint": 2}
+
+
+def test_what_a_request_is_expected_to_take() -> None:
+    """Of four devices for all of its time, or of one before and after its steps."""
+    costs, asked = TableCosts(MIXED), request("a", side=192, steps=30)
+    held = make_policy("trident-b3").demand(asked, at_start(asked), costs)
+    assert held == Demand(4, ns_from_s(3.5))
+    assert held.is_flat
+    moved = make_policy("trident-b6").demand(asked, at_start(asked), costs)
+    assert moved == Demand(4, ns_from_s(3.5), 0, ns_from_s(0.5))
+
+
 # When the layout changes.
 
 
@@ -428,8 +484,8 @@ def test_a_role_that_comes_later_gets_a_pool_then() -> None:
 
 
 def test_a_layout_follows_the_requests_at_each_doubling() -> None:
-    """Half and half at first; then ever more are narrow."""
-    sides = (192, 64) + (64,) * 30
+    """Of four wide groups as many as there are wide requests, at the 1st, 2nd, 4th and 8th request, not in between."""
+    sides = (192, 64, 64, 192, 64, 64, 64, 64)
     asked = [request(str(index), 10.0 * index, side=side) for index, side in enumerate(sides)]
     _, told = run("trident-b2", asked, MIXED, num_devices=16)
     assert [sum(len(group) == 4 for group, _ in one.groups) for one in told] == [4, 2, 1]
@@ -485,10 +541,26 @@ def test_the_reason_says_what_is_missing(policy: str, name: str, size: str, text
     assert ending.reason.endswith("and a device has 46.3 GB")
 
 
+def test_what_fits_no_more_fails_when_devices_are_lost() -> None:
+    """3072 px fit beside all stages on two devices, and not on one."""
+    costs, policy = TableCosts(shipped("flux1_l20")), make_policy("trident-b3")
+    tracker = Tracker(policy, costs)
+    for device_id in range(4):
+        tracker.add_device(device_id, 0, memory=Memory(costs.memory_bytes))
+    for job_id in range(2):
+        tracker.add_job(job(job_id, of_size("flux1_l20", "3072x3072", uid=str(job_id))))
+    assert {start.job_ids for start in policy.plan(tracker, costs, 0).starts} == {(0,)}
+    for device_id in range(3):
+        tracker.remove_device(device_id, set())
+    ((job_id, why), (other_id, _)) = policy.plan(tracker, costs, 0).failures
+    assert (job_id, other_id) == (0, 1)
+    assert why.startswith("3072x3072 does not fit: it needs 53.2 GB on each device at degree 1")
+
+
 def test_without_a_limit_everything_fits() -> None:
     costs = replace(shipped("flux1_l20"), memory_bytes=None)
     trace, _ = run("trident-b3", [of_size("flux1_l20", "4096x4096")], costs, num_devices=8)
-    assert finished(trace) == ["a"]
+    assert [ending.status for ending in trace.endings] == [Status.DONE]
 
 
 # Promises.
