@@ -272,5 +272,5 @@ def test_without_promises_the_guard_changes_nothing(policy: str, monkeypatch: py
     assert traced(*patient) == guarded[0]
     # In order of arrival or deadline, on one device each: only jobs that were present at the promise can delay it.
     unguarded = [traced(*asked) for asked in mixes]
-    in_order = ("fixed-sp1", "fifo-load", "lru", "deadline-lru", "deadline-belady")
+    in_order = ("fixed-sp1", "fifo-load", "lru", "deadline-lru", "deadline-belady", "trident-b1")
     assert (unguarded == guarded[1]) == (policy in in_order), "with promises it does"

@@ -28,8 +28,9 @@ ONE_DEVICE = {
     "mixed-cache",
     "nirvana",
     "spci",
+    "trident-b1",
 }
-"""Policies that give each request one device."""
+"""Policies that give each request one device, here at least."""
 
 SHARING = {"tilework", "tetriserve", "tetriserve-early", "patchedserve", "mixed-cache", "nirvana"}
 """Policies that let requests share forward passes."""

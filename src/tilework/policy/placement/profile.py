@@ -13,20 +13,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tilework.core.component import num_bytes
 from tilework.core.graph.progress import Piece
 from tilework.core.graph.stage import Stage
 from tilework.core.interfaces import CostModel
 from tilework.core.request import Request
 from tilework.policy.placement.demand import ClassDemand
 from tilework.policy.placement.feasible import FitsAt, Footprint, fits_at
-from tilework.policy.placement.roles import Role, role_of
+from tilework.policy.placement.footprints import pieces_by_role, weight_bytes
+from tilework.policy.placement.roles import Role
 from tilework.policy.toolkit.demand import optimal_degree
 
 _NO_LIMIT = 1 << 62
 """More bytes than any device has."""
-
-_Pieces = Mapping[Role, Sequence[Piece]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -61,13 +59,10 @@ def class_profile(request: Request, costs: CostModel, usable_bytes: int | None) 
     `usable_bytes` is what a device has for weights and activations; None: no limit. Stages on CPU slots take nothing.
     Raises UnknownCost.
     """
-    pieces = _by_role(request, costs)
+    pieces = pieces_by_role(request, costs)
     optimal = {role: _optimal(role, found, request, costs) for role, found in pieces.items()}
     footprint = Footprint(
-        weights={
-            role: num_bytes({one for stage, _ in found for one in costs.components(stage)})
-            for role, found in pieces.items()
-        },
+        weights={role: weight_bytes([stage for stage, _ in found], costs) for role, found in pieces.items()},
         activations={role: _activations(role, found, request, costs) for role, found in pieces.items()},
         optimal=optimal,
         usable_bytes=_NO_LIMIT if usable_bytes is None else usable_bytes,
@@ -78,15 +73,6 @@ def class_profile(request: Request, costs: CostModel, usable_bytes: int | None) 
         run_ns[role] = sum(one_ns for _, one_ns in runs)
         device_ns[role] = sum(degree * one_ns for degree, one_ns in runs)
     return ClassProfile(footprint=footprint, fits=fits_at(footprint), run_ns=run_ns, device_ns=device_ns)
-
-
-def _by_role(request: Request, costs: CostModel) -> dict[Role, list[Piece]]:
-    graph, found = costs.graph(request.pipeline), dict[Role, list[Piece]]()
-    for piece in costs.start(request).pieces:
-        role = role_of(graph, piece[0])
-        if role is not None:
-            found.setdefault(role, []).append(piece)
-    return found
 
 
 def _optimal(role: Role, pieces: Sequence[Piece], request: Request, costs: CostModel) -> int:

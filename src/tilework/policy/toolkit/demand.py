@@ -34,10 +34,10 @@ def demand_at(
         ends_ns.append(run_ns)
     if degree == 1 and not left.itinerary.needs_slots:
         return Demand(1, run_ns)
-    return _shaped(degree, left, ends_ns)
+    return shaped(degree, left, ends_ns)
 
 
-def _shaped(degree: int, left: Cursor, ends_ns: Sequence[int]) -> Demand:
+def shaped(degree: int, left: Cursor, ends_ns: Sequence[int]) -> Demand:
     """The demand of stages that end at these times; the other devices are taken from the first steps to the last."""
     begin_ns, steps_begin_ns, steps_end_ns, slot = 0, -1, 0, None
     for (stage, _), end_ns in zip(left.pieces, ends_ns, strict=True):
