@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -99,7 +99,7 @@ class Chains:
     def on_joined(self, device_id: int) -> None: ...
 
     def on_read(self, read: WeightsRead) -> None: ...
-    def on_given_up(self) -> None: ...
+    def on_given_up(self, left: Collection[int]) -> None: ...
     def on_loading(self, num_ready: int) -> None: ...
 
     # Works.
