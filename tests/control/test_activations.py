@@ -131,9 +131,10 @@ def checked(policy: str) -> Trace:
 
 @pytest.mark.parametrize("policy", ["tilework", "srtf", "tridentserve"])
 def test_no_device_exceeds_its_memory(policy: str) -> None:
+    """Under `tridentserve`, these decodes run on devices of their own, and nothing has to be dropped."""
     trace = checked(policy)
     assert {str(ending.status) for ending in trace.endings} == {"done"}
-    assert trace.loads, "what was dropped for a decode came back"
+    assert bool(trace.loads) == (policy != "tridentserve"), "what was dropped for a decode came back"
 
 
 def test_a_work_that_exceeds_a_device_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,14 +22,18 @@ class UnknownPolicy(ValueError):
 _REGISTRY: dict[str, Callable[[], Policy]] = {}
 _EXTRA: set[str] = set()
 _KEEPS_POOLS: set[str] = set()
+_MAY_FAIL: set[str] = set()
 Factory = TypeVar("Factory", bound=Callable[[], Policy])
 
 
-def policy(name: str, *, is_extra: bool = False, keeps_pools: bool = False) -> Callable[[Factory], Factory]:
+def policy(
+    name: str, *, is_extra: bool = False, keeps_pools: bool = False, may_fail: bool = False
+) -> Callable[[Factory], Factory]:
     """Register a policy class (or a function that builds one) under `name`.
 
     An extra one needs more than the base installation, and raises UnknownPolicy where that is missing. One that keeps
-    pools starts the works of a pipeline only on devices that serve it.
+    pools starts the works of a pipeline only on devices that serve it. One that may fail has requests fail that its
+    division of the devices has no room for (`Plan.failures`).
     """
 
     def register(factory: Factory) -> Factory:
@@ -37,6 +41,7 @@ def policy(name: str, *, is_extra: bool = False, keeps_pools: bool = False) -> C
         _REGISTRY[name] = factory
         _EXTRA.update({name} if is_extra else ())
         _KEEPS_POOLS.update({name} if keeps_pools else ())
+        _MAY_FAIL.update({name} if may_fail else ())
         return factory
 
     return register
@@ -77,6 +82,12 @@ def keeps_pools(name: str) -> bool:
     """Whether a policy starts the works of a pipeline only on devices that serve it."""
     _load_all()
     return name in _KEEPS_POOLS
+
+
+def may_fail(name: str) -> bool:
+    """Whether a policy has requests fail that its division of the devices has no room for."""
+    _load_all()
+    return name in _MAY_FAIL
 
 
 def check_pools(name: str, pipelines: Collection[str]) -> None:

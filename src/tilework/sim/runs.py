@@ -59,7 +59,7 @@ class Run:
         return max(1, (self.end_ns - self.start_ns) // self.steps)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadRun:
     """Components that a device is loading, or has loaded, from `source`, until `end_ns`."""
 

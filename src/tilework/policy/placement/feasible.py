@@ -79,6 +79,13 @@ def virtual_replica(fits: FitsAt, widest: int | None = None) -> VirtualReplica |
     return next((one for one in VirtualReplica if can_run(fits, one, widest)), None)
 
 
+def is_placeable(fits: FitsAt, widest: int, num_cells: int) -> bool:
+    """Whether nodes of at most `widest` cells, and that many in all, are enough for the class by itself."""
+    return any(
+        can_run(fits, one, widest) and sum(fits[kind][0] for kind in one.types) <= num_cells for one in VirtualReplica
+    )
+
+
 def can_run(fits: FitsAt, replica: VirtualReplica, widest: int | None = None) -> bool:
     """Whether a class fits on every type of a virtual replica, on no more than `widest` cells each."""
     return all(any(widest is None or degree <= widest for degree in fits.get(kind, ())) for kind in replica.types)

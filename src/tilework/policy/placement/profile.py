@@ -5,6 +5,10 @@ steps runs on as many of its devices as are optimal for that stage, or on all if
 group of `k` devices is the largest activation of its stages, each at its own degree. Weights are counted once where
 stages of one role share them. A component that two roles share counts in both, which is safe and rare.
 
+A class that fits on no placement can still run if each of its stages fits on a device alone: the devices load the
+weights of each stage when it is next. Such a class `takes_turns`. Its weights count as a part of the activations, and
+nothing is resident. Ours: the paper serves what fits.
+
 Source: TridentServe §5.1, "Profiler".
 """
 
@@ -53,7 +57,9 @@ class ClassProfile:
         return ClassDemand(fits=self.fits, count=count, device_ns=self.device_ns)
 
 
-def class_profile(request: Request, costs: CostModel, usable_bytes: int | None) -> ClassProfile:
+def class_profile(
+    request: Request, costs: CostModel, usable_bytes: int | None, *, takes_turns: bool = False
+) -> ClassProfile:
     """The profile of a request's class, with what the costs know of its LoRAs.
 
     `usable_bytes` is what a device has for weights and activations; None: no limit. Stages on CPU slots take nothing.
@@ -62,8 +68,11 @@ def class_profile(request: Request, costs: CostModel, usable_bytes: int | None) 
     pieces = pieces_by_role(request, costs)
     optimal = {role: _optimal(role, found, request, costs) for role, found in pieces.items()}
     footprint = Footprint(
-        weights={role: weight_bytes([stage for stage, _ in found], costs) for role, found in pieces.items()},
-        activations={role: _activations(role, found, request, costs) for role, found in pieces.items()},
+        weights={
+            role: 0 if takes_turns else weight_bytes([stage for stage, _ in found], costs)
+            for role, found in pieces.items()
+        },
+        activations={role: _activations(role, found, request, costs, takes_turns) for role, found in pieces.items()},
         optimal=optimal,
         usable_bytes=_NO_LIMIT if usable_bytes is None else usable_bytes,
     )
@@ -92,8 +101,10 @@ def _step_degrees(pieces: Sequence[Piece], request: Request, costs: CostModel) -
     return fitting or known
 
 
-def _activations(role: Role, pieces: Sequence[Piece], request: Request, costs: CostModel) -> dict[int, int]:
-    """The largest activation of a role's stages by the degree of its group, in bytes."""
+def _activations(
+    role: Role, pieces: Sequence[Piece], request: Request, costs: CostModel, with_weights: bool
+) -> dict[int, int]:
+    """The largest activation of a role's stages by the degree of its group, in bytes; of a stage with its weights."""
     if role is Role.D:
         degrees = _step_degrees(pieces, request, costs)
     else:
@@ -101,7 +112,9 @@ def _activations(role: Role, pieces: Sequence[Piece], request: Request, costs: C
         degrees = sorted(degree for degree in known if degree == 1 or not request.exact)
     return {
         degree: max(
-            costs.activation_bytes(stage, (request,), _degree_of(stage, degree, request, costs)) for stage, _ in pieces
+            costs.activation_bytes(stage, (request,), _degree_of(stage, degree, request, costs))
+            + (weight_bytes((stage,), costs) if with_weights else 0)
+            for stage, _ in pieces
         )
         for degree in degrees
     }

@@ -20,7 +20,7 @@ from tilework.policy.published.trident_baselines.policy import TridentBaseline
 from tilework.policy.registry import policy
 
 
-@policy("trident-b1")
+@policy("trident-b1", may_fail=True)
 def one_degree(degree: int | None = None) -> TridentBaseline:
     """B1: all stages on every device, one degree for all, first in, first out. The paper calls it the scheme of xDiT.
 
@@ -31,7 +31,7 @@ def one_degree(degree: int | None = None) -> TridentBaseline:
     return TridentBaseline(layout=Layout(grouping="one_degree", degree=degree))
 
 
-@policy("trident-b2")
+@policy("trident-b2", may_fail=True)
 def buckets(shares: Mapping[int, float] | None = None) -> TridentBaseline:
     """B2: all stages on every device, disjoint buckets by degree, each first in, first out.
 
@@ -41,19 +41,19 @@ def buckets(shares: Mapping[int, float] | None = None) -> TridentBaseline:
     return TridentBaseline(layout=Layout(grouping="buckets", shares=shares))
 
 
-@policy("trident-b3")
+@policy("trident-b3", may_fail=True)
 def own_degree() -> TridentBaseline:
     """B3: all stages on every device, all at the optimal degree of the steps; first in, first out."""
     return TridentBaseline(layout=Layout(grouping="per_request"))
 
 
-@policy("trident-b4")
+@policy("trident-b4", may_fail=True)
 def own_degree_shortest_first() -> TridentBaseline:
     """B4: as B3, by the shortest remaining time, with aging."""
     return TridentBaseline(layout=Layout(grouping="per_request"), shortest_first=True)
 
 
-@policy("trident-b5")
+@policy("trident-b5", may_fail=True)
 def pooled_buckets(
     shares: Mapping[int, float] | None = None, pools: Mapping[Role, float] | None = None
 ) -> TridentBaseline:
@@ -65,7 +65,7 @@ def pooled_buckets(
     return TridentBaseline(layout=Layout(grouping="buckets", is_pooled=True, shares=shares, pools=pools))
 
 
-@policy("trident-b6")
+@policy("trident-b6", may_fail=True)
 def pooled_shortest_first(pools: Mapping[Role, float] | None = None) -> TridentBaseline:
     """B6: a pool of devices for each role, each stage at its optimal degree; by the shortest remaining time, with
     aging. `pools` are those of B5.

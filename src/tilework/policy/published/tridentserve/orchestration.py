@@ -70,7 +70,6 @@ class Orchestration:
     _closed: dict[int, int] = field(init=False, default_factory=dict)
     _news: NewPlacement | None = field(init=False, default=None)
     _has_stuck: bool = field(init=False, default=False)
-    _most_on_node: int = field(init=False, default=0)
 
     def closed(self, now_ns: int) -> Collection[int]:
         """The devices that get no start now."""
@@ -94,10 +93,6 @@ class Orchestration:
     def widest_node(self) -> int:
         """The most devices of a node."""
         return max(map(len, self.layout.rows.values()), default=0)
-
-    def most_on_node(self) -> int:
-        """The most devices that a node has had so far: those that are lost may come back."""
-        return self._most_on_node
 
     def update(self, view: ClusterView, costs: CostModel, tasks: Sequence[Task], now_ns: int) -> None:
         """Look at what has changed, and derive a new layout if that is due. `tasks` are all at hand.
@@ -124,12 +119,8 @@ class Orchestration:
         self._devices, rows = view.devices, dict[int, list[int]]()
         for device in view.devices:
             rows.setdefault(device.node, []).append(device.device_id)
-        self._most_on_node = max(self._most_on_node, *map(len, rows.values()), 0)
         limits = [one.memory.total_bytes for one in view.devices if one.memory.total_bytes is not None]
-        usable_bytes = min(limits, default=None)
-        if usable_bytes != self.profiles.usable_bytes:
-            self.profiles.usable_bytes = usable_bytes
-            self.profiles.forget()
+        self.profiles.set_devices(min(limits, default=None), max(map(len, rows.values()), default=0), len(view.devices))
         if self._now is None:
             self.layout = Layout.colocated(rows)
         else:

@@ -20,7 +20,6 @@ from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, ns_from_s
 from tilework.core.work import Plan
 from tilework.policy.placement.demand import By
-from tilework.policy.placement.feasible import virtual_replica
 from tilework.policy.published.tridentserve.bids import MOST_SPEED, Bid, read_bids
 from tilework.policy.published.tridentserve.devices import Devices
 from tilework.policy.published.tridentserve.dispatch import Dispatch
@@ -115,8 +114,6 @@ class TridentServe(DeadlinePolicy):
             return Plan(wake_ns=next_open_ns(view.devices, now_ns))
         tasks = tasks_at_hand(view, costs, now_ns)
         orchestration.update(view, costs, tasks, now_ns)
-        if failures := self._failures(tasks, costs, now_ns):
-            return Plan(failures=failures)
         devices = Devices(view, orchestration.layout, now_ns, orchestration.closed(now_ns))
         dispatch = Dispatch(view, costs, now_ns, devices, orchestration.profiles, self.chunk_ns, self.is_stage_aware)
         others = dispatch.after(dispatch.keep(tasks))
@@ -139,21 +136,6 @@ class TridentServe(DeadlinePolicy):
             placement=orchestration.take_news(),
             wake_ns=min([at_ns for at_ns in wakes_ns if at_ns is not None], default=None),
         )
-
-    def _failures(self, tasks: Sequence[Task], costs: CostModel, now_ns: int) -> tuple[tuple[int, str], ...]:
-        """The jobs that fit on no placement: at once if no devices would do, late if no node has enough devices."""
-        found, profiles = [], self._orchestration.profiles
-        for task in tasks:
-            fits = profiles.of(task.job.request, costs).fits
-            if task.job.works or virtual_replica(fits, self._orchestration.most_on_node()) is not None:
-                continue
-            if virtual_replica(fits) is None:
-                room = (profiles.usable_bytes or 0) / 1e9
-                why = f"its stages need more than the {room:.1f} GB of a device, on any number of devices"
-                found.append((task.job.job_id, f"{why}, even with each stage on devices of its own"))
-            elif task.due_ns <= now_ns:
-                found.append((task.job.job_id, "no node has had as many devices as it needs for its memory"))
-        return tuple(found)
 
     def _dispatch(self, dispatch: Dispatch, bids: Sequence[Bid]) -> None:
         """Dispatch until no more fit, or none of the chosen finds its devices."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from tilework.core.interfaces import CostModel
 from tilework.core.request import Request, RequestClass, cost_key
 from tilework.core.shares import PIXELS_PER_TOKEN
+from tilework.policy.placement.feasible import is_placeable
 from tilework.policy.placement.profile import ClassProfile, class_profile
 from tilework.policy.placement.roles import PlacementType, Role, VirtualReplica, role_of
 from tilework.policy.published.tridentserve.layout import Layout, Pool
@@ -32,10 +33,16 @@ class Way(NamedTuple):
 
 
 class Profiles:
-    """The profiles of request classes, each made once; `forget` has them made anew, from what the costs say then."""
+    """The profiles of request classes, each made once; `forget` has them made anew, from what the costs say then.
+
+    `usable_bytes` is what a device has; None: no limit. There are `num_devices`, on a node at most `most_on_node`. A
+    class that fits on no placement of these takes turns. If a stage fits on no device even so, which admission refuses
+    unless that was learned since, it is tried as if there were no limit, and the controller counts its attempts.
+    """
 
     def __init__(self) -> None:
         self.usable_bytes: int | None = None
+        self.most_on_node = self.num_devices = 0
         self._known: dict[RequestClass, ClassProfile] = {}
         self._by_uid: dict[str, tuple[Request, ClassProfile]] = {}
 
@@ -47,9 +54,22 @@ class Profiles:
         key = cost_key(request)
         profile = self._known.get(key)
         if profile is None:
-            profile = self._known[key] = class_profile(request, costs, self.usable_bytes)
+            profile = self._known[key] = self._profile(request, costs)
         self._by_uid[request.uid] = request, profile
         return profile
+
+    def _profile(self, request: Request, costs: CostModel) -> ClassProfile:
+        for takes_turns in (False, True):
+            profile = class_profile(request, costs, self.usable_bytes, takes_turns=takes_turns)
+            if is_placeable(profile.fits, self.most_on_node, self.num_devices):
+                return profile
+        return class_profile(request, costs, None)
+
+    def set_devices(self, usable_bytes: int | None, on_node: int, num_devices: int) -> None:
+        """Devices are `num_devices` now, on a node at most `on_node`, and the smallest has `usable_bytes`."""
+        if (usable_bytes, on_node, num_devices) != (self.usable_bytes, self.most_on_node, self.num_devices):
+            self.usable_bytes, self.most_on_node, self.num_devices = usable_bytes, on_node, num_devices
+            self.forget()
 
     def forget(self) -> None:
         self._known.clear()
