@@ -159,3 +159,14 @@ def test_time_is_counted_in_ticks_not_by_a_clock() -> None:
         rig.now_ns += 3600 * NS_PER_S
         rig.controller.tracker.set_time(rig.now_ns)
         assert rig.watchdog.check() == []
+
+
+def test_a_load_ahead_of_need_that_does_not_end_costs_its_device() -> None:
+    """Predicted to take a second, it may take ten: nothing waits for it, so only this frees the device."""
+    rig = Rig()
+    device = rig.controller.tracker.devices[0]
+    device.loaded_ns = device.now.ns + NS_PER_S
+    checks = [rig.watchdog.check_loads() for _ in range(12)]
+    assert checks == [[]] * 11 + [[(0, 10 * NS_PER_S)]]
+    device.loaded_ns = None
+    assert [rig.watchdog.check_loads() for _ in range(20)] == [[]] * 20

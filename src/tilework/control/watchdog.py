@@ -1,4 +1,4 @@
-"""Detects works that make no progress."""
+"""Detects works and loads that make no progress."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class WatchdogConfig:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Quiet:
-    """The number of ticks since a work began to run or finished a step; -1 until the first tick after that."""
+    """The ticks since a work began or finished a step, or since a load began; -1 until the first tick after that."""
 
     limit_ns: int
     ticks: int = -1
@@ -36,6 +36,8 @@ class Watchdog:
     A work should run when it is the first on every device that still has it, and the earlier works of its jobs have
     ended. Time is counted in ticks, never by a clock: while a machine is suspended, or the driver is blocked, no work
     becomes suspicious. An alarm may be false where steps take far longer than predicted; it costs a chunk of steps.
+
+    A load before a work is a part of that work. One ahead of need has only its device, which nothing else would free.
     """
 
     def __init__(self, tracker: Tracker, costs: CostModel, config: WatchdogConfig) -> None:
@@ -43,6 +45,7 @@ class Watchdog:
         self._costs = costs
         self._config = config
         self._quiet: dict[int, _Quiet] = {}
+        self._quiet_loads: dict[tuple[int, int], _Quiet] = {}  # Ahead of need, by device and predicted end.
 
     def on_progress(self, work_id: int) -> None:
         """A step of this work has ended."""
@@ -59,6 +62,20 @@ class Watchdog:
             work.work_id: self._quiet.get(work.work_id) or _Quiet(limit_ns=self.limit_ns(work)) for work in running
         }
         return [work for work in running if self._is_stuck(self._quiet[work.work_id])]
+
+    def check_loads(self) -> list[tuple[int, int]]:
+        """The devices whose load ahead of need takes longer than its limit, each with the limit in nanoseconds.
+
+        To be called once per tick.
+        """
+        known, self._quiet_loads = self._quiet_loads, {}
+        for device in self._tracker.up:
+            if device.loaded_ns is not None:
+                key = device.device_id, device.loaded_ns
+                left_ns = max(0, device.loaded_ns - device.now.ns)
+                limit_ns = max(self._config.least_ns, self._config.factor * left_ns)
+                self._quiet_loads[key] = known.get(key) or _Quiet(limit_ns=limit_ns)
+        return [(key[0], quiet.limit_ns) for key, quiet in self._quiet_loads.items() if self._is_stuck(quiet)]
 
     def limit_ns(self, work: Work) -> int:
         """How long a work may make no progress, which includes loads before it.

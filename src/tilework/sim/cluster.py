@@ -162,6 +162,7 @@ class Cluster:
                     self._send(devices, partial(self.fleet.forget, job_id))
                 case LoadComponents() | DropComponents():
                     self._send(devices, partial(self._change_components, message))
+                    self._begin_ticking()
 
     def _change_components(self, change: LoadComponents | DropComponents, device_id: int) -> None:
         self.fleet.change_components(change, device_id)
@@ -194,6 +195,9 @@ class Cluster:
             self._begin_next(work.devices[-1:])
         else:
             self._send(work.devices, partial(self._enqueue, work))
+        self._begin_ticking()
+
+    def _begin_ticking(self) -> None:
         if self._has_faults and not self._is_ticking:
             self._is_ticking = True
             self._workers.after(NS_PER_S, self._tick)
@@ -367,13 +371,14 @@ class Cluster:
         self._apply(self._core.on_device_lost(device_id, why))
 
     def _tick(self) -> None:
-        """Note the progress of runs and check for stuck works, once per second while works are in flight."""
+        """Note the progress of runs and check for what is stuck, once per second while there are works or loads."""
         for run in self.fleet.runs():
             steps = run.steps_by(self._clock.now_ns)
             if steps > self._seen_steps.get(run.work.work_id, 0):
                 self._seen_steps[run.work.work_id] = steps
                 self._core.on_progress(run.work.work_id)
         self._apply(self._core.check_stuck())
-        self._is_ticking = bool(self._controller.num_in_flight)
+        is_loading = any(device.is_loading for device in self._controller.tracker.up)
+        self._is_ticking = is_loading or bool(self._controller.num_in_flight)
         if self._is_ticking:
             self._workers.after(NS_PER_S, self._tick)

@@ -59,13 +59,17 @@ def brought_by(move: StateMove) -> tuple[StateBlob | None, StateBlob | None]:
 
 
 class StuckWorks:
-    """A watchdog that returns the works that a test gives it."""
+    """A watchdog that returns the works and loads that a test gives it."""
 
     def __init__(self) -> None:
         self.works: list[Work] = []
+        self.loads: list[tuple[int, int]] = []
 
     def check(self) -> list[Work]:
         return self.works
+
+    def check_loads(self) -> list[tuple[int, int]]:
+        return self.loads
 
     def limit_ns(self, work: Work) -> int:
         return 7

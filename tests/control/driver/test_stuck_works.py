@@ -37,6 +37,12 @@ def test_a_work_that_has_ended_is_not_stuck() -> None:
     assert rig.check_stuck(work) == []
 
 
+def test_a_device_whose_load_ahead_of_need_is_stuck_is_killed() -> None:
+    rig = Rig()
+    rig.stuck.loads = [(2, 1000)]
+    assert rig.check_stuck() == [("kill", 2)]
+
+
 def test_the_leader_is_told_to_stop_while_its_work_is_in_flight() -> None:
     rig = Rig()
     work = rig.run(1, 2)

@@ -274,7 +274,7 @@ class DriverCore:
                 yield from self._end_work(in_flight, merged)
 
     def check_stuck(self) -> Iterator[Effect]:
-        """Free the devices of works that make no progress. To be called once per tick of the watchdog.
+        """Free the devices of works and loads that make no progress. To be called once per tick of the watchdog.
 
         A group is broken off first: its members report how far they came, which frees those that only waited for
         another. Devices that have not reported by the next alarm are killed; a device that runs a stuck work alone is
@@ -290,6 +290,8 @@ class DriverCore:
             else:
                 for device_id in sorted(in_flight.awaited):
                     yield Kill(device_id, limit_ns)
+        for device_id, limit_ns in self._watchdog.check_loads():
+            yield Kill(device_id, limit_ns)
 
     # Queries of the tracker.
 
