@@ -147,8 +147,31 @@ def test_a_member_that_lacks_the_state_informs_the_group_and_reports_why(member:
     (failed,) = member.run(steps(2, ((JOB, 2),), 1, GROUP))
     assert isinstance(failed, Failed)
     assert "is at position 1, not 3" in failed.reason
-    assert member.groups.comm.calls_left == 99, "the others were left waiting"
+    assert member.groups.comm.calls_left == 98, "the others were left waiting"
     assert not member.groups.broken
+
+
+def test_a_member_that_lacks_the_state_of_a_work_that_is_stopped_revokes_it(member: Member) -> None:
+    """What was to write the state was stopped, too."""
+    (revoked,) = member.run(steps(2, ((JOB, 2),), 1, GROUP), rank=1, other_flag=STOPPED)
+    assert isinstance(revoked, Ended)
+    assert (revoked.steps_done, revoked.stopped, revoked.broken) == (0, True, False)
+
+
+def test_the_leader_looks_again_for_a_stop_when_a_member_lacks_the_state(
+    member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has just read that there is none, while the other was told of nothing."""
+    gather = EchoComm.all_gather
+
+    def stop_meanwhile(comm: EchoComm, output: Tensor, source: Tensor) -> None:
+        gather(comm, output, source)
+        member.works.stop(2)
+
+    monkeypatch.setattr(EchoComm, "all_gather", stop_meanwhile)
+    (revoked,) = member.run(steps(2, ((JOB, 0),), 3, GROUP), other_flag=ABSENT)
+    assert isinstance(revoked, Ended)
+    assert (revoked.steps_done, revoked.stopped, revoked.broken) == (0, True, False)
 
 
 def test_a_queued_work_is_revoked_if_the_leader_knows_of_it(member: Member) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -22,18 +23,24 @@ class MemberCheck:
     absent: tuple[Absent, ...] = ()
 
 
-def sync_members(jobs: Jobs, command: Execute, comm: Comm | None, device: torch.device, stopped: bool) -> MemberCheck:
+def sync_members(
+    jobs: Jobs, command: Execute, comm: Comm | None, device: torch.device, is_stopped: Callable[[], bool]
+) -> MemberCheck:
     """Check the jobs of a work. Of several jobs, those whose state this worker lacks are absent.
 
     The ranks of a group learn of a stop at different times; rank 0 decides. The ranks wait for each other here, so that
     none waits inside the model.
+
+    A work that is stopped before it begins may lack the state on other ranks: the work that was to write it was
+    stopped, too, and nothing was moved. So a stop counts more than a missing state, and is asked for again if rank 0
+    has just read that there is none.
 
     Raises:
         JobMissing: this worker does not have the state of the only job.
         GroupBroken: another rank does not have it, or is lost.
     """
     if comm is None:
-        return MemberCheck() if stopped else _check(jobs, command)
+        return MemberCheck() if is_stopped() else _check(jobs, command)
     assert len(command.members) == 1, f"work {command.work_id} of a group has {len(command.members)} jobs"
     missing: JobMissing | None = None
     check = MemberCheck()
@@ -41,12 +48,20 @@ def sync_members(jobs: Jobs, command: Execute, comm: Comm | None, device: torch.
         check = _check(jobs, command)
     except JobMissing as error:
         missing = error
-    flags = _exchange(comm, device, _ABSENT if missing else _STOPPED if stopped else _READY)
+    flags = _exchange(comm, device, _flag(missing, comm.rank == 0 and is_stopped()))
+    if _ABSENT in flags and flags[0] != _STOPPED:
+        flags = _exchange(comm, device, _flag(missing, comm.rank == 0 and is_stopped()))
+    if flags[0] == _STOPPED:
+        return MemberCheck()
     if missing:
         raise missing
     if _ABSENT in flags:
         raise GroupBroken(f"rank {flags.index(_ABSENT)} does not have the state of job {command.members[0][0]}")
-    return MemberCheck() if flags[0] == _STOPPED else check
+    return check
+
+
+def _flag(missing: JobMissing | None, decides_stop: bool) -> int:
+    return _STOPPED if decides_stop else _ABSENT if missing else _READY
 
 
 def _check(jobs: Jobs, command: Execute) -> MemberCheck:

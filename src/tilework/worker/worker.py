@@ -44,7 +44,7 @@ from tilework.worker.models.models import Models
 from tilework.worker.moving import import_job, write_states
 from tilework.worker.state_blobs import StateBlobs, TruncatedStateBlob
 from tilework.worker.steps import Steps, WorkJob
-from tilework.worker.sync_members import sync_members
+from tilework.worker.sync_members import MemberCheck, sync_members
 from tilework.worker.synchronize import synchronize
 from tilework.worker.works import OpenWorks
 
@@ -181,10 +181,9 @@ class Worker:
     def _run_at_once(self, command: Execute) -> Ended:
         """Run a stage without steps."""
         start_ns, family = time.monotonic_ns(), self._models[command.model]
-        is_stopped = self._works.is_stopped(command.work_id)
-        if not is_stopped:
+        if not self._works.is_stopped(command.work_id):
             self._begin_jobs(command)
-        check = sync_members(self._jobs, command, None, family.device, is_stopped)
+        check = self._sync_members(command, None)
         if not check.present:
             return replace(_revoked(command.work_id), absent=check.absent)
         jobs = [member.job for member in check.present]
@@ -197,6 +196,10 @@ class Worker:
             job.take_outputs(dict(of_job))
         ended = Ended(command.work_id, start_ns, self._now_ns(), steps_done=1, absent=check.absent)
         return self._with_results(family, ended, check.present)
+
+    def _sync_members(self, command: Execute, comm: Comm | None) -> MemberCheck:
+        device = self._models.device
+        return sync_members(self._jobs, command, comm, device, lambda: self._works.is_stopped(command.work_id))
 
     def _check_specs(self, command: Execute, specs: Sequence[Spec]) -> None:
         """Check that a work may run these requests, and compute with their LoRAs.
@@ -240,7 +243,7 @@ class Worker:
 
     def _run_steps_with(self, command: Execute, comm: Comm | None) -> Ended:
         family = self._models[command.model]
-        check = sync_members(self._jobs, command, comm, family.device, self._works.is_stopped(command.work_id))
+        check = self._sync_members(command, comm)
         self._absent = check.absent
         if not check.present:
             return replace(_revoked(command.work_id), absent=check.absent)
