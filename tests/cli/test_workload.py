@@ -85,7 +85,9 @@ def test_list_of_one_shows_its_parameters_and_what_is_ours(name: str) -> None:
     assert re.search(r"\b[Oo]urs\b", text)
 
 
-@pytest.mark.parametrize("name", workload_names())
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "gentd26" else ()) for name in workload_names()]
+)
 def test_a_made_file_is_the_workload_and_runs_on_its_table(name: str, tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     about = said_json("workload", "make", name, "--out", path, "--seed", 5, *brief(name))

@@ -275,7 +275,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("num_workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_start_that_is_cancelled_is_quiet(num_workers: int) -> None:
     """The workers go on to load meanwhile, and say so to an engine that has not begun."""
     complaints: list[dict[str, Any]] = []

@@ -455,6 +455,7 @@ def test_the_command_reports_its_counts() -> None:
     assert "No invariant was violated" in text
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_command_that_reproduces_the_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     lose_a_request(monkeypatch)
     code, text = tilework("--seeds", "6", "--processes", "1", "--policy", "edf", "--fault", "crash=0.1:1")

@@ -95,6 +95,7 @@ def test_a_request_that_fits_on_all_devices_only_gets_the_last_one_too() -> None
     assert [start.devices for start in plan.starts if start.stage.name == DIFFUSE] == [(0, 1, 2, 3)] * 2
 
 
+@pytest.mark.slow
 def test_deadlines_that_leave_no_room_are_kept_beside_more_best_effort_than_the_devices_can_do() -> None:
     """Measured: 52% on time; 35% before a device was left."""
     flood = Flood(rate_per_s=1.3, urgent=0.5, slo_factor=1.05)

@@ -270,6 +270,7 @@ def test_a_job_that_is_on_time_on_idle_devices_does_not_wait_for_more() -> None:
     assert [ending.on_time for ending in trace.endings if ending.request.uid == "b"] == [True]
 
 
+@pytest.mark.slow
 def test_full_devices_serve_requests_of_one_size_on_few_devices_each() -> None:
     """At 98% of what devices can do one by one. Measured: 85% on time, `edf` 82%; 74% if waiting has no cost."""
     workload = TetriServe(mix="1024", rate_per_s=1.675, scale=2.0, num_requests=200)
