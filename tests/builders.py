@@ -41,9 +41,19 @@ SERVICE_S = 0.01 + 10 * 0.1 + 0.05  # Of a `request` by a `table`, on one device
 Kind = TypeVar("Kind")
 
 # A policy of each kind: lanes, rounds, groups anew for each chunk, devices divided by size, groups that widen, batches,
-# ours.
+# devices divided by stage, once and as requests change; ours.
 # What takes long is tried with these, and with all others where slow tests run.
-ONE_OF_EACH = ("edf", "tetriserve", "gf-dit-edf-best-fit-drop", "bucketed", "ddit", "patchedserve", "tilework")
+ONE_OF_EACH = (
+    "edf",
+    "tetriserve",
+    "gf-dit-edf-best-fit-drop",
+    "bucketed",
+    "ddit",
+    "patchedserve",
+    "trident-b6",
+    "tridentserve",
+    "tilework",
+)
 POLICIES = [pytest.param(name, marks=() if name in ONE_OF_EACH else pytest.mark.slow) for name in policy_names()]
 
 

@@ -21,7 +21,6 @@ from tilework.core.request import OnMiss, Request, Status
 from tilework.core.time import NEVER_NS, NS_PER_MS, NS_PER_S
 from tilework.core.work import Plan, Start
 from tilework.policy import registry
-from tilework.policy.registry import policy_names
 from tilework.policy.toolkit.demand import usable_degree
 from tilework.policy.toolkit.open_devices import WORKS_PER_DEVICE
 from tilework.sim.config import SimConfig
@@ -167,7 +166,7 @@ def test_promises_are_kept_on_several_nodes_though_works_take_a_little_longer(
     assert num_kept > 20
 
 
-@pytest.mark.parametrize("policy", policy_names())
+@pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_keeps_promises(policy: str) -> None:
     costs = replace(table(degrees=(1, 2)), devices_per_node=2)
     assert kept_and_refused(simulate(promise_mix(25, 4.0, 1, 0.5), policy, num_devices=4, costs=costs))[0] > 5

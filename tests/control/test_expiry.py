@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from builders import controller, flux_requests, request, shipped, simulate
+from builders import POLICIES, controller, flux_requests, request, shipped, simulate
 from tilework.core.actions import Accept, Finish, Reject, WakeAt
 from tilework.core.events import Submitted, Woke
 from tilework.core.request import OnMiss, RefusalCode, Request, Status
 from tilework.core.time import NS_PER_S
-from tilework.policy.registry import policy_names
 
 # Ten steps with encode and decode take 1.06 s.
 FIRST, ALONE_NS = request("first"), int(1.06 * NS_PER_S)
@@ -44,7 +43,7 @@ def test_one_that_waits_too_long_ends_at_the_first_moment_from_which_it_would_be
     assert one.num_jobs == 1
 
 
-@pytest.mark.parametrize("policy", policy_names())
+@pytest.mark.parametrize("policy", POLICIES)
 def test_under_every_policy_none_is_done_late_and_each_that_is_not_done_says_why(policy: str) -> None:
     requests = [replace(one, on_miss=OnMiss.DROP) for one in flux_requests(60, 30, 1.0, seed=1)]
     trace = simulate(requests, policy, num_devices=8, costs=shipped("flux1dev_h100_eager"))

@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from builders import batched, request, simulate, table
+from builders import POLICIES, batched, request, simulate, table
 from tilework.core.request import Request, Status
 from tilework.core.work import Work
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
-from tilework.policy.registry import policy_names
 from tilework.policy.toolkit.demand import fitting_degrees, step_degrees, step_speeds, usable_degree
 from tilework.sim.optimum.pieces import due_requests
 
@@ -54,7 +53,7 @@ def is_shared(found: list[Work]) -> bool:
     return any(len(work.job_ids) > 1 for work in found)
 
 
-@pytest.mark.parametrize("policy", policy_names())
+@pytest.mark.parametrize("policy", POLICIES)
 def test_an_exact_request_has_one_device_where_others_have_several(policy: str) -> None:
     """A request that is urgent alone on four devices, then a few at once; every second one is exact."""
     asked = [request("0", slo_s=1.2, steps=20), *(request(str(1 + n), 9 + n // 6, slo_s=4.0) for n in range(12))]
@@ -64,7 +63,7 @@ def test_an_exact_request_has_one_device_where_others_have_several(policy: str) 
     assert not is_wide(of(found, set(range(0, 13, 2))))
 
 
-@pytest.mark.parametrize("policy", policy_names())
+@pytest.mark.parametrize("policy", POLICIES)
 def test_an_exact_request_shares_no_forward_pass_where_others_share(policy: str) -> None:
     asked = [request(str(index), 0.01 * index, side=64 if index % 3 else 128, slo_s=4.0) for index in range(16)]
     exact = [replace(one, exact=index % 4 == 0) for index, one in enumerate(asked)]

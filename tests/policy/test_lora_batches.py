@@ -7,14 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from builders import PIPELINE, batched, request, simulate
+from builders import PIPELINE, POLICIES, batched, request, simulate
 from stages import DECODE, DIFFUSE, ENCODE
 from tilework.core.graph.graph import Graph
 from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.lora import Lora, UsedLora
 from tilework.core.request import Request, Status
 from tilework.cost.table_costs import TableCosts
-from tilework.policy.registry import policy_names
 from tilework.sim.optimum.pieces import due_requests
 from tilework.sim.trace import Trace
 
@@ -42,7 +41,7 @@ def shared(trace: Trace) -> list[list[Request]]:
     return [[asked[job_id] for job_id in job_ids] for job_ids in steps if len(job_ids) > 1]
 
 
-@pytest.mark.parametrize("policy", policy_names())
+@pytest.mark.parametrize("policy", POLICIES)
 def test_members_of_a_work_have_equal_loras(policy: str) -> None:
     groups = shared(simulate(crowd(*USES), policy, num_devices=1, costs=COSTS))
     assert all(len({one.loras for one in group}) == 1 for group in groups)

@@ -22,7 +22,7 @@ from tilework.core.work import Plan, Start
 from tilework.formats.workload import WorkloadRequest
 from tilework.policy import registry
 from tilework.policy.published.fixed import FixedDegree
-from tilework.policy.registry import UnknownPolicy, make_policy, policy_names
+from tilework.policy.registry import UnknownPolicy, make_policy
 from tilework.sim.config import SimConfig
 from tilework.sim.simulation import Simulation
 from tilework.sim.trace import Trace
@@ -104,13 +104,13 @@ def test_every_trace_is_legal(policy: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", policy_names())
+@pytest.mark.parametrize("policy", POLICIES)
 @given(data=st.data())
 def test_many_traces_are_legal(policy: str, data: st.DataObject) -> None:
     check_drawn(policy, data)
 
 
-@pytest.mark.parametrize("policy", policy_names())
+@pytest.mark.parametrize("policy", POLICIES)
 def test_a_trace_of_every_policy_is_legal(policy: str) -> None:
     requests, costs = poisson(25, 3.0, 1), replace(table(degrees=(1, 2)), devices_per_node=2)
     cancels = tuple((one.arrival_ns + NS_PER_S // 2, one.uid) for one in requests[::8])
