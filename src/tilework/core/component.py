@@ -78,6 +78,11 @@ class Memory:
         """Whether all of these are there."""
         return all(component in self.components for component in wanted)
 
+    def has_room(self, wanted: Collection[Component]) -> bool:
+        """Whether what is lacking of `wanted` fits beside all that is here."""
+        lacking = num_bytes({one for one in wanted if one not in self.components})
+        return self.free_bytes is None or lacking <= self.free_bytes
+
     def can_hold(self, wanted: Collection[Component]) -> bool:
         """Whether there is memory for all of these at once, if nothing else were there."""
         return self.total_bytes is None or num_bytes(set(wanted)) <= self.total_bytes

@@ -407,7 +407,8 @@ class Ended:
     `blobs` are what it has written, by job: the outputs of its stage, or the state after its last step. The first
     worker of a group writes them; when the group breaks, every survivor does. The last stage of a pipeline writes
     `images`, by job, instead. `absent` are the members that were left out. `memory_bytes` is the memory in use on an
-    accelerator at the end. Not frozen, since simulations make one per work.
+    accelerator at the end. For jobs `for_any_seed`, a stage without steps has written what it would for any other seed.
+    Not frozen, since simulations make one per work.
     """
 
     work_id: int
@@ -421,6 +422,7 @@ class Ended:
     absent: tuple[Absent, ...] = ()
     images: Mapping[int, Image] = field(default_factory=dict)
     memory_bytes: int | None = None
+    for_any_seed: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

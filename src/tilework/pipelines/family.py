@@ -32,6 +32,10 @@ It is never written, so a request that comes from elsewhere is without it.
 """
 
 
+ANY_SEED = "any_seed"
+"""The name of a value that says whether a stage has written what it would for any other seed. It is never written."""
+
+
 class StepState(Protocol):
     """A request between two steps of a stage, as its family keeps it. A worker reads no more than this of it.
 

@@ -26,7 +26,7 @@ from tilework.pipelines.components import ComponentGroups, modules_of
 from tilework.pipelines.defaults import Defaults, resolve
 from tilework.pipelines.errors import UnsupportedModel
 from tilework.pipelines.families.latent_state import Conditioning, LatentState
-from tilework.pipelines.family import Values, Watch
+from tilework.pipelines.family import ANY_SEED, Values, Watch
 from tilework.pipelines.lora import LoadedLoras
 from tilework.pipelines.packing import Packing
 from tilework.pipelines.parallel import Parallel
@@ -179,7 +179,7 @@ class StagedPipeline(ABC):
         return self._at_once[stage](specs, values, sliced)
 
     def _run_encode(self, spec: Spec, values: Values) -> Values:
-        return {"conditioning": dict(self.encode(spec).tensors)}
+        return {"conditioning": dict(self.encode(spec).tensors), ANY_SEED: True}
 
     def _run_decode(self, specs: Sequence[Spec], values: Sequence[Values], sliced: bool) -> list[Values]:
         latents = [self._unpack(one["latents"], spec) for spec, one in zip(specs, values, strict=True)]

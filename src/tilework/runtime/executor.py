@@ -141,6 +141,9 @@ class Executor(Protocol):
         Call it once, before any blob is written; all other blobs of that server are removed.
         """
 
+    def copy(self, blob: StateBlob) -> StateBlob | None:
+        """Another name for what a blob holds, to be discarded by itself; None if that is gone."""
+
     def discard(self, blob: StateBlob) -> None:
         """Remove a blob that is no longer needed."""
 

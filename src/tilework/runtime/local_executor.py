@@ -284,6 +284,9 @@ class LocalExecutor:
         keys = sorted(f"{key.model}, {key.dtype}, {key.libraries}" for key in self._keys.values())
         return self._blobs.inherit(blobs, "; ".join(keys))
 
+    def copy(self, blob: StateBlob) -> StateBlob | None:
+        return self._blobs.copy(blob)
+
     def discard(self, blob: StateBlob) -> None:
         self._blobs.discard(blob)
 

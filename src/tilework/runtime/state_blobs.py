@@ -6,7 +6,9 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Collection, Iterator
+from itertools import count
 from pathlib import Path
 
 from tilework.core.wire import WEIGHTS, StateBlob
@@ -35,6 +37,7 @@ class StateBlobDirectory:
 
     def __init__(self, root: Path | None = None, owner: Path | None = None) -> None:
         self._known: set[str] = set()
+        self._prefix, self._numbers = f"copy-{time.monotonic_ns():x}", count()  # No name is ever used again.
         roots = [root] if root else [_SHARED, Path(tempfile.gettempdir())]
         found = _take_abandoned(roots, owner)
         self._is_inherited = found is not None
@@ -68,6 +71,16 @@ class StateBlobDirectory:
             for path in self.path.glob(pattern):
                 if path.name not in self._known:
                     path.unlink(missing_ok=True)
+
+    def copy(self, blob: StateBlob) -> StateBlob | None:
+        """Another name of the same file, to be discarded by itself; None if there is none, or no room for a name."""
+        name = f"{self._prefix}-{next(self._numbers)}"
+        try:
+            (self.path / name).hardlink_to(self.path / blob.name)
+        except OSError:
+            return None
+        self._known.add(name)
+        return StateBlob(name, blob.num_bytes)
 
     def discard(self, blob: StateBlob) -> None:
         self._known.discard(blob.name)

@@ -33,7 +33,7 @@ from tilework.core.wire import (
     Spec,
     WeightsLoaded,
 )
-from tilework.pipelines.family import Family
+from tilework.pipelines.family import ANY_SEED, Family
 from tilework.pipelines.serialization import BadState
 from tilework.worker.calibrate import calibrate
 from tilework.worker.exact import check_exact
@@ -195,6 +195,8 @@ class Worker:
         for job, of_job in zip(jobs, outputs, strict=True):
             job.take_outputs(dict(of_job))
         ended = Ended(command.work_id, start_ns, self._now_ns(), steps_done=1, absent=check.absent)
+        members = zip(check.present, outputs, strict=True)
+        ended.for_any_seed = frozenset(member.job_id for member, of_job in members if of_job.get(ANY_SEED))
         return self._with_results(family, ended, check.present)
 
     def _sync_members(self, command: Execute, comm: Comm | None) -> MemberCheck:

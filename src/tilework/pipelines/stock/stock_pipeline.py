@@ -27,7 +27,7 @@ from tilework.pipelines import slices
 from tilework.pipelines.arguments import GENERATOR_DEVICE
 from tilework.pipelines.components import denoisers_of, modules_of
 from tilework.pipelines.errors import UnsupportedModel
-from tilework.pipelines.family import LIVE, Values, Watch
+from tilework.pipelines.family import ANY_SEED, LIVE, Values, Watch
 from tilework.pipelines.lora import LoadedLoras
 from tilework.pipelines.parallel import Parallel
 from tilework.pipelines.sequence import share
@@ -132,7 +132,7 @@ class StockPipeline:
     def _encode(self, spec: Spec) -> Values:
         walk = self._begin(spec)
         walk.encode()
-        return {self._written(0): {ENCODED: walk.encoded}, LIVE: walk}
+        return {self._written(0): {ENCODED: walk.encoded}, LIVE: walk, ANY_SEED: not walk.has_drawn_to_encode}
 
     @torch.no_grad()
     def begin(self, stage: str, spec: Spec, values: Values) -> StockState:

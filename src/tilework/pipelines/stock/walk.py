@@ -63,8 +63,8 @@ class Mark:
 class Walk:
     """A stock call that is under way. `pending` is the call at which it paused; None at the end.
 
-    `encoded` are, by component, the recorded answers to the calls before the first one of a denoiser. A torn walk was
-    interrupted where it cannot go on.
+    `encoded` are, by component, the recorded answers to the calls before the first one of a denoiser. If it
+    `has_drawn_to_encode`, they may depend on the seed. A torn walk was interrupted where it cannot go on.
     """
 
     call: StockCall
@@ -72,6 +72,7 @@ class Walk:
     pending: ComponentCall | None = None
     num_iterations: int = 0
     encoded: list[Encoded] = field(default_factory=list)
+    has_drawn_to_encode: bool = False
     is_torn: bool = False
     _denoisers: dict[str, list[Any]] = field(default_factory=dict)
     _samplers: list[Any] = field(default_factory=list)
@@ -89,13 +90,16 @@ class Walk:
         touched = TouchedTensors()
         answers: list[Encoded] = []
         drawn: dict[int, list[Tensor]] = {}
+        undrawn = self.generator.get_state()
         self._resume(None, touched)
         while self.pending is not None and not self.is_in_loop:
             before = self.call.torch_states
+            self.has_drawn_to_encode |= not torch.equal(self.generator.get_state(), undrawn)
             with self.call.randomness():  # A language model may draw its words.
                 answer = self.pending.run()
             if not all(map(torch.equal, before, self.call.torch_states)):
                 drawn[len(answers)] = self.call.torch_states
+                self.has_drawn_to_encode = True
             answers.append((self.pending.component, recorded(answer)))
             self._resume(answer, touched)
         if self.pending is not None:

@@ -39,6 +39,19 @@ class RemainingJob:
         tail_ns = self.tail_ns * factors[self.rank] if factors else self.tail_ns
         return self.head_ns + self.num_steps * self.forecast.speeds[self.rank].step_ns + tail_ns
 
+    def speedup(self) -> float:
+        """How many times as fast it is at the next wider degree: in its steps, or in its tail if none are left."""
+        speeds, factors, rank = self.forecast.speeds, self.forecast.tail_factors, self.rank
+        if self.num_steps:
+            return speeds[rank].step_ns / speeds[rank + 1].step_ns if speeds[rank + 1].step_ns else inf
+        return factors[rank] / factors[rank + 1] if factors else 1.0
+
+    def gain_ns(self) -> float:
+        """How much sooner it ends at the next wider degree."""
+        speeds, factors, rank = self.forecast.speeds, self.forecast.tail_factors, self.rank
+        gain_ns = self.num_steps * (speeds[rank].step_ns - speeds[rank + 1].step_ns)
+        return gain_ns if self.num_steps or not factors else self.tail_ns * (factors[rank] - factors[rank + 1])
+
     def keeps_too_long(self) -> bool:
         """Whether requests that cannot wait for the end of a step are likely to come while it runs."""
         return self.forecast.speeds[self.rank].step_ns > self.forecast.least_slack_ns
@@ -162,8 +175,8 @@ def _widen(candidates: Iterable[RemainingJob], num_free: int, least_speedup: flo
             narrow, wide = speeds[rank], speeds[rank + 1]
             extra = wide.degree - narrow.degree
             room = num_free - 1 if wide.step_ns > job.forecast.least_slack_ns else num_free
-            if extra <= room and narrow.step_ns >= least_speedup * wide.step_ns:
-                gain = job.num_steps * (narrow.step_ns - wide.step_ns) / extra
+            if extra <= room and job.speedup() >= least_speedup:
+                gain = job.gain_ns() / extra
                 if gain > best_gain:
                     best, best_gain = job, gain
         if best is None:

@@ -186,14 +186,19 @@ class Dispatch:
 
     def _part(self, job: JobView, cursor: Cursor, group: Group) -> Group:
         """The devices of a group that run the next stage without steps: the first before steps, and after all steps as
-        many as are optimal, or as make it end first while no job waits.
+        many as are optimal. They are as many as make it end first if no job waits, or if the group is for that alone.
         """
         stage = cursor.stage
         if stage is None or not stage.is_parallel or cursor.num_steps_left:
             return group[:1]
-        is_awaited = any(not one.works for one in self._node.jobs.values() if one is not job)
+        is_alone = not job.works and not job.left.num_steps_left
+        is_awaited = not is_alone and any(not one.works for one in self._node.jobs.values() if one is not job)
         degree_of = optimal_degree if is_awaited else fastest_degree
-        return group[: degree_of(stage, job.request, self.costs, len(group))]
+        degree = degree_of(stage, job.request, self.costs, len(group))
+        if self._node.load_ns is None or degree == len(group):
+            return group[:degree]
+        room = {device.device_id: _room(device) for device in self._node.devices}
+        return tuple(sorted(sorted(group, key=lambda device_id: -room[device_id])[:degree]))
 
     def _most_steps(self, forecast: JobForecast, degree: int, step_ns: int, begin_ns: int, then: int) -> int:
         """How many steps a job may begin now at this degree, given the next change in the rollout."""

@@ -40,7 +40,7 @@ class JobForecast:
     `num_steps` need not be whole, since a step may be running. `head_ns` passes before the steps at any degree,
     `tail_ns` after them on one device; at the degree of `speeds[i]`, a share `tail_factors[i]` of it, or all if there
     are none. `speeds` are ascending in degree, each faster than those before it, and never empty: a job without steps
-    has that of one device.
+    has those of its tail.
 
     `job_id` is `NO_JOB` for a device whose works belong to no job that can be planned. `order_key` orders jobs of the
     same claim: the smallest is served first. `due_ns` is the deadline that the job is to meet; inf if there is none.

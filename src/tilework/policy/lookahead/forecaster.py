@@ -9,7 +9,7 @@ from math import inf
 from tilework.core.interfaces import CostModel, DeviceView, JobView
 from tilework.core.work import Work
 from tilework.policy.lookahead.forecast import Claim, JobForecast
-from tilework.policy.lookahead.node_jobs import ONE_DEVICE, NodeJobs, is_idle
+from tilework.policy.lookahead.node_jobs import NodeJobs, is_idle
 from tilework.policy.lookahead.request_costs import RequestCosts
 
 _ROUNDING = 1e-6
@@ -36,10 +36,10 @@ class Forecaster:
         """
         left = job.left
         known, num_done = self.request_costs.of(job.request, left, len(node.devices), self.costs), left.num_done
-        speeds, usual = known.speeds, known.usual
+        speeds, usual, tail_factors = known.speeds, known.usual, known.tail_factors
         steps = last_steps(job) if job.works else None
         if steps is None and not left.num_steps_left:
-            speeds, usual = (ONE_DEVICE,), 0
+            speeds, usual, tail_factors = known.tail.speeds, known.tail.usual, known.tail.factors
         elif not speeds:
             return None
         is_due = job.request.deadline_ns is not None and not job.dropped_to_best_effort
@@ -53,7 +53,7 @@ class Forecaster:
             num_steps=float(left.num_steps_left),
             head_ns=float(known.heads_ns[num_done]),
             tail_ns=float(known.tails_ns[num_done] if steps is None or left.num_steps_left else known.last_ns),
-            tail_factors=known.tail_factors if len(speeds) == len(known.tail_factors) else (),
+            tail_factors=tail_factors,
             weight=job.request.weight,
             shares=known.shares and job.may_share,
             arrival_ns=job.request.arrival_ns,

@@ -23,6 +23,10 @@ class Preloading:
     A load pays if it lowers the expected time of misses (`Eviction`) by more than it takes itself, within minutes. What
     is dropped for it counts, so that two loads never undo each other while rates stay the same. Copies of popular
     components on several devices come from the same rule.
+
+    Where nothing is dropped for it, it pays if this device is expected to be asked for it within minutes, as much as
+    any other: copies elsewhere help no request that comes while those devices are busy. So a device that has dropped
+    weights for the activations of a large decode has them again as soon as it is idle.
     """
 
     _refused: dict[int, _State] = field(default_factory=dict)  # By pool: the latest state in which no load paid.
@@ -72,4 +76,7 @@ def _options(eviction: Eviction, device: DeviceView, asked: Sequence[Stage]) -> 
             after = before.after(group, wanted, order)
             changed = sorted({*device.memory.components, *wanted, *before.host.components})
             saved_ns = sum(eviction.miss_ns(one, before) - eviction.miss_ns(one, after) for one in changed)
+            if device.memory.has_room(wanted):
+                per_s = eviction.rates.per_s(wanted[0], eviction.now_ns) / len(eviction.view.devices)
+                saved_ns = max(saved_ns, per_s * load_ns)
             yield _PAYBACK_S * saved_ns / load_ns, Preload(device_id=device.device_id, stage=stage, drop_order=order)

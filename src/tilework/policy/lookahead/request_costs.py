@@ -11,10 +11,29 @@ from tilework.core.interfaces import CostModel
 from tilework.core.request import Request, StepClass, step_key
 from tilework.policy.lookahead.batch import LEAST_SAVED
 from tilework.policy.toolkit.degrees import best_doubling
-from tilework.policy.toolkit.demand import Speed, head_and_tail_ns, step_speeds, worthwhile
+from tilework.policy.toolkit.demand import (
+    Speed,
+    fastest_degree,
+    head_and_tail_ns,
+    optimal_degree,
+    step_speeds,
+    worthwhile,
+)
 
 _MOST_CLASSES = 10_000
 _UNKNOWN = (0, None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tail:
+    """The degrees of what follows all steps, each quicker than those before; `usual` is the index of the optimal one.
+
+    `factors` are the times at these degrees, as shares of that on one device; empty if there is only that.
+    """
+
+    speeds: tuple[Speed, ...] = (Speed(1, 0),)
+    usual: int = 0
+    factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +48,7 @@ class StepCosts:
     The others are times of stages without steps, on one device. By the number of stages that are done: `heads_ns` of
     those before the next steps, `tails_ns` of the others. `last_ns` is that of those after all steps, `rest_ns` that of
     all. `tail_factors` is how much of the times after the steps is left at each of the speeds, where several devices
-    may share such a stage; else empty.
+    may share such a stage; else empty. `tail` says what a request can run at that has no steps left.
     """
 
     speeds: tuple[Speed, ...]
@@ -40,6 +59,7 @@ class StepCosts:
     last_ns: int
     rest_ns: int
     tail_factors: tuple[float, ...] = ()
+    tail: Tail
 
     def alone_ns(self, num_steps: int) -> int:
         """The time of a request with this many steps at the fastest degree."""
@@ -86,6 +106,7 @@ def _step_costs(request: Request, left: Cursor, num_devices: int, costs: CostMod
         last_ns=next((tail_ns for one, (_, tail_ns) in zip(starts, others, strict=True) if not one.num_steps_left), 0),
         rest_ns=sum(others[0]),
         tail_factors=_tail_factors(request, starts[0], speeds, costs),
+        tail=_tail(request, starts[0], num_devices, costs),
     )
 
 
@@ -96,6 +117,22 @@ def _tail_factors(request: Request, start: Cursor, speeds: Sequence[Speed], cost
     _, alone_ns = head_and_tail_ns(request, start, costs)
     tails_ns = [head_and_tail_ns(request, start, costs, speed.degree)[1] for speed in speeds]
     return tuple(tail_ns / alone_ns for tail_ns in tails_ns) if alone_ns else ()
+
+
+def _tail(request: Request, start: Cursor, num_devices: int, costs: CostModel) -> Tail:
+    stages = [stage for stage, _ in start.pieces if stage.is_parallel and not stage.has_steps]
+    _, alone_ns = head_and_tail_ns(request, start, costs)
+    if not stages or not alone_ns:
+        return Tail()
+    degrees, factors = [1], [1.0]
+    for degree in sorted({degree for stage in stages for degree in costs.degrees(stage)}):
+        factor = head_and_tail_ns(request, start, costs, degree, fastest_degree)[1] / alone_ns
+        if 1 < degree <= num_devices and factor < factors[-1]:
+            degrees.append(degree)
+            factors.append(factor)
+    best = max(optimal_degree(stage, request, costs, num_devices) for stage in stages)
+    usual = max(index for index, degree in enumerate(degrees) if degree <= best)
+    return Tail(speeds=tuple(Speed(degree, 0) for degree in degrees), usual=usual, factors=tuple(factors))
 
 
 def _shares(request: Request, stage: Stage | None, costs: CostModel) -> bool:

@@ -179,10 +179,16 @@ def step_speeds(
     return tuple(Speed(degree, _mean_step_ns(pieces, request, degree, costs)) for degree in degrees)
 
 
-def head_and_tail_ns(request: Request, left: Cursor, costs: CostModel, width: int = 1) -> tuple[int, int]:
+def head_and_tail_ns(
+    request: Request,
+    left: Cursor,
+    costs: CostModel,
+    width: int = 1,
+    degree_of: Callable[[Stage, Request, CostModel, int], int] = optimal_degree,
+) -> tuple[int, int]:
     """The time of the remaining stages without steps: before the next steps, and after. Raises UnknownCost.
 
-    Those after it run on as many of `width` devices as is optimal.
+    Those after it run on as many of `width` devices as `degree_of` says.
 
     What comes after a leg (`core.graph.itinerary`) counts as time after, its steps at their quickest.
     """
@@ -191,7 +197,7 @@ def head_and_tail_ns(request: Request, left: Cursor, costs: CostModel, width: in
         if stage.has_steps:
             is_tail = True
         elif is_tail:
-            tail_ns += costs.work_ns(stage, (request,), optimal_degree(stage, request, costs, width))
+            tail_ns += costs.work_ns(stage, (request,), degree_of(stage, request, costs, width))
         else:
             head_ns += costs.work_ns(stage, (request,), 1)
     for stage, num_steps in left.itinerary.following:
