@@ -82,7 +82,9 @@ class Backlog:
 
 def answer(asked: Request, policy: Any = None, backlog: Any = None, now_ns: int = 0) -> Admitted | Reject:
     limits = AdmissionLimits(max_jobs=10, max_backlog_ns=100 * NS_PER_S)
-    return Admission(limits=limits).admit(asked, policy or Idle(), COSTS, backlog or Backlog(), now_ns)
+    return Admission(limits=limits).admit(
+        asked, COSTS.start(asked), policy or Idle(), COSTS, backlog or Backlog(), now_ns
+    )
 
 
 @pytest.mark.parametrize(

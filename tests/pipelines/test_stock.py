@@ -17,7 +17,7 @@ from torch import Tensor
 import tiny
 from tilework.core.graph.stage import StageSpec
 from tilework.pipelines.errors import UnsupportedModel
-from tilework.pipelines.family import LIVE
+from tilework.pipelines.family import ANY_SEED, LIVE
 from tilework.pipelines.model_index import ADAPTERS
 from tilework.pipelines.stock.component_calls import ComponentCall, Role
 from tilework.pipelines.stock.coroutine import StockCall
@@ -156,3 +156,27 @@ def _that_remembers(call: Any) -> Any:
         return call(self, *args, callback_on_step_end=remember, **kwargs)
 
     return stock
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow)
+        for name, model in ZOO.items()
+        if model.class_name in served_classes()
+    ],
+)
+def test_what_is_encoded_for_any_seed_gives_the_stock_picture_of_another(name: str) -> None:
+    """A request may begin behind the encode of one with another seed, as another process gets that."""
+    made = StockPipeline(build(ZOO[name]), name, {}, "")
+    encode, loop, _ = made.info.stages
+    (values,) = made.run(encode.name, [requests.spec_of(ZOO[name], made, 1)], [{}])
+    assert isinstance(values[ANY_SEED], bool)
+    if not values[ANY_SEED]:
+        assert made.info.pictures, "an encode of texts alone draws nothing"
+        return
+    spec = requests.spec_of(ZOO[name], made, 2)
+    state = made.begin(loop.name, spec, requests.shipped(values))
+    while state.steps_done < state.num_steps:
+        made.step([state])
+    assert np.array_equal(requests.end(made, state), requests.alone(made, spec))

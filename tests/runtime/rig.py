@@ -56,6 +56,7 @@ class Rig:
         num_workers: int = 2,
         costs: CostTable | None = None,
         weights_bytes: int | None = None,
+        encode_cache_bytes: int = 0,
     ) -> None:
         self.runner = asyncio.Runner()
         self.log = io.StringIO()
@@ -69,7 +70,9 @@ class Rig:
                 stop_grace_s=1.0,
             )
         )
-        config = EngineConfig(controller=ControllerConfig(policy=policy), table=costs)
+        config = EngineConfig(
+            controller=ControllerConfig(policy=policy), table=costs, encode_cache_bytes=encode_cache_bytes
+        )
         self.engine = Engine(config, self.executor, self.log)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:

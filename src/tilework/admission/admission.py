@@ -14,6 +14,7 @@ from tilework.admission.promise_query import PromiseQuery
 from tilework.admission.reservations import Reservations
 from tilework.core.actions import Reject
 from tilework.core.component import num_bytes
+from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import DeviceKind
 from tilework.core.interfaces import (
     Admitted,
@@ -48,10 +49,15 @@ class Admission:
     _reservations: Reservations | None = field(default=None, init=False)
 
     def admit(
-        self, request: Request, policy: Policy, costs: CostModel, backlog: Backlog, now_ns: int
+        self, request: Request, left: Cursor, policy: Policy, costs: CostModel, backlog: Backlog, now_ns: int
     ) -> Admitted | Reject:
-        """Accept or refuse a request. Raises UnknownCost."""
-        demand = policy.demand(request, costs.start(request), costs)
+        """Accept or refuse a request, of which this is left. Raises UnknownCost.
+
+        A promise needs a proof for the whole of it.
+        """
+        demand = policy.demand(request, costs.start(request), costs)  # Policies learn from it what is asked for.
+        if left.position:
+            demand = policy.demand(request, left, costs)
         if (no_room := self.limits.refusal(request, backlog, now_ns)) is not None:
             if request.is_promise or no_room.retry_ns is None:
                 return no_room
@@ -62,16 +68,17 @@ class Admission:
             return answer
         if (no_memory := _too_large(request, policy, costs, backlog)) is not None:
             return no_memory
-        if (too_late := _too_late(request, policy, costs, now_ns)) is not None:
+        if (too_late := _too_late(request, left, policy, costs, now_ns)) is not None:
             return too_late
         free_ns, num_jobs = free_before(request, policy, costs.pools, backlog), backlog.num_jobs()
         predicted_ns = end_after(free_ns, demand) - now_ns
         if backlog.needs_loads:
-            predicted_ns += expected_ns(costs.start(request), devices, costs)
+            predicted_ns += expected_ns(left, devices, costs)
         eta_prediction = EtaPrediction(predicted_ns, num_jobs, self._eta_correction.ratio(request, num_jobs))
         eta_ns = now_ns + int(eta_prediction.ratio * eta_prediction.predicted_ns)
         others = "1 other request" if num_jobs == 1 else f"{num_jobs} other requests"
-        why = f"it needs {needs(demand)}, with {others} present"
+        encoded = ", without what was encoded before" if left.position else ""
+        why = f"it needs {needs(demand)}{encoded}, with {others} present"
         if not request.is_promise:
             return Admitted(eta_ns, why, eta_prediction)
         assert request.deadline_ns is not None
@@ -117,12 +124,12 @@ def _with_earliest(no_room: Reject, demand: Demand, free_ns: Sequence[FreeTimes]
     return replace(no_room, earliest_ns=max(end_after(free_ns, demand), alone_ns) if free_ns else alone_ns)
 
 
-def _too_late(request: Request, policy: Policy, costs: CostModel, now_ns: int) -> Reject | None:
+def _too_late(request: Request, left: Cursor, policy: Policy, costs: CostModel, now_ns: int) -> Reject | None:
     """The refusal of a request that is worthless when late, and would be late even if nothing else ran."""
     if not request.is_dropped_if_late:
         return None
     assert request.deadline_ns is not None
-    least = fastest(request, costs.start(request), policy.degrees(request, costs), costs)
+    least = fastest(request, left, policy.degrees(request, costs), costs)
     end_ns = now_ns + least.run_ns
     if end_ns <= request.deadline_ns:
         return None

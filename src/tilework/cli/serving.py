@@ -100,6 +100,7 @@ class Serving:
             table=self.table,
             cache=CostCache(open_profiles(self.profiles), refresh=self.recalibrate),
             exact=config.exact,
+            encode_cache_bytes=config.encode_cache_bytes,
             begin_ns=0 if state is None else state.now_ns(),
         )
         owner, journal = (None, None) if state is None else (state.path, state.journal)

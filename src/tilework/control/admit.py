@@ -39,16 +39,16 @@ class Admit:
         self._guard = guard
         self._next_job_id = 0
 
-    def admit(self, requests: Sequence[Request], now_ns: int) -> list[Action]:
-        """Accept all requests, or refuse all."""
+    def admit(self, begun: Sequence[tuple[Request, int]], now_ns: int) -> list[Action]:
+        """Accept all requests, or refuse all; each with the position at which it begins."""
         jobs: list[Job] = []
         accepts: list[Action] = []
-        for request in requests:
-            answer = self._ask(request, now_ns)
+        for request, position in begun:
+            answer = self._ask(request, now_ns, position)
             if isinstance(answer, Reject):
                 self._take_back(jobs)
-                return self._reject(requests, len(jobs), answer, now_ns)
-            jobs.append(self._enter(request, answer, len(jobs)))
+                return self._reject([request for request, _ in begun], len(jobs), answer, now_ns)
+            jobs.append(self._enter(request, answer, len(jobs), position))
             accepts.append(Accept(jobs[-1].job_id, request.uid, answer.eta_ns, answer.why))
         self._next_job_id += len(jobs)
         if any(job.promised is not None for job in jobs):
@@ -71,9 +71,10 @@ class Admit:
         self._guard.recheck()
         return [Accept(job.job_id, request.uid, answer.eta_ns, f"it had been accepted before; {answer.why}")]
 
-    def _ask(self, request: Request, now_ns: int) -> Admitted | Reject:
+    def _ask(self, request: Request, now_ns: int, position: int = 0) -> Admitted | Reject:
         try:
-            return self._rule.admit(request, self._policy, self._costs, self._tracker, now_ns)
+            left = self._costs.start(request).itinerary.at[position]
+            return self._rule.admit(request, left, self._policy, self._costs, self._tracker, now_ns)
         except UnknownCost as error:
             return Reject(request.uid, str(error), None, RefusalCode.UNKNOWN_COST)
 

@@ -153,7 +153,7 @@ class Controller:
     def _record(self, event: Event, now_ns: int) -> list[Action]:
         match event:
             case Submitted() as submitted:
-                return self._admit.admit(submitted.requests, now_ns)
+                return self._admit.admit(submitted.begun, now_ns)
             case Restored(request, position):
                 return self._admit.restore(request, position, now_ns)
             case LeftOut() | WorkFinished() | Stopped() | WorkFailed() | OutOfMemory() | Broken():

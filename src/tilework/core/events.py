@@ -13,14 +13,24 @@ from tilework.core.request import Request
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """A request was submitted, alone or with `others`. All of them are accepted, or none."""
+    """A request was submitted, alone or with `others`. All of them are accepted, or none.
+
+    `positions` are where they begin on their way, if what some of them would encode is there already: 0 without any.
+    """
 
     request: Request
     others: tuple[Request, ...] = ()
+    positions: tuple[int, ...] = ()
 
     @property
     def requests(self) -> tuple[Request, ...]:
         return (self.request, *self.others)
+
+    @property
+    def begun(self) -> tuple[tuple[Request, int], ...]:
+        """Each request with its position."""
+        positions = self.positions or (0,) * len(self.requests)
+        return tuple(zip(self.requests, positions, strict=True))
 
 
 @dataclass(frozen=True, slots=True)

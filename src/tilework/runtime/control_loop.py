@@ -24,7 +24,7 @@ from tilework.runtime.work_dispatcher import WorkDispatcher
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """A request to submit. `checkpoint` is not empty if the request is restored."""
+    """A request to submit. `checkpoint` is not empty if it is restored, or was encoded before (`EncodeCache`)."""
 
     request: Request
     spec: Spec

@@ -21,12 +21,14 @@ from tilework.core.component import Component
 from tilework.core.events import Cancelled, ComponentsRead, DeviceJoined, Restored, Submitted
 from tilework.core.graph.stage import DeviceKind
 from tilework.core.model import ModelInfo
-from tilework.core.request import DEFAULT_TERMS, RefusalCode, Status, Terms
+from tilework.core.request import DEFAULT_TERMS, RefusalCode, Request, Status, Terms
 from tilework.core.time import NS_PER_S
 from tilework.core.wire import DropWeights, Report, Spec, WeightsRead
 from tilework.cost.table import CostTable
+from tilework.cost.tabled import UnknownCost
 from tilework.policy.registry import check_live
 from tilework.runtime.control_loop import ControlLoop, Incoming
+from tilework.runtime.encode_cache import EncodeCache
 from tilework.runtime.executor import Executor
 from tilework.runtime.log_file import LogFile
 from tilework.runtime.models.catalog import Catalog
@@ -45,7 +47,8 @@ class EngineConfig:
     """`table` is used as it is; without one the devices are measured, as far as `cache` does not know them.
 
     `exact` says that all requests will be exact, so neither groups nor batches are measured. `begin_ns` is what the
-    engine's clock shows when it is made: it may continue an earlier engine's clock.
+    engine's clock shows when it is made: it may continue an earlier engine's clock. `encode_cache_bytes` is how much of
+    what was encoded is kept for requests that would encode the same.
     """
 
     controller: ControllerConfig = field(default_factory=ControllerConfig)
@@ -54,6 +57,7 @@ class EngineConfig:
     cache: CostCache | None = None
     exact: bool = False
     begin_ns: int = 0
+    encode_cache_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +102,7 @@ class Engine:
         self._keeper = keeper
         self._origin_ns = time.monotonic_ns() - config.begin_ns
         self._requests = RequestTable()
+        self._encode_cache = EncodeCache(config.encode_cache_bytes, executor.copy, executor.discard)
         self._started = False
         self._draining = False
         self._stopped = False
@@ -145,6 +150,7 @@ class Engine:
             observer=self._observer,
             origin_ns=self._origin_ns,
             handle=self._control.handle,
+            encode_cache=self._encode_cache,
         )
         self._control.attach(self._dispatcher, holds_states=self._keeper is not None)
         self.catalog = Catalog(
@@ -187,6 +193,7 @@ class Engine:
         elif self._started:
             await self._dispatcher.stop_all()
         self._stopped = True
+        self._encode_cache.clear()
         if self._started:
             self._control.stop("the server was stopped")
         await self._executor.stop()
@@ -224,6 +231,7 @@ class Engine:
             running=occupancy.running,
             backlog_ns=occupancy.backlog_ns,
             state_blob_bytes=self._dispatcher.state_bytes,
+            encode_cache=self._encode_cache.usage,
             memory_bytes=dict(self._dispatcher.memory_bytes),
             pids={device_id: pid for device_id, pid in pids.items() if pid is not None},
         )
@@ -276,12 +284,25 @@ class Engine:
             wanted = Wanted(
                 uid=uid, model=info.name, spec=spec, arrival_ns=arrival_ns, deadline_ns=deadline_ns, terms=terms
             )
-            incoming.append(Incoming(wanted.request(info), spec))
+            request = wanted.request(info)
+            incoming.append(Incoming(request, spec, self._encoded(request, spec)))
         first, *others = (one.request for one in incoming)
-        answer = self._control.submit(Submitted(first, tuple(others)), incoming, arrival_ns)
+        positions = tuple(one.checkpoint.position for one in incoming)
+        event = Submitted(first, tuple(others), positions if any(positions) else ())
+        answer = self._control.submit(event, incoming, arrival_ns)
         if isinstance(answer, Reject):
+            for one in incoming:
+                for blob in one.checkpoint.blobs:
+                    self._executor.discard(blob)
             return answer
         return tuple(self._requests.ticket(uid) for uid in specs)
+
+    def _encoded(self, request: Request, spec: Spec) -> Checkpoint:
+        """Where a new request may begin, as what it would encode was encoded before."""
+        try:
+            return self._encode_cache.find(request, spec, self._controller.costs)
+        except UnknownCost:  # The controller refuses it.
+            return Checkpoint()
 
     def _model(self, name: str | None) -> ModelInfo:
         return next(iter(self.models.values())) if name is None else self.models[name]

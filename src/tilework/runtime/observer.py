@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tilework.control.driver.result import Ending
 from tilework.core.component import LoadSource
 from tilework.core.request import RefusalCode, Request
 from tilework.core.work import Work
+from tilework.runtime.encode_cache import CacheUsage
 from tilework.runtime.ticket import Outcome, Ticket
 
 
@@ -46,6 +47,7 @@ class Usage:
     state_blob_bytes: int
     memory_bytes: Mapping[int, int]
     pids: Mapping[int, int]
+    encode_cache: CacheUsage = field(default_factory=CacheUsage)
 
 
 class Observer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from tilework.control.controller import Controller
 from tilework.control.driver.core import DriverCore
@@ -40,6 +41,7 @@ from tilework.core.wire import (
     WeightsLoaded,
 )
 from tilework.core.work import Work
+from tilework.runtime.encode_cache import EncodeCache
 from tilework.runtime.executor import Executor
 from tilework.runtime.observer import Observer
 from tilework.runtime.request_table import RequestTable
@@ -70,10 +72,12 @@ class WorkDispatcher:
         observer: Observer,
         origin_ns: int,
         handle: Callable[[Event], object],
+        encode_cache: EncodeCache,
     ) -> None:
         self.up: set[int] = set()
         self.memory_bytes: dict[int, int] = {}
         self._core = DriverCore(controller, watchdog)
+        self._controller, self._encode_cache = controller, encode_cache
         self._recorder = WorkRecorder(controller, request_table, keeper, observer, origin_ns)
         self._executor = executor
         self._requests = request_table
@@ -117,11 +121,13 @@ class WorkDispatcher:
     def end(self, job_id: int) -> None:
         """End a job: discard its blobs."""
         self._core.end_job(job_id)
+        self._encode_cache.forget(job_id)
         self._discard(self._core.states.end(job_id))
 
     def hold(self, job_id: int, uid: str) -> None:
         """End a job but hold its blobs until `release`: its picture may have to be made again."""
         self._core.end_job(job_id)
+        self._encode_cache.forget(job_id)
         self._core.states.hold(job_id, uid)
 
     def release(self, uid: str) -> None:
@@ -239,6 +245,7 @@ class WorkDispatcher:
         """Pass the result of a work to tickets, then to the controller, then to the observer."""
         self._groups.pop(result.work.work_id, None)
         self._recorder.record(result)
+        self._keep_encoded(result)
         if result.event is not None:
             self._handle(result.event)
         self._recorder.observe(result)
@@ -246,6 +253,15 @@ class WorkDispatcher:
             self._requests[job_id].ticket.pause()
             if self._core.is_preempted(job_id):
                 self._recorder.observer.on_preempted(job_id)
+
+    def _keep_encoded(self, result: WorkResult) -> None:
+        """Offer what a stage has written, the same as for any seed, to the cache."""
+        report = result.report
+        for job_id in result.members.keys() & report.for_any_seed if report is not None else ():
+            request, costs = self._requests[job_id].ticket.request, self._controller.costs
+            index = costs.start(request).itinerary.at[result.members[job_id]].num_done
+            states = partial(self._core.states.checkpoint, job_id)
+            self._encode_cache.note(job_id, request, self._requests[job_id].spec, index, costs, states)
 
     def _resolve(self, move: StateMove) -> None:
         self._moves.pop(move).set_result(self._import(move) if move.delivers else None)

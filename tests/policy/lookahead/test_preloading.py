@@ -113,3 +113,17 @@ def test_it_is_not_computed_again_while_nothing_changes(monkeypatch: pytest.Monk
     trace = simulate([long], "tilework", num_devices=2, costs=COSTS)
     assert len(trace.runs) >= 30
     assert 0 < len(tried) < 10
+
+
+def test_a_device_that_dropped_weights_for_a_large_decode_has_them_again_when_it_is_idle() -> None:
+    """Nothing is dropped for them. Copies on the other devices would be of no use to requests that find these busy."""
+    table = shipped("flux1_l20")
+    sides = [4096, 512, 512, 4096, 512, 512, 4096]
+    asked = [
+        Request(uid=f"{index}", pipeline="flux.1", shape=Shape(side, side), steps=4, arrival_ns=ns_from_s(40.0 * index))
+        for index, side in enumerate(sides)
+    ]
+    trace = simulate(asked, "tilework", num_devices=8, costs=table)
+    assert {load.load.stage.name for load in ahead(trace)} <= {"encode", "diffuse"}
+    assert ahead(trace), "it was loaded before a request needed it"
+    assert all(load.load.is_ahead for load in trace.loads), "so no request had to wait for it"

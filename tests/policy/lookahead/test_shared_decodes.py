@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from builders import PIPELINE, request, simulate, table
+from builders import PIPELINE, job, request, simulate, table
 from stages import DECODE, at_start
+from tilework.control.cluster.tracker import Tracker
 from tilework.core.graph.graph import Graph
 from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.request import Request, Shape
@@ -17,6 +18,9 @@ from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.policy.lookahead.allocation import RemainingJob, allocate
 from tilework.policy.lookahead.forecast import Claim, JobForecast
+from tilework.policy.lookahead.forecaster import Forecaster
+from tilework.policy.lookahead.node_jobs import NodeJobs
+from tilework.policy.lookahead.policy import LookaheadPolicy
 from tilework.policy.lookahead.request_costs import RequestCosts
 from tilework.policy.toolkit.demand import Speed, fastest_degree, head_and_tail_ns, optimal_degree
 from tilework.sim.trace import Trace
@@ -124,3 +128,48 @@ def test_a_decode_that_is_half_done_takes_half_the_time_at_any_degree() -> None:
     assert (job.num_steps, job.run_ns()) == (0.0, 25)
     job.rank = 0
     assert job.run_ns() == 50
+
+
+def test_what_follows_the_steps_has_degrees_of_its_own() -> None:
+    """One device, two efficiently, four at most: eight are slower."""
+    known, one = TableCosts(costs()), wanted("a")
+    tail = RequestCosts().of(one, known.start(one), 8, known).tail
+    assert [speed.degree for speed in tail.speeds] == [1, 2, 4]
+    assert tail.factors == pytest.approx([1.0, 0.55, 0.475])
+    assert tail.usual == 1
+    plain = TableCosts(table(degrees=(1, 2)))
+    assert [
+        speed.degree for speed in RequestCosts().of(request("a"), at_start(request("a")), 2, plain).tail.speeds
+    ] == [1]
+    alone = RequestCosts().of(one, known.start(one), 1, known).tail
+    assert [speed.degree for speed in alone.speeds] == [1]
+
+
+def waiting_to_decode(slo_s: float) -> tuple[JobForecast, int]:
+    """The forecast at its arrival of a job that has made all its steps, and the devices that it needs to be on time."""
+    known, one = TableCosts(costs()), wanted("a", slo_s=slo_s)
+    tracker, policy = Tracker(LookaheadPolicy(), known), LookaheadPolicy()
+    for device_id in range(8):
+        tracker.add_device(device_id, 0)
+    done = known.start(one).itinerary.at[1 + one.steps]
+    waiting = job(0, one, policy.urgency_ns(one, False), done=done)
+    tracker.add_job(waiting)
+    node = NodeJobs(tracker.devices, 0, 1, lambda *_: 0.0)
+    found = Forecaster(RequestCosts(), known, 0).forecast(waiting, node)
+    assert found is not None
+    return found, found.needed_degree(0)
+
+
+@pytest.mark.parametrize(("slo_s", "needed"), [(5.0, 1), (3.0, 2), (2.0, 4)])
+def test_a_decode_that_waits_gets_as_many_devices_as_make_it_on_time(slo_s: float, needed: int) -> None:
+    found, degree = waiting_to_decode(slo_s)
+    assert degree == needed
+    assert found.least_ns / NS_PER_S == pytest.approx(1.9), "it is not given up while four devices would do"
+
+
+def test_devices_that_no_job_needs_widen_a_decode_that_waits() -> None:
+    found, _ = waiting_to_decode(5.0)
+    remaining = RemainingJob(found, 0, 0.0, 0.0, found.tail_ns)
+    (running,) = allocate([], [remaining], [], 8, 0.0)
+    assert running.degree == 4
+    assert running.run_ns() / NS_PER_S == pytest.approx(1.9)

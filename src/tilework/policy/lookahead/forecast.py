@@ -51,6 +51,7 @@ class JobForecast:
     `usual` is the index in `speeds` of the degree at which the job runs when no deadline says otherwise. `rank` is the
     index of the degree at which it runs now, -1 if it does not run. Its devices cannot be taken from it before
     `hold_ns` have passed, when its step ends. `shares`: a step on one device may be cheaper in a batch (see `Batch`).
+    One that `is_rationed` stays deferred (`Rationing`).
     """
 
     job_id: int
@@ -71,6 +72,7 @@ class JobForecast:
     load_ns: float = 0.0
     spared_ns: float = 0.0
     tail_factors: Sequence[float] = ()
+    is_rationed: bool = False
 
     def tail_at(self, rank: int) -> float:
         """The time after the steps at the degree of `speeds[rank]`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -20,7 +20,7 @@ class Forecaster:
     """Makes forecasts at one time.
 
     `by_tenant`: jobs of several tenants wait. `grace_ns` is added to the time that each request without a deadline has
-    waited: the shorter go first among those that have just come.
+    waited: the shorter go first among those that have just come. `rationed` are jobs that are not to be on time.
     """
 
     request_costs: RequestCosts
@@ -28,6 +28,7 @@ class Forecaster:
     now_ns: int
     grace_ns: float = 0.0
     by_tenant: bool = False
+    rationed: Container[int] = ()
 
     def forecast(self, job: JobView, node: NodeJobs) -> JobForecast | None:
         """The forecast of a job on this node; None if no degree that the node can run was profiled.
@@ -65,6 +66,8 @@ class Forecaster:
         if not is_due:
             usual_claim = Claim.BEST_EFFORT if job.request.deadline_ns is None else Claim.LATE
             forecast.claim = Claim.OVERDUE if job.urgency_ns <= self.now_ns else usual_claim
+        elif job.job_id in self.rationed:
+            forecast.claim, forecast.is_rationed = Claim.DEFERRED, True
         if job.request.deadline_ns is None:
             forecast.order_key = -self._priority(job, forecast)
         return forecast

@@ -169,7 +169,9 @@ class NodeJobs:
     def deferred(self) -> list[tuple[JobView, JobForecast]]:
         """The jobs that are deferred here but may still move to another node."""
         pairs = [
-            (self.jobs[forecast.job_id], forecast) for forecast in self.forecasts if forecast.claim is Claim.DEFERRED
+            (self.jobs[forecast.job_id], forecast)
+            for forecast in self.forecasts
+            if forecast.claim is Claim.DEFERRED and not forecast.is_rationed
         ]
         return [(job, forecast) for job, forecast in pairs if not job.works or job.may_stop]
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
 from tilework.core.graph.progress import Cursor
-from tilework.core.interfaces import ClusterView, CostModel, Demand
+from tilework.core.interfaces import ClusterView, CostModel, Demand, JobView
 from tilework.core.pools import Within
 from tilework.core.request import Request, RequestClass, cost_key
 from tilework.core.time import NS_PER_MS
@@ -20,6 +20,7 @@ from tilework.policy.lookahead.forecaster import Forecaster
 from tilework.policy.lookahead.node_assignment import NodeAssignment
 from tilework.policy.lookahead.node_table import NodeTable
 from tilework.policy.lookahead.preloading import Preloading
+from tilework.policy.lookahead.rationing import Rationing
 from tilework.policy.lookahead.reading import Reading
 from tilework.policy.lookahead.request_costs import RequestCosts
 from tilework.policy.lookahead.tight_classes import TightClasses
@@ -53,6 +54,9 @@ class LookaheadPolicy(DeadlinePolicy):
     _rates: ComponentRates = field(default_factory=ComponentRates, init=False)
     _preloading: Preloading = field(default_factory=Preloading, init=False)
     _reading: Reading = field(default_factory=Reading, init=False)
+    _rationing: dict[Within, Rationing] = field(default_factory=dict, init=False)
+    _rationed: set[int] = field(default_factory=set, init=False)
+    _next_id: int = field(default=0, init=False)  # Jobs from this one on are new.
     _table: NodeTable | None = field(default=None, init=False)
 
     def urgency_ns(self, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int:
@@ -89,9 +93,11 @@ class LookaheadPolicy(DeadlinePolicy):
             self._table = NodeTable(view.devices)
         table = self._table
         grace_ns = _GRACE * min(self._alone_ns.values(), default=0)
-        forecaster = Forecaster(self._request_costs, costs, now_ns, grace_ns)
+        waiting = view.most_urgent(_MOST_WAITING)
+        self._ration(waiting, view, costs, now_ns)
+        forecaster = Forecaster(self._request_costs, costs, now_ns, grace_ns, rationed=self._rationed)
         assignment = NodeAssignment(table, forecaster, view, self.chunk_ns, self._tight)
-        assignment.assign_waiting(view.most_urgent(_MOST_WAITING))
+        assignment.assign_waiting(waiting)
         unreachable = [each for number in sorted(table.changed) for each in assignment.at(number).node.unreachable()]
         if unreachable:
             return Plan(dropped_to_best_effort=tuple(unreachable))
@@ -122,6 +128,23 @@ class LookaheadPolicy(DeadlinePolicy):
             stops=tuple(stops),
             wake_ns=table.wake_ns(),
         )
+
+    def _ration(self, waiting: Sequence[JobView], view: ClusterView, costs: CostModel, now_ns: int) -> None:
+        """Decide of each job that has come whether it is to be on time."""
+        for job in waiting:
+            request = job.request
+            if job.job_id < self._next_id or request.deadline_ns is None or job.dropped_to_best_effort:
+                continue
+            within = costs.pools.within(request.pipeline)
+            num_devices = len(view.devices) if within is None else len(within)
+            rationing = self._rationing.setdefault(within, Rationing())
+            device_ns = float(job.demand.device_ns)
+            if (
+                not rationing.admits(cost_key(request), now_ns, device_ns, request.weight, num_devices)
+                and not job.promised
+            ):
+                self._rationed.add(job.job_id)
+        self._next_id = max([self._next_id, *(job.job_id + 1 for job in waiting)])
 
     def _reads(
         self, eviction: Eviction, table: NodeTable, changed: Sequence[int], started: Set[int]

@@ -12,6 +12,7 @@ from tilework.core.work import Preload
 from tilework.policy.lookahead.eviction import Eviction
 
 _PAYBACK_S = 600.0  # A load must save more time than it takes within this time.
+_SOON_S = 180.0  # One that drops nothing pays if its device is expected to be asked for it within this time.
 _MOST_TRIED = 8  # Stages per device, those that are asked for most often.
 _State = tuple[object, ...]
 
@@ -67,6 +68,7 @@ def stages_by_rate(eviction: Eviction, devices: Sequence[DeviceView]) -> list[St
 def _options(eviction: Eviction, device: DeviceView, asked: Sequence[Stage]) -> Iterator[tuple[float, Preload | None]]:
     """Loads of a device, each with what it saves within its payback time, over the time that it takes."""
     costs, before, group = eviction.costs, eviction.holdings(device.node), (device.device_id,)
+    num_devices = len(eviction.view.devices)
     lacking = (stage for stage in asked if not device.memory.has(costs.components(stage)))
     for stage in islice(lacking, _MOST_TRIED):
         wanted, load_ns = costs.components(stage), eviction.view.load_ns(device.device_id, stage)
@@ -76,7 +78,7 @@ def _options(eviction: Eviction, device: DeviceView, asked: Sequence[Stage]) -> 
             after = before.after(group, wanted, order)
             changed = sorted({*device.memory.components, *wanted, *before.host.components})
             saved_ns = sum(eviction.miss_ns(one, before) - eviction.miss_ns(one, after) for one in changed)
+            saved = _PAYBACK_S * saved_ns / load_ns
             if device.memory.has_room(wanted):
-                per_s = eviction.rates.per_s(wanted[0], eviction.now_ns) / len(eviction.view.devices)
-                saved_ns = max(saved_ns, per_s * load_ns)
-            yield _PAYBACK_S * saved_ns / load_ns, Preload(device_id=device.device_id, stage=stage, drop_order=order)
+                saved = max(saved, _SOON_S * eviction.rates.per_s(wanted[0], eviction.now_ns) / num_devices)
+            yield saved, Preload(device_id=device.device_id, stage=stage, drop_order=order)

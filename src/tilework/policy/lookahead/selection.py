@@ -66,7 +66,7 @@ class Selection:
         if self._chosen is not None:
             return self._chosen
         for forecast in self.node.forecasts:
-            if forecast.claim in (Claim.DEFERRED, Claim.AWAITING):
+            if forecast.claim in (Claim.DEFERRED, Claim.AWAITING) and not forecast.is_rationed:
                 forecast.claim = Claim.FEASIBLE
         self.wake_ns = self.node.hold_late()
         self.node.share_devices()

@@ -39,6 +39,10 @@ class Levels(Collector):
         yield _gauge("store_bytes", "Bytes of results kept for fetching", store.num_bytes)
         yield _gauge("store_entries", "Results kept for fetching", len(store))
         yield _gauge("state_blob_bytes", "Bytes of states in memory that the workers share", usage.state_blob_bytes)
+        cache = usage.encode_cache
+        yield _gauge("encode_cache_bytes", "Bytes of encoded prompts that are kept", cache.num_bytes)
+        yield _gauge("encode_cache_hits", "Images whose prompt was encoded before, since the start", cache.num_hits)
+        yield _gauge("encode_cache_misses", "Images whose prompt was not, since the start", cache.num_misses)
         yield self._by_device("device_memory_bytes", "Memory in use on a device, by any process", usage.memory_bytes)
         yield from self._resident(usage.pids)
 

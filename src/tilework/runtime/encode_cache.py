@@ -1,0 +1,145 @@
+"""What was encoded of earlier requests, by content: a request for the same with another seed begins behind its encode.
+
+Theory of operation. The stages before a request's first steps encode its texts and pictures. Families say which outputs
+they would write for any seed (`family.ANY_SEED`). Those are kept under a key of all that goes into them: the weights of
+these stages, by content, and the request without its seed. A later request with this key starts from a checkpoint, as
+one does that a server takes over from the server before it. So no policy, cost or device knows of this, and a device
+that has dropped its encoder need not load it.
+
+A blob in the cache is another name of the same file, and so is each copy that a request gets: none takes memory, and
+each is removed by its owner. An exact request shares with exact ones alone: what these begin from was encoded alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+
+from tilework.core.checkpoint import Checkpoint
+from tilework.core.graph.itinerary import Itinerary
+from tilework.core.interfaces import CostModel
+from tilework.core.request import Request
+from tilework.core.wire import SavedState, Spec, StateBlob
+
+_NOT_ENCODED = frozenset({"seed", "preview_every", "pictures"})
+"""Fields of a spec that are not in a key; pictures are, by their pixels."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheUsage:
+    """What the cache holds now, and how many requests found something in it, or did not, since the start."""
+
+    num_bytes: int = 0
+    num_hits: int = 0
+    num_misses: int = 0
+
+
+class EncodeCache:
+    """At most `max_bytes` of what was encoded; what was used longest ago goes first. With 0 bytes it does nothing.
+
+    `copy` gives a blob a second name, or returns None if it is gone; `discard` removes a name.
+    """
+
+    def __init__(
+        self,
+        max_bytes: int,
+        copy: Callable[[StateBlob], StateBlob | None],
+        discard: Callable[[StateBlob], object],
+    ) -> None:
+        self._max_bytes, self._copy, self._discard = max_bytes, copy, discard
+        self._kept: OrderedDict[str, Checkpoint] = OrderedDict()
+        self._num_bytes = self._num_hits = self._num_misses = 0
+        self._encoded: dict[int, set[int]] = {}  # The stages that have written the same as for any seed, by job.
+
+    @property
+    def usage(self) -> CacheUsage:
+        return CacheUsage(num_bytes=self._num_bytes, num_hits=self._num_hits, num_misses=self._num_misses)
+
+    def find(self, request: Request, spec: Spec, costs: CostModel) -> Checkpoint:
+        """A checkpoint behind the encode of a new request, of blobs that belong to the request; empty if there is none.
+
+        Raises UnknownCost.
+        """
+        itinerary = costs.start(request).itinerary
+        if not self._max_bytes or not num_leading(itinerary):
+            return Checkpoint()
+        key = _key(itinerary, spec, costs)
+        kept = self._kept.get(key)
+        copies = Checkpoint() if kept is None else self._copied(kept)
+        if kept is None or not copies.states:
+            self._num_misses += 1
+            self._drop(key)
+            return Checkpoint()
+        self._kept.move_to_end(key)
+        self._num_hits += 1
+        return copies
+
+    def note(
+        self, job_id: int, request: Request, spec: Spec, index: int, costs: CostModel, states: Callable[[], Checkpoint]
+    ) -> None:
+        """The stage with this index has written the same of a job as it would for any seed.
+
+        If all stages before the steps have, their outputs are kept: `states` gives the blobs of the job.
+        """
+        itinerary = costs.start(request).itinerary
+        num = num_leading(itinerary)
+        if not self._max_bytes or index >= num:
+            return
+        self._encoded.setdefault(job_id, set()).add(index)
+        if len(self._encoded[job_id]) < num or (key := _key(itinerary, spec, costs)) in self._kept:
+            return
+        written = [state for state in states().states if state.index < num]
+        num_bytes = sum(state.blob.num_bytes for state in written)
+        if len(written) < num or num_bytes > self._max_bytes:
+            return
+        copies = self._copied(Checkpoint(tuple(written)))
+        if copies.states:
+            self._kept[key] = copies
+            self._num_bytes += num_bytes
+            while self._num_bytes > self._max_bytes:
+                self._drop(next(iter(self._kept)))
+
+    def forget(self, job_id: int) -> None:
+        """A job has ended."""
+        self._encoded.pop(job_id, None)
+
+    def _copied(self, checkpoint: Checkpoint) -> Checkpoint:
+        """The same states in blobs of their own; empty if one is gone."""
+        copies: list[SavedState] = []
+        for state in checkpoint.states:
+            blob = self._copy(state.blob)
+            if blob is None:
+                for one in copies:
+                    self._discard(one.blob)
+                return Checkpoint()
+            copies.append(replace(state, blob=blob))
+        return Checkpoint(tuple(copies))
+
+    def _drop(self, key: str) -> None:
+        for blob in self._kept.pop(key, Checkpoint()).blobs:
+            self._num_bytes -= blob.num_bytes
+            self._discard(blob)
+
+    def clear(self) -> None:
+        for key in list(self._kept):
+            self._drop(key)
+
+
+def num_leading(itinerary: Itinerary) -> int:
+    """How many stages come before the first with steps; 0 if there are no steps."""
+    return next((index for index, stage in enumerate(itinerary.stages) if stage.has_steps), 0)
+
+
+def _key(itinerary: Itinerary, spec: Spec, costs: CostModel) -> str:
+    """A digest of all that the stages before the steps read."""
+    stages = itinerary.stages[: num_leading(itinerary)]
+    weights = [[component.digest for component in costs.components(stage)] for stage in stages]
+    asked = [(one.name, getattr(spec, one.name)) for one in fields(spec) if one.name not in _NOT_ENCODED]
+    digest = hashlib.sha256(repr((stages, weights, asked)).encode())
+    for name, pictures in sorted(spec.pictures.items()):
+        for picture in pictures:
+            digest.update(repr((name, picture.height, picture.width, picture.frames)).encode())
+            digest.update(picture.pixels)
+    return digest.hexdigest()
