@@ -48,7 +48,10 @@ from tilework.server.metrics.metrics import Metrics
 from tilework.store.memory import MemoryStore
 
 DOCS = Path(__file__).parents[2] / "docs"
-CONSTANT = {"tilework_build_info", "tilework_devices"}
+CACHE = {
+    f"tilework_encode_cache_{name}" for name in ("bytes", "hits", "misses")
+}  # See tests/live/test_encode_cache.py.
+CONSTANT = {"tilework_build_info", "tilework_devices", *CACHE}
 
 # What is exported: by family, and by sample.
 

@@ -18,6 +18,7 @@ from tilework.admission.admission_limits import AdmissionLimits
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Action, RunWork
 from tilework.core.events import Event, Submitted
+from tilework.core.graph.progress import Cursor
 from tilework.core.interfaces import Admitted, Backlog, ClusterView, CostModel, EtaPrediction, JobView, Policy
 from tilework.core.request import Request, Shape, Status
 from tilework.core.time import ns_from_s
@@ -253,7 +254,9 @@ class _Watched:
 class _Open(Admission):
     """Accepts every request."""
 
-    def admit(self, request: Request, policy: Policy, costs: CostModel, backlog: Backlog, now_ns: int) -> Admitted:
+    def admit(
+        self, request: Request, left: Cursor, policy: Policy, costs: CostModel, backlog: Backlog, now_ns: int
+    ) -> Admitted:
         policy.demand(request, costs.start(request), costs)
         return Admitted(now_ns, "", EtaPrediction(0, 0, 1.0))
 

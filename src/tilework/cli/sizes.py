@@ -24,8 +24,3 @@ def parse_bytes(text: str) -> int:
     if num_bytes < 1 << 20:
         raise typer.BadParameter(f"{text!r} is less than any work takes; give at least 1MiB")
     return num_bytes
-
-
-def parse_some_bytes(text: str) -> int:
-    """As `parse_bytes`, and 0 for "0". Raises typer.BadParameter."""
-    return 0 if text.strip() == "0" else parse_bytes(text)

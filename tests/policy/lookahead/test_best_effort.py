@@ -13,8 +13,8 @@ from tilework.core.request import Request, cost_key
 from tilework.core.time import NS_PER_S
 from tilework.core.work import Work
 from tilework.cost.table_costs import TableCosts
+from tilework.policy.lookahead.arrivals import TightClasses
 from tilework.policy.lookahead.policy import LookaheadPolicy
-from tilework.policy.lookahead.tight_classes import TightClasses
 from tilework.sim.trace import Trace
 from tilework.sim.workloads.flood import Flood
 from tilework.sim.workloads.requests import to_requests

@@ -14,7 +14,7 @@ from builders import on_time, shipped, simulate
 from tilework.core.interfaces import JobView
 from tilework.core.request import Request, Shape
 from tilework.core.time import NS_PER_S, ns_from_s
-from tilework.policy.lookahead.due_arrivals import DueArrivals
+from tilework.policy.lookahead.arrivals import DueArrivals
 from tilework.policy.lookahead.forecast import Claim, JobForecast
 from tilework.policy.lookahead.node_jobs import NodeJobs
 from tilework.policy.lookahead.selection import Selection

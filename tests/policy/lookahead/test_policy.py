@@ -18,7 +18,7 @@ from tilework.core.events import Event
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.cost.table_costs import TableCosts
-from tilework.policy.lookahead.due_arrivals import DueArrivals
+from tilework.policy.lookahead.arrivals import DueArrivals
 from tilework.policy.lookahead.forecast import Claim, JobForecast
 from tilework.policy.lookahead.node_assignment import NodeAssignment
 from tilework.policy.lookahead.node_jobs import NodeJobs

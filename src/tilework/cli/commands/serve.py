@@ -54,7 +54,6 @@ def command(
     max_backlog: options.MaxBacklog = None,
     max_batch: options.MaxBatch = None,
     exact: options.Exact = False,
-    encode_cache: options.EncodeCache = None,
     log: options.Log = None,
     stuck_after: options.StuckAfter = STUCK_AFTER_S,
     log_level: options.LogLevelName = options.LogLevel.WARNING,
@@ -74,7 +73,6 @@ def command(
     settings: dict[str, object] = {"tenants": tenants and str(tenants), "durable": durable and str(durable)}
     settings |= {"models": models_file and str(models_file), "host": host, "port": port, "api_key": api_key}
     settings |= {"max_backlog_s": max_backlog, "max_batch": max_batch, "exact": exact or None}
-    settings |= {"encode_cache_bytes": encode_cache}
     from tilework.cli.serving import Serving
 
     Serving(

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tilework.cli.sizes import parse_bytes, parse_some_bytes
+from tilework.cli.sizes import parse_bytes
 
 
 class Backend(StrEnum):
@@ -75,15 +75,6 @@ WeightsMemory = Annotated[
         envvar="TILEWORK_WEIGHTS_MEMORY",
         help="What a device has for weights, as in 24GB: models are loaded when they are needed. Default: all models "
         "stay on every device.",
-    ),
-]
-EncodeCache = Annotated[
-    int | None,
-    typer.Option(
-        parser=parse_some_bytes,
-        metavar="SIZE",
-        help="Shared memory for encoded prompts: a request with the same prompt and another seed skips its encode. "
-        "0 for none. Default: 256MiB, or TILEWORK_ENCODE_CACHE_BYTES.",
     ),
 ]
 BackendName = Annotated[

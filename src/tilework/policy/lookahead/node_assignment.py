@@ -10,13 +10,13 @@ from tilework.core.graph.stage import Stage
 from tilework.core.interfaces import ClusterView, DeviceView, JobView
 from tilework.core.pools import Within
 from tilework.core.request import Request
+from tilework.policy.lookahead.arrivals import TightClasses
 from tilework.policy.lookahead.forecast import JobForecast
 from tilework.policy.lookahead.forecaster import Forecaster, last_steps
 from tilework.policy.lookahead.node_jobs import NodeJobs
 from tilework.policy.lookahead.node_table import NodeTable
 from tilework.policy.lookahead.selection import Selection
 from tilework.policy.lookahead.step_sharing import ServiceOrder
-from tilework.policy.lookahead.tight_classes import TightClasses
 from tilework.policy.toolkit.loads import loads_ns
 
 _MOST_TRIED = 4  # Nodes on which a job is tried to find one where it is on time.

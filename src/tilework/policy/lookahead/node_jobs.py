@@ -10,9 +10,8 @@ from tilework.core.graph.stage import Stage
 from tilework.core.interfaces import DeviceView, JobView
 from tilework.core.request import Request
 from tilework.core.work import Group, Work
-from tilework.policy.lookahead.due_arrivals import DueArrivals
+from tilework.policy.lookahead.arrivals import DueArrivals, TightClasses
 from tilework.policy.lookahead.forecast import NO_JOB, Claim, JobForecast
-from tilework.policy.lookahead.tight_classes import TightClasses
 from tilework.policy.toolkit.best_effort import drop_reason
 from tilework.policy.toolkit.demand import Speed
 

@@ -12,7 +12,7 @@ from math import ceil, inf
 
 from tilework.core.interfaces import ClusterView, DeviceView, JobView
 from tilework.core.pools import Within, may_run
-from tilework.policy.lookahead.due_arrivals import DueArrivals
+from tilework.policy.lookahead.arrivals import DueArrivals
 from tilework.policy.lookahead.node_jobs import is_idle
 
 

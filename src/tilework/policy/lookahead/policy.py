@@ -13,6 +13,7 @@ from tilework.core.pools import Within
 from tilework.core.request import Request, RequestClass, cost_key
 from tilework.core.time import NS_PER_MS
 from tilework.core.work import Plan, Preload, ReadAhead, Start
+from tilework.policy.lookahead.arrivals import TightClasses
 from tilework.policy.lookahead.component_rates import ComponentRates
 from tilework.policy.lookahead.dispatch import Dispatch
 from tilework.policy.lookahead.eviction import Eviction
@@ -23,7 +24,6 @@ from tilework.policy.lookahead.preloading import Preloading
 from tilework.policy.lookahead.rationing import Rationing
 from tilework.policy.lookahead.reading import Reading
 from tilework.policy.lookahead.request_costs import RequestCosts
-from tilework.policy.lookahead.tight_classes import TightClasses
 from tilework.policy.registry import policy
 from tilework.policy.toolkit.deadline_policy import DeadlinePolicy
 from tilework.policy.toolkit.demand import demand_at
