@@ -48,6 +48,23 @@ def ran(actions: tuple[Action, ...]) -> list[tuple[int, str, int, Group]]:
     return [(work.work_id, work.stage.name, work.num_steps, work.devices) for work in works]
 
 
+def test_a_request_that_was_encoded_before_begins_with_its_steps() -> None:
+    """Its conditioning goes to its device first; of two submitted together, only the other one is encoded."""
+    control = controller(num_devices=2)
+    event = Submitted(request("known"), (request("new"),), positions=(1, 0))
+    actions = control.handle(event, 0)
+    moves = [(move.job_id, move.stages) for move in only(MoveState, actions)]
+    assert moves == [(0, (0,))]
+    first = {
+        work.job_ids[0]: (work.stage.name, work.positions)
+        for work in reversed([one.work for one in only(RunWork, actions)])
+    }
+    assert first == {0: (DIFFUSE, (1,)), 1: (ENCODE, (0,))}
+    known, new = only(Accept, actions)
+    assert known.eta_ns < new.eta_ns
+    assert "without what was encoded before" in known.why
+
+
 # Stages of a request.
 
 
