@@ -27,7 +27,8 @@ def admitted(
         for name, side, device_s, num in (("small", 64, SMALL, small_per_s), ("large", 128, LARGE, large_per_s)):
             for _ in range(num):
                 at_ns, its_weight = second * NS_PER_S, weight if name == "large" else 1.0
-                is_kept = rationing.admits(key(side), at_ns, device_s * NS_PER_S, its_weight, num_devices)
+                rationing.add(key(side), at_ns, device_s * NS_PER_S, its_weight)
+                is_kept = rationing.admits(key(side), at_ns, num_devices)
                 if 2 * second >= seconds:
                     came[name] += 1
                     kept[name] += is_kept
@@ -66,9 +67,11 @@ def test_a_burst_is_no_load() -> None:
 def test_when_less_is_asked_for_all_are_on_time_again() -> None:
     rationing = Rationing()
     for second in range(600):
-        rationing.admits(key(128), second * NS_PER_S, LARGE * NS_PER_S, 1.0, 5)
-    assert not all(rationing.admits(key(128), 600 * NS_PER_S, LARGE * NS_PER_S, 1.0, 5) for _ in range(3))
-    assert rationing.admits(key(128), 1200 * NS_PER_S, LARGE * NS_PER_S, 1.0, 5)
+        rationing.add(key(128), second * NS_PER_S, LARGE * NS_PER_S, 1.0)
+    assert not all(rationing.admits(key(128), 600 * NS_PER_S, 5) for _ in range(3))
+    rationing.add(key(128), 1200 * NS_PER_S, LARGE * NS_PER_S, 1.0)
+    assert rationing.admits(key(128), 1200 * NS_PER_S, 5)
+    assert rationing.admits(key(64), 600 * NS_PER_S, 5), "nothing is known of it"
 
 
 def overloaded(on_miss: OnMiss = OnMiss.BEST_EFFORT) -> list[Request]:

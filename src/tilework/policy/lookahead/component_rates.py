@@ -44,11 +44,11 @@ class ComponentRates:
     _last_ns: int = -1
     _uids: set[str] = field(default_factory=set)  # Of requests that came at `_last_ns`.
 
-    def add(self, request: Request, costs: CostModel) -> None:
-        """Count a request once, however often it is added before the next one."""
+    def add(self, request: Request, costs: CostModel) -> bool:
+        """Count a request once, however often it is added before the next one; returns whether it was counted now."""
         now_ns = request.arrival_ns
         if now_ns < self._last_ns or (now_ns == self._last_ns and request.uid in self._uids):
-            return
+            return False
         if now_ns > self._last_ns:
             self._last_ns = now_ns
             self._uids.clear()
@@ -63,6 +63,7 @@ class ComponentRates:
             self._asked[component] = _Asked(now_ns, before.recent + 1, before.usual + 1)
         if len(self._asked) > _MOST_KNOWN:
             del self._asked[next(iter(self._asked))]
+        return True
 
     def _note_stages(self, stages: Iterable[Stage], costs: CostModel) -> None:
         for stage in stages:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from tilework.core.interfaces import CostModel, DeviceView, JobView
@@ -20,7 +20,7 @@ class Forecaster:
     """Makes forecasts at one time.
 
     `by_tenant`: jobs of several tenants wait. `grace_ns` is added to the time that each request without a deadline has
-    waited: the shorter go first among those that have just come. `rationed` are jobs that are not to be on time.
+    waited: the shorter go first among those that have just come. `keeps`: whether each job is to be on time.
     """
 
     request_costs: RequestCosts
@@ -28,7 +28,7 @@ class Forecaster:
     now_ns: int
     grace_ns: float = 0.0
     by_tenant: bool = False
-    rationed: Container[int] = ()
+    keeps: Mapping[int, bool] = field(default_factory=dict)
 
     def forecast(self, job: JobView, node: NodeJobs) -> JobForecast | None:
         """The forecast of a job on this node; None if no degree that the node can run was profiled.
@@ -66,7 +66,7 @@ class Forecaster:
         if not is_due:
             usual_claim = Claim.BEST_EFFORT if job.request.deadline_ns is None else Claim.LATE
             forecast.claim = Claim.OVERDUE if job.urgency_ns <= self.now_ns else usual_claim
-        elif job.job_id in self.rationed:
+        elif not self.keeps.get(job.job_id, True):
             forecast.claim, forecast.is_rationed = Claim.DEFERRED, True
         if job.request.deadline_ns is None:
             forecast.order_key = -self._priority(job, forecast)

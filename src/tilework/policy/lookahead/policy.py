@@ -7,8 +7,9 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
+from tilework.core.component import num_bytes
 from tilework.core.graph.progress import Cursor
-from tilework.core.interfaces import ClusterView, CostModel, Demand, JobView
+from tilework.core.interfaces import ClusterView, CostModel, Demand, DeviceView, JobView
 from tilework.core.pools import Within
 from tilework.core.request import Request, RequestClass, cost_key
 from tilework.core.time import NS_PER_MS
@@ -30,6 +31,7 @@ from tilework.policy.toolkit.demand import demand_at
 
 _MOST_WAITING = 24  # Per node: the most urgent.
 _MOST_CLASSES = 256
+_MOST_DECIDED = 4096
 _GRACE = 0.5  # Of the shortest time that a request takes alone.
 
 
@@ -55,8 +57,7 @@ class LookaheadPolicy(DeadlinePolicy):
     _preloading: Preloading = field(default_factory=Preloading, init=False)
     _reading: Reading = field(default_factory=Reading, init=False)
     _rationing: dict[Within, Rationing] = field(default_factory=dict, init=False)
-    _rationed: set[int] = field(default_factory=set, init=False)
-    _next_id: int = field(default=0, init=False)  # Jobs from this one on are new.
+    _decided: dict[int, bool] = field(default_factory=dict, init=False)  # Whether each job is to be on time.
     _table: NodeTable | None = field(default=None, init=False)
 
     def urgency_ns(self, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int:
@@ -70,11 +71,14 @@ class LookaheadPolicy(DeadlinePolicy):
         demand = DeadlinePolicy.demand(self, request, left, costs)  # Dataclasses with slots know no super().
         if not left.position:
             key, degrees = cost_key(request), self.degrees(request, costs)
-            self._rates.add(request, costs)
+            is_new = self._rates.add(request, costs)
             if request.deadline_ns is not None:
                 narrowest = demand_at(request, left, degrees[0], costs)
                 slack_ns = request.deadline_ns - request.arrival_ns - narrowest.run_ns
                 within = costs.pools.within(request.pipeline)
+                if is_new:
+                    rationing = self._rationing.setdefault(within, Rationing())
+                    rationing.add(key, request.arrival_ns, float(demand.device_ns), request.weight)
                 self._tight.setdefault(within, TightClasses()).add(key, request.arrival_ns, slack_ns)
             self._alone_ns.pop(key, None)
             self._alone_ns[key] = self._request_costs.of(request, left, degrees[-1], costs).alone_ns(
@@ -95,7 +99,7 @@ class LookaheadPolicy(DeadlinePolicy):
         grace_ns = _GRACE * min(self._alone_ns.values(), default=0)
         waiting = view.most_urgent(_MOST_WAITING)
         self._ration(waiting, view, costs, now_ns)
-        forecaster = Forecaster(self._request_costs, costs, now_ns, grace_ns, rationed=self._rationed)
+        forecaster = Forecaster(self._request_costs, costs, now_ns, grace_ns, keeps=self._decided)
         assignment = NodeAssignment(table, forecaster, view, self.chunk_ns, self._tight)
         assignment.assign_waiting(waiting)
         unreachable = [each for number in sorted(table.changed) for each in assignment.at(number).node.unreachable()]
@@ -130,21 +134,33 @@ class LookaheadPolicy(DeadlinePolicy):
         )
 
     def _ration(self, waiting: Sequence[JobView], view: ClusterView, costs: CostModel, now_ns: int) -> None:
-        """Decide of each job that has come whether it is to be on time."""
-        for job in waiting:
-            request = job.request
-            if job.job_id < self._next_id or request.deadline_ns is None or job.dropped_to_best_effort:
-                continue
-            within = costs.pools.within(request.pipeline)
-            num_devices = len(view.devices) if within is None else len(within)
-            rationing = self._rationing.setdefault(within, Rationing())
-            device_ns = float(job.demand.device_ns)
-            if (
-                not rationing.admits(cost_key(request), now_ns, device_ns, request.weight, num_devices)
-                and not job.promised
-            ):
-                self._rationed.add(job.job_id)
-        self._next_id = max([self._next_id, *(job.job_id + 1 for job in waiting)])
+        """Decide of each job that has come whether it is to be on time.
+
+        Not where devices change their weights all the time: what a request takes depends on what they have then.
+        """
+        new = [job for job in waiting if job.job_id not in self._decided]
+        if not new:
+            return
+        if len(self._decided) > _MOST_DECIDED:
+            self._decided = {
+                job_id: is_kept for job_id, is_kept in self._decided.items() if view.job(job_id) is not None
+            }
+        fits = self._fits_on_each(view.devices, costs)
+        for job in new:
+            self._decided[job.job_id] = job.promised is not None or not fits or self._admits(job, view, costs, now_ns)
+
+    def _admits(self, job: JobView, view: ClusterView, costs: CostModel, now_ns: int) -> bool:
+        if job.request.deadline_ns is None or job.dropped_to_best_effort:
+            return True
+        within = costs.pools.within(job.request.pipeline)
+        num_devices = len(view.devices) if within is None else len(within)
+        rationing = self._rationing.get(within)
+        return rationing is None or rationing.admits(cost_key(job.request), now_ns, num_devices)
+
+    def _fits_on_each(self, devices: Sequence[DeviceView], costs: CostModel) -> bool:
+        """Whether each device has the memory for the weights of all pipelines that were asked for."""
+        total = num_bytes({one for stage in self._rates.stages for one in costs.components(stage)})
+        return all(one.memory.total_bytes is None or one.memory.total_bytes >= total for one in devices)
 
     def _reads(
         self, eviction: Eviction, table: NodeTable, changed: Sequence[int], started: Set[int]

@@ -44,8 +44,8 @@ class Rationing:
     _credits: dict[RequestClass, float] = field(default_factory=dict)
     _first_ns: int | None = None
 
-    def admits(self, key: RequestClass, now_ns: int, device_ns: float, weight: float, num_devices: int) -> bool:
-        """Count a request that has come, and say whether it is to be on time."""
+    def add(self, key: RequestClass, now_ns: int, device_ns: float, weight: float) -> None:
+        """Count a request that has come, with the device time that it takes to be on time."""
         self._first_ns = now_ns if self._first_ns is None else self._first_ns
         before = self._asked.pop(key, None)
         total_ns = device_ns + (0.0 if before is None else before.total_ns * _decay(now_ns - before.at_ns))
@@ -54,7 +54,10 @@ class Rationing:
             oldest = next(iter(self._asked))
             del self._asked[oldest]
             self._credits.pop(oldest, None)
-        share = self._share(key, now_ns, num_devices)
+
+    def admits(self, key: RequestClass, now_ns: int, num_devices: int) -> bool:
+        """Whether a request that was counted is to be on time; to be asked once for each."""
+        share = self._share(key, now_ns, num_devices) if key in self._asked else 1.0
         if share >= 1.0:
             self._credits.pop(key, None)
             return True
