@@ -2,7 +2,7 @@
 
 The tables are fitted to what the paper says of memory and of its best degrees, so that agreement there is circular
 (docs/reproduction.md). Rates are the published ones, at which static baselines of these tables are on time nearly
-always, and those at which the best of them keeps about nine of ten, as the tables suggest. Not run yet.
+always, and those at which the best of them keeps about nine of ten, as the tables suggest.
 """
 
 from __future__ import annotations
