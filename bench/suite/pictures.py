@@ -67,7 +67,7 @@ def grouped_bars(panels: Sequence[BarPanel], policies: Sequence[str], title: str
         axes.tick_params(labelsize=8.5)
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", color=GRID, zorder=0)
-    figure.legend(loc="outside lower left", ncols=min(8, len(policies)), frameon=False, fontsize=9)
+    figure.legend(loc="outside lower left", ncols=min(6, len(policies)), frameon=False, fontsize=9)
     buffer = io.BytesIO()
     figure.savefig(buffer)
     return _smaller(buffer.getvalue())
