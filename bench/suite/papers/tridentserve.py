@@ -144,8 +144,8 @@ def figure_15(cached: CachedRuns) -> RemadeFigure:
         runs = cached.runs(cells, policies)
         shares = {one: [attainment(runs[cell.name, one]) for cell in cells] for one in policies}
         leads += [theirs - other for theirs, other in zip(shares["tridentserve"], shares["trident-b6"], strict=True)]
-        title = f"{pipeline}, dynamic, {rate:g} per s, by deadline over the best latency"
-        tables.append(share_table(f"On time, %, {title}", scales, shares))
+        title = f"{pipeline}, dynamic, {rate:g} per s"
+        tables.append(share_table(f"On time, %, {title}, by deadline over the best latency", scales, shares))
         panels.append(share_curves(title, "deadline / best latency", scales, shares))
     return RemadeFigure(
         tables=tuple(tables),
