@@ -18,7 +18,7 @@ from runtime.rig import Rig, assert_nothing_is_left, kill, left_behind
 from tilework.control.log import replay
 from tilework.core.model import ModelSource
 from tilework.core.request import Status
-from tilework.core.wire import Spec
+from tilework.core.wire import SavedState, Spec
 from tilework.pipelines.stock.stock_pipeline import StockPipeline
 from tilework.runtime.ticket import Outcome, Ticket
 from zoo import requests
@@ -112,6 +112,25 @@ def test_a_request_that_begins_behind_its_encode_survives_the_loss_of_its_worker
 
     served.check(rig.run(killed()), again)
     assert "encode" not in stages(served.draw("after", replace(spec, seed=12)))
+
+
+class Kept(dict[str, dict[int, SavedState]]):
+    """What a durable server would find of each request at its next start, by stage."""
+
+    def keep(self, uid: str, state: SavedState) -> None:
+        self.setdefault(uid, {})[state.index] = state
+
+
+def test_a_durable_server_keeps_what_a_request_began_with(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its later states alone would be of no use: a start after them could not go on."""
+    kept, recorder = Kept(), served.rig.engine._dispatcher._recorder
+    monkeypatch.setattr(recorder, "_keeper", kept)
+    spec = replace(served.spec, prompt="durable")
+    served.draw("encoded", spec)
+    served.draw("not encoded", replace(spec, seed=5))
+    assert kept["encoded"].keys() == kept["not encoded"].keys() == {0, 1}
+    assert kept["encoded"][0].blob != kept["not encoded"][0].blob, "each owns its name"
+    assert kept["not encoded"][0].position == 1
 
 
 def test_a_request_that_is_cancelled_or_refused_leaves_no_file(served: Served) -> None:
