@@ -16,9 +16,10 @@ import tiny
 from builders import table
 from runtime.rig import Rig, assert_nothing_is_left, kill, left_behind
 from tilework.control.log import replay
+from tilework.core.checkpoint import Checkpoint
 from tilework.core.model import ModelSource
 from tilework.core.request import Status
-from tilework.core.wire import SavedState, Spec
+from tilework.core.wire import Spec
 from tilework.pipelines.stock.stock_pipeline import StockPipeline
 from tilework.runtime.ticket import Outcome, Ticket
 from zoo import requests
@@ -114,23 +115,19 @@ def test_a_request_that_begins_behind_its_encode_survives_the_loss_of_its_worker
     assert "encode" not in stages(served.draw("after", replace(spec, seed=12)))
 
 
-class Kept(dict[str, dict[int, SavedState]]):
-    """What a durable server would find of each request at its next start, by stage."""
-
-    def keep(self, uid: str, state: SavedState) -> None:
-        self.setdefault(uid, {})[state.index] = state
-
-
-def test_a_durable_server_keeps_what_a_request_began_with(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its later states alone would be of no use: a start after them could not go on."""
-    kept, recorder = Kept(), served.rig.engine._dispatcher._recorder
-    monkeypatch.setattr(recorder, "_keeper", kept)
+def test_a_ticket_says_where_its_request_began(served: Served) -> None:
+    """A durable server keeps this with the call: later states alone would be of no use to its next start."""
     spec = replace(served.spec, prompt="durable")
-    served.draw("encoded", spec)
-    served.draw("not encoded", replace(spec, seed=5))
-    assert kept["encoded"].keys() == kept["not encoded"].keys() == {0, 1}
-    assert kept["encoded"][0].blob != kept["not encoded"][0].blob, "each owns its name"
-    assert kept["not encoded"][0].position == 1
+
+    async def began(uid: str, seed: int) -> Checkpoint:
+        ticket = served.rig.submit(replace(spec, seed=seed), uid)
+        assert isinstance(ticket, Ticket)
+        await ticket.outcome
+        return ticket.checkpoint
+
+    assert served.rig.run(began("encoded", 4)) == Checkpoint()
+    (state,) = served.rig.run(began("not encoded", 5)).states
+    assert (state.index, state.position) == (0, 1)
 
 
 def test_a_request_that_is_cancelled_or_refused_leaves_no_file(served: Served) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tilework.core.request import DEFAULT_TERMS, Terms
 from tilework.core.wire import Spec
+from tilework.runtime.ticket import Ticket
 from tilework.server.calls.call import Call
 from tilework.server.calls.errors import KeyReused
 from tilework.server.calls.idempotency import Key
@@ -44,13 +45,14 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 def call(uid: str, tenant: str = "t", key: str | None = None, body: bytes = b"b") -> Call:
     """A call as far as the call_registry looks at it."""
     unused: Any = None
+    tickets = Ticket(request=unused, eta_ns=0, outcome=unused), Ticket(request=unused, eta_ns=0, outcome=unused)
     return Call(
         uid=uid,
         ask=replace(ASK, terms=Terms(tenant=tenant)),
         key=None if key is None else Key(tenant, key, body),
         arrival_ns=0,
         arrived_s=float(sum(uid.encode())),
-        tickets=(unused, unused),
+        tickets=tickets,
         end=unused,
     )
 

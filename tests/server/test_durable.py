@@ -67,7 +67,7 @@ def test_what_a_method_has_written_survives_a_kill(tmp_path: Path, killed: Any) 
             lambda: journal.begin(opened()),
             lambda: journal.keep("a-1", TEXT),
             lambda: journal.keep("a-1", STEPPED),
-            lambda: journal.begin(opened("b", checkpoints={"b-0": Checkpoint()})),
+            lambda: journal.begin(opened("b", checkpoints={"b-0": Checkpoint((TEXT,))})),
             lambda: journal.end(ended()),
             lambda: journal.free_key("a"),
             lambda: journal.forget("b"),
@@ -80,7 +80,7 @@ def test_what_a_method_has_written_survives_a_kill(tmp_path: Path, killed: Any) 
                 found.append((later.open_calls(), later.records()))
     conditioned = {**NEW, "a-1": Checkpoint((TEXT,))}
     stepped = {**NEW, "a-1": Checkpoint((TEXT, STEPPED))}
-    b = opened("b", checkpoints={"b-0": Checkpoint()})
+    b = opened("b", checkpoints={"b-0": Checkpoint((TEXT,))})
     assert found == [
         ([opened()], []),
         ([opened(checkpoints=conditioned)], []),

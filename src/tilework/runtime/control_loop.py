@@ -112,11 +112,11 @@ class ControlLoop:
 
     def _accept(self, job_id: int, uid: str, eta_ns: int) -> None:
         incoming = self._incoming.pop(uid)
-        self._requests.add(job_id, incoming.spec, self.ticket(incoming.request, eta_ns))
+        self._requests.add(job_id, incoming.spec, self.ticket(incoming.request, eta_ns, incoming.checkpoint))
         self._dispatcher.begin(job_id, incoming.request, incoming.checkpoint)
 
-    def ticket(self, request: Request, eta_ns: int) -> Ticket:
-        return Ticket(request=request, eta_ns=eta_ns, outcome=self._loop.create_future())
+    def ticket(self, request: Request, eta_ns: int, checkpoint: Checkpoint) -> Ticket:
+        return Ticket(request=request, eta_ns=eta_ns, outcome=self._loop.create_future(), checkpoint=checkpoint)
 
     def _finish(self, job_id: int, uid: str, status: Status, reason: str) -> None:
         entry = self._requests.remove(job_id)

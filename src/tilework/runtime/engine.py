@@ -321,7 +321,7 @@ class Engine:
         incoming = Incoming(request, wanted.spec, checkpoint)
         answer = self._control.submit(Restored(request, checkpoint.position), [incoming], self.now_ns())
         if isinstance(answer, Reject):
-            ticket = self._control.ticket(request, request.arrival_ns)
+            ticket = self._control.ticket(request, request.arrival_ns, checkpoint)
             self._control.resolve(ticket, Status.FAILED, answer.reason)
             return ticket
         ticket = self._requests.ticket(request.uid)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
 from tilework.core.actions import Action, RunWork
+from tilework.core.checkpoint import Checkpoint
 from tilework.core.model import ModelInfo
 from tilework.core.request import Request, Status, Terms
 from tilework.core.wire import Image, Spec
@@ -105,13 +106,14 @@ class Preview:
 class Ticket:
     """An accepted request. `outcome` resolves exactly once; `steps_done` follows the running work.
 
-    `eta_ns` is what admission predicted, `history` every action that concerned the request, with its time, and
-    `preview` the latest.
+    `eta_ns` is what admission predicted, `checkpoint` where it began, `history` every action that concerned the
+    request, with its time, and `preview` the latest.
     """
 
     request: Request
     eta_ns: int
     outcome: asyncio.Future[Outcome]
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
     segments: list[Segment] = field(default_factory=list)
     history: list[tuple[int, Action]] = field(default_factory=list)
     steps_done: int = 0

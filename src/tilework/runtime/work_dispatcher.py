@@ -117,7 +117,6 @@ class WorkDispatcher:
     def begin(self, job_id: int, request: Request, checkpoint: Checkpoint) -> None:
         """Begin a job from a checkpoint, which may be empty."""
         self._core.begin_job(job_id, request, checkpoint)
-        self._recorder.begin_job(request, checkpoint)
 
     def end(self, job_id: int) -> None:
         """End a job: discard its blobs."""

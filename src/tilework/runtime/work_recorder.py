@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tilework.control.controller import Controller
 from tilework.control.driver.result import WorkResult
 from tilework.core.actions import LoadComponents
-from tilework.core.checkpoint import Checkpoint, CheckpointKeeper
+from tilework.core.checkpoint import CheckpointKeeper
 from tilework.core.request import Request
 from tilework.core.wire import Ended, Preview, SavedState
 from tilework.core.work import Work
@@ -56,12 +56,6 @@ class WorkRecorder:
     def lose(self, device_id: int) -> None:
         """Forget what a device that is lost has loaded."""
         self._load_ns.pop(device_id, None)
-
-    def begin_job(self, request: Request, checkpoint: Checkpoint) -> None:
-        """Record where a request begins: without what was encoded before, its later states would be of no use."""
-        if self._keeper is not None:
-            for state in checkpoint.states:
-                self._keeper.keep(request.uid, state)
 
     def begin(self, work: Work) -> None:
         requests = tuple(self._requests[job_id].ticket.request for job_id in work.job_ids)

@@ -120,12 +120,15 @@ class Journal:
     # Calls.
 
     def begin(self, call: OpenCall) -> None:
-        """Keep a call until its end. Raises NotWritten."""
+        """Keep a call until its end, with where its images begin. Raises NotWritten."""
         with self._transaction() as connection:
             values = call.uid, call.model, call.document
             connection.execute("INSERT INTO call (uid, model, document) VALUES (?, ?, ?)", values)
             images = [(uid, call.uid) for uid in call.checkpoints]
             connection.executemany("INSERT INTO image (uid, call) VALUES (?, ?)", images)
+            for uid, checkpoint in call.checkpoints.items():
+                for state in checkpoint.states:
+                    _insert(connection, uid, state)
 
     def end(self, ended: Ended) -> None:
         """Replace an open call by the record of its end.
@@ -181,13 +184,7 @@ class Journal:
         try:
             with self._transaction() as connection:
                 connection.execute("DELETE FROM state WHERE uid = ? AND stage > ?", (uid, state.index))
-                values = uid, state.index, state.position, state.blob.name, state.blob.num_bytes
-                # Only for an image that is open: its call may have ended meanwhile.
-                connection.execute(
-                    "INSERT OR REPLACE INTO state SELECT ?, ?, ?, ?, ? "
-                    "WHERE EXISTS (SELECT 1 FROM image WHERE uid = ?)",
-                    (*values, uid),
-                )
+                _insert(connection, uid, state)
             self._is_failing = False
         except NotWritten as error:
             if not self._is_failing:  # Once, not for every step.
@@ -207,6 +204,14 @@ class Journal:
         finally:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
+
+
+def _insert(connection: sqlite3.Connection, uid: str, state: SavedState) -> None:
+    """Only for an image that is open: its call may have ended meanwhile."""
+    connection.execute(
+        "INSERT OR REPLACE INTO state SELECT ?, ?, ?, ?, ? WHERE EXISTS (SELECT 1 FROM image WHERE uid = ?)",
+        (uid, state.index, state.position, state.blob.name, state.blob.num_bytes, uid),
+    )
 
 
 def _remove_open(connection: sqlite3.Connection, uid: str) -> None:

@@ -55,8 +55,8 @@ class CallJournal:
 
     is_durable = False
 
-    def begin(self, call: KeptCall) -> None:
-        """Keep a call before its client learns that it is accepted.
+    def begin(self, call: KeptCall, checkpoints: Sequence[Checkpoint]) -> None:
+        """Keep a call, with a checkpoint of where each image begins, before its client learns that it is accepted.
 
         Raises:
             NotReady: it cannot be kept.
@@ -98,10 +98,10 @@ class DurableJournal(CallJournal):
                 f" {', '.join(models)}; serve {other}, or give another directory"
             )
 
-    def begin(self, call: KeptCall) -> None:
-        checkpoints = dict.fromkeys(call.image_uids, Checkpoint())
+    def begin(self, call: KeptCall, checkpoints: Sequence[Checkpoint]) -> None:
         document = _CALL.dump_json(replace(call, ask=call.ask.with_files_only()))
-        kept = OpenCall(uid=call.uid, model=call.ask.model, document=document, checkpoints=checkpoints)
+        by_uid = dict(zip(call.image_uids, checkpoints, strict=True))
+        kept = OpenCall(uid=call.uid, model=call.ask.model, document=document, checkpoints=by_uid)
         try:
             self._journal.begin(kept)
         except NotWritten as error:

@@ -74,7 +74,7 @@ class CallRegistry:
         """Raises:
         NotReady: the journal cannot keep it.
         """
-        self.journal.begin(call.kept())
+        self.journal.begin(call.kept(), [ticket.checkpoint for ticket in call.tickets])
         self._arrivals[call.tenant].add(call.uid)
         self._enter(call)
 
