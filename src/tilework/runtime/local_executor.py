@@ -16,7 +16,7 @@ from tilework.core.actions import ReadComponents
 from tilework.core.component import LoadSource
 from tilework.core.cost_row import Batch, CostRow
 from tilework.core.lora import Lora, UsedLora
-from tilework.core.model import LoraSource, ModelSource, SimulatedSource, Source
+from tilework.core.model import LoraSource, ModelInfo, ModelSource, SimulatedSource, Source
 from tilework.core.wire import (
     WEIGHTS,
     BreakGroup,
@@ -95,6 +95,7 @@ class LocalExecutor:
         self._stopping = False
         self._num_slots = 0
         self._is_serving = False
+        self._infos: tuple[ModelInfo, ...] = ()  # Of the sources, once they have loaded.
         self._measuring = CalibrationWeights(config.weights_bytes)
 
     @property
@@ -154,6 +155,7 @@ class LocalExecutor:
             async with asyncio.timeout(timeout_s):
                 loaded = await self._spawn_all(range(self.num_devices))
                 first = replace(loaded[0], models=self._models(loaded))
+                self._infos = tuple(one.info for one in first.models)
                 if any(one.info.graph.needs_slots for one in first.models):
                     self._num_slots = self._config.num_slots
                     await self._spawn_all(range(self.num_devices, self.num_devices + self._num_slots))
@@ -334,6 +336,7 @@ class LocalExecutor:
             rendezvous=self._rendezvous.address,
             loads_on_demand=self._config.weights_bytes is not None and not is_slot,
             replaces=self._loaded[device_id].done(),
+            infos=self._infos if is_slot else (),
         )
         worker = self._workers[device_id] = WorkerProcess(
             site, sources, partial(self._report, device_id), partial(self._on_exit, device_id)

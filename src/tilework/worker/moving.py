@@ -37,7 +37,7 @@ def import_job(family: Family, blobs: StateBlobs, jobs: Jobs, command: ImportSta
         FileNotFoundError, TruncatedStateBlob: a blob is missing, for example if its job continued on other workers.
         BadState: a blob is damaged.
     """
-    itinerary = family.info.graph.itinerary(command.spec.steps)
+    itinerary = family.info.graph.itinerary(command.spec.steps, result=command.spec.result)
     num_done = itinerary.at[command.position].num_done
     values = dict(jobs.get(command.job_id).values) if command.known and command.job_id in jobs else {}
     exported: Values | None = None
