@@ -96,6 +96,7 @@ class LocalExecutor:
         self._num_slots = 0
         self._is_serving = False
         self._infos: tuple[ModelInfo, ...] = ()  # Of the sources, once they have loaded.
+        self._read: dict[str, ModelInfo] = {}  # Of models that are about to be added.
         self._measuring = CalibrationWeights(config.weights_bytes)
 
     @property
@@ -144,6 +145,7 @@ class LocalExecutor:
             timeout_s=self._config.start_timeout_s,
             grace_s=self._config.stop_grace_s,
             up=lambda: sorted(self._up),
+            slots=lambda: range(self.num_devices, self.num_devices + self._num_slots),
             send=self.send,
         )
         self._reader = HostReader(
@@ -219,6 +221,7 @@ class LocalExecutor:
     async def read_model(self, source: ModelSource, served: Collection[str]) -> LoadedModel:
         self._is_serving = True
         model = await self._changes.read(source, served)
+        self._read[model.info.name] = model.info
         self._keys[model.info.name] = profile_key(source, self._config.num_workers, self._hardware, model)
         self._measuring.know(model)
         self._reader.know(source, model)
@@ -226,7 +229,7 @@ class LocalExecutor:
 
     async def add_model(self, source: ModelSource) -> None:
         await self._changes.add(source)
-        self._sources = (*self._sources, source)
+        self._sources, self._infos = (*self._sources, source), (*self._infos, self._read.pop(source.name))
 
     async def add_lora(self, model: str, lora: LoraSource) -> Lora:
         added = await self._changes.add_lora(model, lora)
@@ -237,6 +240,8 @@ class LocalExecutor:
     def remove_model(self, model: str) -> None:
         self._changes.remove(model)
         self._keys.pop(model, None)
+        self._read.pop(model, None)
+        self._infos = tuple(one for one in self._infos if one.name != model)
         self._reader.forget(model)
         self._sources = tuple(one for one in self._sources if not isinstance(one, ModelSource) or one.name != model)
 

@@ -154,7 +154,7 @@ _JOB = {
     "created_at": 1764089000,
     "completed_at": None,
     "expires_at": None,
-    "size": "832x480",
+    "size": "480x320",
     "seconds": "5.062",
     "prompt": "a lighthouse in a storm",
     "remixed_from_video_id": None,

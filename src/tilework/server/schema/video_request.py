@@ -14,7 +14,7 @@ from tilework.server.schema.picture_fields import INPUT_REFERENCE
 
 EXAMPLE: dict[str, Any] = {
     "prompt": "a lighthouse in a storm",
-    "size": "832x480",
+    "size": "480x320",
     "seconds": "5",
     "seed": 7,
     "slo_s": 90,
