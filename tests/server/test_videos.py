@@ -374,6 +374,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"model": "tiny-shapes"}, "model", "It makes pictures: use POST /v1/images/generations"),
     ({"model": "tiny-clips"}, "model", "name a model that makes clips"),
     ({"seconds": "12"}, "seconds", "at most 13 frames, 3.25 seconds at 4 frames a second"),
+    ({"seconds": 1e308}, "seconds", "at most 13 frames"),
     ({"seconds": "0"}, "seconds", "above 0"),
     ({"seconds": -4}, "seconds", "above 0"),
     ({"seconds": "four"}, "seconds", "also as a text"),

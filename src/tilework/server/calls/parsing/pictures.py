@@ -185,7 +185,8 @@ def _check_complete(given: Mapping[str, tuple[GivenPicture, ...]], info: ModelIn
         raise masks[0].refused(f"A mask is part of a picture: give {main.name} as well.")
     if needed:
         message = (
-            f"{needed[0]} is missing: {info.name} draws from a picture. Give {GIVE}, or send it as a file to {EDITS}."
+            f"{needed[0]} is missing: {info.name} draws from a picture. Give {GIVE}, or send it as a file of a form:"
+            f" {EDITS} and /v1/videos take one."
         )
         raise InvalidValue(message, field=needed[0], code="missing_value")
 

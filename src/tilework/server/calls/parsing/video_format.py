@@ -34,7 +34,7 @@ def format_of(asked: AskedVideo, info: ModelInfo, config: ServerConfig) -> Video
 def num_frames_of(asked: AskedVideo, num_frames: int | None, info: ModelInfo) -> int | None:
     """As asked for, or the legal number that is nearest to the seconds; None leaves it to the model.
 
-    Of a clip of a single frame nobody can see how long it is, so there are two at least, if the model allows.
+    However short it is, a video has the fewest frames that the model makes of more than one.
 
     Raises:
         InvalidValue: both are given, or the model's longest clip is shorter.
@@ -45,10 +45,9 @@ def num_frames_of(asked: AskedVideo, num_frames: int | None, info: ModelInfo) ->
         raise invalid("seconds", asked.given_seconds, "num_frames is given as well: leave one of them out.")
     fps, multiple = info.default_fps if asked.fps is None else asked.fps, info.frame_multiple
     wanted = asked.seconds * fps
-    frames = 1 + multiple * max(1, int((wanted - 1) / multiple + 0.5))
     most = info.max_frames - (info.max_frames - 1) % multiple
-    if wanted > most and frames > most:
+    if wanted >= most + multiple / 2:
         longest = int(most / fps * 100) / 100
         remedy = f"{info.name} makes at most {most} frames, {longest:g} seconds at {fps:g} frames a second: give less."
         raise invalid("seconds", asked.given_seconds, remedy)
-    return min(frames, most)
+    return min(1 + multiple * max(1, int((wanted - 1) / multiple + 0.5)), most)
