@@ -34,7 +34,8 @@ def test_a_cell_takes_what_its_devices_take_together() -> None:
     cells = in_cells(whole, 2)
     assert cells == read_table("hunyuanvideo_l20,cell=2")
     assert cells.devices_per_node * 2 == whole.devices_per_node
-    assert whole.memory_bytes is not None and cells.memory_bytes == 2 * whole.memory_bytes
+    assert whole.memory_bytes is not None
+    assert cells.memory_bytes == 2 * whole.memory_bytes
     for degree in (1, 2, 4):
         assert seconds(cells, "diffuse", LARGE, degree) == seconds(whole, "diffuse", LARGE, 2 * degree)
     assert seconds(cells, "encode", LARGE, 1) == seconds(whole, "encode", LARGE, 1), "it has no other degree"
@@ -48,7 +49,8 @@ def test_activations_of_a_cell_are_those_of_its_devices() -> None:
 
     def needed(table: CostTable, degree: int) -> tuple[int, int]:
         (row,) = [one for one in table.rows if (one.stage, one.shape, one.degree) == ("diffuse", LARGE, degree)]
-        assert row.activation_bytes is not None and row.peak_bytes is not None
+        assert row.activation_bytes is not None
+        assert row.peak_bytes is not None
         return row.activation_bytes, row.peak_bytes - row.activation_bytes
 
     (cell, weights), (device, same) = needed(cells, 1), needed(whole, 4)
