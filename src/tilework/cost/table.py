@@ -133,8 +133,8 @@ def in_cells(table: CostTable, size: int) -> CostTable:
     """The table for devices of which `size` of a node count as one, a *cell*: for models that exceed one device.
 
     A cell has the memory of all its devices, and each holds a part of the weights. What `size` devices take together,
-    a cell takes alone. What was not measured on that many takes its time on the most that it was. What it costs to run on
-    parts of the weights is not counted: no table has that.
+    a cell takes alone. What was not measured on that many takes its time on the most that it was. Not counted is what
+    it costs to run on parts of the weights: no table has that.
 
     Source: TridentServe §7, "treating multiple devices as one"; its appendix E.2 is missing in the text that we have.
 
