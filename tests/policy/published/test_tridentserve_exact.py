@@ -25,7 +25,7 @@ from tilework.policy.published.tridentserve.program import Solver, solve_quickly
 from tilework.sim.config import SimConfig
 from tilework.sim.simulation import Simulation
 
-TABLE = replace(FLUX, load_bytes_per_s={source: 1e15 for source in FLUX.load_bytes_per_s})
+TABLE = replace(FLUX, load_bytes_per_s=dict.fromkeys(FLUX.load_bytes_per_s, 1e15))
 NUM_DEVICES, SIZES = 4, ("1024x1024", "2048x2048", "3072x3072", "4096x4096")
 COSTS = TableCosts(TABLE)
 T = TypeVar("T")
