@@ -33,7 +33,7 @@ _READER = -1  # In place of a device: a process that serves none.
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ModelChanges:
-    """Tells the workers that are `up` what they serve more or less; one change at a time. Of these `slots` use no LoRAs.
+    """Tells the workers that are `up` what they serve more or less; one change at a time. CPU `slots` use no LoRAs.
 
     A process of its own reads a further model and leaves a skeleton of it in `directory`, so that workers take it over
     between two works.

@@ -29,8 +29,8 @@ class Models:
     """Families by the names of their models, all on one device.
 
     Without `weights` their components always lie there; else those that were loaded last, by `components`: the digest
-    and size of each, by model and name. A model that is added to a CPU slot, which is without, needs none. `broken` says
-    of other models why they cannot be served here.
+    and size of each, by model and name. A model that is added to a CPU slot, which is without, needs none. `broken`
+    says of other models why they cannot be served here.
     """
 
     def __init__(
