@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from tilework.control.log import replay
 from tilework.core.cost_row import CostRow
 from tilework.core.graph.graph import Graph
 from tilework.core.graph.shipped import latent_diffusion
-from tilework.core.model import ModelSource
+from tilework.core.model import ModelSource, NewModel
 from tilework.core.request import OnMiss, Status, Terms
 from tilework.core.time import NS_PER_S
 from tilework.core.wire import File, Spec, VideoFormat
@@ -132,3 +133,29 @@ def test_a_video_survives_the_loss_of_the_slot(rig: Rig) -> None:
     again = rig.run(rig.outcome(spec_of(1), "again")).file
     assert again is not None
     assert again.content == outcome.file.content, "the same frames give the same bytes"
+
+
+def test_a_model_that_is_added_gets_its_videos_from_the_slot_that_is_there(directory: Path, tmp_path: Path) -> None:
+    second = tmp_path / "second"
+    shutil.copytree(directory, second)
+    rig = Rig(ModelSource(path=str(directory), name=NAME), "tilework", 1, costs=COSTS, weights_bytes=1 << 30)
+    slot = 1
+
+    async def video(uid: str) -> Outcome:
+        ticket = rig.submit(spec_of(5), uid, model="second")
+        assert isinstance(ticket, Ticket), ticket.reason
+        return await ticket.outcome
+
+    try:
+        rig.run(rig.engine.start())
+        rig.run(rig.engine.catalog.add(NewModel(path=str(second), name="second"), measure=False))
+        first = rig.run(video("added"))
+        assert first.status is Status.DONE, first.reason
+        kill(rig, slot)
+        again = rig.run(video("after the slot has started again"))
+        assert again.file == first.file
+        rig.run(rig.engine.catalog.remove("second"))
+        assert list(rig.engine.models) == [NAME]
+        assert rig.run(rig.outcome(spec_of(5), "the other")).status is Status.DONE
+    finally:
+        rig.close()

@@ -420,7 +420,7 @@ def test_no_answer_names_a_path_of_the_server(tmp_path: Path) -> None:
         routes = [path for path, methods in paths.items() if "get" in methods]
         assert len(routes) > 9
         for route in ["/openapi.json", "/docs", "/v1/models/other", *routes]:
-            answer = server.http.get(route.format(uid=uid, model_id=INFO.name))
+            answer = server.http.get(route.format(uid=uid, video_id=uid, model_id=INFO.name))
             assert str(tmp_path).encode() not in answer.content, route
 
 
