@@ -15,6 +15,7 @@ import pytest
 import tiny
 from runtime.rig import Rig, assert_nothing_is_left, kill, until
 from tilework.control.log import replay
+from tilework.core.component import LoadSource
 from tilework.core.cost_row import CostRow
 from tilework.core.graph.graph import Graph
 from tilework.core.graph.shipped import latent_diffusion
@@ -138,7 +139,8 @@ def test_a_video_survives_the_loss_of_the_slot(rig: Rig) -> None:
 def test_a_model_that_is_added_gets_its_videos_from_the_slot_that_is_there(directory: Path, tmp_path: Path) -> None:
     second = tmp_path / "second"
     shutil.copytree(directory, second)
-    rig = Rig(ModelSource(path=str(directory), name=NAME), "tilework", 1, costs=COSTS, weights_bytes=1 << 30)
+    costs = replace(COSTS, load_bytes_per_s=dict.fromkeys(LoadSource, 1e9))
+    rig = Rig(ModelSource(path=str(directory), name=NAME), "tilework", 1, costs=costs, weights_bytes=1 << 30)
     slot = 1
 
     async def video(uid: str) -> Outcome:
