@@ -167,6 +167,7 @@ _JOB = {
         "eta_s": 71.25,
         "eta": "2025-11-25T16:44:31.250000Z",
         "slo_s": 90.0,
+        "slo_source": "request",
         "is_promised": False,
         "frames": 81,
         "fps": 16.0,

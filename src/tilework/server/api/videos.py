@@ -138,6 +138,7 @@ def _job(entry: Call | Record, status: RequestStatus) -> VideoJob:
             eta_s=status.eta_s,
             eta=status.eta,
             slo_s=ask.slo_s,
+            slo_source=ask.slo_source,
             is_promised=ask.slo_s is not None and ask.terms.on_miss is OnMiss.REJECT,
             frames=spec.frames,
             fps=spec.video.fps,

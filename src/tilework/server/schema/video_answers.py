@@ -25,6 +25,7 @@ class VideoProgress(BaseModel):
     eta_s: float | None = Field(description="When it is expected to be done: as of now, in lists as of its admission")
     eta: str | None = Field(description="The same as a time (RFC 3339)")
     slo_s: float | None
+    slo_source: str | None = Field(description="Who has given the deadline; null if there is none")
     is_promised: bool = Field(description="Whether it was accepted with the promise to be done by its deadline")
     frames: int
     fps: float
