@@ -13,6 +13,7 @@ from tilework.cli.options.common import Adapter, Device, Dtype, ProfilesFile, Wo
 from tilework.control.watchdog import WatchdogConfig
 from tilework.core.model import SimulatedSource, Source
 from tilework.core.time import s_from_ns
+from tilework.core.wire import STATES_BYTES
 from tilework.cost.table import BadCostTable, CostTable, check_devices
 from tilework.cost.table_file import read_table
 from tilework.policy.registry import DEFAULT_POLICY, UnknownPolicy, check_live, check_pools
@@ -40,6 +41,7 @@ def command(
     threads: WorkerThreads = 1,
     worker_memory: options.WorkerMemory = None,
     weights_memory: options.WeightsMemory = None,
+    states_memory: options.StatesMemory = None,
     models_file: options.ModelsFile = None,
     loras: options.Loras = None,
     backend: options.BackendName = options.Backend.DIFFUSERS,
@@ -78,6 +80,7 @@ def command(
     Serving(
         sources=sources,
         weights_bytes=weights_memory,
+        states_bytes=STATES_BYTES if states_memory is None else states_memory,
         num_workers=workers,
         num_slots=cpu_slots,
         policy=policy,
