@@ -54,7 +54,7 @@ class Handoff:
 
     @property
     def num_spills(self) -> int:
-        return sum(bench.kept.num_spills for bench in self.benches if bench.reports)
+        return sum(bench.worker.kept.num_spills for bench in self.benches)
 
     @property
     def picture(self) -> np.ndarray:

@@ -21,7 +21,7 @@ from worker.worker_bench import WorkerBench
 from zoo import requests
 from zoo.registry import ZOO
 
-QUICK = ("z-image", "wan21-video")
+QUICK = ("z-image",)
 BY_HAND: dict[str, Callable[[], Any]] = {
     "sd3": tiny.build_sd3,
     "sd3-dpm": partial(tiny.build_sd3, "dpm"),

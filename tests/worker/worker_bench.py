@@ -7,7 +7,7 @@ from pathlib import Path
 
 from commands import MODEL
 from tilework.comm.groups import Groups
-from tilework.core.wire import STATES_BYTES, Command, Ended, Execute, KeptStates, Report, StateBlob
+from tilework.core.wire import STATES_BYTES, Command, Ended, Execute, Report, StateBlob
 from tilework.pipelines.family import Family
 from tilework.worker.models.loras import WorkerLoras
 from tilework.worker.models.models import Models
@@ -45,13 +45,6 @@ class WorkerBench:
         for command in commands:
             self.worker.execute(command)
         return self.reports[known:]
-
-    @property
-    def kept(self) -> KeptStates:
-        """What the latest work has said."""
-        found = next(report.kept for report in reversed(self.reports) if isinstance(report, Ended))
-        assert found is not None
-        return found
 
     def latest(self, work_ids: Container[int]) -> StateBlob | None:
         """What the latest of these works has put down; None if none of them has run."""

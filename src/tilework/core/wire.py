@@ -417,9 +417,9 @@ class Absent:
 
 @dataclass(frozen=True, slots=True)
 class KeptStates:
-    """What a worker keeps of jobs that have no work there: `num_bytes` at the end of its latest work.
+    """What a worker keeps of jobs that have no work there: tensors of `num_bytes`.
 
-    Since its start the tensors of a job were dropped `num_spills` times, and read again `num_returns` times.
+    Since its start it dropped those of a job `num_spills` times, and read them again `num_returns` times.
     """
 
     num_bytes: int
@@ -434,8 +434,8 @@ class Ended:
     `blobs` are what it has written, by job: the outputs of its stage, or the state after its last step. The first
     worker of a group writes them; when the group breaks, every survivor does. The last stage of a pipeline writes
     `images`, by job, instead. `absent` are the members that were left out. `memory_bytes` is the memory in use on an
-    accelerator at the end; `kept` is what the worker keeps of jobs without a work. For jobs `for_any_seed`, a stage
-    without steps has written what it would for any other seed.
+    accelerator at the end; `kept` is what the worker kept of jobs when the work before this one had ended. For jobs
+    `for_any_seed`, a stage without steps has written what it would for any other seed.
     Not frozen, since simulations make one per work.
     """
 

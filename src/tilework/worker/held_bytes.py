@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from types import FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -54,17 +55,23 @@ def _memory_of(one: Tensor | np.ndarray) -> tuple[int, int]:
     return storage.data_ptr(), storage.nbytes()
 
 
-def _parts_of(one: Any) -> Iterator[Any]:
-    if isinstance(one, Mapping):
-        yield from one.values()
-    elif isinstance(one, list | tuple | set | frozenset):
-        yield from one
-    elif isinstance(one, greenlet):
-        yield from _variables(one.gr_frame)
-    yield from getattr(one, "__dict__", {}).values()
-    for kind in type(one).__mro__:
-        names = vars(kind).get("__slots__", ())
-        yield from (getattr(one, name, None) for name in ((names,) if isinstance(names, str) else names))
+def _parts_of(one: Any) -> Iterable[Any]:
+    """What a container or an object refers to; containers that are objects, too, do so in both ways."""
+    kind = type(one)
+    if kind is dict:
+        return one.values()
+    if kind in (list, tuple, set, frozenset):
+        return one
+    items = one.values() if isinstance(one, Mapping) else one if isinstance(one, list | tuple | set) else ()
+    variables = _variables(one.gr_frame) if isinstance(one, greenlet) else ()
+    slots = [getattr(one, name, None) for name in _slots(kind)]
+    return (*items, *variables, *slots, *getattr(one, "__dict__", {}).values())
+
+
+@cache
+def _slots(kind: type) -> tuple[str, ...]:
+    names = [vars(one).get("__slots__", ()) for one in kind.__mro__]
+    return tuple(name for found in names for name in ((found,) if isinstance(found, str) else found))
 
 
 def _variables(frame: FrameType | None) -> Iterator[Any]:

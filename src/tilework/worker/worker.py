@@ -87,6 +87,7 @@ class Worker:
         self._budget = budget or Budget(models.device, None)
         self._jobs, self._states_bytes = Jobs(), states_bytes
         self._num_returns = 0
+        self.kept = KeptStates(0, 0, 0)  # As of the latest time that it was bounded.
         self._drops_ns = 0  # To make room for the next load.
         self._absent: tuple[Absent, ...] = ()  # The jobs that have no part in the running work.
 
@@ -161,15 +162,15 @@ class Worker:
             self._budget.release()
             report = self._attempt(command, self._starved) or _without_memory(command.work_id)
         self._works.close(command.work_id)
-        kept = self._spill()
         if isinstance(report, Ended):
-            report.kept = kept
+            report.kept = self.kept
         self._emit(report)
+        self._spill()  # Nothing waits for this.
 
-    def _spill(self) -> KeptStates:
-        """Bound what jobs without a work keep; returns it."""
+    def _spill(self) -> None:
+        """Bound what jobs without a work keep."""
         num_bytes = self._jobs.spill(self._states_bytes, self._works.job_ids)
-        return KeptStates(num_bytes, self._jobs.num_spills, self._num_returns)
+        self.kept = KeptStates(num_bytes, self._jobs.num_spills, self._num_returns)
 
     def _return_spilled(self, command: Execute) -> None:
         """Read the jobs of a work again that were spilled. One whose blobs are gone is not on this worker any more."""
