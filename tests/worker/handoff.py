@@ -1,4 +1,4 @@
-"""A request from run to run over workers of this process, as an engine sends them: which imports it needs on the way."""
+"""A request from run to run over workers of this process, with the imports that an engine would send on the way."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from transformers.utils import PushToHubMixin
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _OF_THE_MODEL = (nn.Module, DiffusionPipeline, ModularPipeline, PushToHubMixin)
+_ITEMS = (list, tuple, set, frozenset)
 _CODE = (type, ModuleType, FunctionType, MethodType)
 _NOTHING_MORE = (*_PLAIN, *_OF_THE_MODEL, *_CODE)
 
@@ -57,12 +58,10 @@ def _memory_of(one: Tensor | np.ndarray) -> tuple[int, int]:
 
 def _parts_of(one: Any) -> Iterable[Any]:
     """What a container or an object refers to; containers that are objects, too, do so in both ways."""
-    kind = type(one)
-    if kind is dict:
-        return one.values()
-    if kind in (list, tuple, set, frozenset):
-        return one
-    items = one.values() if isinstance(one, Mapping) else one if isinstance(one, list | tuple | set) else ()
+    kind: type = type(one)
+    items: Iterable[Any] = one.values() if isinstance(one, Mapping) else one if isinstance(one, _ITEMS) else ()
+    if kind is dict or kind in _ITEMS:
+        return items
     variables = _variables(one.gr_frame) if isinstance(one, greenlet) else ()
     slots = [getattr(one, name, None) for name in _slots(kind)]
     return (*items, *variables, *slots, *getattr(one, "__dict__", {}).values())

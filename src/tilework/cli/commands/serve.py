@@ -72,26 +72,29 @@ def command(
     else:
         sources = _model_sources(models, models_file, loras, adapter, dtype, device, threads, worker_memory)
         _check_devices(models_file, policy, workers)
-    settings: dict[str, object] = {"tenants": tenants and str(tenants), "durable": durable and str(durable)}
-    settings |= {"models": models_file and str(models_file), "host": host, "port": port, "api_key": api_key}
-    settings |= {"max_backlog_s": max_backlog, "max_batch": max_batch, "exact": exact or None}
     from tilework.cli.serving import Serving
 
     Serving(
         sources=sources,
         weights_bytes=weights_memory,
-        states_bytes=STATES_BYTES if states_memory is None else states_memory,
+        states_bytes=states_memory or STATES_BYTES,
         num_workers=workers,
         num_slots=cpu_slots,
         policy=policy,
         table=table,
         profiles=profiles,
         recalibrate=recalibrate,
-        settings=settings,
+        settings=_settings(tenants=tenants, durable=durable, models=models_file, host=host, port=port, api_key=api_key)
+        | {"max_backlog_s": max_backlog, "max_batch": max_batch, "exact": exact or None},
         log=log,
         stuck_after_s=stuck_after,
         json=json,
     ).run()
+
+
+def _settings(**options: object) -> dict[str, object]:
+    """Settings of the server by name; a path is a text there."""
+    return {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
 
 
 def _prepare(log_level: str) -> None:

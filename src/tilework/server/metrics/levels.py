@@ -73,12 +73,12 @@ class Levels(Collector):
         return family
 
     def _kept(self, kept: Mapping[int, KeptStates]) -> Iterator[Metric]:
-        for name, text, count in (
-            ("device_kept_bytes", "What a device keeps of images that have no work there", lambda one: one.num_bytes),
-            ("device_spills", "States that a device gave up, since its worker's start", lambda one: one.num_spills),
-            ("device_returns", "States that a device read again after that", lambda one: one.num_returns),
+        for name, text, field in (
+            ("device_kept_bytes", "What a device keeps of images that have no work there", "num_bytes"),
+            ("device_spills", "States that a device has dropped, since its worker's start", "num_spills"),
+            ("device_returns", "States that a device has read again after that", "num_returns"),
         ):
-            yield self._by_device(name, text, {device_id: count(one) for device_id, one in kept.items()})
+            yield self._by_device(name, text, {device_id: getattr(one, field) for device_id, one in kept.items()})
 
     def _resident(self, pids: Mapping[int, int]) -> Iterator[Metric]:
         """Only where there is /proc."""
