@@ -200,25 +200,26 @@ def test_workers_killed_and_stopped_under_load_cost_no_picture(service: Service,
     assert service.ready()["open_requests"] == 0
 
 
+@pytest.mark.timeout(300)
 def test_workers_killed_while_every_state_spills_cost_no_picture(undisturbed: list[np.ndarray]) -> None:
     """Requests with ever earlier deadlines interrupt those before them, which wait without their tensors."""
-    rng, spills, returns = Random(1), 0.0, 0.0
-    answers = list[Future[httpx.Response]]()
-    with serving(states_bytes=1) as tight, ThreadPoolExecutor(6 * len(BODIES)) as pool:
-        for index in range(6):
-            for one in BODIES:
-                answers.append(pool.submit(tight.post, one | {"slo_s": 30.0 - 4 * index}))
+    rng, returns, answers = Random(1), 0.0, list[Future[httpx.Response]]()
+    with serving(states_bytes=1) as tight, ThreadPoolExecutor(5 * len(BODIES)) as pool:
+        for num_kills in range(3):
+            for one in BODIES * (2 if num_kills else 1):
+                answers.append(pool.submit(tight.post, one | {"slo_s": 60.0 - len(answers)}))
                 time.sleep(0.05)
-            if index % 2:
-                spills += tight.metric("tilework_device_spills")
+            if num_kills < 2:
+                device_id = rng.choice(tight.until_running(rng.randrange(1, 8)))
                 returns += tight.metric("tilework_device_returns")
-                tight.signal(rng.choice(tight.until_running(rng.randrange(1, 8))), signal.SIGKILL)
-                tight.until_back((index + 1) // 2)
+                tight.signal(device_id, signal.SIGKILL)
+                tight.until_back(num_kills + 1)
         pictures = [pixels(answer.result()) for answer in answers]
+        returns += tight.metric("tilework_device_returns")
         eventually(lambda: not tight.metric("tilework_state_blob_bytes"))
         assert tight.ready()["open_requests"] == 0
-    assert all(map(np.array_equal, pictures, undisturbed * 6))
-    assert spills >= returns > 0, "nothing was put to the test"
+    assert all(map(np.array_equal, pictures, undisturbed * 5))
+    assert returns, "nothing was put to the test"
 
 
 def test_a_worker_that_stops_is_found_and_killed(
