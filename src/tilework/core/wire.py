@@ -469,9 +469,9 @@ class Ended:
     `blobs` are what it has written, by job: the outputs of its stage, or the state after its last step. The first
     worker of a group writes them; when the group breaks, every survivor does. The last stage on a request's way writes
     `images` or `files`, by job, instead. `absent` are the members that were left out. `memory_bytes` is the memory in
-    use on an accelerator at the end; `kept` is what the worker kept of jobs when the work before this one had ended. For
-    jobs `for_any_seed`, a stage without steps has written what it would for any other seed.
-    Not frozen, since simulations make one per work.
+    use on an accelerator at the end; `kept` is what the worker kept of jobs when the work before this one had ended.
+    For jobs `for_any_seed`, a stage without steps has written what it would for any other seed. Not frozen, since
+    simulations make one per work.
     """
 
     work_id: int
