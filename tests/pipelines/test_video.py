@@ -10,13 +10,17 @@ import numpy as np
 import pytest
 import torch
 
+from tilework.core.cost_row import CostRow
 from tilework.core.graph.graph import Graph
 from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.graph.stage import DeviceKind
-from tilework.core.model import ModelInfo
+from tilework.core.model import ModelInfo, ModelSource, SimulatedSource
 from tilework.core.wire import File, Spec, VideoCodec, VideoFormat
+from tilework.pipelines.errors import ModelError
 from tilework.pipelines.video.export import EXPORT, video_file
 from tilework.pipelines.video.exporter import Exporter, can_export
+from tilework.worker.process import _family as family_of_worker
+from tilework.worker.simulated import SimulatedFamily
 
 FRAMES, ROWS, COLUMNS = 7, 32, 48
 NAMES = {VideoCodec.H264: "h264", VideoCodec.VP9: "vp9"}
@@ -32,6 +36,18 @@ INFO = ModelInfo(
     parameters=0,
     library="none",
     stages=(*latent_diffusion("").specs, EXPORT),
+)
+
+SPEC = Spec(
+    prompt="",
+    negative_prompt="",
+    height=ROWS,
+    width=COLUMNS,
+    steps=4,
+    guidance_scale=1.0,
+    seed=0,
+    frames=FRAMES,
+    video=VideoFormat(8),
 )
 
 
@@ -73,22 +89,37 @@ def test_the_head_comes_first_and_the_same_frames_give_the_same_bytes() -> None:
 
 def test_a_slot_that_only_exports_needs_no_model() -> None:
     family = Exporter(INFO)
-    spec = Spec(
-        prompt="",
-        negative_prompt="",
-        height=ROWS,
-        width=COLUMNS,
-        steps=4,
-        guidance_scale=1.0,
-        seed=0,
-        frames=FRAMES,
-        video=VideoFormat(8),
-    )
-    (outputs,) = family.run(EXPORT.name, [spec], [{"picture": clip()}])
-    assert family.file(spec, outputs) == video_file(clip(), VideoFormat(8))
+    (outputs,) = family.run(EXPORT.name, [SPEC], [{"picture": clip()}])
+    assert family.file(SPEC, outputs) == video_file(clip(), VideoFormat(8))
     assert not family.modules
     others = tuple(replace(one, device_kind=DeviceKind.CPU) if one.name == "decode" else one for one in INFO.stages)
     plain = tuple(replace(one, degrees=(1,), batchable=False) for one in others if one.name == "decode")
     assert not can_export(replace(INFO, stages=(*INFO.stages[:2], *plain, EXPORT)))
     assert can_export(replace(INFO, stages=INFO.stages[:3])), "nothing runs on a slot"
     assert Graph("clips", INFO.stages).needs_slots
+
+
+def test_a_slot_reads_no_model_that_it_only_exports_for() -> None:
+    nowhere = ModelSource(path="/nowhere")
+    assert isinstance(family_of_worker(nowhere, INFO, None), Exporter)
+    with pytest.raises(ModelError, match="/nowhere"):
+        family_of_worker(nowhere, None, None)
+
+
+@pytest.mark.parametrize("makes_videos", [False, True])
+def test_a_simulated_device_makes_clips_if_its_table_has_the_stage(makes_videos: bool) -> None:
+    stages = INFO.stages if makes_videos else INFO.stages[:3]
+    rows = tuple(
+        CostRow(pipeline="clips", stage=one.name, height=side, width=side, frames=FRAMES, degree=1, seconds=0.0001)
+        for one in stages
+        for side in (32, 64)
+    )
+    family = SimulatedFamily(SimulatedSource(pipeline="clips", hardware="toy", steps=2, rows=rows, stages=stages))
+    info = family.info
+    expected = (FRAMES, FRAMES, 16.0) if makes_videos else (1, 1, 0.0)
+    assert (info.default_frames, info.max_frames, info.default_fps) == expected
+    if makes_videos:
+        spec = replace(SPEC, height=64, width=64, video=VideoFormat(info.default_fps))
+        (outputs,) = family.run(EXPORT.name, [spec], [{}])
+        assert len(decoded(family.file(spec, outputs))) == FRAMES
+        assert family.image(spec, outputs).frames == FRAMES
