@@ -28,7 +28,7 @@ from tilework.sim.workloads.ddit import SHAPES
 from tilework.sim.workloads.requests import to_requests
 
 BASELINES = ("fixed-sp1", "fixed-sp2", "fixed-sp4", "spci", "dpci", "dp")
-POLICIES = ("ddit", *BASELINES)
+POLICIES = ("ddit", *BASELINES, "tilework")  # The last one for comparison; the paper's claims are about the others.
 LOADS = ("0.25", "0.5", "0.75", "1", "burst")
 METRICS = {"p99": "p99_s", "mean": "mean_s"}
 REQUESTS = 100

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from statistics import fmean
+from typing import get_args
 
 from suite.case import Check, Table
 from suite.papers.cached_runs import CachedRuns, RemadeFigure, most, percent, range_of, traced
@@ -24,9 +25,10 @@ from tilework.core.request import Request, Status
 from tilework.core.time import s_from_ns
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
+from tilework.policy.placement.demand import By, grouped, mix_of
 from tilework.policy.placement.feasible import virtual_replica
 from tilework.policy.placement.placement import Nodes, cells
-from tilework.policy.placement.profile import class_profile
+from tilework.policy.placement.profile import ClassProfile, class_profile
 from tilework.policy.placement.roles import PlacementType, Role, VirtualReplica, role_of
 from tilework.policy.published.trident_baselines.layout import Layout
 from tilework.policy.published.trident_baselines.profiles import SeenRequests
@@ -115,8 +117,11 @@ def course_of(cell: Cell, policy: str) -> Course:
 
 
 def _is_eligible(request: Request, costs: TableCosts) -> bool:
-    fits = class_profile(request, costs, costs.table.memory_bytes).fits
-    return virtual_replica(fits, costs.table.devices_per_node) is VirtualReplica.V0
+    return virtual_replica(_profile(request, costs).fits, costs.table.devices_per_node) is VirtualReplica.V0
+
+
+def _profile(request: Request, costs: TableCosts) -> ClassProfile:
+    return class_profile(request, costs, costs.table.memory_bytes)
 
 
 def _used(trace: Trace, costs: TableCosts) -> Counter[VirtualReplica]:
@@ -163,6 +168,7 @@ def figure_11(cached: CachedRuns) -> RemadeFigure:
                     for at_s, counts in ours.placements
                 ),
             ),
+            _shares_of_v2(cached),
         ),
         checks=(
             Check(
@@ -193,6 +199,20 @@ def figure_11(cached: CachedRuns) -> RemadeFigure:
             "TridentServe, figure 11, simulated: FLUX, dynamic",
         ),
     )
+
+
+def _shares_of_v2(cached: CachedRuns) -> Table:
+    """What each mix asks of V2: by what `tridentserve` divides devices, and by what the paper does."""
+    rows = []
+    for load in document_of(PIPELINES["flux"][1])["mixes"]:
+        cell = load_cell(cached, "flux", load, rates_of("flux", load)[0])
+        costs = TableCosts(cell.costs())
+        demands = [_profile(one, costs).demand(1) for one in to_requests(cell.requests(0))]
+        groups = grouped(demands, costs.table.devices_per_node)
+        found = (mix_of(groups, by).get(VirtualReplica.V2, 0.0) for by in get_args(By))
+        rows.append((load, *map(percent, found)))
+    columns = ("mix", *(f"by {by.replace('_', ' ')}" for by in get_args(By)))
+    return Table(title="Share of FLUX that cannot be on V0, %", columns=columns, rows=tuple(rows))
 
 
 def figure_13(cached: CachedRuns) -> RemadeFigure:
@@ -320,7 +340,10 @@ def tables(cached: CachedRuns) -> RemadeFigure:
                 BarPanel(
                     title="devices that are elsewhere than in the paper",
                     y_label="of 128",
-                    groups=tuple(name.replace(", ", "\n") for name in names),
+                    groups=tuple(
+                        f"{load}\n{pipeline if load == 'medium' else ''}"
+                        for pipeline, _, load in (name.partition(", ") for name in names)
+                    ),
                     bars={what: tuple(128 * one for one in found) for what, found in off.items()},
                 )
             ],
