@@ -246,8 +246,6 @@ def figure_13(cached: CachedRuns) -> RemadeFigure:
             )
             for what, (share, found) in told.items()
         ]
-    beside = _beside_a_change(cached)
-    bars = {str(kind): tuple(one.used[kind] for one in courses.values()) for kind in VirtualReplica}
     return RemadeFigure(
         tables=(
             Table(
@@ -255,22 +253,28 @@ def figure_13(cached: CachedRuns) -> RemadeFigure:
                 columns=("pipeline, rate, policy", "may run on V0", *map(str, VirtualReplica), "on time"),
                 rows=tuple(rows),
             ),
-            beside,
+            _beside_a_change(cached),
         ),
         checks=tuple(checks),
         png=grouped_bars(
-            (
+            [
                 BarPanel(
-                    title="virtual replicas of requests, dynamic load",
+                    title=f"{pipeline}, dynamic load",
                     y_label="share of requests",
                     groups=tuple(
-                        f"{pipeline} {rate:g}/s\n{name[13:] or 'by device time'}" for pipeline, rate, name in courses
+                        f"{rate:g}/s, devices\nby {'requests' if name == BY_REQUESTS else 'device time'}"
+                        for one, rate, name in courses
+                        if one == pipeline
                     ),
-                    bars=bars,
+                    bars={
+                        str(kind): tuple(course.used[kind] for (one, *_), course in courses.items() if one == pipeline)
+                        for kind in VirtualReplica
+                    },
                     is_share=True,
-                ),
-            ),
-            tuple(bars),
+                )
+                for pipeline in ROOMLESS
+            ],
+            tuple(map(str, VirtualReplica)),
             "TridentServe, figure 13, simulated",
         ),
     )
