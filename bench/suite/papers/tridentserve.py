@@ -148,6 +148,8 @@ def readings(cached: CachedRuns) -> RemadeFigure:
     names = ("tridentserve", *READINGS)
     of = _on_roomless(cached, names)
     ahead = [attainment(one[name]) - attainment(one["tridentserve"]) for one in of.values() for name in names[1:]]
+    shown = {key: {_label(name): runs for name, runs in one.items()} for key, one in of.items()}
+    labels = tuple(map(_label, names))
     return RemadeFigure(
         tables=(
             _table("On time, %", of, lambda runs: percent(attainment(runs)), names),
@@ -155,11 +157,15 @@ def readings(cached: CachedRuns) -> RemadeFigure:
         ),
         checks=(Check(what="a literal reading over ours, on time, most", measured=most(ahead), high=0.0),),
         png=grouped_bars(
-            tuple(_panel(f"{pipeline}, on time", pipeline, of, names) for pipeline in ROOMLESS),
-            names,
+            tuple(_panel(f"{pipeline}, on time", pipeline, shown, labels) for pipeline in ROOMLESS),
+            labels,
             "TridentServe, literal readings, simulated",
         ),
     )
+
+
+def _label(reading: str) -> str:
+    return reading.removeprefix("tridentserve-")
 
 
 def _on_roomless(cached: CachedRuns, policies: Sequence[str]) -> dict[Any, dict[str, Sequence[Figures]]]:
