@@ -20,14 +20,15 @@ import pytest
 import tilework
 import tiny
 from builders import table
-from runtime.rig import Rig, assert_nothing_is_left
+from runtime.rig import Rig, assert_nothing_is_left, until
 from tilework.control.log import replay
 from tilework.core.component import LoadSource
 from tilework.core.model import ModelSource
 from tilework.core.request import Status
-from tilework.core.wire import LoadWeights, Spec
+from tilework.core.wire import WEIGHTS, LoadWeights, Spec
 from tilework.cost.table import CostTable, merged
 from tilework.runtime.executor import WorkerStartFailed
+from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.ticket import Outcome, Ticket
 
 BUILD: dict[str, Callable[[], Any]] = {"sd3": tiny.build_sd3, "flux": tiny.build_flux, "sdxl": tiny.build_sdxl}
@@ -224,7 +225,8 @@ def test_a_request_that_is_cancelled_during_its_load_disturbs_no_other(
 
 def test_a_model_that_no_device_has_room_for_is_named(sources: tuple[ModelSource, ...]) -> None:
     rig = Rig(sources, "tilework", 1, costs(), 100_000)
-    with pytest.raises(WorkerStartFailed, match=r"the weights of sd3 are [0-9]+ bytes, and a device has 100000"):
+    whose = r"the weights of sd3 for its stage (\w+) are [0-9]+ bytes, and a device has 100000"
+    with pytest.raises(WorkerStartFailed, match=whose):
         rig.run(rig.engine.start())
     rig.close()
 
@@ -234,3 +236,44 @@ def test_two_models_of_one_name_are_refused(sources: tuple[ModelSource, ...]) ->
     with pytest.raises(WorkerStartFailed, match="two models are called 'sd3'"):
         rig.run(rig.engine.start())
     rig.close()
+
+
+def test_the_host_reads_what_waits_while_its_device_works(
+    sources: tuple[ModelSource, ...], stock: Callable[[str, Spec], np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The default policy asks for it: the host has room for the weights of one model, and a request for another comes.
+
+    The files that the controller believes forgotten are, since here the host could keep all.
+    """
+    both = sources[:2]
+    monkeypatch.setattr(LocalExecutor, "host_bytes", budget(both))
+    with serving(both, 1, budget(both)) as rig:
+
+        async def scenario() -> tuple[dict[str, tuple[str, Spec, Ticket]], dict[str, Outcome]]:
+            kept = {one.digest for one in rig.engine._controller.tracker.kept_by_host(0)}
+            for file in (rig.executor._blobs.path / WEIGHTS).iterdir():
+                if not file.suffix and file.name not in kept:
+                    file.unlink()
+            here = next(name for name in ("sd3", "flux") if rig.engine.is_on_host(name))
+            tickets = {}
+            for name, steps in ((here, 20), ({"sd3": "flux", "flux": "sd3"}[here], 2)):
+                spec = tiny.spec(seed=1, steps=steps, exact=True)
+                ticket = rig.submit(spec, name, model=name)
+                assert isinstance(ticket, Ticket)
+                tickets[name] = (name, spec, ticket)
+                await until(lambda: tickets[here][2].steps_done > 0)
+            return tickets, await ends(tickets)
+
+        tickets, outcomes = rig.run(scenario())
+        lines = [json.loads(line) for line in rig.log.getvalue().splitlines()[1:]]
+        asked = [action for line in lines for action in line["actions"] if action["is"] == "ReadComponents"]
+        read = [line["event"]["is_kept"] for line in lines if line["event"]["is"] == "ComponentsRead"]
+        assert asked
+        assert len(read) == len(asked)
+        assert all(read)
+        digests = {digest for action in asked for digest in action["components"]}
+        loads = [action for line in lines for action in line["actions"] if action["is"] == "LoadComponents"]
+        waited = [one["source"] for one in loads if digests & set(one["components"])]
+        assert waited
+        assert set(waited) == {"host"}, "devices load what was read from the memory of their host"
+        assert_drawn(rig, tickets, outcomes, stock)
