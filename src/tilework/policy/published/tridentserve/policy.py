@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tilework.core.interfaces import ClusterView, CostModel
+from tilework.core.interfaces import ClusterView, CostModel, PlacementStatus
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, ns_from_s
 from tilework.core.work import Plan
@@ -125,6 +125,9 @@ class TridentServe(DeadlinePolicy):
             _go_first(dispatch, longest)
         self._dispatch(dispatch, bids)
         return self._plan(dispatch, tasks)
+
+    def placement_status(self, now_ns: int) -> Sequence[PlacementStatus]:
+        return self._orchestration.status(now_ns)
 
     def _plan(self, dispatch: Dispatch, tasks: Sequence[Task]) -> Plan:
         orchestration, now_ns = self._orchestration, dispatch.now_ns
