@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from suite.case import CaseFailed
+from suite.waiting_model import ADAPTER
 from tilework.control.controller import ControllerConfig
 from tilework.control.history import History
 from tilework.control.history_recorder import read_history
@@ -27,10 +28,8 @@ from tilework.runtime.local_executor import LocalConfig, LocalExecutor
 from tilework.runtime.observer import Observer
 from tilework.runtime.ticket import Segment, Ticket
 
-MODEL = "staged"
+MODEL = "waiting"
 _SAMPLE_S = 5.0
-_ADAPTER = "tilework.pipelines.stock.stock_pipeline:StockPipeline"
-"""Draws no previews, for which a family by hand has the VAE beside the denoiser."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +46,7 @@ class Phase:
     steps: int
     short: str
     devices: int
-    open_s: float = 60.0
+    open_s: float = 50.0
     most_s: float = 0.0
 
     def end_ns(self, begin_ns: int, placed_ns: int) -> int:
@@ -183,7 +182,7 @@ class Shift:
 
 async def serve_shift(policy: str, model: str, num_workers: int, weights_bytes: int, phases: Sequence[Phase]) -> Shift:
     """Serve all phases one after another, and wait until all requests have ended. Raises CaseFailed."""
-    source = ModelSource(path=model, name=MODEL, adapter=_ADAPTER)
+    source = ModelSource(path=model, name=MODEL, adapter=ADAPTER)
     executor = LocalExecutor(LocalConfig(num_workers=num_workers, sources=(source,), weights_bytes=weights_bytes))
     log, shift = io.StringIO(), Shift(policy)
     engine = Engine(EngineConfig(controller=ControllerConfig(policy=policy), exact=True), executor, log)
