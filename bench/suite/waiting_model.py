@@ -1,7 +1,7 @@
 """A model whose stages do not fit on a device together, and which waits where an accelerator would compute.
 
-Weights and their loads are real. Most of the time of a step and of a decode is a sleep: four workers that computed would
-share two cores, as no four devices do.
+Weights and their loads are real. Most of the time of a step and of a decode is a sleep: four workers that computed
+would share two cores, as no four devices do.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import shutil
@@ -110,6 +111,12 @@ def assert_drawn(
     assert_nothing_is_left(rig.engine)
     lines = rig.log.getvalue().splitlines()
     assert replay(lines)[1] is None
+
+
+def actions(rig: Rig, name: str) -> list[dict[str, Any]]:
+    """The actions of this name, in order."""
+    lines = [json.loads(line) for line in rig.log.getvalue().splitlines()[1:]]
+    return [action for line in lines for action in line.get("actions", ()) if action["is"] == name]
 
 
 def changes(rig: Rig) -> list[str]:
@@ -266,14 +273,44 @@ def test_the_host_reads_what_waits_while_its_device_works(
 
         tickets, outcomes = rig.run(scenario())
         lines = [json.loads(line) for line in rig.log.getvalue().splitlines()[1:]]
-        asked = [action for line in lines for action in line["actions"] if action["is"] == "ReadComponents"]
+        asked = actions(rig, "ReadComponents")
         read = [line["event"]["is_kept"] for line in lines if line["event"]["is"] == "ComponentsRead"]
         assert asked
         assert len(read) == len(asked)
         assert all(read)
         digests = {digest for action in asked for digest in action["components"]}
-        loads = [action for line in lines for action in line["actions"] if action["is"] == "LoadComponents"]
-        waited = [one["source"] for one in loads if digests & set(one["components"])]
+        waited = [one["source"] for one in actions(rig, "LoadComponents") if digests & set(one["components"])]
         assert waited
         assert set(waited) == {"host"}, "devices load what was read from the memory of their host"
+        assert_drawn(rig, tickets, outcomes, stock)
+
+
+@pytest.mark.slow
+def test_a_device_that_waits_for_its_weights_holds_up_no_other(
+    sources: tuple[ModelSource, ...], stock: Callable[[str, Spec], np.ndarray]
+) -> None:
+    """One device waits for a read from the disk that does not end, since another process seems to read the same."""
+    both = sources[:2]
+    with serving(both, 2, budget(both)) as rig:
+        costs = rig.engine._controller.costs
+        sd3, flux = ({one for stage in costs.graph(one.name).stages for one in costs.components(stage)} for one in both)
+        digest = max(flux - sd3, key=lambda one: one.num_bytes).digest
+
+        async def scenario() -> tuple[dict[str, tuple[str, Spec, Ticket]], dict[str, Outcome]]:
+            weights, tickets = rig.executor._blobs.path / WEIGHTS, {}
+            (weights / digest).unlink()
+            with (weights / f"{digest}.reading").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                for uid, name in (("held", "flux"), *((f"free-{index}", "sd3") for index in range(4))):
+                    spec = tiny.spec(seed=1, exact=True)
+                    ticket = rig.submit(spec, uid, model=name)
+                    assert isinstance(ticket, Ticket)
+                    tickets[uid] = (name, spec, ticket)
+                    await until(lambda: any(digest in load["components"] for load in actions(rig, "LoadComponents")))
+                for uid in list(tickets)[1:]:
+                    assert (await tickets[uid][2].outcome).status is Status.DONE
+                assert not tickets["held"][2].outcome.done()
+            return tickets, await ends(tickets)
+
+        tickets, outcomes = rig.run(scenario())
         assert_drawn(rig, tickets, outcomes, stock)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 from collections import Counter
@@ -18,19 +17,22 @@ import pytest
 import tilework
 import tiny
 from builders import table
+from live.test_many_models import actions
 from runtime.rig import Rig, assert_nothing_is_left
+from runtime.test_worker_process import Listener, run
+from stages import STAGES
 from tilework.control.log import replay
 from tilework.core.component import LoadSource
 from tilework.core.interfaces import PlacementStatus
 from tilework.core.model import ModelSource
-from tilework.core.request import Status
+from tilework.core.request import Shape, Status
 from tilework.core.time import NS_PER_S
 from tilework.core.wire import LoadWeights, Spec
 from tilework.core.work import NewPlacement
-from tilework.cost.table import CostTable
 from tilework.policy import registry
 from tilework.policy.published.tridentserve import monitor
 from tilework.policy.published.tridentserve.policy import TridentServe
+from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.observer import Observer
 from tilework.runtime.ticket import Outcome, Ticket
 
@@ -61,21 +63,17 @@ def stock(source: ModelSource) -> Callable[[Spec], np.ndarray]:
 
 
 @contextmanager
-def serving(source: ModelSource, policy: str, num_workers: int, costs: CostTable | None = None) -> Iterator[Rig]:
+def serving(source: ModelSource, policy: str, num_workers: int) -> Iterator[Rig]:
+    costs = replace(
+        table(encode_s=0.12, step_s=0.08, decode_s=0.08, pipeline="sd3"),
+        load_bytes_per_s={LoadSource.HOST: 1e9, LoadSource.DISK: 1e8},
+    )
     rig = Rig(source, policy, num_workers, costs, ROOM)
     rig.run(rig.engine.start())
     try:
         yield rig
     finally:
         rig.close()
-
-
-def lines_of(rig: Rig) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in rig.log.getvalue().splitlines()[1:]]
-
-
-def actions(rig: Rig, name: str) -> list[dict[str, Any]]:
-    return [action for line in lines_of(rig) for action in line["actions"] if action["is"] == name]
 
 
 def assert_served(
@@ -93,15 +91,23 @@ def assert_served(
 
 
 @pytest.mark.slow
+def test_a_model_that_is_larger_than_a_device_is_measured_stage_by_stage(source: ModelSource) -> None:
+    async def scenario(executor: LocalExecutor, _listener: Listener) -> None:
+        rows = await executor.calibrate("sd3", ((Shape(64, 64),),), num_runs=1)
+        assert {row.stage for row in rows} == set(STAGES)
+        speeds = await executor.end_calibration()
+        assert speeds[LoadSource.HOST] > 0, "how fast it loads was measured, too"
+
+    run(scenario, source=source, weights_bytes=ROOM)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["tilework", "edf"])
-def test_a_model_that_is_larger_than_a_device_is_measured_and_served_stage_by_stage(
+def test_a_model_that_is_larger_than_a_device_is_served_stage_by_stage(
     source: ModelSource, stock: Callable[[Spec], np.ndarray], policy: str
 ) -> None:
     with serving(source, policy, 2) as rig:
-        costs = rig.engine._controller.costs
-        assert {row.stage for row in costs.table.rows} == {stage.name for stage in costs.graph("sd3").stages}
-        assert sum(one.num_bytes for one in costs.all_components) > ROOM
-        assert costs.table.load_bytes_per_s[LoadSource.HOST] > 0, "how fast it loads was measured, too"
+        assert sum(one.num_bytes for one in rig.engine._controller.costs.all_components) > ROOM
         asked = {str(index): replace(LARGE, seed=index) for index in range(4)}
         outcomes = dict(zip(asked, rig.outcomes(asked), strict=True))
         assert {one.status for one in outcomes.values()} == {Status.DONE}
@@ -157,22 +163,18 @@ def test_devices_change_their_stages_under_traffic_and_no_request_is_lost(
     monkeypatch: pytest.MonkeyPatch,
     do: Callable[[Rig, int], None],
 ) -> None:
-    """First small requests, for which two devices encode; then large ones, for which two denoise and decode."""
+    """First small requests, for which two devices encode; then large ones, until two denoise and decode."""
     monkeypatch.setattr(monitor, "_LEAST_WINDOW_NS", NS_PER_S)
     monkeypatch.setitem(registry._REGISTRY, "quick", quick)
-    costs = replace(
-        table(encode_s=0.12, step_s=0.08, decode_s=0.08, pipeline="sd3"),
-        load_bytes_per_s={LoadSource.HOST: 1e9, LoadSource.DISK: 1e8},
-    )
-    with serving(source, "quick", NUM_WORKERS, costs) as rig:
+    with serving(source, "quick", NUM_WORKERS) as rig:
         disturbance, seen = Disturbance(rig, do), list[PlacementStatus]()
         rig.engine.observe(disturbance)
         monkeypatch.setattr(rig.executor, "send", disturbance.send)
 
         async def scenario() -> tuple[dict[str, Spec], dict[str, Outcome]]:
             asked, tickets = dict[str, Spec](), dict[str, Ticket]()
-            for uid, spec in mixed():
-                while sum(not one.outcome.done() for one in tickets.values()) > 12:
+            for uid, spec in mixed(lambda: disturbance.device_id is None):
+                while sum(not one.outcome.done() for one in tickets.values()) > 8:
                     await asyncio.sleep(0.01)
                 ticket = rig.submit(spec, uid)
                 assert isinstance(ticket, Ticket)
@@ -189,8 +191,7 @@ def test_devices_change_their_stages_under_traffic_and_no_request_is_lost(
         ends = Counter(outcome.status for outcome in outcomes.values())
         assert ends[Status.CANCELLED] == (do is cancel_request)
         assert ends[Status.DONE] == len(asked) - ends[Status.CANCELLED]
-        lost = [line for line in lines_of(rig) if line["event"]["is"] == "DeviceLost"]
-        assert len(lost) == (do is kill_worker)
+        assert rig.log.getvalue().count('"is":"DeviceLost"') == (do is kill_worker)
         assert {one.name for one in seen} == {"DC", "E"}
         assert max(one.completions for one in seen if one.name == "E") > 0, "what the policy counts can be seen"
         assert_served(rig, asked, outcomes, stock)
@@ -203,8 +204,14 @@ def quick() -> TridentServe:
     return policy
 
 
-def mixed() -> Iterator[tuple[str, Spec]]:
-    for index in range(16):
+def mixed(goes_on: Callable[[], bool]) -> Iterator[tuple[str, Spec]]:
+    """Small requests, then large ones while `goes_on`, then small and large ones in turn."""
+    for index in range(8):
         yield f"small-{index}", replace(SMALL, seed=index % 4)
-    for index in range(32):
+    for index in range(200):
+        if not goes_on():
+            break
         yield f"large-{index}", replace(LARGE, seed=index % 4)
+    for index in range(3):
+        yield f"last-small-{index}", replace(SMALL, seed=index)
+        yield f"last-large-{index}", replace(LARGE, seed=index)
