@@ -1,7 +1,7 @@
 """A model whose stages do not fit on a device together, and which waits where an accelerator would compute.
 
-Weights and their loads are real. Most of the time of a step and of a decode is a sleep: four workers that computed
-would share two cores, as no four devices do.
+Weights and their loads are real. The time of a step and of a decode is a sleep: four workers that computed would share
+two cores, as no four devices do, and other work of the machine would decide how long stages take.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import torch
 from diffusers import StableDiffusion3Pipeline
 from torch import Tensor, nn
 
-from suite.cases.weights import save_model
+from tilework.pipelines.model_index import shipped_directory
 
 ADAPTER = "suite.waiting_model:WaitingPipeline"
-_DECODER_CHANNELS = (32, 128, 768)
+DENOISER_BYTES, VAE_BYTES = 420_000_000, 310_000_000
 _SIZES = {"height": 32, "width": 32}  # By default: sizes near these are measured when a server starts.
 _STEP_S, _DECODE_S = 0.25, 0.45  # At 16 px; in proportion to the side.
 _LEAST_SIDE = 4  # Of latents.
 
 
-class WaitingPipeline(StableDiffusion3Pipeline):
-    """Stable Diffusion 3 whose denoiser and decoder wait before they compute."""
+class WaitingPipeline(StableDiffusion3Pipeline):  # type: ignore[misc]  # It has no types.
+    """Stable Diffusion 3 whose denoiser and decoder wait before they compute, with weights that they do not use."""
 
     def __init__(
         self,
@@ -56,6 +56,8 @@ class WaitingPipeline(StableDiffusion3Pipeline):
             image_encoder=image_encoder,
             feature_extractor=feature_extractor,
         )
+        for module, num_bytes in ((transformer, DENOISER_BYTES), (vae, VAE_BYTES)):
+            module.register_buffer("unused", torch.full((num_bytes // 4,), 1.0))
         transformer.register_forward_pre_hook(_waiting(_STEP_S), with_kwargs=True)
         vae.decoder.register_forward_pre_hook(_waiting(_DECODE_S), with_kwargs=True)
 
@@ -68,23 +70,8 @@ def _waiting(seconds: float) -> Callable[[nn.Module, tuple[Any, ...], dict[str, 
     return wait
 
 
-def save_waiting_model(directory: Path, layers: int) -> dict[str, int]:
-    """`shapes` with a denoiser of `layers` of about 100 MB in float32, and a VAE of 310 MB, with random weights.
-
-    Returns the bytes of each component on a device, by its name.
-    """
-    from diffusers import AutoencoderKL
-
-    save_model(directory, layers)
+def save_waiting_model(directory: Path) -> None:
+    """`shapes`, to be served by `ADAPTER`."""
+    shutil.copytree(shipped_directory(), directory)
     settings = directory / "tilework.json"
     settings.write_text(json.dumps(json.loads(settings.read_text("utf-8")) | _SIZES), "utf-8")
-    place = directory / "vae"
-    config: dict[str, Any] = json.loads((place / "config.json").read_text("utf-8"))
-    options = {name: value for name, value in config.items() if not name.startswith("_")}
-    shutil.rmtree(place)
-    torch.manual_seed(1)
-    AutoencoderKL(**options | {"block_out_channels": _DECODER_CHANNELS}).save_pretrained(place)
-    return {
-        part: sum(path.stat().st_size for path in (directory / part).glob("*.safetensors"))
-        for part in ("text_encoder", "text_encoder_2", "transformer", "vae")
-    }

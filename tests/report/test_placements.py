@@ -53,4 +53,4 @@ def test_a_timeline_shows_them(shifted: Recorded, tmp_path: Path) -> None:
     draw_timeline(path, chart)
     with_placements = pixels(path, PLACED["color"])
     draw_timeline(path, replace(chart, placements=()))
-    assert with_placements > pixels(path, PLACED["color"]) + 200
+    assert with_placements > pixels(path, PLACED["color"]) + 50

@@ -14,13 +14,14 @@ from suite.case import Check, Finding, Note, Picture, Table
 from suite.pictures import chart_png
 from suite.shifting_traffic import Dispatch, Phase, Shift, serve_shift
 from suite.stats import bootstrap, exact, extremes
-from suite.waiting_model import save_waiting_model
+from suite.waiting_model import DENOISER_BYTES, VAE_BYTES, save_waiting_model
 from tilework.cli.views.charts import chart_of_history
 from tilework.control.history import PastPlacement
 from tilework.core.time import s_from_ns
 from tilework.report.chart import Chart
 
 _MB = 1_000_000
+_ROOM_BYTES = 450 * _MB
 _COUNTED = {"ED": "encode", "C": "decode"}  # The stage that each request runs once on devices of a type.
 _BEFORE_S, _AFTER_S = 8.0, 14.0  # Of the change that is drawn from near.
 
@@ -36,8 +37,7 @@ class Replace:
 
     policies: tuple[str, ...] = ("tridentserve", "tilework")
     workers: int = 4
-    layers: int = 2
-    seconds: tuple[float, float, float] = (60.0, 30.0, 30.0)
+    seconds: tuple[float, float, float] = (45.0, 15.0, 15.0)
     most_s: float = 300.0
     small: tuple[int, int] = (16, 2)  # Pixels, steps.
     large: tuple[int, int] = (32, 8)
@@ -46,16 +46,15 @@ class Replace:
 
     @classmethod
     def make(cls, quick: bool) -> Replace:
-        return cls(layers=1, seconds=(15.0, 5.0, 5.0), most_s=10.0) if quick else cls()
+        return cls(seconds=(15.0, 5.0, 5.0), most_s=10.0) if quick else cls()
 
     def measure(self, note: Note) -> Finding:
         with TemporaryDirectory(prefix="tilework-bench-") as room:
             model = Path(room) / "model"
-            sizes = save_waiting_model(model, self.layers)
-            weights_bytes = self._room(sizes)
+            save_waiting_model(model)
             shifts, phases = list[Shift](), self._phases()
             for policy in self.policies:
-                shifts.append(self._run(policy, model, weights_bytes, phases, note))
+                shifts.append(self._run(policy, model, phases, note))
                 phases = [
                     replace(one, seconds=s, most_s=0.0) for one, s in zip(phases, shifts[0].lengths_s, strict=True)
                 ]
@@ -68,14 +67,9 @@ class Replace:
                 *(_monitor_table(shift) for shift in placed),
                 self._runs_table(shifts),
             ),
-            method=self._method(sizes, weights_bytes),
+            method=self._method(),
             pictures=tuple(picture for shift in shifts for picture in _pictures(shift)),
         )
-
-    def _room(self, sizes: dict[str, int]) -> int:
-        """For the text encoders beside the denoiser or the VAE, and not for both of these."""
-        encoders, denoiser, vae = sizes["text_encoder"] + sizes["text_encoder_2"], sizes["transformer"], sizes["vae"]
-        return int(1.05 * (encoders + max(denoiser, vae)))
 
     def _phases(self) -> list[Phase]:
         kinds = ((self.small, "decode", 1), (self.large, "diffuse", 2), (self.small, "decode", 1))
@@ -86,8 +80,8 @@ class Replace:
             )
         ]
 
-    def _run(self, policy: str, model: Path, weights_bytes: int, phases: Sequence[Phase], note: Note) -> Shift:
-        shift = asyncio.run(serve_shift(policy, str(model), self.workers, weights_bytes, phases))
+    def _run(self, policy: str, model: Path, phases: Sequence[Phase], note: Note) -> Shift:
+        shift = asyncio.run(serve_shift(policy, str(model), self.workers, _ROOM_BYTES, phases))
         note(f"{policy}: {len(shift.tickets)} requests, {len(shift.past.loads)} loads")
         for past in shift.past.placements:
             note(f"  {s_from_ns(past.at_ns - shift.begin_ns):.1f} s: {past.placement}")
@@ -153,13 +147,13 @@ class Replace:
             rows=tuple(rows),
         )
 
-    def _method(self, sizes: dict[str, int], weights_bytes: int) -> tuple[str, ...]:
-        parts = ", ".join(f"{part} {size / _MB:,.0f} MB" for part, size in sizes.items())
+    def _method(self) -> tuple[str, ...]:
         (side_small, steps_small), (side_large, steps_large) = self.small, self.large
         return (
-            f"`shapes` with larger parts of random weights ({parts}), {self.workers} CPU workers, each with room for "
-            f"{weights_bytes / _MB:,.0f} MB of weights: it holds text encoders and denoiser, or the VAE. Most of the "
-            "time of a step and of a decode is a sleep, in place of an accelerator; everything else is real.",
+            f"`shapes` with weights that nothing uses beside its own: denoiser {DENOISER_BYTES / _MB:.0f} MB, VAE "
+            f"{VAE_BYTES / _MB:.0f} MB; {self.workers} CPU workers with room for {_ROOM_BYTES / _MB:.0f} MB each: text "
+            "encoders and denoiser, or the VAE. The time of a step and of a decode is a sleep, in place of an "
+            "accelerator that computes; everything else is real.",
             f"Requests that begin are of {side_small} px and {steps_small} steps for {self.seconds[0]:g} s, then of "
             f"{side_large} px and {steps_large} steps until {self.seconds[1]:g} s after the placement has changed, "
             "then small again until it has changed again; as many are open as one device decodes in 50 s, or two "
