@@ -238,6 +238,7 @@ class Engine:
             state_blob_bytes=self._dispatcher.state_bytes,
             encode_cache=self._encode_cache.usage,
             memory_bytes=dict(self._dispatcher.memory_bytes),
+            kept=dict(self._dispatcher.kept),
             pids={device_id: pid for device_id, pid in pids.items() if pid is not None},
             weights_free_bytes={device_id: size for device_id, size in free.items() if size is not None},
             placements=policy.placement_status(now_ns) if isinstance(policy, PlacesStages) else (),

@@ -9,6 +9,7 @@ from tilework.control.driver.result import Ending
 from tilework.core.component import LoadSource
 from tilework.core.interfaces import PlacementStatus
 from tilework.core.request import RefusalCode, Request
+from tilework.core.wire import KeptStates
 from tilework.core.work import NewPlacement, Work
 from tilework.runtime.encode_cache import CacheUsage
 from tilework.runtime.ticket import Outcome, Ticket
@@ -39,9 +40,9 @@ class Usage:
 
     `backlog_ns` is the predicted device time of their remaining work, `state_blob_bytes` the size of their states in
     shared memory. By device: `memory_bytes` is the accelerator memory in use, by any process, at the end of the latest
-    work; `pids` are the process ids of the workers; `weights_free_bytes` is what those that load weights on demand have
-    left for weights when their works have ended. `placements` are there if the policy decides which stages devices are
-    for.
+    work; `kept` is what it keeps of requests that have no work there; `pids` are the process ids of the workers;
+    `weights_free_bytes` is what those that load weights on demand have left for weights when their works have ended.
+    `placements` are there if the policy decides which stages devices are for.
     """
 
     waiting: Mapping[str, int]
@@ -49,6 +50,7 @@ class Usage:
     backlog_ns: int
     state_blob_bytes: int
     memory_bytes: Mapping[int, int]
+    kept: Mapping[int, KeptStates]
     pids: Mapping[int, int]
     weights_free_bytes: Mapping[int, int] = field(default_factory=dict)
     placements: Sequence[PlacementStatus] = ()
