@@ -299,6 +299,9 @@ class Engine:
         if (within := self._controller.costs.pools.within(info.name)) and within.isdisjoint(self._dispatcher.up):
             reason = f"no device that serves {info.name} is up"
             return Reject(next(iter(specs)), reason, None, RefusalCode.NO_DEVICE)
+        if not self._executor.num_slots and any(spec.video is not None for spec in specs.values()):
+            reason = "a video needs a CPU slot, and there is none: name its model when the server is started"
+            return Reject(next(iter(specs)), reason, None, RefusalCode.NO_DEVICE)
         incoming: list[Incoming] = []
         for uid, spec in specs.items():
             assert self._requests.job_id(uid) is None, f"two requests have the uid {uid}"

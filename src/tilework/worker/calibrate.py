@@ -15,11 +15,11 @@ import torch
 
 from tilework.core.comm import Comm
 from tilework.core.cost_row import Batch, CostRow
-from tilework.core.graph.stage import Stage
+from tilework.core.graph.stage import ResultKind, Stage
 from tilework.core.model import ModelInfo
 from tilework.core.request import Shape
 from tilework.core.time import NS_PER_S, s_from_ns
-from tilework.core.wire import Image, Spec
+from tilework.core.wire import Image, Spec, VideoFormat
 from tilework.patches.layout import pack
 from tilework.pipelines.family import LIVE, Family, Values
 from tilework.pipelines.serialization import serialize
@@ -195,6 +195,7 @@ def _guided_spec(family: Family, shape: Shape, num_runs: int | None) -> Spec:
         seed=0,
         arguments={one.name: int(one.low) for one in family.info.arguments if one.required},
         pictures=pictures,
+        video=VideoFormat(family.info.default_fps) if family.info.graph.makes(ResultKind.VIDEO) else None,
     )
 
 

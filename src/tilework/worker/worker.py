@@ -213,7 +213,7 @@ class Worker:
         for job_id, position in command.members:
             if not position:
                 spec = command.specs[job_id]
-                self._jobs.put(job_id, Job(spec=spec, itinerary=graph.itinerary(spec.steps)))
+                self._jobs.put(job_id, Job(spec=spec, itinerary=graph.itinerary(spec.steps, result=spec.result)))
 
     def _run_at_once(self, command: Execute) -> Ended:
         """Run a stage without steps."""
@@ -256,13 +256,14 @@ class Worker:
         self._models.use(command.model, command.stage, loras)
 
     def _with_results(self, family: Family, ended: Ended, members: Sequence[WorkJob]) -> Ended:
-        """The report with the pictures of jobs that are done, and blobs of the others."""
-        done = [member for member in members if member.job.is_ended]
-        images = {one.job_id: family.image(one.job.spec, one.job.values) for one in done}
+        """The report with the results of jobs that are done, and blobs of the others."""
+        done = {member.job_id: member.job for member in members if member.job.is_ended}
+        images = {one: family.image(job.spec, job.values) for one, job in done.items() if job.spec.video is None}
+        files = {one: family.file(job.spec, job.values) for one, job in done.items() if job.spec.video is not None}
         others = [member for member in members if not member.job.is_ended]
-        for member in done:
-            member.job.values = {}  # The report has it.
-        return replace(ended, blobs=write_states(family, self._blobs, others), images=images)
+        for job in done.values():
+            job.values = {}  # The report has it.
+        return replace(ended, blobs=write_states(family, self._blobs, others), images=images, files=files)
 
     def _run_steps(self, command: Execute) -> Ended:
         """Run `num_steps` steps; fewer if a stop is agreed between two of them, or if the group breaks."""

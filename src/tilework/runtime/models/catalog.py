@@ -154,8 +154,6 @@ class Catalog:
         self.handle(ModelServed(json.dumps(table_json(part))))
 
     def _check_on_demand(self, what: str) -> None:
-        if self.executor.num_slots:
-            raise ModelRefused(f"{what} cannot come or go beside CPU slots; name it when the server is started")
         if self.executor.weights_bytes is None:
             raise ModelRefused(
                 f"{what} comes and goes where weights are loaded when requests need them; start the server with "
