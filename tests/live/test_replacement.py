@@ -174,7 +174,7 @@ def test_devices_change_their_stages_under_traffic_and_no_request_is_lost(
         async def scenario() -> tuple[dict[str, Spec], dict[str, Outcome]]:
             asked, tickets = dict[str, Spec](), dict[str, Ticket]()
             for uid, spec in mixed(lambda: disturbance.device_id is None):
-                while sum(not one.outcome.done() for one in tickets.values()) > 8:
+                while sum(not one.outcome.done() for one in tickets.values()) > 32:
                     await asyncio.sleep(0.01)
                 ticket = rig.submit(spec, uid)
                 assert isinstance(ticket, Ticket)
@@ -205,8 +205,8 @@ def quick() -> TridentServe:
 
 
 def mixed(goes_on: Callable[[], bool]) -> Iterator[tuple[str, Spec]]:
-    """Small requests, then large ones while `goes_on`, then small and large ones in turn."""
-    for index in range(8):
+    """Small requests, more than the first placement waits for, large ones while `goes_on`, then both in turn."""
+    for index in range(40):
         yield f"small-{index}", replace(SMALL, seed=index % 4)
     for index in range(200):
         if not goes_on():
