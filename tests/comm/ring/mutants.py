@@ -81,7 +81,7 @@ MISTAKES = (
         name="bytes of an abandoned entry that are used again without a fence",
         module=consume,
         changes={
-            "        if seen.state is State.PAD:\n            del": "        if seen.state in (State.PAD, State.ABANDONED):\n            del"
+            "        if seen.state == State.PAD:\n            window": "        if seen.state in (State.PAD, State.ABANDONED):\n            window"
         },
         where=LATE,
     ),
@@ -103,13 +103,13 @@ MISTAKES = (
     Mistake(
         name="an owner's later entry delivered before a former one",
         module=consume,
-        changes={" or (entry.state is State.READY and entry.owner in undecided)": ""},
+        changes={" or (entry.state == State.READY and entry.owner in owners)": ""},
         where={"sizes": ((1, 1),), "slots": 2, "units": 4},
     ),
     Mistake(
         name="a released entry behind an open one that is not marked",
         module=consume,
-        changes={"    if _first_needed(window) == window.head:\n": "    if False:\n"},
+        changes={"    if first_needed(window) == window.head:\n": "    if False:\n"},
         where=RESTART,
     ),
     Mistake(

@@ -85,14 +85,14 @@ def consumer(protocol: Protocol, layout: Layout, limit: int) -> Steps:
             yield Done(slot)
             yield from consume.release(layout, window, slot)
             yield Released(slot)
-        waiting = window.waiting()
+        waiting = list(window.undecided.values())
         for one in waiting:
             if (yield Choose("dead", one.owner)) or (
-                one.state is State.ABANDONED and (yield Choose("kill", one.owner))
+                one.state == State.ABANDONED and (yield Choose("kill", one.owner))
             ):
                 yield Fence(one.owner)
                 yield from consume.drop_fenced(layout, window, one.owner)
-            elif one.state is State.RESERVED and (yield Choose("abandon", one.owner)):
+            elif one.state == State.RESERVED and (yield Choose("abandon", one.owner)):
                 yield from protocol.produce.abandon(layout, one.position.slot, one.word)
         yield Pause()
 

@@ -22,12 +22,12 @@ class Entry:
     word: int
 
     @property
-    def state(self) -> State:
-        return State(self.word >> 37 & 7)
+    def state(self) -> int:
+        return self.word >> 37 & 7
 
     @property
     def owner(self) -> int:
-        return Word.unpack(self.word).owner
+        return self.word >> 27 & 0x3FF
 
     @property
     def units(self) -> int:
@@ -39,16 +39,25 @@ class Window:
     """What the consumer knows: entries from `head` on, in order, of which those in `open` are still needed.
 
     `scan` is the first position that it has not looked at. Of the entries in `open`, READY ones are delivered and not
-    released, the others (RESERVED, ABANDONED) belong to their owners.
+    released; the others are in `undecided`, too: RESERVED and ABANDONED ones, which belong to their owners.
     """
 
     head: Position
     scan: Position
     open: dict[int, Entry] = field(default_factory=dict)
+    undecided: dict[int, Entry] = field(default_factory=dict)
 
-    def waiting(self) -> list[Entry]:
-        """Entries that are not committed."""
-        return [entry for entry in self.open.values() if entry.state is not State.READY]
+    def see(self, entry: Entry) -> None:
+        slot = entry.position.slot
+        self.open[slot] = entry
+        if entry.state == State.READY:
+            self.undecided.pop(slot, None)
+        else:
+            self.undecided[slot] = entry
+
+    def forget(self, slot: int) -> Entry:
+        self.undecided.pop(slot, None)
+        return self.open.pop(slot)
 
 
 def look(layout: Layout, window: Window, limit: int) -> Steps[list[Entry]]:
@@ -58,32 +67,32 @@ def look(layout: Layout, window: Window, limit: int) -> Steps[list[Entry]]:
     decided the former in between; then the former is looked at first, by the next call.
     """
     ready: list[Entry] = []
-    waiting = window.waiting()
+    waiting = list(window.undecided.values())
     for entry in waiting:
         seen = Entry(entry.position, (yield from read_word(layout.slot(entry.position.slot))))
         if not is_later_word(entry.word, seen.word):
             raise RingCorrupted(f"slot {entry.position.slot} went from {entry.word:#018x} to {seen.word:#018x}")
-        if seen.state is State.PAD:
-            del window.open[entry.position.slot]
+        if seen.state == State.PAD:
+            window.forget(entry.position.slot)
             continue
-        window.open[entry.position.slot] = seen
-        if seen.state is State.READY:
+        window.see(seen)
+        if seen.state == State.READY:
             ready.append(seen)
             if len(ready) == limit:
                 return ready
-    undecided = {entry.owner for entry in window.waiting()}
+    owners = {entry.owner for entry in window.undecided.values()}
     while len(ready) < limit and window.scan.distance(window.head) < layout.slots:
         entry = Entry(window.scan, (yield from read_word(layout.slot(window.scan.slot))))
-        if not in_use(layout, entry) or (entry.state is State.READY and entry.owner in undecided):
+        if not in_use(layout, entry) or (entry.state == State.READY and entry.owner in owners):
             break
         window.scan = entry.position.after(entry.units)
-        if entry.state is State.PAD:
+        if entry.state == State.PAD:
             continue
-        window.open[entry.position.slot] = entry
-        if entry.state is State.READY:
+        window.see(entry)
+        if entry.state == State.READY:
             ready.append(entry)
         else:
-            undecided.add(entry.owner)
+            owners.add(entry.owner)
     yield from advance(layout, window)
     return ready
 
@@ -115,8 +124,8 @@ def is_later_word(before: int, after: int) -> bool:
 def release(layout: Layout, window: Window, slot: int) -> Steps[None]:
     """Give back the bytes of a delivered entry. One behind an open entry becomes padding, so that no consumer that
     begins after a crash delivers it again."""
-    entry = window.open.pop(slot)
-    if _first_needed(window) == window.head:
+    entry = window.forget(slot)
+    if first_needed(window) == window.head:
         pad = Word.unpack(entry.word).to(State.PAD)
         yield Put(layout.slot(slot), (pad.to_bytes(8, "little"),))
     yield from advance(layout, window)
@@ -127,7 +136,7 @@ def advance(layout: Layout, window: Window) -> Steps[None]:
 
     In this order, since the word of the head is all that a new consumer needs to go on (`recover`).
     """
-    head, window.head = window.head, _first_needed(window)
+    head, window.head = window.head, first_needed(window)
     if head == window.head:
         return
     yield Put(layout.head, (window.head.pack().to_bytes(8, "little"),))
@@ -136,7 +145,8 @@ def advance(layout: Layout, window: Window) -> Steps[None]:
         yield Put(layout.slot(number), (layout.empty(number + layout.slots).to_bytes(8, "little"),))
 
 
-def _first_needed(window: Window) -> Position:
+def first_needed(window: Window) -> Position:
+    """Where the head belongs."""
     return next((entry.position for entry in window.open.values()), window.scan)
 
 
@@ -146,14 +156,14 @@ def drop_fenced(layout: Layout, window: Window, owner: int) -> Steps[list[Entry]
     Fenced means that nothing which this owner has begun can write any more, as of before this call.
     """
     dropped: list[Entry] = []
-    waiting = window.waiting()
+    waiting = list(window.undecided.values())
     for entry in waiting:
         if entry.owner != owner:
             continue
         slot = entry.position.slot
-        if entry.state is State.RESERVED and not (yield from abandon(layout, slot, entry.word)):
+        if entry.state == State.RESERVED and not (yield from abandon(layout, slot, entry.word)):
             continue  # It was committed, or abandoned by a peer: the next look finds out.
-        window.open[slot] = Entry(entry.position, Word.unpack(entry.word).to(State.ABANDONED))
+        window.see(Entry(entry.position, Word.unpack(entry.word).to(State.ABANDONED)))
         yield from release(layout, window, slot)
         dropped.append(entry)
     return dropped

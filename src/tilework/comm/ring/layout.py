@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import IntEnum
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 UNIT = 64
 """Entries begin at multiples of this, in bytes, and their lengths are counted in it: a cache line."""
@@ -16,14 +15,14 @@ MAX_UNITS = 1 << 26
 MAX_SLOTS = 1 << 20
 
 
-class State(IntEnum):
+class State:
     """Of a slot. EMPTY becomes RESERVED or PAD; RESERVED becomes READY or ABANDONED; all end as PAD, then EMPTY."""
 
-    EMPTY = 0
-    RESERVED = 1
-    READY = 2
-    PAD = 3
-    ABANDONED = 4
+    EMPTY: Final = 0
+    RESERVED: Final = 1
+    READY: Final = 2
+    PAD: Final = 3
+    ABANDONED: Final = 4
 
 
 class Word(NamedTuple):
@@ -41,7 +40,7 @@ class Word(NamedTuple):
     def pack(self) -> int:
         return self.generation << 40 | self.state << 37 | self.owner << 27 | self.units
 
-    def to(self, state: State) -> int:
+    def to(self, state: int) -> int:
         """The packed word with another state."""
         return self._replace(state=state).pack()
 
@@ -81,8 +80,11 @@ class Layout:
 
     slots: int
     units: int
+    data: int = field(init=False)
+    """Where the entries are."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "data", -(-(self.first_slot + 8 * self.slots) // PAGE) * PAGE)
         for name, value, most in (("slots", self.slots, MAX_SLOTS), ("units", self.units, MAX_UNITS)):
             if not 2 <= value <= most or value & (value - 1):
                 raise ValueError(f"{name} must be a power of two from 2 to {most}, not {value}")
@@ -105,10 +107,6 @@ class Layout:
     @property
     def first_slot(self) -> int:
         return 3 * UNIT
-
-    @property
-    def data(self) -> int:
-        return -(-(self.first_slot + 8 * self.slots) // PAGE) * PAGE
 
     @property
     def size(self) -> int:

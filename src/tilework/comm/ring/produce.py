@@ -1,7 +1,7 @@
 """The producer's steps: reserve, write, commit.
 
 The word of a slot is where everything is decided. A producer that stops anywhere leaves a word from which others can
-go on: no step waits for another process. Source: docs/ring.md, which also says what is different in OnePiece, section 6.
+go on: no step waits for another process. docs/ring.md compares this with OnePiece, section 6.1.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def reserve(layout: Layout, owner: int, units: int) -> Steps[Reservation | None]
             continue
         # Others do the same for an owner that stops here: they walk on from the hint and move it.
         yield Cas64(layout.hint, hint.pack(), position.after(length).pack())
-        if state is State.RESERVED:
+        if state == State.RESERVED:
             return Reservation(position, word)
 
 
@@ -55,7 +55,7 @@ class _Tail:
 
 
 def _find_tail(layout: Layout, head: Position, hint: Position) -> Steps[_Tail | None]:
-    """The first slot that is not in use, looking from the hint on, or from the head if the hint is behind; None if full.
+    """The first slot that is not in use, from the hint on, or from the head if the hint is behind; None if full.
 
     Lengths are known from the reservation on, so that entries that nobody has written yet are stepped over, too.
     """

@@ -59,6 +59,8 @@ class Memory(Protocol):
     def put(self, offset: int, buffers: tuple[Buffer, ...], *, deadline_ns: int) -> None: ...
     def cas64(self, offset: int, expected: int, desired: int, *, deadline_ns: int) -> int: ...
     def flush(self, *, deadline_ns: int) -> None: ...
+    def checksum(self, buffer: Buffer, value: int) -> int:
+        """Continue a checksum by a buffer; it begins with 0. The same for all processes of a ring."""
 
 
 def carry_out(steps: Steps[Result], memory: Memory, deadline_ns: int) -> Result:
@@ -74,8 +76,10 @@ def carry_out(steps: Steps[Result], memory: Memory, deadline_ns: int) -> Result:
             case Get():
                 answer = memory.get(verb.offset, verb.size, deadline_ns=deadline_ns)
             case Put():
-                answer = memory.put(verb.offset, verb.buffers, deadline_ns=deadline_ns)
+                answer = None
+                memory.put(verb.offset, verb.buffers, deadline_ns=deadline_ns)
             case Cas64():
                 answer = memory.cas64(verb.offset, verb.expected, verb.desired, deadline_ns=deadline_ns)
             case Flush():
-                answer = memory.flush(deadline_ns=deadline_ns)
+                answer = None
+                memory.flush(deadline_ns=deadline_ns)
