@@ -54,7 +54,7 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Choose:
-    """Answers both True and False. `what` is "abandon", "kill", or "dead", which is true only if `owner` has crashed."""
+    """Answers both True and False. `what` is "abandon", "kill", or "dead": then True only if `owner` has crashed."""
 
     what: str
     owner: int
@@ -206,21 +206,22 @@ class Setting:
 
 
 class Explorer:
-    """Visits all states of a setting. `visited` counts them. Raises Violation."""
+    """Visits all `states` of a setting. With `is_traced` a violation names the steps that lead to it."""
 
     def __init__(self, setting: Setting, is_traced: bool = False) -> None:
         self.setting = setting
         self.layout = setting.layout
         programs = (setting.consumer, *setting.producers, *((setting.peer,) if setting.peer else ()))
         self.automata = [Automaton(program) for program in programs]
-        self.visited = 0
+        self.states: set[Global] = set()
         self._parents: dict[Global, tuple[Global, str] | None] | None = {} if is_traced else None
         self._drained: set[object] = set()
 
     def run(self) -> None:
+        """Raises Violation."""
         start = self._start()
-        seen = {start}
-        stack = [start]
+        seen, stack = self.states, [start]
+        seen.add(start)
         if self._parents is not None:
             self._parents[start] = None
         while stack:
@@ -235,7 +236,6 @@ class Explorer:
                 self._check_end(state)
             except Violation as violation:
                 raise Violation(f"{violation}\n" + "\n".join(self._way_to(state))) from None
-        self.visited = len(seen)
 
     def _start(self) -> Global:
         layout = self.layout
@@ -290,34 +290,19 @@ class Explorer:
     def _carry_out(self, state: Global, process: int, verb: Any) -> Iterator[tuple[str, Global]]:
         match verb:
             case Get():
-                yield (
-                    f"get {verb.offset}",
-                    self._answered(state, process, self._read(state.memory, verb.offset, verb.size)),
-                )
+                answer = self._read(state.memory, verb.offset, verb.size)
+                yield f"get {verb.offset}", self._answered(state, process, answer)
             case Cas64():
                 place = self._place(verb.offset)
                 seen = state.memory[place]
-                after = state
-                if seen == verb.expected:
-                    after = self._written(state, process, place, verb.desired)
-                yield (
-                    f"cas {verb.offset} {'ok' if seen == verb.expected else 'fails'}",
-                    self._answered(after, process, seen),
-                )
+                after = self._written(state, process, place, verb.desired) if seen == verb.expected else state
+                yield f"cas {verb.offset}: {after is not state}", self._answered(after, process, seen)
             case Put():
-                after = state
-                for write in self._writes(verb):
-                    if process == CONSUMER:
-                        after = self._written(after, process, *write)
-                    else:
-                        pending = (*after.pending[process], write)
-                        after = after._replace(pending=_with(after.pending, process, pending))
-                yield f"put {verb.offset}", self._answered(after, process, None)
-            case Flush():
-                if not state.pending[process]:
-                    yield "flush", self._answered(state, process, None)
-            case Pause():
-                yield "pause", self._answered(state, process, None)
+                yield f"put {verb.offset}", self._answered(self._posted(state, process, verb), process, None)
+            case Flush() if state.pending[process]:
+                pass  # It waits.
+            case Flush() | Pause():
+                yield type(verb).__name__, self._answered(state, process, None)
             case Choose():
                 yield f"{verb.what} {verb.owner}: no", self._answered(state, process, False)
                 if verb.what == "abandon":
@@ -327,6 +312,15 @@ class Explorer:
                 yield f"fences {verb.owner}", self._answered(self._fenced(state, verb.owner), process, None)
             case _:
                 raise AssertionError(verb)
+
+    def _posted(self, state: Global, process: int, verb: Put) -> Global:
+        """The consumer's writes take place at once, since the memory is beside it; those of others at some time."""
+        if process == CONSUMER:
+            for write in self._writes(verb):
+                state = self._written(state, process, *write)
+            return state
+        pending = (*state.pending[process], *self._writes(verb))
+        return state._replace(pending=_with(state.pending, process, pending))
 
     def _fenced(self, state: Global, owner: int) -> Global:
         if not self.setting.is_fenced:

@@ -56,7 +56,7 @@ def mutated(module: ModuleType, changes: Mapping[str, str]) -> ModuleType:
 ONE_LATE = {"sizes": ((1,), (1,)), "slots": 2, "units": 2, "abandons": 1}
 LATE = {"sizes": ((2,), (2,)), "slots": 2, "units": 2, "abandons": 1}
 CRASH = {"sizes": ((1, 1), (1,)), "slots": 2, "units": 4, "crashes": 1}
-RESTART = {"sizes": ((1, 1), (1,)), "slots": 2, "units": 4, "restarts": 1}
+RESTART = {"sizes": ((1,), (1,)), "slots": 2, "units": 2, "restarts": 1}
 TWO_EACH = {"sizes": ((1, 1), (1, 1)), "slots": 2, "units": 2}
 
 HEAD_MOVES = '    yield Put(layout.head, (window.head.pack().to_bytes(8, "little"),))\n'
@@ -67,7 +67,9 @@ MISTAKES = (
         name="a commit that is a plain write",
         module=produce,
         changes={
-            "    if (yield Cas64(slot, reservation.word, word.to(State.READY))) == reservation.word:\n        return True\n": "    yield Put(slot, (word.to(State.READY).to_bytes(8, 'little'),))\n    return True\n"
+            "    if (yield Cas64(slot, reservation.word, word.to(State.READY))) == reservation.word:\n": (
+                "    yield Put(slot, (word.to(State.READY).to_bytes(8, 'little'),))\n    if True:\n"
+            )
         },
         where=ONE_LATE,
     ),
@@ -80,9 +82,7 @@ MISTAKES = (
     Mistake(
         name="bytes of an abandoned entry that are used again without a fence",
         module=consume,
-        changes={
-            "        if seen.state == State.PAD:\n            window": "        if seen.state in (State.PAD, State.ABANDONED):\n            window"
-        },
+        changes={"        if seen.state == State.PAD:": "        if seen.state in (State.PAD, State.ABANDONED):"},
         where=LATE,
     ),
     Mistake(

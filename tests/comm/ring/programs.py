@@ -68,7 +68,7 @@ def producer(protocol: Protocol, layout: Layout, owner: int, sizes: tuple[int, .
             yield Told(index, "full")
             continue
         header, payload = message(owner, index, units)
-        pieces = protocol.entry.encode(reservation.position.slot, owner, header, [payload], zlib.crc32)
+        pieces = protocol.entry.encode(reservation.position.slot, 1, header, [payload], zlib.crc32)
         yield from protocol.produce.write(layout, reservation, pieces)
         is_sent = yield from protocol.produce.commit(layout, reservation)
         yield Told(index, "sent" if is_sent else "lost")

@@ -27,8 +27,10 @@
 
 enum { UNIT = 64, PAGE = 4096, HEAD = 0, HINT = UNIT, BELL = 2 * UNIT, FIRST_SLOT = 3 * UNIT, PROLOGUE = 24 };
 enum { EMPTY, RESERVED, READY, PAD, ABANDONED };
-enum { SENT, FULL, LOST };
+enum { SENT, FULL, LOST, BROKEN };
 enum { COPY_WITHOUT_GIL = 32768, PIECES = 64, OWNERS = 1024 };
+
+static PyObject *corrupted; /* tilework.comm.ring.errors.RingCorrupted */
 
 /* ---- CRC32C ---------------------------------------------------------------------------------------------------- */
 
@@ -156,6 +158,7 @@ static uint64_t word_of(uint64_t gen, uint64_t state, uint64_t owner, uint64_t u
     return gen << 40 | state << 37 | owner << 27 | units;
 }
 static uint64_t generation_of(uint64_t word) { return word >> 40; }
+static uint64_t empty_word(const Ring *ring, uint32_t number) { return word_of(generation(ring, number), EMPTY, 0, 0); }
 static unsigned state_of(uint64_t word) { return word >> 37 & 7; }
 static unsigned owner_of(uint64_t word) { return word >> 27 & 0x3FF; }
 static uint32_t units_of(uint64_t word) { return word & 0x7FFFFFF; }
@@ -170,7 +173,7 @@ static int swap(uint64_t *word, uint64_t expected, uint64_t desired) {
 
 /* ---- Producer (produce.py) ------------------------------------------------------------------------------------- */
 
-/* produce.reserve: 1, and the entry's position and word, or 0 if there is no room. */
+/* produce.reserve: SENT, and the entry's position and word; FULL; or BROKEN where it raises. */
 static int reserve(const Ring *ring, unsigned owner, uint32_t units, Position *at, uint64_t *word) {
     for (;;) {
         Position head = unpacked(load(word_at(ring, HEAD)));
@@ -179,25 +182,26 @@ static int reserve(const Ring *ring, unsigned owner, uint32_t units, Position *a
         uint64_t seen = 0;
         int is_stale = 0;
         for (;; tail.slot++, tail.unit += units_of(seen)) {
-            if ((int32_t)(tail.slot - head.slot) >= (int32_t)ring->slots) return 0;
+            if ((int32_t)(tail.slot - head.slot) >= (int32_t)ring->slots) return FULL;
             seen = load(slot_at(ring, tail.slot));
             is_stale = generation_of(seen) != generation(ring, tail.slot);
-            if (is_stale || state_of(seen) == EMPTY) break;
+            if (is_stale || seen == empty_word(ring, tail.slot)) break;
+            if (state_of(seen) == EMPTY || state_of(seen) > ABANDONED) return BROKEN;
         }
         if (is_stale) {
-            if (load(word_at(ring, HEAD)) == packed(head)) return 0;
+            if (load(word_at(ring, HEAD)) == packed(head)) return FULL;
             continue;
         }
         uint32_t room = to_end(ring, tail.unit), length = units <= room ? units : room;
-        if ((uint64_t)(tail.unit - head.unit) + length > ring->units) return 0;
-        uint64_t empty = word_of(generation(ring, tail.slot), EMPTY, 0, 0);
+        if ((uint64_t)(tail.unit - head.unit) + length > ring->units) return FULL;
+        uint64_t empty = empty_word(ring, tail.slot);
         *word = word_of(generation(ring, tail.slot), units <= room ? RESERVED : PAD, owner, length);
         if (!swap(slot_at(ring, tail.slot), empty, *word)) continue;
         Position next = {tail.slot + 1, tail.unit + length};
         swap(word_at(ring, HINT), packed(hint), packed(next));
         if (units <= room) {
             *at = tail;
-            return 1;
+            return SENT;
         }
     }
 }
@@ -269,9 +273,10 @@ static void write_entry(const Ring *ring, Position at, uint32_t epoch, const Mes
 static int send_one(const Ring *ring, unsigned owner, uint32_t epoch, const Message *message, int is_checked, int bell) {
     Position at;
     uint64_t word;
-    if (!reserve(ring, owner, (uint32_t)message->units, &at, &word)) return FULL;
+    int outcome = reserve(ring, owner, (uint32_t)message->units, &at, &word);
+    if (outcome != SENT) return outcome;
     write_entry(ring, at, epoch, message, is_checked);
-    int outcome = commit(ring, at, word);
+    outcome = commit(ring, at, word);
     if (outcome == SENT) ring_bell(ring, bell);
     return outcome;
 }
@@ -346,6 +351,7 @@ static int append(const Ring *ring, PyObject *found, Position at, uint64_t word,
         PyThreadState *thread = is_long ? PyEval_SaveThread() : NULL;
         entry.is_valid = is_valid(ring, at, word, reading, &entry.prologue);
         if (is_long) PyEval_RestoreThread(thread);
+        if (!entry.is_valid) entry.prologue = (Prologue){0, 0, 0, 0, 0};
     }
     PyObject *tuple = as_tuple(&entry);
     int failed = !tuple || PyList_Append(found, tuple) < 0;
@@ -354,8 +360,6 @@ static int append(const Ring *ring, PyObject *found, Position at, uint64_t word,
 }
 
 /* ---- Python ---------------------------------------------------------------------------------------------------- */
-
-static PyObject *corrupted; /* tilework.comm.ring.errors.RingCorrupted */
 
 static int as_u64(PyObject *value, uint64_t *out) {
     *out = PyLong_AsUnsignedLongLong(value);
@@ -535,6 +539,10 @@ static PyObject *native_send(PyObject *module, PyObject *const *args, Py_ssize_t
         if (outcome != SENT) break;
     }
     PyBuffer_Release(&memory);
+    if (outcome == BROKEN) {
+        PyErr_SetString(corrupted, "a slot holds a word that no producer writes");
+        return NULL;
+    }
     return Py_BuildValue("ni", next - (Py_ssize_t)first, outcome);
 }
 
@@ -623,8 +631,7 @@ static PyObject *native_advance(PyObject *module, PyObject *const *args, Py_ssiz
     Position head = {(uint32_t)slot, (uint32_t)unit};
     __atomic_store_n(word_at(&ring, HEAD), packed(head), __ATOMIC_RELEASE);
     for (uint32_t number = (uint32_t)old_slot; number != head.slot; number++)
-        __atomic_store_n(slot_at(&ring, number), word_of(generation(&ring, number + ring.slots), EMPTY, 0, 0),
-                         __ATOMIC_RELEASE);
+        __atomic_store_n(slot_at(&ring, number), empty_word(&ring, number + ring.slots), __ATOMIC_RELEASE);
     PyBuffer_Release(&memory);
     Py_RETURN_NONE;
 }

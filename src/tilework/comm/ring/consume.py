@@ -69,6 +69,8 @@ def look(layout: Layout, window: Window, limit: int) -> Steps[list[Entry]]:
     ready: list[Entry] = []
     waiting = list(window.undecided.values())
     for entry in waiting:
+        if len(ready) == limit:
+            break
         seen = Entry(entry.position, (yield from read_word(layout.slot(entry.position.slot))))
         if not is_later_word(entry.word, seen.word):
             raise RingCorrupted(f"slot {entry.position.slot} went from {entry.word:#018x} to {seen.word:#018x}")
@@ -78,8 +80,6 @@ def look(layout: Layout, window: Window, limit: int) -> Steps[list[Entry]]:
         window.see(seen)
         if seen.state == State.READY:
             ready.append(seen)
-            if len(ready) == limit:
-                return ready
     owners = {entry.owner for entry in window.undecided.values()}
     while len(ready) < limit and window.scan.distance(window.head) < layout.slots:
         entry = Entry(window.scan, (yield from read_word(layout.slot(window.scan.slot))))

@@ -55,10 +55,10 @@ class Message:
         self._slot, self._release = slot, release
 
     def release(self) -> None:
-        """Give the bytes of the payload back; once.
+        """Give the bytes of the payload back; once. `payload` cannot be read any more.
 
-        Raises:
-            BufferError: something still refers to the payload, such as an array made from it. Delete that first.
+        Arrays and memoryviews that were made of it without a copy must not be used either: the bytes are another
+        message's, or none.
         """
         self.payload.release()
         self._release(self._slot)
@@ -281,11 +281,13 @@ class Ring:
             since_ns = self._since_ns.setdefault(slot, now_ns)
             if entry.owner in self._members.ended:
                 self._lost += len(self._transport.drop_fenced(self._window, entry.owner, _soon()))
-            elif entry.state == State.RESERVED and now_ns - since_ns >= self._abandon_after_ns:
+                continue
+            member = self._member(entry.owner)
+            if entry.state == State.RESERVED and now_ns - since_ns >= self._abandon_after_ns:
                 self._abandoned += self._transport.abandon(slot, entry.word, _soon())
                 self._since_ns[slot] = now_ns
             elif self._kill_after_ns is not None and now_ns - since_ns >= self._kill_after_ns:
-                self._killed += self._member(entry.owner).kill()
+                self._killed += member.kill()
 
     def _free_ids(self) -> None:
         """Ids of ended producers of which nothing is in the ring any more."""

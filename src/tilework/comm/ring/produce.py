@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tilework.comm.ring.errors import RingCorrupted
 from tilework.comm.ring.layout import Layout, Position, State, Word
 from tilework.comm.ring.verbs import Buffer, Cas64, Flush, Get, Put, Steps
 
@@ -22,7 +23,7 @@ class Reservation:
 
 
 def reserve(layout: Layout, owner: int, units: int) -> Steps[Reservation | None]:
-    """Reserve an entry of `units` at the tail; None if there is no room for it now."""
+    """Reserve an entry of `units` at the tail; None if there is no room for it now. Raises RingCorrupted."""
     while True:
         head = Position.unpack((yield from read_word(layout.head)))
         hint = Position.unpack((yield from read_word(layout.hint)))
@@ -61,11 +62,14 @@ def _find_tail(layout: Layout, head: Position, hint: Position) -> Steps[_Tail | 
     """
     position = hint if hint.distance(head) > 0 else head
     while position.distance(head) < layout.slots:
-        word = Word.unpack((yield from read_word(layout.slot(position.slot))))
+        packed = yield from read_word(layout.slot(position.slot))
+        word = Word.unpack(packed)
         if word.generation != layout.generation(position.slot):
             return _Tail(position, generation_differs=True)
-        if word.state == State.EMPTY:
+        if packed == layout.empty(position.slot):
             return _Tail(position, generation_differs=False)
+        if word.state == State.EMPTY or word.state > State.ABANDONED:
+            raise RingCorrupted(f"slot {position.slot} holds {packed:#018x}, which no producer writes")
         position = position.after(word.units)
     return None
 

@@ -201,6 +201,7 @@ done:
 #endif
 }
 
+#if ABANDONS
 /* Another producer abandons what it finds reserved. */
 active proctype Peer() {
     byte slot = 0;
@@ -214,5 +215,6 @@ active proctype Peer() {
     :: else -> break
     od
 }
+#endif
 
 init { atomic { byte who = 1; do :: who <= PRODUCERS -> run Producer(who); who++ :: else -> break od } }

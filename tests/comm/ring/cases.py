@@ -1,0 +1,21 @@
+"""What is explored of the protocol as it is: nothing of this may have a violation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+QUICK: dict[str, dict[str, Any]] = {
+    "two messages that wrap": {"sizes": ((1, 2),), "slots": 2, "units": 4, "limit": 2},
+    "a producer that ends": {"sizes": ((1, 2),), "slots": 2, "units": 4, "crashes": 1},
+    "two producers": {"sizes": ((1,), (2,)), "slots": 2, "units": 4},
+    "late bytes": {"sizes": ((2,), (2,)), "slots": 2, "units": 2, "abandons": 1},
+    "a fence that does not hold": {"sizes": ((2,), (2,)), "slots": 2, "units": 2, "abandons": 1, "is_fenced": False},
+}
+LONG: dict[str, dict[str, Any]] = {
+    "two messages each": {"sizes": ((1, 2), (2, 1)), "slots": 2, "units": 4},
+    "one ends": {"sizes": ((1, 1), (1,)), "slots": 2, "units": 2, "crashes": 1, "abandons": 1},
+    "abandoned, and late": {"sizes": ((2,), (2, 2)), "slots": 2, "units": 4, "abandons": 1},
+    "the consumer begins anew": {"sizes": ((1, 2), (1,)), "slots": 2, "units": 4, "restarts": 1, "limit": 2},
+    "a peer abandons": {"sizes": ((2,), (1,)), "slots": 2, "units": 2, "has_peer": True},
+    "a fence that does not hold": {"sizes": ((2,), (2, 2)), "slots": 2, "units": 4, "abandons": 1, "is_fenced": False},
+}
