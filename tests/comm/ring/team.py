@@ -55,16 +55,22 @@ class Hesitating:
         pass
 
     def _pause(self) -> None:
-        if self._rng.random() < 0.1:
+        if self._rng.random() < 0.3:
             time.sleep(self._rng.random() * 1e-3)
 
 
-def send_for_ever(address: str, sender: int, progress_fd: int, seed: int) -> None:
+def map_progress(path: str) -> mmap:
+    """What each sender has sent: eight bytes each in this file."""
+    with open(path, "r+b") as file:
+        return mmap(file.fileno(), 4096)
+
+
+def send_for_ever(address: str, sender: int, progress_path: str, seed: int) -> None:
     """Numbered messages of random length; the count of those that were sent stands in the shared file."""
     rng = random.Random(seed)
-    progress = mmap(progress_fd, 4096)
+    progress = map_progress(progress_path)
     producer = Producer.connect(address)
-    if seed % 2:
+    if seed % 4:
         _hesitate(producer, rng)
     number = int.from_bytes(progress[sender * 8 : sender * 8 + 8], "little")
     while True:
