@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
@@ -38,26 +37,25 @@ class Receiver(Protocol):
 
 class Sender(Protocol):
     def send(self, messages: Sequence[bytes]) -> None: ...
+    def close(self) -> None:
+        """Return when all messages are on their way, whatever happens to this process."""
 
 
 class RingReceiver:
-    """A ring for all senders. Long messages are received in place."""
+    """A ring for all senders. Long messages are received in place. Sleeps when there is nothing, as the others do."""
 
-    def __init__(self, num_senders: int, size: int, *, is_checked: bool, is_polling: bool = True) -> None:
+    def __init__(self, num_senders: int, size: int, *, is_checked: bool) -> None:
         self.ring = Ring.create(RING_BYTES, SLOTS, is_checked=is_checked, abandon_after_s=0.2, kill_after_s=10.0)
         self.addresses = [self.ring.address()] * num_senders
-        self._size, self._is_polling = size, is_polling
+        self._size = size
 
     def hand_over(self) -> None:
         pass
 
     def receive(self, timeout_s: float) -> Sequence[Any]:
-        if self._size < SMALL and self._is_polling:
-            if copies := self.ring.take(512):
-                return [payload for _, payload in copies]
-            time.sleep(0)
-            return ()
-        message = self.ring.poll() if self._is_polling else self.ring.recv(timeout_s)
+        if self._size < SMALL:
+            return [payload for _, payload in self.ring.take(512, timeout_s)]
+        message = self.ring.recv(timeout_s)
         if message is None:
             return ()
         with message:
@@ -73,6 +71,9 @@ class RingSender:
 
     def send(self, messages: Sequence[bytes]) -> None:
         self._producer.send_all([(b"", message) for message in messages], timeout_s=60)
+
+    def close(self) -> None:
+        self._producer.close()
 
 
 class PipeReceiver:
@@ -109,6 +110,9 @@ class PipeSender:
     def send(self, messages: Sequence[bytes]) -> None:
         for message in messages:
             self._connection.send_bytes(message)
+
+    def close(self) -> None:
+        self._connection.close()
 
 
 class ZmqReceiver:
@@ -152,6 +156,10 @@ class ZmqSender:
     def send(self, messages: Sequence[bytes]) -> None:
         for message in messages:
             self._socket.send(message, 0, copy=len(message) < SMALL)
+
+    def close(self) -> None:
+        self._socket.close()
+        zmq.Context.instance().term()
 
 
 SENDERS: dict[str, Callable[[Any], Sender]] = {

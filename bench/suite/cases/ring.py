@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from mmap import mmap
 from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Event
+from threading import Timer
 from typing import Any
 
 from suite.case import Check, Finding, Note, Table
@@ -24,15 +25,26 @@ _BATCH = 128
 _FAULTS = ("SIGKILL", "SIGSTOP")
 
 
+@dataclass(frozen=True, slots=True)
+class _Rate:
+    """Bytes per second, and processor time in all processes and threads per byte, in seconds."""
+
+    wall: float
+    cpu_s: float
+
+
+_Rates = dict[tuple[str, int, int], list[_Rate]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RingSpeed:
     """`megabytes` of messages of each size by each way in each of `rounds`; `pings` messages one way and back."""
 
     sizes: tuple[int, ...] = (1 << 10, 64 << 10, 1 << 20)
-    megabytes: tuple[int, ...] = (200, 1500, 3000)
+    megabytes: tuple[int, ...] = (100, 500, 1000)
     num_senders: tuple[int, ...] = (1, 3)
     rounds: int = 5
-    pings: int = 5000
+    pings: int = 4000
     faults: int = 10
     stopped_s: float = 0.5
 
@@ -55,9 +67,9 @@ class RingSpeed:
             },
         )
 
-    def _rates(self, note: Note) -> dict[tuple[str, int, int], list[float]]:
-        """Bytes per second in each round, by way, size and number of senders. memcpy has no senders."""
-        rates: dict[tuple[str, int, int], list[float]] = {}
+    def _rates(self, note: Note) -> _Rates:
+        """Of each round, by way, size and number of senders. memcpy has no senders."""
+        rates: _Rates = {}
         for number in range(self.rounds):
             for size, megabytes in zip(self.sizes, self.megabytes, strict=True):
                 note(f"round {number + 1}, {size} bytes")
@@ -68,12 +80,12 @@ class RingSpeed:
                         rates.setdefault((name, size, num_senders), []).append(rate)
         return rates
 
-    def _speed_checks(self, rates: dict[tuple[str, int, int], list[float]]) -> tuple[Check, ...]:
+    def _speed_checks(self, rates: _Rates) -> tuple[Check, ...]:
         small, middle, large = self.sizes
         checks = [
             Check(
                 what=f"1 KB, {count} sender(s), checked",
-                measured=extremes([rate / small / 1e6 for rate in rates["ring, checked", small, count]]),
+                measured=extremes([rate.wall / small / 1e6 for rate in rates["ring, checked", small, count]]),
                 low=1,
                 unit="M messages/s",
             )
@@ -89,21 +101,23 @@ class RingSpeed:
             checks.append(Check(what=f"{name}, {size >> 10} KB, over {other}", measured=measured, low=low, unit="x"))
         return tuple(checks)
 
-    def _rate_table(self, rates: dict[tuple[str, int, int], list[float]]) -> Table:
+    def _rate_table(self, rates: _Rates) -> Table:
         rows = []
         for (name, size, count), values in sorted(rates.items(), key=lambda item: (item[0][1], item[0][2], item[0][0])):
-            median = statistics.median(values)
-            rows.append((name, f"{size >> 10} KB", str(count), f"{median / size:,.0f}", f"{median / 1e9:.2f}"))
+            rate = statistics.median(value.wall for value in values)
+            cpu_us = statistics.median(value.cpu_s for value in values) * size * 1e6
+            shown = (f"{rate / size:,.0f}", f"{rate / 1e9:.2f}", f"{cpu_us:.2f}")
+            rows.append((name, f"{size >> 10} KB", str(count), *shown))
         return Table(
             title="Throughput, medians of the rounds",
-            columns=("way", "message", "senders", "messages/s", "GB/s"),
+            columns=("way", "message", "senders", "messages/s", "GB/s", "CPU per message, us"),
             rows=tuple(rows),
         )
 
     def _latencies(self, name: str, note: Note) -> list[float]:
         """Microseconds of one way, half of each way there and back."""
         note(f"one way, {name}")
-        here = RingReceiver(1, 64, is_checked=True, is_polling=name == "polling")
+        here = RingReceiver(1, 64, is_checked=True)
         parent, child = multiprocessing.Pipe()
         echo = _CONTEXT.Process(
             target=_echo, args=(child, here.addresses[0], name == "polling", self.pings), daemon=True
@@ -143,12 +157,14 @@ class RingSpeed:
         )
 
 
-def _rate(name: str, size: int, num_senders: int, count: int) -> float:
-    count = count // num_senders // _BATCH * _BATCH
+def _rate(name: str, size: int, num_senders: int, count: int) -> _Rate:
+    count //= num_senders
+    if size < SMALL:
+        count -= count % _BATCH
     ours = receiver(name, num_senders, size)
-    go, ready = _CONTEXT.Event(), _CONTEXT.Semaphore(0)
+    go, ready, cpu_s = _CONTEXT.Event(), _CONTEXT.Semaphore(0), _CONTEXT.SimpleQueue()
     senders = [
-        _CONTEXT.Process(target=_send, args=(name, ours.addresses, index, size, count, go, ready), daemon=True)
+        _CONTEXT.Process(target=_send, args=(name, ours.addresses, index, size, count, go, ready, cpu_s), daemon=True)
         for index in range(num_senders)
     ]
     for sender in senders:
@@ -158,48 +174,55 @@ def _rate(name: str, size: int, num_senders: int, count: int) -> float:
     while left:
         ours.receive(0.001)
         left -= ready.acquire(False)
-    start_s = time.perf_counter()
+    start_s, start_cpu_s = time.perf_counter(), time.process_time()
     go.set()
     got = 0
     while got < count * num_senders:
         got += len(ours.receive(1))
-    elapsed_s = time.perf_counter() - start_s
+    elapsed_s, used_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s
+    used_s += sum(cpu_s.get() for _ in senders)
     for sender in senders:
         sender.join()
     ours.close()
-    return got * size / elapsed_s
+    return _Rate(got * size / elapsed_s, used_s / (got * size))
 
 
-def _send(name: str, addresses: Sequence[Any], index: int, size: int, count: int, go: Event, ready: Any) -> None:
+def _send(
+    name: str, addresses: Sequence[Any], index: int, size: int, count: int, go: Event, ready: Any, cpu_s: Any
+) -> None:
     sender = open_sender(name, addresses, index)
     message = os.urandom(size)
     batch = [message] * (_BATCH if size < SMALL else 1)
     ready.release()
     go.wait()
+    start_s = time.process_time()
     for _ in range(count // len(batch)):
         sender.send(batch)
+    sender.close()
+    cpu_s.put(time.process_time() - start_s)
 
 
-def _memcpy_rate(size: int, megabytes: int) -> float:
+def _memcpy_rate(size: int, megabytes: int) -> _Rate:
     """From one place to the places of 64 MiB in turn, as a sender copies into the ring."""
     target, source = memoryview(mmap(-1, 64 << 20)), os.urandom(size)
     places = [target[start : start + size] for start in range(0, len(target), size)]
     for place in places:
         place[:] = source
     laps = max(1, megabytes // 64)
-    start_s = time.perf_counter()
+    start_s, start_cpu_s = time.perf_counter(), time.process_time()
     for _ in range(laps):
         for place in places:
             place[:] = source
-    return laps * len(places) * size / (time.perf_counter() - start_s)
+    num_bytes = laps * len(places) * size
+    return _Rate(num_bytes / (time.perf_counter() - start_s), (time.process_time() - start_cpu_s) / num_bytes)
 
 
-def _ratio(ours: list[float], theirs: list[float]) -> Interval:
-    return extremes([one / other for one, other in zip(ours, theirs, strict=True)])
+def _ratio(ours: list[_Rate], theirs: list[_Rate]) -> Interval:
+    return extremes([one.wall / other.wall for one, other in zip(ours, theirs, strict=True)])
 
 
 def _echo(parent: Any, address: str, is_polling: bool, pings: int) -> None:
-    ours = RingReceiver(1, 64, is_checked=True, is_polling=is_polling)
+    ours = RingReceiver(1, 64, is_checked=True)
     sender = RingSender(address)
     parent.send(ours.addresses[0])
     while not ours.ring.stats.producers:
@@ -258,10 +281,9 @@ class _Disturbed:
         victim = self._senders[0]
         assert victim.pid is not None
         os.kill(victim.pid, getattr(signal, self._fault))
-        self._receive(self._stopped_s)
-        if self._fault == "SIGSTOP":
-            os.kill(victim.pid, signal.SIGCONT)
-            self._receive(0.3)
+        # Of its own, since a receiver in the middle of a message may wait for the rest.
+        Timer(self._stopped_s, os.kill, (victim.pid, signal.SIGCONT)).start()
+        self._receive(self._stopped_s + 0.3)
         for sender in self._senders:
             os.kill(sender.pid or 0, signal.SIGUSR1)
         self._receive(1.0)
@@ -324,13 +346,15 @@ def _fault_table(rows: tuple[tuple[str, ...], ...]) -> Table:
 
 
 _METHOD = (
-    "One receiver; senders are processes of their own. In each round all ways take turns. More processes than cores "
-    "share them, and a receiver that polls takes one.",
+    "One receiver, which sleeps while there is nothing; senders are processes of their own. In each round all take "
+    "turns. More processes than cores share them.",
     "ring: 64 MiB, 4096 slots. 1 KB: sent 128 and received up to 512 at a time, as copies; longer messages one by one, "
     "received in place. checked: CRC32C of all bytes, at both ends.",
     "memcpy: one process, from one source to 64 MiB in turn. pipe: multiprocessing's send_bytes, one pipe per sender. "
     "ZeroMQ: PUSH and PULL, ipc, not copied in Python from 8 KB on.",
-    "One way: half of the time there and back, through two rings. bell: the receiver sleeps.",
+    "CPU: user and system time of all processes and their threads while messages pass.",
+    "One way: half of the time there and back, through two rings. polling: both ends poll, so they need a core each. "
+    "bell: both sleep.",
     "Lost: `send` had returned and the message never came. The pause is the longest time between two messages of the "
     "other sender from the fault on. Totals over all repeats.",
     "Intervals of throughput: smallest and largest of the rounds; of latency: of the medians of four parts.",

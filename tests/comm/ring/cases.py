@@ -1,4 +1,8 @@
-"""What is explored of the protocol as it is: nothing of this may have a violation."""
+"""What is explored of the protocol as it is: nothing of this may have a violation.
+
+Where an owner lives on, its fence does not hold: its bytes may arrive after they were given to others. Then messages may be
+lost, but none is delivered that was not sent.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ QUICK: dict[str, dict[str, Any]] = {
     "a producer that ends": {"sizes": ((1, 2),), "slots": 2, "units": 4, "crashes": 1},
     "two producers": {"sizes": ((1,), (2,)), "slots": 2, "units": 4},
     "late bytes": {"sizes": ((2,), (2,)), "slots": 2, "units": 2, "abandons": 1},
-    "a fence that does not hold": {"sizes": ((2,), (2,)), "slots": 2, "units": 2, "abandons": 1, "is_fenced": False},
+    "an owner that lives on": {"sizes": ((2,), (2,)), "slots": 2, "units": 2, "abandons": 1, "is_fenced": False},
 }
 LONG: dict[str, dict[str, Any]] = {
     "two messages each": {"sizes": ((1, 2), (2, 1)), "slots": 2, "units": 4},
@@ -17,5 +21,11 @@ LONG: dict[str, dict[str, Any]] = {
     "abandoned, and late": {"sizes": ((2,), (2, 2)), "slots": 2, "units": 4, "abandons": 1},
     "the consumer begins anew": {"sizes": ((1, 2), (1,)), "slots": 2, "units": 4, "restarts": 1, "limit": 2},
     "a peer abandons": {"sizes": ((2,), (1,)), "slots": 2, "units": 2, "has_peer": True},
-    "a fence that does not hold": {"sizes": ((2,), (2, 2)), "slots": 2, "units": 4, "abandons": 1, "is_fenced": False},
+    "an owner that lives on beside two messages": {
+        "sizes": ((2,), (2, 2)),
+        "slots": 2,
+        "units": 4,
+        "abandons": 1,
+        "is_fenced": False,
+    },
 }

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from fcntl import F_ADD_SEALS, F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK, fcntl
 from types import TracebackType
+from typing import TypeVar
 
 from tilework.comm.ring.errors import RingClosed, RingCorrupted
 from tilework.comm.ring.handshake import Grant, listen
@@ -21,6 +22,7 @@ from tilework.comm.ring.layout import UNIT, Layout, State
 from tilework.comm.ring.members import Member, Members
 from tilework.comm.ring.transport import Found, has_extension, map_memory, spans, transport
 
+Got = TypeVar("Got")
 _PREFETCH = 16
 _TEND_NS = 1_000_000
 _VERB_NS = 1_000_000_000
@@ -167,8 +169,14 @@ class Ring:
         producer = (found.owner, found.epoch)
         return Message(self._memory[header], self._view[payload], producer, found.slot, self._release)
 
-    def take(self, limit: int = 256) -> list[tuple[bytes, bytes]]:
-        """Copies of header and payload of the next messages, at most `limit`, without waiting. For many small ones."""
+    def take(self, limit: int = 256, timeout_s: float | None = 0.0) -> list[tuple[bytes, bytes]]:
+        """Copies of header and payload of the next messages, at most `limit`: for many small ones.
+
+        Sleeps until there is one, at most `timeout_s` (None: for ever). Raises what `poll` raises.
+        """
+        return self._wait(lambda: self._take(limit) or None, timeout_s) or []
+
+    def _take(self, limit: int) -> list[tuple[bytes, bytes]]:
         self._tend()
         copies: list[tuple[bytes, bytes]] = []
         while self._ready and len(copies) < limit and (message := self.poll()):
@@ -180,19 +188,26 @@ class Ring:
         return copies + more
 
     def recv(self, timeout_s: float | None = None) -> Message | None:
-        """The next message; None if there is none within `timeout_s`. Sleeps until a producer rings the bell."""
-        end_ns = None if timeout_s is None else time.monotonic_ns() + round(timeout_s * 1e9)
-        while (message := self.poll() or self._poll_before_sleep()) is None:
-            now_ns = time.monotonic_ns()
-            if end_ns is not None and now_ns >= end_ns:
-                return None
-            self._serve(self._sleep_s(now_ns, end_ns))
-        return message
+        """The next message; None if there is none within `timeout_s`. Sleeps until a producer rings the bell.
+
+        Raises what `poll` raises.
+        """
+        return self._wait(self.poll, timeout_s)
+
+    def _wait(self, poll: Callable[[], Got | None], timeout_s: float | None) -> Got | None:
+        """What `poll` gives as soon as it gives something."""
+        start_ns = time.monotonic_ns()
+        end_ns = None if timeout_s is None else start_ns + round(timeout_s * 1e9)
+        while (got := poll()) is None and (end_ns is None or time.monotonic_ns() < end_ns):
+            if (got := self._poll_before_sleep(poll)) is not None:
+                break
+            self._serve(self._sleep_s(time.monotonic_ns(), end_ns))
+        return got
 
     async def arecv(self) -> Message:
         """The next message; the event loop runs meanwhile."""
         loop = asyncio.get_running_loop()
-        while (message := self.poll() or self._poll_before_sleep()) is None:
+        while (message := self.poll() or self._poll_before_sleep(self.poll)) is None:
             woken = asyncio.Event()
             loop.add_reader(self._selector.fileno(), woken.set)
             try:
@@ -203,13 +218,13 @@ class Ring:
             self._serve(0)
         return message
 
-    def _poll_before_sleep(self) -> Message | None:
+    def _poll_before_sleep(self, poll: Callable[[], Got | None]) -> Got | None:
         """Ask to be woken, then look once more: a producer that has not seen the bell has committed before this."""
         self._transport.set_bell(True, _soon())
-        message = self.poll()
-        if message is not None:
+        got = poll()
+        if got is not None:
             self._transport.set_bell(False, _soon())
-        return message
+        return got
 
     def _sleep_s(self, now_ns: int, end_ns: int | None) -> float | None:
         """Until something must be looked at although no bell rings; None is for ever."""

@@ -98,11 +98,10 @@ class Producer:
         """Try until all are sent; yields how long to wait before the next attempt."""
         if not self._is_open:
             raise RingClosed("the producer is closed")
-        start_ns = time.monotonic_ns()
-        deadline_ns = start_ns + round(timeout_s * 1e9)
-        self._check_consumer(start_ns)
-        waiting = None
-        next_index, pause_s = 0, _LEAST_PAUSE_S
+        now_ns = time.monotonic_ns()
+        deadline_ns = now_ns + round(timeout_s * 1e9)
+        self._check_consumer(now_ns)
+        next_index, pause_s, peers = 0, _LEAST_PAUSE_S, None
         while True:
             count, outcome = self._try(messages, next_index, deadline_ns)
             next_index += count
@@ -110,20 +109,26 @@ class Producer:
             if outcome == Outcome.SENT:
                 return
             now_ns = time.monotonic_ns()
-            if outcome == Outcome.LOST:
-                self.stats.lost += 1
-            elif count or waiting is None:
-                waiting, pause_s = _Waiting(now_ns, self._transport.find_reserved(deadline_ns)), _LEAST_PAUSE_S
-                self.stats.waits += 1
             if now_ns >= deadline_ns:
                 raise RingFull(f"timeout_s: no room for a message within {timeout_s:g} s; the consumer is behind")
-            if outcome == Outcome.FULL and waiting is not None:
-                self._check_consumer(now_ns)
-                if waiting.reserved and now_ns - waiting.since_ns >= self._abandon_after_ns:
-                    self._abandon(waiting, deadline_ns)
-                yield pause_s
-                self.stats.waited_ns += time.monotonic_ns() - now_ns
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            if outcome == Outcome.LOST:
+                self.stats.lost += 1
+                continue
+            if count or peers is None:
+                self.stats.waits += 1
+                pause_s, peers = _LEAST_PAUSE_S, _Peers(now_ns)
+            self._check_consumer(now_ns)
+            self._look_at_peers(peers, now_ns, deadline_ns)
+            yield pause_s
+            self.stats.waited_ns += time.monotonic_ns() - now_ns
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _look_at_peers(self, peers: _Peers, now_ns: int, deadline_ns: int) -> None:
+        """After a while without room, note what is reserved; after as long again, abandon what still is."""
+        if now_ns - peers.since_ns >= self._abandon_after_ns:
+            for slot, word in peers.reserved:
+                self._transport.abandon(slot, word, deadline_ns)
+            peers.since_ns, peers.reserved = now_ns, self._transport.find_reserved(deadline_ns)
 
     def _try(self, messages: list[Message], first: int, deadline_ns: int) -> tuple[int, int]:
         try:
@@ -131,11 +136,6 @@ class Producer:
         except VerbTimeout:
             self.close()  # A verb may still be under way. The end of the connection tells the consumer.
             raise
-
-    def _abandon(self, waiting: _Waiting, deadline_ns: int) -> None:
-        for slot, word in waiting.reserved:
-            self._transport.abandon(slot, word, deadline_ns)
-        waiting.reserved = ()
 
     def _check_consumer(self, now_ns: int) -> None:
         if now_ns >= self._look_at_ns:
@@ -163,6 +163,8 @@ class Producer:
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _Peers:
+    """Entries that were reserved at `since_ns`."""
+
     since_ns: int
-    reserved: Sequence[tuple[int, int]]
+    reserved: Sequence[tuple[int, int]] = ()
