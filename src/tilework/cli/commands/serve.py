@@ -24,6 +24,7 @@ EXAMPLE = examples(
     "tilework serve --models models.toml --weights-memory 24GB",
     "tilework serve ./sdxl --loras ./loras",
     "tilework serve --durable ./state",
+    "tilework serve --default-slo 3x",
     "tilework serve --backend modelled --devices 8 --cost flux1dev_h100_eager",
 )
 STUCK_AFTER_S = s_from_ns(WatchdogConfig().least_ns)
@@ -54,6 +55,7 @@ def command(
     max_backlog: options.MaxBacklog = None,
     max_batch: options.MaxBatch = None,
     exact: options.Exact = False,
+    default_slo: options.DefaultSlo = None,
     log: options.Log = None,
     stuck_after: options.StuckAfter = STUCK_AFTER_S,
     log_level: options.LogLevelName = options.LogLevel.WARNING,
@@ -63,16 +65,15 @@ def command(
 
     Further settings come from the environment: TILEWORK_MAX_STEPS, TILEWORK_RESULT_TTL_S and so on (docs/serving.md).
     """
-    _prepare(log_level)
-    table, sources = _checked_table(policy, cost, workers), tuple[Source, ...]()
+    _prepare(log_level, models, models_file)
+    table, sources = _checked_table(policy, cost, workers, models_file), tuple[Source, ...]()
     if backend is options.Backend.MODELLED:
         sources = _simulated_sources(table, models, worker_memory, weights_memory)
     else:
         sources = _model_sources(models, models_file, loras, adapter, dtype, device, threads, worker_memory)
-        _check_devices(models_file, policy, workers)
-    settings: dict[str, object] = {"tenants": tenants and str(tenants), "durable": durable and str(durable)}
-    settings |= {"models": models_file and str(models_file), "host": host, "port": port, "api_key": api_key}
+    settings: dict[str, object] = {"host": host, "port": port, "api_key": api_key, "default_slo": default_slo}
     settings |= {"max_backlog_s": max_backlog, "max_batch": max_batch, "exact": exact or None}
+    settings |= _as_texts(tenants=tenants, durable=durable, models=models_file)
     from tilework.cli.serving import Serving
 
     Serving(
@@ -91,14 +92,23 @@ def command(
     ).run()
 
 
-def _prepare(log_level: str) -> None:
+def _prepare(log_level: str, models: Sequence[str] | None, file: Path | None) -> None:
+    """Raises UserError if the models are given twice."""
+    if models and file is not None:
+        raise UserError(f"models are given twice, as {models[0]!r} and by --models; leave one out")
     require_serve_extra()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("tilework").setLevel(log_level.upper())  # Libraries stay as they are.
 
 
-def _checked_table(policy: str, cost: str | None, num_workers: int) -> CostTable | None:
-    """The table of a name or file, if one is given; and there is such a policy, which can do that. Raises UserError."""
+def _as_texts(**files: Path | None) -> dict[str, str | None]:
+    return {name: None if file is None else str(file) for name, file in files.items()}
+
+
+def _checked_table(policy: str, cost: str | None, num_workers: int, models: Path | None) -> CostTable | None:
+    """The table of a name or file, if one is given; and there is such a policy, which can do that, and the devices of
+    a file of models. Raises UserError."""
+    _check_devices(models, policy, num_workers)
     with user_errors(UnknownPolicy, BadCostTable, OSError):
         check_live(policy)
         if cost is None:
@@ -135,8 +145,6 @@ def _model_sources(
     from tilework.server.lora_directory import loras_in
     from tilework.server.models_file import read_models
 
-    if models and file is not None:
-        raise UserError(f"models are given twice, as {models[0]!r} and by --models; leave one out")
     with user_errors(ConfigError):
         usual = loras_in(loras) if loras is not None else ()
         if file is None:

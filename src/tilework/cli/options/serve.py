@@ -119,6 +119,14 @@ Exact = Annotated[
         help="Draw every picture on one device and alone: it is the stock pipeline's bit for bit under any load.",
     ),
 ]
+DefaultSlo = Annotated[
+    str | None,
+    typer.Option(
+        "--default-slo",
+        help="The deadline of requests that give none: 30s, 800ms, or 3x, a multiple of the time that a request takes "
+        "alone. Default: none. A tenant, class or model may have its own.",
+    ),
+]
 Log = Annotated[
     Path | None,
     typer.Option(

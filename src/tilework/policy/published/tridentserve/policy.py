@@ -6,7 +6,8 @@ says what each way is worth, `program` chooses the requests that begin now. `dis
 chosen devices, encode and decode on the same if these hold them, else on auxiliaries. Devices hold all stages (type
 EDC) as long as all requests fit there: then this is the dispatcher alone, as for a table without weights.
 
-Left out: batches of small requests (appendix E.1) and model parallelism (E.2, a device is a cell).
+Left out: batches of small requests (appendix E.1). Models that exceed one device (E.2) are a matter of the cost table
+(`cost.table.in_cells`).
 """
 
 from __future__ import annotations
