@@ -130,8 +130,9 @@ class RingSpeed:
         for _ in range(self.pings):
             start_ns = time.perf_counter_ns()
             sender.send((b"x" * 64,))
-            _await(here.ring, name == "polling")
+            message = _await(here.ring, name == "polling")
             times.append((time.perf_counter_ns() - start_ns) / 2e3)
+            message.release()
         echo.join()
         here.close()
         return times
@@ -228,15 +229,16 @@ def _echo(parent: Any, address: str, is_polling: bool, pings: int) -> None:
     while not ours.ring.stats.producers:
         ours.ring.poll()
     for _ in range(pings):
-        _await(ours.ring, is_polling)
+        message = _await(ours.ring, is_polling)
         sender.send((b"x" * 64,))
+        message.release()
 
 
-def _await(ring: Any, is_polling: bool) -> None:
+def _await(ring: Any, is_polling: bool) -> Any:
     wait: Callable[[], Any] = ring.poll if is_polling else ring.recv
     while (message := wait()) is None:
         pass
-    message.release()
+    return message
 
 
 def _latency_checks(latencies: dict[str, list[float]]) -> tuple[Check, ...]:

@@ -56,7 +56,11 @@ class AtomicTransport(Transport):
         )
 
     def look(self, window: Window, limit: int, deadline_ns: int) -> list[Found]:
-        found = self._see(window, self._look(window, limit))
+        scan = window.scan
+        seen = self._look(window, limit)
+        if not seen and window.scan is scan:
+            return []
+        found = self._see(window, seen)
         self._advance(window)
         return found
 
@@ -89,10 +93,13 @@ class AtomicTransport(Transport):
             limit,
             self.epochs,
         )
-        window.scan = Position(*scan)
+        if scan[0] != slot:
+            window.scan = Position(*scan)
         return seen
 
     def _advance(self, window: Window) -> None:
+        if window.head.slot in window.open:
+            return
         head, window.head = window.head, consume.first_needed(window)
         if head != window.head:
             _native.advance(self._view, self.layout.slots, self.layout.units, head.slot, *window.head)

@@ -153,10 +153,10 @@ class Ring:
             RingCorrupted: a producer has written to the words of the ring without following the protocol.
             RingClosed: the ring is closed.
         """
-        self._tend()
+        soon_ns = self._tend() + _VERB_NS
         while True:
             if not self._ready:
-                self._ready.extend(self._transport.look(self._window, _PREFETCH, _soon()))
+                self._ready.extend(self._transport.look(self._window, _PREFETCH, soon_ns))
                 if not self._ready:
                     return None
             found = self._ready.popleft()
@@ -248,14 +248,15 @@ class Ring:
         if self._is_open:
             self._transport.release(self._window, slot, _soon())
 
-    def _tend(self) -> None:
-        """What is done beside messages, at most once in a while."""
+    def _tend(self) -> int:
+        """What is done beside messages, at most once in a while. Returns the time."""
         if not self._is_open:
             raise RingClosed("the ring is closed")
         now_ns = time.monotonic_ns()
         if now_ns >= self._tend_at_ns:
             self._tend_at_ns = now_ns + _TEND_NS
             self._serve(0)
+        return now_ns
 
     def _serve(self, timeout_s: float | None) -> None:
         """Take producers in, notice which have ended, and see to entries that are not committed."""

@@ -21,7 +21,6 @@ class Member:
     owner: int
     epoch: int
     connection: socket.socket
-    pid: int
     process: int | None
     is_killed: bool = False
 
@@ -66,8 +65,11 @@ class Members:
             return None
         owner = self._free.popleft()
         epoch = self._epochs[owner] = self._epochs[owner] + 1
-        member = Member(owner, epoch, connection, pid, _open_process(pid))
+        member = Member(owner, epoch, connection, _open_process(pid))
         try:
+            # It lives after its process was opened, so this is its process and not a later one of the same number.
+            if is_ended(connection):
+                raise BrokenPipeError
             grant(connection, make_grant(owner, epoch), fds)
         except OSError:
             member.close()
