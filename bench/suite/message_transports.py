@@ -120,14 +120,14 @@ class ZmqReceiver:
 
     def __init__(self, num_senders: int, size: int) -> None:
         self._folder = tempfile.mkdtemp(prefix="zmq-")
-        self._context = zmq.Context()
-        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.PULL)
-        self._socket.bind(f"ipc://{self._folder}/socket")
         self.addresses = [f"ipc://{self._folder}/socket"] * num_senders
         self._is_copied = size < SMALL
 
     def hand_over(self) -> None:
-        pass
+        """Senders are forked before, since a context of ZeroMQ does not outlive that; they find the socket later."""
+        self._context = zmq.Context()
+        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.PULL)
+        self._socket.bind(self.addresses[0])
 
     def receive(self, timeout_s: float) -> Sequence[Any]:
         if not self._socket.poll(round(timeout_s * 1000)):

@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import time
-from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -24,6 +23,8 @@ from comm.ring.team import (
 )
 from tilework.comm.ring import transport
 from tilework.comm.ring.consumer import Ring
+from tilework.comm.ring.errors import RingFull
+from tilework.comm.ring.producer import Producer
 
 if not transport.has_extension():
     pytest.skip("the C extension was not built: no compiler", allow_module_level=True)
@@ -47,6 +48,19 @@ def test_a_stopped_producer_is_killed_so_that_its_bytes_are_used_again() -> None
         assert (ring.stats.lost, ring.stats.killed, ring.stats.quarantined_bytes) == (1, 1, 0)
 
 
+def test_bytes_that_may_still_be_written_are_not_used_again() -> None:
+    with Ring.create(1 << 14, 16, abandon_after_s=0.01, kill_after_s=None) as ring:
+        stopped = _stopped_producer(ring)
+        while not ring.stats.quarantined_bytes:
+            ring.recv(timeout_s=0.01)
+        assert (ring.stats.abandoned, ring.stats.used_bytes) == (1, ring.stats.quarantined_bytes)
+        assert stopped.pid is not None
+        os.kill(stopped.pid, signal.SIGCONT)  # It ends.
+        while ring.stats.used_bytes:
+            ring.recv(timeout_s=0.01)
+        assert (ring.stats.lost, ring.stats.killed) == (1, 0)
+
+
 def _stopped_producer(ring: Ring) -> BaseProcess:
     process = start(stop_in_the_middle, ring.address())
     while not ring.stats.used_bytes:
@@ -59,21 +73,16 @@ def _go_on(ring: Ring) -> None:
     with connected(ring) as producer:
         got: list[tuple[bytes, bytes]] = []
         for number in range(40):
-            while True:
-                with suppress(TimeoutError):
-                    if _try_to_send(producer, number):
-                        break
+            while not _try_to_send(producer, number):
                 got += ring.take()
         while len(got) < 40:
             got += ring.take()
         assert [header for header, _ in got] == [b"%d" % number for number in range(40)]
 
 
-def _try_to_send(producer: object, number: int) -> bool:
-    from tilework.comm.ring.errors import RingFull
-
+def _try_to_send(producer: Producer, number: int) -> bool:
     try:
-        producer.send(b"%d" % number, bytes(3000), timeout_s=0)  # type: ignore[attr-defined]
+        producer.send(b"%d" % number, bytes(3000), timeout_s=0)
     except RingFull:
         return False
     return True

@@ -101,7 +101,7 @@ class Ring:
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._bell, selectors.EVENT_READ, self._hear_bell)
         self._members = Members(self._transport.epochs)
-        self._since_ns: dict[int, int] = {}  # When an entry that is not committed was first seen in its state.
+        self._since_ns: dict[tuple[int, int], int] = {}  # By slot and state: when it was first seen so.
         self._ready: deque[Found] = deque()
         self._tend_at_ns = 0
         self._is_open = True
@@ -233,11 +233,13 @@ class Ring:
         return max(0.0, (min(due) - now_ns) / 1e9) if due else None
 
     def _patience(self, now_ns: int) -> Iterator[tuple[int, int]]:
+        """Since when each entry is reserved or abandoned, and for how long it may be."""
         for slot, entry in self._window.undecided.items():
+            since_ns = self._since_ns.get((slot, entry.state), now_ns)
             if entry.state == State.RESERVED:
-                yield self._since_ns.get(slot, now_ns), self._abandon_after_ns
+                yield since_ns, self._abandon_after_ns
             elif self._kill_after_ns is not None and not self._member(entry.owner).is_killed:
-                yield self._since_ns.get(slot, now_ns), self._kill_after_ns
+                yield since_ns, self._kill_after_ns
 
     def _member(self, owner: int) -> Member:
         if owner not in self._members.connected:
@@ -291,17 +293,17 @@ class Ring:
         if not undecided:
             self._since_ns.clear()
             return
-        for slot in self._since_ns.keys() - undecided.keys():
-            del self._since_ns[slot]
+        for gone in self._since_ns.keys() - {(slot, entry.state) for slot, entry in undecided.items()}:
+            del self._since_ns[gone]
         for slot, entry in list(undecided.items()):
-            since_ns = self._since_ns.setdefault(slot, now_ns)
+            since_ns = self._since_ns.setdefault((slot, entry.state), now_ns)
             if entry.owner in self._members.ended:
                 self._lost += len(self._transport.drop_fenced(self._window, entry.owner, _soon()))
                 continue
             member = self._member(entry.owner)
-            if entry.state == State.RESERVED and now_ns - since_ns >= self._abandon_after_ns:
-                self._abandoned += self._transport.abandon(slot, entry.word, _soon())
-                self._since_ns[slot] = now_ns
+            if entry.state == State.RESERVED:
+                if now_ns - since_ns >= self._abandon_after_ns:
+                    self._abandoned += self._transport.abandon(slot, entry.word, _soon())
             elif self._kill_after_ns is not None and now_ns - since_ns >= self._kill_after_ns:
                 self._killed += member.kill()
 
