@@ -218,6 +218,7 @@ class FakeEngine:
             backlog_ns=0,
             state_blob_bytes=0,
             memory_bytes={},
+            kept={},
             pids={},
         )
 

@@ -235,6 +235,7 @@ class Engine:
             state_blob_bytes=self._dispatcher.state_bytes,
             encode_cache=self._encode_cache.usage,
             memory_bytes=dict(self._dispatcher.memory_bytes),
+            kept=dict(self._dispatcher.kept),
             pids={device_id: pid for device_id, pid in pids.items() if pid is not None},
         )
 

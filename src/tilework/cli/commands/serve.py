@@ -13,6 +13,7 @@ from tilework.cli.options.common import Adapter, Device, Dtype, ProfilesFile, Wo
 from tilework.control.watchdog import WatchdogConfig
 from tilework.core.model import SimulatedSource, Source
 from tilework.core.time import s_from_ns
+from tilework.core.wire import STATES_BYTES
 from tilework.cost.table import BadCostTable, CostTable, check_devices
 from tilework.cost.table_file import read_table
 from tilework.policy.registry import DEFAULT_POLICY, UnknownPolicy, check_live, check_pools
@@ -41,6 +42,7 @@ def command(
     threads: WorkerThreads = 1,
     worker_memory: options.WorkerMemory = None,
     weights_memory: options.WeightsMemory = None,
+    states_memory: options.StatesMemory = None,
     models_file: options.ModelsFile = None,
     loras: options.Loras = None,
     backend: options.BackendName = options.Backend.DIFFUSERS,
@@ -71,21 +73,20 @@ def command(
         sources = _simulated_sources(table, models, worker_memory, weights_memory)
     else:
         sources = _model_sources(models, models_file, loras, adapter, dtype, device, threads, worker_memory)
-    settings: dict[str, object] = {"host": host, "port": port, "api_key": api_key, "default_slo": default_slo}
-    settings |= {"max_backlog_s": max_backlog, "max_batch": max_batch, "exact": exact or None}
-    settings |= _as_texts(tenants=tenants, durable=durable, models=models_file)
     from tilework.cli.serving import Serving
 
     Serving(
         sources=sources,
         weights_bytes=weights_memory,
+        states_bytes=states_memory or STATES_BYTES,
         num_workers=workers,
         num_slots=cpu_slots,
         policy=policy,
         table=table,
         profiles=profiles,
         recalibrate=recalibrate,
-        settings=settings,
+        settings=_settings(tenants=tenants, durable=durable, models=models_file, host=host, port=port, api_key=api_key)
+        | {"max_backlog_s": max_backlog, "max_batch": max_batch, "exact": exact or None, "default_slo": default_slo},
         log=log,
         stuck_after_s=stuck_after,
         json=json,
@@ -101,8 +102,9 @@ def _prepare(log_level: str, models: Sequence[str] | None, file: Path | None) ->
     logging.getLogger("tilework").setLevel(log_level.upper())  # Libraries stay as they are.
 
 
-def _as_texts(**files: Path | None) -> dict[str, str | None]:
-    return {name: None if file is None else str(file) for name, file in files.items()}
+def _settings(**options: object) -> dict[str, object]:
+    """Settings of the server by name; a path is a text there."""
+    return {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
 
 
 def _checked_table(policy: str, cost: str | None, num_workers: int, models: Path | None) -> CostTable | None:

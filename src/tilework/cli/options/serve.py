@@ -77,6 +77,16 @@ WeightsMemory = Annotated[
         "stay on every device.",
     ),
 ]
+StatesMemory = Annotated[
+    int | None,
+    typer.Option(
+        parser=parse_bytes,
+        metavar="SIZE",
+        envvar="TILEWORK_STATES_MEMORY",
+        help="What a device keeps of requests that wait for their next work, as in 500MB; the rest lies in the memory "
+        "of the host. Default: 2GB.",
+    ),
+]
 BackendName = Annotated[
     Backend,
     typer.Option(
