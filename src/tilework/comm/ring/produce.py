@@ -58,7 +58,7 @@ class _Tail:
 def _find_tail(layout: Layout, head: Position, hint: Position) -> Steps[_Tail | None]:
     """The first slot that is not in use, from the hint on, or from the head if the hint is behind; None if full.
 
-    Lengths are known from the reservation on, so that entries that nobody has written yet are stepped over, too.
+    Lengths are known from the reservation on, so that entries that are not written yet are stepped over, too.
     """
     position = hint if hint.distance(head) > 0 else head
     while position.distance(head) < layout.slots:
