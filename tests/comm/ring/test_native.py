@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from mmap import mmap
+from threading import Thread
 
 import pytest
 
@@ -14,7 +15,7 @@ from tilework.comm.ring import produce
 from tilework.comm.ring.consume import Window
 from tilework.comm.ring.errors import RingCorrupted
 from tilework.comm.ring.layout import Layout, Position
-from tilework.comm.ring.transport import Found, Message, Transport, has_extension, spans
+from tilework.comm.ring.transport import Found, Message, Outcome, Transport, has_extension, spans
 from tilework.comm.ring.verbs import carry_out
 
 if not has_extension():
@@ -144,9 +145,11 @@ def test_random_sequences_do_the_same(seed: int, is_checked: bool) -> None:
     for _ in range(400):
         free = [owner for owner in range(4) if owner not in reserved]
         match rng.randrange(8):
-            case 0 | 1 if free:
+            case 0 | 1:
+                # Now and then by an owner that has not decided an earlier entry, as if it had done so just now.
+                owner = rng.choice(free) if free and rng.random() < 0.8 else rng.randrange(4)
                 buffers = tuple(rng.randbytes(rng.randrange(200)) for _ in range(rng.randrange(3)))
-                twins.send(rng.choice(free), [(rng.randbytes(rng.randrange(80)), *buffers)] * rng.randrange(1, 3))
+                twins.send(owner, [(rng.randbytes(rng.randrange(80)), *buffers)] * rng.randrange(1, 3))
             case 2 if free:
                 owner = rng.choice(free)
                 reservation = twins.step(lambda owner=owner: produce.reserve(twins.layout, owner, rng.choice((1,))))
@@ -167,6 +170,28 @@ def test_random_sequences_do_the_same(seed: int, is_checked: bool) -> None:
                 twins.drop_fenced(rng.randrange(4))
             case 7 if not held:
                 twins.take(rng.randrange(1, 6))
+
+
+def test_an_entry_that_is_abandoned_while_the_extension_writes_it_is_lost_and_given_back() -> None:
+    layout = Layout(slots=4, units=1 << 19)
+    memory = mmap(-1, layout.size)
+    ring = AtomicTransport(layout, memory, is_checked=True)
+    messages: list[Message] = [(b"", bytes(15 << 20))]
+    window = ring.recover(FOREVER)
+    for _ in range(200):
+        results: list[tuple[int, int]] = []
+        thread = Thread(target=lambda results=results: results.append(ring.send(1, 1, messages, 0, -1, FOREVER)))
+        thread.start()
+        while not (reserved := ring.find_reserved(FOREVER)) and thread.is_alive():
+            pass
+        is_abandoned = all(ring.abandon(slot, word, FOREVER) for slot, word in reserved) and bool(reserved)
+        thread.join()
+        assert results == [(0, Outcome.LOST) if is_abandoned else (1, Outcome.SENT)]
+        ring.take(window, 1, FOREVER)
+        assert window.head == window.scan
+        if is_abandoned:
+            return
+    pytest.fail("the entry was always committed before it could be abandoned")
 
 
 def test_both_read_what_was_sent() -> None:
