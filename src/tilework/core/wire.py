@@ -9,10 +9,10 @@ pickled.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from tilework.core.component import Component
+from tilework.core.component import Component, num_bytes
 from tilework.core.cost_row import Batch, CostRow
 from tilework.core.lora import Lora, UsedLora
 from tilework.core.model import ArgumentValue, LoraSource, ModelInfo, ModelSource
@@ -208,7 +208,9 @@ class Calibrate:
     """Warm up and time a model's stages for these batches, with a group at its degree; answered by `Calibrated`.
 
     Batches of several have no group; they are timed for batchable stages, groups for stages that they may share.
-    `num_runs` None means a few, within a short time. Requests use these `loras`.
+    `num_runs` None means a few, within a short time. Requests use these `loras`. Where a device has no room for all
+    stages, `weights` are the digests of what each stage needs, by its name: they are loaded before it, the others
+    dropped.
     """
 
     model: str
@@ -216,6 +218,7 @@ class Calibrate:
     group: GroupRef | None = None
     num_runs: int | None = None
     loras: tuple[UsedLora, ...] = ()
+    weights: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,6 +334,31 @@ class LoadedModel:
     components: Mapping[str, Component] = field(default_factory=dict)
     loras: Mapping[str, Lora] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
+
+    def needed(self, loras: Collection[str] = ()) -> dict[str, tuple[Component, ...]]:
+        """What each stage needs, by its name, for a request that uses these LoRAs."""
+        used = [self.loras[name] for name in loras]
+        return {
+            stage.name: tuple(
+                dict.fromkeys(
+                    [
+                        *(self.components[name] for name in stage.spec.components if name in self.components),
+                        *(
+                            one.component
+                            for one in used
+                            if one.component is not None and not one.changes.isdisjoint(stage.spec.components)
+                        ),
+                    ]
+                )
+            )
+            for stage in self.info.graph.stages
+        }
+
+    def largest_stage(self, loras: Collection[str] = ()) -> tuple[str, int]:
+        """The stage whose weights are the most for a request that uses these LoRAs, and their bytes."""
+        sizes = {stage: num_bytes(needed) for stage, needed in self.needed(loras).items()}
+        largest = max(sizes, key=sizes.__getitem__)
+        return largest, sizes[largest]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from tilework.control.controller import Controller
 from tilework.control.log import entry_line
-from tilework.core.actions import Accept, Action, Finish, Reject, WakeAt, jobs_of
+from tilework.core.actions import Accept, Action, Finish, Place, Reject, WakeAt, jobs_of
 from tilework.core.checkpoint import Checkpoint
 from tilework.core.events import Event, Restored, Submitted, Woke
 from tilework.core.request import Request, Status
@@ -103,6 +103,8 @@ class ControlLoop:
             case WakeAt(at_ns):
                 delay_s = max(0, at_ns - self._now_ns()) / NS_PER_S
                 self._loop.call_later(delay_s, self._wake)
+            case Place(placement):
+                self._observer.on_placed(placement)
             case _:
                 self._dispatcher.perform(action)
 

@@ -197,9 +197,10 @@ class LocalExecutor:
         groups = [tuple(up[first : first + degree]) for first in range(0, len(up) - degree + 1, degree)]
         self._calibrated = {device_id: self._loop.create_future() for group in groups for device_id in group}
         refs = {group: None if degree == 1 else self.group(group) for group in groups}
+        weights = self._measuring.by_stage(model, loras)
         for group, ref in refs.items():
             for device_id in group:
-                self.send(device_id, Calibrate(model, batches, ref, num_runs, loras))
+                self.send(device_id, Calibrate(model, batches, ref, num_runs, loras, weights))
         await asyncio.gather(*self._calibrated.values())
         for group, ref in refs.items():
             if ref is not None and any(len(self._calibrated[device_id].result()) < len(batches) for device_id in group):

@@ -40,7 +40,11 @@ class _Timing:
 
 
 def calibrate(
-    family: Family, batches: Sequence[Batch], comm: Comm | None = None, num_runs: int | None = None
+    family: Family,
+    batches: Sequence[Batch],
+    comm: Comm | None = None,
+    num_runs: int | None = None,
+    prepare: Callable[[str], None] = lambda _stage: None,
 ) -> tuple[CostRow, ...]:
     """Time the stages for every batch, with guidance; rows in the order of `batches`.
 
@@ -51,13 +55,14 @@ def calibrate(
     the same call, and each returns rows of its own. A batch that cannot run on one rank breaks the group, since the
     others wait for that rank; the rows so far are returned.
 
-    `num_runs` runs follow three warm-up runs; None means one warm-up run and then up to five within a second.
+    `num_runs` runs follow three warm-up runs; None means one warm-up run and then up to five within a second. Before it
+    runs a stage it calls `prepare` with its name, which is not timed.
     """
     rows: list[CostRow] = []
     for batch in batches:
         timings: dict[str, _Timing] = {}
         try:
-            _time_stages(family, batch, comm, num_runs, timings)
+            _time_stages(family, batch, comm, num_runs, timings, prepare)
         except Exception:
             _log.exception("%s cannot run here; it is left out of the calibration", " + ".join(map(str, batch)))
             if comm is not None:
@@ -71,7 +76,12 @@ def calibrate(
 
 
 def _time_stages(
-    family: Family, batch: Batch, comm: Comm | None, num_runs: int | None, timings: dict[str, _Timing]
+    family: Family,
+    batch: Batch,
+    comm: Comm | None,
+    num_runs: int | None,
+    timings: dict[str, _Timing],
+    prepare: Callable[[str], None],
 ) -> None:
     """Run each stage with what those before it have written, and add the times of those that can be run so.
 
@@ -87,6 +97,7 @@ def _time_stages(
         if (stage.is_parallel if comm is not None else stage.spec.takes(batch))
     }
     for stage in family.info.graph.stages:
+        prepare(stage.name)
         if stage.has_steps:
             steps = _Steps(family, stage, specs, values)
             if stage.name in wanted:

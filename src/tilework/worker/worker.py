@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from tilework.comm.groups import Groups
 from tilework.core.comm import Comm, GroupBroken
@@ -350,13 +351,21 @@ class Worker:
 
     def _calibrate(self, command: Calibrate) -> tuple[CostRow, ...]:
         try:
-            self._models.use(command.model, None, command.loras)
             comm = None if command.group is None else self._groups.open(command.group)
             with self._budget.hold():
-                return calibrate(self._models[command.model], command.batches, comm, command.num_runs)
+                family, prepare = self._models[command.model], partial(self._prepare, command)
+                return calibrate(family, command.batches, comm, command.num_runs, prepare)
         except GroupBroken:
             _log.warning("a measurement broke off with its group")
             return ()
+
+    def _prepare(self, command: Calibrate, stage: str) -> None:
+        """Bring the weights of a stage to the device, if it has no room for all, and compute with the LoRAs."""
+        if command.weights:
+            needed = command.weights[stage]
+            self._models.drop({one for some in command.weights.values() for one in some}.difference(needed))
+            self._models.load(needed)
+        self._models.use(command.model, stage, command.loras)
 
     def _now_ns(self) -> int:
         synchronize(self._models.device)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from tilework.control.controller import Controller
-from tilework.core.component import num_bytes
 from tilework.core.events import Event, ModelRemoved, ModelServed
 from tilework.core.lora import Lora
 from tilework.core.model import LoraSource, ModelInfo, ModelSource, NewModel
@@ -168,6 +167,8 @@ class Catalog:
             raise ModelRefused(name_taken(name))
 
     def _check_room(self, model: LoadedModel) -> None:
-        size, room = num_bytes(set(model.components.values())), self.executor.weights_bytes
+        (stage, size), room = model.largest_stage(), self.executor.weights_bytes
         if room is not None and size > room:
-            raise ModelRefused(f"its weights are {size} bytes, and a device has {room} for weights")
+            raise ModelRefused(
+                f"the weights of its stage {stage} are {size} bytes, and a device has {room} for weights"
+            )
