@@ -19,7 +19,7 @@ from typing import TypeVar
 from tilework.comm.ring.errors import RingClosed, RingCorrupted
 from tilework.comm.ring.handshake import Grant, listen
 from tilework.comm.ring.layout import UNIT, Layout, State
-from tilework.comm.ring.members import Member, Members
+from tilework.comm.ring.members import Members
 from tilework.comm.ring.transport import Found, has_extension, map_memory, spans, transport
 
 Got = TypeVar("Got")
@@ -236,15 +236,13 @@ class Ring:
         """Since when each entry is reserved or abandoned, and for how long it may be."""
         for slot, entry in self._window.undecided.items():
             since_ns = self._since_ns.get((slot, entry.state), now_ns)
-            if entry.state == State.RESERVED:
+            member = self._members.connected.get(entry.owner)
+            if member is None:
+                yield now_ns, 0  # It has ended: this was seen after its other entries were taken back.
+            elif entry.state == State.RESERVED:
                 yield since_ns, self._abandon_after_ns
-            elif self._kill_after_ns is not None and not self._member(entry.owner).is_killed:
+            elif self._kill_after_ns is not None and not member.is_killed:
                 yield since_ns, self._kill_after_ns
-
-    def _member(self, owner: int) -> Member:
-        if owner not in self._members.connected:
-            raise RingCorrupted(f"an entry belongs to producer {owner}, which there is not")
-        return self._members.connected[owner]
 
     def _release(self, slot: int) -> None:
         if self._is_open:
@@ -300,7 +298,9 @@ class Ring:
             if entry.owner in self._members.ended:
                 self._lost += len(self._transport.drop_fenced(self._window, entry.owner, _soon()))
                 continue
-            member = self._member(entry.owner)
+            member = self._members.connected.get(entry.owner)
+            if member is None:
+                raise RingCorrupted(f"an entry belongs to producer {entry.owner}, which there is not")
             if entry.state == State.RESERVED:
                 if now_ns - since_ns >= self._abandon_after_ns:
                     self._abandoned += self._transport.abandon(slot, entry.word, _soon())
