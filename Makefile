@@ -15,11 +15,11 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow lint check bench docs serve clean
+.PHONY: help demo test slow lint check ring-check bench docs serve clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo "PYTHON=$(PYTHON)  TORCH=$(TORCH)  TORCH_INDEX=$(TORCH_INDEX)  OUT=$(OUT)  ARGS=$(ARGS)"
 	@echo "For another build of torch, name the index that has it: make TORCH_INDEX=URL demo"
@@ -39,6 +39,9 @@ lint: $(VENV)/dev ## Check style, format and types
 	@$(BIN)/mypy
 
 check: lint test slow ## Run all that a change must pass: lint, test, slow
+
+ring-check: $(VENV)/dev ## Check the protocol of the ring: its models with SPIN, its steps in all interleavings
+	@PYTHONPATH=tests $(BIN)/python -m comm.ring.check
 
 bench: $(VENV)/dev ## Measure speed and memory; ARGS is passed to bench/run.py
 	@$(BIN)/python bench/run.py $(ARGS)
@@ -66,7 +69,8 @@ $(VENV)/torch:
 	@$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$(TORCH)"
 	@touch $@
 
-$(VENV)/serve: pyproject.toml | $(VENV)/torch
+# The C extension of the ring is compiled when tilework is installed.
+$(VENV)/serve: pyproject.toml hatch_build.py src/tilework/comm/ring/_native.c | $(VENV)/torch
 	@echo "==> installing tilework with what it needs to serve"
 	@$(PIP) --editable ".[serve]"
 	@touch $@

@@ -123,8 +123,8 @@ def test_commands_have_the_options_that_the_page_uses(page: Path) -> None:
 
 @each_page
 def test_make_has_the_targets_that_the_page_uses(page: Path) -> None:
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
-    used = {match[1] for line in lines(page) if (match := re.match(r"\s*make(?: [A-Z_]+=\S+)* ([a-z]+)", line))}
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    used = {match[1] for line in lines(page) if (match := re.match(r"\s*make(?: [A-Z_]+=\S+)* ([a-z-]+)", line))}
     assert used <= targets
 
 

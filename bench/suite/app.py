@@ -40,6 +40,7 @@ from suite.cases.queue import QueueLength
 from suite.cases.ready import Ready
 from suite.cases.replace import Replace
 from suite.cases.residency import Residency
+from suite.cases.ring import RingSpeed
 from suite.cases.robust import Robust
 from suite.cases.simspeed import SimSpeed
 from suite.cases.simulate import Simulate
@@ -93,6 +94,10 @@ CASES: dict[str, tuple[str, type[Case]]] = {
     "fuzz": ("Scenarios where things go wrong, simulated: is anything violated that must hold", Fuzz),
     "mutations": ("Bugs injected into controller and policies: does simulation or a test catch them", Mutations),
     "soak": ("Mixed traffic with random kills for twenty minutes: memory and attainment", Soak),
+    "ring": (
+        "Messages between processes of a node: the ring, pipes and ZeroMQ, also when a sender is killed",
+        RingSpeed,
+    ),
     "groups": ("Forming a group of workers, and opening it again", GroupTime),
     "elastic": ("Changing the degree, moving the state, sharing guidance", Elastic),
     "modelled": ("Deadlines kept by each policy on eight simulated GPUs, live and simulated", Modelled),

@@ -1,0 +1,185 @@
+"""The consumer's steps: look, release, fence, recover.
+
+The consumer never waits: a slot that is reserved is stepped over and looked at again later. It delivers each entry
+while its bytes lie in the ring; `release` gives them back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tilework.comm.ring.errors import RingCorrupted
+from tilework.comm.ring.layout import Layout, Position, State, Word
+from tilework.comm.ring.produce import abandon, read_word
+from tilework.comm.ring.verbs import Put, Steps
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What the consumer has seen of a slot."""
+
+    position: Position
+    word: int
+
+    @property
+    def state(self) -> int:
+        return self.word >> 37 & 7
+
+    @property
+    def owner(self) -> int:
+        return self.word >> 27 & 0x3FF
+
+    @property
+    def units(self) -> int:
+        return Word.unpack(self.word).units
+
+
+@dataclass(slots=True)
+class Window:
+    """What the consumer knows: entries from `head` on, in order, of which those in `open` are still needed.
+
+    `scan` is the first position that it has not looked at. Of the entries in `open`, READY ones are delivered and not
+    released; the others are in `undecided`, too: RESERVED and ABANDONED ones, which belong to their owners.
+    """
+
+    head: Position
+    scan: Position
+    open: dict[int, Entry] = field(default_factory=dict)
+    undecided: dict[int, Entry] = field(default_factory=dict)
+
+    def see(self, entry: Entry) -> None:
+        slot = entry.position.slot
+        self.open[slot] = entry
+        if entry.state == State.READY:
+            self.undecided.pop(slot, None)
+        else:
+            self.undecided[slot] = entry
+
+    def forget(self, slot: int) -> Entry:
+        self.undecided.pop(slot, None)
+        return self.open.pop(slot)
+
+
+def look(layout: Layout, window: Window, limit: int) -> Steps[list[Entry]]:
+    """At most `limit` entries that are committed and were not delivered before, in each owner's order.
+
+    An entry that is not committed is stepped over. If a later one of the same owner is committed, this owner has
+    decided the former in between; then the former is looked at first, by the next call.
+    """
+    ready: list[Entry] = []
+    waiting = list(window.undecided.values())
+    for entry in waiting:
+        if len(ready) == limit:
+            break
+        seen = Entry(entry.position, (yield from read_word(layout.slot(entry.position.slot))))
+        if not is_later_word(entry.word, seen.word):
+            raise RingCorrupted(f"slot {entry.position.slot} went from {entry.word:#018x} to {seen.word:#018x}")
+        if seen.state == State.PAD:
+            window.forget(entry.position.slot)
+            continue
+        window.see(seen)
+        if seen.state == State.READY:
+            ready.append(seen)
+    owners = {entry.owner for entry in window.undecided.values()}
+    while len(ready) < limit and window.scan.distance(window.head) < layout.slots:
+        entry = Entry(window.scan, (yield from read_word(layout.slot(window.scan.slot))))
+        if not in_use(layout, entry) or (entry.state == State.READY and entry.owner in owners):
+            break
+        window.scan = entry.position.after(entry.units)
+        if entry.state == State.PAD:
+            continue
+        window.see(entry)
+        if entry.state == State.READY:
+            ready.append(entry)
+        else:
+            owners.add(entry.owner)
+    yield from advance(layout, window)
+    return ready
+
+
+def in_use(layout: Layout, entry: Entry) -> bool:
+    """Whether the slot was reserved since it was last emptied.
+
+    Raises:
+        RingCorrupted: its word is none that the protocol writes.
+    """
+    word = Word.unpack(entry.word)
+    if word.generation != layout.generation(entry.position.slot) or word.state > State.ABANDONED:
+        raise RingCorrupted(f"slot {entry.position.slot} holds {entry.word:#018x}, which no producer writes")
+    if word.state == State.EMPTY:
+        return False
+    if not 0 < word.units <= layout.to_end(entry.position.unit):
+        raise RingCorrupted(f"slot {entry.position.slot} has a length of {word.units} units, more than fit there")
+    return True
+
+
+def is_later_word(before: int, after: int) -> bool:
+    """Whether an entry that was not committed may have this word later: the same one, in a state that follows."""
+    old, new = Word.unpack(before), Word.unpack(after)
+    if old.state == State.ABANDONED and new.state not in (State.ABANDONED, State.PAD):
+        return False
+    return State.RESERVED <= new.state <= State.ABANDONED and old._replace(state=new.state) == new
+
+
+def release(layout: Layout, window: Window, slot: int) -> Steps[None]:
+    """Give back the bytes of a delivered entry. One behind an open entry becomes padding, so that no consumer that
+    begins after a crash delivers it again."""
+    entry = window.forget(slot)
+    if first_needed(window) == window.head:
+        pad = Word.unpack(entry.word).to(State.PAD)
+        yield Put(layout.slot(slot), (pad.to_bytes(8, "little"),))
+    yield from advance(layout, window)
+
+
+def advance(layout: Layout, window: Window) -> Steps[None]:
+    """Move the head to the first entry that is needed, then empty the slots behind it.
+
+    In this order, since the word of the head is all that a new consumer needs to go on (`recover`).
+    """
+    head, window.head = window.head, first_needed(window)
+    if head == window.head:
+        return
+    yield Put(layout.head, (window.head.pack().to_bytes(8, "little"),))
+    numbers = range(head.slot, head.slot + window.head.distance(head))
+    for number in numbers:
+        yield Put(layout.slot(number), (layout.empty(number + layout.slots).to_bytes(8, "little"),))
+
+
+def first_needed(window: Window) -> Position:
+    """Where the head belongs."""
+    return next((entry.position for entry in window.open.values()), window.scan)
+
+
+def drop_fenced(layout: Layout, window: Window, owner: int) -> Steps[list[Entry]]:
+    """Take back what a fenced owner has reserved and not committed. Returns these entries.
+
+    Fenced means that nothing which this owner has begun can write any more, as of before this call.
+    """
+    dropped: list[Entry] = []
+    waiting = list(window.undecided.values())
+    for entry in waiting:
+        if entry.owner != owner:
+            continue
+        slot = entry.position.slot
+        if entry.state == State.RESERVED and not (yield from abandon(layout, slot, entry.word)):
+            continue  # It was committed, or abandoned by a peer: the next look finds out.
+        window.see(Entry(entry.position, Word.unpack(entry.word).to(State.ABANDONED)))
+        yield from release(layout, window, slot)
+        dropped.append(entry)
+    return dropped
+
+
+def recover(layout: Layout) -> Steps[Window]:
+    """The window of a consumer that begins, also after one that crashed anywhere.
+
+    What was delivered and not released is delivered again. Raises RingCorrupted.
+    """
+    head = Position.unpack((yield from read_word(layout.head)))
+    for number in range(head.slot, head.slot + layout.slots):
+        generation = Word.unpack((yield from read_word(layout.slot(number)))).generation
+        if generation == layout.generation(number):
+            continue
+        if generation != layout.generation(number - layout.slots):
+            raise RingCorrupted(f"slot {number} has generation {generation}, which does not fit the head")
+        yield Put(layout.slot(number), (layout.empty(number).to_bytes(8, "little"),))
+    return Window(head, head)

@@ -1,0 +1,352 @@
+"""The consumer's end of a ring."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import selectors
+import shutil
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from fcntl import F_ADD_SEALS, F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK, fcntl
+from types import TracebackType
+from typing import TypeVar
+
+from tilework.comm.ring.errors import RingClosed, RingCorrupted
+from tilework.comm.ring.handshake import Grant, listen
+from tilework.comm.ring.layout import UNIT, Layout, State
+from tilework.comm.ring.members import Members
+from tilework.comm.ring.transport import Found, has_extension, map_memory, spans, transport
+
+Got = TypeVar("Got")
+_PREFETCH = 16
+_TEND_NS = 1_000_000
+_VERB_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingStats:
+    """`delivered`: messages. `damaged`: committed entries whose bytes were not what was sent. `lost`: entries that
+    producers had reserved when they ended, were abandoned or killed. `abandoned`, `killed`: by this consumer.
+    `quarantined_bytes`: of abandoned entries whose owners may still write. `used_bytes`: of all entries."""
+
+    producers: int
+    delivered: int
+    damaged: int
+    lost: int
+    abandoned: int
+    killed: int
+    quarantined_bytes: int
+    used_bytes: int
+    capacity_bytes: int
+
+
+class Message:
+    """A message that lies in the ring until it is released. `producer` is the id of its sender and the id's epoch."""
+
+    __slots__ = ("_release", "_slot", "header", "payload", "producer")
+
+    def __init__(
+        self, header: bytes, payload: memoryview, producer: tuple[int, int], slot: int, release: Callable[[int], None]
+    ) -> None:
+        self.header, self.payload, self.producer = header, payload, producer
+        self._slot, self._release = slot, release
+
+    def release(self) -> None:
+        """Give the bytes of the payload back; once. `payload` cannot be read any more.
+
+        Arrays and memoryviews that were made of it without a copy must not be used either: the bytes are another
+        message's, or none.
+        """
+        self.payload.release()
+        self._release(self._slot)
+
+    def __enter__(self) -> Message:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class Ring:
+    """Memory that producers of this node write messages to, and what its one consumer does with it.
+
+    Belongs to one thread. Producers are taken in, and entries of dead ones are given up, while messages are received.
+    A producer that does not commit an entry for `abandon_after_s` loses it; it learns that, and sends again. If it
+    still has not said `kill_after_s` later that it writes no more, it is killed (SIGKILL, which also ends stopped
+    processes), so that its bytes can be used again. `kill_after_s=None` never does; the ring then fills up behind it.
+    """
+
+    def __init__(self, layout: Layout, is_checked: bool, abandon_after_s: float, kill_after_s: float | None) -> None:
+        self._layout, self._is_checked = layout, is_checked
+        self._abandon_after_ns = round(abandon_after_s * 1e9)
+        self._kill_after_ns = None if kill_after_s is None else round(kill_after_s * 1e9)
+        self.is_one_sided = has_extension()
+        """False where the C extension is missing: then a stopped producer can stop all others."""
+        self._fd = _make_memory(layout.size)
+        self._memory = map_memory(self._fd, layout.size)
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._transport = transport(layout, self._memory, self._fd, self.is_one_sided, is_checked)
+        self._view = memoryview(self._memory).toreadonly()
+        self._window = self._transport.recover(_soon())
+        self._directory = tempfile.mkdtemp(prefix="ring-")
+        self._listener = listen(self.address())
+        self._selector = selectors.EpollSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._bell, selectors.EVENT_READ, self._hear_bell)
+        self._members = Members(self._transport.epochs)
+        self._since_ns: dict[tuple[int, int], int] = {}  # By slot and state: when it was first seen so.
+        self._ready: deque[Found] = deque()
+        self._tend_at_ns = 0
+        self._is_open = True
+        self._delivered = self._damaged = self._lost = self._abandoned = self._killed = 0
+
+    @classmethod
+    def create(
+        cls,
+        num_bytes: int,
+        slots: int = 1024,
+        *,
+        is_checked: bool = True,
+        abandon_after_s: float = 1.0,
+        kill_after_s: float | None = 10.0,
+    ) -> Ring:
+        """A ring of `num_bytes` for at most `slots` messages at once; both are rounded up to powers of two.
+
+        A message takes at most half of the bytes. With `is_checked` each message has a checksum of all its bytes.
+
+        Raises:
+            ValueError: `num_bytes` is more than 4 GiB, or `slots` more than a million.
+        """
+        units = max(2, 1 << (-(-num_bytes // UNIT) - 1).bit_length())
+        return cls(Layout(max(2, 1 << (slots - 1).bit_length()), units), is_checked, abandon_after_s, kill_after_s)
+
+    def address(self) -> str:
+        """What producers connect to: the path of a socket that only this user can open."""
+        return f"{self._directory}/ring"
+
+    @property
+    def stats(self) -> RingStats:
+        quarantined = sum(e.units for e in self._window.undecided.values() if e.state == State.ABANDONED)
+        return RingStats(
+            producers=len(self._members.connected),
+            delivered=self._delivered,
+            damaged=self._damaged,
+            lost=self._lost,
+            abandoned=self._abandoned,
+            killed=self._killed,
+            quarantined_bytes=quarantined * UNIT,
+            used_bytes=self._window.scan.units_from(self._window.head) * UNIT,
+            capacity_bytes=self._layout.units * UNIT,
+        )
+
+    def poll(self) -> Message | None:
+        """The next message if there is one, without waiting.
+
+        Raises:
+            RingCorrupted: a producer has written to the words of the ring without following the protocol.
+            RingClosed: the ring is closed.
+        """
+        soon_ns = self._tend() + _VERB_NS
+        while True:
+            if not self._ready:
+                self._ready.extend(self._transport.look(self._window, _PREFETCH, soon_ns))
+                if not self._ready:
+                    return None
+            found = self._ready.popleft()
+            if found.header_bytes >= 0:
+                break
+            self._damaged += 1
+            self._release(found.slot)
+        self._delivered += 1
+        header, payload = spans(self._layout, found)
+        producer = (found.owner, found.epoch)
+        return Message(self._memory[header], self._view[payload], producer, found.slot, self._release)
+
+    def take(self, limit: int = 256, timeout_s: float | None = 0.0) -> list[tuple[bytes, bytes]]:
+        """Copies of header and payload of the next messages, at most `limit`: for many small ones.
+
+        Sleeps until there is one, at most `timeout_s` (None: for ever). Raises what `poll` raises.
+        """
+        return self._wait(lambda: self._take(limit) or None, timeout_s) or []
+
+    def _take(self, limit: int) -> list[tuple[bytes, bytes]]:
+        self._tend()
+        copies: list[tuple[bytes, bytes]] = []
+        while self._ready and len(copies) < limit and (message := self.poll()):
+            copies.append((message.header, bytes(message.payload)))
+            message.release()
+        more, num_damaged = self._transport.take(self._window, limit - len(copies), _soon())
+        self._delivered += len(more)
+        self._damaged += num_damaged
+        return copies + more
+
+    def recv(self, timeout_s: float | None = None) -> Message | None:
+        """The next message; None if there is none within `timeout_s`. Sleeps until a producer rings the bell.
+
+        Raises what `poll` raises.
+        """
+        return self._wait(self.poll, timeout_s)
+
+    def _wait(self, poll: Callable[[], Got | None], timeout_s: float | None) -> Got | None:
+        """What `poll` gives as soon as it gives something."""
+        start_ns = time.monotonic_ns()
+        end_ns = None if timeout_s is None else start_ns + round(timeout_s * 1e9)
+        while (got := poll()) is None and (end_ns is None or time.monotonic_ns() < end_ns):
+            if (got := self._poll_before_sleep(poll)) is not None:
+                break
+            self._serve(self._sleep_s(time.monotonic_ns(), end_ns))
+        return got
+
+    async def arecv(self) -> Message:
+        """The next message; the event loop runs meanwhile."""
+        loop = asyncio.get_running_loop()
+        while (message := self.poll() or self._poll_before_sleep(self.poll)) is None:
+            woken = asyncio.Event()
+            loop.add_reader(self._selector.fileno(), woken.set)
+            try:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(woken.wait(), self._sleep_s(time.monotonic_ns(), None))
+            finally:
+                loop.remove_reader(self._selector.fileno())
+            self._serve(0)
+        return message
+
+    def _poll_before_sleep(self, poll: Callable[[], Got | None]) -> Got | None:
+        """Ask to be woken, then look once more: a producer that has not seen the bell has committed before this."""
+        self._transport.set_bell(True, _soon())
+        got = poll()
+        if got is not None:
+            self._transport.set_bell(False, _soon())
+        return got
+
+    def _sleep_s(self, now_ns: int, end_ns: int | None) -> float | None:
+        """Until something must be looked at although no bell rings; None is for ever."""
+        due = [] if end_ns is None else [end_ns]
+        due += [since_ns + patience_ns for since_ns, patience_ns in self._patience(now_ns)]
+        return max(0.0, (min(due) - now_ns) / 1e9) if due else None
+
+    def _patience(self, now_ns: int) -> Iterator[tuple[int, int]]:
+        """Since when each entry is reserved or abandoned, and for how long it may be."""
+        for slot, entry in self._window.undecided.items():
+            since_ns = self._since_ns.get((slot, entry.state), now_ns)
+            member = self._members.connected.get(entry.owner)
+            if member is None:
+                yield now_ns, 0  # It has ended: this was seen after its other entries were taken back.
+            elif entry.state == State.RESERVED:
+                yield since_ns, self._abandon_after_ns
+            elif self._kill_after_ns is not None and not member.is_killed:
+                yield since_ns, self._kill_after_ns
+
+    def _release(self, slot: int) -> None:
+        if self._is_open:
+            self._transport.release(self._window, slot, _soon())
+
+    def _tend(self) -> int:
+        """What is done beside messages, at most once in a while. Returns the time."""
+        if not self._is_open:
+            raise RingClosed("the ring is closed")
+        now_ns = time.monotonic_ns()
+        if now_ns >= self._tend_at_ns:
+            self._tend_at_ns = now_ns + _TEND_NS
+            self._serve(0)
+        return now_ns
+
+    def _serve(self, timeout_s: float | None) -> None:
+        """Take producers in, notice which have ended, and see to entries that are not committed."""
+        for key, _ in self._selector.select(timeout_s):
+            key.data()
+        self._see_to_undecided(time.monotonic_ns())
+        self._free_ids()
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        connection.setblocking(False)
+        member = self._members.accept(connection, self._grant, [self._fd, self._bell])
+        if member is not None:
+            owner = member.owner
+            self._selector.register(connection, selectors.EVENT_READ, lambda: self._hear_end(owner))
+
+    def _grant(self, owner: int, epoch: int) -> Grant:
+        return Grant(self._layout, owner, epoch, self._abandon_after_ns, self.is_one_sided, self._is_checked)
+
+    def _hear_bell(self) -> None:
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._bell)
+
+    def _hear_end(self, owner: int) -> None:
+        member = self._members.look(owner)
+        if member is not None:
+            self._selector.unregister(member.connection)
+            member.close()
+
+    def _see_to_undecided(self, now_ns: int) -> None:
+        undecided = self._window.undecided
+        if not undecided:
+            self._since_ns.clear()
+            return
+        for gone in self._since_ns.keys() - {(slot, entry.state) for slot, entry in undecided.items()}:
+            del self._since_ns[gone]
+        for slot, entry in list(undecided.items()):
+            since_ns = self._since_ns.setdefault((slot, entry.state), now_ns)
+            if entry.owner in self._members.ended:
+                self._lost += len(self._transport.drop_fenced(self._window, entry.owner, _soon()))
+                continue
+            member = self._members.connected.get(entry.owner)
+            if member is None:
+                raise RingCorrupted(f"an entry belongs to producer {entry.owner}, which there is not")
+            if entry.state == State.RESERVED:
+                if now_ns - since_ns >= self._abandon_after_ns:
+                    self._abandoned += self._transport.abandon(slot, entry.word, _soon())
+            elif self._kill_after_ns is not None and now_ns - since_ns >= self._kill_after_ns:
+                self._killed += member.kill()
+
+    def _free_ids(self) -> None:
+        """Ids of ended producers of which nothing is in the ring any more."""
+        ended = self._members.ended
+        if ended and self._transport.is_all_seen(self._window, _soon()):
+            in_use = {entry.owner for entry in self._window.open.values()}
+            for owner in ended - in_use:
+                self._members.free(owner)
+
+    def close(self) -> None:
+        """End the ring. Messages that were not received are lost; payloads that are not released stay readable."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._members.close()
+        self._selector.close()
+        self._listener.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+        self._view.release()
+        with suppress(BufferError):  # Payloads that are in use keep the memory.
+            self._memory.close()
+        os.close(self._bell)
+        os.close(self._fd)
+
+    def __enter__(self) -> Ring:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _make_memory(size: int) -> int:
+    """Memory without a name, which no process can make longer or shorter."""
+    fd = os.memfd_create("tilework-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, size)
+    fcntl(fd, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL)
+    return fd
+
+
+def _soon() -> int:
+    """A deadline for the consumer's own verbs: they wait only where a lock stands in for atomic instructions."""
+    return time.monotonic_ns() + _VERB_NS

@@ -1,0 +1,116 @@
+"""The programs that are explored: producers that send messages, a consumer, and a peer that abandons entries."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Generator
+from dataclasses import dataclass
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+from comm.ring.explorer import Choose, Deliver, Done, Fence, Pause, Released, Sending, Setting, Told
+from tilework.comm.ring import consume, entry, produce
+from tilework.comm.ring.layout import UNIT, Layout, State
+from tilework.comm.ring.verbs import Get
+
+Steps = Generator[Any, Any, None]
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """The modules whose steps are run: the real ones, or ones with a mistake."""
+
+    produce: ModuleType = produce
+    consume: ModuleType = consume
+    entry: ModuleType = entry
+    layout: type[Layout] = Layout
+
+
+def message(owner: int, index: int, units: int) -> tuple[bytes, bytes]:
+    """Header and payload of an owner's message, whose entry takes `units`."""
+    header = bytes([owner, index]) * 4
+    return header, header * (UNIT // len(header)) * (units - 1)
+
+
+def setting(
+    sizes: tuple[tuple[int, ...], ...],
+    slots: int,
+    units: int,
+    protocol: Protocol | None = None,
+    has_peer: bool = False,
+    limit: int = 1,
+    **faults: Any,
+) -> Setting:
+    """Producers that send messages of these sizes, in units, one behind the other."""
+    protocol = protocol or Protocol()
+    layout = protocol.layout(slots, units)
+    return Setting(
+        layout=layout,
+        consumer=partial(consumer, protocol, layout, limit),
+        producers=tuple(partial(producer, protocol, layout, owner, one) for owner, one in enumerate(sizes, 1)),
+        contents={
+            b"".join(message(owner, index, units)): (owner, index)
+            for owner, messages in enumerate(sizes, 1)
+            for index, units in enumerate(messages)
+        },
+        probe=partial(producer, protocol, layout, len(sizes) + 1, (1,)),
+        peer=partial(peer, protocol, layout) if has_peer else None,
+        **faults,
+    )
+
+
+def producer(protocol: Protocol, layout: Layout, owner: int, sizes: tuple[int, ...]) -> Steps:
+    for index, units in enumerate(sizes):
+        yield Sending(index)
+        reservation = yield from protocol.produce.reserve(layout, owner, units)
+        if reservation is None:
+            yield Told(index, "full")
+            continue
+        header, payload = message(owner, index, units)
+        pieces = protocol.entry.encode(reservation.position.slot, 1, header, [payload], zlib.crc32)
+        yield from protocol.produce.write(layout, reservation, pieces)
+        is_sent = yield from protocol.produce.commit(layout, reservation)
+        yield Told(index, "sent" if is_sent else "lost")
+
+
+def consumer(protocol: Protocol, layout: Layout, limit: int) -> Steps:
+    consume = protocol.consume
+    window = yield from consume.recover(layout)
+    while True:
+        ready = yield from consume.look(layout, window, limit)
+        for one in ready:
+            yield from _deliver(protocol, layout, one)
+            slot = one.position.slot
+            yield Done(slot)
+            yield from consume.release(layout, window, slot)
+            yield Released(slot)
+        waiting = list(window.undecided.values())
+        for one in waiting:
+            if (yield Choose("dead", one.owner)) or (
+                one.state == State.ABANDONED and (yield Choose("kill", one.owner))
+            ):
+                yield Fence(one.owner)
+                yield from consume.drop_fenced(layout, window, one.owner)
+            elif one.state == State.RESERVED and (yield Choose("abandon", one.owner)):
+                yield from protocol.produce.abandon(layout, one.position.slot, one.word)
+        yield Pause()
+
+
+def _deliver(protocol: Protocol, layout: Layout, one: consume.Entry) -> Steps:
+    offset, size = layout.entry(one.position.unit), one.units * UNIT
+    data = yield Get(offset, size)
+    content = protocol.entry.decode(one.position.slot, memoryview(data), zlib.crc32)
+    if content is None:
+        yield Deliver(one.position.slot, offset, size, None)
+        return
+    header = data[entry.PROLOGUE.size :][: content.header_bytes]
+    payload = data[content.payload_offset :][: content.payload_bytes]
+    yield Deliver(one.position.slot, offset, size, header + payload)
+
+
+def peer(protocol: Protocol, layout: Layout) -> Steps:
+    """Abandons what it finds reserved, once each."""
+    found = yield from protocol.produce.find_reserved(layout)
+    for slot, word in found:
+        yield from protocol.produce.abandon(layout, slot, word)

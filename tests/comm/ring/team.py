@@ -1,0 +1,116 @@
+"""Processes that send through a ring, for the tests of what happens when they are stopped or killed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from mmap import mmap
+from threading import Thread
+
+from tilework.comm.ring.consumer import Ring
+from tilework.comm.ring.errors import RingError
+from tilework.comm.ring.produce import reserve
+from tilework.comm.ring.producer import Producer
+from tilework.comm.ring.transport import Transport
+from tilework.comm.ring.verbs import Buffer, carry_out
+
+CONTEXT = multiprocessing.get_context("forkserver")
+NUMBER = struct.Struct("<IQI")
+"""Header: the sender, its message's number, and what the payload is made of."""
+LONGEST = 60_000
+
+
+def payload_of(seed: int, size: int) -> bytes:
+    return random.Random(seed).randbytes(16) * (size // 16)
+
+
+class Hesitating:
+    """A memory whose user is slow: it may be stopped between any two verbs, and in the middle of a put."""
+
+    def __init__(self, memory: object, rng: random.Random) -> None:
+        self._memory, self._rng = memory, rng
+        self.checksum = memory.checksum  # type: ignore[attr-defined]
+
+    def get(self, offset: int, size: int, *, deadline_ns: int) -> bytes:
+        return self._memory.get(offset, size, deadline_ns=deadline_ns)  # type: ignore[attr-defined, no-any-return]
+
+    def put(self, offset: int, buffers: tuple[Buffer, ...], *, deadline_ns: int) -> None:
+        data = b"".join(buffers)
+        for start in range(0, len(data), 4096):
+            self._pause()
+            part = data[start : start + 4096]
+            self._memory.put(offset + start, (part,), deadline_ns=deadline_ns)  # type: ignore[attr-defined]
+
+    def cas64(self, offset: int, expected: int, desired: int, *, deadline_ns: int) -> int:
+        self._pause()
+        return self._memory.cas64(offset, expected, desired, deadline_ns=deadline_ns)  # type: ignore[attr-defined, no-any-return]
+
+    def flush(self, *, deadline_ns: int) -> None:
+        pass
+
+    def _pause(self) -> None:
+        if self._rng.random() < 0.3:
+            time.sleep(self._rng.random() * 1e-3)
+
+
+def map_progress(path: str) -> mmap:
+    """What each sender has sent: eight bytes each in this file."""
+    with open(path, "r+b") as file:
+        return mmap(file.fileno(), 4096)
+
+
+def send_for_ever(address: str, sender: int, progress_path: str, seed: int) -> None:
+    """Numbered messages of random length; the count of those that were sent stands in the shared file."""
+    rng = random.Random(seed)
+    progress = map_progress(progress_path)
+    producer = Producer.connect(address)
+    if seed % 4:
+        _hesitate(producer, rng)
+    number = int.from_bytes(progress[sender * 8 : sender * 8 + 8], "little")
+    while True:
+        content = rng.getrandbits(32)
+        payload = payload_of(content, rng.choice((0, 100, 5000, LONGEST)))
+        try:
+            producer.send(NUMBER.pack(sender, number, content), payload, timeout_s=60)
+        except RingError:
+            return
+        number += 1
+        progress[sender * 8 : sender * 8 + 8] = number.to_bytes(8, "little")
+
+
+def _hesitate(producer: Producer, rng: random.Random) -> None:
+    ring = producer._transport
+    memory = Hesitating(ring._memory, rng)
+    producer._transport = Transport(ring.layout, memory, ring._view, ring._is_checked)
+
+
+def stop_in_the_middle(address: str) -> None:
+    """Reserve an entry, then stop as by SIGSTOP."""
+    producer = Producer.connect(address)
+    ring = producer._transport
+    carry_out(reserve(ring.layout, producer.owner[0], 4), ring._memory, 1 << 62)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def start(target: object, *args: object) -> multiprocessing.process.BaseProcess:
+    process = CONTEXT.Process(target=target, args=args, daemon=True)  # type: ignore[arg-type]
+    process.start()
+    return process
+
+
+@contextmanager
+def connected(ring: Ring) -> Iterator[Producer]:
+    """A producer of this process; the ring must be idle."""
+    found: list[Producer] = []
+    thread = Thread(target=lambda: found.append(Producer.connect(ring.address())))
+    thread.start()
+    while thread.is_alive():
+        assert ring.poll() is None
+    with found[0] as producer:
+        yield producer
