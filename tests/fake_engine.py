@@ -137,6 +137,9 @@ class FakeEngine:
     def devices_serving(self, model: str) -> tuple[int, ...]:
         return (0, 1)
 
+    def alone_ns(self, model: str, specs: Sequence[Spec]) -> int | None:
+        return len(specs) * NS_PER_S
+
     def is_on_host(self, model: str) -> bool:
         return False
 
@@ -215,6 +218,7 @@ class FakeEngine:
             backlog_ns=0,
             state_blob_bytes=0,
             memory_bytes={},
+            kept={},
             pids={},
         )
 

@@ -33,6 +33,7 @@ from suite.cases.observe import Observe
 from suite.cases.papers import FIGURES, Papers
 from suite.cases.patches import Patches
 from suite.cases.patchsize import PatchSize
+from suite.cases.placement import Placement
 from suite.cases.policytime import PolicyTime
 from suite.cases.promises import Reservations
 from suite.cases.queue import QueueLength
@@ -59,6 +60,7 @@ CASES: dict[str, tuple[str, type[Case]]] = {
     "stock": ("The family of any pipeline, step by step, against the stock call and families by hand", StockCalls),
     "controller": ("Time of the controller per event", ControllerTime),
     "policytime": ("Time of a decision of tilework, on 8, 128 and 4096 devices, and of tetriserve", PolicyTime),
+    "placement": ("Time of a decision with weights that do not all fit, on 128, 1024 and 4096 devices", Placement),
     "simspeed": ("Events per second of simulations on 8 and 128 devices", SimSpeed),
     "robust": ("What noise, a wrong table and changes of devices cost tilework and others, simulated", Robust),
     "fewsteps": ("Deadlines kept with 4 and 8 steps against 28, of what can be kept, simulated", FewSteps),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
 
-from builders import PIPELINE, SERVICE_S, Idle, only, promise, promise_mix, request, table
+from builders import PIPELINE, SERVICE_S, Idle, job, only, promise, promise_mix, request, table
 from scripted import Script, run, start
 from stages import DECODE, DIFFUSE, ENCODE, stage_of
 from tilework.admission.what_if import WhatIf
@@ -16,12 +17,12 @@ from tilework.control.cluster.tracker import Tracker
 from tilework.control.components import Components
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Accept, Action, DropComponents, LoadComponents, Reject, RunWork, Stop
-from tilework.core.component import Component, DropOrder, LoadSource
+from tilework.core.component import Component, DropOrder, LoadSource, Memory
 from tilework.core.events import ComponentsLoaded, DeviceJoined, DeviceLost, Stopped, Submitted, Woke, WorkFinished
 from tilework.core.interfaces import Block
 from tilework.core.request import RefusalCode, Status
 from tilework.core.time import NS_PER_S, ns_from_s
-from tilework.core.work import Plan
+from tilework.core.work import Plan, Work
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.policy import registry
@@ -160,6 +161,57 @@ def test_the_quickest_source_that_has_them_is_used() -> None:
     tracker.remove_device(3, set())
     components.join(DeviceJoined(3, 1, memory_bytes=6))
     assert source(3, 5) == "page_cache", "a worker that starts again has nothing, but its node has read it"
+
+
+def test_the_time_of_a_load_follows_what_its_node_has_and_how_long_loads_take() -> None:
+    """Two devices of a node and one of another; `times` asks for all of them each time, so that all are known."""
+    costs = TableCosts(weights(6, page_cache=2.0, peer=4.0))
+    tracker = Tracker(Idle(), costs)
+    components = Components(costs, tracker)
+    for device_id, node in enumerate((0, 0, 1)):
+        components.join(DeviceJoined(device_id, node, memory_bytes=6))
+    for index in range(2):
+        tracker.add_job(job(index, request(str(index))))
+
+    def begin(device_id: int, job_id: int) -> Work:
+        one = start(ENCODE, device_id, job=job_id)
+        return tracker.commit(one, components.prepare(one, tracker.next_work_id)[1])
+
+    def times() -> list[float]:
+        return [tracker.load_ns(device_id, stage_of(PIPELINE, ENCODE)) / NS_PER_S for device_id in range(3)]
+
+    assert times() == [2, 2, 2]
+    work = begin(0, 0)
+    assert times() == [0, 2, 2], "a device that loads gives nothing to others"
+    tracker.end_work(work, 1)
+    assert times() == [0, 0.5, 2], "it needs to load no more"
+    components.on_report(ComponentsLoaded(1, 0, 4 * NS_PER_S))
+    assert times() == [0, 0.5, 4], "the disk is slower than was known"
+    begin(2, 1)
+    components.on_report(ComponentsLoaded(2, 2, 4 * NS_PER_S))
+    tracker.remove_device(2, set())
+    components.join(DeviceJoined(2, 1, memory_bytes=6))
+    assert times() == [0, 0.5, 1], "its host has read it"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_loads_are_needed_while_a_device_lacks_something_or_has_not_the_memory(seed: int) -> None:
+    rng, costs = Random(seed), TableCosts(weights(None))
+    tracker, seen = Tracker(Idle(), costs), set[bool]()
+    for _ in range(200):
+        device_id, held = rng.randrange(3), (DENOISER, TEXT, VAE)[: rng.choice((0, 2, 3, 3, 3, 3))]
+        device = tracker.device(device_id)
+        if device is None:
+            tracker.add_device(device_id, 0, memory=Memory(rng.choice((None, 8, 7)), held))
+        elif rng.random() < 0.2:
+            tracker.remove_device(device_id, set())
+        else:
+            tracker.set_memory(device_id, Memory(device.memory.total_bytes, held))
+        memories = [one.memory for one in tracker.devices]
+        needed = any(one.total_bytes == 7 or len(one.components) < 3 for one in memories)
+        assert tracker.needs_loads == needed, f"seed {seed}"
+        seen.add(needed)
+    assert seen == {False, True}
 
 
 def host_of(host_bytes: int | None, device_bytes: int = 5) -> tuple[Tracker, Callable[[str], str]]:

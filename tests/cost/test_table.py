@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders import PIPELINE, SIDES, costs, row, sized, table
+from builders import PIPELINE, SIDES, costs, request, row, sized, table
 from stages import DECODE, DIFFUSE, ENCODE, STAGES, stage_of
 from tilework.core.cost_row import CostRow
 from tilework.core.graph.graph import Graph
@@ -20,7 +20,7 @@ from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.graph.stage import StageSpec, StepShare
 from tilework.core.request import Shape
 from tilework.core.time import NS_PER_S, ns_from_s, s_from_ns
-from tilework.cost.degrees import least_device_ns, optimal_latency_ns, useful_degrees
+from tilework.cost.degrees import alone_ns, least_device_ns, optimal_degree, optimal_latency_ns, useful_degrees
 from tilework.cost.shipped import shipped_names
 from tilework.cost.table import BadCostTable, CostTable, graphs_of, merged
 from tilework.cost.table_costs import TableCosts
@@ -339,6 +339,18 @@ def test_the_optimal_degree_is_the_highest_efficient_one_and_makes_the_published
         for shape in {Shape(one.height, one.width, one.frames) for one in shipped.rows}:
             latency_s = s_from_ns(optimal_latency_ns(model, pipeline, shape, shipped.steps or 0))
             assert 2.5 * latency_s == pytest.approx(shipped.slo_s[str(shape)], abs=2e-3)
+
+
+@pytest.mark.parametrize(("most", "degree"), [(1, 1), (2, 2), (8, 2)])
+def test_the_time_alone_is_on_as_many_devices_as_there_are_and_are_efficient(most: int, degree: int) -> None:
+    """At 2048 px steps are efficient on up to two devices, and the decode on one; the second pass counts, too."""
+    shipped = read_table("flux1_l20")
+    model, shape = TableCosts(shipped), Shape(2048, 2048)
+    one = replace(request("a", steps=4), pipeline="flux.1", shape=shape, passes=2.0)
+    stages = model.graph("flux.1").stages
+    steps_ns = 2 * model.run_ns(stages[1], (shape,), degree, 4)
+    others_ns = [model.run_ns(stage, (shape,), min(most, optimal_degree(model, stage, shape))) for stage in stages[::2]]
+    assert alone_ns(model, one, most) == pytest.approx(steps_ns + sum(others_ns), rel=1e-6)
 
 
 def test_useful_degrees_are_faster_than_all_narrower_ones() -> None:

@@ -33,6 +33,7 @@ from tilework.control.controller import ControllerConfig
 from tilework.control.watchdog import WatchdogConfig
 from tilework.core.model import ModelSource
 from tilework.core.time import NS_PER_MS
+from tilework.core.wire import STATES_BYTES
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.local_executor import LocalConfig, LocalExecutor
 from tilework.runtime.log_file import LogFile
@@ -108,9 +109,10 @@ class Service:
 
 
 @contextmanager
-def serving(policy: str = "edf", log: TextIO | None = None) -> Iterator[Service]:
+def serving(policy: str = "edf", log: TextIO | None = None, states_bytes: int = STATES_BYTES) -> Iterator[Service]:
     """Two workers with `shapes`; what stops for STUCK_S is stuck."""
-    executor = LocalExecutor(LocalConfig(num_workers=2, sources=(ModelSource(path="shapes"),), stop_grace_s=2.0))
+    sources = (ModelSource(path="shapes"),)
+    executor = LocalExecutor(LocalConfig(num_workers=2, sources=sources, states_bytes=states_bytes, stop_grace_s=2.0))
     watchdog = WatchdogConfig(tick_ns=100 * NS_PER_MS, least_ns=int(STUCK_S * 1e9))
     engine = Engine(
         EngineConfig(controller=ControllerConfig(policy=policy), table=COSTS, watchdog=watchdog), executor, log
@@ -196,6 +198,28 @@ def test_workers_killed_and_stopped_under_load_cost_no_picture(service: Service,
     assert all(np.array_equal(picture, pictures[0]) for picture in pictures)
     assert service.metric("tilework_requests_total") == done + 3 * len(BODIES) + len(late)
     assert service.ready()["open_requests"] == 0
+
+
+@pytest.mark.timeout(300)
+def test_workers_killed_while_every_state_spills_cost_no_picture(undisturbed: list[np.ndarray]) -> None:
+    """Requests with ever earlier deadlines interrupt those before them, which wait without their tensors."""
+    rng, returns, answers = Random(1), 0.0, list[Future[httpx.Response]]()
+    with serving(states_bytes=1) as tight, ThreadPoolExecutor(5 * len(BODIES)) as pool:
+        for num_kills in range(3):
+            for one in BODIES * (2 if num_kills else 1):
+                answers.append(pool.submit(tight.post, one | {"slo_s": 60.0 - len(answers)}))
+                time.sleep(0.05)
+            if num_kills < 2:
+                device_id = rng.choice(tight.until_running(rng.randrange(1, 8)))
+                returns += tight.metric("tilework_device_returns")
+                tight.signal(device_id, signal.SIGKILL)
+                tight.until_back(num_kills + 1)
+        pictures = [pixels(answer.result()) for answer in answers]
+        returns += tight.metric("tilework_device_returns")
+        eventually(lambda: not tight.metric("tilework_state_blob_bytes"))
+        assert tight.ready()["open_requests"] == 0
+    assert all(map(np.array_equal, pictures, undisturbed * 5))
+    assert returns, "nothing was put to the test"
 
 
 def test_a_worker_that_stops_is_found_and_killed(

@@ -91,7 +91,7 @@ class Bench:
         known = len(self.reports)
         for command in commands:
             if isinstance(command, Execute):
-                self._works.open(command.work_id)
+                self._works.open(command.work_id, dict(command.members))
             self._worker.execute(command)
         return self.reports[known:]
 

@@ -16,7 +16,7 @@ from tilework.control.controller import ControllerConfig
 from tilework.core.actions import Reject
 from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.model import Source
-from tilework.core.wire import Spec
+from tilework.core.wire import STATES_BYTES, Spec
 from tilework.core.work import Plan, Start
 from tilework.cost.table import CostTable
 from tilework.runtime.engine import Engine, EngineConfig
@@ -56,6 +56,7 @@ class Rig:
         num_workers: int = 2,
         costs: CostTable | None = None,
         weights_bytes: int | None = None,
+        states_bytes: int = STATES_BYTES,
         encode_cache_bytes: int = 0,
     ) -> None:
         self.runner = asyncio.Runner()
@@ -65,6 +66,7 @@ class Rig:
                 num_workers=num_workers,
                 sources=source if isinstance(source, tuple) else (source,),
                 weights_bytes=weights_bytes,
+                states_bytes=states_bytes,
                 restart_delay_s=0.05,
                 max_restarts=1,
                 stop_grace_s=1.0,

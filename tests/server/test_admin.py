@@ -59,7 +59,9 @@ def add(server: Served, **fields: object) -> httpx.Response:
 
 def test_a_model_comes_with_its_names_and_deadline_and_goes(server: Served, tmp_path: Path) -> None:
     (tmp_path / "ink.safetensors").touch()
-    answer = add(server, path="./sdxl", name="sdxl", loras=str(tmp_path), aliases=["xl"], default_slo_s=9, measure=True)
+    answer = add(
+        server, path="./sdxl", name="sdxl", loras=str(tmp_path), aliases=["xl"], default_slo="9s", measure=True
+    )
     assert answer.status_code == 201, answer.text
     assert (answer.json()["id"], answer.json()["tilework"]["aliases"]) == ("sdxl", ["xl"])
     assert server.engine.catalog.asked == [

@@ -33,7 +33,7 @@ from tilework.core.model import SimulatedSource
 from tilework.core.priority import DEFAULT_CLASSES
 from tilework.core.request import DEFAULT_TERMS, OnMiss, RefusalCode, Request, Shape, Status, Terms
 from tilework.core.time import NS_PER_S, ns_from_s
-from tilework.core.wire import Ended
+from tilework.core.wire import Ended, KeptStates
 from tilework.core.work import Group, Work
 from tilework.cost.table import CostTable
 from tilework.runtime.bubbles import Bubbles
@@ -186,7 +186,8 @@ class Rig:
     async def remembered(self) -> None:
         """What workers on accelerators report beside the ends of works, here of one that is not known any more."""
         for device_id in range(2):
-            self.engine.on_report(device_id, Ended(1 << 40, 0, 0, steps_done=0, memory_bytes=(device_id + 1) << 30))
+            memory_bytes, kept = (device_id + 1) << 30, KeptStates(1000 + device_id, 3, 2)
+            self.engine.on_report(device_id, Ended(1 << 40, 0, 0, 0, memory_bytes=memory_bytes, kept=kept))
         self.engine._observer.on_weights_loaded(
             0, LoadSource.HOST, 1000, NS_PER_S
         )  # Simulated devices have no weights.
@@ -279,14 +280,15 @@ def test_it_counts_what_has_happened(texts: list[str]) -> None:
 
 
 def test_memory_of_devices_is_as_they_said_until_they_are_lost(texts: list[str]) -> None:
-    def told(text: str) -> dict[str, float]:
+    def told(text: str, what: str = "memory_bytes") -> dict[str, float]:
         found = samples(text).items()
-        return {
-            dict(pairs)["device"]: number for (name, pairs), number in found if name == "tilework_device_memory_bytes"
-        }
+        return {dict(pairs)["device"]: number for (name, pairs), number in found if name == f"tilework_device_{what}"}
 
     assert told(texts[0]) == {}, "nothing is made up for CPUs"
     assert told(texts[1]) == {"0": 1 << 30, "1": 2 << 30}
+    assert told(texts[1], "kept_bytes") == {"0": 1000, "1": 1001}
+    assert told(texts[1], "spills") == {"0": 3, "1": 3}
+    assert told(texts[1], "returns") == {"0": 2, "1": 2}
     assert len(told(texts[-1])) == 1, "one worker was lost"
 
 

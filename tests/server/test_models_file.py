@@ -16,7 +16,7 @@ GOOD = """
 path = "./weights"
 aliases = ["shapes", "someone/shapes"]
 dtype = "float16"
-default_slo_s = 5.0
+default_slo = "5s"
 devices = [1, 0]
 loras = "loras"
 [models."a/b"]
@@ -35,10 +35,14 @@ def test_models_are_read_in_order_with_paths_from_the_file_on(tmp_path: Path) ->
     first, second = read_models(written(tmp_path, GOOD)).items()
     assert first[0] == INFO.name
     assert first[1].path == str(tmp_path / "weights")
-    assert (first[1].aliases, first[1].dtype, first[1].default_slo_s) == (("shapes", "someone/shapes"), "float16", 5.0)
+    assert (first[1].aliases, first[1].dtype, str(first[1].default_slo)) == (
+        ("shapes", "someone/shapes"),
+        "float16",
+        "5s",
+    )
     assert (first[1].devices, second[1].devices) == ((0, 1), None)
     assert (first[1].loras, second[1].loras) == (str(tmp_path / "loras"), None)
-    assert (second[0], second[1].path, second[1].default_slo_s) == ("a/b", "someone/else", None)
+    assert (second[0], second[1].path, second[1].default_slo) == ("a/b", "someone/else", None)
     assert read_models(None) == {}
 
 
@@ -53,7 +57,7 @@ def test_an_alias_is_a_name_and_a_request_without_a_deadline_gets_the_models(tmp
         assert slo_s(model="someone/shapes") == 5.0
         assert slo_s(model="shapes", slo_s=9) == 9
         (card,) = server.http.get("/v1/models").json()["data"]
-        assert (card["tilework"]["aliases"], card["tilework"]["default_slo_s"]) == (["shapes", "someone/shapes"], 5.0)
+        assert (card["tilework"]["aliases"], card["tilework"]["default_slo"]) == (["shapes", "someone/shapes"], "5s")
         assert server.http.get("/v1/models/someone/shapes").json() == card
 
 
@@ -66,7 +70,7 @@ def test_an_alias_is_a_name_and_a_request_without_a_deadline_gets_the_models(tmp
         ('[models.a]\npath = "p"\nsteps = 4', "models.a.steps is not known; give path, aliases"),
         ('[models.a]\npath = "p"\n[model.b]\npath = "q"', "model is not known; give [models.NAME]"),
         ('[models.a]\npath = "p"\ndtype = "int8"', "models.a.dtype = 'int8' cannot be used; give float32, bfloat16"),
-        ('[models.a]\npath = "p"\ndefault_slo_s = 0', "models.a.default_slo_s = 0 cannot be used; give a number"),
+        ('[models.a]\npath = "p"\ndefault_slo = 0', "models.a.default_slo = 0 cannot be used; give a time such as"),
         ('[models.a]\npath = "p"\nloras = 3', "models.a.loras = 3 cannot be used; give the directory of its LoRAs"),
         ('[models.a]\npath = "p"\ndevices = []', "models.a.devices = [] cannot be used; give a list of workers from 0"),
         ('[models.a]\npath = "p"\ndevices = [0, 0]', "models.a.devices = [0, 0] cannot be used; give a list"),

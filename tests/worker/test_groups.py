@@ -76,7 +76,7 @@ class Member:
         self.worker._groups = self.groups = EchoGroups(**group)  # type: ignore[assignment]
         known = len(self.reports)
         assert isinstance(command, Execute)
-        self.works.open(command.work_id)
+        self.works.open(command.work_id, dict(command.members))
         self.worker.execute(command)
         return self.reports[known:]
 
@@ -178,9 +178,9 @@ def test_a_queued_work_is_revoked_if_the_leader_knows_of_it(member: Member) -> N
     (revoked,) = member.run(steps(2, ((JOB, 0),), 3, GROUP), rank=1, other_flag=STOPPED)
     assert isinstance(revoked, Ended)
     assert (revoked.steps_done, revoked.stopped, revoked.broken) == (0, True, False)
-    member.works.open(3)
+    member.works.open(3, (JOB,))
     member.works.stop(3)
-    member.works.open = lambda work_id: None  # type: ignore[method-assign]  # It is open, and stopped.
+    member.works.open = lambda *_: None  # type: ignore[method-assign]  # It is open, and stopped.
     (run,) = member.run(steps(3, ((JOB, 0),), 3, GROUP), rank=1, other_flag=READY)
     assert isinstance(run, Ended)
     assert run.steps_done == 1, "the leader began, so this one does, too; the echo then agrees to stop"

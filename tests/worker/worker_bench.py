@@ -7,7 +7,7 @@ from pathlib import Path
 
 from commands import MODEL
 from tilework.comm.groups import Groups
-from tilework.core.wire import Command, Ended, Execute, Report, StateBlob
+from tilework.core.wire import STATES_BYTES, Command, Ended, Execute, Report, StateBlob
 from tilework.pipelines.family import Family
 from tilework.worker.models.loras import WorkerLoras
 from tilework.worker.models.models import Models
@@ -25,20 +25,23 @@ class WorkerBench:
         directory: Path,
         on_report: Callable[[Report], None] = lambda report: None,
         loras: WorkerLoras | None = None,
+        states_bytes: int = STATES_BYTES,
     ) -> None:
+        self.family = family
         self.works = OpenWorks()
         self.reports: list[Report] = []
         self.on_report = on_report
         self.blobs = StateBlobs(directory, 0)
         models = Models({MODEL: family}, loras=loras)
-        self.worker = Worker(models, self.works, Groups(0, "", "cpu"), self.blobs, self._emit)
+        groups = Groups(0, "", "cpu")
+        self.worker = Worker(models, self.works, groups, self.blobs, self._emit, states_bytes=states_bytes)
 
     def run(self, *commands: Command) -> list[Report]:
         """Receive all commands, then execute them; returns the reports that they made."""
         known = len(self.reports)
         for command in commands:
             if isinstance(command, Execute):
-                self.works.open(command.work_id)
+                self.works.open(command.work_id, dict(command.members))
         for command in commands:
             self.worker.execute(command)
         return self.reports[known:]

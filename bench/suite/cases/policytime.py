@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from math import inf
 from random import Random
 
 from suite.case import Check, Finding, Note, Table
+from suite.decision_times import FullSimulation, Thought, TimedController, row
 from suite.stages import DIFFUSE
-from suite.stats import Interval, median, over_repeats, p99
-from tilework.admission.admission import Admission
-from tilework.admission.admission_limits import AdmissionLimits
-from tilework.control.controller import Controller, ControllerConfig
-from tilework.core.actions import Action, RunWork
-from tilework.core.events import Event, Submitted
-from tilework.core.graph.progress import Cursor
-from tilework.core.interfaces import Admitted, Backlog, ClusterView, CostModel, EtaPrediction, JobView, Policy
-from tilework.core.request import Request, Shape, Status
+from suite.stats import median, over_repeats, p99
+from tilework.control.controller import ControllerConfig
+from tilework.core.request import Request, Shape
 from tilework.core.time import ns_from_s
-from tilework.core.work import Plan
 from tilework.cost.table import CostTable
 from tilework.cost.table_file import read_table
 from tilework.policy.registry import make_policy
 from tilework.sim.config import SimConfig
-from tilework.sim.simulation import Simulation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,9 +102,9 @@ class PolicyTime:
                 first = over_repeats([[thoughts[0].handle_ms] for thoughts in repeats], median)
                 what = f"{size}: all at once, accepted and started"
                 checks.append(Check(what=what, measured=first, high=size.at_once_ms, unit="ms"))
-            rows.append(_row(f"{size}: plan", plans))
-            rows.append(_row(f"{size}: handle", [[one.handle_ms for one in some] for some in decisions]))
-            rows.append(_row(f"{size}: handle, all events", [[one.handle_ms for one in some] for some in repeats]))
+            rows.append(row(f"{size}: plan", plans))
+            rows.append(row(f"{size}: handle", [[one.handle_ms for one in some] for some in decisions]))
+            rows.append(row(f"{size}: handle, all events", [[one.handle_ms for one in some] for some in repeats]))
         columns = ("what", "count", "median", "p99", "largest")
         return Finding(
             checks=tuple(checks),
@@ -125,12 +115,15 @@ class PolicyTime:
     def _run(self, size: Size, seed: int) -> list[Thought]:
         """What the controller thought of each event while all `jobs` were there."""
         table = read_table(self.table)
-        requests = self._requests(table, size, Random(seed))
-        config = SimConfig(num_devices=size.devices, seed=seed, jitter=self.jitter)
-        timed = _Timed(ControllerConfig(policy=size.policy), table)
-        simulation = _Steady(timed, table, config, requests, size.requests)
-        with suppress(_Enough):
-            simulation.run([next(requests) for _ in range(size.jobs)])
+        timed = TimedController(ControllerConfig(policy=size.policy), table, make_policy(size.policy))
+        FullSimulation(
+            timed,
+            table,
+            SimConfig(num_devices=size.devices, seed=seed, jitter=self.jitter),
+            self._requests(table, size, Random(seed)),
+            num_missing=lambda: size.jobs - timed.num_jobs,
+            is_over=lambda: timed.num_ended >= size.requests,
+        ).run_until_over()
         return [thought for thought in timed.thoughts if thought.num_jobs >= size.jobs - 1]
 
     def _requests(self, table: CostTable, size: Size, rng: Random) -> Iterator[Request]:
@@ -159,119 +152,3 @@ class PolicyTime:
             "Every request is accepted without a predicted finish (see `queue` and `frontdoor`).",
             "Intervals: extremes over the seeds.",
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Thought:
-    """One event: the time that it took, that of the policy in it, works started, and jobs afterwards."""
-
-    handle_ms: float
-    plan_ms: float
-    num_starts: int
-    num_jobs: int
-
-
-class _Enough(Exception):
-    """So many requests have ended as were to."""
-
-
-class _Steady(Simulation):
-    """As a request ends, the next arrives, until `num_requests` have ended: then it raises _Enough."""
-
-    def __init__(
-        self,
-        controller: Controller,
-        table: CostTable,
-        config: SimConfig,
-        supply: Iterator[Request],
-        num_requests: int,
-    ) -> None:
-        super().__init__(controller.config, table, config, make_controller=lambda *_: controller)
-        self._supply, self._num_requests = supply, num_requests
-        self._begun: set[str] = set()
-
-    def _submit(self, uid: str) -> None:
-        """The first ones come all together: one after another, 16,000 took longer than all that is measured."""
-        first = [one for one in self._requests.values() if one.uid not in self._begun]
-        self._begun |= {one.uid for one in first}
-        for one in first:
-            self._timing.note_request(one)
-        if first:
-            self._handle(Submitted(first[0], tuple(first[1:])))
-
-    def _end(self, uid: str, status: Status, reason: str) -> None:
-        super()._end(uid, status, reason)
-        if len(self._endings) >= self._num_requests:
-            raise _Enough
-        now_ns = self._clock.now_ns
-        following = _shifted(next(self._supply), now_ns)
-        self._requests[following.uid] = following
-        self._clock.at(now_ns, partial(self._submit, following.uid))
-
-
-def _shifted(request: Request, by_ns: int) -> Request:
-    assert request.deadline_ns is not None
-    return replace(request, arrival_ns=request.arrival_ns + by_ns, deadline_ns=request.deadline_ns + by_ns)
-
-
-class _Timed(Controller):
-    def __init__(self, config: ControllerConfig, table: CostTable) -> None:
-        self._watched = _Watched(make_policy(config.policy))
-        limits = AdmissionLimits(max_jobs=config.max_jobs, max_backlog_ns=config.max_backlog_ns)
-        super().__init__(config, table, policy=self._watched, rule=_Open(limits=limits))
-        self.thoughts: list[Thought] = []
-
-    def handle(self, event: Event, now_ns: int) -> tuple[Action, ...]:
-        self._watched.plan_ns = 0
-        start_ns = time.thread_time_ns()
-        actions = super().handle(event, now_ns)
-        self.thoughts.append(
-            Thought(
-                handle_ms=(time.thread_time_ns() - start_ns) / 1e6,
-                plan_ms=self._watched.plan_ns / 1e6,
-                num_starts=sum(isinstance(action, RunWork) for action in actions),
-                num_jobs=self.tracker.num_jobs(),
-            )
-        )
-        return actions
-
-
-class _Watched:
-    """A policy whose plans are timed; `plan_ns` adds up until it is set to 0."""
-
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-        self.plan_ns = 0
-        self.urgency_ns, self.degrees, self.demand = policy.urgency_ns, policy.degrees, policy.demand
-
-    def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
-        start_ns = time.thread_time_ns()
-        plan = self._policy.plan(view, costs, now_ns)
-        self.plan_ns += time.thread_time_ns() - start_ns
-        return plan
-
-
-class _Open(Admission):
-    """Accepts every request."""
-
-    def admit(
-        self, request: Request, left: Cursor, policy: Policy, costs: CostModel, backlog: Backlog, now_ns: int
-    ) -> Admitted:
-        policy.demand(request, costs.start(request), costs)
-        return Admitted(now_ns, "", EtaPrediction(0, 0, 1.0))
-
-    def eta_ns(self, job: JobView, costs: CostModel, backlog: Backlog, now_ns: int) -> int:
-        return now_ns
-
-    def learn(self, request: Request, eta_prediction: EtaPrediction, latency_ns: int) -> None:
-        pass
-
-
-def _row(what: str, repeats: Sequence[Sequence[float]]) -> tuple[str, ...]:
-    together = [value for values in repeats for value in values]
-    figures = (_shown(over_repeats(repeats, median)), _shown(over_repeats(repeats, p99)), f"{max(together):.3f}")
-    return what, str(len(together)), *figures
-
-
-def _shown(interval: Interval) -> str:
-    return f"{interval.value:.3f} ({interval.low:.3f} to {interval.high:.3f})"

@@ -34,7 +34,7 @@ from tilework.server.main import serve as serve_http
 from tilework.store.durable import DurableDirectory
 from tilework.store.journal import JournalUnusable
 
-_NOT_OF_THE_SERVER = ("profiles", "log_level", "worker_memory", "weights_memory", "loras")
+_NOT_OF_THE_SERVER = ("profiles", "log_level", "worker_memory", "weights_memory", "states_memory", "loras")
 """Settings of the environment that belong to the command."""
 
 
@@ -44,6 +44,7 @@ class Serving:
 
     sources: tuple[Source, ...]
     weights_bytes: int | None
+    states_bytes: int
     num_workers: int
     num_slots: int
     policy: str
@@ -110,6 +111,7 @@ class Serving:
                 num_slots=self.num_slots,
                 sources=self.sources,
                 weights_bytes=self.weights_bytes,
+                states_bytes=self.states_bytes,
                 owner=owner,
             )
         )

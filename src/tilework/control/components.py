@@ -139,9 +139,8 @@ class Components:
         """The policy may have something to decide on the node of a read that has ended."""
         node = self._reads.pop(event.read_id)
         self._tracker.sources.end_read(node, is_kept=event.is_kept)
-        for device in self._tracker.devices:
-            if device.node == node:
-                device.num_changes += 1
+        for device in self._tracker.on_node(node):
+            device.num_changes += 1
 
     def _change(
         self, device: Device, stage: Stage, work_id: int, order: DropOrder, beside_bytes: int = 0
@@ -213,8 +212,8 @@ class Components:
         if load is None or load.device_id != event.device_id:
             return
         del self._loads[event.load_id]
-        if not load.waits:
-            self._costs.observe_load(num_bytes(load.components), load.source, event.run_ns)
+        if not load.waits and self._costs.observe_load(num_bytes(load.components), load.source, event.run_ns):
+            self._tracker.sources.changed()
         self._tracker.sources.use(load.node, load.components, load.forgets)
         device = self._tracker.device(load.device_id)
         others = (one for one in self._loads.values() if one.work_id == load.work_id)

@@ -190,6 +190,12 @@ class ClusterView(Protocol):
         It is another object whenever devices have joined or are lost, or lie in other pools.
         """
 
+    def device(self, device_id: int) -> DeviceView | None:
+        """The device with this id; None while it is down."""
+
+    def on_node(self, node: int) -> Sequence[DeviceView]:
+        """Accelerators of a node that are up, by id."""
+
     @property
     def slots(self) -> Sequence[DeviceView]:
         """CPU slots that are up, by id."""

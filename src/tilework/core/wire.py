@@ -67,6 +67,10 @@ class Spec:
         return Shape(self.height, self.width, self.frames)
 
 
+STATES_BYTES = 2 * 10**9
+"""What a device keeps of the states of jobs that have no work there, unless it is told otherwise."""
+
+
 WEIGHTS = "weights"
 """The directory, inside that of the blobs, of the weights that all CPU workers of a node share."""
 
@@ -77,7 +81,8 @@ class Site:
 
     `rendezvous` is empty where no groups are formed. With `loads_on_demand` a worker has no weights on its device until
     a command loads them; otherwise it has those of all its models from the start. One that `replaces` a lost worker
-    serves what it can of its models. With a `skeleton` it serves nothing: it reads its one model, leaves the skeleton
+    serves what it can of its models. Of jobs that have no work there it keeps `states_bytes` at most; of others their
+    blobs are read again. With a `skeleton` it serves nothing: it reads its one model, leaves the skeleton
     in this file and waits for its end. One that `reads` serves nothing either: it takes `ReadWeights` alone.
     """
 
@@ -85,6 +90,7 @@ class Site:
     blobs: str
     rendezvous: str = ""
     loads_on_demand: bool = False
+    states_bytes: int = STATES_BYTES
     replaces: bool = False
     skeleton: str = ""
     reads: bool = False
@@ -161,6 +167,14 @@ class ImportState:
     position: int
     states: tuple[SavedState, ...]
     known: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NoteSaved:
+    """A blob holds what a work of a group has made of a job: another member than this worker has written it."""
+
+    job_id: int
+    saved: SavedState
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +301,7 @@ Command = (
     Execute
     | StopWork
     | ImportState
+    | NoteSaved
     | EnterNode
     | CloseGroup
     | BreakGroup
@@ -400,6 +415,18 @@ class Absent:
     state_lost: bool
 
 
+@dataclass(frozen=True, slots=True)
+class KeptStates:
+    """What a worker keeps of jobs that have no work there: tensors of `num_bytes`.
+
+    Since its start it dropped those of a job `num_spills` times, and read them again `num_returns` times.
+    """
+
+    num_bytes: int
+    num_spills: int
+    num_returns: int
+
+
 @dataclass(slots=True)
 class Ended:
     """A work is done; or after `steps_done` steps it was `stopped`, `broken` off with its group, or `out_of_memory`.
@@ -407,7 +434,8 @@ class Ended:
     `blobs` are what it has written, by job: the outputs of its stage, or the state after its last step. The first
     worker of a group writes them; when the group breaks, every survivor does. The last stage of a pipeline writes
     `images`, by job, instead. `absent` are the members that were left out. `memory_bytes` is the memory in use on an
-    accelerator at the end. For jobs `for_any_seed`, a stage without steps has written what it would for any other seed.
+    accelerator at the end; `kept` is what the worker kept of jobs when the work before this one had ended. For jobs
+    `for_any_seed`, a stage without steps has written what it would for any other seed.
     Not frozen, since simulations make one per work.
     """
 
@@ -423,6 +451,7 @@ class Ended:
     images: Mapping[int, Image] = field(default_factory=dict)
     memory_bytes: int | None = None
     for_any_seed: frozenset[int] = frozenset()
+    kept: KeptStates | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tilework.core.graph.stage import Stage
-from tilework.core.request import Shape
+from tilework.core.request import Request, Shape
 from tilework.cost.table_costs import TableCosts
 
 EFFICIENT = 0.8
@@ -32,6 +32,18 @@ def optimal_latency_ns(costs: TableCosts, pipeline: str, shape: Shape, steps: in
     return latency_ns(costs, pipeline, shape, steps, degree)
 
 
+def alone_ns(costs: TableCosts, request: Request, most_devices: int) -> int:
+    """The time of all stages of a request when nothing else runs, each at its optimal degree of those that there are.
+
+    Raises UnknownCost.
+    """
+    found = 0
+    for stage, num_steps in costs.start(request).pieces:
+        degrees = [degree for degree in _efficient(costs, stage, request.shape) if degree <= most_devices]
+        found += costs.work_ns(stage, (request,), max(degrees, default=costs.degrees(stage)[0]), num_steps)
+    return found
+
+
 def fastest_latency_ns(costs: TableCosts, pipeline: str, shape: Shape, steps: int) -> int:
     """The time of all stages of one request alone, at the degree that is fastest. Raises UnknownCost."""
     degrees = costs.common_degrees(pipeline)
@@ -43,9 +55,13 @@ def optimal_degree(costs: TableCosts, stage: Stage, shape: Shape) -> int:
 
     T(1) stands for the lowest profiled degree. Source: TridentServe §6.
     """
+    return max(_efficient(costs, stage, shape))
+
+
+def _efficient(costs: TableCosts, stage: Stage, shape: Shape) -> list[int]:
     degrees = costs.degrees(stage)
     least_ns = degrees[0] * costs.run_ns(stage, (shape,), degrees[0])
-    return max(k for k in degrees if least_ns >= EFFICIENT * k * costs.run_ns(stage, (shape,), k))
+    return [k for k in degrees if least_ns >= EFFICIENT * k * costs.run_ns(stage, (shape,), k)]
 
 
 def useful_degrees(costs: TableCosts, stage: Stage, shape: Shape) -> tuple[int, ...]:

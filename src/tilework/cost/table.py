@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from tilework.core.component import Component, LoadSource
-from tilework.core.cost_row import CostRow
+from tilework.core.cost_row import Batch, CostRow
 from tilework.core.graph.graph import Graph
 from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.lora import Lora
@@ -123,6 +123,60 @@ def merged(tables: Sequence[CostTable]) -> CostTable:
         load_bytes_per_s=first.load_bytes_per_s,
         links=first.links,
     )
+
+
+_OWN_LANES = frozenset({LoadSource.HOST, LoadSource.PEER})
+"""Sources from which the devices of a cell load their parts at the same time: each has a link of its own to them."""
+
+
+def in_cells(table: CostTable, size: int) -> CostTable:
+    """The table for devices of which `size` of a node count as one, a *cell*: for models that exceed one device.
+
+    A cell has the memory of all its devices, and each holds a part of the weights. What `size` devices take together,
+    a cell takes alone. What was not measured on that many takes its time on the most that it was. Not counted is what
+    it costs to run on parts of the weights: no table has that.
+
+    Source: TridentServe §7, "treating multiple devices as one"; its appendix E.2 is missing in the text that we have.
+
+    Raises:
+        BadCostTable: nodes do not consist of such cells, or the table names devices of pipelines.
+    """
+    if size < 1 or table.devices_per_node % size:
+        raise BadCostTable(f"cell={size} does not divide the {table.devices_per_node} devices of a node; give another")
+    if table.devices:
+        raise BadCostTable(f"cell={size} is for tables without devices by pipeline; leave devices out of the table")
+    widest: dict[tuple[str, str, Batch], int] = {}  # Up to a cell.
+    for row in table.rows:
+        if row.degree <= size:
+            key = row.pipeline, row.stage, row.shapes
+            widest[key] = max(row.degree, widest.get(key, 0))
+    rows = [
+        _of_cell(row, size)
+        for row in table.rows
+        if row.degree % size == 0 or row.degree == widest.get((row.pipeline, row.stage, row.shapes))
+    ]
+    return replace(
+        table,
+        hardware=f"{table.hardware}, {size} devices as one",
+        rows=tuple(rows),
+        devices_per_node=table.devices_per_node // size,
+        batch_models={},
+        memory_bytes=None if table.memory_bytes is None else table.memory_bytes * size,
+        load_bytes_per_s={
+            source: speed * (size if source in _OWN_LANES else 1) for source, speed in table.load_bytes_per_s.items()
+        },
+    )
+
+
+def _of_cell(row: CostRow, size: int) -> CostRow:
+    """A row of a cell: its devices need `row.activation_bytes` each, those of `row.degree` if these are fewer."""
+    num_devices, activation_bytes = min(size, row.degree), row.activation_bytes
+    if activation_bytes is None:
+        return replace(row, degree=max(1, row.degree // size), peak_bytes=None)
+    weights = None if row.peak_bytes is None else row.peak_bytes - activation_bytes
+    needed = activation_bytes * num_devices
+    peak_bytes = None if weights is None else weights + needed
+    return replace(row, degree=max(1, row.degree // size), activation_bytes=needed, peak_bytes=peak_bytes)
 
 
 def without(table: CostTable, pipelines: Collection[str]) -> CostTable:

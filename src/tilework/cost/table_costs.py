@@ -33,7 +33,7 @@ class TableCosts:
     measured. The requests of a batch are corrected like single ones; the savings of the batch have a correction of
     their own, and so have requests with LoRAs, by number.
 
-    `version` counts the changes of predictions.
+    `version` counts the changes of predictions of works.
     """
 
     def __init__(self, table: CostTable, *, move_ns: int = 2_000_000, weight: float = 0.1, max_batch: int = 12) -> None:
@@ -59,6 +59,7 @@ class TableCosts:
         }
         self._tabled = TabledTimes(table)
         self._activations = Activations(table.rows)
+        self._rooms: dict[_Key, bool] = {}
         self.most_bytes = num_bytes(self.all_components) + self._activations.largest
 
     def serve(self, part: CostTable) -> None:
@@ -246,8 +247,14 @@ class TableCosts:
         """Whether the weights of a stage and its activations fit into a device, as far as the table knows them."""
         if self.memory_bytes is None or not self._activations:
             return True
-        needed = self._activations.num_bytes(stage, shapes, degree) + num_bytes(self.components(stage))
-        return needed <= self.memory_bytes
+        key = stage.name, degree, stage.pipeline, stage.loras, *[(one.height, one.width, one.frames) for one in shapes]
+        has_room = self._rooms.get(key)
+        if has_room is None:
+            if len(self._rooms) >= _MAX_CACHED:
+                self._rooms.clear()
+            needed = self._activations.num_bytes(stage, shapes, degree) + num_bytes(self.components(stage))
+            has_room = self._rooms[key] = needed <= self.memory_bytes
+        return has_room
 
     def observe_memory(self, work: Work, shapes: Sequence[Shape], *, fitted: bool, now_ns: int) -> bool:
         """Learn that a work on outputs of these shapes fitted, or did not; returns whether a prediction changes."""
@@ -291,10 +298,9 @@ class TableCosts:
         """The source from which loads are quickest, of those that have the components."""
         return self._loads.quickest(available)
 
-    def observe_load(self, num_bytes: int, source: LoadSource, run_ns: int) -> None:
-        """Learn from the time of a load."""
-        if self._loads.observe(num_bytes, source, run_ns):
-            self._has_changed()
+    def observe_load(self, num_bytes: int, source: LoadSource, run_ns: int) -> bool:
+        """Learn from the time of a load; returns whether a prediction of loads changes. Those of works do not."""
+        return self._loads.observe(num_bytes, source, run_ns)
 
     def observe(self, stage: Stage, requests: Sequence[Request], degree: int, num_steps: int, run_ns: int) -> None:
         """Learn from the time of a work. A work with previews or further passes is ignored: its time is not that of its

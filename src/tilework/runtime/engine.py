@@ -6,6 +6,7 @@ Runs on one event loop; everything public is called on its thread.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,7 @@ from tilework.core.model import ModelInfo
 from tilework.core.request import DEFAULT_TERMS, RefusalCode, Request, Status, Terms
 from tilework.core.time import NS_PER_S
 from tilework.core.wire import DropWeights, Report, Spec, WeightsRead
+from tilework.cost.degrees import alone_ns
 from tilework.cost.table import CostTable
 from tilework.cost.tabled import UnknownCost
 from tilework.policy.registry import check_live
@@ -233,6 +235,7 @@ class Engine:
             state_blob_bytes=self._dispatcher.state_bytes,
             encode_cache=self._encode_cache.usage,
             memory_bytes=dict(self._dispatcher.memory_bytes),
+            kept=dict(self._dispatcher.kept),
             pids={device_id: pid for device_id, pid in pids.items() if pid is not None},
         )
 
@@ -258,6 +261,19 @@ class Engine:
     def _components(self, model: str) -> list[Component]:
         costs = self._controller.costs
         return [one for stage in costs.graph(model).stages for one in costs.components(stage)]
+
+    def alone_ns(self, model: str, specs: Sequence[Spec]) -> int | None:
+        """How long requests for a model take when nothing else runs and weights are loaded; None if it is not known.
+
+        They run side by side, as far as there are devices.
+        """
+        devices = max(1, len(self.devices_serving(model)))
+        wanted = Wanted(uid="", model=model, spec=specs[0], arrival_ns=0, deadline_ns=None, terms=DEFAULT_TERMS)
+        try:
+            one_ns = alone_ns(self._controller.costs, wanted.request(self.models[model]), max(1, devices // len(specs)))
+        except UnknownCost:
+            return None
+        return one_ns * math.ceil(len(specs) / devices)
 
     def submit(
         self,

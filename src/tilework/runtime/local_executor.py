@@ -18,6 +18,7 @@ from tilework.core.cost_row import Batch, CostRow
 from tilework.core.lora import Lora, UsedLora
 from tilework.core.model import LoraSource, ModelSource, SimulatedSource, Source
 from tilework.core.wire import (
+    STATES_BYTES,
     WEIGHTS,
     BreakGroup,
     Calibrate,
@@ -57,6 +58,7 @@ class LocalConfig:
 
     The `sources` of their models agree on threads, memory and the kind of device. Each worker has those that it serves
     from the start; with `weights_bytes` it knows all, and an accelerator holds no more weights than that at a time.
+    Of jobs that have no work there each worker keeps `states_bytes` at most.
 
     A worker that dies is restarted after `restart_delay_s`. From the third death in a row without a finished work the
     delay doubles each time, up to `max_delay_s`, so that a broken device does not interrupt one request after another.
@@ -68,6 +70,7 @@ class LocalConfig:
     sources: tuple[Source, ...]
     num_slots: int = 1
     weights_bytes: int | None = None
+    states_bytes: int = STATES_BYTES
     restart_delay_s: float = 0.5
     max_delay_s: float = 30.0
     max_restarts: int = 6
@@ -333,6 +336,7 @@ class LocalExecutor:
             blobs=str(self._blobs.path),
             rendezvous=self._rendezvous.address,
             loads_on_demand=self._config.weights_bytes is not None and not is_slot,
+            states_bytes=self._config.states_bytes,
             replaces=self._loaded[device_id].done(),
         )
         worker = self._workers[device_id] = WorkerProcess(

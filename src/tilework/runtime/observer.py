@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from tilework.control.driver.result import Ending
 from tilework.core.component import LoadSource
 from tilework.core.request import RefusalCode, Request
+from tilework.core.wire import KeptStates
 from tilework.core.work import Work
 from tilework.runtime.encode_cache import CacheUsage
 from tilework.runtime.ticket import Outcome, Ticket
@@ -38,7 +39,7 @@ class Usage:
 
     `backlog_ns` is the predicted device time of their remaining work, `state_blob_bytes` the size of their states in
     shared memory. By device: `memory_bytes` is the accelerator memory in use, by any process, at the end of the latest
-    work; `pids` are the process ids of the workers.
+    work; `kept` is what it keeps of requests that have no work there; `pids` are the process ids of the workers.
     """
 
     waiting: Mapping[str, int]
@@ -46,6 +47,7 @@ class Usage:
     backlog_ns: int
     state_blob_bytes: int
     memory_bytes: Mapping[int, int]
+    kept: Mapping[int, KeptStates]
     pids: Mapping[int, int]
     encode_cache: CacheUsage = field(default_factory=CacheUsage)
 

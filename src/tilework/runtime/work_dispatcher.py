@@ -33,7 +33,9 @@ from tilework.core.wire import (
     Ended,
     Failed,
     GroupRef,
+    KeptStates,
     LoadWeights,
+    NoteSaved,
     Preview,
     Progress,
     Report,
@@ -76,6 +78,7 @@ class WorkDispatcher:
     ) -> None:
         self.up: set[int] = set()
         self.memory_bytes: dict[int, int] = {}
+        self.kept: dict[int, KeptStates] = {}
         self._core = DriverCore(controller, watchdog)
         self._controller, self._encode_cache = controller, encode_cache
         self._recorder = WorkRecorder(controller, request_table, keeper, observer, origin_ns)
@@ -195,6 +198,7 @@ class WorkDispatcher:
         """Record that a device is lost."""
         self.up.remove(device_id)
         self.memory_bytes.pop(device_id, None)
+        self.kept.pop(device_id, None)
         self._loads = {load_id: load for load_id, load in self._loads.items() if load.device_id != device_id}
         self._recorder.lose(device_id)
         self._recorder.observer.on_lost(device_id)
@@ -208,8 +212,8 @@ class WorkDispatcher:
             case Preview():
                 self._recorder.preview(self._core.work(report.work_id), self._core.members(report.work_id), report)
             case Ended() | Failed():
-                if isinstance(report, Ended) and report.memory_bytes is not None:
-                    self.memory_bytes[device_id] = report.memory_bytes
+                if isinstance(report, Ended):
+                    self._note_memory(device_id, report)
                 self._apply(self._core.on_report(device_id, report))
             case WeightsLoaded(load_id, run_ns):
                 load = self._loads.pop(load_id, None)
@@ -218,6 +222,12 @@ class WorkDispatcher:
                     self._handle(ComponentsLoaded(load_id, device_id, run_ns))
             case _:
                 raise AssertionError(f"unexpected report {report!r}")
+
+    def _note_memory(self, device_id: int, report: Ended) -> None:
+        if report.memory_bytes is not None:
+            self.memory_bytes[device_id] = report.memory_bytes
+        if report.kept is not None:
+            self.kept[device_id] = report.kept
 
     def _check_stuck(self) -> None:
         self._apply(self._core.check_stuck())
@@ -245,6 +255,7 @@ class WorkDispatcher:
         """Pass the result of a work to tickets, then to the controller, then to the observer."""
         self._groups.pop(result.work.work_id, None)
         self._recorder.record(result)
+        self._tell_members(result)
         self._keep_encoded(result)
         if result.event is not None:
             self._handle(result.event)
@@ -253,6 +264,15 @@ class WorkDispatcher:
             self._requests[job_id].ticket.pause()
             if self._core.is_preempted(job_id):
                 self._recorder.observer.on_preempted(job_id)
+
+    def _tell_members(self, result: WorkResult) -> None:
+        """Tell the other members of a group which blob its first has written, so that they can spill the job."""
+        _, *others = result.work.devices
+        for job_id, position in result.members.items() if others else ():
+            saved = self._core.states.saved(job_id, position + result.steps_done)
+            if saved is not None:
+                for device_id in others:
+                    self._executor.send(device_id, NoteSaved(job_id, saved))
 
     def _keep_encoded(self, result: WorkResult) -> None:
         """Offer what a stage has written, the same as for any seed, to the cache."""

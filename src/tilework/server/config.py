@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from tilework.control.controller import ControllerConfig
 from tilework.core.time import s_from_ns
+from tilework.server.default_slo import DefaultSlo
 
 PREFIX = "TILEWORK_"
 _YEAR_S = 366 * 86400.0
@@ -33,7 +34,8 @@ class ServerConfig(BaseSettings):
     `port` 0 takes a free one. `api_key` is one key or several, separated by commas; None leaves the server open.
     With `admin_key`, one or several, a client of the default tenant may change what is served.
     `public_url` replaces scheme and host in the URLs of results, for servers behind a proxy. `tenants` is the path of a
-    TOML file (see `server.tenants`), `models` that of another (see `server.models_file`). `max_jobs` is how many images
+    TOML file (see `server.tenants`), `models` that of another (see `server.models_file`). `default_slo` is the
+    deadline of requests that give none (see `server.default_slo`). `max_jobs` is how many images
     of all tenants may wait or run at a time, and `max_backlog_s` how long the devices may need for them when another
     comes in (see `admission.admission_limits`). `max_input_bytes` is for a body with pictures, `max_picture_bytes` for
     one file, `max_input_pixels` for all pictures of a call, and `input_bytes` for the memory of all calls' pictures.
@@ -71,6 +73,7 @@ class ServerConfig(BaseSettings):
     input_bytes: int = Field(1 << 30, ge=1024, le=1 << 50)
     max_previews: int = Field(16, ge=0, le=1000)
     max_slo_s: LongSeconds = 7 * 86400.0
+    default_slo: str | None = None
     max_jobs: int = Field(ControllerConfig().max_jobs, ge=1, le=1 << 20)
     max_backlog_s: LongSeconds = s_from_ns(ControllerConfig().max_backlog_ns)
     max_batch: int = Field(ControllerConfig().max_batch, ge=1, le=1024)
@@ -94,6 +97,10 @@ class ServerConfig(BaseSettings):
         return _keys(self.api_key)
 
     @property
+    def usual_slo(self) -> DefaultSlo | None:
+        return None if self.default_slo is None else DefaultSlo.parse(self.default_slo)
+
+    @property
     def admin_keys(self) -> tuple[bytes, ...]:
         return _keys(self.admin_key)
 
@@ -108,7 +115,7 @@ class ServerConfig(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return (init_settings,)
 
-    @field_validator("api_key", "admin_key", "tenants", "models", "durable", "public_url", mode="before")
+    @field_validator("api_key", "admin_key", "tenants", "models", "durable", "public_url", "default_slo", mode="before")
     @classmethod
     def _empty_is_unset(cls, value: object) -> object:
         return None if value == "" else value
@@ -127,6 +134,13 @@ class ServerConfig(BaseSettings):
         if parts.scheme not in ("http", "https") or not parts.netloc or parts.query or parts.fragment:
             raise ValueError("give a base URL such as https://images.example.org")
         return url
+
+    @field_validator("default_slo")
+    @classmethod
+    def _check_default_slo(cls, text: str | None) -> str | None:
+        if text is not None:
+            DefaultSlo.parse(text)
+        return text
 
     @field_validator("api_key", "admin_key")
     @classmethod

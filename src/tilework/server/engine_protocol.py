@@ -74,6 +74,9 @@ class Engine(Protocol):
     def starting(self) -> str:
         """What the start waits for."""
 
+    def alone_ns(self, model: str, specs: Sequence[Spec]) -> int | None:
+        """How long requests for a model take when nothing else runs and weights are loaded; None if it is not known."""
+
     def submit(
         self,
         specs: Mapping[str, Spec],

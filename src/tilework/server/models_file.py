@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from tilework.core.pools import is_devices, unknown_device
 from tilework.server.config import ConfigError
+from tilework.server.default_slo import WANTED, DefaultSlo, DefaultSloField
 from tilework.server.toml_file import KEY, place, read_toml
 
 MODEL_NAME = r"^[A-Za-z0-9_./-]{1,128}$"
@@ -20,7 +21,7 @@ _WANTED = {
     "aliases": 'a list of other names, aliases = ["sd-xl"], of letters, digits and _ . / -',
     "dtype": "float32, bfloat16 or float16",
     "adapter": 'MODULE:CLASS, adapter = "my_model:MyPipeline"',
-    "default_slo_s": "a number of seconds above 0",
+    "default_slo": WANTED,
     "devices": "a list of workers from 0 that serve it, each once, devices = [0, 1]; without it all do",
     "loras": 'the directory of its LoRAs, loras = "./loras"',
 }
@@ -30,7 +31,7 @@ _WANTED = {
 class ModelEntry:
     """A table `[models.NAME]`. A relative `path` begins at the directory of the file, and so does that of `loras`.
 
-    `default_slo_s` is the deadline of requests that name none, in seconds after their arrival; None: they have none.
+    `default_slo` is the deadline of requests that give none.
     `loras` is the directory of the LoRAs that requests for this model may use. `devices` are the accelerators that
     serve it, ascending; None: all.
     """
@@ -39,7 +40,7 @@ class ModelEntry:
     aliases: tuple[str, ...] = ()
     dtype: str | None = None
     adapter: str | None = None
-    default_slo_s: float | None = None
+    default_slo: DefaultSlo | None = None
     loras: str | None = None
     devices: tuple[int, ...] | None = None
 
@@ -57,7 +58,7 @@ class _Model(BaseModel):
     aliases: list[_Name] = []
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     adapter: str | None = None
-    default_slo_s: float | None = Field(None, gt=0, allow_inf_nan=False)
+    default_slo: DefaultSloField = None
     loras: str | None = Field(None, min_length=1)
     devices: Annotated[Any, AfterValidator(_checked_devices)] = None
 
@@ -97,7 +98,7 @@ def _entry(one: _Model, place: Path) -> ModelEntry:
         aliases=tuple(one.aliases),
         dtype=one.dtype,
         adapter=one.adapter,
-        default_slo_s=one.default_slo_s,
+        default_slo=one.default_slo,
         loras=None if one.loras is None else str(place / one.loras),
         devices=None if one.devices is None else tuple(sorted(one.devices)),
     )

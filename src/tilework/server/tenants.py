@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from tilework.core.priority import DEFAULT_CLASS, DEFAULT_CLASSES, LARGEST_WEIGHT, LEAST_WEIGHT, room
 from tilework.core.request import OnMiss, Terms
 from tilework.server.config import ConfigError, ServerConfig
+from tilework.server.default_slo import WANTED, DefaultSlo, DefaultSloField
 from tilework.server.toml_file import KEY, place, read_toml
 
 DEFAULT_TENANT = "default"
@@ -23,7 +24,7 @@ class Tenant:
     """Clients that share a name.
 
     `classes` are those it may ask for (None: all), `max_open` is how many of its images may be open. One that
-    `is_admin` may change what is served.
+    `is_admin` may change what is served. `default_slo` is the deadline of requests that give none.
     """
 
     name: str = DEFAULT_TENANT
@@ -32,6 +33,7 @@ class Tenant:
     max_open: int | None = None
     keys: tuple[bytes, ...] = field(default=(), repr=False)
     is_admin: bool = False
+    default_slo: DefaultSlo | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +41,14 @@ class Tenants:
     """All tenants, and the weight of each class. Without any key every call is of the default tenant.
 
     `admin` is the default tenant with the keys of the scope admin. All requests of `exact_classes` are exact.
+    `default_slos` are the deadlines of requests that give none, of some classes.
     """
 
     members: tuple[Tenant, ...] = (Tenant(),)
     admin: Tenant | None = None
     classes: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT_CLASSES))
     exact_classes: frozenset[str] = frozenset()
+    default_slos: Mapping[str, DefaultSlo] = field(default_factory=dict)
 
     @property
     def has_keys(self) -> bool:
@@ -100,6 +104,7 @@ _WANTED = {
     "classes": "a list of one class or more",
     "exact": "true or false",
     "admin": "true or false",
+    "default_slo": WANTED,
     "max_open": f"a whole number from 1 to {MAX_OPEN}",
 }
 
@@ -116,6 +121,7 @@ class _Tenant(_Table):
     classes: list[str] | None = Field(None, min_length=1)
     max_open: int | None = Field(None, ge=1, le=MAX_OPEN)
     admin: bool = False
+    default_slo: DefaultSloField = None
 
 
 class _Class(_Table):
@@ -123,6 +129,7 @@ class _Class(_Table):
 
     weight: _Weight | None = None
     exact: bool = False
+    default_slo: DefaultSloField = None
 
 
 class _File(_Table):
@@ -146,7 +153,13 @@ def load_tenants(config: ServerConfig) -> Tenants:
     default = replace(default, keys=(*default.keys, *config.api_keys))
     exact_classes = frozenset(name for name, row in file.classes.items() if row.exact)
     admin = replace(default, keys=config.admin_keys, is_admin=True) if config.admin_keys else None
-    tenants = Tenants(members=(default, *members.values()), admin=admin, classes=classes, exact_classes=exact_classes)
+    tenants = Tenants(
+        members=(default, *members.values()),
+        admin=admin,
+        classes=classes,
+        exact_classes=exact_classes,
+        default_slos={name: row.default_slo for name, row in file.classes.items() if row.default_slo is not None},
+    )
     _check_distinct(tenants)
     _check_weights(tenants)
     return tenants
@@ -182,6 +195,7 @@ def _tenant(name: str, row: _Tenant, classes: Mapping[str, float]) -> Tenant:
         max_open=row.max_open,
         keys=tuple(key.encode() for key in row.keys),
         is_admin=row.admin,
+        default_slo=row.default_slo,
     )
 
 

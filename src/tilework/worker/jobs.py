@@ -1,14 +1,22 @@
-"""The jobs that a worker knows: what stages have written of them, and their state between two steps."""
+"""The jobs that a worker knows: what stages have written of them, and their state between two steps.
+
+A worker keeps them after a work, so that the next one here starts at once. Blobs hold the same. What is kept of jobs
+without a work is bounded: beyond that jobs *spill*, which drops their tensors, and their next work here reads the blobs
+again. The controller need not know: the worker has the same jobs as before. It discards no blob of a state from which
+a job may go on, so one that is missing is of a job that goes on elsewhere, or has ended.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any
 
 from tilework.core.graph.itinerary import Itinerary
 from tilework.core.graph.stage import Stage
-from tilework.core.wire import Spec
+from tilework.core.wire import SavedState, Spec, StateBlob
 from tilework.pipelines.family import LIVE, Family, StepState
+from tilework.worker.held_bytes import held_bytes
 
 _MAX_LOST = 1024
 
@@ -26,7 +34,8 @@ class Job:
     """A job as it is here, which is outdated once the job continues elsewhere.
 
     `values` are what its stages have written, by name, as far as later ones need it. The stages up to `begun_at` are
-    done; `state` is that of the next one if it has made steps.
+    done; `state` is that of the next one if it has made steps. `saved` are the blobs that are known to hold some of it,
+    by the position after which they were written. A job that was spilled at a position has nothing else.
     """
 
     spec: Spec
@@ -34,9 +43,18 @@ class Job:
     begun_at: int = 0
     values: dict[str, Any] = field(default_factory=dict)
     state: StepState | None = None
+    saved: dict[int, SavedState] = field(default_factory=dict)
+    _spilled_at: int | None = field(default=None, init=False)
+    _held_bytes: int | None = field(default=None, init=False)  # None: a work may have changed it.
+
+    @property
+    def is_spilled(self) -> bool:
+        return self._spilled_at is not None
 
     @property
     def position(self) -> int:
+        if self._spilled_at is not None:
+            return self._spilled_at
         return self.begun_at + (0 if self.state is None else self.state.steps_done)
 
     @property
@@ -66,6 +84,39 @@ class Job:
         if state is not None and self.position == self.itinerary.ends[self.itinerary.at[self.begun_at].num_done]:
             self.take_outputs(dict(family.finish(state)))
 
+    def note(self, saved: SavedState) -> None:
+        """Note a blob that holds what is here; earlier ones of a state between two steps are superseded."""
+        self.saved = {place: one for place, one in self.saved.items() if place in self.itinerary.ends}
+        self.saved[saved.position] = saved
+
+    def note_written(self, blob: StateBlob) -> None:
+        """Note that a blob holds what a work has made here."""
+        self.note(SavedState(self.itinerary.at[self.position - 1].num_done, self.position, blob))
+
+    @property
+    def sources(self) -> tuple[SavedState, ...] | None:
+        """The blobs that hold all that is needed from here, in the order of stages; None if one is not known."""
+        needed = self.itinerary.needed_from[self.itinerary.at[self.begun_at].num_done]
+        places = [self.itinerary.ends[index] for index in needed]
+        places += [] if self.position == self.begun_at else [self.position]
+        return tuple(self.saved[place] for place in places) if self.saved.keys() >= set(places) else None
+
+    @property
+    def held_bytes(self) -> int:
+        """The memory of its tensors, as after its latest work."""
+        if self._held_bytes is None:
+            self._held_bytes = held_bytes(self.values, self.state)
+        return self._held_bytes
+
+    def touch(self) -> None:
+        """A work begins, which may change what is held."""
+        self._held_bytes = None
+
+    def spill(self) -> None:
+        """Drop all tensors."""
+        self._spilled_at, self._held_bytes = self.position, 0
+        self.values, self.state = {}, None
+
     def written(self, family: Family) -> dict[str, Any]:
         """What a blob of the job holds: its state between two steps, or the outputs of the stage that was done last."""
         if self.state is not None:
@@ -85,22 +136,29 @@ class Jobs:
     """Jobs by id. Why a job was lost is remembered for the last 1024 of them, so that its works can say so."""
 
     def __init__(self) -> None:
-        self._jobs: dict[int, Job] = {}
+        self.num_spills = 0
+        self._jobs: dict[int, Job] = {}  # In the order in which they were used last.
         self._lost: dict[int, tuple[str, bool]] = {}
 
     def __len__(self) -> int:
         return len(self._jobs)
 
     def __contains__(self, job_id: int) -> bool:
-        return job_id in self._jobs
+        """Whether a job is here and not spilled."""
+        job = self._jobs.get(job_id)
+        return job is not None and not job.is_spilled
 
     def put(self, job_id: int, job: Job) -> None:
+        self.forget(job_id)
         self._jobs[job_id] = job
-        self._lost.pop(job_id, None)
+
+    def find(self, job_id: int) -> Job | None:
+        """A job that is here, spilled or not."""
+        return self._jobs.get(job_id)
 
     def get(self, job_id: int) -> Job:
         """Raises JobMissing, with the reason if it is known."""
-        if job_id not in self._jobs:
+        if job_id not in self:
             unknown = "it was never begun or imported here, or has been forgotten", False
             why, state_lost = self._lost.get(job_id, unknown)
             raise JobMissing(f"job {job_id} is not on this worker: {why}", state_lost)
@@ -111,7 +169,25 @@ class Jobs:
         job = self.get(job_id)
         if job.position != position:
             raise JobMissing(f"the state of job {job_id} here is at position {job.position}, not {position}")
+        job.touch()
+        self._jobs[job_id] = self._jobs.pop(job_id)
         return job
+
+    def spill(self, most_bytes: int, with_work: Container[int]) -> int:
+        """Spill jobs until those not `with_work` hold at most `most_bytes`; returns what they hold then.
+
+        The ones that were used the longest ago are first. A job of which a blob is not known stays as it is.
+        """
+        idle = [job for job_id, job in self._jobs.items() if job_id not in with_work]
+        held = sum(job.held_bytes for job in idle)
+        for job in idle:
+            if held <= most_bytes:
+                break
+            if job.held_bytes and job.sources is not None:
+                held -= job.held_bytes
+                job.spill()
+                self.num_spills += 1
+        return held
 
     def forget(self, job_id: int) -> None:
         self._jobs.pop(job_id, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tilework.core.wire import ImportState, StateBlob
+from tilework.core.wire import ImportState, SavedState, StateBlob
 from tilework.pipelines import serialization
 from tilework.pipelines.family import LIVE, Family, Values
 from tilework.worker.jobs import Job, JobMissing, Jobs, outputs_read
@@ -13,24 +13,28 @@ from tilework.worker.steps import WorkJob
 
 
 def write_states(family: Family, blobs: StateBlobs, members: Iterable[WorkJob]) -> dict[int, StateBlob]:
-    """Write what a work has made of its jobs; returns blobs by job, none for a job of which nothing is done.
+    """Write what a work has made of its jobs, which know their blobs then; returns these by job.
 
-    After an error no blob remains.
+    There is none for a job of which nothing is done. After an error no blob remains.
     """
     written: dict[int, StateBlob] = {}
+    begun = [member for member in members if member.job.position]
     try:
-        for member in members:
-            if member.job.position:
-                written[member.job_id] = blobs.write(serialization.serialize(member.job.written(family)))
+        for member in begun:
+            written[member.job_id] = blobs.write(serialization.serialize(member.job.written(family)))
     except Exception:
         for blob in written.values():
             blobs.remove(blob)
         raise
+    for member in begun:
+        member.job.note_written(written[member.job_id])
     return written
 
 
 def import_job(family: Family, blobs: StateBlobs, jobs: Jobs, command: ImportState) -> Job:
     """Read the blobs of an import, in addition to what the worker has of the job if it is `known`.
+
+    What it has of a job that was spilled is read from its blobs, too.
 
     Raises:
         JobMissing: an output that the remaining stages read is neither here nor in the blobs.
@@ -39,9 +43,11 @@ def import_job(family: Family, blobs: StateBlobs, jobs: Jobs, command: ImportSta
     """
     itinerary = family.info.graph.itinerary(command.spec.steps)
     num_done = itinerary.at[command.position].num_done
-    values = dict(jobs.get(command.job_id).values) if command.known and command.job_id in jobs else {}
+    here = jobs.find(command.job_id) if command.known else None
+    values = {} if here is None else dict(here.values)
+    states = (*_outputs_spilled(here, num_done, command), *command.states)
     exported: Values | None = None
-    for saved in command.states:
+    for saved in states:
         contents = serialization.deserialize(blobs.read(saved.blob), family.device)
         if saved.position == itinerary.ends[saved.index]:
             values.update(contents)
@@ -52,6 +58,21 @@ def import_job(family: Family, blobs: StateBlobs, jobs: Jobs, command: ImportSta
         raise JobMissing(f"job {command.job_id} was moved without its {min(missing)} to a worker that has none of it")
     job = Job(spec=command.spec, itinerary=itinerary, begun_at=itinerary.ends[num_done - 1] if num_done else 0)
     job.values = {name: value for name, value in values.items() if name in read or name == LIVE}
+    job.saved = {} if here is None else dict(here.saved)
+    for saved in states:
+        job.note(saved)
     if exported is not None:
         job.state = family.restore(job.stage.name, command.spec, job.values, exported)
     return job
+
+
+def _outputs_spilled(here: Job | None, num_done: int, command: ImportState) -> list[SavedState]:
+    """What the stages after the first `num_done` read, and a spilled job has in blobs that an import does not name."""
+    if here is None or not here.is_spilled:
+        return []
+    ends, named = here.itinerary.ends, {one.index for one in command.states}
+    return [
+        here.saved[ends[index]]
+        for index in here.itinerary.needed_from[num_done]
+        if index not in named and ends[index] in here.saved
+    ]

@@ -81,7 +81,8 @@ def serve(connection: Connection, sources: Sequence[Source], site: Site) -> None
         link.send(LoadFailed(describe(error)))
         return
     link.send(loaded)
-    worker = Worker(models, link.works, groups, StateBlobs(Path(site.blobs), site.device_id), link.send, budget)
+    blobs = StateBlobs(Path(site.blobs), site.device_id)
+    worker = Worker(models, link.works, groups, blobs, link.send, budget, site.states_bytes)
     while not isinstance(command := link.queue.get(), Quit):
         try:
             worker.execute(command)
@@ -205,7 +206,7 @@ class _Link:
             case BreakGroup():
                 self._groups.break_off(command.group_id)
             case Execute():
-                self.works.open(command.work_id, command.revoked)
+                self.works.open(command.work_id, dict(command.members), command.revoked)
                 self.queue.put(command)
             case _:
                 self.queue.put(command)

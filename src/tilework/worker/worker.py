@@ -11,6 +11,7 @@ from tilework.comm.groups import Groups
 from tilework.core.comm import Comm, GroupBroken
 from tilework.core.cost_row import CostRow
 from tilework.core.wire import (
+    STATES_BYTES,
     Absent,
     AddLora,
     AddModel,
@@ -26,7 +27,9 @@ from tilework.core.wire import (
     Forget,
     GroupRef,
     ImportState,
+    KeptStates,
     LoadWeights,
+    NoteSaved,
     RemoveLora,
     RemoveModel,
     Report,
@@ -62,7 +65,8 @@ class Worker:
     lockstep with the other ranks; rank 0 decides when to stop. An error in a work is contained: the work answers
     `Failed`, its jobs are lost here, and their later works fail; in a group the work of the other ranks breaks off. A
     group that breaks leaves each rank's state intact. So does a work that needs more memory than `budget` allows: it
-    frees its memory and reports how many steps were done.
+    frees its memory and reports how many steps were done. Jobs without a received work keep `states_bytes` at most (see
+    `jobs`).
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class Worker:
         blobs: StateBlobs,
         emit: Callable[[Report], None],
         budget: Budget | None = None,
+        states_bytes: int = STATES_BYTES,
     ) -> None:
         self._models = models
         self._works = works
@@ -80,13 +85,15 @@ class Worker:
         self._blobs = blobs
         self._emit = emit
         self._budget = budget or Budget(models.device, None)
-        self._jobs = Jobs()
+        self._jobs, self._states_bytes = Jobs(), states_bytes
+        self._num_returns = 0
+        self.kept = KeptStates(0, 0, 0)  # As of the latest time that it was bounded.
         self._drops_ns = 0  # To make room for the next load.
         self._absent: tuple[Absent, ...] = ()  # The jobs that have no part in the running work.
 
     @property
     def num_jobs(self) -> int:
-        """Jobs of which something is kept in memory."""
+        """Jobs of which something is kept, in memory or in blobs."""
         return len(self._jobs)
 
     def execute(self, command: Command) -> None:
@@ -99,8 +106,8 @@ class Worker:
                 self._work(command, self._run_steps if self._has_steps(command) else self._run_at_once)
             case ImportState():
                 self._import(command)
-            case Forget():
-                self._jobs.forget(command.job_id)
+            case Forget() | NoteSaved():
+                self._update_kept(command)
             case EnterNode():
                 self._enter(command.node)
             case CloseGroup():
@@ -118,6 +125,15 @@ class Worker:
                     self._emit(answer)
             case _:
                 raise TypeError(f"a worker does not execute {type(command).__name__}")
+
+    def _update_kept(self, command: Forget | NoteSaved) -> None:
+        """Forget a job, or learn which blob it can spill to."""
+        if isinstance(command, Forget):
+            self._jobs.forget(command.job_id)
+            return
+        if job := self._jobs.find(command.job_id):
+            job.note(command.saved)
+        self._spill()
 
     def _load(self, command: LoadWeights) -> None:
         """Load weights; once more with all memory that can be given back if it does not suffice."""
@@ -146,12 +162,32 @@ class Worker:
             self._budget.release()
             report = self._attempt(command, self._starved) or _without_memory(command.work_id)
         self._works.close(command.work_id)
+        if isinstance(report, Ended):
+            report.kept = self.kept
         self._emit(report)
+        self._spill()  # Nothing waits for this.
+
+    def _spill(self) -> None:
+        """Bound what jobs without a work keep."""
+        num_bytes = self._jobs.spill(self._states_bytes, self._works.job_ids)
+        self.kept = KeptStates(num_bytes, self._jobs.num_spills, self._num_returns)
+
+    def _return_spilled(self, command: Execute) -> None:
+        """Read the jobs of a work again that were spilled. One whose blobs are gone is not on this worker any more."""
+        for job_id, position in command.members:
+            job = self._jobs.find(job_id)
+            if job is None or not job.is_spilled or not position or self._works.is_stopped(command.work_id):
+                continue
+            assert job.sources is not None, f"job {job_id} was spilled without its blobs"
+            import_again = ImportState(job_id, command.model, job.spec, job.position, job.sources, known=False)
+            self._import(import_again, are_latest=False)
+            self._num_returns += job_id in self._jobs
 
     def _attempt(self, command: Execute, run: Callable[[Execute], Ended]) -> Report | None:
         """The report of a work; None if there was not enough memory."""
         try:
             self._models.require(command.model, command.stage)
+            self._return_spilled(command)
             return replace(run(command), memory_bytes=memory_in_use(self._models.device))
         except JobMissing as error:
             return Failed(command.work_id, describe(error), error.state_lost)
@@ -223,6 +259,8 @@ class Worker:
         done = [member for member in members if member.job.is_ended]
         images = {one.job_id: family.image(one.job.spec, one.job.values) for one in done}
         others = [member for member in members if not member.job.is_ended]
+        for member in done:
+            member.job.values = {}  # The report has it.
         return replace(ended, blobs=write_states(family, self._blobs, others), images=images)
 
     def _run_steps(self, command: Execute) -> Ended:
@@ -290,14 +328,16 @@ class Worker:
         ended = Ended(command.work_id, now_ns, self._now_ns(), steps_done.pop(), absent=self._absent)
         return self._with_results(family, ended, members)
 
-    def _import(self, command: ImportState) -> None:
+    def _import(self, command: ImportState, *, are_latest: bool = True) -> None:
+        """Import a job. If one of its blobs is lost and they `are_latest`, the job has to begin again."""
         job_id = command.job_id
         try:
             self._models.use(command.model, None, command.spec.loras)
             self._jobs.put(job_id, import_job(self._models[command.model], self._blobs, self._jobs, command))
         except (BadState, FileNotFoundError, TruncatedStateBlob) as error:
             # Either the job continues without this worker and needs nothing here, or a blob of it is lost.
-            self._jobs.lose(job_id, f"a blob of its state is missing or damaged ({describe(error)})", state_lost=True)
+            reason = f"a blob of its state is missing or damaged ({describe(error)})"
+            self._jobs.lose(job_id, reason, state_lost=are_latest)
         except Exception as error:
             _log.exception("import of job %d failed", job_id)
             self._jobs.lose(job_id, f"its import failed with {describe(error)}")

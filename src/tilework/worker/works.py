@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Set
 from threading import Lock
 
 
@@ -14,13 +15,21 @@ class OpenWorks:
     def __init__(self) -> None:
         self._lock = Lock()
         self._stopped: dict[int, bool] = {}
+        self._jobs: dict[int, tuple[int, ...]] = {}
 
     def __len__(self) -> int:
         return len(self._stopped)
 
-    def open(self, work_id: int, is_stopped: bool = False) -> None:
+    def open(self, work_id: int, job_ids: Iterable[int], is_stopped: bool = False) -> None:
         with self._lock:
             self._stopped[work_id] = is_stopped
+            self._jobs[work_id] = tuple(job_ids)
+
+    @property
+    def job_ids(self) -> Set[int]:
+        """The jobs of all open works."""
+        with self._lock:
+            return {job_id for job_ids in self._jobs.values() for job_id in job_ids}
 
     def stop(self, work_id: int) -> None:
         """Ask a work to end at its next step boundary; does nothing if the work is not open."""
@@ -39,3 +48,4 @@ class OpenWorks:
     def close(self, work_id: int) -> None:
         with self._lock:
             self._stopped.pop(work_id, None)
+            self._jobs.pop(work_id, None)

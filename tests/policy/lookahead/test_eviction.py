@@ -98,6 +98,12 @@ class View:
             for index, there in enumerate(self.memories)
         ]
 
+    def device(self, device_id: int) -> Any:
+        return self.devices[device_id]
+
+    def on_node(self, node: int) -> list[Any]:
+        return self.devices
+
     def kept_by_host(self, node: int) -> tuple[Component, ...]:
         return self.host
 

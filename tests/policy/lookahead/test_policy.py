@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 from math import inf
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -14,7 +14,9 @@ from builders import finished, flux_requests, groups, on_time, planned, profile,
 from stages import DIFFUSE
 from tilework.control.controller import ControllerConfig
 from tilework.core.actions import Action, Stop
+from tilework.core.component import Memory
 from tilework.core.events import Event
+from tilework.core.interfaces import ClusterView
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.cost.table_costs import TableCosts
@@ -353,22 +355,47 @@ def test_a_new_request_goes_where_the_fewest_idle_devices_are_enough() -> None:
 
 def test_a_whole_node_is_tried_first_while_another_stays_whole() -> None:
     """At low load a job need not share a node; at high load the fullest nodes are tried first."""
-    devices: list[Any] = [SimpleNamespace(device_id=index, pool=index // 4) for index in range(12)]
-    nodes = NodeTable(devices)
+    nodes = NodeTable([a_device(index, index // 4) for index in range(12)])
     nodes.take_room(2, 3)
     assert nodes.with_room(1, 3)[:2] == [0, 2]
     nodes.take_room(0, 1)
     assert nodes.with_room(1, 3) == [2, 0, 1], "only one node is whole"
 
 
+def a_device(device_id: int, pool: int, *, is_busy: bool = False) -> Any:
+    return SimpleNamespace(
+        device_id=device_id,
+        node=pool,
+        pool=pool,
+        works=[None] * is_busy,
+        is_loading=False,
+        num_changes=0,
+        free_ns=0,
+        memory=Memory(),
+    )
+
+
+def test_a_table_counts_idle_devices_again_where_they_have_changed_or_may_load() -> None:
+    devices = [a_device(index, index // 2) for index in range(6)]
+    table, view = NodeTable(devices), cast(ClusterView, SimpleNamespace(needs_loads=True, job=lambda _job_id: None))
+    table.update([], view, 0)
+    assert table.idle == {0: 2, 1: 2, 2: 2}
+    table.changed.clear()
+    assert table.take_idle(0, 2) == 0
+    devices[2].works, devices[2].num_changes = [None], 1
+    devices[4].is_loading = True
+    table.may_load(2)
+    table.update([], view, 0)
+    assert table.idle == {0: 2, 1: 1, 2: 1}, "what a plan has taken is there again"
+    assert table.changed == {1}, "a load ahead of need is no change"
+    devices[2].works, devices[2].num_changes = [], 2
+    table.update([], view, 0)
+    assert table.idle == {0: 2, 1: 2, 2: 1}
+
+
 def test_a_table_of_pools_knows_which_may_run_what() -> None:
     """Pools of two, one and three devices; the first two serve it, and the last one is busy."""
-    devices: list[Any] = [
-        SimpleNamespace(
-            device_id=index, pool=pool, works=[None] * (pool == 2), is_loading=False, num_changes=0, free_ns=0
-        )
-        for index, pool in enumerate((0, 0, 1, 2, 2, 2))
-    ]
+    devices = [a_device(index, pool, is_busy=pool == 2) for index, pool in enumerate((0, 0, 1, 2, 2, 2))]
     pools, within = NodeTable(devices), frozenset((0, 1, 2))
     view: Any = SimpleNamespace(job=lambda _job_id: None, needs_loads=False)
     pools.update([], view, 0)

@@ -40,6 +40,9 @@ class View:
     def devices(self) -> list[Any]:
         return [SimpleNamespace(device_id=0, node=0, memory=Memory(None, self.memory))]
 
+    def on_node(self, node: int) -> list[Any]:
+        return self.devices
+
     def kept_by_host(self, node: int) -> tuple[Component, ...]:
         return self.host
 

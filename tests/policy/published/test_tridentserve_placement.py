@@ -21,21 +21,23 @@ from tilework.core.component import Memory
 from tilework.core.events import Event
 from tilework.core.request import Request, Shape, Status
 from tilework.core.time import NS_PER_S, ns_from_s
-from tilework.core.work import NewPlacement, Plan, Work
+from tilework.core.work import NewPlacement, Plan, Start, Work
 from tilework.cost.table import CostTable, merged
 from tilework.cost.table_costs import TableCosts
 from tilework.policy import registry
 from tilework.policy.placement.roles import PlacementType, Role, role_of
 from tilework.policy.placement.switching import WindowStats
 from tilework.policy.published.tridentserve.devices import Devices
+from tilework.policy.published.tridentserve.dispatch import Dispatch
 from tilework.policy.published.tridentserve.ilp import solve, value_of
 from tilework.policy.published.tridentserve.layout import SHARED, Layout, Pool
 from tilework.policy.published.tridentserve.monitor import Monitor, PoolRun
 from tilework.policy.published.tridentserve.policy import DOWNTIME_S, TridentServe
 from tilework.policy.published.tridentserve.program import PoolOption, shortest_first, solve_quickly
 from tilework.policy.published.tridentserve.ways import Profiles, Way, Ways
+from tilework.policy.toolkit.open_devices import OpenDevices
 from tilework.policy.toolkit.order import DeadlineOrder
-from tilework.policy.toolkit.tasks import TaskReader
+from tilework.policy.toolkit.tasks import TaskPrices, TaskReader
 from tilework.sim.config import SimConfig
 from tilework.sim.simulation import Simulation
 from tilework.sim.trace import Trace
@@ -328,6 +330,30 @@ def ways_of(asked: Request, layout: Layout, paper_times: bool = False) -> tuple[
     return Ways(layout, profiles, costs, paper_times).of(task)
 
 
+def test_ways_are_computed_again_when_costs_have_learned_of_such_requests() -> None:
+    costs, profiles, prices = TableCosts(FLUX), Profiles(), TaskPrices()
+    profiles.set_devices(FLUX.memory_bytes, 8, 16)
+    one, other = ask("a", 0.0, "2048x2048"), ask("b", 0.0, "512x512")
+    ways = Ways(TWO_KINDS, profiles, costs)
+
+    def of(asked: Request) -> tuple[Way, ...]:
+        task = TaskReader({}, costs, 8, 0, prices).read(job(0, asked, done=costs.start(asked)))
+        assert task is not None
+        return ways.of(task)
+
+    before, same = of(one), of(other)
+    assert of(one) is before
+    step = costs.graph("flux.1").stepped[0]
+    costs.observe(step, (one,), 1, 1, 3 * costs.work_ns(step, (one,), 1))
+    after = {(way.pool, way.degree): way.run_ns for way in of(one)}
+    assert any(after.get((way.pool, way.degree), 0) > way.run_ns for way in before)
+    assert of(other) is same
+    assert ways.is_of(TWO_KINDS)
+    assert not ways.is_of(Layout.colocated({0: range(8)}))
+    profiles.forget()
+    assert not ways.is_of(TWO_KINDS), "what fits is asked for again"
+
+
 TWO_KINDS = Layout(
     {0: range(8), 1: range(8, 16)},
     {one: Pool("flux.1", EDC if one < 8 else ED if one < 14 else C) for one in range(16)},
@@ -459,15 +485,66 @@ def test_stages_are_queued_on_the_devices_that_are_free_first_and_are_not_kept()
         tracker.add_device(device_id, device_id // 4)
     pool = Pool("flux.1", C)
     layout = Layout({0: range(4), 1: range(4, 8)}, dict.fromkeys((2, 3, 4, 5), pool))
-    devices = Devices(tracker, layout, 0)
+    up = OpenDevices()
+    up.update(tracker.devices, 0)
+    devices, none = Devices(up, layout), lambda _: False
     devices.queue((2,), 0, 10)
-    assert devices.earliest(pool, 1) == (3,)
-    assert devices.earliest(pool, 2) == (4, 5)
+    assert devices.earliest(pool, 1, none) == (3,)
+    assert devices.earliest(pool, 2, none) == (4, 5)
     devices.keep((3, 4))
-    assert devices.earliest(pool, 1) == (5,)
-    assert devices.earliest(pool, 2) is None
+    assert devices.earliest(pool, 1, none) == (5,)
+    assert devices.earliest(pool, 1, lambda device: device.device_id == 5) == (2,)
+    assert devices.earliest(pool, 2, none) is None
     assert devices.queue((2,), 5, 10) == 20
-    assert Devices(tracker, layout, 0, closed={2, 3}).earliest(pool, 2) == (4, 5)
+    assert Devices(up, layout, closed={2, 3}).earliest(pool, 2, none) == (4, 5)
+
+
+def test_a_device_that_a_running_request_keeps_gets_no_stage_of_another() -> None:
+    """Device 0 is free before device 1, but will make further steps; device 1 only ends a decode."""
+    costs, layout = TableCosts(FLUX), Layout({0: range(2)}, dict.fromkeys(range(2), Pool("flux.1", C)))
+    tracker, now_ns = Tracker(TridentServe(), costs), 0
+    small, large = ask("a", 0.0, "128x128"), ask("b", 0.0, "2048x2048")
+    at_decode = costs.start(large).itinerary.at[5]
+    for device_id in range(2):
+        tracker.add_device(device_id, 0)
+    for index, (asked, cursor) in enumerate(((small, costs.start(small)), (large, at_decode), (large, at_decode))):
+        tracker.add_job(job(index, replace(asked, uid=str(index)), done=cursor))
+    for job_id, device_id in ((0, 0), (0, 0), (1, 1)):
+        stage = tracker.jobs[job_id].stage
+        assert stage is not None
+        tracker.commit(Start(stage=stage, job_ids=(job_id,), devices=(device_id,), num_steps=1, why="a test"))
+    up, profiles = OpenDevices(), Profiles()
+    up.update(tracker.devices, now_ns)
+    profiles.set_devices(FLUX.memory_bytes, 2, 2)
+    assert tracker.devices[0].free_ns < tracker.devices[1].free_ns
+    reader = TaskReader(up.by_id, costs, 2, now_ns)
+    task = reader.read(tracker.jobs[2])
+    assert task is not None
+    dispatch = Dispatch(tracker, costs, now_ns, Devices(up, layout), reader, profiles, 1, True)
+    assert not dispatch.after([task])
+    assert [start.devices for start in dispatch.starts] == [(1,)]
+
+
+def test_the_monitor_sees_a_request_that_runs_again_after_its_window() -> None:
+    costs, tracker = TableCosts(FLUX), Tracker(TridentServe(), TableCosts(FLUX))
+    tracker.add_device(0, 0)
+    for index, asked in enumerate((ask("a", 0.0, "128x128"), ask("b", 0.0, "512x512"))):
+        tracker.add_job(job(index, asked, done=costs.start(asked)))
+    reader, monitor = TaskReader({}, costs, 1, 0), Monitor(window_ns=10)
+    tasks = [task for one in tracker.waiting() if (task := reader.read(one)) is not None]
+    monitor.see(tracker, tasks, 0)
+    stage = tracker.jobs[0].stage
+    assert stage is not None
+    tracker.commit(Start(stage=stage, job_ids=(0,), devices=(0,), num_steps=1, why="a test"))
+    assert [one.job_id for one in monitor.running(tracker)] == [0]
+    monitor.see(tracker, [], 9)
+    assert (monitor.num_seen, monitor.num_classes_seen) == (2, 2)
+    monitor.see(tracker, [], 10)
+    assert (monitor.num_seen, monitor.num_classes_seen) == (3, 3), "it runs, and the other is not given"
+    assert [count for _, count in monitor.classes().values()] == [1]
+    tracker.remove_job(tracker.jobs[0])
+    monitor.see(tracker, [], 20)
+    assert not monitor.classes()
 
 
 def test_a_change_of_what_pipelines_take_waits_for_the_end_of_the_window() -> None:

@@ -13,6 +13,7 @@ from tilework.cli.options.common import Adapter, Device, Dtype, ProfilesFile, Wo
 from tilework.control.watchdog import WatchdogConfig
 from tilework.core.model import SimulatedSource, Source
 from tilework.core.time import s_from_ns
+from tilework.core.wire import STATES_BYTES
 from tilework.cost.table import BadCostTable, CostTable, check_devices
 from tilework.cost.table_file import read_table
 from tilework.policy.registry import DEFAULT_POLICY, UnknownPolicy, check_live, check_pools
@@ -24,6 +25,7 @@ EXAMPLE = examples(
     "tilework serve --models models.toml --weights-memory 24GB",
     "tilework serve ./sdxl --loras ./loras",
     "tilework serve --durable ./state",
+    "tilework serve --default-slo 3x",
     "tilework serve --backend modelled --devices 8 --cost flux1dev_h100_eager",
 )
 STUCK_AFTER_S = s_from_ns(WatchdogConfig().least_ns)
@@ -40,6 +42,7 @@ def command(
     threads: WorkerThreads = 1,
     worker_memory: options.WorkerMemory = None,
     weights_memory: options.WeightsMemory = None,
+    states_memory: options.StatesMemory = None,
     models_file: options.ModelsFile = None,
     loras: options.Loras = None,
     backend: options.BackendName = options.Backend.DIFFUSERS,
@@ -54,6 +57,7 @@ def command(
     max_backlog: options.MaxBacklog = None,
     max_batch: options.MaxBatch = None,
     exact: options.Exact = False,
+    default_slo: options.DefaultSlo = None,
     log: options.Log = None,
     stuck_after: options.StuckAfter = STUCK_AFTER_S,
     log_level: options.LogLevelName = options.LogLevel.WARNING,
@@ -63,42 +67,50 @@ def command(
 
     Further settings come from the environment: TILEWORK_MAX_STEPS, TILEWORK_RESULT_TTL_S and so on (docs/serving.md).
     """
-    _prepare(log_level)
-    table, sources = _checked_table(policy, cost, workers), tuple[Source, ...]()
+    _prepare(log_level, models, models_file)
+    table, sources = _checked_table(policy, cost, workers, models_file), tuple[Source, ...]()
     if backend is options.Backend.MODELLED:
         sources = _simulated_sources(table, models, worker_memory, weights_memory)
     else:
         sources = _model_sources(models, models_file, loras, adapter, dtype, device, threads, worker_memory)
-        _check_devices(models_file, policy, workers)
-    settings: dict[str, object] = {"tenants": tenants and str(tenants), "durable": durable and str(durable)}
-    settings |= {"models": models_file and str(models_file), "host": host, "port": port, "api_key": api_key}
-    settings |= {"max_backlog_s": max_backlog, "max_batch": max_batch, "exact": exact or None}
     from tilework.cli.serving import Serving
 
     Serving(
         sources=sources,
         weights_bytes=weights_memory,
+        states_bytes=states_memory or STATES_BYTES,
         num_workers=workers,
         num_slots=cpu_slots,
         policy=policy,
         table=table,
         profiles=profiles,
         recalibrate=recalibrate,
-        settings=settings,
+        settings=_settings(tenants=tenants, durable=durable, models=models_file, host=host, port=port, api_key=api_key)
+        | {"max_backlog_s": max_backlog, "max_batch": max_batch, "exact": exact or None, "default_slo": default_slo},
         log=log,
         stuck_after_s=stuck_after,
         json=json,
     ).run()
 
 
-def _prepare(log_level: str) -> None:
+def _prepare(log_level: str, models: Sequence[str] | None, file: Path | None) -> None:
+    """Raises UserError if the models are given twice."""
+    if models and file is not None:
+        raise UserError(f"models are given twice, as {models[0]!r} and by --models; leave one out")
     require_serve_extra()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("tilework").setLevel(log_level.upper())  # Libraries stay as they are.
 
 
-def _checked_table(policy: str, cost: str | None, num_workers: int) -> CostTable | None:
-    """The table of a name or file, if one is given; and there is such a policy, which can do that. Raises UserError."""
+def _settings(**options: object) -> dict[str, object]:
+    """Settings of the server by name; a path is a text there."""
+    return {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+
+
+def _checked_table(policy: str, cost: str | None, num_workers: int, models: Path | None) -> CostTable | None:
+    """The table of a name or file, if one is given; and there is such a policy, which can do that, and the devices of
+    a file of models. Raises UserError."""
+    _check_devices(models, policy, num_workers)
     with user_errors(UnknownPolicy, BadCostTable, OSError):
         check_live(policy)
         if cost is None:
@@ -135,8 +147,6 @@ def _model_sources(
     from tilework.server.lora_directory import loras_in
     from tilework.server.models_file import read_models
 
-    if models and file is not None:
-        raise UserError(f"models are given twice, as {models[0]!r} and by --models; leave one out")
     with user_errors(ConfigError):
         usual = loras_in(loras) if loras is not None else ()
         if file is None:

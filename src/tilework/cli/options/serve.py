@@ -77,6 +77,16 @@ WeightsMemory = Annotated[
         "stay on every device.",
     ),
 ]
+StatesMemory = Annotated[
+    int | None,
+    typer.Option(
+        parser=parse_bytes,
+        metavar="SIZE",
+        envvar="TILEWORK_STATES_MEMORY",
+        help="What a device keeps of requests that wait for their next work, as in 500MB; the rest lies in the memory "
+        "of the host. Default: 2GB.",
+    ),
+]
 BackendName = Annotated[
     Backend,
     typer.Option(
@@ -117,6 +127,14 @@ Exact = Annotated[
     typer.Option(
         "--exact",
         help="Draw every picture on one device and alone: it is the stock pipeline's bit for bit under any load.",
+    ),
+]
+DefaultSlo = Annotated[
+    str | None,
+    typer.Option(
+        "--default-slo",
+        help="The deadline of requests that give none: 30s, 800ms, or 3x, a multiple of the time that a request takes "
+        "alone. Default: none. A tenant, class or model may have its own.",
     ),
 ]
 Log = Annotated[

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from tilework.control.cluster.device import Device
 from tilework.core.graph.stage import DeviceKind
@@ -21,8 +21,17 @@ class DeviceSet:
         self.by_id: dict[int, Device] = {}
         self.ordered: tuple[Device, ...] = ()
         self.slots: tuple[Device, ...] = ()
+        self._by_node: dict[int, tuple[Device, ...]] = {}
         self._pools: dict[int, frozenset[int]] = {}  # The accelerators of each pool that are up.
         self._most: dict[int, frozenset[int]] = {}  # The most of them that were up at the same time.
+
+    def on_node(self, node: int) -> Sequence[Device]:
+        """The accelerators of a node, in order of ids."""
+        return self._by_node.get(node, ())
+
+    def num_pools(self, within: Within) -> int:
+        """How many pools among these have accelerators that are up."""
+        return len(self._pools) if within is None else len(self.pools_within(within))
 
     def pools_within(self, within: Within) -> list[frozenset[int]]:
         """The accelerators that are up of each pool that is among these."""
@@ -52,6 +61,7 @@ class DeviceSet:
             return
         index = bisect_left(self.ordered, device_id, key=_id)
         self.ordered = (*self.ordered[:index], device, *self.ordered[index:])
+        self._by_node[device.node] = tuple(sorted((*self.on_node(device.node), device), key=_id))
         self._set_pool(device.pool, self._pools.get(device.pool, frozenset()) | {device_id})
 
     def remove(self, device_id: int) -> Device:
@@ -61,6 +71,7 @@ class DeviceSet:
             return device
         index = bisect_left(self.ordered, device_id, key=_id)
         self.ordered = self.ordered[:index] + self.ordered[index + 1 :]
+        self._by_node[device.node] = tuple(one for one in self.on_node(device.node) if one is not device)
         self._set_pool(device.pool, self._pools[device.pool] - {device_id})
         return device
 

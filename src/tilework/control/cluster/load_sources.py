@@ -35,7 +35,7 @@ class LoadSources:
         self._hosts: dict[int, Memory] = {}
         self._reads: dict[int, HostRead] = {}
         self.unreadable: set[Component] = set()
-        self._known_ns: dict[tuple[int, Stage], int] = {}  # Since what devices or hosts have changed last.
+        self._known_ns: dict[int, dict[tuple[int, Stage], int]] = {}  # By node, since what it has changed last.
 
     def kept(self, node: int) -> tuple[Component, ...]:
         """What the host of a node has in memory, the least recently used first."""
@@ -49,7 +49,7 @@ class LoadSources:
         """
         host = self._hosts.get(node) or Memory(self._costs.host_bytes)
         self._hosts[node] = host.with_read(components, forgets)
-        self.changed()
+        self.changed(node)
 
     # Reads ahead of need.
 
@@ -58,7 +58,7 @@ class LoadSources:
 
     def begin_read(self, node: int, read: HostRead) -> None:
         self._reads[node] = read
-        self.changed()
+        self.changed(node)
 
     def end_read(self, node: int, *, is_kept: bool) -> None:
         """End the read of a node; the host has the components then if it could keep them."""
@@ -67,7 +67,7 @@ class LoadSources:
             self.use(node, read.components, read.forgets)
         else:
             self.unreadable.update(read.components)
-            self.changed()
+            self.changed(node)
 
     def is_being_read(self, node: int, component: Component) -> bool:
         """Whether the host of a node is reading this ahead of need."""
@@ -81,9 +81,12 @@ class LoadSources:
             return 0
         return max(0, read.end_ns - device.free_ns)
 
-    def changed(self) -> None:
-        """Note that the components of a device have changed."""
-        self._known_ns.clear()
+    def changed(self, node: int | None = None) -> None:
+        """Note that what the devices of a node have or load has changed; None: of any node, or how long loads take."""
+        if node is None:
+            self._known_ns.clear()
+        else:
+            self._known_ns.pop(node, None)
 
     def of(self, component: Component, device: Device) -> LoadSource:
         """The quickest source that has a component now, or as soon as the host has read it."""
@@ -91,18 +94,18 @@ class LoadSources:
         host = self._hosts.get(device.node)
         if (host is not None and component in host.components) or self.is_being_read(device.node, component):
             available |= {LoadSource.PAGE_CACHE, LoadSource.HOST}
-        peers = [one for one in self._devices.ordered if one.node == device.node and one is not device]
+        peers = [one for one in self._devices.on_node(device.node) if one is not device]
         if any(component in peer.memory.components and not (peer.loads_ns or peer.is_loading) for peer in peers):
             available.add(LoadSource.PEER)
         return self._costs.quickest_source(frozenset(available))
 
     def load_ns(self, device: Device, stage: Stage) -> int:
         """How long the components of a stage that a device lacks take to load from the quickest sources."""
-        key = device.device_id, stage
-        known_ns = self._known_ns.get(key)
+        known, key = self._known_ns.setdefault(device.node, {}), (device.device_id, stage)
+        known_ns = known.get(key)
         if known_ns is None:
             have = device.memory.components
             lacking = [one for one in dict.fromkeys(self._costs.components(stage)) if one not in have]
             known_ns = sum([self._costs.load_ns(one.num_bytes, self.of(one, device)) for one in lacking])
-            self._known_ns[key] = known_ns
+            known[key] = known_ns
         return known_ns + self.wait_ns(device, self._costs.components(stage)) if self._reads else known_ns

@@ -52,6 +52,7 @@ class Tracker:
         self._parked: dict[int, Job] = {}
         self.next_work_id = 1
         self._now = Now()
+        self._lacking: set[int] = set()  # Devices that lack a component, or have not the memory for all.
         self.needs_loads = False
 
     # Queries of policies and admission.
@@ -59,6 +60,9 @@ class Tracker:
     @property
     def devices(self) -> Sequence[Device]:
         return self._devices.ordered
+
+    def on_node(self, node: int) -> Sequence[Device]:
+        return self._devices.on_node(node)
 
     @property
     def slots(self) -> Sequence[Device]:
@@ -117,7 +121,7 @@ class Tracker:
         return self._waiting
 
     def most_urgent(self, per_pool: int) -> Sequence[Job]:
-        return self._waiting.first(lambda within: per_pool * len(self._devices.pools_within(within)))
+        return self._waiting.first(lambda within: per_pool * self._devices.num_pools(within))
 
     def job(self, job_id: int) -> Job | None:
         return None if job_id in self._parked else self.jobs.get(job_id)
@@ -179,8 +183,11 @@ class Tracker:
         memory: Memory = NO_COMPONENTS,
     ) -> None:
         pool = self._costs.pools.number(node, device_id)
-        self._devices.add(Device(device_id=device_id, node=node, pool=pool, kind=kind, now=self._now, memory=memory))
-        self.check_loads()
+        device = Device(device_id=device_id, node=node, pool=pool, kind=kind, now=self._now, memory=memory)
+        self._devices.add(device)
+        self.sources.changed(node)
+        if kind is DeviceKind.ACCELERATOR:
+            self._check_device(device)
 
     def set_memory(self, device_id: int, memory: Memory) -> None:
         """Note the components that a device will have, and compute the reservations again that counted on others."""
@@ -188,7 +195,8 @@ class Tracker:
         before, after = set(device.memory.components), set(memory.components)
         device.memory, dropped = memory, before - after
         if before != after:
-            self.check_loads()
+            self.sources.changed(device.node)
+            self._check_device(device)
         for job in tuple(self._promises.jobs) if dropped else ():
             block = job.promised
             if block is not None and block.unloaded is not None and device_id in block.devices:
@@ -203,11 +211,19 @@ class Tracker:
     def check_loads(self) -> None:
         """Note that components of devices, or what stages need, have changed."""
         self.sources.changed()
-        wanted, most_bytes = self._costs.all_components, self._costs.most_bytes
-        self.needs_loads = bool(wanted) and not all(
-            device.memory.has(wanted) and (device.memory.total_bytes is None or most_bytes <= device.memory.total_bytes)
-            for device in self._devices.ordered
-        )
+        self._lacking.clear()
+        self.needs_loads = False
+        for device in self._devices.ordered:
+            self._check_device(device)
+
+    def _check_device(self, device: Device) -> None:
+        memory, wanted = device.memory, self._costs.all_components
+        has_room = memory.total_bytes is None or self._costs.most_bytes <= memory.total_bytes
+        if has_room and memory.has(wanted):
+            self._lacking.discard(device.device_id)
+        elif wanted:
+            self._lacking.add(device.device_id)
+        self.needs_loads = bool(self._lacking)
 
     def remove_device(self, device_id: int, reported: Set[int]) -> list[Work]:
         """Forget a device; returns the works that are lost with it because no other device has them.
@@ -221,7 +237,9 @@ class Tracker:
         lost = [work for work in open_works if not self._devices.is_carried(work)]
         for work in lost:
             del self.works[work.work_id]
-        self.check_loads()
+        self.sources.changed(device.node)
+        self._lacking.discard(device_id)
+        self.needs_loads = bool(self._lacking)
         return lost
 
     # Jobs.
@@ -364,6 +382,8 @@ class Tracker:
         up = self._devices.by_id
         for device_id in work.devices:
             if device_id in up:
+                if work.work_id in up[device_id].loads_ns:  # It ends without its load; others wait for that no more.
+                    self.sources.changed(up[device_id].node)
                 up[device_id].pop(work)
         jobs = self.members(work)
         for job in jobs:

@@ -110,6 +110,10 @@ class StateRegistry:
         job.blobs[position] = blob
         return () if old is None else (old,)
 
+    def saved(self, job_id: int, position: int) -> SavedState | None:
+        """What is kept of a job that was written at this position; None if there is nothing, as of a result."""
+        return self._jobs[job_id].saved(position)
+
     def advance(self, job_id: int, position: int) -> Blobs:
         """The controller believes that a job is at this position: earlier states between two steps are superseded."""
         job = self._jobs[job_id]

@@ -73,19 +73,19 @@ class Eviction:
 
     def holdings(self, node: int) -> Holdings:
         """What a node has. Its host may forget what its devices are reading by the time when it must make room."""
-        devices = {device.device_id: device.memory for device in self.view.devices if device.node == node}
+        devices = {device.device_id: device.memory for device in self.view.on_node(node)}
         return Holdings(devices, Memory(self.costs.host_bytes, tuple(self.view.kept_by_host(node))))
 
     def order(self, group: Group, stage: Stage, starts: Sequence[Start] = ()) -> DropOrder:
         """What these devices of one node, and its host, drop first where they load what they lack of a stage."""
-        here = [device for device in self.view.devices if device.device_id in group]
+        here = [device for device_id in group if (device := self.view.device(device_id)) is not None]
         before, needed = self.holdings(here[0].node), self._needed(here, starts)
         components = dict.fromkeys(one for device in here for one in device.memory.components)
         without = {one: max(0, before.copies(one) - len(group)) for one in components}
         losses = {one: self._loss(one, without[one], one in before.host.components) for one in components}
-        device = tuple(sorted(components, key=lambda one: (one in needed, losses[one])))
-        after = before.after(group, self.costs.components(stage), DropOrder(device))
-        return DropOrder(device, self.host_order(here[0].node, after))
+        first = tuple(sorted(components, key=lambda one: (one in needed, losses[one])))
+        after = before.after(group, self.costs.components(stage), DropOrder(first))
+        return DropOrder(first, self.host_order(here[0].node, after))
 
     def host_order(self, node: int, holdings: Holdings) -> tuple[Component, ...]:
         """What the host of a node forgets first, where its devices have these components."""

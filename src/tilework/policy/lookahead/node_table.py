@@ -6,7 +6,7 @@ Where not all devices serve all pipelines, what this package calls a node is a p
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from math import ceil, inf
 
@@ -14,6 +14,7 @@ from tilework.core.interfaces import ClusterView, DeviceView, JobView
 from tilework.core.pools import Within, may_run
 from tilework.policy.lookahead.arrivals import DueArrivals
 from tilework.policy.lookahead.node_jobs import is_idle
+from tilework.policy.toolkit.open_devices import DeviceChanges
 
 
 class NodeTable:
@@ -22,6 +23,9 @@ class NodeTable:
     `changed` are the nodes where there may be something to decide: works of their devices were committed or have ended,
     or the jobs that wait there have changed. `idle` counts the idle devices of each node that has some.
 
+    `by_host` are the nodes of each host: several where its devices serve different pipelines. `least_bytes` is the
+    memory of the smallest device; None: no limit.
+
     `full` are the nodes that defer jobs: no other job finds room there. `due_arrivals` are those of requests that could
     be on time, by node.
 
@@ -29,17 +33,23 @@ class NodeTable:
     runs on another node and will move here is *expected*, and counts with the devices that it needs.
     """
 
-    def __init__(self, devices: Sequence[DeviceView]) -> None:
+    def __init__(self, devices: Sequence[DeviceView], *, changed: bool = True) -> None:
+        """`changed`: whether there may be something to decide on these devices."""
         self.devices = devices
         self.by_node: dict[int, list[DeviceView]] = {}
+        self.by_host: dict[int, list[int]] = {}
         self.node_of: dict[int, int] = {}
         self._device_node: dict[int, int] = {}
         for device in devices:
             self.by_node.setdefault(device.pool, []).append(device)
             self._device_node[device.device_id] = device.pool
+        for number, here in self.by_node.items():
+            self.by_host.setdefault(here[0].node, []).append(number)
+        limits = [device.memory.total_bytes for device in devices if device.memory.total_bytes is not None]
+        self.least_bytes = min(limits, default=None)
         self.widest = max(map(len, self.by_node.values()), default=0)
         self.waiting: dict[int, dict[int, JobView]] = {number: {} for number in self.by_node}
-        self.changed = set(self.by_node)
+        self.changed = set(self.by_node) if changed else set[int]()
         self.idle: dict[int, int] = {}
         self.due_arrivals = {number: DueArrivals() for number in self.by_node}
         self.full: set[int] = set()
@@ -50,35 +60,44 @@ class NodeTable:
         self._with_room: list[list[int]] = [[] for _ in range(self.widest + 1)]
         for number, room in sorted(self._room.items()):
             self._with_room[room].append(number)
-        self._num_changes: list[int] = []
+        self._changes = DeviceChanges()
         self._was_idle: dict[int, int] = {}
+        self._loading: set[int] = set()
         self._free_ns: dict[int, int] = {}
         self._by_load: list[tuple[int, int, int]] = []
+        self._changes.among(devices)
+        self._count_idle(self.by_node)
 
     def update(self, waiting: Sequence[JobView], view: ClusterView, now_ns: int) -> list[JobView]:
         """Update the table for a new plan; returns the jobs that no node serves yet, in order."""
         self.changed.update(number for number, wake_ns in self._wake_ns.items() if wake_ns <= now_ns)
-        num_changes = [device.num_changes for device in self.devices]
-        if num_changes != self._num_changes:
-            before = self._num_changes or [-1] * len(num_changes)
-            pairs = zip(self.devices, before, num_changes, strict=True)
-            self.changed.update(device.pool for device, old, new in pairs if old != new)
-            self._num_changes = num_changes
-        if view.needs_loads:  # What pools of a host load and read ahead depends on each other.
+        changed = {device.pool for device in self._changes.among(self.devices)}
+        self.changed |= changed
+        if view.needs_loads and len(self.by_host) < len(self.by_node):
+            # What pools of a host load and read ahead depends on each other.
             hosts = {self.by_node[number][0].node for number in self.changed}
-            self.changed.update(number for number, devices in self.by_node.items() if devices[0].node in hosts)
+            self.changed.update(number for host in hosts for number in self.by_host[host])
         self._free_ns, self._by_load = {}, []
-        self.idle = {}
-        for device in self.devices:
-            if is_idle(device):
-                self.idle[device.pool] = self.idle.get(device.pool, 0) + 1
-        self._was_idle = dict(self.idle)
+        self._count_idle(changed | self._loading)
         for job_id in self.node_of.keys() - {job.job_id for job in waiting}:
             self._remove(job_id)
         self._again_ns = {job_id: at_ns for job_id, at_ns in self._again_ns.items() if at_ns > now_ns}
         for job_id in [job_id for job_id in self._expected if view.job(job_id) is None]:
             self._stop_expecting(job_id)
         return [job for job in waiting if job.job_id not in self.node_of]
+
+    def _count_idle(self, numbers: Iterable[int]) -> None:
+        """Count the idle devices of these nodes again; the others have as many as before."""
+        for number in numbers:
+            self._was_idle[number] = sum(map(is_idle, self.by_node[number]))
+            if not self._was_idle[number]:
+                del self._was_idle[number]
+        self.idle = dict(self._was_idle)
+        self._loading.clear()
+
+    def may_load(self, number: int) -> None:
+        """Note that a device of this node is told to load ahead of need; this is no change of the device."""
+        self._loading.add(number)
 
     def set_wake(self, number: int, wake_ns: float) -> None:
         """Count the node as changed from this time on; inf: not before something happens."""

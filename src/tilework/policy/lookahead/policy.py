@@ -59,6 +59,7 @@ class LookaheadPolicy(DeadlinePolicy):
     _rationing: dict[Within, Rationing] = field(default_factory=dict, init=False)
     _decided: dict[int, bool] = field(default_factory=dict, init=False)  # Whether each job is to be on time.
     _table: NodeTable | None = field(default=None, init=False)
+    _unused: Sequence[DeviceView] | None = field(default=None, init=False)  # Devices before the first request.
 
     def urgency_ns(self, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int:
         """How long a request takes alone is known from `demand`, which admission asks for first."""
@@ -93,12 +94,15 @@ class LookaheadPolicy(DeadlinePolicy):
 
         A plan that drops jobs to best effort starts nothing; the next one is asked for with the new order.
         """
+        waiting = view.most_urgent(_MOST_WAITING)
+        if self._table is None and not waiting:  # Thousands of devices may join before the first request comes.
+            self._unused = view.devices
+            return Plan()
         if self._table is None or self._table.devices is not view.devices:
-            self._table = NodeTable(view.devices)
+            self._table = NodeTable(view.devices, changed=self._unused is not view.devices)
         table = self._table
         grace_ns = _GRACE * min(self._alone_ns.values(), default=0)
-        waiting = view.most_urgent(_MOST_WAITING)
-        self._ration(waiting, view, costs, now_ns)
+        self._ration(waiting, table, view, costs, now_ns)
         forecaster = Forecaster(self._request_costs, costs, now_ns, grace_ns, keeps=self._decided)
         assignment = NodeAssignment(table, forecaster, view, self.chunk_ns, self._tight)
         assignment.assign_waiting(waiting)
@@ -118,7 +122,10 @@ class LookaheadPolicy(DeadlinePolicy):
             starts += dispatch.starts
             stops += dispatch.stops
             if view.needs_loads:
-                preloads += self._preloading.best(eviction, table.by_node[number], dispatch.left)
+                loads = self._preloading.best(eviction, table.by_node[number], dispatch.left)
+                preloads += loads
+                if loads:
+                    table.may_load(number)
                 started.update(job_id for start in dispatch.starts for job_id in start.job_ids)
             if not dispatch.starts and not dispatch.stops:
                 table.changed.remove(number)
@@ -133,7 +140,9 @@ class LookaheadPolicy(DeadlinePolicy):
             wake_ns=table.wake_ns(),
         )
 
-    def _ration(self, waiting: Sequence[JobView], view: ClusterView, costs: CostModel, now_ns: int) -> None:
+    def _ration(
+        self, waiting: Sequence[JobView], table: NodeTable, view: ClusterView, costs: CostModel, now_ns: int
+    ) -> None:
         """Decide of each job that has come whether it is to be on time.
 
         Not where devices change their weights all the time: what a request takes depends on what they have then.
@@ -145,7 +154,7 @@ class LookaheadPolicy(DeadlinePolicy):
             self._decided = {
                 job_id: is_kept for job_id, is_kept in self._decided.items() if view.job(job_id) is not None
             }
-        fits = self._fits_on_each(view.devices, costs)
+        fits = self._fits_on_each(table, costs)
         for job in new:
             self._decided[job.job_id] = job.promised is not None or not fits or self._admits(job, view, costs, now_ns)
 
@@ -157,10 +166,10 @@ class LookaheadPolicy(DeadlinePolicy):
         rationing = self._rationing.get(within)
         return rationing is None or rationing.admits(cost_key(job.request), now_ns, num_devices)
 
-    def _fits_on_each(self, devices: Sequence[DeviceView], costs: CostModel) -> bool:
+    def _fits_on_each(self, table: NodeTable, costs: CostModel) -> bool:
         """Whether each device has the memory for the weights of all pipelines that were asked for."""
         total = num_bytes({one for stage in self._rates.stages for one in costs.components(stage)})
-        return all(one.memory.total_bytes is None or one.memory.total_bytes >= total for one in devices)
+        return table.least_bytes is None or table.least_bytes >= total
 
     def _reads(
         self, eviction: Eviction, table: NodeTable, changed: Sequence[int], started: Set[int]
@@ -168,7 +177,6 @@ class LookaheadPolicy(DeadlinePolicy):
         """What the hosts of changed nodes read ahead for jobs that wait there and are not `started`."""
         reads: list[ReadAhead] = []
         for host in dict.fromkeys(table.by_node[number][0].node for number in changed):
-            numbers = [number for number, devices in table.by_node.items() if devices[0].node == host]
-            jobs = [job for number in numbers for job in table.waiting[number].values()]
+            jobs = [job for number in table.by_host[host] for job in table.waiting[number].values()]
             reads += self._reading.best(eviction, host, [job for job in jobs if job.job_id not in started])
         return reads

@@ -70,8 +70,8 @@ def _by_rate(eviction: Eviction, node: int, holdings: Holdings) -> list[ReadAhea
 def _options(eviction: Eviction, node: int, holdings: Holdings) -> Iterator[tuple[float, ReadAhead | None]]:
     """Reads of a host, each with what it saves within the payback time, over the time that it takes."""
     order = eviction.host_order(node, holdings)
-    here = [device for device in eviction.view.devices if device.node == node]
-    asked = ((stage, _lacking(eviction, holdings, stage)) for stage in stages_by_rate(eviction, here))
+    here = stages_by_rate(eviction, eviction.view.on_node(node))
+    asked = ((stage, _lacking(eviction, holdings, stage)) for stage in here)
     for stage, lacking in islice(((stage, lacking) for stage, lacking in asked if lacking), _MOST_TRIED):
         after = replace(holdings, host=holdings.host.with_read(lacking, order))
         changed = sorted({*holdings.host.components, *lacking})

@@ -19,7 +19,6 @@ def loads_ns(view: ClusterView, device_id: int, left: Cursor) -> int:
 def at_node(view: ClusterView, node: int) -> tuple[Component, ...]:
     """What the host of a node has, and what its devices have or are loading, which the host may have by then."""
     found = dict.fromkeys(view.kept_by_host(node))
-    for device in view.devices:
-        if device.node == node:
-            found.update(dict.fromkeys(device.memory.components))
+    for device in view.on_node(node):
+        found.update(dict.fromkeys(device.memory.components))
     return tuple(found)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tilework.core.graph.progress import Cursor
-from tilework.core.interfaces import ClusterView, CostModel, JobView
+from tilework.core.interfaces import ClusterView, CostModel, DeviceView, JobView
 from tilework.core.request import Request, StepClass, step_key
 from tilework.core.work import Group, Start
 from tilework.policy.toolkit.demand import Speed, head_and_tail_ns, step_speeds
@@ -15,6 +16,9 @@ from tilework.policy.toolkit.starts import before_steps, start_at_once, start_st
 
 NO_STEPS = Speed(1, 0)
 """The speed of a task without steps: one device, no time."""
+
+_MOST_CLASSES = 10_000
+_UNKNOWN = (0, None)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -64,13 +68,51 @@ class Task:
             yield from start_at_once(left.advanced(num_now), job_id, group[0], why)
 
 
-class TaskReader:
-    """Reads the tasks of jobs at one time. What requests of one class cost is looked up once: there are few classes."""
+class Price(NamedTuple):
+    """The time of the stages before the steps, of a step at each degree, and of the other stages."""
 
-    def __init__(self, free_ns: Mapping[int, int], costs: CostModel, max_degree: int, now_ns: int) -> None:
-        """`free_ns` is when each device that is up becomes free."""
-        self._free_ns, self._costs, self._max_degree, self._now_ns = free_ns, costs, max_degree, now_ns
-        self._prices: dict[tuple[StepClass, int, int], tuple[int, tuple[Speed, ...], int]] = {}
+    head_ns: int
+    speeds: tuple[Speed, ...]
+    tail_ns: int
+
+
+class TaskPrices:
+    """What the remaining work of requests costs. It is looked up once for each class of them, of which there are few,
+    and again when the cost model has learned of such requests.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[StepClass, int, int, int], tuple[int, Price]] = {}
+
+    def of(self, request: Request, left: Cursor, max_degree: int, costs: CostModel) -> Price:
+        """Raises UnknownCost."""
+        position = left.position if left.itinerary.num_stepped > 1 else 0
+        key, version = (step_key(request), left.num_done, position, max_degree), costs.version_of(request)
+        known_version, price = self._known.get(key, _UNKNOWN)
+        if price is not None and known_version == version:
+            return price
+        if len(self._known) >= _MOST_CLASSES:  # Clients choose the shapes.
+            self._known.clear()
+        head_ns, tail_ns = head_and_tail_ns(request, left, costs)
+        price = Price(head_ns, step_speeds(request, costs, max_degree, left), tail_ns)
+        self._known[key] = version, price
+        return price
+
+
+class TaskReader:
+    """Reads the tasks of jobs at one time."""
+
+    def __init__(
+        self,
+        devices: Mapping[int, DeviceView],
+        costs: CostModel,
+        max_degree: int,
+        now_ns: int,
+        prices: TaskPrices | None = None,
+    ) -> None:
+        """`devices` are all that are up, by id. `prices` may be kept from one time to the next."""
+        self._devices, self._costs, self._max_degree, self._now_ns = devices, costs, max_degree, now_ns
+        self._prices = prices or TaskPrices()
 
     def read(self, job: JobView) -> Task | None:
         """The task of a job; None if all of it is committed, or no degree up to `max_degree` was profiled.
@@ -80,12 +122,11 @@ class TaskReader:
         left = job.left
         if left.stage is None:
             return None
-        head_ns, speeds, tail_ns = self._price(job.request, left)
+        head_ns, speeds, tail_ns = self._prices.of(job.request, left, self._max_degree, self._costs)
         if left.num_steps_left and not speeds:
             return None
-        ends_ns = [
-            self._free_ns[device_id] for work in job.works for device_id in work.devices if device_id in self._free_ns
-        ]
+        up = self._devices
+        ends_ns = [up[device_id].free_ns for work in job.works for device_id in work.devices if device_id in up]
         return Task(
             job=job,
             ready_ns=max([self._now_ns, *ends_ns]),
@@ -95,15 +136,6 @@ class TaskReader:
             tail_ns=tail_ns,
         )
 
-    def _price(self, request: Request, left: Cursor) -> tuple[int, tuple[Speed, ...], int]:
-        """The time of the stages before the steps, of a step at each degree, and of the other stages."""
-        key = step_key(request), left.num_done, left.position if left.itinerary.num_stepped > 1 else 0
-        if key not in self._prices:
-            head_ns, tail_ns = head_and_tail_ns(request, left, self._costs)
-            speeds = step_speeds(request, self._costs, self._max_degree, left)
-            self._prices[key] = head_ns, speeds, tail_ns
-        return self._prices[key]
-
 
 def tasks_at_hand(view: ClusterView, costs: CostModel, now_ns: int) -> list[Task]:
     """The running jobs and the most urgent waiting ones, in order of urgency."""
@@ -112,7 +144,7 @@ def tasks_at_hand(view: ClusterView, costs: CostModel, now_ns: int) -> list[Task
     sizes: dict[int, int] = {}
     for device in view.devices:
         sizes[device.node] = sizes.get(device.node, 0) + 1
-    free_ns, max_degree = {device.device_id: device.free_ns for device in view.devices}, max(sizes.values())
+    devices, max_degree = {device.device_id: device for device in view.devices}, max(sizes.values())
     jobs = sorted(jobs_at_hand(view, max(32, 4 * len(view.devices))), key=by_urgency)
-    reader = TaskReader(free_ns, costs, max_degree, now_ns)
+    reader = TaskReader(devices, costs, max_degree, now_ns)
     return [task for job in jobs if (task := reader.read(job)) is not None]

@@ -16,6 +16,7 @@ from tilework.server.api.images import ImageService
 from tilework.server.calls.parsing.image_call import parsed
 from tilework.server.calls.readiness import Readiness
 from tilework.server.config import ConfigError
+from tilework.server.default_slo import WANTED, DefaultSloField
 from tilework.server.http.body import BodyLimits, read_json
 from tilework.server.http.errors import ApiError, invalid
 from tilework.server.http.middleware import tenant_of
@@ -40,9 +41,7 @@ class _AddModel(BaseModel):
     )
     loras: str | None = Field(None, min_length=1, description="a directory of LoRAs on the server, or nothing")
     aliases: list[_Name] = Field([], description='a list of other names such as ["sd-xl"]')
-    default_slo_s: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="a number of seconds above 0, or nothing"
-    )
+    default_slo: DefaultSloField = Field(None, description=f"{WANTED}, or nothing")
     measure: bool = Field(
         False, description="true if its costs may be measured, for which no request is served for some seconds"
     )
@@ -77,9 +76,7 @@ def add_admin_routes(
             raise invalid("loras", ask.loras, str(error)) from None
         new = NewModel(path=ask.path, name=ask.name or "", dtype=ask.dtype, loras=loras)
         info = await _unless_refused(images.engine.catalog.add(new, measure=ask.measure))
-        images.entries[info.name] = ModelEntry(
-            path=ask.path, aliases=tuple(ask.aliases), default_slo_s=ask.default_slo_s
-        )
+        images.entries[info.name] = ModelEntry(path=ask.path, aliases=tuple(ask.aliases), default_slo=ask.default_slo)
         return card(info)
 
     @app.delete("/v1/admin/models/{model_id:path}", include_in_schema=False)

@@ -12,6 +12,7 @@ from tilework.server.api.chat import ChatService
 from tilework.server.api.examples import PICTURES, UID
 from tilework.server.api.images import ImageService
 from tilework.server.api.openapi import (
+    CALL_HEADERS,
     CHAT_BODY,
     EDIT_BODY,
     IDEMPOTENCY_KEY,
@@ -31,13 +32,13 @@ ImageUid = Annotated[str, Path(description="an image", examples=[f"{UID}-0"])]
 
 
 def add_image_routes(app: FastAPI, images: ImageService, requests: RequestService) -> None:
-    done = good("The pictures", "images", "x-request-id", "Idempotent-Replayed")
+    done = good("The pictures", "images", *CALL_HEADERS)
     done["content"] |= stream("", PICTURES, fields={"stream": True, "partial_images": 1})["content"]
-    edited = good("The pictures", "edits", "x-request-id", "Idempotent-Replayed")
+    edited = good("The pictures", "edits", *CALL_HEADERS)
     accepted = {
         **good("Accepted; the pictures come later", "status", asked={"Prefer": "respond-async"}),
         "model": RequestStatus,
-        "headers": header_docs("x-request-id", "Location", "Preference-Applied", "Idempotent-Replayed"),
+        "headers": header_docs("Location", "Preference-Applied", *CALL_HEADERS),
     }
 
     @app.post(
@@ -87,7 +88,7 @@ def add_chat_route(app: FastAPI, chat: ChatService) -> None:
         tags=["images"],
         response_model=ChatCompletion,
         responses={
-            200: good("The pictures", "chat", "x-request-id", "Idempotent-Replayed"),
+            200: good("The pictures", "chat", *CALL_HEADERS),
             **errors(400, 401, 404, 408, 409, 410, 413, 415, 422, 429, 504),
         },
         openapi_extra={**CHAT_BODY, "parameters": [IDEMPOTENCY_KEY]},

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -15,6 +16,8 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from tilework.core.model import ModelInfo
+from tilework.core.time import s_from_ns
+from tilework.core.wire import Spec
 from tilework.server.api.bodies import IMAGES, Bodies, Route
 from tilework.server.calls.call import Call, Finished
 from tilework.server.calls.encode import Threads
@@ -28,6 +31,7 @@ from tilework.server.calls.served_models import ServedModels
 from tilework.server.calls.status import call_status
 from tilework.server.calls.submitter import CallSubmitter
 from tilework.server.config import ServerConfig
+from tilework.server.default_slo import DefaultSlos
 from tilework.server.engine_protocol import Engine
 from tilework.server.http.connection import unless_gone
 from tilework.server.http.errors import ApiError
@@ -50,7 +54,10 @@ class Entry:
     is_replay: bool
 
     def headers(self) -> dict[str, str]:
-        return {"x-request-id": self.call.uid, **(REPLAYED if self.is_replay else {})}
+        deadline, judged = self.call.ask.deadline, dict[str, str]()
+        if deadline is not None:
+            judged = {"x-tilework-slo-s": f"{deadline.slo_s:.15g}", "x-tilework-slo-source": deadline.source}
+        return {"x-request-id": self.call.uid, **judged, **(REPLAYED if self.is_replay else {})}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,12 +125,22 @@ class ImageService:
         """What a body of this tenant for this model is checked against, as of now."""
         return Rules(
             info=info,
-            default_slo_s=self.models.default_slo_s(info.name),
+            defaults=DefaultSlos(
+                tenant=tenant.default_slo,
+                classes=self.tenants.default_slos,
+                model=self.models.default_slo(info.name),
+                server=self.config.usual_slo,
+            ),
+            alone_s=partial(self._alone_s, info.name),
             config=self.config,
             tenants=self.tenants,
             tenant=tenant,
             now=datetime.now(UTC),
         )
+
+    def _alone_s(self, model: str, specs: Sequence[Spec]) -> float | None:
+        alone_ns = self.engine.alone_ns(model, specs)
+        return None if alone_ns is None else s_from_ns(alone_ns)
 
     @contextmanager
     def _counting_mistakes(self) -> Iterator[None]:

@@ -76,6 +76,7 @@ def _picture(one: PictureInput) -> dict[str, object]:
 
 
 def _model_card(info: ModelInfo, images: ImageService, created: int) -> ModelCard:
+    slo = images.models.default_slo(info.name) or images.config.usual_slo
     limits = {
         "family": info.family,
         "parameters": info.parameters,
@@ -96,7 +97,7 @@ def _model_card(info: ModelInfo, images: ImageService, created: int) -> ModelCar
         "frame_multiple": info.frame_multiple,
         "loras": list(info.loras),
         "aliases": images.models.aliases(info.name),
-        "default_slo_s": images.models.default_slo_s(info.name),
+        "default_slo": None if slo is None else str(slo),
         "devices": images.engine.devices_with(info.name),
         "serves_on": images.engine.devices_serving(info.name),
         "on_host": images.engine.is_on_host(info.name),

@@ -49,8 +49,11 @@ _EVENT = {  # One event: OpenAPI 3.1 has no word for the stream itself.
     "required": ["event", "data"],
     "properties": {"event": {"type": "string"}, "data": {"type": "string", "contentMediaType": "application/json"}},
 }
+CALL_HEADERS = ("x-request-id", "x-tilework-slo-s", "x-tilework-slo-source", "Idempotent-Replayed")
 _HEADERS = {
     "x-request-id": "The uid of the call",
+    "x-tilework-slo-s": "Its deadline in seconds from its arrival, if it has one",
+    "x-tilework-slo-source": "Who has given the deadline: request, tenant, class, model or server",
     "Idempotent-Replayed": "true, if an earlier request with the same key started the call",
     "Preference-Applied": "What was taken of Prefer",
     "Location": "Where to ask how the call stands",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from tilework.core.model import ModelInfo
 from tilework.server.calls.errors import UnknownModel
+from tilework.server.default_slo import DefaultSlo
 from tilework.server.models_file import ModelEntry
 from tilework.server.text import shown
 
@@ -58,9 +59,9 @@ class ServedModels:
         """What else clients call the model of this name."""
         return self.entries[name].aliases if name in self.entries else ()
 
-    def default_slo_s(self, name: str) -> float | None:
-        """The deadline of requests for the model of this name that give none, in seconds after their arrival."""
-        return self.entries[name].default_slo_s if name in self.entries else None
+    def default_slo(self, name: str) -> DefaultSlo | None:
+        """What the model of this name says of the deadline of requests that give none."""
+        return self.entries[name].default_slo if name in self.entries else None
 
 
 def public_source(info: ModelInfo) -> str:

@@ -55,6 +55,7 @@ def call_status(
         arrived=time_text(call.arrived_s),
         priority=call.ask.terms.priority,
         slo_s=call.ask.slo_s,
+        slo_source=call.ask.slo_source,
         eta_s=last and last.eta_s,
         eta=last and last.eta,
         size=size_text(first.shape),

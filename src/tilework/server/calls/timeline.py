@@ -19,6 +19,7 @@ def request_timeline(call: ImageCall, index: int, ticket: Ticket, outcome: Outco
         latency_s=_seconds(outcome.finished_ns - request.arrival_ns),
         queue_s=None if queue_ns is None else _seconds(queue_ns),
         slo_s=call.slo_s,
+        slo_source=call.slo_source,
         on_time=None if deadline_ns is None else outcome.finished_ns <= deadline_ns,
         exact=request.exact and all(segment.is_exact for segment in outcome.segments),
         segments=[_segment(segment, request.arrival_ns) for segment in outcome.segments],

@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 import tilework
 from tilework.core.priority import DEFAULT_CLASSES
 from tilework.core.time import s_from_ns
+from tilework.core.wire import KeptStates
 from tilework.server.engine_protocol import Engine
 from tilework.server.metrics.meters import Names
 from tilework.store.results import ResultStore
@@ -44,6 +45,7 @@ class Levels(Collector):
         yield _gauge("encode_cache_hits", "Images whose prompt was encoded before, since the start", cache.num_hits)
         yield _gauge("encode_cache_misses", "Images whose prompt was not, since the start", cache.num_misses)
         yield self._by_device("device_memory_bytes", "Memory in use on a device, by any process", usage.memory_bytes)
+        yield from self._kept(usage.kept)
         yield from self._resident(usage.pids)
 
     def _build(self) -> Metric:
@@ -69,6 +71,14 @@ class Levels(Collector):
         for device_id, value in values.items():
             family.add_metric((str(device_id),), value)
         return family
+
+    def _kept(self, kept: Mapping[int, KeptStates]) -> Iterator[Metric]:
+        for name, text, field in (
+            ("device_kept_bytes", "What a device keeps of images that have no work there", "num_bytes"),
+            ("device_spills", "States that a device has dropped, since its worker's start", "num_spills"),
+            ("device_returns", "States that a device has read again after that", "num_returns"),
+        ):
+            yield self._by_device(name, text, {device_id: getattr(one, field) for device_id, one in kept.items()})
 
     def _resident(self, pids: Mapping[int, int]) -> Iterator[Metric]:
         """Only where there is /proc."""

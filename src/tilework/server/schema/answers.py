@@ -11,6 +11,8 @@ from tilework.server.schema.image_request import OutputFormat
 ErrorType = Literal["invalid_request_error", "rate_limit_error", "server_error"]
 State = Literal["queued", "running", "paused", "done", "failed", "cancelled"]
 
+_SOURCE = "Who has given the deadline: the request, or for one without the tenant, class, model or server; null without"
+
 
 class SegmentModel(BaseModel):
     """One piece of work that was done for an image; times in seconds from its arrival.
@@ -39,6 +41,7 @@ class RequestTimeline(BaseModel):
     latency_s: float
     queue_s: float | None
     slo_s: float | None
+    slo_source: str | None = Field(None, description=_SOURCE)
     on_time: bool | None
     exact: bool = Field(description="Whether it was exact, and each work of it ran on one device, alone and whole")
     segments: list[SegmentModel]
@@ -152,6 +155,7 @@ class RequestStatus(BaseModel):
     arrived: str = Field(description="When it arrived (RFC 3339)")
     priority: str
     slo_s: float | None
+    slo_source: str | None = Field(None, description=_SOURCE)
     eta_s: float | None = Field(description=_ETA)
     eta: str | None
     size: str

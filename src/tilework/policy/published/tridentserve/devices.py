@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tilework.core.interfaces import ClusterView, DeviceView
+from tilework.core.interfaces import DeviceView
 from tilework.core.work import Group
 from tilework.policy.placement.roles import PlacementType
 from tilework.policy.published.tridentserve.layout import Layout, Pool
 from tilework.policy.toolkit.buddy_allocator import Allocator
-from tilework.policy.toolkit.open_devices import is_open
+from tilework.policy.toolkit.open_devices import OpenDevices
 
 
 @dataclass(slots=True)
@@ -21,25 +21,24 @@ class Devices:
     request keeps for its steps is not among them (`keep`).
     """
 
-    view: ClusterView
+    up: OpenDevices
     layout: Layout
-    now_ns: int
     closed: Collection[int] = ()
-    _free_ns: dict[int, int] = field(init=False)
+    _queued_ns: dict[int, int] = field(init=False, default_factory=dict)  # When devices are free that got a stage.
     _open: dict[Pool, Allocator] = field(init=False)
     _kept: set[int] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
-        self._free_ns = {one.device_id: one.free_ns for one in self.view.devices if one.device_id not in self.closed}
         found: dict[Pool, dict[int, list[int]]] = {}
-        for device in self.view.devices:
+        for device in self.up.open():
             pool = self.layout.pool_of(device.device_id)
-            if pool is not None and self._is_open(device):
+            if pool is not None and device.device_id not in self.closed:
                 found.setdefault(pool, {}).setdefault(device.node, []).append(device.device_id)
         self._open = {pool: Allocator(rows.values()) for pool, rows in found.items()}
 
-    def _is_open(self, device: DeviceView) -> bool:
-        return device.device_id not in self.closed and is_open(device, self.now_ns)
+    def _free_ns(self, device_id: int) -> int:
+        queued_ns = self._queued_ns.get(device_id)
+        return self.up.by_id[device_id].free_ns if queued_ns is None else queued_ns
 
     @property
     def is_full(self) -> bool:
@@ -84,22 +83,24 @@ class Devices:
         """Note that a request keeps these devices until its steps are done."""
         self._kept.update(group)
 
-    def earliest(self, pool: Pool, width: int) -> Group | None:
-        """The devices of one node that are all free first; None if no node has enough that are not kept."""
+    def earliest(self, pool: Pool, width: int, is_kept: Callable[[DeviceView], bool]) -> Group | None:
+        """The devices of one node that are all free first; None if no node has enough that are not kept.
+
+        `is_kept` says of a device that was not noted whether a request keeps it.
+        """
         best: tuple[int, Group] | None = None
         for row in self.layout.nodes(pool):
-            usable = [one for one in row if one in self._free_ns and one not in self._kept]
-            usable.sort(key=lambda one: (self._free_ns[one], one))
+            up = [one for one in row if one in self.up.by_id and one not in self.closed and one not in self._kept]
+            usable = sorted((self._free_ns(one), one) for one in up if not is_kept(self.up.by_id[one]))
             if len(usable) >= width:
-                found = self._free_ns[usable[width - 1]], tuple(sorted(usable[:width]))
+                found = usable[width - 1][0], tuple(sorted(one for _, one in usable[:width]))
                 best = found if best is None else min(best, found)
         return None if best is None else best[1]
 
     def queue(self, group: Group, ready_ns: int, run_ns: int) -> int:
         """Note a stage that runs on these devices when they are free, and not before `ready_ns`; returns its end."""
-        begin_ns = max([ready_ns, *(self._free_ns[device_id] for device_id in group)])
-        for device_id in group:
-            self._free_ns[device_id] = begin_ns + run_ns
+        begin_ns = max([ready_ns, *map(self._free_ns, group)])
+        self._queued_ns.update(dict.fromkeys(group, begin_ns + run_ns))
         return begin_ns + run_ns
 
     def _allocator(self, device_id: int) -> Allocator:

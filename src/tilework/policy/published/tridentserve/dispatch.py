@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import Stage
-from tilework.core.interfaces import ClusterView, CostModel, JobView
+from tilework.core.interfaces import ClusterView, CostModel, DeviceView, JobView
 from tilework.core.work import Group, Start
 from tilework.policy.placement.launch import Launch
 from tilework.policy.placement.profile import ClassProfile
@@ -19,7 +19,7 @@ from tilework.policy.published.tridentserve.monitor import PoolRun
 from tilework.policy.published.tridentserve.ways import Profiles, Way
 from tilework.policy.toolkit.demand import optimal_degree
 from tilework.policy.toolkit.open_devices import LEAD_NS
-from tilework.policy.toolkit.tasks import Task
+from tilework.policy.toolkit.tasks import Task, TaskReader
 from tilework.policy.toolkit.wording import devices_text, explain
 
 
@@ -35,11 +35,13 @@ class Dispatch:
     costs: CostModel
     now_ns: int
     devices: Devices
+    reader: TaskReader
     profiles: Profiles
     chunk_ns: int
     is_stage_aware: bool
     starts: list[Start] = field(default_factory=list)
     runs: list[PoolRun] = field(default_factory=list)
+    _keeps: dict[int, bool] = field(default_factory=dict)  # What `_is_kept` has found of jobs.
 
     @property
     def layout(self) -> Layout:
@@ -48,17 +50,16 @@ class Dispatch:
     def keep(self, tasks: Sequence[Task]) -> list[Task]:
         """Place the tasks that have begun on their groups; returns the ready ones that are to be dispatched.
 
-        A task that has begun and lost its group is to be dispatched: a device of it is down, or was reserved for
-        another.
+        Those that are not ready keep their groups, whether they are among `tasks` or not (`_is_kept`). A task that has
+        begun and lost its group is to be dispatched: a device of it is down, or was reserved for another.
         """
         others = []
         for task in tasks:
-            is_ready, group = task.ready_ns <= self.now_ns + LEAD_NS, task.job.last_devices
+            group = task.job.last_devices
+            if not self._is_ready(task):
+                continue
             if not self._has_begun(task):
-                if is_ready:
-                    others.append(task)
-            elif not is_ready:
-                self.devices.keep(group)
+                others.append(task)
             elif (own := self._own_group(task)) and self.devices.take_whole(own):
                 why = explain(task.job, "keeps its devices until it is finished", self.now_ns)
                 self._start(task, own, self._launch(task, why))
@@ -68,6 +69,23 @@ class Dispatch:
             else:
                 others.append(task)
         return others
+
+    def _is_ready(self, task: Task) -> bool:
+        return task.ready_ns <= self.now_ns + LEAD_NS
+
+    def _is_kept(self, device: DeviceView) -> bool:
+        """Whether a device is in the group of a job that has begun and is not ready."""
+        job_ids = (job_id for work in device.works for job_id in work.job_ids)
+        return any(self._keeps_group(job_id, device.device_id) for job_id in job_ids)
+
+    def _keeps_group(self, job_id: int, device_id: int) -> bool:
+        job = self.view.job(job_id)
+        if job is None or device_id not in job.last_devices:
+            return False
+        if job_id not in self._keeps:
+            task = self.reader.read(job)
+            self._keeps[job_id] = task is not None and not self._is_ready(task) and self._has_begun(task)
+        return self._keeps[job_id]
 
     def _has_begun(self, task: Task) -> bool:
         if task.num_steps >= task.job.request.steps:
@@ -102,19 +120,23 @@ class Dispatch:
         Where there are none, or all are kept by requests that began before they were auxiliaries, it is to be
         dispatched like steps, on primaries; a task that must wait for its auxiliary is not returned.
         """
-        others = []
+        others, roles = [], dict[Cursor, Role | None]()  # Many requests, few cursors.
         for task in tasks:
-            role = self._role(task.job, task.job.left)
-            is_beside = role is not None and all(
-                self._role_of(task, stage) is role for stage, _ in task.job.left.pieces
-            )
-            if role is None or role is Role.D or not is_beside or not self._width(task, role):
+            if task.job.left not in roles:
+                roles[task.job.left] = self._only_role(task)
+            role = roles[task.job.left]
+            if role is None or role is Role.D or not self._width(task, role):
                 others.append(task)
                 continue
             launch = self._launch(task, explain(task.job, f"is next for devices with {role}", self.now_ns))
             self._queue(task, role, launch)
             self.starts += self._ordered(launch)
         return others
+
+    def _only_role(self, task: Task) -> Role | None:
+        """The role of all stages that are left; None if they have several, or one is on a CPU slot."""
+        roles = {self._role_of(task, stage) for stage, _ in task.job.left.pieces}
+        return roles.pop() if len(roles) == 1 else None
 
     def place(self, bid: Bid, way: Way, why: str) -> bool:
         """Dispatch a request, if its devices are open and its encode finds an auxiliary; `why` it, in words."""
@@ -154,7 +176,7 @@ class Dispatch:
     def _queue(self, task: Task, role: Role, launch: Launch) -> bool:
         """Start the stages of a role on the auxiliaries that are free first; returns whether there were enough."""
         pool, width = self._auxiliary(task, role), self._width(task, role)
-        group = self.devices.earliest(pool, width) if width else None
+        group = self.devices.earliest(pool, width, self._is_kept) if width else None
         if group is None:
             return False
         run_ns = self._run_ns(task, role, width)

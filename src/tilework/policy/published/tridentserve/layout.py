@@ -48,6 +48,7 @@ class Layout:
                     found.setdefault(pool, []).append(device_id)
             for pool, ids in found.items():
                 self._by_pool.setdefault(pool, []).append(tuple(ids))
+        self._widest = {pool: max(map(len, groups)) for pool, groups in self._by_pool.items()}
         self._order_of: dict[Pool, DropOrder] = {}
 
     @classmethod
@@ -77,7 +78,7 @@ class Layout:
 
     def widest(self, pool: Pool) -> int:
         """The most devices that a pool has on one node."""
-        return max(map(len, self.nodes(pool)), default=0)
+        return self._widest.get(pool, 0)
 
     def replicas(self, pipeline: str, fits: FitsAt) -> tuple[VirtualReplica, ...]:
         """The virtual replicas on which a request class can run: of each type enough devices on one node."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from tilework.core.interfaces import CostModel
+from tilework.core.interfaces import ClusterView, CostModel, JobView
 from tilework.core.request import Request, RequestClass, cost_key
 from tilework.core.time import NS_PER_S
 from tilework.policy.placement.roles import PlacementType
 from tilework.policy.placement.switching import WindowStats
 from tilework.policy.published.tridentserve.layout import Layout, Pool
 from tilework.policy.published.tridentserve.ways import Profiles
+from tilework.policy.toolkit.order import by_urgency
 from tilework.policy.toolkit.tasks import Task
 
 _WINDOW_LATENCIES = 7.5
@@ -30,6 +32,15 @@ class PoolRun:
     busy_ns: int
 
 
+class _Seen(NamedTuple):
+    """When a job was seen, and its request with its class."""
+
+    at_ns: int
+    job_id: int
+    request: Request
+    key: RequestClass
+
+
 @dataclass(slots=True)
 class Monitor:
     """Keeps the requests of a sliding window, and the runs that end in it.
@@ -37,25 +48,45 @@ class Monitor:
     The window is 7.5 times the mean latency of its requests at optimal degrees, from one to ten minutes: 60 s for SD3,
     60 to 110 s for FLUX.1, 180 to 220 s for CogVideoX and 240 to 300 s for HunyuanVideo. A request is seen when it is
     first among the most urgent ones; one that is still there at the end of its window is seen again.
+
+    Attributes:
+        num_seen: how many requests were seen so far.
+        num_classes_seen: how often one was seen of a class that had none in the window.
     """
 
     window_ns: int = _LEAST_WINDOW_NS
     num_seen: int = 0
+    num_classes_seen: int = 0
     first_ns: int | None = None
-    _requests: deque[tuple[int, int, Request]] = field(default_factory=deque)
+    _requests: deque[_Seen] = field(default_factory=deque)
     _ids: set[int] = field(default_factory=set)
+    _counts: Counter[RequestClass] = field(default_factory=Counter)
     _runs: list[PoolRun] = field(default_factory=list)
 
-    def see(self, tasks: Iterable[Task], now_ns: int) -> None:
-        """Note requests of which something is left to start."""
-        while self._requests and self._requests[0][0] <= now_ns - self.window_ns:
-            self._ids.remove(self._requests.popleft()[1])
-        for task in tasks:
-            if (job_id := task.job.job_id) not in self._ids:
-                self._requests.append((now_ns, job_id, task.job.request))
-                self._ids.add(job_id)
-                self.num_seen += 1
-                self.first_ns = now_ns if self.first_ns is None else self.first_ns
+    def see(self, view: ClusterView, tasks: Sequence[Task], now_ns: int) -> None:
+        """Note requests of which something is left to start: all that wait and begin now, and others after a window."""
+        over = []
+        while self._requests and self._requests[0].at_ns <= now_ns - self.window_ns:
+            over.append(seen := self._requests.popleft())
+            self._ids.remove(seen.job_id)
+            self._counts[seen.key] -= 1
+            if not self._counts[seen.key]:
+                del self._counts[seen.key]
+        given = {task.job.job_id: task.job for task in tasks}
+        running = [job for one in over if one.job_id not in given and (job := _running(view, one.job_id)) is not None]
+        new = [job for job_id, job in given.items() if job_id not in self._ids]
+        for job in sorted((*new, *running), key=by_urgency):
+            key = cost_key(job.request)
+            self._requests.append(_Seen(now_ns, job.job_id, job.request, key))
+            self._ids.add(job.job_id)
+            self.num_classes_seen += not self._counts[key]
+            self._counts[key] += 1
+            self.num_seen += 1
+            self.first_ns = now_ns if self.first_ns is None else self.first_ns
+
+    def running(self, view: ClusterView) -> list[JobView]:
+        """The jobs of the window that run, and of which something is left to start."""
+        return [job for job_id in self._ids if (job := _running(view, job_id)) is not None]
 
     def note(self, run: PoolRun) -> None:
         self._runs.append(run)
@@ -63,10 +94,9 @@ class Monitor:
     def classes(self) -> dict[RequestClass, tuple[Request, int]]:
         """The requests of the window by class: one of each, and how many there are."""
         found: dict[RequestClass, tuple[Request, int]] = {}
-        for _, _, request in self._requests:
-            key = cost_key(request)
-            one, count = found.get(key, (request, 0))
-            found[key] = one, count + 1
+        for seen in self._requests:
+            if seen.key not in found:
+                found[seen.key] = seen.request, self._counts[seen.key]
         return found
 
     def set_window(self, profiles: Profiles, costs: CostModel) -> None:
@@ -105,3 +135,9 @@ class Monitor:
             for kind in PlacementType
             if replicas.get(kind, 0) or waiting.get(kind, 0)
         }
+
+
+def _running(view: ClusterView, job_id: int) -> JobView | None:
+    """A job that has works, and of which something is left to start; None if it is not such a one."""
+    job = view.job(job_id)
+    return job if job is not None and job.works and job.left.stage is not None else None

@@ -33,6 +33,7 @@ from tilework.policy.published.tridentserve.division import Division, demands_by
 from tilework.policy.published.tridentserve.layout import SHARED, Layout, Rows
 from tilework.policy.published.tridentserve.monitor import Monitor
 from tilework.policy.published.tridentserve.ways import Profiles
+from tilework.policy.toolkit.order import by_urgency
 from tilework.policy.toolkit.tasks import Task
 
 _FIRST_REQUESTS = 32
@@ -70,6 +71,8 @@ class Orchestration:
     _closed: dict[int, int] = field(init=False, default_factory=dict)
     _news: NewPlacement | None = field(init=False, default=None)
     _has_stuck: bool = field(init=False, default=False)
+    _checked: tuple[int, Layout, int] | None = field(init=False, default=None)
+    _nowhere: set[RequestClass] = field(init=False, default_factory=set)  # Classes that can run nowhere now.
 
     def closed(self, now_ns: int) -> Collection[int]:
         """The devices that get no start now."""
@@ -81,12 +84,15 @@ class Orchestration:
         news, self._news = self._news, None
         return news
 
-    def wake_ns(self, tasks: Sequence[Task], now_ns: int) -> int | None:
-        """When to look again if nothing happens until then; None if only an event can change anything."""
+    def wake_ns(self, has_tasks: bool, now_ns: int) -> int | None:
+        """When to look again if nothing happens until then; None if only an event can change anything.
+
+        `has_tasks`: something is left to start.
+        """
         times = list(self._closed.values())
-        if tasks and self._switched_ns is None and self.monitor.first_ns is not None:
+        if has_tasks and self._switched_ns is None and self.monitor.first_ns is not None:
             times.append(self._first_due_ns(self.monitor.first_ns))
-        if tasks and (self._has_stuck or not self.layout.is_colocated):
+        if has_tasks and (self._has_stuck or not self.layout.is_colocated):
             times.append(self._ticked_ns + self.monitor.window_ns // _TICKS_PER_WINDOW)
         return min((at_ns for at_ns in times if at_ns > now_ns), default=None)
 
@@ -95,12 +101,12 @@ class Orchestration:
         return max(map(len, self.layout.rows.values()), default=0)
 
     def update(self, view: ClusterView, costs: CostModel, tasks: Sequence[Task], now_ns: int) -> None:
-        """Look at what has changed, and derive a new layout if that is due. `tasks` are all at hand.
+        """Look at what has changed, and derive a new layout if that is due. `tasks` are all that wait, and others.
 
         Raises UnknownCost.
         """
         have_changed = self._note_devices(view)
-        self.monitor.see(tasks, now_ns)
+        self.monitor.see(view, tasks, now_ns)
         if have_changed and self._now is not None:
             self._derive(costs, "devices have joined or were lost", now_ns)
         elif self._is_first_due(now_ns):
@@ -110,7 +116,7 @@ class Orchestration:
             self._ticked_ns = self._switched_ns = now_ns
         elif now_ns >= self._ticked_ns + self.monitor.window_ns // _TICKS_PER_WINDOW:
             self._tick(costs, tasks, now_ns)
-        if (stuck := self._stuck(costs, tasks)) is not None:
+        if (stuck := self._stuck(view, costs, tasks)) is not None:
             self._derive(costs, f"a request of {stuck.shape} can run nowhere", now_ns)
 
     def _note_devices(self, view: ClusterView) -> bool:
@@ -139,21 +145,32 @@ class Orchestration:
         is_seen = self.monitor.num_seen >= _FIRST_REQUESTS or now_ns >= self._first_due_ns(first_ns)
         return bool(self.declared) or is_seen
 
-    def _stuck(self, costs: CostModel, tasks: Sequence[Task]) -> Request | None:
-        """A request that fits on some placement, and can run nowhere on this one, of a class not tried since a tick."""
+    def _stuck(self, view: ClusterView, costs: CostModel, tasks: Sequence[Task]) -> Request | None:
+        """A request that fits on some placement, and can run nowhere on this one, of a class not tried since a tick.
+
+        Jobs are looked at only if there is such a class in the window, and classes only if they, the layout or the
+        profiles have changed.
+        """
+        state = self.monitor.num_classes_seen, self.layout, self.profiles.version
+        if self._checked != state:
+            self._checked = state
+            classes = self.monitor.classes().items()
+            self._nowhere = {key for key, (one, _) in classes if not self._can_run(one, costs)}
         self._has_stuck = False
-        seen, found = set[int](), None
-        for request in [task.job.request for task in tasks]:
-            profile = self.profiles.of(request, costs)
-            if id(profile) in seen:
-                continue
-            seen.add(id(profile))
-            if not self.layout.replicas(request.pipeline, profile.fits):
+        if not self._nowhere:
+            return None
+        found = None
+        jobs = {job.job_id: job for job in (*(task.job for task in tasks), *self.monitor.running(view))}
+        for request in [job.request for job in sorted(jobs.values(), key=by_urgency)]:
+            if (key := cost_key(request)) in self._nowhere:
                 self._has_stuck = True
-                is_new = cost_key(request) not in self._tried
-                if is_new and virtual_replica(profile.fits, self.widest_node()) is not None:
+                fits = self.profiles.of(request, costs).fits
+                if key not in self._tried and virtual_replica(fits, self.widest_node()) is not None:
                     found = found or request
         return found
+
+    def _can_run(self, request: Request, costs: CostModel) -> bool:
+        return bool(self.layout.replicas(request.pipeline, self.profiles.of(request, costs).fits))
 
     def _tick(self, costs: CostModel, tasks: Sequence[Task], now_ns: int) -> None:
         self._ticked_ns = now_ns

@@ -6,13 +6,15 @@ says what each way is worth, `program` chooses the requests that begin now. `dis
 chosen devices, encode and decode on the same if these hold them, else on auxiliaries. Devices hold all stages (type
 EDC) as long as all requests fit there: then this is the dispatcher alone, as for a table without weights.
 
-Left out: batches of small requests (appendix E.1) and model parallelism (E.2, a device is a cell).
+Left out: batches of small requests (appendix E.1). Models that exceed one device (E.2) are a matter of the cost table
+(`cost.table.in_cells`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Literal
 
 from tilework.core.interfaces import ClusterView, CostModel
@@ -24,6 +26,7 @@ from tilework.policy.published.tridentserve.bids import MOST_SPEED, Bid, read_bi
 from tilework.policy.published.tridentserve.devices import Devices
 from tilework.policy.published.tridentserve.dispatch import Dispatch
 from tilework.policy.published.tridentserve.ilp import require_solver, solve_by_ilp
+from tilework.policy.published.tridentserve.layout import Layout
 from tilework.policy.published.tridentserve.orchestration import Orchestration
 from tilework.policy.published.tridentserve.program import Solver, shortest_first, solve_quickly
 from tilework.policy.published.tridentserve.ways import Ways
@@ -32,9 +35,9 @@ from tilework.policy.toolkit.best_effort import late_jobs
 from tilework.policy.toolkit.deadline_policy import DeadlinePolicy
 from tilework.policy.toolkit.degrees import efficient_speeds
 from tilework.policy.toolkit.demand import step_speeds
-from tilework.policy.toolkit.open_devices import is_open, next_open_ns
+from tilework.policy.toolkit.open_devices import OpenDevices
 from tilework.policy.toolkit.order import by_urgency
-from tilework.policy.toolkit.tasks import Task, tasks_at_hand
+from tilework.policy.toolkit.tasks import Task, TaskPrices, TaskReader
 
 DOWNTIME_S = 45.0
 """How long a device that is stopped and loaded anew is away: ours, the paper says "an extended interval"."""
@@ -93,6 +96,9 @@ class TridentServe(DeadlinePolicy):
     theta: float = 1.5
     reading: Literal["capacity", "completions"] = "capacity"
     _orchestration: Orchestration = field(init=False)
+    _up: OpenDevices = field(init=False, default_factory=OpenDevices)
+    _prices: TaskPrices = field(init=False, default_factory=TaskPrices)
+    _ways: Ways | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self._orchestration = Orchestration(
@@ -109,28 +115,38 @@ class TridentServe(DeadlinePolicy):
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
         """A plan that drops jobs to best effort starts nothing, and is asked for again in the new order."""
-        orchestration = self._orchestration
-        if not _has_open(view, now_ns):
-            return Plan(wake_ns=next_open_ns(view.devices, now_ns))
-        tasks = tasks_at_hand(view, costs, now_ns)
+        orchestration, up = self._orchestration, self._up
+        if orchestration.monitor.first_ns is None and next(iter(view.waiting()), None) is None:
+            return Plan()  # Thousands of devices may join before the first request comes.
+        up.update(view.devices, now_ns)
+        if not up.has_open:
+            return Plan(wake_ns=up.next_open_ns())
+        reader = TaskReader(up.by_id, costs, up.widest, now_ns, self._prices)
+        tasks = _tasks(view, up, reader)
         orchestration.update(view, costs, tasks, now_ns)
-        devices = Devices(view, orchestration.layout, now_ns, orchestration.closed(now_ns))
-        dispatch = Dispatch(view, costs, now_ns, devices, orchestration.profiles, self.chunk_ns, self.is_stage_aware)
+        devices, profiles = Devices(up, orchestration.layout, orchestration.closed(now_ns)), orchestration.profiles
+        dispatch = Dispatch(view, costs, now_ns, devices, reader, profiles, self.chunk_ns, self.is_stage_aware)
         others = dispatch.after(dispatch.keep(tasks))
-        bids = read_bids(others, Ways(orchestration.layout, orchestration.profiles, costs, self.paper_times))
+        bids = read_bids(others, self._ways_on(orchestration.layout, costs))
         if late := late_jobs([(bid.task.job, bid.earliest_ns) for bid in bids]):
             return Plan(dropped_to_best_effort=late)
         if (longest := _past_patience(bids, now_ns)) is not None:
             bids.remove(longest)
             _go_first(dispatch, longest)
         self._dispatch(dispatch, bids)
-        return self._plan(dispatch, tasks)
+        return self._plan(dispatch, bool(tasks) or _has_tasks(view))
 
-    def _plan(self, dispatch: Dispatch, tasks: Sequence[Task]) -> Plan:
-        orchestration, now_ns = self._orchestration, dispatch.now_ns
+    def _ways_on(self, layout: Layout, costs: CostModel) -> Ways:
+        """The ways on this layout, with what was computed since it changed."""
+        if self._ways is None or not self._ways.is_of(layout):
+            self._ways = Ways(layout, self._orchestration.profiles, costs, self.paper_times)
+        return self._ways
+
+    def _plan(self, dispatch: Dispatch, has_tasks: bool) -> Plan:
+        orchestration = self._orchestration
         for run in dispatch.runs:
             orchestration.monitor.note(run)
-        wakes_ns = (next_open_ns(dispatch.view.devices, now_ns), orchestration.wake_ns(tasks, now_ns))
+        wakes_ns = (self._up.next_open_ns(), orchestration.wake_ns(has_tasks, dispatch.now_ns))
         return Plan(
             starts=tuple(dispatch.starts),
             placement=orchestration.take_news(),
@@ -159,8 +175,21 @@ class TridentServe(DeadlinePolicy):
             waiting = [bid for bid in waiting if bid.task.job.job_id not in placed]
 
 
-def _has_open(view: ClusterView, now_ns: int) -> bool:
-    return any(is_open(device, now_ns) for device in view.devices)
+def _tasks(view: ClusterView, up: OpenDevices, reader: TaskReader) -> list[Task]:
+    """The tasks of the most urgent waiting jobs, and of those of which works end soon, in order of urgency.
+
+    The others go on with their works as they are: to look at all of them in each plan would take most of its time.
+    """
+    ids = {job_id: None for device in up.soon.values() for work in device.works for job_id in work.job_ids}
+    ids |= {job.job_id: None for job in islice(view.waiting(), max(32, 4 * len(view.devices)))}
+    jobs = sorted((job for job_id in ids if (job := view.job(job_id)) is not None), key=by_urgency)
+    return [task for job in jobs if (task := reader.read(job)) is not None]
+
+
+def _has_tasks(view: ClusterView) -> bool:
+    """Whether something is left to start of a job that runs."""
+    jobs = (view.job(job_id) for device in view.devices for work in device.works for job_id in work.job_ids)
+    return any(job is not None and job.left.stage is not None for job in jobs)
 
 
 def _past_patience(bids: Sequence[Bid], now_ns: int) -> Bid | None:

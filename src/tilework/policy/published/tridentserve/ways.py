@@ -18,6 +18,7 @@ from tilework.policy.toolkit.tasks import Task
 
 _TOKENS_PER_PENALTY = 1000
 _MOST_PENALTY = 100
+_UNKNOWN: tuple[int, tuple[Way, ...]] = (-1, ())
 
 
 class Way(NamedTuple):
@@ -41,6 +42,7 @@ class Profiles:
     """
 
     def __init__(self) -> None:
+        self.version = 0
         self.usable_bytes: int | None = None
         self.most_on_node = self.num_devices = 0
         self._known: dict[RequestClass, ClassProfile] = {}
@@ -72,12 +74,13 @@ class Profiles:
             self.forget()
 
     def forget(self) -> None:
+        self.version += 1
         self._known.clear()
         self._by_uid.clear()
 
 
 class Ways:
-    """Finds the ways of tasks at one time.
+    """Finds the ways of tasks on a layout. They are computed again when the cost model has learned of such requests.
 
     The time of a way is that of all stages that are left: those that are not on its pool count at their optimal degree
     on an auxiliary, without waiting for it. With `paper_times` they count nothing.
@@ -89,19 +92,25 @@ class Ways:
 
     def __init__(self, layout: Layout, profiles: Profiles, costs: CostModel, paper_times: bool = False) -> None:
         self._layout, self._profiles, self._costs, self._paper_times = layout, profiles, costs, paper_times
-        self._known: dict[tuple[int, ...], tuple[Way, ...]] = {}
+        self._version = profiles.version
+        self._known: dict[tuple[ClassProfile, int], tuple[int, tuple[Way, ...]]] = {}
+
+    def is_of(self, layout: Layout) -> bool:
+        """Whether these are the ways on this layout, by profiles that have not been forgotten."""
+        return self._layout is layout and self._version == self._profiles.version
 
     def of(self, task: Task) -> tuple[Way, ...]:
         """The ways of a task, the slowest first; empty if it can run nowhere. Raises UnknownCost.
 
         Tasks that have the same remaining work have the same object: there are many tasks, few of them differ.
         """
-        profile = self._profiles.of(task.job.request, self._costs)
-        key = id(profile), task.head_ns, task.num_steps, task.tail_ns, id(task.speeds), task.job.left.position
-        found = self._known.get(key)
-        if found is None:
+        profile, version = self._profiles.of(task.job.request, self._costs), self._costs.version_of(task.job.request)
+        key = profile, task.job.left.position
+        known_version, found = self._known.get(key, _UNKNOWN)
+        if known_version != version:
             ways = self._steps(task, profile) if _has_steps(task, self._costs) else self._alone(task, profile)
-            found = self._known[key] = tuple(sorted(ways, key=lambda way: (-way.run_ns, way.degree, way.penalty)))
+            found = tuple(sorted(ways, key=lambda way: (-way.run_ns, way.degree, way.penalty)))
+            self._known[key] = version, found
         return found
 
     def _steps(self, task: Task, profile: ClassProfile) -> Iterator[Way]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from tilework.server.calls.errors import invalid
+from tilework.server.default_slo import DefaultSlo
 from tilework.server.schema.image_request import ImageRequest
 from tilework.server.text import parse_time, time_text
 
@@ -14,11 +15,15 @@ _UNITS = {"slo_s": (1, "seconds"), "slo_ms": (1000, "milliseconds")}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadline:
-    """`slo_s` seconds after arrival; `field` and `value` are as the client sent them."""
+    """`slo_s` seconds after arrival; `field` and `value` are as the client sent them.
+
+    `source` says who has given it: the "request", or the "tenant", "class", "model" or "server" for those that do not.
+    """
 
     slo_s: float
     field: str
     value: float | str
+    source: str = "request"
 
     def moved(self, slo_s: float) -> float | str:
         """The value of this field for a deadline `slo_s` after the same arrival, never an earlier one."""
@@ -49,9 +54,16 @@ def asked_deadline(
     return Deadline(slo_s=seconds, field=field, value=value)
 
 
-def usual_deadline(slo_s: float | None) -> Deadline | None:
-    """The deadline of a call whose model has one by default; it is written as if its client had sent `slo_s`."""
-    return None if slo_s is None else Deadline(slo_s=slo_s, field="slo_s", value=slo_s)
+def usual_deadline(found: tuple[DefaultSlo, str] | None, alone_s: float | None, most_s: float) -> Deadline | None:
+    """The deadline of a call that gives none, as if its client had sent `slo_s`. It is at most `most_s` seconds away.
+
+    `found` is what holds for the call, and who says so; `alone_s` is how long it takes alone.
+    """
+    slo_s = None if found is None else found[0].slo_s(alone_s)
+    if found is None or slo_s is None:
+        return None
+    slo_s = round(min(slo_s, most_s), 6)
+    return Deadline(slo_s=slo_s, field="slo_s", value=slo_s, source=found[1])
 
 
 def _duration(field: str, value: float, most_s: float) -> float:

@@ -55,6 +55,11 @@ class ImageCall:
         return None if self.deadline is None else self.deadline.slo_s
 
     @property
+    def slo_source(self) -> str | None:
+        """Who has given the deadline, if there is one."""
+        return None if self.deadline is None else self.deadline.source
+
+    @property
     def media_type(self) -> str:
         return f"image/{self.output_format}"
 
@@ -120,13 +125,14 @@ def image_call(
     _check_limits(ask, config, rules.tenant)
     _check_stream(ask)
     priority = _priority(ask.priority, rules)
+    specs = specs_of(ask, arguments, pictures.images, rules, rng, exact=_is_exact(ask, priority, rules))
     return ImageCall(
         model=info.name,
-        specs=specs_of(ask, arguments, pictures.images, rules, rng, exact=_is_exact(ask, priority, rules)),
+        specs=specs,
         deadline=asked_deadline(
             slo_s=ask.slo_s, slo_ms=slo_ms, deadline=ask.deadline, now=rules.now, most_s=config.max_slo_s
         )
-        or usual_deadline(rules.default_slo_s),
+        or usual_deadline(rules.defaults.of(priority), rules.alone_s(specs), config.max_slo_s),
         terms=rules.tenants.terms(rules.tenant, priority, OnMiss(ask.on_miss)),
         as_url=ask.response_format == "url",
         output_format=ask.output_format,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from random import Random
 
@@ -15,6 +15,7 @@ from tilework.server.calls.parsing.pictures import main_picture
 from tilework.server.calls.parsing.sizes import shape_of
 from tilework.server.calls.parsing.steps import steps_of
 from tilework.server.config import ServerConfig
+from tilework.server.default_slo import DefaultSlos
 from tilework.server.schema.image_request import ImageRequest
 from tilework.server.tenants import Tenant, Tenants
 from tilework.server.text import shown
@@ -23,15 +24,20 @@ _MOST_NAMED = 10
 RANDOM_SEEDS = 2**32  # Small enough for clients whose numbers are all floats.
 
 
+def _unknown(_: Sequence[Spec]) -> float | None:
+    return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
     """What a body is checked against; `now` is the server's time of day.
 
-    A body without a deadline gets `default_slo_s` seconds, if that is not None.
+    A body without a deadline gets that of `defaults`. `alone_s` says how long requests take alone, if that is known.
     """
 
     info: ModelInfo
-    default_slo_s: float | None = None
+    defaults: DefaultSlos = field(default_factory=DefaultSlos)
+    alone_s: Callable[[Sequence[Spec]], float | None] = _unknown
     config: ServerConfig
     tenants: Tenants
     tenant: Tenant
