@@ -17,10 +17,11 @@ import httpx
 from clock import SkippingLoop
 from tilework.core.actions import Accept, Reject
 from tilework.core.checkpoint import Checkpoint
+from tilework.core.graph.stage import DeviceKind, ResultKind, StageSpec
 from tilework.core.model import Argument, ArgumentKind, ModelInfo, PictureInput, StrengthRule
 from tilework.core.request import DEFAULT_TERMS, RefusalCode, Request, Status, Terms
 from tilework.core.time import NS_PER_S, ns_from_s
-from tilework.core.wire import Image, Spec
+from tilework.core.wire import File, Image, Spec
 from tilework.runtime.observer import Observer, Usage
 from tilework.runtime.ticket import Outcome, Preview, Segment, Ticket, Wanted
 from tilework.server.config import ServerConfig
@@ -65,6 +66,23 @@ EDITOR = replace(
 )
 """Takes pictures, and needs none."""
 CLIPS = replace(INFO, name="tiny-clips", default_frames=5, max_frames=13, frame_multiple=4)
+VIDEOS = replace(
+    CLIPS,
+    name="tiny-videos",
+    default_fps=4.0,
+    pictures=(PictureInput(name="image"),),
+    stages=(
+        *INFO.stages,
+        StageSpec(
+            name="export",
+            inputs=("picture",),
+            outputs=("video",),
+            device_kind=DeviceKind.CPU,
+            result=ResultKind.VIDEO,
+        ),
+    ),
+)
+"""Makes clips, and files of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +118,8 @@ class FakeHealth:
 class FakeEngine:
     """Serves each submission by the next plan of `script`, or by `plan` when the script is used up.
 
-    Pictures are of one colour: red = (seed + frame) % 256. `stop` cancels what is open, as the live engine does.
+    Pictures are of one colour: red = (seed + frame) % 256. The file of a video has the pixels of its frames. `stop`
+    cancels what is open, as the live engine does.
     Without `keeps` it forgets requests that have ended, as the live engine does, too.
     """
 
@@ -292,16 +311,24 @@ class FakeEngine:
                 pixels = Random(spec.seed).randbytes(len(pixels))
             kept = pixels[: len(pixels) - plan.num_bytes_short]
             image = Image(spec.height, spec.width, kept, spec.frames)
-            self._resolve(ticket, Status.DONE, "", image)
+            self._resolve(ticket, Status.DONE, "", image, None if spec.video is None else File(kept, "video/mp4"))
 
-    def _resolve(self, ticket: Ticket, status: Status, reason: str, image: Image | None) -> None:
+    def _resolve(
+        self, ticket: Ticket, status: Status, reason: str, image: Image | None, file: File | None = None
+    ) -> None:
         start_ns, end_ns = ticket.request.arrival_ns, self.now_ns()
         devices = (0,) if ticket.request.exact else (0, 1)
         segment = Segment(
             stage="diffuse", devices=devices, num_steps=ticket.request.steps, start_ns=start_ns, end_ns=end_ns
         )
         outcome = Outcome(
-            uid=ticket.request.uid, status=status, reason=reason, finished_ns=end_ns, image=image, segments=(segment,)
+            uid=ticket.request.uid,
+            status=status,
+            reason=reason,
+            finished_ns=end_ns,
+            image=image if file is None else None,
+            segments=(segment,),
+            file=file,
         )
         if image is not None:
             ticket.add(segment, 0)

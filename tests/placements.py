@@ -1,11 +1,19 @@
-"""Request classes for tests of placements: those of FLUX and HunyuanVideo on 128 devices, and random ones."""
+"""For tests of placements: request classes of FLUX and HunyuanVideo on 128 devices, random ones, and a cost table."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from hypothesis import strategies as st
 
+from builders import PIPELINE
+from stages import STAGES
+from tilework.core.component import Component, LoadSource
+from tilework.core.cost_row import CostRow
+from tilework.core.graph.graph import Graph
+from tilework.core.graph.shipped import latent_diffusion
+from tilework.cost.table import CostTable
 from tilework.policy.placement.demand import ClassDemand
 from tilework.policy.placement.feasible import FitsAt, Footprint, fits_at
 from tilework.policy.placement.placement import Nodes, Placement, cells
@@ -126,3 +134,39 @@ def replicas_of(fits: FitsAt, placement: Placement, nodes: Nodes) -> list[Virtua
         for replica in VirtualReplica
         if all(kind in fits and any(row[kind] >= fits[kind][0] for row in per_node) for kind in replica.types)
     ]
+
+
+def staged_table(
+    weights: Mapping[Role, int] | None = None,
+    seconds: Mapping[int, tuple[float, float, float]] | None = None,
+    memory_bytes: int = 450,
+    activations: Mapping[int, tuple[int, int, int]] | None = None,
+) -> CostTable:
+    """A latent diffusion pipeline of which a device holds ED or C by default, and not both.
+
+    `seconds` and bytes of `activations` are those of an encode, a step and a decode by side.
+    """
+    weights = weights or {E: 100, D: 300, C: 400}
+    seconds = seconds or {64: (0.2, 1.5, 1.5), 128: (0.2, 5.0, 6.0)}
+    stages = list(zip(STAGES, Role, strict=True))
+    specs = [replace(spec, components=(spec.name,)) for spec in latent_diffusion(PIPELINE).specs]
+    rows = [
+        CostRow(
+            pipeline=PIPELINE,
+            stage=stage,
+            height=side,
+            width=side,
+            seconds=some[index],
+            activation_bytes=activations[side][index] if activations else None,
+        )
+        for side, some in seconds.items()
+        for index, stage in enumerate(STAGES)
+    ]
+    return CostTable(
+        hardware="toy",
+        rows=tuple(rows),
+        graphs={PIPELINE: Graph(PIPELINE, tuple(specs))},
+        components={PIPELINE: {stage: Component(stage, weights[role]) for stage, role in stages}},
+        memory_bytes=memory_bytes,
+        load_bytes_per_s={LoadSource.DISK: 1e4, LoadSource.HOST: 1e4},
+    )

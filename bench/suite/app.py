@@ -38,6 +38,7 @@ from suite.cases.policytime import PolicyTime
 from suite.cases.promises import Reservations
 from suite.cases.queue import QueueLength
 from suite.cases.ready import Ready
+from suite.cases.replace import Replace
 from suite.cases.residency import Residency
 from suite.cases.robust import Robust
 from suite.cases.simspeed import SimSpeed
@@ -66,6 +67,7 @@ CASES: dict[str, tuple[str, type[Case]]] = {
     "fewsteps": ("Deadlines kept with 4 and 8 steps against 28, of what can be kept, simulated", FewSteps),
     "decodes": ("Requests of few steps that share their decode: measured costs, simulated traffic", Decodes),
     "trident": ("Decisions of tridentserve on 1024 and 4096 devices: time, and value against the solver's", Trident),
+    "replace": ("A live server that re-places its stages while the mix of requests shifts", Replace),
     "residency": ("Many checkpoints on few devices: tilework between a cache and one that knows the future", Residency),
     "queue": ("One more request behind 20,000 others: time and memory in the controller", QueueLength),
     "promises": ("Promised deadlines and predicted finishes at 0.5 to 3 times capacity, simulated", Reservations),

@@ -10,7 +10,7 @@ from statistics import fmean
 from tempfile import TemporaryDirectory
 
 from suite.simulated_devices import LiveRun
-from tilework.report.chart import chart_of_schedule
+from tilework.report.chart import Chart, chart_of_schedule
 from tilework.report.palette import HUES, NEUTRAL
 from tilework.report.panels import COLOURS, FAINT, GRID, INK, Panel, draw_panels
 from tilework.report.served import schedule_of_timelines
@@ -104,6 +104,14 @@ def attainment_bars(attained: Mapping[str, Sequence[float]]) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer)
     return buffer.getvalue()
+
+
+def chart_png(chart: Chart, title: str) -> bytes:
+    """What `draw_timeline` writes."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "timeline.png"
+        draw_timeline(path, chart, title=title)
+        return _smaller(path.read_bytes())
 
 
 def timeline(run: LiveRun, num_devices: int) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import subprocess
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import av
 import pytest
 from click.testing import Result
 from PIL import Image
@@ -19,7 +21,7 @@ from typer.testing import CliRunner
 import tilework
 from builders import PIPELINE, poisson, request, table
 from cli.command_line import invoke
-from fake_engine import INFO
+from fake_engine import INFO, VIDEOS
 from tilework.cli.app import app
 from tilework.cli.commands import generate
 from tilework.cli.console import UserError
@@ -29,6 +31,7 @@ from tilework.control.log import entry_line, header_line
 from tilework.core.actions import Action
 from tilework.core.events import Event
 from tilework.core.request import OnMiss, Request
+from tilework.core.wire import Image as Pixels
 from tilework.cost.table_file import table_json
 from tilework.formats.schedule import read_schedule
 from tilework.formats.workload import WorkloadRequest, write_workload
@@ -560,7 +563,7 @@ def test_generate_names_the_formats_that_it_writes(
 ) -> None:
     monkeypatch.setattr(generate, "require_serve_extra", lambda: None)
     said = mistake("generate", "a red circle", "-o", name)
-    assert said == f"output is '{name}'; use a name that ends in .png, .jpg, .jpeg, .webp"
+    assert said == f"output is '{name}'; use a name that ends in .png, .jpg, .jpeg, .webp, .mp4"
 
 
 def test_generate_names_the_directory_that_is_not_there(
@@ -575,6 +578,18 @@ def test_generate_names_the_directory_that_is_not_there(
 def test_generate_checks_values_as_the_server_does() -> None:
     with pytest.raises(UserError, match=r'size = "100x90" is not accepted.*nearest size is "96x96"'):
         generate._spec({"prompt": "x", "size": "100x90"}, INFO)
+
+
+def test_generate_writes_the_frames_of_a_clip_as_a_video() -> None:
+    spec = generate._spec({"prompt": "x", "size": "48x64", "num_frames": 9}, VIDEOS, is_video=True)
+    pixels = b"".join(bytes((20 * frame, 0, 0)) * (48 * 64) for frame in range(9))
+    file = generate._file(Pixels(64, 48, pixels, 9), spec, "mp4")
+    with av.open(io.BytesIO(file)) as container:
+        frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+        assert float(container.streams.video[0].average_rate or 0) == VIDEOS.default_fps
+    assert [round(frame[0, 0, 0] / 20) for frame in frames] == list(range(9))
+    with pytest.raises(UserError, match="It makes pictures"):
+        generate._spec({"prompt": "x"}, INFO, is_video=True)
 
 
 def test_generate_needs_a_prompt() -> None:

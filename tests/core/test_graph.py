@@ -17,7 +17,7 @@ from tilework.core.graph.graph import BadGraph, Graph
 from tilework.core.graph.itinerary import Itinerary
 from tilework.core.graph.progress import Cursor
 from tilework.core.graph.shipped import latent_diffusion
-from tilework.core.graph.stage import Stage, StageSpec, StepShare
+from tilework.core.graph.stage import DeviceKind, ResultKind, Stage, StageSpec, StepShare
 from tilework.core.lora import UsedLora
 
 TEXT = StageSpec(name="text", inputs=("prompt",), outputs=("words",))
@@ -377,3 +377,30 @@ def test_a_graph_without_steps_has_no_stepped_stage() -> None:
     cursor = graph.itinerary(9).at[0]
     assert (cursor.stepped, cursor.last_stepped, cursor.num_steps_left) == (None, None, 0)
     assert cursor.itinerary.length == 2
+
+
+# Kinds of results.
+
+EXPORT = StageSpec(
+    name="export", inputs=("result",), outputs=("file",), device_kind=DeviceKind.CPU, result=ResultKind.VIDEO
+)
+CLIPS = Graph("clips", (*SPECS, EXPORT))
+
+
+def test_a_stage_for_one_kind_of_result_is_on_the_way_of_requests_for_it_alone() -> None:
+    pixels, video = CLIPS.itinerary(10), CLIPS.itinerary(10, result=ResultKind.VIDEO)
+    assert [stage.name for stage in video.stages] == [*(stage.name for stage in pixels.stages), "export"]
+    assert (pixels.length, video.length) == (WAY.length, WAY.length + 1)
+    assert (pixels.needs_slots, video.needs_slots) == (False, True)
+    assert video.legs[0].stages == pixels.stages, "a policy sees the same of both"
+    assert [stage.name for stage, _ in video.legs[0].following] == ["export"]
+    assert (CLIPS.makes(ResultKind.VIDEO), GRAPH.makes(ResultKind.VIDEO)) == (True, False)
+    assert CLIPS.makes(ResultKind.PIXELS)
+    assert Graph.parse("clips", json.loads(json.dumps(CLIPS.to_json()))) == CLIPS
+
+
+def test_a_kind_of_result_that_makes_no_sense_is_refused() -> None:
+    with pytest.raises(BadGraph, match="'shrink' reads 'file', which only requests for a video have"):
+        Graph("clips", (*SPECS, EXPORT, spec("shrink", "file")))
+    with pytest.raises(BadGraph, match="result is 'film'; expected 'pixels' or 'video', or null"):
+        Graph.parse("clips", [{"name": "export", "result": "film"}])

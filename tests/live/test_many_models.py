@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import shutil
@@ -20,14 +21,15 @@ import pytest
 import tilework
 import tiny
 from builders import table
-from runtime.rig import Rig, assert_nothing_is_left
+from runtime.rig import Rig, assert_nothing_is_left, until
 from tilework.control.log import replay
 from tilework.core.component import LoadSource
 from tilework.core.model import ModelSource
 from tilework.core.request import Status
-from tilework.core.wire import LoadWeights, Spec
+from tilework.core.wire import WEIGHTS, LoadWeights, Spec
 from tilework.cost.table import CostTable, merged
 from tilework.runtime.executor import WorkerStartFailed
+from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.ticket import Outcome, Ticket
 
 BUILD: dict[str, Callable[[], Any]] = {"sd3": tiny.build_sd3, "flux": tiny.build_flux, "sdxl": tiny.build_sdxl}
@@ -109,6 +111,12 @@ def assert_drawn(
     assert_nothing_is_left(rig.engine)
     lines = rig.log.getvalue().splitlines()
     assert replay(lines)[1] is None
+
+
+def actions(rig: Rig, name: str) -> list[dict[str, Any]]:
+    """The actions of this name, in order."""
+    lines = [json.loads(line) for line in rig.log.getvalue().splitlines()[1:]]
+    return [action for line in lines for action in line.get("actions", ()) if action["is"] == name]
 
 
 def changes(rig: Rig) -> list[str]:
@@ -224,7 +232,8 @@ def test_a_request_that_is_cancelled_during_its_load_disturbs_no_other(
 
 def test_a_model_that_no_device_has_room_for_is_named(sources: tuple[ModelSource, ...]) -> None:
     rig = Rig(sources, "tilework", 1, costs(), 100_000)
-    with pytest.raises(WorkerStartFailed, match=r"the weights of sd3 are [0-9]+ bytes, and a device has 100000"):
+    whose = r"the weights of sd3 for its stage (\w+) are [0-9]+ bytes, and a device has 100000"
+    with pytest.raises(WorkerStartFailed, match=whose):
         rig.run(rig.engine.start())
     rig.close()
 
@@ -234,3 +243,77 @@ def test_two_models_of_one_name_are_refused(sources: tuple[ModelSource, ...]) ->
     with pytest.raises(WorkerStartFailed, match="two models are called 'sd3'"):
         rig.run(rig.engine.start())
     rig.close()
+
+
+def test_the_host_reads_what_waits_while_its_device_works(
+    sources: tuple[ModelSource, ...], stock: Callable[[str, Spec], np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The default policy asks for it: the host has room for the weights of one model, and a request for another comes.
+
+    The files that the controller believes forgotten are, since here the host could keep all.
+    """
+    both = sources[:2]
+    monkeypatch.setattr(LocalExecutor, "host_bytes", budget(both))
+    with serving(both, 1, budget(both)) as rig:
+
+        async def scenario() -> tuple[dict[str, tuple[str, Spec, Ticket]], dict[str, Outcome]]:
+            tickets = {}
+            for name, steps in (("sd3", 40), ("flux", 2)):
+                spec = tiny.spec(seed=1, steps=steps, exact=True)
+                ticket = rig.submit(spec, name, model=name)
+                assert isinstance(ticket, Ticket)
+                tickets[name] = (name, spec, ticket)
+                await until(lambda: tickets["sd3"][2].steps_done > 0)
+                kept = {one.digest for one in rig.engine._controller.tracker.kept_by_host(0)}
+                for file in (rig.executor._blobs.path / WEIGHTS).iterdir():
+                    if name == "sd3" and not file.suffix and file.name not in kept:
+                        file.unlink()
+            return tickets, await ends(tickets)
+
+        tickets, outcomes = rig.run(scenario())
+        lines = [json.loads(line) for line in rig.log.getvalue().splitlines()[1:]]
+        asked = actions(rig, "ReadComponents")
+        read = [line["event"]["is_kept"] for line in lines if line["event"]["is"] == "ComponentsRead"]
+        assert asked
+        assert len(read) == len(asked)
+        assert all(read)
+        digests, sources = set[str](), list[str]()
+        for action in (action for line in lines for action in line["actions"]):
+            if action["is"] == "ReadComponents":
+                digests.update(action["components"])
+            elif action["is"] == "LoadComponents" and digests & set(action["components"]):
+                sources.append(action["source"])
+                digests.difference_update(action["components"])
+        assert sources[0] == "host", "its device loads what was read from the memory of its host"
+        assert_drawn(rig, tickets, outcomes, stock)
+
+
+@pytest.mark.slow
+def test_a_device_that_waits_for_its_weights_holds_up_no_other(
+    sources: tuple[ModelSource, ...], stock: Callable[[str, Spec], np.ndarray]
+) -> None:
+    """One device waits for a read from the disk that does not end, since another process seems to read the same."""
+    both = sources[:2]
+    with serving(both, 2, budget(both)) as rig:
+        costs = rig.engine._controller.costs
+        sd3, flux = ({one for stage in costs.graph(one.name).stages for one in costs.components(stage)} for one in both)
+        digest = max(flux - sd3, key=lambda one: one.num_bytes).digest
+
+        async def scenario() -> tuple[dict[str, tuple[str, Spec, Ticket]], dict[str, Outcome]]:
+            weights, tickets = rig.executor._blobs.path / WEIGHTS, {}
+            (weights / digest).unlink()
+            with (weights / f"{digest}.reading").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                for uid, name in (("held", "flux"), *((f"free-{index}", "sd3") for index in range(4))):
+                    spec = tiny.spec(seed=1, exact=True)
+                    ticket = rig.submit(spec, uid, model=name)
+                    assert isinstance(ticket, Ticket)
+                    tickets[uid] = (name, spec, ticket)
+                    await until(lambda: any(digest in load["components"] for load in actions(rig, "LoadComponents")))
+                for uid in list(tickets)[1:]:
+                    assert (await tickets[uid][2].outcome).status is Status.DONE
+                assert not tickets["held"][2].outcome.done()
+            return tickets, await ends(tickets)
+
+        tickets, outcomes = rig.run(scenario())
+        assert_drawn(rig, tickets, outcomes, stock)

@@ -78,7 +78,7 @@ def test_each_stage_names_the_components_that_it_calls(name: str, monkeypatch: p
     monkeypatch.setattr(ComponentCall, "run", run)
     made = StockPipeline(build(ZOO[name]), name, {}, "")
     spec = requests.spec_of(ZOO[name], made, 1)
-    encode, loop, decode = made.info.stages
+    encode, loop, decode, *_ = made.info.stages
 
     def check(stage: StageSpec) -> None:
         assert called <= set(stage.components), stage.name
@@ -169,7 +169,7 @@ def _that_remembers(call: Any) -> Any:
 def test_what_is_encoded_for_any_seed_gives_the_stock_picture_of_another(name: str) -> None:
     """A request may begin behind the encode of one with another seed, as another process gets that."""
     made = StockPipeline(build(ZOO[name]), name, {}, "")
-    encode, loop, _ = made.info.stages
+    encode, loop, *_ = made.info.stages
     (values,) = made.run(encode.name, [requests.spec_of(ZOO[name], made, 1)], [{}])
     assert isinstance(values[ANY_SEED], bool)
     if not values[ANY_SEED]:

@@ -41,7 +41,7 @@ def ranks() -> Iterator[Ranks]:
 def made_step(comm: Comm | None, name: str, moved: Moved | None) -> Moved:
     """The next step of a request, on a group or alone; it comes from another process, or has not begun."""
     made = StockPipeline(build(ZOO[name]), name, {}, "")
-    spec, (_, loop, _) = requests.spec_of(ZOO[name], made, seed=1), made.info.stages
+    spec, (_, loop, *_) = requests.spec_of(ZOO[name], made, seed=1), made.info.stages
     if moved is None:
         values, state = requests.begin(made, spec)
     else:

@@ -23,7 +23,7 @@ from PIL import Image
 from fake_engine import INFO, FakeEngine, Plan, Served, eventually, serving
 from tilework.core.request import RefusalCode
 from tilework.server.http.connection import unless_gone
-from tilework.server.schema import answers
+from tilework.server.schema import answers, video_answers
 
 KEY = "tw-test-key"
 
@@ -206,7 +206,8 @@ def test_docs_show_the_request_and_an_example(server: Served) -> None:
 
 def test_docs_have_an_example_of_every_answer_that_is_true_to_its_schema(server: Served) -> None:
     documented = server.http.get("/openapi.json").json()
-    models = {model.__name__: model for model in vars(answers).values() if isinstance(model, type)}
+    shapes = {**vars(answers), **vars(video_answers)}.values()
+    models = {model.__name__: model for model in shapes if isinstance(model, type)}
     num_checked = 0
     for path, methods in documented["paths"].items():
         for method, operation in methods.items():
@@ -419,7 +420,7 @@ def test_no_answer_names_a_path_of_the_server(tmp_path: Path) -> None:
         routes = [path for path, methods in paths.items() if "get" in methods]
         assert len(routes) > 9
         for route in ["/openapi.json", "/docs", "/v1/models/other", *routes]:
-            answer = server.http.get(route.format(uid=uid, model_id=INFO.name))
+            answer = server.http.get(route.format(uid=uid, video_id=uid, model_id=INFO.name))
             assert str(tmp_path).encode() not in answer.content, route
 
 

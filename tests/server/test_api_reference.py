@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from fake_engine import EDITOR, FakeEngine, Plan, Served, eventually, serving
+from fake_engine import EDITOR, VIDEOS, FakeEngine, Plan, Served, eventually, serving
 from tilework.server.api.app import create_app
 from tilework.server.api.examples import ERRORS, UID
 from tilework.server.api.reference import in_lines, reference
@@ -53,7 +53,8 @@ def examples() -> list[Example]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
-    with serving(FakeEngine(info=replace(EDITOR, name="tiny-shapes")), drain_s=0) as served:
+    clips = replace(VIDEOS, name="tiny-shapes", pictures=EDITOR.pictures, arguments=EDITOR.arguments, max_frames=81)
+    with serving(FakeEngine(info=clips), drain_s=0) as served:
         yield served
 
 
@@ -99,6 +100,8 @@ def test_the_example_works_as_printed(server: Served, example: Example) -> None:
         assert f"# TYPE {name} counter" in answer.text
     elif example.kind == "text":
         check_events(example.answer, answer.text)
+    elif "/videos" in example.route:
+        assert answer.headers["content-type"] == "video/mp4"
     else:
         assert answer.headers["content-type"] == "image/png"
         assert answer.content.startswith(b"\x89PNG")
@@ -109,7 +112,8 @@ def begin(server: Served, route: str) -> str:
     plan = Plan(is_held=not route.endswith("/content"))
     server.engine.script = [plan]
     headers = {"Prefer": "respond-async" if plan.is_held else "respond-async, wait=10"}
-    answer = server.post({"prompt": "x", "slo_s": 30}, headers=headers)
+    path = "/v1/videos" if "/videos" in route else "/v1/images/generations"
+    answer = server.http.post(path, json={"prompt": "x", "slo_s": 30}, headers=headers)
     uid: str = answer.headers["x-request-id"]
     if plan.is_held:
         server.on_loop(server.engine.begin, f"{uid}-0")

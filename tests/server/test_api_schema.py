@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import cycle
 
 import pytest
@@ -14,7 +15,7 @@ import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis.checks import CHECKS, load_all_checks
 
-from fake_engine import EDITOR, FakeEngine, Plan, Served, eventually, serving
+from fake_engine import EDITOR, VIDEOS, FakeEngine, Plan, Served, eventually, serving
 from tilework.server.api.app import create_app
 from tilework.server.config import ServerConfig
 
@@ -30,7 +31,8 @@ schema = schemathesis.openapi.from_dict(create_app(FakeEngine(), ServerConfig())
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
-    with serving(FakeEngine(info=EDITOR, keeps=False), max_steps=50, drain_s=0) as served:
+    model = replace(EDITOR, stages=VIDEOS.stages, default_fps=VIDEOS.default_fps)
+    with serving(FakeEngine(info=model, keeps=False), max_steps=50, drain_s=0) as served:
         yield served
         eventually(lambda: statuses(served) <= {"done", "failed", "cancelled"})
         eventually(lambda: served.engine.health().num_jobs == 0)
@@ -41,14 +43,15 @@ def statuses(served: Served) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def next_uid(server: Served) -> Callable[[], str]:
-    """Calls that exist, in all their states by turns."""
+def next_uid(server: Served) -> Callable[..., str]:
+    """Calls that exist, for pictures or, by their route, for videos, in all their states by turns."""
     plans = cycle([Plan(), Plan(fail="out of memory"), Plan(delay_s=0.1), Plan(is_held=True)])
 
-    def begin() -> str:
+    def begin(path: str = "/v1/images/generations") -> str:
         plan = next(plans)
         server.engine.script = [plan]
-        uid: str = server.post({"prompt": "x", "size": "16x16"}, headers={"Prefer": "respond-async"}).json()["uid"]
+        answer = server.http.post(path, json={"prompt": "x", "size": "16x16"}, headers={"Prefer": "respond-async"})
+        uid: str = answer.headers["x-request-id"]
         if plan.is_held:
             server.http.delete(f"/v1/requests/{uid}")
         return uid
@@ -65,9 +68,20 @@ def test_every_answer_is_as_documented(case: schemathesis.Case, server: Served) 
 @schema.include(path_regex="{uid}").parametrize()
 @CALLS
 def test_every_answer_about_a_call_is_as_documented(
-    case: schemathesis.Case, server: Served, next_uid: Callable[[], str]
+    case: schemathesis.Case, server: Served, next_uid: Callable[..., str]
 ) -> None:
     case.path_parameters["uid"] = next_uid()
     answer = case.call(base_url=server.url, timeout=TIMEOUT_S)
     case.validate_response(answer, excluded_checks=EXCLUDED)
     assert answer.status_code != 404 or case.query
+
+
+@schema.include(path_regex="{video_id}").parametrize()
+@CALLS
+def test_every_answer_about_a_video_is_as_documented(
+    case: schemathesis.Case, server: Served, next_uid: Callable[..., str]
+) -> None:
+    case.path_parameters["video_id"] = next_uid("/v1/videos")
+    answer = case.call(base_url=server.url, timeout=TIMEOUT_S)
+    case.validate_response(answer, excluded_checks=EXCLUDED)
+    assert answer.status_code != 404

@@ -29,12 +29,13 @@ from tilework.control.driver.result import Ending
 from tilework.control.watchdog import WatchdogConfig
 from tilework.core.component import LoadSource
 from tilework.core.cost_row import CostRow
+from tilework.core.interfaces import PlacementStatus
 from tilework.core.model import SimulatedSource
 from tilework.core.priority import DEFAULT_CLASSES
 from tilework.core.request import DEFAULT_TERMS, OnMiss, RefusalCode, Request, Shape, Status, Terms
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.wire import Ended, KeptStates
-from tilework.core.work import Group, Work
+from tilework.core.work import Group, NewPlacement, Work
 from tilework.cost.table import CostTable
 from tilework.runtime.bubbles import Bubbles
 from tilework.runtime.engine import Engine, EngineConfig
@@ -51,7 +52,12 @@ DOCS = Path(__file__).parents[2] / "docs"
 CACHE = {
     f"tilework_encode_cache_{name}" for name in ("bytes", "hits", "misses")
 }  # See tests/live/test_encode_cache.py.
-CONSTANT = {"tilework_build_info", "tilework_devices", *CACHE}
+PLACEMENT = {
+    *(f"tilework_placement_{name}" for name in ("devices", "backlog", "busy_ratio", "completions_per_second")),
+    "tilework_placement_changes_total",
+    "tilework_weights_free_bytes",
+}  # Without a policy that places stages, and without weights, they do not move; see below.
+CONSTANT = {"tilework_build_info", "tilework_devices", *CACHE, *PLACEMENT}
 
 # What is exported: by family, and by sample.
 
@@ -231,7 +237,9 @@ def texts() -> list[str]:
 
 
 def test_what_is_exported_is_documented(texts: list[str]) -> None:
-    assert exported(texts[-1]) == documented()
+    found, known = exported(texts[-1]), documented()
+    labels = {name: known[name].labels for name in PLACEMENT}  # They have no values here that would show theirs.
+    assert found | {name: replace(found[name], labels=its) for name, its in labels.items()} == known
 
 
 def test_every_documented_metric_moves(texts: list[str]) -> None:
@@ -329,6 +337,22 @@ def test_the_dashboard_names_metrics_that_exist() -> None:
 
 
 # Parts, told directly.
+
+
+def test_what_a_policy_counts_for_its_placement_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine()
+    status = PlacementStatus(
+        name="ED", num_devices=2, window_ns=60 * NS_PER_S, completions=30, busy_ns=90 * NS_PER_S, backlog=7
+    )
+    usage = replace(engine.usage(), placements=(status,), weights_free_bytes={0: 5, 1: 6})
+    monkeypatch.setattr(engine, "usage", lambda: usage)
+    told = Metrics(engine, MemoryStore(max_bytes=1, ttl_ns=1))
+    told.on_placed(NewPlacement(groups=(((0, 1), "ED"),), why="new"))
+    text = told.text().decode()
+    names = ("devices", "backlog", "completions_per_second", "busy_ratio")
+    assert [value(text, f"tilework_placement_{name}", placement="ED") for name in names] == [2, 7, 0.5, 0.75]
+    assert [value(text, "tilework_weights_free_bytes", device=device) for device in "01"] == [5, 6]
+    assert value(text, "tilework_placement_changes_total") == 1
 
 
 def metrics() -> tuple[Metrics, Callable[..., float]]:

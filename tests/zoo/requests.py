@@ -69,7 +69,7 @@ def stock_pixels(model: ZooModel, pipeline: Any, seed: int) -> np.ndarray:
 
 
 def begin(made: Family, spec: Spec) -> tuple[Values, StepState]:
-    encode, loop, _ = made.info.stages
+    encode, loop, *_ = made.info.stages
     (values,) = made.run(encode.name, [spec], [{}])
     return values, made.begin(loop.name, spec, values)
 
@@ -79,7 +79,7 @@ def end(made: Family, state: Any) -> np.ndarray:
 
 
 def pixels(made: Family, spec: Spec, latents: Values) -> np.ndarray:
-    (values,) = made.run(made.info.stages[-1].name, [spec], [latents])
+    (values,) = made.run(made.info.stages[2].name, [spec], [latents])
     image = made.image(spec, values)
     assert image.frames == spec.frames, f"makes {image.frames} frames, of {spec.frames} that a request asks for"
     return np.frombuffer(image.pixels, np.uint8)
@@ -110,7 +110,7 @@ def side_by_side(made: Family, first: Spec, second: Spec) -> list[np.ndarray]:
 
 def moved(here: Family, there: Family, spec: Spec) -> np.ndarray:
     """Drawn by two instances in turns: every stage and every step is another one's than the last."""
-    encode, loop, _ = here.info.stages
+    encode, loop, *_ = here.info.stages
     values = shipped(here.run(encode.name, [spec], [{}])[0])
     state = there.begin(loop.name, spec, values)
     here, there = there, here

@@ -16,8 +16,9 @@ from tilework.sim.compare.figures import Figures
 from tilework.sim.compare.pool import Failed, run_all
 from tilework.sim.compare.records import Records, key_of
 from tilework.sim.compare.runs import Conditions, Task, config_of, given
+from tilework.sim.compare.stopwatch import without_collections
 from tilework.sim.config import SimConfig
-from tilework.sim.simulation import Simulation
+from tilework.sim.simulation import Observe, Simulation
 from tilework.sim.trace import Trace
 from tilework.sim.workloads.requests import to_requests
 
@@ -83,11 +84,12 @@ class CachedRuns:
         return found
 
 
-def traced(cell: Cell, policy: str, seed: int) -> Trace:
-    """One run with all that it did, which is not kept."""
+def traced(cell: Cell, policy: str, seed: int, observe: Observe | None = None) -> Trace:
+    """One run with all that it did, which is not kept. `observe` is called after each event."""
     asked, table = given(cell, seed)
     simulation = Simulation(ControllerConfig(policy=policy), table, SimConfig(num_devices=cell.num_devices, seed=seed))
-    return simulation.run(to_requests(asked))
+    with without_collections():
+        return simulation.run(to_requests(asked), observe=observe)
 
 
 def mean_of(runs: Sequence[Figures], read: Callable[[Figures], float | None]) -> float:

@@ -1,4 +1,4 @@
-"""TridentServe's figures on 128 simulated L20: requests on time and latency, its ablations, and other deadlines.
+"""TridentServe's figures on 128 simulated L20: requests on time and latency, its ablations, readings and deadlines.
 
 The tables are fitted to what the paper says of memory and of its best degrees, so that agreement there is circular
 (docs/reproduction.md). Rates are the published ones, at which static baselines of these tables are on time nearly
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from math import inf, isfinite
 from statistics import fmean
 from typing import Any
@@ -29,18 +29,30 @@ from suite.papers.cached_runs import (
 )
 from suite.pictures import BarPanel, grouped_bars, panels_png
 from tilework.cost.shipped import shipped_path
+from tilework.policy.published.tridentserve.policy import TridentServe
+from tilework.policy.registry import policy
 from tilework.sim.compare.cells import Cell
 from tilework.sim.compare.figures import Figures
 
 BASELINES = tuple(f"trident-b{number}" for number in range(1, 7))
 POLICIES = (*BASELINES, "tridentserve", "tilework")
 ABLATIONS = ("tridentserve", *(f"tridentserve-{name}" for name in ("wo-switch", "wo-stageaware", "wo-scheduler")))
+BY_REQUESTS = "tridentserve-by-requests"
+READINGS: dict[str, dict[str, Any]] = {
+    BY_REQUESTS: {"by": "requests"},
+    "tridentserve-completions": {"reading": "completions"},
+    "tridentserve-paper-times": {"paper_times": True},
+    "tridentserve-literal": {"by": "requests", "reading": "completions", "paper_times": True},
+}
+"""What the paper's text says literally, where `tridentserve` does something else."""
 PIPELINES = {
     "sd3": ("tridentserve-sd3", "sd3medium_l20"),
     "flux": ("tridentserve-flux", "flux1_l20"),
     "cogvideox": ("tridentserve-cogvideox", "cogvideox15_l20"),
     "hunyuanvideo": ("tridentserve-hunyuanvideo", "hunyuanvideo_l20"),
 }
+ROOMLESS = ("flux", "hunyuanvideo")
+"""The pipelines of which some sizes fit on no device with all stages."""
 LOADS = ("light", "medium", "heavy", "dynamic", "diurnal")
 MINUTES = {"sd3": 2, "flux": 10, "cogvideox": 15, "hunyuanvideo": 20}
 """The paper's half hour takes hours to simulate at twenty requests per second."""
@@ -48,14 +60,17 @@ NEAR = 0.9  # Of the best static baseline, at the rates that the tables suggest.
 SCALES = (1.0, 1.5, 2.0, 2.5)
 SLOWEST = 0.95
 
+for _name, _changes in READINGS.items():
+    policy(_name)(partial(TridentServe, **_changes))
+
 
 def figure_10(cached: CachedRuns) -> RemadeFigure:
     """All pipelines and loads: on time, mean and P95 of the latency, against B1 to B6."""
     cells = {
-        (pipeline, load, rate): _cell(cached, pipeline, load, rate)
+        (pipeline, load, rate): load_cell(cached, pipeline, load, rate)
         for pipeline in PIPELINES
         for load in cached.points(LOADS)
-        for rate in _rates(pipeline, load)
+        for rate in rates_of(pipeline, load)
     }
     runs = cached.runs(cells.values(), POLICIES)
     of = {key: {policy: runs[cell.name, policy] for policy in POLICIES} for key, cell in cells.items()}
@@ -96,13 +111,7 @@ def figure_10(cached: CachedRuns) -> RemadeFigure:
 
 def figure_14(cached: CachedRuns) -> RemadeFigure:
     """Ablations on FLUX and HunyuanVideo: latency and requests on time without one of its parts."""
-    cells = {
-        (pipeline, load, _rates(pipeline, load)[-1]): _cell(cached, pipeline, load, _rates(pipeline, load)[-1])
-        for pipeline in ("flux", "hunyuanvideo")
-        for load in ("medium", "dynamic")
-    }
-    runs = cached.runs(cells.values(), ABLATIONS)
-    of = {key: {policy: runs[cell.name, policy] for policy in ABLATIONS} for key, cell in cells.items()}
+    of = _on_roomless(cached, ABLATIONS)
     told = (
         ("wo-switch", "dynamic", "flux", 0.331),
         ("wo-switch", "dynamic", "hunyuanvideo", 0.176),
@@ -113,8 +122,8 @@ def figure_14(cached: CachedRuns) -> RemadeFigure:
     )
     checks = []
     for name, load, pipeline, share in told:
-        one = of[pipeline, load, _rates(pipeline, load)[-1]]
-        saved = 1 - mean_of(one["tridentserve"], _mean_s) / mean_of(one[f"tridentserve-{name}"], _mean_s)
+        one = of[pipeline, load, rates_of(pipeline, load)[-1]]
+        saved = 1 - mean_of(one["tridentserve"], mean_s) / mean_of(one[f"tridentserve-{name}"], mean_s)
         what = f"{pipeline}, {load}: mean latency saved against {name}; the paper has {share:.3f}"
         checks.append(Check(what=what, measured=range_of([saved]), low=share - 0.1, high=share + 0.1))
     return RemadeFigure(
@@ -127,20 +136,56 @@ def figure_14(cached: CachedRuns) -> RemadeFigure:
         ),
         checks=tuple(checks),
         png=grouped_bars(
-            tuple(_panel(f"{pipeline}, on time", pipeline, of, ABLATIONS) for pipeline in ("flux", "hunyuanvideo")),
+            tuple(_panel(f"{pipeline}, on time", pipeline, of, ABLATIONS) for pipeline in ROOMLESS),
             ABLATIONS,
             "TridentServe, figure 14, simulated",
         ),
     )
 
 
+def readings(cached: CachedRuns) -> RemadeFigure:
+    """The literal readings of the paper's text against what `tridentserve` does in their place, on the same loads."""
+    names = ("tridentserve", *READINGS)
+    of = _on_roomless(cached, names)
+    ahead = [attainment(one[name]) - attainment(one["tridentserve"]) for one in of.values() for name in names[1:]]
+    shown = {key: {_label(name): runs for name, runs in one.items()} for key, one in of.items()}
+    labels = tuple(map(_label, names))
+    return RemadeFigure(
+        tables=(
+            _table("On time, %", of, lambda runs: percent(attainment(runs)), names),
+            *(_table(f"{name}, s, of what was served", of, _seconds(read), names) for name, read in _LATENCIES.items()),
+        ),
+        checks=(Check(what="a literal reading over ours, on time, most", measured=most(ahead), high=0.0),),
+        png=grouped_bars(
+            tuple(_panel(f"{pipeline}, on time", pipeline, shown, labels) for pipeline in ROOMLESS),
+            labels,
+            "TridentServe, literal readings, simulated",
+        ),
+    )
+
+
+def _label(reading: str) -> str:
+    return reading.removeprefix("tridentserve-")
+
+
+def _on_roomless(cached: CachedRuns, policies: Sequence[str]) -> dict[Any, dict[str, Sequence[Figures]]]:
+    """Runs at the higher rates, steady and dynamic, by pipeline, load and rate."""
+    cells = {
+        (pipeline, load, rates_of(pipeline, load)[-1]): load_cell(cached, pipeline, load, rates_of(pipeline, load)[-1])
+        for pipeline in ROOMLESS
+        for load in ("medium", "dynamic")
+    }
+    runs = cached.runs(cells.values(), policies)
+    return {key: {policy: runs[cell.name, policy] for policy in policies} for key, cell in cells.items()}
+
+
 def figure_15(cached: CachedRuns) -> RemadeFigure:
     """Other deadlines on the dynamic load: times 2.5 latencies as in the paper."""
     policies, scales = ("trident-b6", "tridentserve", "tilework"), cached.points(SCALES)
     tables, panels, leads = [], [], []
-    for pipeline in ("flux", "hunyuanvideo"):
-        rate = _rates(pipeline, "dynamic")[-1]
-        cells = [_cell(cached, pipeline, "dynamic", rate, scale / 2.5) for scale in scales]
+    for pipeline in ROOMLESS:
+        rate = rates_of(pipeline, "dynamic")[-1]
+        cells = [load_cell(cached, pipeline, "dynamic", rate, scale / 2.5) for scale in scales]
         runs = cached.runs(cells, policies)
         shares = {one: [attainment(runs[cell.name, one]) for cell in cells] for one in policies}
         leads += [theirs - other for theirs, other in zip(shares["tridentserve"], shares["trident-b6"], strict=True)]
@@ -154,30 +199,34 @@ def figure_15(cached: CachedRuns) -> RemadeFigure:
     )
 
 
-def _cell(cached: CachedRuns, pipeline: str, load: str, rate: float, scale: float = 1.0) -> Cell:
+def load_cell(
+    cached: CachedRuns, pipeline: str, load: str, rate: float, scale: float = 1.0, minutes: int | None = None
+) -> Cell:
+    """A load of a pipeline, at this rate per second, for as long as `MINUTES` say; deadlines times `scale`."""
     workload, _ = PIPELINES[pipeline]
     scaled = "" if scale == 1.0 else f",scale={scale:g}"
-    return cached.cell(f"{workload},load={load},rate={rate:g},minutes={MINUTES[pipeline]}{scaled}")
+    return cached.cell(f"{workload},load={load},rate={rate:g},minutes={minutes or MINUTES[pipeline]}{scaled}")
 
 
 @cache
-def _document(table: str) -> Mapping[str, Any]:
+def document_of(table: str) -> Mapping[str, Any]:
+    """A shipped cost table with what it quotes of the paper."""
     path = shipped_path(table)
     assert path is not None
     document: Mapping[str, Any] = json.loads(path.read_text("utf-8"))
     return document
 
 
-def _rates(pipeline: str, load: str) -> tuple[float, ...]:
+def rates_of(pipeline: str, load: str) -> tuple[float, ...]:
     """The published rate per second, and one at which the best static baseline keeps about `NEAR`, if there is one."""
-    document = _document(PIPELINES[pipeline][1])
+    document = document_of(PIPELINES[pipeline][1])
     published = document["published_rates"].get(load, document["published_rates"]["medium"])
     suggested = document["suggested_rates"].get(load, [])
     near = sorted(suggested, key=lambda one: abs(one["best_static_attainment"] - NEAR))[:1]
     return (float(published), *(float(one["rate_per_s"]) for one in near))
 
 
-def _mean_s(figures: Figures) -> float:
+def mean_s(figures: Figures) -> float:
     """The mean latency of what was served; that of a size of which a part was not is unknown, and left out."""
     served = [one for one in figures.by_size.values() if isfinite(one.mean_s)]
     return sum(one.mean_s * one.num_requests for one in served) / max(1, sum(one.num_requests for one in served))
@@ -189,7 +238,7 @@ def _p95_s(figures: Figures) -> float:
     return served[min(len(served) - 1, int(SLOWEST * len(served)))] if served else inf
 
 
-_LATENCIES = {"mean latency": _mean_s, "P95 latency": _p95_s}
+_LATENCIES = {"mean latency": mean_s, "P95 latency": _p95_s}
 
 
 def _ratio(one: Mapping[str, Sequence[Figures]], read: Any) -> float:
@@ -229,4 +278,9 @@ def _panel(title: str, pipeline: str, of: Mapping[Any, Any], policies: Sequence[
     )
 
 
-FIGURES = {"tridentserve-10": figure_10, "tridentserve-14": figure_14, "tridentserve-15": figure_15}
+FIGURES = {
+    "tridentserve-10": figure_10,
+    "tridentserve-14": figure_14,
+    "tridentserve-15": figure_15,
+    "tridentserve-readings": readings,
+}

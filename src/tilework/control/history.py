@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tilework.control.log import Header
 from tilework.core.actions import Action, LoadComponents, ReadComponents
 from tilework.core.request import Request, Status
-from tilework.core.work import Work
+from tilework.core.work import NewPlacement, Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,9 +89,17 @@ class PastRead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PastPlacement:
+    """A change of which stages devices are for."""
+
+    at_ns: int
+    placement: NewPlacement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """A whole run: works, loads and reads in order of their ends, requests in order of arrival, changes of devices in
-    order of time.
+    """A whole run: works, loads and reads in order of their ends, requests in order of arrival, changes of devices and
+    placements in order of time.
     """
 
     header: Header
@@ -102,6 +110,7 @@ class History:
     devices: tuple[PastDevice, ...] = ()
     loads: tuple[PastLoad, ...] = ()
     reads: tuple[PastRead, ...] = ()
+    placements: tuple[PastPlacement, ...] = ()
 
     @property
     def num_devices(self) -> int:

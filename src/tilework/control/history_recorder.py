@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from tilework.control.history import History, LostWork, PastDevice, PastLoad, PastRead, PastRequest, PastWork
+from tilework.control.history import (
+    History,
+    LostWork,
+    PastDevice,
+    PastLoad,
+    PastPlacement,
+    PastRead,
+    PastRequest,
+    PastWork,
+)
 from tilework.control.log import BadLog, Header, read_log
 from tilework.core.actions import (
     Accept,
@@ -14,6 +23,7 @@ from tilework.core.actions import (
     Finish,
     LoadComponents,
     MoveState,
+    Place,
     ReadComponents,
     Reject,
     RunWork,
@@ -83,6 +93,7 @@ class HistoryRecorder:
         self._loads: list[PastLoad] = []
         self._reading: dict[int, tuple[int, ReadComponents]] = {}  # Since when, and what.
         self._reads: list[PastRead] = []
+        self._placements: list[PastPlacement] = []
 
     def add(self, event: Event, actions: Iterable[Action], now_ns: int) -> None:
         """Add one `handle` call.
@@ -107,6 +118,7 @@ class HistoryRecorder:
             devices=tuple(self._devices),
             loads=tuple(self._loads),
             reads=tuple(self._reads),
+            placements=tuple(self._placements),
         )
 
     def _on_event(self, event: Event) -> None:
@@ -163,6 +175,8 @@ class HistoryRecorder:
                 self._loading[load_id] = action
             case ReadComponents(read_id):
                 self._reading[read_id] = self._now_ns, action
+            case Place(placement):
+                self._placements.append(PastPlacement(at_ns=self._now_ns, placement=placement))
             case Stop(work_id):
                 self._add_for_jobs(self._begun[work_id].job_ids, action)
             case MoveState(job_id) | DropToBestEffort(job_id):

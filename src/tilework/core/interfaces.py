@@ -348,6 +348,35 @@ class NeedsFuture(Protocol):
         """Learn all requests that will come, before the first does."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementStatus:
+    """What the devices of one placement type do, as a policy counts it that decides by it which type they have.
+
+    Attributes:
+        name: the type, as in `NewPlacement`.
+        num_devices: how many devices are for it.
+        window_ns: the length of the sliding window.
+        completions: requests whose stages they have ended in the window, as predicted when these were started.
+        busy_ns: how long that kept all of them together busy.
+        backlog: requests that wait for them.
+    """
+
+    name: str
+    num_devices: int
+    window_ns: int
+    completions: int
+    busy_ns: int
+    backlog: int
+
+
+@runtime_checkable
+class PlacesStages(Protocol):
+    """A policy that decides which stages each device is for, and when that changes."""
+
+    def placement_status(self, now_ns: int) -> Sequence[PlacementStatus]:
+        """The types that devices have now, or that requests wait for. Asking changes nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Admitted:
     """The request is accepted and expected to finish at `eta_ns`; `why` explains the prediction in words.

@@ -156,7 +156,7 @@ class ModelInfo:
     (classifier-free guidance); otherwise guidance is an input of the model. If it does not `takes_guidance`, a request
     cannot give the scale; if it does not `takes_negative`, no negative prompt. Numbers of frames are at most
     `max_frames`, and one more than a multiple of `frame_multiple`; a given clip under the name `frames_of`, if that is
-    not empty, decides the number.
+    not empty, decides the number. Clips have `default_fps` frames a second, if a request does not say otherwise.
     `max_degree` is how many devices can share one request's steps. `path` is the directory that the model was loaded
     from, or its hub id; empty if there is no model.
     `dtype` and `attention_backend` are those with which it computes; empty if there is no model. `step_ranges` are the
@@ -191,6 +191,7 @@ class ModelInfo:
     max_frames: int = 1
     frame_multiple: int = 1
     frames_of: str = ""
+    default_fps: float = 0.0
     stages: tuple[StageSpec, ...] = latent_diffusion("").specs
     loras: tuple[str, ...] = ()
 

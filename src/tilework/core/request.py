@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from tilework.core.graph.stage import ResultKind
 from tilework.core.lora import UsedLora
 from tilework.core.priority import DEFAULT_CLASS
 
@@ -84,6 +85,7 @@ class Request(Terms):
         exact: its steps run on one device without sharing a forward pass, and no stage is sliced. So its picture
             is the stock pipeline's bit for bit, in any dtype and under any load.
         loras: those that it uses, by name, each once.
+        result: what it is for; a video file takes a stage more.
     """
 
     uid: str
@@ -98,6 +100,7 @@ class Request(Terms):
     passes: float = 1.0
     exact: bool = False
     loras: tuple[UsedLora, ...] = ()
+    result: ResultKind = ResultKind.PIXELS
 
     @property
     def is_promise(self) -> bool:
@@ -120,7 +123,7 @@ class Request(Terms):
 
 
 class StepClass(NamedTuple):
-    """Requests of one step class have steps of the same cost on the same devices."""
+    """Requests of one step class have the same stages, with steps of the same cost on the same devices."""
 
     pipeline: str
     shape: Shape
@@ -129,6 +132,7 @@ class StepClass(NamedTuple):
     passes: float
     exact: bool
     loras: tuple[UsedLora, ...]
+    result: ResultKind
 
 
 class RequestClass(NamedTuple):
@@ -148,6 +152,7 @@ def step_key(request: Request) -> StepClass:
         request.passes,
         request.exact,
         request.loras,
+        request.result,
     )
 
 

@@ -9,11 +9,13 @@ pickled.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
-from tilework.core.component import Component
+from tilework.core.component import Component, num_bytes
 from tilework.core.cost_row import Batch, CostRow
+from tilework.core.graph.stage import ResultKind
 from tilework.core.lora import Lora, UsedLora
 from tilework.core.model import ArgumentValue, LoraSource, ModelInfo, ModelSource
 from tilework.core.request import Shape
@@ -30,6 +32,29 @@ class Image:
     frames: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class File:
+    """A result as a file."""
+
+    content: bytes = field(repr=False)
+    media_type: str
+
+
+class VideoCodec(StrEnum):
+    """How the frames of a video are compressed. Its file is an MP4 in any case."""
+
+    H264 = "h264"
+    VP9 = "vp9"
+
+
+@dataclass(frozen=True, slots=True)
+class VideoFormat:
+    """How a clip becomes a video: `fps` frames a second."""
+
+    fps: float
+    codec: VideoCodec = VideoCodec.H264
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
     """The part of a request that a worker needs to draw it. The scheduler never sees prompts.
@@ -37,6 +62,8 @@ class Spec:
     After every `preview_every` denoising steps, but not after the last one, the client gets a preview; 0: never.
     Previews cost time and leave the picture unchanged. `arguments` are those of `ModelInfo.arguments` that the client
     gave, by name, and `pictures` those of `ModelInfo.pictures`. A clip has `frames`. `loras` are used in this order.
+
+    With a `video` format the result is a file, else pixels.
 
     `steps` are made. `whole_steps` is what the stock call is told; None: the same number. It is larger where the
     denoising of a given picture begins in the middle (see `core.model.StrengthRule`).
@@ -61,10 +88,15 @@ class Spec:
     arguments: Mapping[str, ArgumentValue] = field(default_factory=dict, hash=False)
     pictures: Mapping[str, tuple[Image, ...]] = field(default_factory=dict, hash=False)
     loras: tuple[UsedLora, ...] = ()
+    video: VideoFormat | None = None
 
     @property
     def shape(self) -> Shape:
         return Shape(self.height, self.width, self.frames)
+
+    @property
+    def result(self) -> ResultKind:
+        return ResultKind.PIXELS if self.video is None else ResultKind.VIDEO
 
 
 STATES_BYTES = 2 * 10**9
@@ -84,6 +116,8 @@ class Site:
     serves what it can of its models. Of jobs that have no work there it keeps `states_bytes` at most; of others their
     blobs are read again. With a `skeleton` it serves nothing: it reads its one model, leaves the skeleton
     in this file and waits for its end. One that `reads` serves nothing either: it takes `ReadWeights` alone.
+
+    A CPU slot is told what its models are, in `infos`, in the order of its sources: it may need nothing else of them.
     """
 
     device_id: int
@@ -94,6 +128,7 @@ class Site:
     replaces: bool = False
     skeleton: str = ""
     reads: bool = False
+    infos: tuple[ModelInfo, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +243,9 @@ class Calibrate:
     """Warm up and time a model's stages for these batches, with a group at its degree; answered by `Calibrated`.
 
     Batches of several have no group; they are timed for batchable stages, groups for stages that they may share.
-    `num_runs` None means a few, within a short time. Requests use these `loras`.
+    `num_runs` None means a few, within a short time. Requests use these `loras`. Where a device has no room for all
+    stages, `weights` are the digests of what each stage needs, by its name: they are loaded before it, the others
+    dropped.
     """
 
     model: str
@@ -216,6 +253,7 @@ class Calibrate:
     group: GroupRef | None = None
     num_runs: int | None = None
     loras: tuple[UsedLora, ...] = ()
+    weights: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,6 +370,31 @@ class LoadedModel:
     loras: Mapping[str, Lora] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
 
+    def needed(self, loras: Collection[str] = ()) -> dict[str, tuple[Component, ...]]:
+        """What each stage needs, by its name, for a request that uses these LoRAs."""
+        used = [self.loras[name] for name in loras]
+        return {
+            stage.name: tuple(
+                dict.fromkeys(
+                    [
+                        *(self.components[name] for name in stage.spec.components if name in self.components),
+                        *(
+                            one.component
+                            for one in used
+                            if one.component is not None and not one.changes.isdisjoint(stage.spec.components)
+                        ),
+                    ]
+                )
+            )
+            for stage in self.info.graph.stages
+        }
+
+    def largest_stage(self, loras: Collection[str] = ()) -> tuple[str, int]:
+        """The stage whose weights are the most for a request that uses these LoRAs, and their bytes."""
+        sizes = {stage: num_bytes(needed) for stage, needed in self.needed(loras).items()}
+        largest = max(sizes, key=sizes.__getitem__)
+        return largest, sizes[largest]
+
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
@@ -432,11 +495,11 @@ class Ended:
     """A work is done; or after `steps_done` steps it was `stopped`, `broken` off with its group, or `out_of_memory`.
 
     `blobs` are what it has written, by job: the outputs of its stage, or the state after its last step. The first
-    worker of a group writes them; when the group breaks, every survivor does. The last stage of a pipeline writes
-    `images`, by job, instead. `absent` are the members that were left out. `memory_bytes` is the memory in use on an
-    accelerator at the end; `kept` is what the worker kept of jobs when the work before this one had ended. For jobs
-    `for_any_seed`, a stage without steps has written what it would for any other seed.
-    Not frozen, since simulations make one per work.
+    worker of a group writes them; when the group breaks, every survivor does. The last stage on a request's way writes
+    `images` or `files`, by job, instead. `absent` are the members that were left out. `memory_bytes` is the memory in
+    use on an accelerator at the end; `kept` is what the worker kept of jobs when the work before this one had ended.
+    For jobs `for_any_seed`, a stage without steps has written what it would for any other seed. Not frozen, since
+    simulations make one per work.
     """
 
     work_id: int
@@ -449,6 +512,7 @@ class Ended:
     blobs: Mapping[int, StateBlob] = field(default_factory=dict)
     absent: tuple[Absent, ...] = ()
     images: Mapping[int, Image] = field(default_factory=dict)
+    files: Mapping[int, File] = field(default_factory=dict)
     memory_bytes: int | None = None
     for_any_seed: frozenset[int] = frozenset()
     kept: KeptStates | None = None

@@ -195,12 +195,13 @@ class TableCosts:
         """The progress of a request of which nothing is done. Raises UnknownCost."""
         graph = self._tabled.graph(request.pipeline)
         if not request.loras:
-            return graph.itinerary(request.steps).at[0]
+            return graph.itinerary(request.steps, result=request.result).at[0]
         known = self.table.loras.get(request.pipeline, {})
         unknown = [one.name for one in request.loras if one.name not in known]
         if unknown:
             raise UnknownCost(f"{request.pipeline!r} has no LoRA {unknown[0]!r}")
-        return graph.itinerary(request.steps, {one: known[one.name].changes for one in request.loras}).at[0]
+        changes = {one: known[one.name].changes for one in request.loras}
+        return graph.itinerary(request.steps, changes, request.result).at[0]
 
     @property
     def pools(self) -> Pools:

@@ -14,7 +14,7 @@ def draw(family: Family, spec: Spec, on_step: Callable[[int], None] = lambda _st
     values: dict[str, Any] = {}
     outputs: Values = {}
     num_done = 0
-    for stage in family.info.graph.stages:
+    for stage in family.info.graph.itinerary(spec.steps).stages:
         if stage.has_steps:
             state = family.begin(stage.name, spec, values)
             while state.steps_done < state.num_steps:

@@ -18,7 +18,7 @@ import torch
 from tilework.core.comm import Comm
 from tilework.core.model import ModelInfo
 from tilework.core.packing import Pack
-from tilework.core.wire import Image, Spec
+from tilework.core.wire import File, Image, Spec
 from tilework.pipelines.lora import LoadedLoras
 from tilework.pipelines.parallel import Parallel
 
@@ -116,6 +116,9 @@ class Family(Protocol):
 
     def image(self, spec: Spec, values: Values) -> Image:
         """The outputs of the last stage as pixels."""
+
+    def file(self, spec: Spec, values: Values) -> File:
+        """The outputs of the last stage as a file, for a request with a format of videos."""
 
     def export(self, state: Any) -> Values:
         """What `restore` needs besides spec and values to make this state."""

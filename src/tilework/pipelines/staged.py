@@ -20,7 +20,7 @@ from tilework.core.graph.stage import StageSpec
 from tilework.core.model import ModelInfo
 from tilework.core.packing import Layout, Pack, Size
 from tilework.core.preview import preview_shape
-from tilework.core.wire import Image, Spec
+from tilework.core.wire import File, Image, Spec
 from tilework.pipelines.arguments import GENERATOR_DEVICE, generator_device, offered
 from tilework.pipelines.components import ComponentGroups, modules_of
 from tilework.pipelines.defaults import Defaults, resolve
@@ -265,6 +265,9 @@ class StagedPipeline(ABC):
         picture: Tensor = values[output]
         rows, columns, _ = picture.shape
         return Image(height=rows, width=columns, pixels=picture.cpu().numpy().tobytes())
+
+    def file(self, spec: Spec, values: Values) -> File:
+        raise TypeError(f"{self.info.name} makes no clips, so no stage of it writes a file")
 
     def export(self, state: LatentState) -> Values:
         return {

@@ -107,13 +107,25 @@ class ChartLoad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChartPlacement:
+    """From `at_s` on, until the next one, devices are for certain stages: `names` by device. `why` it changed."""
+
+    at_s: float
+    names: Mapping[int, str]
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """Works by start, requests by arrival. `nodes` names the devices and the node of each, idle ones too."""
+    """Works by start, requests by arrival, placements by time. `nodes` names the devices and the node of each, idle
+    ones too.
+    """
 
     works: tuple[ChartWork, ...] = ()
     requests: tuple[ChartRequest, ...] = ()
     outages: tuple[Outage, ...] = ()
     loads: tuple[ChartLoad, ...] = ()
+    placements: tuple[ChartPlacement, ...] = ()
     nodes: Mapping[int, int] = field(default_factory=dict)
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ from tilework.report.timeline_bars import (
 
 AWAY: dict[str, Any] = {"facecolor": "#DADCE0", "edgecolor": "#9AA0A6", "hatch": "\\\\", "linewidth": 0.0}
 LOADING: dict[str, Any] = {"facecolor": "#F1E4C3", "edgecolor": "#9A7B2F", "hatch": "||", "linewidth": 0.0}
+PLACED: dict[str, Any] = {"color": "#7A1F6B", "linewidth": 1.2, "linestyle": "--"}
+TAG: dict[str, Any] = {"boxstyle": "square,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
 _MOST_COLUMNS, _LEGEND_LETTERS, _HANDLE_LETTERS = 9, 170, 6  # The last: how wide a handle is, in letters.
 PLAIN_INCHES = 0.1  # A narrower bar has neither label nor hatch; thousands of them are drawn at once.
 
@@ -100,6 +102,7 @@ def _draw_devices(axes: Any, chart: Chart, layout: Layout) -> None:
     for outage in chart.outages:
         row = layout.rows[outage.device_id]
         axes.fill_betweenx((row - 0.5, row + 0.5), outage.start_s, outage.end_s, **AWAY)
+    _draw_placements(axes, chart, layout)
     shares = busy_shares(chart.works, layout.start_s, layout.end_s)
     right = axes.get_yaxis_transform()
     for device_id, row in layout.rows.items():
@@ -107,6 +110,19 @@ def _draw_devices(axes: Any, chart: Chart, layout: Layout) -> None:
     axes.set_yticks(list(layout.rows.values()), [f"device {device_id}" for device_id in layout.rows])
     axes.set_ylim(len(layout.rows) - 0.45, -0.55)
     _clean(axes)
+
+
+def _draw_placements(axes: Any, chart: Chart, layout: Layout) -> None:
+    """A line at each change, and above its bars what each device is for from then on, where that is new."""
+    before: Mapping[int, str] = {}
+    for placement in chart.placements:
+        axes.axvline(placement.at_s, **PLACED)
+        for device_id, name in placement.names.items():
+            if device_id in layout.rows and before.get(device_id) != name:
+                place = (placement.at_s, layout.rows[device_id] - BAR_HEIGHT / 2)
+                style = {"fontsize": 8, "fontweight": "bold", "va": "center", "clip_on": True, "zorder": 5}
+                axes.annotate(name, place, (3, 0), textcoords="offset points", color=PLACED["color"], bbox=TAG, **style)
+        before = placement.names
 
 
 def _draw_work(axes: Any, work: ChartWork, layout: Layout) -> None:
@@ -165,6 +181,8 @@ def _draw_legend(figure: Any, chart: Chart, ended: Sequence[ChartRequest]) -> No
         handles.append(Patch(**AWAY, label="device lost"))
     if chart.loads:
         handles.append(Patch(**LOADING, label="loads weights"))
+    if chart.placements:
+        handles.append(Line2D([], [], **PLACED, label="devices are for other stages"))
     if any(load.is_read_ahead for load in chart.loads):
         handles.append(Line2D([], [], color=LOADING["edgecolor"], linewidth=3, label="its host reads ahead"))
     marks = dict.fromkeys(_mark(request) for request in ended)

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 from tilework.control.controller import Controller
 from tilework.control.log import entry_line
-from tilework.core.actions import Accept, Action, Finish, Reject, WakeAt, jobs_of
+from tilework.core.actions import Accept, Action, Finish, Place, Reject, WakeAt, jobs_of
 from tilework.core.checkpoint import Checkpoint
 from tilework.core.events import Event, Restored, Submitted, Woke
 from tilework.core.request import Request, Status
 from tilework.core.time import NS_PER_S
-from tilework.core.wire import Image, Spec
+from tilework.core.wire import File, Image, Spec
 from tilework.runtime.log_file import LogFile
 from tilework.runtime.observer import Observer
 from tilework.runtime.request_table import RequestTable
@@ -103,6 +103,8 @@ class ControlLoop:
             case WakeAt(at_ns):
                 delay_s = max(0, at_ns - self._now_ns()) / NS_PER_S
                 self._loop.call_later(delay_s, self._wake)
+            case Place(placement):
+                self._observer.on_placed(placement)
             case _:
                 self._dispatcher.perform(action)
 
@@ -126,9 +128,12 @@ class ControlLoop:
             self._dispatcher.hold(job_id, uid)
         else:
             self._dispatcher.end(job_id)
-        self.resolve(entry.ticket, status, reason, entry.image if status is Status.DONE else None)
+        image, file = (entry.image, entry.file) if status is Status.DONE else (None, None)
+        self.resolve(entry.ticket, status, reason, image, file)
 
-    def resolve(self, ticket: Ticket, status: Status, reason: str, image: Image | None = None) -> None:
+    def resolve(
+        self, ticket: Ticket, status: Status, reason: str, image: Image | None = None, file: File | None = None
+    ) -> None:
         """End a ticket."""
         outcome = Outcome(
             uid=ticket.request.uid,
@@ -137,6 +142,7 @@ class ControlLoop:
             finished_ns=self._now_ns(),
             image=image,
             segments=tuple(ticket.segments),
+            file=file,
         )
         self._observer.on_ended(ticket, outcome)
         ticket.end(outcome)

@@ -21,6 +21,7 @@ from tilework.core.checkpoint import Checkpoint, CheckpointKeeper
 from tilework.core.component import Component
 from tilework.core.events import Cancelled, ComponentsRead, DeviceJoined, Restored, Submitted
 from tilework.core.graph.stage import DeviceKind
+from tilework.core.interfaces import PlacesStages
 from tilework.core.model import ModelInfo
 from tilework.core.request import DEFAULT_TERMS, RefusalCode, Request, Status, Terms
 from tilework.core.time import NS_PER_S
@@ -223,7 +224,9 @@ class Engine:
 
     def usage(self) -> Usage:
         """What the engine holds, right now; takes time in proportion to the open requests."""
-        occupancy = self._controller.occupancy(self.now_ns())
+        now_ns, policy = self.now_ns(), self._controller.policy
+        occupancy = self._controller.occupancy(now_ns)
+        free = {one.device_id: one.memory.free_bytes for one in self._controller.tracker.devices}
         pids = {
             device_id: self._executor.pid(device_id)
             for device_id in range(self._executor.num_devices + self._executor.num_slots)
@@ -237,6 +240,8 @@ class Engine:
             memory_bytes=dict(self._dispatcher.memory_bytes),
             kept=dict(self._dispatcher.kept),
             pids={device_id: pid for device_id, pid in pids.items() if pid is not None},
+            weights_free_bytes={device_id: size for device_id, size in free.items() if size is not None},
+            placements=policy.placement_status(now_ns) if isinstance(policy, PlacesStages) else (),
         )
 
     def devices_with(self, model: str) -> tuple[int, ...]:
@@ -293,6 +298,9 @@ class Engine:
             return Reject(next(iter(specs)), reason, None, RefusalCode.QUEUE, 5 * NS_PER_S)
         if (within := self._controller.costs.pools.within(info.name)) and within.isdisjoint(self._dispatcher.up):
             reason = f"no device that serves {info.name} is up"
+            return Reject(next(iter(specs)), reason, None, RefusalCode.NO_DEVICE)
+        if not self._executor.num_slots and any(spec.video is not None for spec in specs.values()):
+            reason = "a video needs a CPU slot, and there is none: name its model when the server is started"
             return Reject(next(iter(specs)), reason, None, RefusalCode.NO_DEVICE)
         incoming: list[Incoming] = []
         for uid, spec in specs.items():

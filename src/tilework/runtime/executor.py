@@ -91,7 +91,8 @@ class Executor(Protocol):
     ) -> tuple[CostRow, ...]:
         """Measure on all accelerators that serve it at once, in groups of `degree`. Raises WorkerStartFailed.
 
-        The weights of the model and of these LoRAs are loaded before, and stay until others are needed.
+        The weights of the model and of these LoRAs are loaded before, and stay until others are needed. If a device has
+        no room for all of them, it loads those of each stage when it comes to that.
         """
 
     async def end_calibration(self) -> Mapping[LoadSource, float]:

@@ -16,7 +16,7 @@ from tilework.core.actions import ReadComponents
 from tilework.core.component import LoadSource
 from tilework.core.cost_row import Batch, CostRow
 from tilework.core.lora import Lora, UsedLora
-from tilework.core.model import LoraSource, ModelSource, SimulatedSource, Source
+from tilework.core.model import LoraSource, ModelInfo, ModelSource, SimulatedSource, Source
 from tilework.core.wire import (
     STATES_BYTES,
     WEIGHTS,
@@ -98,6 +98,8 @@ class LocalExecutor:
         self._stopping = False
         self._num_slots = 0
         self._is_serving = False
+        self._infos: tuple[ModelInfo, ...] = ()  # Of the sources, once they have loaded.
+        self._read: dict[str, ModelInfo] = {}  # Of models that are about to be added.
         self._measuring = CalibrationWeights(config.weights_bytes)
 
     @property
@@ -146,6 +148,7 @@ class LocalExecutor:
             timeout_s=self._config.start_timeout_s,
             grace_s=self._config.stop_grace_s,
             up=lambda: sorted(self._up),
+            slots=lambda: range(self.num_devices, self.num_devices + self._num_slots),
             send=self.send,
         )
         self._reader = HostReader(
@@ -157,6 +160,7 @@ class LocalExecutor:
             async with asyncio.timeout(timeout_s):
                 loaded = await self._spawn_all(range(self.num_devices))
                 first = replace(loaded[0], models=self._models(loaded))
+                self._infos = tuple(one.info for one in first.models)
                 if any(one.info.graph.needs_slots for one in first.models):
                     self._num_slots = self._config.num_slots
                     await self._spawn_all(range(self.num_devices, self.num_devices + self._num_slots))
@@ -197,9 +201,10 @@ class LocalExecutor:
         groups = [tuple(up[first : first + degree]) for first in range(0, len(up) - degree + 1, degree)]
         self._calibrated = {device_id: self._loop.create_future() for group in groups for device_id in group}
         refs = {group: None if degree == 1 else self.group(group) for group in groups}
+        weights = self._measuring.by_stage(model, loras)
         for group, ref in refs.items():
             for device_id in group:
-                self.send(device_id, Calibrate(model, batches, ref, num_runs, loras))
+                self.send(device_id, Calibrate(model, batches, ref, num_runs, loras, weights))
         await asyncio.gather(*self._calibrated.values())
         for group, ref in refs.items():
             if ref is not None and any(len(self._calibrated[device_id].result()) < len(batches) for device_id in group):
@@ -220,6 +225,7 @@ class LocalExecutor:
     async def read_model(self, source: ModelSource, served: Collection[str]) -> LoadedModel:
         self._is_serving = True
         model = await self._changes.read(source, served)
+        self._read[model.info.name] = model.info
         self._keys[model.info.name] = profile_key(source, self._config.num_workers, self._hardware, model)
         self._measuring.know(model)
         self._reader.know(source, model)
@@ -227,7 +233,7 @@ class LocalExecutor:
 
     async def add_model(self, source: ModelSource) -> None:
         await self._changes.add(source)
-        self._sources = (*self._sources, source)
+        self._sources, self._infos = (*self._sources, source), (*self._infos, self._read.pop(source.name))
 
     async def add_lora(self, model: str, lora: LoraSource) -> Lora:
         added = await self._changes.add_lora(model, lora)
@@ -238,6 +244,8 @@ class LocalExecutor:
     def remove_model(self, model: str) -> None:
         self._changes.remove(model)
         self._keys.pop(model, None)
+        self._read.pop(model, None)
+        self._infos = tuple(one for one in self._infos if one.name != model)
         self._reader.forget(model)
         self._sources = tuple(one for one in self._sources if not isinstance(one, ModelSource) or one.name != model)
 
@@ -338,6 +346,7 @@ class LocalExecutor:
             loads_on_demand=self._config.weights_bytes is not None and not is_slot,
             states_bytes=self._config.states_bytes,
             replaces=self._loaded[device_id].done(),
+            infos=self._infos if is_slot else (),
         )
         worker = self._workers[device_id] = WorkerProcess(
             site, sources, partial(self._report, device_id), partial(self._on_exit, device_id)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tilework.control.driver.result import Ending
 from tilework.core.component import LoadSource
+from tilework.core.interfaces import PlacementStatus
 from tilework.core.request import RefusalCode, Request
 from tilework.core.wire import KeptStates
-from tilework.core.work import Work
+from tilework.core.work import NewPlacement, Work
 from tilework.runtime.encode_cache import CacheUsage
 from tilework.runtime.ticket import Outcome, Ticket
 
@@ -39,7 +40,9 @@ class Usage:
 
     `backlog_ns` is the predicted device time of their remaining work, `state_blob_bytes` the size of their states in
     shared memory. By device: `memory_bytes` is the accelerator memory in use, by any process, at the end of the latest
-    work; `kept` is what it keeps of requests that have no work there; `pids` are the process ids of the workers.
+    work; `kept` is what it keeps of requests that have no work there; `pids` are the process ids of the workers;
+    `weights_free_bytes` is what those that load weights on demand have left for weights when their works have ended.
+    `placements` are there if the policy decides which stages devices are for.
     """
 
     waiting: Mapping[str, int]
@@ -49,6 +52,8 @@ class Usage:
     memory_bytes: Mapping[int, int]
     kept: Mapping[int, KeptStates]
     pids: Mapping[int, int]
+    weights_free_bytes: Mapping[int, int] = field(default_factory=dict)
+    placements: Sequence[PlacementStatus] = ()
     encode_cache: CacheUsage = field(default_factory=CacheUsage)
 
 
@@ -76,6 +81,9 @@ class Observer:
 
     def on_weights_loaded(self, device_id: int, source: LoadSource, num_bytes: int, run_ns: int) -> None:
         """A device has loaded weights for its next work."""
+
+    def on_placed(self, placement: NewPlacement) -> None:
+        """The policy has changed which stages devices are for."""
 
     def on_moved(self, job_id: int) -> None:
         """A request moves to devices that do not have its state."""

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tilework.core.wire import Image, Spec
+from tilework.core.wire import File, Image, Spec
 from tilework.runtime.ticket import Ticket
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Entry:
-    """An open request. `image` is the one that its latest work has reported."""
+    """An open request. `image` or `file` is the one that its latest work has reported."""
 
     spec: Spec
     ticket: Ticket
     image: Image | None = None
+    file: File | None = None
 
 
 class RequestTable:

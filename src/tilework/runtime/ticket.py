@@ -10,7 +10,7 @@ from tilework.core.actions import Action, RunWork
 from tilework.core.checkpoint import Checkpoint
 from tilework.core.model import ModelInfo
 from tilework.core.request import Request, Status, Terms
-from tilework.core.wire import Image, Spec
+from tilework.core.wire import File, Image, Spec
 from tilework.core.work import Group
 
 
@@ -41,6 +41,7 @@ class Wanted:
             guided=spec.guidance_scale > info.guided_above or not info.two_passes,
             passes=_passes(spec, info),
             loras=spec.loras,
+            result=spec.result,
             **asdict(self.terms),
         )
 
@@ -84,7 +85,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a request ended. `image` is there if and only if `status` is done. Times are on the engine's clock."""
+    """How a request ended. Times are on the engine's clock.
+
+    If and only if `status` is done, there is an `image`, or a `file` if it asked for a video.
+    """
 
     uid: str
     status: Status
@@ -92,6 +96,7 @@ class Outcome:
     finished_ns: int
     image: Image | None
     segments: tuple[Segment, ...]
+    file: File | None = None
 
 
 @dataclass(frozen=True, slots=True)

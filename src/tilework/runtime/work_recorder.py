@@ -82,7 +82,7 @@ class WorkRecorder:
             entry = self._requests[job_id]
             request = entry.ticket.request
             entry.ticket.add(self._segment(result.work, report, load_ns), first_step)
-            entry.image = report.images.get(job_id)
+            entry.image, entry.file = report.images.get(job_id), report.files.get(job_id)
             if self._keeper is not None and job_id in report.blobs:
                 before = result.members[job_id]
                 index = self._costs.start(request).itinerary.at[before].num_done

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args, get_origin
 from urllib.parse import urlsplit
 
 from annotated_types import Ge, Le
@@ -39,6 +39,7 @@ class ServerConfig(BaseSettings):
     of all tenants may wait or run at a time, and `max_backlog_s` how long the devices may need for them when another
     comes in (see `admission.admission_limits`). `max_input_bytes` is for a body with pictures, `max_picture_bytes` for
     one file, `max_input_pixels` for all pictures of a call, and `input_bytes` for the memory of all calls' pictures.
+    `video_codec` is how videos are compressed (see `core.wire.VideoCodec`).
     `encode_cache_bytes` is for what was encoded of earlier requests (see `runtime.encode_cache`).
     `max_batch` is how many share a forward pass at most; `exact` makes all requests exact (see `core.request.Request`).
     `reconnect_s` is how long a call with an idempotency key goes
@@ -72,6 +73,7 @@ class ServerConfig(BaseSettings):
     max_input_pixels: int = Field(1 << 25, ge=256, le=1 << 30)
     input_bytes: int = Field(1 << 30, ge=1024, le=1 << 50)
     max_previews: int = Field(16, ge=0, le=1000)
+    video_codec: Literal["h264", "vp9"] = "h264"
     max_slo_s: LongSeconds = 7 * 86400.0
     default_slo: str | None = None
     max_jobs: int = Field(ControllerConfig().max_jobs, ge=1, le=1 << 20)
@@ -211,6 +213,8 @@ def _wanted(name: str) -> str:
     field = ServerConfig.model_fields[name]
     if field.annotation is bool:
         return "true or false"
+    if get_origin(field.annotation) is Literal:
+        return " or ".join(get_args(field.annotation))
     low = next((one.ge for one in field.metadata if isinstance(one, Ge)), None)
     high = next((one.le for one in field.metadata if isinstance(one, Le)), None)
     if low is None or high is None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -28,6 +29,23 @@ class _Head:
     media_type: str
     num_bytes: int
     expires_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenFile:
+    """A `Result` in a file, whose content begins at a place of it."""
+
+    file: BinaryIO
+    begin: int
+    num_bytes: int
+    media_type: str
+
+    async def read(self, part: range | None = None) -> bytes:
+        wanted = range(self.num_bytes) if part is None else part
+        return await asyncio.to_thread(os.pread, self.file.fileno(), len(wanted), self.begin + wanted.start)
+
+    def close(self) -> None:
+        self.file.close()
 
 
 class FileStore:
@@ -72,7 +90,7 @@ class FileStore:
         if path is None:
             return None
         try:
-            return await asyncio.to_thread(_read, path)
+            return await asyncio.to_thread(_opened, path)
         except FileNotFoundError:  # It has been deleted or evicted.
             return None
 
@@ -107,10 +125,14 @@ def _write(path: Path, head: _Head, content: bytes) -> None:
         raise
 
 
-def _read(path: Path) -> Result | None:
-    with path.open("rb") as file:
+def _opened(path: Path) -> Result | None:
+    with ExitStack() as stack:
+        file = stack.enter_context(path.open("rb"))
         head = _read_head(file)
-        return None if head is None else Result(content=file.read(), media_type=head.media_type)
+        if head is None:
+            return None
+        stack.pop_all()
+        return _OpenFile(file, file.tell(), head.num_bytes, head.media_type)
 
 
 def _head_of(path: Path) -> _Head | None:

@@ -2,8 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from tilework.store.index import Index
 from tilework.store.results import Result, Stored, TooLarge
+
+
+@dataclass(frozen=True, slots=True)
+class _InMemory:
+    """A `Result` whose content is shared with the store."""
+
+    content: bytes = field(repr=False)
+    media_type: str
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.content)
+
+    async def read(self, part: range | None = None) -> bytes:
+        return self.content if part is None else self.content[part.start : part.stop]
+
+    def close(self) -> None:
+        """There is nothing to close."""
 
 
 class MemoryStore:
@@ -13,7 +33,7 @@ class MemoryStore:
     """
 
     def __init__(self, *, max_bytes: int, ttl_ns: int) -> None:
-        self._index: Index[Result] = Index(max_bytes=max_bytes, ttl_ns=ttl_ns)
+        self._index: Index[_InMemory] = Index(max_bytes=max_bytes, ttl_ns=ttl_ns)
 
     @property
     def num_bytes(self) -> int:
@@ -27,7 +47,7 @@ class MemoryStore:
         if len(content) > self._index.max_bytes:
             return TooLarge(num_bytes=len(content), max_bytes=self._index.max_bytes)
         expires_ns = self._index.expires_ns(now_ns)
-        self._index.add(uid, Result(content=content, media_type=media_type), len(content), expires_ns)
+        self._index.add(uid, _InMemory(content, media_type), len(content), expires_ns)
         return Stored(expires_ns=expires_ns)
 
     async def get(self, uid: str, now_ns: int) -> Result | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 
@@ -28,10 +28,17 @@ class Unwritten:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    content: bytes = field(repr=False)
-    media_type: str
+class Result(Protocol):
+    """A result that is being read. It can be read to its end, even if it is deleted meanwhile; then it is closed."""
+
+    @property
+    def num_bytes(self) -> int: ...
+    @property
+    def media_type(self) -> str: ...
+    async def read(self, part: range | None = None) -> bytes:
+        """The bytes at these places, or all."""
+
+    def close(self) -> None: ...
 
 
 class ResultStore(Protocol):
@@ -48,7 +55,7 @@ class ResultStore(Protocol):
         """Keep a result; one with the same uid is replaced."""
 
     async def get(self, uid: str, now_ns: int) -> Result | None:
-        """The result, or None if it is unknown, expired, evicted or deleted."""
+        """The result, which the caller closes, or None if it is unknown, expired, evicted or deleted."""
 
     async def holds(self, uid: str, now_ns: int) -> bool:
         """Whether `get` would find it."""

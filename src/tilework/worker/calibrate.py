@@ -15,11 +15,11 @@ import torch
 
 from tilework.core.comm import Comm
 from tilework.core.cost_row import Batch, CostRow
-from tilework.core.graph.stage import Stage
+from tilework.core.graph.stage import ResultKind, Stage
 from tilework.core.model import ModelInfo
 from tilework.core.request import Shape
 from tilework.core.time import NS_PER_S, s_from_ns
-from tilework.core.wire import Image, Spec
+from tilework.core.wire import Image, Spec, VideoFormat
 from tilework.patches.layout import pack
 from tilework.pipelines.family import LIVE, Family, Values
 from tilework.pipelines.serialization import serialize
@@ -40,7 +40,11 @@ class _Timing:
 
 
 def calibrate(
-    family: Family, batches: Sequence[Batch], comm: Comm | None = None, num_runs: int | None = None
+    family: Family,
+    batches: Sequence[Batch],
+    comm: Comm | None = None,
+    num_runs: int | None = None,
+    prepare: Callable[[str], None] = lambda _stage: None,
 ) -> tuple[CostRow, ...]:
     """Time the stages for every batch, with guidance; rows in the order of `batches`.
 
@@ -51,13 +55,14 @@ def calibrate(
     the same call, and each returns rows of its own. A batch that cannot run on one rank breaks the group, since the
     others wait for that rank; the rows so far are returned.
 
-    `num_runs` runs follow three warm-up runs; None means one warm-up run and then up to five within a second.
+    `num_runs` runs follow three warm-up runs; None means one warm-up run and then up to five within a second. Before it
+    runs a stage it calls `prepare` with its name, which is not timed.
     """
     rows: list[CostRow] = []
     for batch in batches:
         timings: dict[str, _Timing] = {}
         try:
-            _time_stages(family, batch, comm, num_runs, timings)
+            _time_stages(family, batch, comm, num_runs, timings, prepare)
         except Exception:
             _log.exception("%s cannot run here; it is left out of the calibration", " + ".join(map(str, batch)))
             if comm is not None:
@@ -71,7 +76,12 @@ def calibrate(
 
 
 def _time_stages(
-    family: Family, batch: Batch, comm: Comm | None, num_runs: int | None, timings: dict[str, _Timing]
+    family: Family,
+    batch: Batch,
+    comm: Comm | None,
+    num_runs: int | None,
+    timings: dict[str, _Timing],
+    prepare: Callable[[str], None],
 ) -> None:
     """Run each stage with what those before it have written, and add the times of those that can be run so.
 
@@ -87,6 +97,7 @@ def _time_stages(
         if (stage.is_parallel if comm is not None else stage.spec.takes(batch))
     }
     for stage in family.info.graph.stages:
+        prepare(stage.name)
         if stage.has_steps:
             steps = _Steps(family, stage, specs, values)
             if stage.name in wanted:
@@ -184,6 +195,7 @@ def _guided_spec(family: Family, shape: Shape, num_runs: int | None) -> Spec:
         seed=0,
         arguments={one.name: int(one.low) for one in family.info.arguments if one.required},
         pictures=pictures,
+        video=VideoFormat(family.info.default_fps) if family.info.graph.makes(ResultKind.VIDEO) else None,
     )
 
 

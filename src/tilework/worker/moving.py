@@ -41,7 +41,7 @@ def import_job(family: Family, blobs: StateBlobs, jobs: Jobs, command: ImportSta
         FileNotFoundError, TruncatedStateBlob: a blob is missing, for example if its job continued on other workers.
         BadState: a blob is damaged.
     """
-    itinerary = family.info.graph.itinerary(command.spec.steps)
+    itinerary = family.info.graph.itinerary(command.spec.steps, result=command.spec.result)
     num_done = itinerary.at[command.position].num_done
     here = jobs.find(command.job_id) if command.known else None
     values = {} if here is None else dict(here.values)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import zip_longest
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
@@ -17,7 +18,7 @@ from setproctitle import setproctitle
 
 from tilework.comm.groups import Groups
 from tilework.core.component import Component
-from tilework.core.model import ModelSource, SimulatedSource, Source
+from tilework.core.model import ModelInfo, ModelSource, SimulatedSource, Source
 from tilework.core.wire import (
     WEIGHTS,
     BreakGroup,
@@ -36,6 +37,7 @@ from tilework.pipelines.errors import InvalidSource
 from tilework.pipelines.family import Family
 from tilework.pipelines.loading import load, load_component, quiet
 from tilework.pipelines.numerics import pin_numerics
+from tilework.pipelines.video.exporter import Exporter, can_export
 from tilework.worker.hardware import describe_hardware
 from tilework.worker.memory import Budget
 from tilework.worker.models.describe import described
@@ -115,9 +117,9 @@ def _load(sources: Sequence[Source], site: Site, start_ns: int) -> tuple[Models,
     components: dict[str, Mapping[str, Component]] = {}
     loaded: list[LoadedModel] = []
     broken: dict[str, str] = {}
-    for source in sources:
+    for source, info in zip_longest(sources, site.infos):
         try:
-            family = _family(source, files if weights is None else None)
+            family = _family(source, info, files if weights is None else None)
         except Exception as error:
             if not site.replaces or (source is sources[-1] and not families):
                 raise
@@ -139,10 +141,15 @@ def _load(sources: Sequence[Source], site: Site, start_ns: int) -> tuple[Models,
     return models, Loaded(tuple(loaded), time.monotonic_ns() - start_ns, hardware)
 
 
-def _family(source: Source, files: SharedWeights | None) -> Family:
-    """A model with its weights on the device, in `files` that other workers share if there are any."""
+def _family(source: Source, info: ModelInfo | None, files: SharedWeights | None) -> Family:
+    """A model with its weights on the device, in `files` that other workers share if there are any.
+
+    A CPU slot knows what it is, and needs no weights if it does nothing but write videos.
+    """
     if isinstance(source, SimulatedSource):
         return SimulatedFamily(source)
+    if info is not None and can_export(info):
+        return Exporter(info)
     return load(source, None if files is None else files.share)
 
 

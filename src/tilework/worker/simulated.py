@@ -12,20 +12,23 @@ from torch import Tensor
 
 from tilework.core.comm import Comm
 from tilework.core.graph.graph import Graph
+from tilework.core.graph.stage import ResultKind
 from tilework.core.model import ModelInfo, SimulatedSource
 from tilework.core.packing import Pack
 from tilework.core.preview import preview_shape
 from tilework.core.request import Shape
 from tilework.core.time import NS_PER_S
-from tilework.core.wire import Image, Spec
+from tilework.core.wire import File, Image, Spec
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.pipelines.arguments import generator_device
 from tilework.pipelines.family import Values, Watch
 from tilework.pipelines.parallel import Parallel
+from tilework.pipelines.video.export import video_file
 
 _SIDE_MULTIPLE = 16
 _LATENT_CHANNELS, _PIXELS_PER_LATENT = 16, 8
+_VIDEO_SIDE, _FPS = 64, 16.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -57,7 +60,8 @@ class SimulatedFamily:
         stepped = {stage.name for stage in self._graph.stepped}
         rows = [row for row in source.rows if row.pipeline == source.pipeline and row.stage in stepped]
         shapes = sorted({row.shape for row in rows}, key=lambda shape: shape.pixels)
-        default = shapes[len(shapes) // 2]
+        clips = [shape for shape in shapes if shape.frames > 1] if self._graph.makes(ResultKind.VIDEO) else []
+        default = clips[len(clips) // 2] if clips else shapes[len(shapes) // 2]
         self._info = ModelInfo(
             name=source.pipeline,
             family="modelled",
@@ -72,6 +76,9 @@ class SimulatedFamily:
             two_passes=False,
             max_degree=max(row.degree for row in rows),
             arguments=(generator_device("cpu"),),
+            default_frames=default.frames if clips else 1,
+            max_frames=max((shape.frames for shape in clips), default=1),
+            default_fps=_FPS if clips else 0.0,
             stages=source.stages,
         )
 
@@ -135,6 +142,12 @@ class SimulatedFamily:
         """A picture of one colour, which depends on the seed."""
         return _flat(spec.shape, spec.seed)
 
+    def file(self, spec: Spec, values: Values) -> File:
+        """A video of one colour, which depends on the seed, and small, so that it takes hardly any time."""
+        assert spec.video is not None
+        colour = torch.tensor(_colour(spec.seed), dtype=torch.uint8)
+        return video_file(colour.expand(spec.frames, _VIDEO_SIDE, _VIDEO_SIDE, 3), spec.video)
+
     def export(self, state: SimulatedState) -> Values:
         return {"latents": state.latents, "steps_done": state.steps_done}
 
@@ -168,8 +181,11 @@ class SimulatedFamily:
 
 
 def _flat(shape: Shape, seed: int) -> Image:
-    colour = bytes((64 + 37 * seed * channel) % 256 for channel in (1, 3, 7))
-    return Image(height=shape.height, width=shape.width, pixels=colour * (shape.height * shape.width))
+    return Image(shape.height, shape.width, bytes(_colour(seed)) * shape.pixels, shape.frames)
+
+
+def _colour(seed: int) -> list[int]:
+    return [(64 + 37 * seed * channel) % 256 for channel in (1, 3, 7)]
 
 
 class _Clocked(Parallel):

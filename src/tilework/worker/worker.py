@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from tilework.comm.groups import Groups
 from tilework.core.comm import Comm, GroupBroken
@@ -212,7 +213,7 @@ class Worker:
         for job_id, position in command.members:
             if not position:
                 spec = command.specs[job_id]
-                self._jobs.put(job_id, Job(spec=spec, itinerary=graph.itinerary(spec.steps)))
+                self._jobs.put(job_id, Job(spec=spec, itinerary=graph.itinerary(spec.steps, result=spec.result)))
 
     def _run_at_once(self, command: Execute) -> Ended:
         """Run a stage without steps."""
@@ -255,13 +256,14 @@ class Worker:
         self._models.use(command.model, command.stage, loras)
 
     def _with_results(self, family: Family, ended: Ended, members: Sequence[WorkJob]) -> Ended:
-        """The report with the pictures of jobs that are done, and blobs of the others."""
-        done = [member for member in members if member.job.is_ended]
-        images = {one.job_id: family.image(one.job.spec, one.job.values) for one in done}
+        """The report with the results of jobs that are done, and blobs of the others."""
+        done = {member.job_id: member.job for member in members if member.job.is_ended}
+        images = {one: family.image(job.spec, job.values) for one, job in done.items() if job.spec.video is None}
+        files = {one: family.file(job.spec, job.values) for one, job in done.items() if job.spec.video is not None}
         others = [member for member in members if not member.job.is_ended]
-        for member in done:
-            member.job.values = {}  # The report has it.
-        return replace(ended, blobs=write_states(family, self._blobs, others), images=images)
+        for job in done.values():
+            job.values = {}  # The report has it.
+        return replace(ended, blobs=write_states(family, self._blobs, others), images=images, files=files)
 
     def _run_steps(self, command: Execute) -> Ended:
         """Run `num_steps` steps; fewer if a stop is agreed between two of them, or if the group breaks."""
@@ -350,13 +352,21 @@ class Worker:
 
     def _calibrate(self, command: Calibrate) -> tuple[CostRow, ...]:
         try:
-            self._models.use(command.model, None, command.loras)
             comm = None if command.group is None else self._groups.open(command.group)
             with self._budget.hold():
-                return calibrate(self._models[command.model], command.batches, comm, command.num_runs)
+                family, prepare = self._models[command.model], partial(self._prepare, command)
+                return calibrate(family, command.batches, comm, command.num_runs, prepare)
         except GroupBroken:
             _log.warning("a measurement broke off with its group")
             return ()
+
+    def _prepare(self, command: Calibrate, stage: str) -> None:
+        """Bring the weights of a stage to the device, if it has no room for all, and compute with the LoRAs."""
+        if command.weights:
+            needed = command.weights[stage]
+            self._models.drop({one for some in command.weights.values() for one in some}.difference(needed))
+            self._models.load(needed)
+        self._models.use(command.model, stage, command.loras)
 
     def _now_ns(self) -> int:
         synchronize(self._models.device)

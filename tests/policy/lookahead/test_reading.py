@@ -124,8 +124,10 @@ def test_a_host_reads_nothing_ahead_that_none_of_its_devices_serves() -> None:
         learned.add(wanted(1, float(index)), COSTS)
     assert chosen(View(), learned=learned) == "gentd26-01"
     elsewhere = TableCosts(replace(COSTS.table, devices={"gentd26-01": (5,)}))
+    devices = [SimpleNamespace(device_id=device_id, node=device_id // 4, memory=Memory()) for device_id in (0, 5)]
     view = SimpleNamespace(
-        devices=[SimpleNamespace(device_id=device_id, node=device_id // 4, memory=Memory()) for device_id in (0, 5)],
+        devices=devices,
+        on_node=lambda node: [one for one in devices if one.node == node],
         kept_by_host=lambda _node: (),
         may_read=lambda _node: True,
         unreadable=(),

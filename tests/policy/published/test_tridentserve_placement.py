@@ -19,6 +19,7 @@ from tilework.control.controller import ControllerConfig
 from tilework.core.actions import Action, Place, RunWork
 from tilework.core.component import Memory
 from tilework.core.events import Event
+from tilework.core.interfaces import PlacementStatus
 from tilework.core.request import Request, Shape, Status
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.work import NewPlacement, Plan, Start, Work
@@ -290,6 +291,39 @@ def test_the_monitor_sees_what_waits_for_an_auxiliary() -> None:
     stats = monitor.stats("flux.1", layout, {ED: 0}, 10 * second)
     assert stats[C] == WindowStats(completions=1, busy_ns=8 * second, replicas=1, backlog=1)
     assert stats[ED] == WindowStats(completions=3, busy_ns=6 * second, replicas=2, backlog=0)
+
+
+def test_what_the_monitor_counts_can_be_asked_at_any_time_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    policies = list[TridentServe]()
+
+    def make() -> TridentServe:
+        policies.append(TridentServe())
+        return policies[-1]
+
+    monkeypatch.setitem(registry._REGISTRY, "variant", make)
+    quiet, seen = serve(shift(), "variant", num_devices=16), list[PlacementStatus]()
+    config = SimConfig(num_devices=16, hosts_have_read=True)
+
+    def ask_policy(_event: Event, _actions: tuple[Action, ...], now_ns: int) -> None:
+        for at_ns in (now_ns, now_ns + 7 * NS_PER_S):
+            seen.extend(policies[-1].placement_status(at_ns))
+
+    asked = Simulation(ControllerConfig(policy="variant"), FLUX, config).run(shift(), observe=ask_policy)
+    assert asked == quiet.done
+    assert {"EDC", "ED", "C"} <= {one.name for one in seen}
+    assert max(one.completions for one in seen if one.name == "C") > 0
+    assert any(one.backlog for one in seen)
+    assert (
+        sum(one.num_devices for one in policies[-1].placement_status(max(one.finish_ns for one in asked.endings))) == 16
+    )
+
+
+def test_runs_that_no_window_has_any_more_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where all stages fit on each device, and so no switch is ever looked for."""
+    policy = TridentServe()
+    monkeypatch.setitem(registry._REGISTRY, "variant", lambda: policy)
+    serve([ask(str(n), 4.0 * n, "512x512") for n in range(400)], "variant", replace(FLUX, memory_bytes=10**12))
+    assert 100 < len(policy._orchestration.monitor._runs) < 300
 
 
 # Several pipelines.

@@ -1,4 +1,4 @@
-"""`tilework generate`: one picture, without a server."""
+"""`tilework generate`: one picture or video, without a server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,20 +15,25 @@ from tilework.cli.console import UserError, console, out, print_json, progress, 
 from tilework.cli.models import model_source
 from tilework.cli.options.common import Adapter, AsJson, examples
 from tilework.core.model import ModelInfo, ModelSource
-from tilework.core.wire import Spec
+from tilework.core.wire import Image, Spec
+
+if TYPE_CHECKING:
+    from tilework.server.schema.image_request import FileFormat
 
 EXAMPLE = examples(
     'tilework generate "a red circle on a blue background" -o out.png',
+    'tilework generate "a lighthouse" --model ./wan2.1 -o out.mp4',
 )
-FORMATS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp"}
+FORMATS: dict[str, FileFormat] = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp", ".mp4": "mp4"}
 
 
 def command(
     prompt: Annotated[str, typer.Argument(help="What to draw.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="File to write: png, jpg or webp.")] = Path("out.png"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="File: png, jpg, webp, or mp4.")] = Path("out.png"),
     model: Annotated[str, typer.Option(help="shapes, a diffusers directory, or a hub id.")] = "shapes",
     adapter: Adapter = None,
     size: Annotated[str | None, typer.Option(help="WIDTHxHEIGHT in pixels; default: the model's.")] = None,
+    frames: Annotated[int | None, typer.Option(help="Frames of a clip; default: the model's.")] = None,
     steps: Annotated[int | None, typer.Option(help="Denoising steps; default: the model's.")] = None,
     guidance: Annotated[float | None, typer.Option(help="Guidance scale; default: the model's.")] = None,
     negative: Annotated[str, typer.Option(help="What not to draw.")] = "",
@@ -38,7 +43,10 @@ def command(
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 2,
     json: AsJson = False,
 ) -> None:
-    """Draw one picture in this process: no server, and no network if the model is local."""
+    """Draw one picture or video in this process: no server, and no network if the model is local.
+
+    Of a clip a picture shows the first frame.
+    """
     require_serve_extra()
     output_format = FORMATS.get(output.suffix.lower())
     if output_format is None:
@@ -49,13 +57,13 @@ def command(
     fields: dict[str, object] = {
         "prompt": prompt,
         "size": size,
+        "num_frames": frames,
         "num_inference_steps": steps,
         "guidance_scale": guidance,
         "negative_prompt": negative,
         "seed": seed,
-        "output_format": output_format,
     }
-    seconds, spec = _generate(source, fields, output, quiet=json)
+    seconds, spec = _generate(source, fields, output, output_format, quiet=json)
     if json:
         print_json(
             {"path": str(output), "width": spec.width, "height": spec.height, "seed": spec.seed, "seconds": seconds}
@@ -64,7 +72,9 @@ def command(
         out.print(f"{output}: {spec.width}x{spec.height}, {spec.steps} steps, seed {spec.seed}, {seconds:.2f} s")
 
 
-def _generate(source: ModelSource, fields: dict[str, object], output: Path, quiet: bool) -> tuple[float, Spec]:
+def _generate(
+    source: ModelSource, fields: dict[str, object], output: Path, output_format: FileFormat, quiet: bool
+) -> tuple[float, Spec]:
     """Load, draw and write; returns the seconds that drawing took, and what was drawn, in the size that came out."""
     with console.status(f"loading {source.path}"):
         from tilework.pipelines.draw import draw
@@ -79,28 +89,40 @@ def _generate(source: ModelSource, fields: dict[str, object], output: Path, quie
             family = load(source)
         except ModelError as error:
             raise UserError(error) from error
-    spec = _spec(fields, family.info)
+    spec = _spec(fields, family.info, is_video=output_format == "mp4")
     started_s = time.monotonic()
     with progress(quiet) as bar:
         task = bar.add_task("denoising", total=spec.steps)
         image = draw(family, spec, lambda steps_done: bar.update(task, completed=steps_done))
     seconds = time.monotonic() - started_s
-    from tilework.server.calls.encode import encode
-
-    output.write_bytes(encode(image, str(fields["output_format"]), 90))  # type: ignore[arg-type]
+    output.write_bytes(_file(image, spec, output_format))
     return seconds, replace(spec, height=image.height, width=image.width)
 
 
-def _spec(fields: dict[str, object], info: ModelInfo) -> Spec:
+def _file(image: Image, spec: Spec, output_format: FileFormat) -> bytes:
+    if spec.video is None:
+        from tilework.server.calls.encode import encode
+
+        return encode(image, output_format, 90)
+    import torch
+
+    from tilework.pipelines.video.export import video_file
+
+    frames = torch.frombuffer(bytearray(image.pixels), dtype=torch.uint8)
+    return video_file(frames.reshape(image.frames, image.height, image.width, 3), spec.video).content
+
+
+def _spec(fields: dict[str, object], info: ModelInfo, *, is_video: bool = False) -> Spec:
     """Check the values as the server would."""
     from tilework.server.calls.errors import CallError
     from tilework.server.calls.parsing.image_call import image_call
     from tilework.server.calls.parsing.specs import Rules
+    from tilework.server.calls.parsing.video_format import AskedVideo
     from tilework.server.config import ServerConfig
     from tilework.server.tenants import Tenant, Tenants
 
     rules = Rules(info=info, config=ServerConfig(), tenants=Tenants(), tenant=Tenant(), now=datetime.now(UTC))
     try:
-        return image_call(fields, rules, Random()).specs[0]
+        return image_call(fields, rules, Random(), video=AskedVideo() if is_video else None).specs[0]
     except CallError as error:
         raise UserError(error.message) from error

@@ -7,12 +7,22 @@ from pathlib import Path
 
 from tilework.cli.console import UserError, user_errors
 from tilework.control.decisions import describe_all, steps_of
-from tilework.control.history import History, LostWork, PastLoad, PastRead, PastRequest, PastWork
+from tilework.control.history import History, LostWork, PastLoad, PastPlacement, PastRead, PastRequest, PastWork
 from tilework.core.request import Request, Status
 from tilework.core.time import s_from_ns
 from tilework.formats.json_lines import RequestId
 from tilework.formats.schedule import DROPPED
-from tilework.report.chart import OPEN, Chart, ChartDecision, ChartLoad, ChartRequest, ChartWork, Outage, by_arrival
+from tilework.report.chart import (
+    OPEN,
+    Chart,
+    ChartDecision,
+    ChartLoad,
+    ChartPlacement,
+    ChartRequest,
+    ChartWork,
+    Outage,
+    by_arrival,
+)
 from tilework.report.perfetto import write_trace
 from tilework.report.timeline import draw_timeline
 from tilework.report.timeline_html import write_page
@@ -47,6 +57,7 @@ def chart_of_history(history: History, ids: Mapping[str, RequestId] | None = Non
         requests=by_arrival(_request(past, names[past.request.uid]) for past in history.requests),
         outages=_outages(history),
         loads=(*map(_load, history.loads), *(_read(past, nodes) for past in history.reads)),
+        placements=tuple(map(_placement, history.placements)),
         nodes=nodes,
     )
 
@@ -110,6 +121,11 @@ def _read(past: PastRead, nodes: Mapping[int, int]) -> ChartLoad:
         end_s=s_from_ns(past.end_ns),
         is_read_ahead=True,
     )
+
+
+def _placement(past: PastPlacement) -> ChartPlacement:
+    names = {device_id: name for group, name in past.placement.groups for device_id in group}
+    return ChartPlacement(at_s=s_from_ns(past.at_ns), names=names, why=past.placement.why)
 
 
 def _outages(history: History) -> tuple[Outage, ...]:

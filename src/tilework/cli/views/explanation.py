@@ -13,6 +13,7 @@ from tilework.control.history import History, PastRequest, PastWork
 from tilework.core.actions import DropToBestEffort, MoveState, Reject
 from tilework.core.request import Status
 from tilework.core.time import s_from_ns
+from tilework.core.work import NewPlacement
 
 MOST_LATE = 10
 
@@ -88,8 +89,20 @@ def summary_document(history: History) -> dict[str, Any]:
             for change in history.devices
             if not change.is_up
         ],
+        "placements": [
+            {"at_s": _seconds(past.at_ns), "groups": _groups(past.placement), "why": past.placement.why}
+            for past in history.placements
+        ],
         "latest": [_late(history, past) for past in _latest(requests)],
     }
+
+
+def _groups(placement: NewPlacement) -> dict[str, list[int]]:
+    """The devices by what they are for."""
+    found: dict[str, list[int]] = {}
+    for group, name in placement.groups:
+        found.setdefault(name, []).extend(group)
+    return found
 
 
 def _outcome(past: PastRequest) -> str:

@@ -69,6 +69,9 @@ def print_summary(document: Mapping[str, Any], log: Path) -> None:
     )
     for lost in document["lost_devices"]:
         print_line(f"device {lost['device_id']} was lost at {lost['at_s']:.3f} s: {lost['reason']}")
+    for placed in document["placements"]:
+        groups = ", ".join(f"{name} on {devices_text(tuple(group))}" for name, group in placed["groups"].items())
+        print_line(f"placement from {placed['at_s']:.3f} s on: {groups}: {placed['why']}")
     if document["latest"]:
         out.print(_latest_table(document["latest"]))
         uid = document["latest"][0]["uid"]

@@ -73,4 +73,4 @@ def is_cut_off(report: Ended) -> bool:
 
 def _steps_kept(report: Ended) -> int:
     """The steps whose result is serialized. A device that was done when the leader was lost has written no blob."""
-    return report.steps_done if report.blobs or report.images else 0
+    return report.steps_done if report.blobs or report.images or report.files else 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from tilework.core.graph.itinerary import Itinerary
-from tilework.core.graph.stage import DeviceKind, Stage, StageSpec, StepShare
+from tilework.core.graph.stage import DeviceKind, ResultKind, Stage, StageSpec, StepShare
 from tilework.core.lora import UsedLora
 
 _MAX_CACHED = 1024
@@ -23,7 +23,7 @@ class Graph:
     """The stages of a pipeline as a directed acyclic graph: a stage comes after those that write its inputs.
 
     `specs` are in any order; `stages` are in an order in which they can run, that of `specs` where it is free, and
-    `stepped` those of them that have steps. The outputs of the last one are the result.
+    `stepped` those of them that have steps. The outputs of the last one on a request's way are its result.
 
     Raises:
         BadGraph: a name is used twice, inputs form a circle, or it is unclear which stage comes last.
@@ -54,17 +54,28 @@ class Graph:
                 return stage
         raise KeyError(name)
 
-    def itinerary(self, steps: int, loras: Mapping[UsedLora, frozenset[str]] = _NONE) -> Itinerary:
+    def makes(self, result: ResultKind) -> bool:
+        """Whether its requests may ask for this kind of result."""
+        return result is ResultKind.PIXELS or any(stage.spec.result is result for stage in self.stages)
+
+    def itinerary(
+        self,
+        steps: int,
+        loras: Mapping[UsedLora, frozenset[str]] = _NONE,
+        result: ResultKind = ResultKind.PIXELS,
+    ) -> Itinerary:
         """The way of a request of this number of steps. The same object every time, as far as they are kept.
 
-        `loras` are those that it uses, each with the components that it changes.
+        `loras` are those that it uses, each with the components that it changes. Stages that make another kind of
+        result than `result` are not on it.
         """
-        key = steps, *loras.items()  # Tables share graphs, and one name may change other components in each.
+        key = steps, result, *loras.items()  # Tables share graphs, and one name may change other components in each.
         known = self._itineraries.get(key)
         if known is None:
             if len(self._itineraries) >= _MAX_CACHED:  # Clients choose the steps, and the scales of LoRAs.
                 self._itineraries.clear()
-            stages = [_with_loras(stage, loras) for stage in self.stages] if loras else self.stages
+            stages = [stage for stage in self.stages if stage.spec.result in (None, result)]
+            stages = [_with_loras(stage, loras) for stage in stages] if loras else stages
             parts = [(stage, 1 if stage.spec.steps is None else stage.spec.steps.of(steps)) for stage in stages]
             known = self._itineraries[key] = Itinerary(parts)
         return known
@@ -114,6 +125,19 @@ def _check(specs: Sequence[StageSpec]) -> None:
                 f"device_kind of {spec.name!r} is 'cpu', and a CPU slot runs a stage at once, alone, for one request; "
                 "leave out steps, degrees and batchable, or device_kind"
             )
+    _check_results(specs)
+
+
+def _check_results(specs: Sequence[StageSpec]) -> None:
+    """Raise BadGraph for a stage that reads what only requests for another kind of result have."""
+    made_for = {output: spec.result for spec in specs for output in spec.outputs if spec.result is not None}
+    for spec in specs:
+        for name in spec.inputs:
+            if made_for.get(name, spec.result) is not spec.result:
+                raise BadGraph(
+                    f"{spec.name!r} reads {name!r}, which only requests for a {made_for[name].value} have; give it the"
+                    " same result, or leave out that of the stage before it"
+                )
 
 
 def _sorted(specs: Sequence[StageSpec]) -> list[StageSpec]:
@@ -175,6 +199,10 @@ def _parse_spec(document: object) -> StageSpec:
     if kind not in kinds:
         raise BadGraph(f"{place}: device_kind is {kind!r}; expected {' or '.join(map(repr, kinds))}")
     values["device_kind"] = DeviceKind(kind)
+    results, result = [one.value for one in ResultKind], values.get("result")
+    if result is not None and result not in results:
+        raise BadGraph(f"{place}: result is {result!r}; expected {' or '.join(map(repr, results))}, or null")
+    values["result"] = None if result is None else ResultKind(result)
     if values.get("steps") is not None:
         values["steps"] = _parse_steps(f"{place}: steps", values["steps"])
     return StageSpec(**values)

@@ -20,6 +20,13 @@ class DeviceKind(StrEnum):
     CPU = "cpu"
 
 
+class ResultKind(StrEnum):
+    """What a request is for: the pixels of its frames, or a file with a video of them."""
+
+    PIXELS = "pixels"
+    VIDEO = "video"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepShare:
     """Which of a request's steps a stage makes: those from the share `first` to the share `last`, or always `count`.
@@ -52,6 +59,7 @@ class StageSpec:
         sliceable: whether it can run in slices, which takes less memory and more time.
         previews: the stage that draws previews between its steps; empty if there are none.
         device_kind: what runs it. A stage on a CPU slot has no steps, and one slot runs it for one request at a time.
+        result: the kind of result that it makes; only requests for this kind have it on their way. None: all have it.
     """
 
     name: str
@@ -65,6 +73,7 @@ class StageSpec:
     sliceable: bool = False
     previews: str = ""
     device_kind: DeviceKind = DeviceKind.ACCELERATOR
+    result: ResultKind | None = None
 
     def takes(self, shapes: Sequence[Shape]) -> bool:
         """Whether a run of it may be for outputs of these shapes together."""

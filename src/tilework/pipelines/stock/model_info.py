@@ -22,10 +22,12 @@ from tilework.pipelines.components import ComponentGroups, denoisers_of
 from tilework.pipelines.defaults import Defaults, resolve
 from tilework.pipelines.errors import UnsupportedModel
 from tilework.pipelines.stock.component_calls import config_of
+from tilework.pipelines.stock.frame_rates import frame_rate
 from tilework.pipelines.stock.limits import Limits
 from tilework.pipelines.stock.modular import steps_left
 from tilework.pipelines.stock.shared_calls import can_share_decoder
 from tilework.pipelines.stock.stock_arguments import GUIDANCE, StockArguments
+from tilework.pipelines.video.export import EXPORT
 
 _STEPS = 50
 STRENGTH = "strength"
@@ -83,7 +85,11 @@ def describe(
         max_frames=defaults.max_frames,
         frame_multiple=limits.frame_multiple,
         frames_of=limits.frames_of,
-        stages=_stages(pipeline, max_degree, batchable, bool(limits.pictures())),
+        default_fps=frame_rate(pipeline, arguments) if limits.frames > 1 else 0.0,
+        stages=(
+            *_stages(pipeline, max_degree, batchable, bool(limits.pictures())),
+            *((EXPORT,) if limits.frames > 1 else ()),
+        ),
     )
 
 

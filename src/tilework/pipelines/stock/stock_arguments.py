@@ -20,6 +20,8 @@ REQUIRED = inspect.Parameter.empty
 GUIDANCE = "guidance_scale"
 FRAMES = ("num_frames", "frames", "video_length")
 """Names for the number of frames of a clip; a call has one of them at most."""
+FRAME_RATES = ("frame_rate", "fps")
+"""Names for how many of them there are in a second, in calls whose models are told."""
 _PICTURES = (
     PictureInput(name="image"),
     PictureInput(name="mask_image", is_mask=True),
@@ -67,6 +69,11 @@ class StockArguments:
         """Which of FRAMES it has."""
         return next((name for name in FRAMES if name in self.defaults), None)
 
+    @property
+    def frame_rate(self) -> str | None:
+        """Which of FRAME_RATES it has."""
+        return next((name for name in FRAME_RATES if name in self.defaults), None)
+
     def pictures(self, most_frames: int = 1) -> tuple[PictureInput, ...]:
         """The arguments that are pictures; a clip has `most_frames` at most.
 
@@ -110,6 +117,7 @@ class StockArguments:
             self.frames or "": spec.frames,
             "num_inference_steps": spec.whole_steps or spec.steps,
             GUIDANCE: spec.guidance_scale if self.takes_scale else None,
+            self.frame_rate or "": None if spec.video is None else _whole(spec.video.fps),
             "output_type": "pil",
         }
         kept = {name: value for name, value in given.items() if name in self.defaults and value is not None}
@@ -121,6 +129,11 @@ class StockArguments:
         kept |= self.of_area(spec.height * spec.width)
         kept["generator"] = generator
         return kept
+
+
+def _whole(rate: float) -> int | float:
+    """As an integer if it is one: so some calls want it."""
+    return int(rate) if rate.is_integer() else rate
 
 
 def _classic(pipeline: Any) -> Mapping[str, Any]:

@@ -22,7 +22,7 @@ from tilework.core.comm import Comm
 from tilework.core.graph.stage import StageSpec
 from tilework.core.model import ModelInfo
 from tilework.core.packing import Pack
-from tilework.core.wire import Image, Spec
+from tilework.core.wire import File, Image, Spec
 from tilework.pipelines import slices
 from tilework.pipelines.arguments import GENERATOR_DEVICE
 from tilework.pipelines.components import denoisers_of, modules_of
@@ -39,6 +39,7 @@ from tilework.pipelines.stock.modular import GUIDER, hide_progress
 from tilework.pipelines.stock.shared_calls import can_share, finish_together, iterate_together
 from tilework.pipelines.stock.stock_arguments import GUIDANCE, StockArguments
 from tilework.pipelines.stock.walk import Mark, Walk
+from tilework.pipelines.video.export import EXPORT, exported, exported_file
 
 ENCODED = "encoded"
 
@@ -118,7 +119,9 @@ class StockPipeline:
 
     @torch.no_grad()
     def run(self, stage: str, specs: Sequence[Spec], values: Sequence[Values], sliced: bool = False) -> list[Values]:
-        before, after = self._graph.stages[0].name, self._graph.stages[-1].name
+        if stage == EXPORT.name:
+            return [exported(spec, one) for spec, one in zip(specs, values, strict=True)]
+        before, after = self._graph.stages[0].name, self._graph.stages[2].name
         assert stage in (before, after)
         if stage == before:
             return [self._encode(spec) for spec in specs]
@@ -214,6 +217,9 @@ class StockPipeline:
         picture: Tensor = values[self._written(2)]
         frames, rows, columns, _ = picture.shape
         return Image(height=rows, width=columns, pixels=picture.cpu().numpy().tobytes(), frames=frames)
+
+    def file(self, spec: Spec, values: Values) -> File:
+        return exported_file(values)
 
     def _begin(self, spec: Spec) -> Walk:
         generator = torch.Generator(str(spec.arguments.get(GENERATOR_DEVICE, "cpu"))).manual_seed(spec.seed)

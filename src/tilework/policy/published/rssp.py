@@ -12,7 +12,7 @@ from tilework.core.time import NS_PER_MS
 from tilework.core.work import Plan
 from tilework.policy.registry import policy
 from tilework.policy.toolkit.degrees import efficient_degree
-from tilework.policy.toolkit.demand import demand_at, step_speeds
+from tilework.policy.toolkit.demand import Speed, demand_at, step_speeds
 from tilework.policy.toolkit.elastic_groups import DevicePool, Placement
 from tilework.policy.toolkit.order import ArrivalOrdered
 from tilework.policy.toolkit.wording import devices_text
@@ -34,7 +34,7 @@ class ResolutionDegrees(ArrivalOrdered):
     chunk_ns: int = 200 * NS_PER_MS
 
     def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
-        return (efficient_degree(step_speeds(request, costs)),)
+        return (self._degree(step_speeds(request, costs)),)
 
     def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
         (degree,) = self.degrees(request, costs)
@@ -48,7 +48,7 @@ class ResolutionDegrees(ArrivalOrdered):
         for task in sorted(pool.tasks(), key=lambda task: not task.job.last_devices):  # A job keeps the group it has.
             if not pool.is_ready(task):
                 continue
-            degree = efficient_degree(task.group_speeds)
+            degree = self._degree(task.group_speeds)
             group = pool.allocator.take(degree, task.job.last_devices)
             if group is None:
                 break
@@ -56,3 +56,6 @@ class ResolutionDegrees(ArrivalOrdered):
             why = f"keeps its {devices}" if has_group else f"has waited longest; its best degree is {degree}"
             placements.append(Placement(task, group, why))
         return pool.plan(placements)
+
+    def _degree(self, speeds: Sequence[Speed]) -> int:
+        return efficient_degree(speeds)

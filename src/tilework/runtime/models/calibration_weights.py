@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from tilework.core.component import Component, LoadSource, num_bytes
-from tilework.core.lora import Lora, UsedLora
+from tilework.core.lora import UsedLora
 from tilework.core.time import NS_PER_S
 from tilework.core.wire import DropWeights, Loaded, LoadedModel, LoadWeights, WeightsLoaded
 from tilework.runtime.executor import WorkerStartFailed
@@ -21,9 +21,9 @@ class CalibrationWeights:
     """
 
     total_bytes: int | None
-    _components: dict[str, tuple[Component, ...]] = field(default_factory=dict)
-    _loras: dict[str, Mapping[str, Lora]] = field(default_factory=dict)
+    _models: dict[str, LoadedModel] = field(default_factory=dict)
     _held: tuple[Component, ...] = ()
+    _asked_bytes: int = 0
     _read_bytes_per_s: float = 0.0
     _loads_ns: list[int] = field(default_factory=list)
     _sizes: list[int] = field(default_factory=list)
@@ -32,37 +32,46 @@ class CalibrationWeights:
         """The models of the devices.
 
         Raises:
-            WorkerStartFailed: one does not fit into a device.
+            WorkerStartFailed: a stage of one does not fit into a device.
         """
         for model in loaded.models:
-            name, needed = model.info.name, tuple(sorted(set(model.components.values())))
-            if self.total_bytes is not None and num_bytes(needed) > self.total_bytes:
+            stage, size = model.largest_stage()
+            if self.total_bytes is not None and size > self.total_bytes:
                 raise WorkerStartFailed(
-                    f"the weights of {name} are {num_bytes(needed)} bytes, and a device has {self.total_bytes} for "
-                    "weights; give it more (--weights-memory), or choose a dtype of 16 bits"
+                    f"the weights of {model.info.name} for its stage {stage} are {size} bytes, and a device has "
+                    f"{self.total_bytes} for weights; give it more (--weights-memory), or choose a dtype of 16 bits"
                 )
             self.know(model)
-        everything = num_bytes({one for needed in self._components.values() for one in needed})
+        everything = num_bytes({one for model in loaded.models for one in model.components.values()})
         self._read_bytes_per_s = everything * NS_PER_S / loaded.load_ns
 
     def know(self, model: LoadedModel) -> None:
-        """Another model that may be measured; it fits."""
-        name = model.info.name
-        self._components[name] = tuple(sorted(set(model.components.values())))
-        self._loras[name] = model.loras
+        """Another model that may be measured; each of its stages fits."""
+        self._models[model.info.name] = model
 
     def commands(self, model: str, loras: Sequence[UsedLora] = ()) -> Iterator[LoadWeights | DropWeights]:
-        """What a device is told before it measures this model with these LoRAs."""
+        """What a device is told before it measures this model with these LoRAs.
+
+        If it has no room for all stages, it loads the largest one; `by_stage` has what it needs of the others.
+        """
         if self.total_bytes is None:
             return
-        used = [self._loras[model][one.name].component for one in loras]
-        needed = (*self._components.get(model, ()), *(one for one in used if one is not None))
+        stages = self._stages(model, loras)
+        needed = _all(stages)
         if needed == self._held:
             return
         yield from self.last_commands()
         if needed:
-            self._held = needed
-            yield LoadWeights(0, _digests(needed))
+            first = needed if self._has_room(needed) else max(stages.values(), key=num_bytes)
+            self._held, self._asked_bytes = needed, num_bytes(first)
+            yield LoadWeights(0, _digests(first))
+
+    def by_stage(self, model: str, loras: Sequence[UsedLora] = ()) -> dict[str, tuple[str, ...]]:
+        """The digests of what each stage needs, by its name; empty if a device has room for all stages."""
+        stages = self._stages(model, loras)
+        if self._has_room(_all(stages)):
+            return {}
+        return {stage: _digests(needed) for stage, needed in stages.items()}
 
     def last_commands(self) -> Iterator[DropWeights]:
         """What gives back all that was loaded."""
@@ -73,7 +82,7 @@ class CalibrationWeights:
     def loaded(self, report: WeightsLoaded) -> None:
         """A device has loaded what was named last."""
         self._loads_ns.append(report.run_ns)
-        self._sizes.append(num_bytes(self._held))
+        self._sizes.append(self._asked_bytes)
 
     def speeds(self) -> dict[LoadSource, float]:
         """Bytes per second, as far as loads were seen: of the copies on the host, and of directories at the start."""
@@ -82,6 +91,17 @@ class CalibrationWeights:
         speeds = [size * NS_PER_S / max(1, run_ns) for size, run_ns in zip(self._sizes, self._loads_ns, strict=True)]
         host = median(speeds)
         return {LoadSource.HOST: host, LoadSource.DISK: min(host, self._read_bytes_per_s)}
+
+    def _stages(self, model: str, loras: Sequence[UsedLora]) -> Mapping[str, tuple[Component, ...]]:
+        return self._models[model].needed([one.name for one in loras])
+
+    def _has_room(self, needed: Sequence[Component]) -> bool:
+        return self.total_bytes is None or num_bytes(needed) <= self.total_bytes
+
+
+def _all(stages: Mapping[str, tuple[Component, ...]]) -> tuple[Component, ...]:
+    """What all stages need, each once, sorted."""
+    return tuple(sorted({one for needed in stages.values() for one in needed}))
 
 
 def _digests(components: Sequence[Component]) -> tuple[str, ...]:

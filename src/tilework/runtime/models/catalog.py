@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from tilework.control.controller import Controller
-from tilework.core.component import num_bytes
 from tilework.core.events import Event, ModelRemoved, ModelServed
 from tilework.core.lora import Lora
 from tilework.core.model import LoraSource, ModelInfo, ModelSource, NewModel
@@ -155,8 +154,6 @@ class Catalog:
         self.handle(ModelServed(json.dumps(table_json(part))))
 
     def _check_on_demand(self, what: str) -> None:
-        if self.executor.num_slots:
-            raise ModelRefused(f"{what} cannot come or go beside CPU slots; name it when the server is started")
         if self.executor.weights_bytes is None:
             raise ModelRefused(
                 f"{what} comes and goes where weights are loaded when requests need them; start the server with "
@@ -168,6 +165,8 @@ class Catalog:
             raise ModelRefused(name_taken(name))
 
     def _check_room(self, model: LoadedModel) -> None:
-        size, room = num_bytes(set(model.components.values())), self.executor.weights_bytes
+        (stage, size), room = model.largest_stage(), self.executor.weights_bytes
         if room is not None and size > room:
-            raise ModelRefused(f"its weights are {size} bytes, and a device has {room} for weights")
+            raise ModelRefused(
+                f"the weights of its stage {stage} are {size} bytes, and a device has {room} for weights"
+            )

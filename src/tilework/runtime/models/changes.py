@@ -33,7 +33,7 @@ _READER = -1  # In place of a device: a process that serves none.
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ModelChanges:
-    """Tells the workers that are `up` what they serve more or less; one change at a time.
+    """Tells the workers that are `up` what they serve more or less; one change at a time. CPU `slots` use no LoRAs.
 
     A process of its own reads a further model and leaves a skeleton of it in `directory`, so that workers take it over
     between two works.
@@ -43,6 +43,7 @@ class ModelChanges:
     timeout_s: float
     grace_s: float
     up: Callable[[], Sequence[int]]
+    slots: Callable[[], Collection[int]]
     send: Callable[[int, Command], None]
     _skeletons: dict[str, Path] = field(default_factory=dict)
     _answers: dict[int, asyncio.Future[Report | None]] = field(default_factory=dict)
@@ -79,7 +80,7 @@ class ModelChanges:
 
     async def add(self, source: ModelSource) -> None:
         """Let workers serve a model that was read. Raises ModelRefused."""
-        answers = await self._ask(AddModel(source, str(self._skeletons[source.name])))
+        answers = await self._ask(AddModel(source, str(self._skeletons[source.name])), self.up())
         self._skeletons.pop(source.name).unlink()
         errors = [one.error for one in answers if isinstance(one, ModelAdded) and one.error]
         if errors:
@@ -94,7 +95,8 @@ class ModelChanges:
 
     async def add_lora(self, model: str, lora: LoraSource) -> Lora:
         """Let requests for a model use another LoRA. Raises ModelRefused."""
-        answers = [one for one in await self._ask(AddLora(model, lora)) if isinstance(one, LoraAdded)]
+        devices = [device_id for device_id in self.up() if device_id not in self.slots()]
+        answers = [one for one in await self._ask(AddLora(model, lora), devices) if isinstance(one, LoraAdded)]
         found = [one.lora for one in answers if one.lora is not None]
         if not found or any(one.error for one in answers):
             self.tell(RemoveLora(model, lora.name))
@@ -115,10 +117,11 @@ class ModelChanges:
         if device_id in self._answers and not self._answers[device_id].done():
             self._answers[device_id].set_result(None)
 
-    async def _ask(self, command: Command) -> list[Report]:
-        """The answers of all workers, without those that are lost meanwhile."""
+    async def _ask(self, command: Command, devices: Sequence[int]) -> list[Report]:
+        """The answers of these workers, without those that are lost meanwhile."""
         loop = asyncio.get_running_loop()
-        self._answers = {device_id: loop.create_future() for device_id in self.up()}
-        self.tell(command)
+        self._answers = {device_id: loop.create_future() for device_id in devices}
+        for device_id in devices:
+            self.send(device_id, command)
         answers = await asyncio.gather(*self._answers.values())
         return [one for one in answers if one is not None]

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from tilework.core.component import num_bytes
 from tilework.core.cost_row import CostRow
 from tilework.core.lora import Lora
 from tilework.core.model import ModelInfo
@@ -99,9 +98,9 @@ class Measuring:
     async def _measured_loras(self, model: LoadedModel) -> Mapping[str, Lora]:
         """The LoRAs of a model. How much longer steps take is measured with the largest one."""
         name = max(model.loras, key=lambda one: (_size(model.loras[one]), one))
-        total, limit = num_bytes(set(model.components.values())), self.executor.weights_bytes
-        if limit is not None and total + _size(model.loras[name]) > limit:
-            return model.loras  # They do not fit in together, so no request will use it.
+        limit = self.executor.weights_bytes
+        if limit is not None and model.largest_stage((name,))[1] > limit:
+            return model.loras  # It does not fit in beside the stage that it changes, so no request will use it.
         self.show(f"{model.info.name}: measuring what a LoRA costs")
         slowdown = await lora_slowdown(ModelMeasurer(self.executor, model.info.name), model.info, name)
         return {one: replace(lora, slowdown=slowdown) for one, lora in model.loras.items()}

@@ -24,6 +24,8 @@ from tilework.server.api.openapi import install_openapi
 from tilework.server.api.probe_routes import add_probe_routes
 from tilework.server.api.request_routes import add_request_routes
 from tilework.server.api.requests import RequestService
+from tilework.server.api.video_routes import add_video_routes
+from tilework.server.api.videos import VideoService
 from tilework.server.calls.encode import Threads
 from tilework.server.calls.finish import Finisher
 from tilework.server.calls.journal import CallJournal
@@ -136,6 +138,7 @@ def _add_routes(app: FastAPI, images: ImageService, readiness: Readiness) -> Non
         threads=images.threads,
     )
     add_image_routes(app, images, requests)
+    add_video_routes(app, VideoService(images=images, requests=requests))
     add_chat_route(app, ChatService(images=images))
     add_request_routes(app, requests)
     card = add_model_routes(app, images, readiness, created=int(time.time()))

@@ -9,10 +9,12 @@ from fastapi import Request
 
 from tilework.server.calls.encode import Threads
 from tilework.server.calls.idempotency import Key, idempotency_key
-from tilework.server.calls.parsing.chat_call import Fields, chat_fields
+from tilework.server.calls.parsing.chat_call import chat_fields
+from tilework.server.calls.parsing.fields import Fields
 from tilework.server.calls.parsing.form import form_fields
 from tilework.server.calls.parsing.image_call import StreamOf
 from tilework.server.calls.parsing.pictures import NO_PICTURES, GivenPicture, Pictures, decoded, reject_edits
+from tilework.server.calls.parsing.video_call import video_fields
 from tilework.server.calls.served_models import ServedModels
 from tilework.server.config import ServerConfig
 from tilework.server.http.body import FORM, JSON, BodyLimits, BodyPlace, BodyRoom, media_type, read_form, read_json
@@ -22,10 +24,13 @@ from tilework.server.tenants import Tenant
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """What a route's body looks like: JSON, on a route that `is_edit` also a form, and its fields."""
+    """What a route's body looks like: JSON, or also a form (`takes_forms`), and its fields. One that `is_edit` needs a
+    picture.
+    """
 
     fields: Callable[[Mapping[str, object]], Fields]
     is_edit: bool = False
+    takes_forms: bool = False
 
     @property
     def stream_of(self) -> StreamOf:
@@ -37,8 +42,9 @@ def _as_they_are(body: Mapping[str, object]) -> Fields:
 
 
 IMAGES = Route(fields=_as_they_are)
-EDITS = Route(fields=_as_they_are, is_edit=True)
+EDITS = Route(fields=_as_they_are, is_edit=True, takes_forms=True)
 CHATS = Route(fields=chat_fields)
+VIDEOS = Route(fields=video_fields, takes_forms=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +70,7 @@ class Bodies:
             reject_edits(models.default)  # Before the pictures are read.
         max_bytes = self.config.max_input_bytes if models.takes_pictures else self.config.max_body_bytes
         limits = BodyLimits(max_bytes=max_bytes, timeout_s=self.config.read_timeout_s, place=place)
-        if not route.is_edit:
+        if not route.takes_forms:
             return await read_json(http, limits)
         if media_type(http) == FORM:
             form = await read_form(http, limits)

@@ -11,6 +11,7 @@ from fastapi.responses import Response
 from tilework.server.api.bodies import CHATS
 from tilework.server.api.images import ImageService
 from tilework.server.calls.call import Finished
+from tilework.server.calls.timeline import stage_durations
 from tilework.server.schema.answers import ChatChoice, ChatCompletion, ChatMessage, ImagePart, ImageUrl, RequestTimeline
 
 
@@ -44,10 +45,7 @@ def _answer_json(finished: Finished, model: str) -> bytes:
 
 
 def image_part(file: bytes, timeline: RequestTimeline, media_type: str, frame: int | None = None) -> ImagePart:
-    """A picture in a message; the duration of a stage adds up its pieces."""
-    durations_s: dict[str, float] = {}
-    for segment in timeline.segments:
-        before_s = durations_s.get(segment.stage, 0.0)
-        durations_s[segment.stage] = round(before_s + segment.end_s - segment.start_s, 6)
+    """A picture in a message."""
+    durations_s = stage_durations(timeline)
     url = f"data:{media_type};base64,{base64.b64encode(file).decode('ascii')}"
     return ImagePart(image_url=ImageUrl(url=url), frame=frame, stage_durations=durations_s, tilework=timeline)

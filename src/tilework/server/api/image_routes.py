@@ -18,6 +18,7 @@ from tilework.server.api.openapi import (
     IDEMPOTENCY_KEY,
     IMAGE_BODY,
     PREFER,
+    RANGE,
     errors,
     files,
     good,
@@ -75,7 +76,8 @@ def add_image_routes(app: FastAPI, images: ImageService, requests: RequestServic
         "/v1/images/{uid}/content",
         tags=["images"],
         response_class=Response,
-        responses={200: files("The file"), **errors(400, 401, 404, 409, 410, 504)},
+        responses={200: files("The file"), 206: files("A part of it"), **errors(400, 401, 404, 409, 410, 416, 504)},
+        openapi_extra={"parameters": [RANGE]},
     )
     async def image_content(uid: ImageUid, http: Request, frame: Frame = 0) -> Response:
         """The file of an image, or of one frame of a clip; `uid` is the image's own."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 from fastapi import Request
 from fastapi.responses import Response
@@ -41,6 +41,7 @@ from tilework.server.http.sse import EventStream, event
 from tilework.server.metrics.metrics import Metrics
 from tilework.server.models_file import ModelEntry
 from tilework.server.schema.answers import ImageData, ImagesResponse
+from tilework.server.schema.image_request import OutputFormat
 from tilework.server.tenants import Tenant, Tenants
 
 REPLAYED = {"Idempotent-Replayed": "true"}
@@ -118,6 +119,7 @@ class ImageService:
             return Entry(call=known, is_replay=True)
         with self._counting_mistakes():
             more: Any = {"pictures": pictures, "slo_ms": asked.slo_ms, "stream_of": route.stream_of}
+            more["video"] = asked.video
             ask = image_call(fields, self._rules(tenant, info), self.rng, **more)
         return Entry(call=self.submitter.submit(ask, tenant, key), is_replay=False)
 
@@ -232,7 +234,7 @@ def _answer_json(finished: Finished, base: str) -> bytes:
     answer = ImagesResponse(
         created=int(finished.arrived_s),
         data=data,
-        output_format=ask.output_format,
+        output_format=cast(OutputFormat, ask.output_format),  # Videos have another answer.
         size=size_text(ask.specs[0].shape),
     )
     return json.dumps(answer.model_dump(mode="python")).encode("ascii")

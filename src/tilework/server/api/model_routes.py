@@ -7,6 +7,7 @@ from typing import Annotated
 
 from fastapi import FastAPI, Path
 
+from tilework.core.graph.stage import ResultKind
 from tilework.core.model import ModelInfo, PictureInput
 from tilework.pipelines.support.record import limits_of
 from tilework.server.api.images import ImageService
@@ -95,6 +96,8 @@ def _model_card(info: ModelInfo, images: ImageService, created: int) -> ModelCar
         "default_frames": info.default_frames,
         "max_frames": info.max_frames,
         "frame_multiple": info.frame_multiple,
+        "default_fps": info.default_fps or None,
+        "makes_videos": info.graph.makes(ResultKind.VIDEO),
         "loras": list(info.loras),
         "aliases": images.models.aliases(info.name),
         "default_slo": None if slo is None else str(slo),

@@ -16,6 +16,8 @@ from tilework.server.schema.chat_request import chat_schema
 from tilework.server.schema.edit_request import EXAMPLE as EDIT_EXAMPLE
 from tilework.server.schema.edit_request import edit_form_schema, edit_schema
 from tilework.server.schema.image_request import EXAMPLE, request_schema
+from tilework.server.schema.video_request import EXAMPLE as VIDEO_EXAMPLE
+from tilework.server.schema.video_request import video_form_schema, video_schema
 
 
 def _body(schema: dict[str, Any], example: object) -> dict[str, Any]:
@@ -30,6 +32,8 @@ IMAGE_BODY = _body(request_schema(), EXAMPLE)
 CHAT_BODY = _body(chat_schema(), CHAT_EXAMPLE)
 EDIT_BODY = _body(edit_schema(), EDIT_EXAMPLE)
 EDIT_BODY["requestBody"]["content"]["multipart/form-data"] = {"schema": edit_form_schema()}
+VIDEO_BODY = _body(video_schema(), VIDEO_EXAMPLE)
+VIDEO_BODY["requestBody"]["content"]["multipart/form-data"] = {"schema": video_form_schema()}
 IDEMPOTENCY_KEY = {
     "name": "Idempotency-Key",
     "in": "header",
@@ -44,6 +48,13 @@ PREFER = {
     "schema": {"type": "string"},
     "description": "respond-async answers 202 at once; with wait=N, after at most N seconds.",
 }
+RANGE = {
+    "name": "Range",
+    "in": "header",
+    "required": False,
+    "schema": {"type": "string"},
+    "description": "A part of the file, such as bytes=0-1023 (one part).",
+}
 _EVENT = {  # One event: OpenAPI 3.1 has no word for the stream itself.
     "type": "object",
     "required": ["event", "data"],
@@ -57,6 +68,9 @@ _HEADERS = {
     "Idempotent-Replayed": "true, if an earlier request with the same key started the call",
     "Preference-Applied": "What was taken of Prefer",
     "Location": "Where to ask how the call stands",
+    "Accept-Ranges": "bytes",
+    "Content-Range": "Which part of the file it is",
+    "ETag": "The name of the file's content",
     "Retry-After": "After how many seconds to try again",
 }
 
@@ -87,7 +101,17 @@ def stream(description: str, events: str, *, fields: Mapping[str, object] | None
 
 def files(description: str) -> dict[str, Any]:
     schema = {"schema": {"type": "string", "format": "binary"}, "example": "the bytes of a picture"}
-    return {"description": description, "content": {f"image/{one}": schema for one in ("png", "jpeg", "webp")}}
+    pictures = {f"image/{one}": schema for one in ("png", "jpeg", "webp")}
+    return {"description": description, "content": {**pictures, "video/mp4": schema}}
+
+
+def video_file(description: str, *headers: str) -> dict[str, Any]:
+    content = {"video/mp4": {"schema": {"type": "string", "format": "binary"}, "example": "the bytes of a video"}}
+    return {"description": description, "headers": header_docs(*headers), "content": content}
+
+
+def file_part() -> dict[str, Any]:
+    return video_file("The part of it that Range asks for", "Accept-Ranges", "Content-Range", "ETag")
 
 
 def text(description: str, media_type: str, example: str) -> dict[str, Any]:

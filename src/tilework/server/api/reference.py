@@ -154,7 +154,9 @@ def _command(
         body = json.dumps({**operation["requestBody"]["content"][JSON]["example"], **call.get("fields", {})})
         line += "".join(f" -H {shlex.quote(f'{name}: {value}')}" for name, value in headers.items())
         line += f" \\\n    -d {shlex.quote(body)}"
-    return line + (" -o picture.png" if media_type.startswith("image/") else "")
+    names = {"image": "picture.png", "video": "video.mp4"}
+    kind = media_type.partition("/")[0]
+    return f"{line} -o {names[kind]}" if kind in names else line
 
 
 def _anchor(method: str, path: str) -> str:

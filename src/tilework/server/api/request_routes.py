@@ -8,7 +8,7 @@ from fastapi import FastAPI, Path, Query, Request
 from fastapi.responses import Response
 
 from tilework.server.api.examples import PROGRESS, UID
-from tilework.server.api.openapi import errors, files, good, stream
+from tilework.server.api.openapi import RANGE, errors, files, good, stream
 from tilework.server.api.requests import RequestService
 from tilework.server.schema.answers import Decisions, RequestList, RequestStatus
 
@@ -75,7 +75,8 @@ def _add_result_routes(app: FastAPI, requests: RequestService) -> None:
         "/v1/requests/{uid}/content",
         tags=["requests"],
         response_class=Response,
-        responses={200: files("The file"), **errors(400, 401, 404, 409, 410, 504)},
+        responses={200: files("The file"), 206: files("A part of it"), **errors(400, 401, 404, 409, 410, 416, 504)},
+        openapi_extra={"parameters": [RANGE]},
     )
     async def request_content(uid: Uid, http: Request, index: Index = None, frame: Frame = 0) -> Response:
         """The file of an image: that of `uid`, or number `index` of a call (default 0); of a clip one frame."""

@@ -15,6 +15,7 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from tilework.core.time import s_from_ns
+from tilework.server.api.files import file_answer
 from tilework.server.api.images import on_wire
 from tilework.server.calls.call import Call
 from tilework.server.calls.encode import Threads
@@ -93,7 +94,7 @@ class RequestService:
         assert isinstance(found.entry, Record)
         status = found.entry.status()
         for index in range(len(status.images)):
-            for frame in range(status.frames):
+            for frame in range(status.num_parts):
                 await self.store.delete(stored_name(found.entry.tenant, found.entry.uid, index, frame))
         self.call_registry.release(found.entry)
         return _only(status, found.index)
@@ -128,9 +129,10 @@ class RequestService:
         return EventStream(on_wire(events), keep_alive_s=self.config.keep_alive_s)
 
     async def content(self, uid: str, index: int | None, frame: int, http: Request) -> Response:
-        """The file of an image, or of a frame of a clip.
+        """The file of an image, of a frame of a clip, or of a video; or a part of it.
 
         Raises:
+            ApiError: 416, no byte of it is in the part.
             UnknownCall: there is no such image.
             NotDone: it is not done yet.
             PicturesGone: it will not come, or is not kept any more.
@@ -141,16 +143,19 @@ class RequestService:
         entry = self.call_registry.find(uid, tenant_of(http.scope).name, self.engine.now_ns())
         if isinstance(entry, Record) and not is_head(http.scope):
             self.call_registry.mark_fetched(entry, index, frame)
-        if result is None or isinstance(entry, Call):
+        if result is None:
             raise self._no_content(uid, index, frame, entry)
-        return Response(result.content, media_type=result.media_type)
+        if isinstance(entry, Call):
+            result.close()
+            raise self._no_content(uid, index, frame, entry)
+        return await file_answer(result, f"{uid}-{index}.{frame}", http)
 
     def _no_content(self, uid: str, index: int, frame: int, entry: Call | Record | None) -> CallError:
         status = None if entry is None else self._status(entry)
         if status is None or index >= len(status.images):
             return self._unknown(f"{uid}-{index}")
-        if frame >= status.frames:
-            return invalid("frame", frame, f"Give an integer from 0 to {status.frames - 1}.")
+        if frame >= status.num_parts:
+            return invalid("frame", frame, f"Give an integer from 0 to {status.num_parts - 1}.")
         if isinstance(entry, Call):
             return _not_done(entry, status, self.engine.now_ns())
         if status.error is not None:

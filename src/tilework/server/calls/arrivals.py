@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterator
 
 
 class Arrivals:
-    """The uids of a tenant's calls in order of arrival; a page of them costs its own length."""
+    """The uids of a tenant's calls in order of arrival. A walk begins at any of them at once."""
 
     def __init__(self) -> None:
         self._num_added = 0
@@ -22,10 +23,14 @@ class Arrivals:
         del self._order[self._place(uid)]
         del self._numbers[uid]
 
-    def page(self, after: str | None, limit: int) -> list[str]:
-        """At most `limit` uids that came before `after`, newest first."""
-        end = len(self._order) if after is None else self._place(after)
-        return [uid for _, uid in reversed(self._order[max(0, end - limit) : end])]
+    def walk(self, after: str | None, *, newest_first: bool) -> Iterator[str]:
+        """The uids that follow `after` in this direction, or all. No call may come or go meanwhile."""
+        if newest_first:
+            end = len(self._order) if after is None else self._place(after)
+            places = range(end - 1, -1, -1)
+        else:
+            places = range(0 if after is None else self._place(after) + 1, len(self._order))
+        return (self._order[place][1] for place in places)
 
     def _place(self, uid: str) -> int:
         return bisect_left(self._order, (self._numbers[uid], uid))

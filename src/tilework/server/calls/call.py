@@ -17,7 +17,10 @@ from tilework.server.schema.answers import RequestTimeline
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """What became of a call that is done: a timeline of each image and its files, which are the frames of a clip."""
+    """What became of a call that is done: a timeline of each image and its files, which are the frames of a clip.
+
+    A video is one file.
+    """
 
     uid: str
     arrived_s: float
@@ -27,9 +30,9 @@ class Finished:
 
     def parts(self, index: int) -> Iterator[tuple[int | None, bytes]]:
         """The files of an image: each with the number of its frame, which an image that is no clip has not."""
-        frames = self.ask.frames
-        for frame in range(frames):
-            yield None if frames == 1 else frame, self.files[index * frames + frame]
+        num_parts = self.ask.num_parts
+        for part in range(num_parts):
+            yield None if num_parts == 1 else part, self.files[index * num_parts + part]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

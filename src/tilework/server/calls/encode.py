@@ -12,13 +12,13 @@ from typing import ParamSpec, TypeVar
 from PIL import Image as Pillow
 
 from tilework.core.wire import Image
-from tilework.server.schema.image_request import OutputFormat
+from tilework.server.schema.image_request import FileFormat
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def encode(image: Image, output_format: OutputFormat, quality: int, frame: int = 0) -> bytes:
+def encode(image: Image, output_format: FileFormat, quality: int, frame: int = 0) -> bytes:
     """Encode as a file, or one frame of a clip; `quality` (0-100) concerns jpeg and webp only."""
     buffer = io.BytesIO()
     num_bytes = 3 * image.width * image.height
@@ -31,7 +31,7 @@ def encode(image: Image, output_format: OutputFormat, quality: int, frame: int =
     return buffer.getvalue()
 
 
-def encode_base64(image: Image, output_format: OutputFormat, quality: int) -> str:
+def encode_base64(image: Image, output_format: FileFormat, quality: int) -> str:
     """As text; of a clip the first frame."""
     return base64.b64encode(encode(image, output_format, quality)).decode("ascii")
 

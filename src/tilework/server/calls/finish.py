@@ -16,6 +16,7 @@ from tilework.runtime.ticket import Outcome
 from tilework.server.calls.call import Call, Finished
 from tilework.server.calls.encode import Threads, encode
 from tilework.server.calls.errors import CallError, Cancelled, Expired, Failed, NotReady, internal_error, not_ready
+from tilework.server.calls.parsing.image_call import ImageCall
 from tilework.server.calls.records import Record
 from tilework.server.calls.registry import CallRegistry
 from tilework.server.calls.status import call_decisions, call_status
@@ -88,21 +89,26 @@ class Finisher:
 
     async def _finished(self, call: Call, outcomes: list[Outcome]) -> Finished:
         ask = call.ask.without_texts()  # A slow client may hold the answer for long.
-        parts = [
-            self.threads.run(encode, _pixels(outcome), ask.output_format, ask.quality, frame)
-            for outcome in outcomes
-            for frame in range(ask.frames)
-        ]
-        files = await asyncio.gather(*parts)
+        files = [file for outcome in outcomes for file in await self._files(ask, outcome)]
         served = enumerate(zip(call.tickets, outcomes, strict=True))
         timelines = tuple(request_timeline(ask, index, ticket, outcome) for index, (ticket, outcome) in served)
         return Finished(uid=call.uid, arrived_s=call.arrived_s, ask=ask, timelines=timelines, files=tuple(files))
+
+    async def _files(self, ask: ImageCall, outcome: Outcome) -> list[bytes]:
+        """The files of an image; that of a video has come as one."""
+        if outcome.file is not None:
+            return [outcome.file.content]
+        pixels = _pixels(outcome)
+        parts = (
+            self.threads.run(encode, pixels, ask.output_format, ask.quality, frame) for frame in range(ask.num_parts)
+        )
+        return await asyncio.gather(*parts)
 
     async def _keep(self, call: Call, finished: Finished) -> int | CallError:
         """Put the pictures into the store; returns when the first expires, or what it means that one has no place."""
         expire_ns = []
         for number, file in enumerate(finished.files):
-            name = stored_name(call.tenant, call.uid, *divmod(number, finished.ask.frames))
+            name = stored_name(call.tenant, call.uid, *divmod(number, finished.ask.num_parts))
             match await self.store.put(name, file, call.ask.media_type, self.engine.now_ns()):
                 case TooLarge() as answer:
                     return _too_large(answer)
@@ -133,7 +139,7 @@ class Finisher:
         """The pictures that would be lost if the server stopped before they are fetched."""
         if not call.is_detached or self.call_registry.journal.is_durable:
             return set()
-        return {(index, frame) for index in range(len(call.tickets)) for frame in range(call.ask.frames)}
+        return {(index, frame) for index in range(len(call.tickets)) for frame in range(call.ask.num_parts)}
 
 
 def stored_name(tenant: str, call_uid: str, index: int, frame: int = 0) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Sequence
+from itertools import islice
 
 from tilework.server.calls.arrivals import Arrivals
 from tilework.server.calls.call import Call
@@ -149,11 +150,24 @@ class CallRegistry:
             raise reused(key)
         return found
 
-    def latest(self, tenant: str, limit: int, now_ns: int, after: str | None = None) -> list[Call | Record]:
-        """A tenant's calls, newest first; only those that came before `after`, if that is given: one of them."""
+    def latest(
+        self,
+        tenant: str,
+        limit: int,
+        now_ns: int,
+        after: str | None = None,
+        *,
+        newest_first: bool = True,
+        only_videos: bool = False,
+    ) -> list[Call | Record]:
+        """At most `limit` of a tenant's calls in this order; only those behind `after`, if that is given: one of them.
+
+        To find videos alone, it looks at all others between them.
+        """
         self.sweep(now_ns)
-        page = self._arrivals[tenant].page(after, limit)
-        return [self._open.get(uid) or self._ended[uid] for uid in page]
+        walk = self._arrivals[tenant].walk(after, newest_first=newest_first)
+        entries = (self._open.get(uid) or self._ended[uid] for uid in walk)
+        return list(islice((one for one in entries if one.ask.is_video or not only_videos), limit))
 
     def unfetched(self) -> list[tuple[Record, int, int]]:
         """The pictures that a client may still fetch, each as its record and its index and frame there."""
@@ -197,8 +211,14 @@ class CallRegistry:
         if not self._num_open[call.tenant]:
             del self._num_open[call.tenant]
 
+    def remove(self, record: Record) -> None:
+        """Forget a call that has ended."""
+        self._dropped([self._drop(self._ended.pop(record.uid))])
+
     def _drop_oldest(self) -> str:
-        _, record = self._ended.popitem(last=False)
+        return self._drop(self._ended.popitem(last=False)[1])
+
+    def _drop(self, record: Record) -> str:
         self._arrivals[record.tenant].remove(record.uid)
         self._num_bytes -= record.num_bytes
         self._unfetched.discard(record.uid)

@@ -82,7 +82,7 @@ def _image_status(call: Call, index: int, ticket: Ticket, engine: Engine | None)
         queue_s=None if queue_ns is None else round(s_from_ns(queue_ns), 6),
         reason=None if outcome is None else outcome.reason or None,
         timeline=None
-        if outcome is None or outcome.image is None
+        if outcome is None or outcome.status is not Status.DONE
         else request_timeline(call.ask, index, ticket, outcome),
     )
 

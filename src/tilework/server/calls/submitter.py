@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from uuid import uuid4
 
@@ -170,12 +170,13 @@ class CallSubmitter:
         """
         status = record.status()
         files = []
-        frames = record.ask.frames
-        for number in range(len(status.images) * frames):
-            result = await self.store.get(stored_name(record.tenant, record.uid, *divmod(number, frames)), now_ns)
+        num_parts = record.ask.num_parts
+        for number in range(len(status.images) * num_parts):
+            result = await self.store.get(stored_name(record.tenant, record.uid, *divmod(number, num_parts)), now_ns)
             if result is None:
                 raise gone(record.uid, "they made room for newer ones")
-            files.append(result.content)
+            with closing(result):
+                files.append(await result.read())
         timelines = tuple(image.timeline for image in status.images if image.timeline is not None)
         end: asyncio.Future[Finished | CallError] = asyncio.get_running_loop().create_future()
         end.set_result(

@@ -26,6 +26,15 @@ def request_timeline(call: ImageCall, index: int, ticket: Ticket, outcome: Outco
     )
 
 
+def stage_durations(timeline: RequestTimeline) -> dict[str, float]:
+    """Seconds by stage; that of a stage adds up its pieces."""
+    durations_s: dict[str, float] = {}
+    for segment in timeline.segments:
+        before_s = durations_s.get(segment.stage, 0.0)
+        durations_s[segment.stage] = round(before_s + segment.end_s - segment.start_s, 6)
+    return durations_s
+
+
 def _segment(segment: Segment, arrival_ns: int) -> SegmentModel:
     return SegmentModel(
         stage=segment.stage,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from prometheus_client.core import GaugeMetricFamily
@@ -11,6 +11,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 import tilework
+from tilework.core.interfaces import PlacementStatus
 from tilework.core.priority import DEFAULT_CLASSES
 from tilework.core.time import s_from_ns
 from tilework.core.wire import KeptStates
@@ -45,6 +46,8 @@ class Levels(Collector):
         yield _gauge("encode_cache_hits", "Images whose prompt was encoded before, since the start", cache.num_hits)
         yield _gauge("encode_cache_misses", "Images whose prompt was not, since the start", cache.num_misses)
         yield self._by_device("device_memory_bytes", "Memory in use on a device, by any process", usage.memory_bytes)
+        yield self._by_device("weights_free_bytes", "Room for weights on a device", usage.weights_free_bytes)
+        yield from _by_placement(usage.placements)
         yield from self._kept(usage.kept)
         yield from self._resident(usage.pids)
 
@@ -99,6 +102,30 @@ def resident_bytes(pid: int) -> int | None:
     except (OSError, IndexError):  # A process that has just ended has an empty file.
         return None
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _by_placement(placements: Iterable[PlacementStatus]) -> Iterator[Metric]:
+    """What the policy counts for the devices of each placement type in its window."""
+    values: Sequence[tuple[str, str, Callable[[PlacementStatus], float]]] = (
+        ("devices", "Devices that are for a placement type", lambda one: one.num_devices),
+        ("backlog", "Images that wait for devices of a placement type", lambda one: one.backlog),
+        (
+            "completions_per_second",
+            "Images whose stages devices of a placement type have ended, in the policy's window",
+            lambda one: one.completions / s_from_ns(one.window_ns),
+        ),
+        (
+            "busy_ratio",
+            "Share of the policy's window in which devices of a placement type ran these",
+            lambda one: one.busy_ns / (one.window_ns * one.num_devices) if one.num_devices else 0.0,
+        ),
+    )
+    placements = list(placements)
+    for name, text, value in values:
+        family = GaugeMetricFamily(f"tilework_placement_{name}", text, labels=("placement",))
+        for one in placements:
+            family.add_metric((one.name,), value(one))
+        yield family
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

@@ -7,7 +7,7 @@ from prometheus_client import generate_latest
 from tilework.core.component import LoadSource
 from tilework.core.request import RefusalCode, Request
 from tilework.core.time import s_from_ns
-from tilework.core.work import Work
+from tilework.core.work import NewPlacement, Work
 from tilework.runtime.observer import EndedWork, Observer
 from tilework.runtime.ticket import Outcome, Ticket
 from tilework.server.engine_protocol import Engine
@@ -35,6 +35,7 @@ class Metrics(Observer):
         self._loads = meters.counter("weight_loads", "Loads of weights onto a device", "source")
         self._load_s = meters.counter("weight_load_seconds", "Time of devices for loads of weights", "source")
         self._load_bytes = meters.counter("weight_load_bytes", "Weights that devices have loaded", "source")
+        self._placements = meters.counter("placement_changes", "Times that the policy changed what devices are for")
         self._preemptions = meters.counter("preemptions", "Unfinished images that had to wait for others")
         self._previews = meters.counter("previews", "Previews that were drawn")
         self._decision = meters.histogram("decision_seconds", "Time of the controller for an event", DECISION_S)
@@ -84,6 +85,9 @@ class Metrics(Observer):
         self._loads.labels(source).inc()
         self._load_s.labels(source).inc(s_from_ns(run_ns))
         self._load_bytes.labels(source).inc(num_bytes)
+
+    def on_placed(self, placement: NewPlacement) -> None:
+        self._placements.inc()
 
     def on_moved(self, job_id: int) -> None:
         self._moves.inc()

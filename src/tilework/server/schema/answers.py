@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tilework.server.schema.image_request import OutputFormat
+from tilework.server.schema.image_request import FileFormat, OutputFormat
 
 ErrorType = Literal["invalid_request_error", "rate_limit_error", "server_error"]
 State = Literal["queued", "running", "paused", "done", "failed", "cancelled"]
@@ -160,10 +160,15 @@ class RequestStatus(BaseModel):
     eta: str | None
     size: str
     frames: int = Field(1, description="How many frames each clip has; 1 for images")
-    output_format: OutputFormat
+    output_format: FileFormat
     images: list[ImageStatus]
     error: ErrorDetail | None
     expires: str | None = Field(description="Until when its pictures are kept at most, if they are (RFC 3339)")
+
+    @property
+    def num_parts(self) -> int:
+        """How many files each image has: a clip one for each frame, a video one."""
+        return 1 if self.output_format == "mp4" else self.frames
 
 
 class RequestList(BaseModel):

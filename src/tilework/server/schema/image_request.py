@@ -13,6 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from tilework.server.schema.picture_fields import picture_schema
 
 OutputFormat = Literal["png", "jpeg", "webp"]
+FileFormat = Literal["png", "jpeg", "webp", "mp4"]
+"""What a result is kept as: pictures as their clients want them, or a video."""
 
 MAX_SEED = 2**63 - 1
 MAX_IMAGES = 10

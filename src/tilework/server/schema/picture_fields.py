@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 IMAGE, IMAGES, MASK = "image", "images", "mask"
-PICTURE_FIELDS = frozenset({IMAGE, IMAGES, MASK, "mask_image", "control_image", "image_reference"})
+INPUT_REFERENCE = "input_reference"
+PICTURE_FIELDS = frozenset({IMAGE, IMAGES, INPUT_REFERENCE, MASK, "mask_image", "control_image", "image_reference"})
 """Names that mean a picture to every client. A model may have further ones of its own."""
 
 _TEXT = {"type": "string"}

@@ -15,7 +15,7 @@ from tilework.core.wire import AddLora, AddModel, LoraAdded, ModelAdded, ModelCh
 from tilework.pipelines.family import Family
 from tilework.pipelines.lora import InvalidLora
 from tilework.worker.models.loras import WorkerLoras
-from tilework.worker.models.skeleton import take_over
+from tilework.worker.models.skeleton import exporter_of, take_over
 from tilework.worker.models.weights import Weights
 
 _log = logging.getLogger(__name__)
@@ -29,7 +29,8 @@ class Models:
     """Families by the names of their models, all on one device.
 
     Without `weights` their components always lie there; else those that were loaded last, by `components`: the digest
-    and size of each, by model and name. `broken` says of other models why they cannot be served here.
+    and size of each, by model and name. A model that is added to a CPU slot, which is without, needs none. `broken`
+    says of other models why they cannot be served here.
     """
 
     def __init__(
@@ -67,8 +68,10 @@ class Models:
         return None
 
     def _add(self, source: ModelSource, skeleton: Path) -> ModelAdded:
-        assert self._weights is not None, "weights are not loaded on demand"
         try:
+            if self._weights is None:
+                self._families[source.name] = exporter_of(skeleton)
+                return ModelAdded(source.name)
             family, components = take_over(source, skeleton, self._weights, self._loras, self._device)
         except Exception as error:
             _log.exception("%s could not be added", source.path)
@@ -78,11 +81,11 @@ class Models:
         return ModelAdded(name)
 
     def _remove(self, model: str) -> None:
-        assert self._weights is not None, "weights are not loaded on demand"
         self._loras.remove(model)
         family = self._families.pop(model, None)  # None if it could not be added.
-        for module in () if family is None else family.modules.values():
-            self._weights.remove(module)
+        if family is not None and self._weights is not None:
+            for module in family.modules.values():
+                self._weights.remove(module)
         self._components.pop(model, None)
 
     @property

@@ -24,6 +24,7 @@ from tilework.pipelines.components import modules_of
 from tilework.pipelines.errors import UnsupportedModel
 from tilework.pipelines.family import Family
 from tilework.pipelines.loading import family_of, load_component, load_stock
+from tilework.pipelines.video.exporter import Exporter, can_export
 from tilework.worker.models.describe import described
 from tilework.worker.models.loras import WorkerLoras
 from tilework.worker.models.shared_weights import weights_of
@@ -98,3 +99,16 @@ def take_over(
     for one, lora, content in skeleton.loras.values():
         loras.add_known(family.info.name, family, one, lora, content)
     return family, {name: kept.component for name, kept in skeleton.weights.items()}
+
+
+def exporter_of(file: Path) -> Exporter:
+    """What a CPU slot needs of the model of a skeleton.
+
+    Raises:
+        UnsupportedModel: it needs more than to write videos.
+    """
+    skeleton: Skeleton = pickle.loads(file.read_bytes())
+    info = skeleton.model.info
+    if not can_export(info):
+        raise UnsupportedModel(f"a stage of {info.name} on CPU slots needs weights; name it when the server is started")
+    return Exporter(info)

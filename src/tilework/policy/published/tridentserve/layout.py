@@ -114,9 +114,12 @@ class Layout:
 
     def groups(self) -> tuple[tuple[Group, str], ...]:
         """The devices of each node and pool, with the type of the pool, and its part if there are several."""
-        is_one = len(self._parts) == 1
-        named = {pool: pool.kind.value if is_one else str(pool) for pool in self._by_pool}
-        return tuple(sorted((group, named[pool]) for pool, groups in self._by_pool.items() for group in groups))
+        named = [(group, self.name_of(pool)) for pool, groups in self._by_pool.items() for group in groups]
+        return tuple(sorted(named))
+
+    def name_of(self, pool: Pool) -> str:
+        """The type of a pool, and its part if there are several."""
+        return pool.kind.value if len(self._parts) == 1 else str(pool)
 
     def drop_order(self, device_id: int, costs: CostModel) -> DropOrder:
         """What a device drops first: weights of parts and of roles that it is not to hold."""

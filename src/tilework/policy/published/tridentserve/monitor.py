@@ -91,6 +91,10 @@ class Monitor:
     def note(self, run: PoolRun) -> None:
         self._runs.append(run)
 
+    def forget(self, now_ns: int, window_ns: int = _MOST_WINDOW_NS) -> None:
+        """Forget runs that ended before a window; without one, those that no window can have any more."""
+        self._runs = [run for run in self._runs if run.end_ns > now_ns - window_ns]
+
     def classes(self) -> dict[RequestClass, tuple[Request, int]]:
         """The requests of the window by class: one of each, and how many there are."""
         found: dict[RequestClass, tuple[Request, int]] = {}
@@ -115,10 +119,9 @@ class Monitor:
 
         A run that is queued and has not begun, as predicted, waits, too.
         """
-        self._runs = [run for run in self._runs if run.end_ns > now_ns - self.window_ns]
         done, busy_ns, queued = Counter[PlacementType](), Counter[PlacementType](), Counter[PlacementType]()
         for run in self._runs:
-            if run.pool.part != part:
+            if run.pool.part != part or run.end_ns <= now_ns - self.window_ns:
                 continue
             kind = run.pool.kind
             done[kind] += run.end_ns <= now_ns

@@ -21,16 +21,16 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tilework.core.interfaces import ClusterView, CostModel, DeviceView
+from tilework.core.interfaces import ClusterView, CostModel, DeviceView, PlacementStatus
 from tilework.core.request import Request, RequestClass, cost_key
 from tilework.core.work import NewPlacement
 from tilework.policy.placement.demand import By
 from tilework.policy.placement.feasible import virtual_replica
 from tilework.policy.placement.placement import cells
 from tilework.policy.placement.roles import PlacementType
-from tilework.policy.placement.switching import SwitchRule, is_worthwhile
+from tilework.policy.placement.switching import SwitchRule, WindowStats, is_worthwhile
 from tilework.policy.published.tridentserve.division import Division, demands_by_part, divide, mixes_of, shares_of
-from tilework.policy.published.tridentserve.layout import SHARED, Layout, Rows
+from tilework.policy.published.tridentserve.layout import SHARED, Layout, Pool, Rows
 from tilework.policy.published.tridentserve.monitor import Monitor
 from tilework.policy.published.tridentserve.ways import Profiles
 from tilework.policy.toolkit.order import by_urgency
@@ -71,6 +71,7 @@ class Orchestration:
     _closed: dict[int, int] = field(init=False, default_factory=dict)
     _news: NewPlacement | None = field(init=False, default=None)
     _has_stuck: bool = field(init=False, default=False)
+    _latest: tuple[CostModel, Sequence[Task]] | None = field(init=False, default=None)
     _checked: tuple[int, Layout, int] | None = field(init=False, default=None)
     _nowhere: set[RequestClass] = field(init=False, default_factory=set)  # Classes that can run nowhere now.
 
@@ -83,6 +84,23 @@ class Orchestration:
         """The new placement that no plan has told yet; None if there is none."""
         news, self._news = self._news, None
         return news
+
+    def status(self, now_ns: int) -> list[PlacementStatus]:
+        """What the monitor counts for each pool, with the tasks of the latest update. Their profiles are known."""
+        if self._latest is None:
+            return []
+        return [
+            PlacementStatus(
+                name=self.layout.name_of(Pool(part, kind)),
+                num_devices=stats.replicas,
+                window_ns=self.monitor.window_ns,
+                completions=stats.completions,
+                busy_ns=stats.busy_ns,
+                backlog=stats.backlog,
+            )
+            for part in sorted(self.layout.parts)
+            for kind, stats in self._stats(part, *self._latest, now_ns).items()
+        ]
 
     def wake_ns(self, has_tasks: bool, now_ns: int) -> int | None:
         """When to look again if nothing happens until then; None if only an event can change anything.
@@ -106,6 +124,7 @@ class Orchestration:
         Raises UnknownCost.
         """
         have_changed = self._note_devices(view)
+        self._latest = costs, tasks
         self.monitor.see(view, tasks, now_ns)
         if have_changed and self._now is not None:
             self._derive(costs, "devices have joined or were lost", now_ns)
@@ -175,6 +194,7 @@ class Orchestration:
     def _tick(self, costs: CostModel, tasks: Sequence[Task], now_ns: int) -> None:
         self._ticked_ns = now_ns
         self._tried.clear()
+        self.monitor.forget(now_ns)
         self.profiles.forget()
         self.monitor.set_window(self.profiles, costs)
         if self.switches and self._switched_ns is not None:
@@ -195,10 +215,16 @@ class Orchestration:
             if abs(now - before) >= rule.mix_change:
                 return f"the share of {part or 'the other pipelines'} went from {before:.0%} to {now:.0%}"
             if part in mixes and part in self._now.mixes:
-                stats = self.monitor.stats(part, self.layout, self._backlog(part, costs, tasks), now_ns)
+                self.monitor.forget(now_ns, rule.window_ns)
+                stats = self._stats(part, costs, tasks, now_ns)
                 if reason := rule.reason(stats, self._now.mixes[part], mixes[part], since_ns):
                     return reason
         return None
+
+    def _stats(
+        self, part: str, costs: CostModel, tasks: Sequence[Task], now_ns: int
+    ) -> dict[PlacementType, WindowStats]:
+        return self.monitor.stats(part, self.layout, self._backlog(part, costs, tasks), now_ns)
 
     def _backlog(self, part: str, costs: CostModel, tasks: Sequence[Task]) -> Mapping[PlacementType, int]:
         """How many requests wait for the primary of their V*."""

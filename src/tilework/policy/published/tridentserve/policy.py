@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Literal
 
-from tilework.core.interfaces import ClusterView, CostModel
+from tilework.core.interfaces import ClusterView, CostModel, PlacementStatus
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, ns_from_s
 from tilework.core.work import Plan
@@ -135,6 +135,9 @@ class TridentServe(DeadlinePolicy):
             _go_first(dispatch, longest)
         self._dispatch(dispatch, bids)
         return self._plan(dispatch, bool(tasks) or _has_tasks(view))
+
+    def placement_status(self, now_ns: int) -> Sequence[PlacementStatus]:
+        return self._orchestration.status(now_ns)
 
     def _ways_on(self, layout: Layout, costs: CostModel) -> Ways:
         """The ways on this layout, with what was computed since it changed."""

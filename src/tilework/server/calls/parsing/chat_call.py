@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from tilework.server.calls.errors import invalid
+from tilework.server.calls.parsing.fields import Fields
 from tilework.server.calls.parsing.image_call import parsed
 from tilework.server.schema.chat_request import NO_EFFECT_IN_CHATS, NOT_IN_CHATS, ChatRequest, Part
 from tilework.server.schema.picture_fields import IMAGE, IMAGES
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fields:
-    """What a body asks for as fields of an image, and the deadline in a field that only chats have."""
-
-    fields: Mapping[str, object]
-    slo_ms: float | None = None
 
 
 def chat_fields(body: Mapping[str, object]) -> Fields:

@@ -17,8 +17,9 @@ from tilework.server.calls.parsing.arguments import arguments_of
 from tilework.server.calls.parsing.deadlines import Deadline, asked_deadline, usual_deadline
 from tilework.server.calls.parsing.pictures import NO_PICTURES, PictureFile, Pictures, decoded_again
 from tilework.server.calls.parsing.specs import Rules, specs_of
+from tilework.server.calls.parsing.video_format import AskedVideo, format_of, num_frames_of
 from tilework.server.config import ServerConfig
-from tilework.server.schema.image_request import MAX_SEED, ImageRequest, OutputFormat
+from tilework.server.schema.image_request import MAX_SEED, FileFormat, ImageRequest
 from tilework.server.tenants import Tenant
 
 DEFAULT_QUALITY = 90
@@ -40,7 +41,7 @@ class ImageCall:
     deadline: Deadline | None
     terms: Terms
     as_url: bool
-    output_format: OutputFormat
+    output_format: FileFormat
     quality: int
     user: str | None
     is_stream: bool = False
@@ -61,12 +62,17 @@ class ImageCall:
 
     @property
     def media_type(self) -> str:
-        return f"image/{self.output_format}"
+        return f"{'video' if self.is_video else 'image'}/{self.output_format}"
 
     @property
-    def frames(self) -> int:
-        """How many files each image has: those of a clip are its frames."""
-        return self.specs[0].frames
+    def is_video(self) -> bool:
+        """Whether it is for a video file."""
+        return self.specs[0].video is not None
+
+    @property
+    def num_parts(self) -> int:
+        """How many files each image has: those of a clip are its frames, unless it is a video."""
+        return 1 if self.is_video else self.specs[0].frames
 
     @property
     def num_input_bytes(self) -> int:
@@ -106,17 +112,21 @@ def image_call(
     pictures: Pictures = NO_PICTURES,
     slo_ms: float | None = None,
     stream_of: StreamOf = "image_generation",
+    video: AskedVideo | None = None,
 ) -> ImageCall:
     """Check a body against the schema, the model, the configuration and what the tenant may ask for.
 
     `pictures` are those that its client gave; the body has no fields for them any more. `slo_ms` is the deadline in a
-    field that only chats have.
+    field that only chats have. With a `video` the call is for one, and what that says decides its frames.
 
     Raises:
         InvalidValue: a value is wrong.
     """
     ask = parsed(ImageRequest, body, "prompt", '"..."')
     info, config = rules.info, rules.config
+    video_format = None if video is None else format_of(video, info, config)
+    if video is not None:
+        ask = ask.model_copy(update={"num_frames": num_frames_of(video, ask.num_frames, info)})
     arguments: Mapping[str, ArgumentValue] = arguments_of(body, info)
     _check_texts(ask, arguments, config.max_prompt_chars)
     _check_guidance(ask, info)
@@ -125,7 +135,8 @@ def image_call(
     _check_limits(ask, config, rules.tenant)
     _check_stream(ask)
     priority = _priority(ask.priority, rules)
-    specs = specs_of(ask, arguments, pictures.images, rules, rng, exact=_is_exact(ask, priority, rules))
+    is_exact = _is_exact(ask, priority, rules)
+    specs = specs_of(ask, arguments, pictures.images, rules, rng, exact=is_exact, video=video_format)
     return ImageCall(
         model=info.name,
         specs=specs,
@@ -135,7 +146,7 @@ def image_call(
         or usual_deadline(rules.defaults.of(priority), rules.alone_s(specs), config.max_slo_s),
         terms=rules.tenants.terms(rules.tenant, priority, OnMiss(ask.on_miss)),
         as_url=ask.response_format == "url",
-        output_format=ask.output_format,
+        output_format=ask.output_format if video is None else "mp4",
         quality=_quality(ask),
         user=ask.user,
         is_stream=bool(ask.stream),

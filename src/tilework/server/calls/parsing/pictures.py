@@ -14,7 +14,7 @@ from tilework.core.wire import Image
 from tilework.server.calls.errors import InvalidValue, invalid
 from tilework.server.calls.parsing.decode import Undecodable, decode
 from tilework.server.config import ServerConfig
-from tilework.server.schema.picture_fields import IMAGE, IMAGES, MASK, PICTURE_FIELDS
+from tilework.server.schema.picture_fields import IMAGE, IMAGES, INPUT_REFERENCE, MASK, PICTURE_FIELDS
 
 GIVE = "base64 or a data URL (data:image/png;base64,...) of a PNG, JPEG or WebP file"
 EDITS = "POST /v1/images/edits"
@@ -124,7 +124,7 @@ def _field_names(info: ModelInfo) -> dict[str, str]:
     """The argument that each field means; those that other servers have are aliases."""
     names: dict[str, str] = {}
     if (main := main_picture(info)) is not None:
-        names |= dict.fromkeys((IMAGE, IMAGES), main.name)
+        names |= dict.fromkeys((IMAGE, IMAGES, INPUT_REFERENCE), main.name)
     if mask := next((one.name for one in info.pictures if one.is_mask), None):
         names |= dict.fromkeys((MASK, "mask_image"), mask)
     return names | {one.name: one.name for one in info.pictures}
@@ -185,7 +185,8 @@ def _check_complete(given: Mapping[str, tuple[GivenPicture, ...]], info: ModelIn
         raise masks[0].refused(f"A mask is part of a picture: give {main.name} as well.")
     if needed:
         message = (
-            f"{needed[0]} is missing: {info.name} draws from a picture. Give {GIVE}, or send it as a file to {EDITS}."
+            f"{needed[0]} is missing: {info.name} draws from a picture. Give {GIVE}, or send it as a file of a form:"
+            f" {EDITS} and /v1/videos take one."
         )
         raise InvalidValue(message, field=needed[0], code="missing_value")
 

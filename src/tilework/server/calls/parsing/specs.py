@@ -9,7 +9,7 @@ from random import Random
 
 from tilework.core.lora import UsedLora
 from tilework.core.model import ArgumentValue, ModelInfo
-from tilework.core.wire import Image, Spec
+from tilework.core.wire import Image, Spec, VideoFormat
 from tilework.server.calls.errors import invalid
 from tilework.server.calls.parsing.pictures import main_picture
 from tilework.server.calls.parsing.sizes import shape_of
@@ -52,6 +52,7 @@ def specs_of(
     rng: Random,
     *,
     exact: bool,
+    video: VideoFormat | None = None,
 ) -> tuple[Spec, ...]:
     """The specs of a call's pictures, which differ in their seeds.
 
@@ -83,6 +84,7 @@ def specs_of(
             exact=exact,
             arguments=arguments,
             pictures=pictures,
+            video=video,
             loras=loras,
         )
         for index in range(ask.n)

@@ -1,0 +1,92 @@
+"""The routes of videos."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import FastAPI, Path, Query, Request
+from fastapi.responses import Response
+
+from tilework.server.api.examples import UID
+from tilework.server.api.openapi import IDEMPOTENCY_KEY, RANGE, VIDEO_BODY, errors, file_part, good, video_file
+from tilework.server.api.request_routes import MAX_LISTED
+from tilework.server.api.videos import Order, VideoService
+from tilework.server.schema.video_answers import VideoDeleted, VideoJob, VideoList
+
+VideoId = Annotated[str, Path(description="a video", examples=[UID])]
+Limit = Annotated[
+    int, Query(ge=0, le=MAX_LISTED, description=f"an integer from 0 to {MAX_LISTED}, how many at most (default 20)")
+]
+After = Annotated[str | None, Query(description="the `last_id` of a page: list those that follow", examples=[UID])]
+Sorting = Annotated[Order, Query(description='"desc" for newest first (default), or "asc"')]
+Variant = Annotated[Literal["video"], Query(description='"video", or nothing: there are no thumbnails')]
+_BODY_ERRORS = (400, 401, 404, 408, 409, 410, 413, 415, 422, 429)
+
+
+def add_video_routes(app: FastAPI, videos: VideoService) -> None:
+    @app.post(
+        "/v1/videos",
+        tags=["videos"],
+        response_model=VideoJob,
+        responses={200: good("The job", "video", "x-request-id", "Idempotent-Replayed"), **errors(*_BODY_ERRORS)},
+        openapi_extra={**VIDEO_BODY, "parameters": [IDEMPOTENCY_KEY]},
+    )
+    async def create_video(http: Request) -> Response:
+        """Begin a video, from a text or a picture. It goes on without you: ask for it by its id. May be a form."""
+        return await videos.create(http)
+
+    @app.post(
+        "/v1/videos/sync",
+        tags=["videos"],
+        response_class=Response,
+        responses={200: video_file("The file", "x-request-id", "Idempotent-Replayed"), **errors(*_BODY_ERRORS, 504)},
+        openapi_extra={**VIDEO_BODY, "parameters": [IDEMPOTENCY_KEY]},
+    )
+    async def create_video_now(http: Request) -> Response:
+        """Make a video, and answer with the file. A client that disconnects cancels it at the next step."""
+        return await videos.create_now(http)
+
+    @app.get(
+        "/v1/videos",
+        tags=["videos"],
+        response_model=VideoList,
+        responses={200: good("Videos", "videos"), **errors(400, 401)},
+    )
+    async def list_videos(http: Request, limit: Limit = 20, after: After = None, order: Sorting = "desc") -> VideoList:
+        """The tenant's own videos, those that are not done and those that ended lately."""
+        return videos.latest(limit, after, order, http)
+
+    _add_routes_of_one(app, videos)
+
+
+def _add_routes_of_one(app: FastAPI, videos: VideoService) -> None:
+    @app.get(
+        "/v1/videos/{video_id}",
+        tags=["videos"],
+        response_model=VideoJob,
+        responses={200: good("How it stands", "video"), **errors(401, 404)},
+    )
+    async def retrieve_video(video_id: VideoId, http: Request) -> VideoJob:
+        """How a video stands: its progress, when it is expected, and why it failed if it did."""
+        return videos.retrieve(video_id, http)
+
+    @app.delete(
+        "/v1/videos/{video_id}",
+        tags=["videos"],
+        response_model=VideoDeleted,
+        responses={200: good("It is gone", "video deleted"), **errors(401, 404)},
+    )
+    async def delete_video(video_id: VideoId, http: Request) -> VideoDeleted:
+        """Delete a video and its file. One that is not done is cancelled; devices are free at the next step."""
+        return await videos.delete(video_id, http)
+
+    @app.get(
+        "/v1/videos/{video_id}/content",
+        tags=["videos"],
+        response_class=Response,
+        responses={200: video_file("The file"), 206: file_part(), **errors(400, 401, 404, 409, 410, 416, 504)},
+        openapi_extra={"parameters": [RANGE]},
+    )
+    async def video_content(video_id: VideoId, http: Request, variant: Variant = "video") -> Response:
+        """The file of a video, or a part of it."""
+        return await videos.content(video_id, http)

@@ -1,0 +1,148 @@
+"""Calls for videos: jobs that are asked about, and one form that answers with the file itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from fastapi import Request
+from fastapi.responses import Response
+
+from tilework.core.request import OnMiss
+from tilework.server.api.bodies import VIDEOS
+from tilework.server.api.images import ImageService
+from tilework.server.api.requests import RequestService
+from tilework.server.calls.call import Call
+from tilework.server.calls.errors import UnknownCall, invalid
+from tilework.server.calls.records import Record
+from tilework.server.calls.status import call_status
+from tilework.server.calls.timeline import stage_durations
+from tilework.server.http.middleware import tenant_of
+from tilework.server.schema.answers import RequestStatus
+from tilework.server.schema.video_answers import VideoDeleted, VideoError, VideoJob, VideoList, VideoProgress
+from tilework.server.text import shown
+
+_ALMOST = 99
+Order = Literal["asc", "desc"]
+_STATUSES: dict[str, Literal["queued", "in_progress", "completed", "failed"]] = {
+    "queued": "queued",
+    "running": "in_progress",
+    "paused": "in_progress",
+    "done": "completed",
+    "failed": "failed",
+    "cancelled": "failed",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VideoService:
+    """Serves everything under `/v1/videos`. A video is the one image of its call."""
+
+    images: ImageService
+    requests: RequestService
+
+    async def create(self, http: Request) -> Response:
+        """The job. It goes on without its client, and `Prefer` is ignored: OpenAI's clients take no other answer."""
+        entry = await self.images.enter(http, VIDEOS)
+        self.images.submitter.detach(entry.call)
+        job = self._job(self._find(entry.call.uid, http) or entry.call, as_of_now=entry.is_replay)
+        return Response(job.model_dump_json(), headers=entry.headers(), media_type="application/json")
+
+    async def create_now(self, http: Request) -> Response:
+        """The file, once it is there. A client that disconnects cancels the call."""
+        entry = await self.images.enter(http, VIDEOS)
+        finished = await self.images.result(entry.call, http)
+        self.images.submitter.call_registry.mark_all_fetched(finished.uid)
+        headers = {**entry.headers(), "X-Model": finished.ask.model}
+        return Response(finished.files[0], headers=headers, media_type=finished.ask.media_type)
+
+    def retrieve(self, video_id: str, http: Request) -> VideoJob:
+        return self._job(self._found(video_id, http), as_of_now=True)
+
+    def latest(self, limit: int, after: str | None, order: Order, http: Request) -> VideoList:
+        """Raises:
+        InvalidValue: there is no video `after`.
+        """
+        if after is not None and self._find(after, http) is None:
+            raise invalid("after", after, "Give the id of a video that is still known, or leave it out to begin anew.")
+        registry, tenant = self.requests.call_registry, tenant_of(http.scope).name
+        more = {"newest_first": order == "desc", "only_videos": True}
+        found = registry.latest(tenant, limit + 1, self.images.engine.now_ns(), after, **more)
+        data = [self._job(entry, as_of_now=False) for entry in found[:limit]]
+        return VideoList(
+            data=data,
+            first_id=data[0].id if data else None,
+            last_id=data[-1].id if data else None,
+            has_more=len(found) > limit,
+        )
+
+    async def delete(self, video_id: str, http: Request) -> VideoDeleted:
+        """Cancel a video that is not done, and forget it. Devices are free at the next step."""
+        self._found(video_id, http)
+        await self.requests.delete(video_id, http)
+        ended = self._find(video_id, http)
+        if isinstance(ended, Record):
+            self.requests.call_registry.remove(ended)
+        return VideoDeleted(id=video_id)
+
+    async def content(self, video_id: str, http: Request) -> Response:
+        self._found(video_id, http)
+        return await self.requests.content(video_id, 0, 0, http)
+
+    def _find(self, video_id: str, http: Request) -> Call | Record | None:
+        """The tenant's video of this id."""
+        found = self.requests.call_registry.find(video_id, tenant_of(http.scope).name, self.images.engine.now_ns())
+        return found if found is not None and found.ask.is_video else None
+
+    def _found(self, video_id: str, http: Request) -> Call | Record:
+        """Raises:
+        UnknownCall: there is none.
+        """
+        found = self._find(video_id, http)
+        if found is None:
+            message = f"There is no video {shown(video_id)}: it was deleted, or is too old. GET /v1/videos lists them."
+            raise UnknownCall(message, field="video_id", code="video_not_found")
+        return found
+
+    def _job(self, entry: Call | Record, *, as_of_now: bool) -> VideoJob:
+        """With `as_of_now` the ETA is predicted again, which takes time in proportion to what is queued."""
+        if isinstance(entry, Record):
+            return _job(entry, entry.status())
+        return _job(entry, call_status(entry, self.images.engine if as_of_now else None))
+
+
+def _job(entry: Call | Record, status: RequestStatus) -> VideoJob:
+    ask, (image,) = entry.ask, status.images
+    (spec,) = ask.specs
+    assert spec.video is not None
+    timeline = image.timeline if status.status == "done" else None
+    error = status.error
+    return VideoJob(
+        id=entry.uid,
+        model=ask.model,
+        status=_STATUSES[status.status],
+        progress=100 if status.status == "done" else min(_ALMOST, 100 * image.step // image.steps),
+        created_at=status.created,
+        completed_at=None if timeline is None else int(entry.arrived_s + timeline.latency_s),
+        expires_at=None if status.expires is None else int(datetime.fromisoformat(status.expires).timestamp()),
+        size=status.size,
+        seconds=f"{spec.frames / spec.video.fps:.4g}",
+        prompt=spec.prompt if isinstance(entry, Call) and spec.prompt else None,
+        error=None if error is None else VideoError(code=error.code or error.type, message=error.message),
+        stage_durations={} if timeline is None else stage_durations(timeline),
+        tilework=VideoProgress(
+            state=status.status,
+            step=image.step,
+            steps=image.steps,
+            eta_s=status.eta_s,
+            eta=status.eta,
+            slo_s=ask.slo_s,
+            slo_source=ask.slo_source,
+            is_promised=ask.slo_s is not None and ask.terms.on_miss is OnMiss.REJECT,
+            frames=spec.frames,
+            fps=spec.video.fps,
+            queue_s=image.queue_s,
+            timeline=timeline,
+        ),
+    )

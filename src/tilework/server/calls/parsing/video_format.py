@@ -1,0 +1,53 @@
+"""How many frames a video has, how many a second, and how they are compressed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilework.core.graph.stage import ResultKind
+from tilework.core.model import ModelInfo
+from tilework.core.wire import VideoCodec, VideoFormat
+from tilework.server.calls.errors import invalid
+from tilework.server.config import ServerConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedVideo:
+    """What a client says of a video; None where it leaves the choice. `seconds` as it was given, and as a number."""
+
+    fps: float | None = None
+    seconds: float | None = None
+    given_seconds: object = None
+
+
+def format_of(asked: AskedVideo, info: ModelInfo, config: ServerConfig) -> VideoFormat:
+    """Raises:
+    InvalidValue: the model makes no videos.
+    """
+    if not info.graph.makes(ResultKind.VIDEO):
+        remedy = "It makes pictures: use POST /v1/images/generations, or name a model that makes clips."
+        raise invalid("model", info.name, remedy, code="unsupported_value")
+    fps = info.default_fps if asked.fps is None else asked.fps
+    return VideoFormat(fps, VideoCodec(config.video_codec))
+
+
+def num_frames_of(asked: AskedVideo, num_frames: int | None, info: ModelInfo) -> int | None:
+    """As asked for, or the legal number that is nearest to the seconds; None leaves it to the model.
+
+    However short it is, a video has the fewest frames that the model makes of more than one.
+
+    Raises:
+        InvalidValue: both are given, or the model's longest clip is shorter.
+    """
+    if asked.seconds is None:
+        return num_frames
+    if num_frames is not None:
+        raise invalid("seconds", asked.given_seconds, "num_frames is given as well: leave one of them out.")
+    fps, multiple = info.default_fps if asked.fps is None else asked.fps, info.frame_multiple
+    wanted = asked.seconds * fps
+    most = info.max_frames - (info.max_frames - 1) % multiple
+    if wanted >= most + multiple / 2:
+        longest = int(most / fps * 100) / 100
+        remedy = f"{info.name} makes at most {most} frames, {longest:g} seconds at {fps:g} frames a second: give less."
+        raise invalid("seconds", asked.given_seconds, remedy)
+    return min(1 + multiple * max(1, int((wanted - 1) / multiple + 0.5)), most)

@@ -1,0 +1,71 @@
+"""What the routes of videos send back, except for files. OpenAI's fields, and what is ours under `tilework`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from tilework.server.schema.answers import RequestTimeline, State
+
+
+class VideoError(BaseModel):
+    """Why there is no video."""
+
+    code: str
+    message: str
+
+
+class VideoProgress(BaseModel):
+    """How a video stands; durations in seconds from arrival. `timeline` is there once it is done."""
+
+    state: State
+    step: int
+    steps: int
+    eta_s: float | None = Field(description="When it is expected to be done: as of now, in lists as of its admission")
+    eta: str | None = Field(description="The same as a time (RFC 3339)")
+    slo_s: float | None
+    slo_source: str | None = Field(description="Who has given the deadline; null if there is none")
+    is_promised: bool = Field(description="Whether it was accepted with the promise to be done by its deadline")
+    frames: int
+    fps: float
+    queue_s: float | None = Field(description="How long it waited for a device; null while it waits")
+    timeline: RequestTimeline | None
+
+
+class VideoJob(BaseModel):
+    """A video that is made, or was. Its `id` is the uid of a call under `/v1/requests`, too."""
+
+    id: str
+    object: Literal["video"] = "video"
+    model: str
+    status: Literal["queued", "in_progress", "completed", "failed"]
+    progress: int = Field(description="Which part of the steps is done, in percent; 100 once the file is there")
+    created_at: int
+    completed_at: int | None = Field(description="When the file was there (Unix time)")
+    expires_at: int | None = Field(description="Until when the file is kept at most (Unix time)")
+    size: str
+    seconds: str = Field(description="How long it plays")
+    prompt: str | None = Field(description="Null once it has ended: prompts are not kept")
+    remixed_from_video_id: None = None
+    error: VideoError | None
+    stage_durations: dict[str, float] = Field(description="Seconds by stage, once it is done")
+    tilework: VideoProgress
+
+
+class VideoList(BaseModel):
+    """Videos, newest first unless asked otherwise. If there are more, `after` = `last_id` asks for them."""
+
+    object: Literal["list"] = "list"
+    data: list[VideoJob]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class VideoDeleted(BaseModel):
+    """A video that is gone."""
+
+    id: str
+    object: Literal["video.deleted"] = "video.deleted"
+    deleted: Literal[True] = True

@@ -1,0 +1,125 @@
+"""The file that the last stage makes of a clip's frames."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import av
+import numpy as np
+import pytest
+import torch
+
+from tilework.core.cost_row import CostRow
+from tilework.core.graph.graph import Graph
+from tilework.core.graph.shipped import latent_diffusion
+from tilework.core.graph.stage import DeviceKind
+from tilework.core.model import ModelInfo, ModelSource, SimulatedSource
+from tilework.core.wire import File, Spec, VideoCodec, VideoFormat
+from tilework.pipelines.errors import ModelError
+from tilework.pipelines.video.export import EXPORT, video_file
+from tilework.pipelines.video.exporter import Exporter, can_export
+from tilework.worker.process import _family as family_of_worker
+from tilework.worker.simulated import SimulatedFamily
+
+FRAMES, ROWS, COLUMNS = 7, 32, 48
+NAMES = {VideoCodec.H264: "h264", VideoCodec.VP9: "vp9"}
+INFO = ModelInfo(
+    name="clips",
+    family="fake",
+    side_multiple=16,
+    max_side=64,
+    default_height=ROWS,
+    default_width=COLUMNS,
+    default_steps=4,
+    default_guidance_scale=1.0,
+    parameters=0,
+    library="none",
+    stages=(*latent_diffusion("").specs, EXPORT),
+)
+
+SPEC = Spec(
+    prompt="",
+    negative_prompt="",
+    height=ROWS,
+    width=COLUMNS,
+    steps=4,
+    guidance_scale=1.0,
+    seed=0,
+    frames=FRAMES,
+    video=VideoFormat(8),
+)
+
+
+def clip(frames: int = FRAMES) -> torch.Tensor:
+    """Flat colours, another one in each frame."""
+    colours = torch.tensor([(200 - 20 * index, 40 + 25 * index, 128) for index in range(frames)], dtype=torch.uint8)
+    return colours[:, None, None, :].expand(frames, ROWS, COLUMNS, 3)
+
+
+def decoded(file: File) -> np.ndarray:
+    with av.open(io.BytesIO(file.content)) as container:
+        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+
+
+@pytest.mark.parametrize("codec", VideoCodec)
+def test_a_video_has_all_frames_in_their_colours(codec: VideoCodec) -> None:
+    file = video_file(clip(), VideoFormat(12, codec))
+    assert file.media_type == "video/mp4"
+    assert np.abs(decoded(file).astype(int) - clip().numpy()).max() <= 6, "a wrong matrix of colours is 15 levels off"
+    with av.open(io.BytesIO(file.content)) as container:
+        stream = container.streams.video[0]
+        assert (stream.codec_context.name, stream.average_rate, stream.frames) == (NAMES[codec], 12, FRAMES)
+        assert stream.codec_context.colorspace == 1, "players that are not told guess by the size"
+
+
+@pytest.mark.parametrize("fps", [1.0, 7.5, 24000 / 1001, 29.97, 60.0])
+def test_frame_rates(fps: float) -> None:
+    with av.open(io.BytesIO(video_file(clip(5), VideoFormat(fps)).content)) as container:
+        assert float(container.streams.video[0].average_rate or 0) == pytest.approx(fps, abs=1e-3)
+
+
+def test_the_head_comes_first_and_the_same_frames_give_the_same_bytes() -> None:
+    content = video_file(clip(), VideoFormat(12)).content
+    assert content.index(b"moov") < content.index(b"mdat")
+    assert video_file(clip(), VideoFormat(12)).content == content
+    assert video_file(clip(1), VideoFormat(12)).content != content
+    assert decoded(video_file(clip(1), VideoFormat(12))).shape == (1, ROWS, COLUMNS, 3)
+
+
+def test_a_slot_that_only_exports_needs_no_model() -> None:
+    family = Exporter(INFO)
+    (outputs,) = family.run(EXPORT.name, [SPEC], [{"picture": clip()}])
+    assert family.file(SPEC, outputs) == video_file(clip(), VideoFormat(8))
+    assert not family.modules
+    others = tuple(replace(one, device_kind=DeviceKind.CPU) if one.name == "decode" else one for one in INFO.stages)
+    plain = tuple(replace(one, degrees=(1,), batchable=False) for one in others if one.name == "decode")
+    assert not can_export(replace(INFO, stages=(*INFO.stages[:2], *plain, EXPORT)))
+    assert can_export(replace(INFO, stages=INFO.stages[:3])), "nothing runs on a slot"
+    assert Graph("clips", INFO.stages).needs_slots
+
+
+def test_a_slot_reads_no_model_that_it_only_exports_for() -> None:
+    nowhere = ModelSource(path="/nowhere")
+    assert isinstance(family_of_worker(nowhere, INFO, None), Exporter)
+    with pytest.raises(ModelError, match="/nowhere"):
+        family_of_worker(nowhere, None, None)
+
+
+@pytest.mark.parametrize("makes_videos", [False, True])
+def test_a_simulated_device_makes_clips_if_its_table_has_the_stage(makes_videos: bool) -> None:
+    stages = INFO.stages if makes_videos else INFO.stages[:3]
+    rows = tuple(
+        CostRow(pipeline="clips", stage=one.name, height=side, width=side, frames=FRAMES, degree=1, seconds=0.0001)
+        for one in stages
+        for side in (32, 64)
+    )
+    family = SimulatedFamily(SimulatedSource(pipeline="clips", hardware="toy", steps=2, rows=rows, stages=stages))
+    info = family.info
+    expected = (FRAMES, FRAMES, 16.0) if makes_videos else (1, 1, 0.0)
+    assert (info.default_frames, info.max_frames, info.default_fps) == expected
+    if makes_videos:
+        spec = replace(SPEC, height=64, width=64, video=VideoFormat(info.default_fps))
+        (outputs,) = family.run(EXPORT.name, [spec], [{}])
+        assert len(decoded(family.file(spec, outputs))) == FRAMES
+        assert family.image(spec, outputs).frames == FRAMES

@@ -1,0 +1,75 @@
+"""What devices hold while models are measured: all of a model that fits, else the weights of one stage at a time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from stages import DECODE, DIFFUSE, ENCODE
+from tilework.core.component import Component, LoadSource
+from tilework.core.graph.shipped import latent_diffusion
+from tilework.core.lora import Lora, UsedLora
+from tilework.core.time import NS_PER_S
+from tilework.core.wire import DropWeights, Loaded, LoadedModel, LoadWeights, WeightsLoaded
+from tilework.runtime.executor import WorkerStartFailed
+from tilework.runtime.models.calibration_weights import CalibrationWeights
+from worker.test_calibrate import INFO
+
+PARTS = {"text_encoder": 50, "denoiser": 80, "vae": 10}
+INK = UsedLora("ink", 1.0)
+
+
+def model(name: str = "m") -> LoadedModel:
+    return LoadedModel(
+        info=replace(INFO, name=name, stages=latent_diffusion(name).specs),
+        components={part: Component(f"{name} {part}", size) for part, size in PARTS.items()},
+        loras={"ink": Lora(changes=frozenset({"denoiser"}), component=Component(f"{name} ink", 15))},
+    )
+
+
+def weights(total_bytes: int | None) -> CalibrationWeights:
+    found = CalibrationWeights(total_bytes)
+    found.add(Loaded((model(),), load_ns=NS_PER_S))
+    return found
+
+
+def test_a_model_that_fits_is_loaded_as_a_whole() -> None:
+    one = weights(200)
+    assert list(one.commands("m")) == [LoadWeights(0, ("m denoiser", "m text_encoder", "m vae"))]
+    assert list(one.commands("m")) == [], "it is there already"
+    assert one.by_stage("m") == {}
+    assert list(one.last_commands()) == [DropWeights(("m denoiser", "m text_encoder", "m vae"))]
+
+
+def test_of_a_model_that_does_not_fit_the_largest_stage_is_loaded_first_and_each_in_its_turn() -> None:
+    one = weights(100)
+    assert list(one.commands("m")) == [LoadWeights(0, ("m denoiser",))]
+    assert one.by_stage("m") == {ENCODE: ("m text_encoder",), DIFFUSE: ("m denoiser",), DECODE: ("m vae",)}
+    one.loaded(WeightsLoaded(0, NS_PER_S // 2))
+    assert one.speeds()[LoadSource.HOST] == 160, "80 bytes in half a second"
+    (drop,) = one.last_commands()
+    assert set(drop.components) == {"m denoiser", "m text_encoder", "m vae"}, "whichever stage was the last"
+
+
+def test_a_lora_belongs_to_the_stages_that_it_changes() -> None:
+    one = weights(100)
+    assert one.by_stage("m", (INK,))[DIFFUSE] == ("m denoiser", "m ink")
+    assert one.by_stage("m", (INK,))[DECODE] == ("m vae",)
+    assert model().largest_stage() == (DIFFUSE, 80)
+    assert model().largest_stage(("ink",)) == (DIFFUSE, 95)
+    assert weights(145).by_stage("m") == {}
+    assert weights(145).by_stage("m", (INK,)), "it fits without the LoRA only"
+
+
+def test_a_stage_that_does_not_fit_is_named() -> None:
+    whose = "the weights of m for its stage diffuse are 80 bytes, and a device has 79"
+    with pytest.raises(WorkerStartFailed, match=whose):
+        weights(79)
+
+
+def test_without_a_limit_nothing_is_loaded() -> None:
+    one = weights(None)
+    assert list(one.commands("m")) == []
+    assert one.by_stage("m") == {}
+    assert one.speeds() == {}
