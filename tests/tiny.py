@@ -28,7 +28,6 @@ from diffusers import (
 )
 from transformers import CLIPTextModel, T5Config, T5EncoderModel, T5Tokenizer
 
-from model import build_text_encoder, build_tokenizer
 from tilework.core.model import ModelSource
 from tilework.core.wire import Image, Spec
 from tilework.pipelines.draw import begin_steps
@@ -38,6 +37,7 @@ from tilework.pipelines.loading import quiet
 from tilework.pipelines.model_index import INDEX, shipped_directory
 from tilework.pipelines.numerics import pin_numerics
 from tilework.pipelines.serialization import deserialize, serialize
+from training.shapes.model import build_text_encoder, build_tokenizer
 
 _SCALED_LINEAR = {
     "beta_start": 0.00085,

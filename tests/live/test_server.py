@@ -22,11 +22,11 @@ import torch
 from PIL import Image
 
 import tiny
-from judge import judge
 from tilework.control.log import replay
 from tilework.core.model import ModelSource
 from tilework.pipelines.draw import draw
 from tilework.pipelines.loading import load
+from training.shapes.judge import judge
 
 PROMPT = "a large red circle on a blue background"
 READY_WITHIN_S = 60

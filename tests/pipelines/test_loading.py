@@ -162,6 +162,7 @@ def test_another_pipeline_class_is_refused_with_the_reason(directory: Path) -> N
         ({"width": 128, "max_side": 96}, "width is 128; choose at most 96"),
         ({"max_side": 1024}, "max_side is 1024; choose at most 192"),
         ({"max_sequence_length": 513}, "max_sequence_length is 513; choose at most 512"),
+        ({"num_frames": 5}, "num_frames is 5; choose at most 1"),
         ({"name": ""}, "name is ''; write a text"),
     ],
 )

@@ -14,6 +14,7 @@ import tiny
 from tilework.core.model import TRUE_SCALE, ModelInfo
 from tilework.core.request import DEFAULT_TERMS
 from tilework.core.wire import Spec
+from tilework.pipelines.errors import InvalidDefaults
 from tilework.pipelines.model_index import ADAPTERS
 from tilework.pipelines.stock.component_calls import ComponentCall, Role
 from tilework.pipelines.stock.stock_arguments import FRAMES
@@ -89,6 +90,23 @@ def test_a_number_of_frames_that_is_taken_is_made_and_the_next_is_not(name: str)
     assert made(pipeline, _lasting(model, info, frames))[2] == frames
     if info.frame_multiple > 1 and name not in _STRICT:
         assert made(pipeline, _lasting(model, info, frames + 1))[2] != frames + 1
+
+
+def test_a_model_may_say_how_many_frames_it_makes() -> None:
+    pipeline = build(ZOO["wan21"])
+
+    def info(**overrides: int) -> ModelInfo:
+        return StockPipeline(pipeline, "wan21", overrides, "").info
+
+    own, short = info(), info(num_frames=9, max_frames=13)
+    assert (own.default_frames, own.frame_multiple) == (81, 4)
+    assert (short.default_frames, short.max_frames, short.frame_multiple) == (9, 13, 4)
+    with pytest.raises(InvalidDefaults, match="num_frames is 8; choose one more than a multiple of 4"):
+        info(num_frames=8)
+    with pytest.raises(InvalidDefaults, match="num_frames is 17; choose at most 13"):
+        info(num_frames=17, max_frames=13)
+    with pytest.raises(InvalidDefaults, match=f"max_frames is 9999; choose at most {own.max_frames}"):
+        info(max_frames=9999)
 
 
 def test_the_default_number_of_frames_is_read_as_the_call_reads_it() -> None:

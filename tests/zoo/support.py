@@ -1,8 +1,8 @@
 """Finds out what the server can do with each class of the zoo, and writes it into the record that ships.
 
-    PYTHONPATH=src:tests:training/shapes python -m zoo.support            # classes that the record lacks
-    PYTHONPATH=src:tests:training/shapes python -m zoo.support LTXPipeline   # these again; `all`: each one
-    PYTHONPATH=src:tests:training/shapes python -m zoo.support features   # of those served: what else they can do
+    PYTHONPATH=src:tests:. python -m zoo.support            # classes that the record lacks
+    PYTHONPATH=src:tests:. python -m zoo.support LTXPipeline   # these again; `all`: each one
+    PYTHONPATH=src:tests:. python -m zoo.support features   # of those served: what else they can do
 
 `tests/pipelines/test_stock.py` compares the record with what is found.
 """

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from drawing import COLOURS, PALETTE, SHAPES, signed_distance
+from training.shapes.drawing import COLOURS, PALETTE, SHAPES, signed_distance
 
 COLOUR_NAMES = list(COLOURS)
 
@@ -25,19 +25,36 @@ def nearest_colours(image: np.ndarray) -> np.ndarray:
     return np.square(difference).sum(1).argmin(0)
 
 
-def judge(image: np.ndarray) -> Verdict:
-    """Classify one picture of shape (3, H, W) in [0, 1].
+class Ground(NamedTuple):
+    """A picture taken apart: palette indices (H, W), which of them is the background's, and what stands out from it."""
 
-    The background is the commonest colour of the border; the shape is the template that, with the same centre and
-    area, overlaps the foreground best (intersection over union).
-    """
+    indices: np.ndarray
+    background: int
+    mask: np.ndarray
+
+
+def find_ground(image: np.ndarray) -> Ground:
+    """Take apart one picture of shape (3, H, W) in [0, 1]. The background is the commonest colour of the border."""
     indices = nearest_colours(image)
     border = np.concatenate(
         [indices[:3].ravel(), indices[-3:].ravel(), indices[:, :3].ravel(), indices[:, -3:].ravel()]
     )
     background = int(np.bincount(border, minlength=len(PALETTE)).argmax())
     back = np.median(image[:, indices == background], axis=1)
-    mask = np.square(image - back[:, None, None]).sum(0) > 0.04
+    return Ground(indices, background, np.square(image - back[:, None, None]).sum(0) > 0.04)
+
+
+def judge(image: np.ndarray) -> Verdict:
+    """Classify one picture of shape (3, H, W) in [0, 1].
+
+    The shape is the template that, with the same centre and area, overlaps the foreground best (intersection over
+    union).
+    """
+    return judge_ground(find_ground(image))
+
+
+def judge_ground(ground: Ground) -> Verdict:
+    indices, background, mask = ground
     if mask.sum() < 0.01 * mask.size:
         return Verdict("", "", COLOUR_NAMES[background])
     return Verdict(front_colour(indices, mask, background), best_shape(mask), COLOUR_NAMES[background])

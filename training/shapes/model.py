@@ -15,7 +15,7 @@ from diffusers import (
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection, CLIPTokenizer
 
-from drawing import COLOURS, SHAPES, SIZES
+from training.shapes.drawing import COLOURS, SHAPES, SIZES
 
 WORDS = ("a", "an", "on", "background", *COLOURS, *SHAPES, *SIZES)
 MAX_TOKENS = 16

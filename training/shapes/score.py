@@ -1,6 +1,6 @@
 """Score the `shapes` model: does it draw what captions say that it never saw?
 
-    python training/shapes/score.py
+    python -m training.shapes.score
 
 For each trained size it draws held-out captions with the stock pipeline and asks the judge for colour, shape and
 background. The judge itself is checked first: on real drawings it must be right, on shuffled captions at chance.
@@ -24,11 +24,11 @@ from diffusers import StableDiffusion3Pipeline
 from diffusers.utils import logging as diffusers_logging
 from PIL import Image
 
-from drawing import Scene, all_scenes, caption, draw, split_scenes
-from judge import Verdict, judge
-from model import DEFAULTS
 from tilework.report.contact_sheet import Frame, draw_contact_sheet
-from train import BUCKETS
+from training.shapes.drawing import Scene, all_scenes, caption, draw, split_scenes
+from training.shapes.judge import Verdict, judge
+from training.shapes.model import DEFAULTS
+from training.shapes.train import BUCKETS
 
 HERE = Path(__file__).parent
 

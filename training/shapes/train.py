@@ -1,6 +1,6 @@
 """Train the `shapes` model on a CPU: autoencoder first, then text encoders and transformer together.
 
-    python training/shapes/train.py --out src/tilework/models/shapes
+    python -m training.shapes.train --out src/tilework/models/shapes
 
 Rectified flow with classifier-free guidance (10% of the captions are dropped), noise levels shifted with the number
 of tokens, an exponential moving average of the weights, bfloat16 autocast. Small sizes first, then all of BUCKETS. A
@@ -23,8 +23,8 @@ from diffusers.utils import logging as diffusers_logging
 from torch import Tensor
 from torch.nn import functional
 
-from drawing import TEMPLATES, Scene, caption, draw, split_scenes
-from model import (
+from training.shapes.drawing import TEMPLATES, Scene, caption, draw, split_scenes
+from training.shapes.model import (
     BASE_SHIFT,
     BASE_TOKENS,
     MAX_SHIFT,

@@ -13,7 +13,7 @@ from tilework.pipelines.errors import InvalidDefaults, UnsupportedModel
 
 FILE = "tilework.json"
 MAX_SEQUENCE_LENGTH = 512
-_INTEGERS = ("steps", "height", "width", "max_side", "max_sequence_length")
+_INTEGERS = ("steps", "height", "width", "num_frames", "max_side", "max_frames", "max_sequence_length")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +30,8 @@ class Defaults:
     width: int
     max_side: int
     max_sequence_length: int
+    num_frames: int = 1
+    max_frames: int = 1
 
 
 def sides_of(sample_size: Any, pixels: int, place: str) -> tuple[int, int]:
@@ -66,11 +68,12 @@ def read_overrides(directory: Path) -> dict[str, Any]:
     return overrides
 
 
-def resolve(stock: Defaults, overrides: Mapping[str, Any], side_multiple: int) -> Defaults:
+def resolve(stock: Defaults, overrides: Mapping[str, Any], side_multiple: int, frame_multiple: int = 1) -> Defaults:
     """The `stock` defaults of the family with the model's own `overrides`.
 
-    `stock.max_side` is what the architecture can draw; an override may only lower it. Sides of `stock` that the model
-    cannot draw, which happens where its configuration names an odd size, become the next smaller ones that it can.
+    `stock.max_side` and `stock.max_frames` are what the architecture can draw; an override may only lower them. Sides
+    of `stock` that the model cannot draw, which happens where its configuration names an odd size, become the next
+    smaller ones that it can. A number of frames is one more than a multiple of `frame_multiple`.
 
     Raises:
         InvalidDefaults: a value has the wrong type or lies outside its range.
@@ -88,6 +91,11 @@ def resolve(stock: Defaults, overrides: Mapping[str, Any], side_multiple: int) -
         _check_range(key, side, side_multiple, defaults.max_side)
         if side % side_multiple:
             raise InvalidDefaults(f"{FILE}: {key} is {side}; choose a multiple of {side_multiple}")
+    _check_range("max_frames", defaults.max_frames, 1, stock.max_frames)
+    _check_range("num_frames", defaults.num_frames, 1, defaults.max_frames)
+    if "num_frames" in overrides and (defaults.num_frames - 1) % frame_multiple:
+        remedy = f"choose one more than a multiple of {frame_multiple}"
+        raise InvalidDefaults(f"{FILE}: num_frames is {defaults.num_frames}; {remedy}")
     return defaults
 
 

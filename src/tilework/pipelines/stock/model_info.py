@@ -54,7 +54,9 @@ def describe(
         UnsupportedModel: see `limits.Limits`.
     """
     limits = Limits(pipeline, arguments)
-    defaults = resolve(_defaults(pipeline, arguments, name, limits), overrides, limits.side_multiple)
+    defaults = resolve(
+        _defaults(pipeline, arguments, name, limits), overrides, limits.side_multiple, limits.frame_multiple
+    )
     takes_guidance = arguments.takes_scale or (arguments.is_modular and _guider(pipeline) is not None)
     return ModelInfo(
         name=defaults.name,
@@ -79,8 +81,8 @@ def describe(
             *_offered(pipeline, arguments, limits.needed),
         ),
         pictures=limits.pictures(),
-        default_frames=limits.frames,
-        max_frames=limits.max_frames,
+        default_frames=defaults.num_frames,
+        max_frames=defaults.max_frames,
         frame_multiple=limits.frame_multiple,
         frames_of=limits.frames_of,
         default_fps=frame_rate(pipeline, arguments) if limits.frames > 1 else 0.0,
@@ -190,6 +192,8 @@ def _defaults(pipeline: Any, arguments: StockArguments, name: str, limits: Limit
         width=limits.width,
         max_side=limits.max_side,
         max_sequence_length=0,
+        num_frames=limits.frames,
+        max_frames=limits.max_frames,
     )
 
 
