@@ -111,12 +111,14 @@ def begin(server: Served, route: str) -> str:
     """A call in the state that the example tells of: done where its picture is fetched, otherwise under way."""
     plan = Plan(is_held=not route.endswith("/content"))
     server.engine.script = [plan]
-    headers = {"Prefer": "respond-async" if plan.is_held else "respond-async, wait=10"}
+    headers = {"Prefer": "respond-async"}
     path = "/v1/videos" if "/videos" in route else "/v1/images/generations"
     answer = server.http.post(path, json={"prompt": "x", "slo_s": 30}, headers=headers)
     uid: str = answer.headers["x-request-id"]
     if plan.is_held:
         server.on_loop(server.engine.begin, f"{uid}-0")
+    else:
+        eventually(lambda: server.http.get(f"/v1/requests/{uid}").json()["status"] == "done")
     return uid
 
 
