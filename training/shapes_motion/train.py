@@ -235,6 +235,7 @@ def train_transformer(trainer: Trainer, pools: dict[int, Pool], recipe: Recipe, 
             torch.save(trainer.state(), checkpoint)
 
 
+@torch.enable_grad()
 def train(recipe: Recipe, work: Path, out: Path, start: Path | None = None, export: bool = False) -> None:
     """Train as `recipe` says, with checkpoints in `work`, and save the pipeline to `out`.
 
