@@ -8,7 +8,16 @@ from fastapi import FastAPI, Path, Query, Request
 from fastapi.responses import Response
 
 from tilework.server.api.examples import UID
-from tilework.server.api.openapi import IDEMPOTENCY_KEY, RANGE, VIDEO_BODY, errors, file_part, good, video_file
+from tilework.server.api.openapi import (
+    CALL_HEADERS,
+    IDEMPOTENCY_KEY,
+    RANGE,
+    VIDEO_BODY,
+    errors,
+    file_part,
+    good,
+    video_file,
+)
 from tilework.server.api.request_routes import MAX_LISTED
 from tilework.server.api.videos import Order, VideoService
 from tilework.server.schema.video_answers import VideoDeleted, VideoJob, VideoList
@@ -28,7 +37,7 @@ def add_video_routes(app: FastAPI, videos: VideoService) -> None:
         "/v1/videos",
         tags=["videos"],
         response_model=VideoJob,
-        responses={200: good("The job", "video", "x-request-id", "Idempotent-Replayed"), **errors(*_BODY_ERRORS)},
+        responses={200: good("The job", "video", *CALL_HEADERS), **errors(*_BODY_ERRORS)},
         openapi_extra={**VIDEO_BODY, "parameters": [IDEMPOTENCY_KEY]},
     )
     async def create_video(http: Request) -> Response:
@@ -39,7 +48,7 @@ def add_video_routes(app: FastAPI, videos: VideoService) -> None:
         "/v1/videos/sync",
         tags=["videos"],
         response_class=Response,
-        responses={200: video_file("The file", "x-request-id", "Idempotent-Replayed"), **errors(*_BODY_ERRORS, 504)},
+        responses={200: video_file("The file", *CALL_HEADERS), **errors(*_BODY_ERRORS, 504)},
         openapi_extra={**VIDEO_BODY, "parameters": [IDEMPOTENCY_KEY]},
     )
     async def create_video_now(http: Request) -> Response:
