@@ -229,7 +229,7 @@ def _monitor_table(shift: Shift) -> Table:
 def _pictures(shift: Shift) -> list[Picture]:
     chart = chart_of_history(shift.past)
     changes = len(shift.past.placements) - 1
-    what = f"{changes} changes of the placement" if shift.past.placements else f"{len(chart.loads)} loads"
+    what = f"changes of the placement: {changes}" if shift.past.placements else f"{len(chart.loads)} loads"
     found = [Picture(name=shift.policy, png=chart_png(chart, f"{shift.policy}: the whole run, {what}"))]
     if len(shift.past.placements) > 1:
         at_s = s_from_ns(shift.past.placements[-1].at_ns)
