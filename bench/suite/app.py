@@ -17,6 +17,7 @@ from suite.cases.batch_model import BatchModelCase
 from suite.cases.bubbles import Bubbles
 from suite.cases.chaos import Chaos
 from suite.cases.checkpoints import Checkpoints
+from suite.cases.clips import Clips
 from suite.cases.controller import ControllerTime
 from suite.cases.decodes import Decodes
 from suite.cases.elastic import Elastic
@@ -60,6 +61,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 CASES: dict[str, tuple[str, type[Case]]] = {
     "stack": ("One request at a time through the whole stack, against the stock pipeline", Stack),
     "stock": ("The family of any pipeline, step by step, against the stock call and families by hand", StockCalls),
+    "clips": ("Clips as files: one at a time against the stock pipeline, and idle time of the device", Clips),
     "controller": ("Time of the controller per event", ControllerTime),
     "policytime": ("Time of a decision of tilework, on 8, 128 and 4096 devices, and of tetriserve", PolicyTime),
     "placement": ("Time of a decision with weights that do not all fit, on 128, 1024 and 4096 devices", Placement),

@@ -90,7 +90,7 @@ def run(
     """Start a server, send the workload, stop it, and simulate what its log says. Raises CaseFailed."""
     log, requests = folder / "events.jsonl", folder / "requests.jsonl"
     with serving_simulated(devices, table, policy, log) as server:
-        records = asyncio.run(drive(server.url, workload, keep_images=False))
+        records = asyncio.run(drive(server.url, workload, keep_files=False))
     if failed := [record for record in records if record.status is not Ending.DONE]:
         raise CaseFailed(f"{policy}: {len(failed)} requests got no picture; the first: {failed[0].detail}")
     write_workload(requests, workload)
