@@ -114,6 +114,7 @@ def _slo_s(index: int, time_s: float, floor_s: float, rng: Random) -> float | No
 def demo_clips(seed: int, *, side: int = 64, frames: int = 17, steps: int = 16) -> tuple[WorkloadRequest, ...]:
     """One clip for each direction, without a deadline, asked for at the start."""
     rng = Random(f"clips {seed}")
+    colours = rng.sample(COLOURS[:6], len(DIRECTIONS))
     return tuple(
         WorkloadRequest(
             arrival_s=0.0,
@@ -123,7 +124,7 @@ def demo_clips(seed: int, *, side: int = 64, frames: int = 17, steps: int = 16) 
             frames=frames,
             steps=steps,
             seed=rng.randrange(2**31),
-            prompt=f"{_with_article(rng.choice(COLOURS[:6]))} {rng.choice(SHAPES[:3])} moves {direction}",
+            prompt=f"{_with_article(colour)} {rng.choice(SHAPES[:3])} moves {direction}",
         )
-        for direction in DIRECTIONS
+        for colour, direction in zip(colours, DIRECTIONS, strict=True)
     )

@@ -41,7 +41,7 @@ def read_frames(video: bytes) -> list[bytes]:
 
     try:
         with av.open(io.BytesIO(video), "r") as container:
-            return [_png(frame.to_image()) for frame in container.decode(video=0)]
+            return [_png(Image.fromarray(frame.to_ndarray(format="rgb24"))) for frame in container.decode(video=0)]
     except (av.FFmpegError, IndexError) as error:
         raise ValueError(f"the video cannot be read: {error}") from error
 

@@ -70,7 +70,7 @@ class _Tracks:
     """Maps devices to processes and threads of the trace, and times to whole microseconds."""
 
     def __init__(self, chart: Chart) -> None:
-        self._nodes = dict(chart.nodes)
+        self._chart, self._nodes = chart, dict(chart.nodes)
         for work in chart.works:
             for device_id in work.devices:
                 self._nodes.setdefault(device_id, 0)
@@ -89,7 +89,7 @@ class _Tracks:
             _named("process", {"pid": node + 1, "tid": 0}, f"node {node}") for node in sorted({*self._nodes.values()})
         ]
         return names + [
-            _named("thread", self.of(device_id), f"device {device_id}") for device_id in sorted(self._nodes)
+            _named("thread", self.of(device_id), self._chart.name_of(device_id)) for device_id in sorted(self._nodes)
         ]
 
 

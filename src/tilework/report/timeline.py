@@ -107,7 +107,7 @@ def _draw_devices(axes: Any, chart: Chart, layout: Layout) -> None:
     right = axes.get_yaxis_transform()
     for device_id, row in layout.rows.items():
         axes.text(1.006, row, f"{shares.get(device_id, 0):.0%} busy", transform=right, va="center", fontsize=9)
-    axes.set_yticks(list(layout.rows.values()), [f"device {device_id}" for device_id in layout.rows])
+    axes.set_yticks(list(layout.rows.values()), [chart.name_of(device_id) for device_id in layout.rows])
     axes.set_ylim(len(layout.rows) - 0.45, -0.55)
     _clean(axes)
 

@@ -52,6 +52,7 @@ def _document(chart: Chart, title: str) -> dict[str, Any]:
         "devices": [
             {
                 "device_id": device_id,
+                "name": chart.name_of(device_id),
                 "node": chart.nodes.get(device_id, 0),
                 "busy": round(shares.get(device_id, 0.0), 4),
             }
