@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,12 @@ import tilework
 import tiny
 from builders import table
 from runtime.rig import Rig, assert_nothing_is_left
+from tilework.control.history import PastWork
+from tilework.control.history_recorder import read_history
 from tilework.core.model import ModelSource
 from tilework.core.request import Status
 from tilework.core.wire import Spec
+from tilework.cost.table_costs import TableCosts
 from training.shapes_motion.model import DEFAULTS
 from zoo.registry import quiet
 
@@ -55,6 +59,50 @@ def test_clips_on_two_workers_are_the_stock_pipelines_bit_for_bit(rig: Rig) -> N
         expected = stock_clip(stock, asked[outcome.uid])
         assert np.array_equal(np.frombuffer(outcome.image.pixels, np.uint8), expected.ravel())
         assert outcome.image.frames == len(expected)
+
+
+@pytest.fixture
+def ddit(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    """Two devices are better than one by the table, whatever this machine would measure."""
+    monkeypatch.setattr(TableCosts, "observe", lambda *_: None)
+    tiny.prepare()
+    costs = table(step_s=0.05, degrees=(1, 2), pipeline="shapes-motion")
+    rig = Rig(ModelSource(path="shapes-motion"), "ddit", costs=costs)
+    try:
+        rig.run(rig.engine.start())
+        yield rig
+    finally:
+        rig.close()
+
+
+def test_a_clip_begins_beside_the_decode_of_another_and_is_promoted_after_it(ddit: Rig) -> None:
+    """DDiT: the first has both devices. Its decode leaves one to the second, which gets the other when that is done."""
+    asked = {
+        "first": tiny.spec(prompt=PROMPT, height=64, width=64, frames=9, steps=STEPS),
+        "second": tiny.spec(prompt=PROMPT, height=64, width=64, frames=9, steps=24),
+    }
+    outcomes = ddit.outcomes(asked)
+    past = read_history(ddit.log.getvalue().splitlines())
+    jobs = {one.request.uid: one.job_id for one in past.requests}
+    first, second = ([one for one in past.works if one.work.job_ids == (jobs[uid],)] for uid in asked)
+    assert degrees(first, "diffuse") == [2]
+    assert degrees(first, "decode") == [1]
+    assert degrees(second, "diffuse") == [1, 2]
+    decode = next(one for one in first if one.work.stage.name == "decode")
+    alone = [one for one in second if len(one.work.devices) == 1 and one.work.stage.name != "decode"]
+    assert any(one.start_ns < decode.end_ns and one.end_ns > decode.start_ns for one in alone)
+    stock = tilework.reference("shapes-motion")
+    quiet(stock)
+    for outcome in outcomes:
+        assert outcome.image is not None, outcome.reason
+        found = np.frombuffer(outcome.image.pixels, np.uint8).astype(int)
+        assert np.abs(found - stock_clip(stock, asked[outcome.uid]).ravel()).max() <= 1
+
+
+def degrees(works: Sequence[PastWork], stage: str) -> list[int]:
+    """The numbers of devices, in the order in which they came."""
+    widths = [len(one.work.devices) for one in works if one.work.stage.name == stage]
+    return [width for width, _ in groupby(widths)]
 
 
 def stock_clip(stock: Any, spec: Spec) -> np.ndarray:
