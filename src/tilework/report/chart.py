@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tilework.core.request import Shape, Status
@@ -128,6 +128,14 @@ class Chart:
     placements: tuple[ChartPlacement, ...] = ()
     nodes: Mapping[int, int] = field(default_factory=dict)
     slots: frozenset[int] = frozenset()
+
+    def new_uses(self) -> Iterator[tuple[ChartPlacement, dict[int, str]]]:
+        """Each placement, and what devices are for from then on, where that is new."""
+        before: Mapping[int, str] = {}
+        for placement in self.placements:
+            names = placement.names
+            yield placement, {device: name for device, name in names.items() if before.get(device) != name}
+            before = names
 
     def name_of(self, device_id: int) -> str:
         return f"CPU slot {device_id}" if device_id in self.slots else f"device {device_id}"
