@@ -31,6 +31,7 @@ from suite.cases.loras import Loras
 from suite.cases.modelled import Modelled
 from suite.cases.mutations import Mutations
 from suite.cases.observe import Observe
+from suite.cases.opensora import OpenSora
 from suite.cases.papers import FIGURES, Papers
 from suite.cases.patches import Patches
 from suite.cases.patchsize import PatchSize
@@ -103,6 +104,7 @@ CASES: dict[str, tuple[str, type[Case]]] = {
     "groups": ("Forming a group of workers, and opening it again", GroupTime),
     "elastic": ("Changing the degree, moving the state, sharing guidance", Elastic),
     "modelled": ("Deadlines kept by each policy on eight simulated GPUs, live and simulated", Modelled),
+    "opensora": ("DDiT's videos on eight simulated GPUs behind a live server: latency by policy", OpenSora),
     "yardsticks": ("The bound on requests on time: how tight it is, and how long it takes, simulated", Yardsticks),
     "papers": ("The figures of the papers, remade in simulation", Papers),
     "simulate": ("A live run against its own simulation", Simulate),

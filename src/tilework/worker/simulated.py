@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import gcd
 
 import torch
 from torch import Tensor
@@ -65,7 +66,7 @@ class SimulatedFamily:
         self._info = ModelInfo(
             name=source.pipeline,
             family="modelled",
-            side_multiple=_SIDE_MULTIPLE,
+            side_multiple=gcd(_SIDE_MULTIPLE, *(side for shape in shapes for side in (shape.height, shape.width))),
             max_side=2 * max(max(shape.height, shape.width) for shape in shapes),
             default_height=default.height,
             default_width=default.width,
