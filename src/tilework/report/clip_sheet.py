@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,14 +20,31 @@ def draw_clip_sheet(path: Path | str, clips: Sequence[Frame], *, title: str = ""
     Raises:
         ValueError: there are no clips, or a video cannot be read.
     """
-    cells = [cell for clip in clips for cell in _row(clip, columns)]
-    draw_contact_sheet(path, cells, columns=columns, title=title)
+    frames = {place: read_frames(clip.image) for place, clip in enumerate(clips) if clip.image is not None}
+    draw_frames(path, clips, frames, title=title, columns=columns)
 
 
-def _row(clip: Frame, columns: int) -> list[Frame]:
-    if clip.image is None:
+def draw_frames(
+    path: Path | str,
+    clips: Sequence[Frame],
+    frames: Mapping[int, Sequence[bytes]],
+    *,
+    title: str = "",
+    columns: int = COLUMNS,
+    side: int = 192,
+) -> None:
+    """The same for clips whose frames are pictures already, encoded, by the place of their clip; none if it failed.
+
+    Raises:
+        ValueError: there are no clips, or a picture cannot be read.
+    """
+    cells = [cell for place, clip in enumerate(clips) for cell in _row(clip, frames.get(place, ()), columns)]
+    draw_contact_sheet(path, cells, columns=columns, title=title, side=side)
+
+
+def _row(clip: Frame, pictures: Sequence[bytes], columns: int) -> list[Frame]:
+    if not pictures:
         return [clip, *[Frame(image=None, caption="", size="", note=" ")] * (columns - 1)]
-    pictures = read_frames(clip.image)
     places = [round(index * (len(pictures) - 1) / (columns - 1)) for index in range(columns)]
     others = [
         Frame(image=pictures[place], caption="", size=f"frame {place + 1} of {len(pictures)}") for place in places[1:]
