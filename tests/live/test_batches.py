@@ -136,6 +136,7 @@ def is_shared(ticket: Ticket) -> bool:
     return any(segment.batch > 1 for segment in ticket.segments) and ticket.steps_done < ticket.request.steps - 4
 
 
+@pytest.mark.slow
 def test_a_member_that_is_cancelled_midway_costs_the_others_nothing(start: Callable[..., Rig]) -> None:
     rig, specs = start("sd3-dpm", "entangled"), mixed_specs("sd3-dpm", 6, steps=20)
 

@@ -199,6 +199,7 @@ def test_a_killed_worker_costs_time_but_no_picture(
     assert replay(rig.log.getvalue().splitlines())[1] is None
 
 
+@pytest.mark.slow
 def test_a_worker_killed_while_states_move_costs_no_picture(
     start: Callable[..., Rig], stock: Callable[[Spec], np.ndarray]
 ) -> None:
