@@ -62,6 +62,8 @@ def test_zero_is_refused(name):
 def test_clips_move_in_each_direction_in_colours_of_their_own():
     clips = demo_clips(1)
     assert clips == demo_clips(1)
-    assert [clip.prompt.split()[-1] for clip in clips] == list(DIRECTIONS)
-    assert len({clip.prompt.split()[1] for clip in clips}) == len(DIRECTIONS)
+    words = [clip.prompt.split() for clip in clips]
+    assert [of_clip[4] for of_clip in words] == list(DIRECTIONS)
+    assert len({of_clip[1] for of_clip in words}) == len(DIRECTIONS)
+    assert {of_clip[2] for of_clip in words} == {"circle", "square", "triangle"}
     assert all(clip.is_clip and clip.slo_s is None for clip in clips)

@@ -115,6 +115,8 @@ def demo_clips(seed: int, *, side: int = 64, frames: int = 17, steps: int = 16) 
     """One clip for each direction, without a deadline, asked for at the start."""
     rng = Random(f"clips {seed}")
     colours = rng.sample(COLOURS[:6], len(DIRECTIONS))
+    shapes = rng.sample((*SHAPES[:3], rng.choice(SHAPES[:3])), len(DIRECTIONS))
+    backgrounds = ("black", "white")
     return tuple(
         WorkloadRequest(
             arrival_s=0.0,
@@ -124,7 +126,7 @@ def demo_clips(seed: int, *, side: int = 64, frames: int = 17, steps: int = 16) 
             frames=frames,
             steps=steps,
             seed=rng.randrange(2**31),
-            prompt=f"{_with_article(colour)} {rng.choice(SHAPES[:3])} moves {direction}",
+            prompt=f"{_with_article(colour)} {shape} moves {direction} on a {rng.choice(backgrounds)} background",
         )
-        for colour, direction in zip(colours, DIRECTIONS, strict=True)
+        for colour, shape, direction in zip(colours, shapes, DIRECTIONS, strict=True)
     )
