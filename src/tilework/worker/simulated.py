@@ -53,7 +53,7 @@ class SimulatedFamily:
     """
 
     def __init__(self, source: SimulatedSource) -> None:
-        self._graph = Graph(source.pipeline, source.stages)
+        self._graph = Graph(source.pipeline, source.stages, source.frames_per_latent)
         table = CostTable(hardware=source.hardware, rows=source.rows, graphs={source.pipeline: self._graph})
         self._costs = TableCosts(table)
         self._source = source
@@ -79,6 +79,7 @@ class SimulatedFamily:
             arguments=(generator_device("cpu"),),
             default_frames=default.frames if clips else 1,
             max_frames=max((shape.frames for shape in clips), default=1),
+            frame_multiple=source.frames_per_latent,
             default_fps=_FPS if clips else 0.0,
             stages=source.stages,
         )
