@@ -11,7 +11,6 @@ from tilework.core.request import Request, RequestClass, cost_key
 from tilework.core.work import Group, NewPlacement, Plan, Start
 from tilework.policy.placement.footprints import footprint
 from tilework.policy.placement.launch import Launch
-from tilework.policy.placement.placement import cells
 from tilework.policy.placement.roles import PlacementType, Role, role_of
 from tilework.policy.published.trident_baselines.aging import priority
 from tilework.policy.published.trident_baselines.layout import Layout, Line, Room, line_of, lines_text, narrowed
@@ -127,7 +126,7 @@ class TridentBaseline(ArrivalOrdered):
         nodes: dict[int, list[int]] = {}
         for device in view.devices:
             nodes.setdefault(device.node, []).append(device.device_id)
-        lines = self.layout.lines(cells(nodes), self._seen)
+        lines = self.layout.lines(dict(sorted(nodes.items())), self._seen)
         if lines == self._lines:
             return False
         self._lines = lines
