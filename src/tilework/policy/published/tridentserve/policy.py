@@ -12,16 +12,14 @@ Left out: batches of small requests (appendix E.1). Models that exceed one devic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Literal
 
 from tilework.core.interfaces import ClusterView, CostModel, PlacementStatus
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, ns_from_s
 from tilework.core.work import Plan
-from tilework.policy.placement.demand import By
 from tilework.policy.published.tridentserve.bids import MOST_SPEED, Bid, read_bids
 from tilework.policy.published.tridentserve.devices import Devices
 from tilework.policy.published.tridentserve.dispatch import Dispatch
@@ -82,40 +80,24 @@ class TridentServe(DeadlinePolicy):
 
     Attributes:
         is_stage_aware: whether encode and decode get their own number of devices; else they hold as many as the steps.
-        switches, downtime_s, declared, by, theta, reading: see `Orchestration`.
+        orchestration: which devices are for what. It keeps state, so each policy needs its own.
     """
 
     solver: Solver = solve_quickly
     chunk_ns: int = 200 * NS_PER_MS
     paper_times: bool = False
     is_stage_aware: bool = True
-    switches: bool = True
-    downtime_s: float = 0.0
-    declared: Sequence[tuple[Request, float]] = ()
-    by: By = "device_time"
-    theta: float = 1.5
-    reading: Literal["capacity", "completions"] = "capacity"
-    _orchestration: Orchestration = field(init=False)
+    orchestration: Orchestration = field(default_factory=Orchestration)
     _up: OpenDevices = field(init=False, default_factory=OpenDevices)
     _prices: TaskPrices = field(init=False, default_factory=TaskPrices)
     _ways: Ways | None = field(init=False, default=None)
-
-    def __post_init__(self) -> None:
-        self._orchestration = Orchestration(
-            switches=self.switches,
-            downtime_ns=ns_from_s(self.downtime_s),
-            declared=self.declared,
-            by=self.by,
-            theta=self.theta,
-            reading=self.reading,
-        )
 
     def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
         return [speed.degree for speed in efficient_speeds(step_speeds(request, costs))]
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
         """A plan that drops jobs to best effort starts nothing, and is asked for again in the new order."""
-        orchestration, up = self._orchestration, self._up
+        orchestration, up = self.orchestration, self._up
         if orchestration.monitor.first_ns is None and next(iter(view.waiting()), None) is None:
             return Plan()  # Thousands of devices may join before the first request comes.
         up.update(view.devices, now_ns)
@@ -137,16 +119,16 @@ class TridentServe(DeadlinePolicy):
         return self._plan(dispatch, bool(tasks) or _has_tasks(view))
 
     def placement_status(self, now_ns: int) -> Sequence[PlacementStatus]:
-        return self._orchestration.status(now_ns)
+        return self.orchestration.status(now_ns)
 
     def _ways_on(self, layout: Layout, costs: CostModel) -> Ways:
         """The ways on this layout, with what was computed since it changed."""
         if self._ways is None or not self._ways.is_of(layout):
-            self._ways = Ways(layout, self._orchestration.profiles, costs, self.paper_times)
+            self._ways = Ways(layout, self.orchestration.profiles, costs, self.paper_times)
         return self._ways
 
     def _plan(self, dispatch: Dispatch, has_tasks: bool) -> Plan:
-        orchestration = self._orchestration
+        orchestration = self.orchestration
         for run in dispatch.runs:
             orchestration.monitor.note(run)
         wakes_ns = (self._up.next_open_ns(), orchestration.wake_ns(has_tasks, dispatch.now_ns))
@@ -215,10 +197,6 @@ def _go_first(dispatch: Dispatch, bid: Bid) -> None:
     devices.take_some(max(wide, key=devices.num_open), way.degree)
 
 
-def _variant(**changes: Any) -> Callable[[], TridentServe]:
-    return lambda: TridentServe(**changes)
-
-
 def _by_ilp() -> TridentServe:
     """Raises UnknownPolicy without the solver."""
     require_solver()
@@ -227,7 +205,7 @@ def _by_ilp() -> TridentServe:
 
 policy("tridentserve")(TridentServe)
 policy("tridentserve-ilp", is_extra=True)(_by_ilp)
-policy("tridentserve-wo-switch")(_variant(switches=False))
-policy("tridentserve-wo-stageaware")(_variant(is_stage_aware=False))
-policy("tridentserve-wo-scheduler")(_variant(solver=shortest_first))
-policy("tridentserve-downtime")(_variant(downtime_s=DOWNTIME_S))
+policy("tridentserve-wo-switch")(lambda: TridentServe(orchestration=Orchestration(switches=False)))
+policy("tridentserve-wo-stageaware")(lambda: TridentServe(is_stage_aware=False))
+policy("tridentserve-wo-scheduler")(lambda: TridentServe(solver=shortest_first))
+policy("tridentserve-downtime")(lambda: TridentServe(orchestration=Orchestration(downtime_ns=ns_from_s(DOWNTIME_S))))
