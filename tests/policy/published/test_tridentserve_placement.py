@@ -560,7 +560,7 @@ def test_a_device_that_a_running_request_keeps_gets_no_stage_of_another() -> Non
     reader = TaskReader(up.by_id, costs, 2, now_ns)
     task = reader.read(tracker.jobs[2])
     assert task is not None
-    dispatch = Dispatch(tracker, costs, now_ns, Devices(up, layout), reader, profiles, 1, True)
+    dispatch = Dispatch(tracker, costs, now_ns, Devices(up, layout), reader, profiles, 1, True, True)
     assert not dispatch.after([task])
     assert [start.devices for start in dispatch.starts] == [(1,)]
 

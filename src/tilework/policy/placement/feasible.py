@@ -40,6 +40,11 @@ class Footprint:
     optimal: Mapping[Role, int]
     usable_bytes: int
 
+    @property
+    def room_bytes(self) -> int:
+        """What a device that holds the stages of all roles has for activations; negative if it cannot."""
+        return self.usable_bytes - sum(self.weights.values())
+
 
 def fits_at(footprint: Footprint) -> dict[PlacementType, tuple[int, ...]]:
     """The degrees at which the class fits on each type: those of D on primaries, of E or C on auxiliaries.

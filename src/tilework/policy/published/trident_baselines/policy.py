@@ -213,7 +213,7 @@ class TridentBaseline(ArrivalOrdered):
     def _launched(self, job: JobView, line: Line, group: Group, costs: CostModel, now_ns: int) -> Sequence[Start]:
         """The stages of a job that run on the devices of a line."""
         used = group[: usable_degree(job.request, len(group), costs)] if line.leader is Role.D else group
-        launch = Launch(job.job_id, job.request, job.left, costs, self._why(job, used, costs, now_ns))
+        launch = Launch((job.job_id,), job.request, job.left, costs, self._why(job, used, costs, now_ns))
         for role in line.kind.roles:
             launch.run(role, used, len(used) if self._holds else None)
         return launch.starts
