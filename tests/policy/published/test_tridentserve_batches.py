@@ -68,8 +68,8 @@ def test_requests_of_one_class_begin_together() -> None:
 
 def test_requests_of_other_classes_and_those_that_share_nothing_begin_by_themselves() -> None:
     asked = [request("a", slo_s=9.0), request("steps", steps=9, slo_s=9.0), request("side", side=64, slo_s=9.0)]
-    asked += [replace(asked[0], uid=uid, **more) for uid, more in (("e", {"exact": True}), ("p", {"passes": 1.5}))]
-    assert sorted(together(planned(TridentServe(), asked, 5, TableCosts(TABLE)))) == [(n,) for n in range(5)]
+    asked += [replace(asked[0], exact=True), replace(asked[0], passes=1.5)] * 2
+    assert sorted(together(planned(TridentServe(), asked, 7, TableCosts(TABLE)))) == [(n,) for n in range(7)]
 
 
 def test_no_request_is_late_by_its_batch() -> None:

@@ -297,6 +297,10 @@ def test_the_monitor_sees_what_waits_for_an_auxiliary() -> None:
     stats = monitor.stats("flux.1", layout, {ED: 0}, 10 * second)
     assert stats[C] == WindowStats(completions=1, busy_ns=8 * second, replicas=1, backlog=1)
     assert stats[ED] == WindowStats(completions=3, busy_ns=6 * second, replicas=2, backlog=0)
+    monitor.note(PoolRun(pools[0], 4 * second, 6 * second, 4 * second, num_requests=4))
+    monitor.note(PoolRun(pools[2], 24 * second, 25 * second, second, num_requests=2))
+    batched = monitor.stats("flux.1", layout, {ED: 0}, 10 * second)
+    assert (batched[ED].completions, batched[C].backlog) == (3 + 4, 1 + 2)
 
 
 def test_what_the_monitor_counts_can_be_asked_at_any_time_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
