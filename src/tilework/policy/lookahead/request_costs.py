@@ -21,6 +21,7 @@ from tilework.policy.toolkit.demand import (
 )
 
 _MOST_CLASSES = 10_000
+_MOST_REQUESTS = 4096
 _UNKNOWN = (0, None)
 
 
@@ -92,7 +93,7 @@ class RequestCosts:
                 self._known.clear()
             known = _step_costs(request, left, num_devices, costs, several=several)
             self._known[key] = version, known
-        if len(self._by_uid) >= _MOST_CLASSES:
+        if len(self._by_uid) >= _MOST_REQUESTS:  # Most of them have ended.
             self._by_uid.clear()
         self._by_uid[uid_key] = request, version, known
         return known
