@@ -15,8 +15,8 @@ from diffusers.models.autoencoders.autoencoder_kl_wan import unpatchify
 from torch import Tensor
 
 Chunks = Callable[..., Iterator[Tensor]]
-"""Decodes latents (1, channels, t, h, w) with an autoencoder; yields frames (1, channels, frames, rows, columns) in their
-order, before `Decoder.finish`. What else a decoder is told follows the latents."""
+"""Decodes latents (1, channels, t, h, w) with an autoencoder; yields frames (1, channels, frames, rows, columns) in
+their order, before `Decoder.finish`. What else a decoder is told follows the latents."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,8 +2,8 @@
 
 diffusers decodes a causal clip latent by latent, but joins all frames before it makes pixels of them; with tiles it
 keeps all of these, too, until the last one is decoded. Both grow with the number of frames. Pixels are made of each
-value alone, and the seams of tiles of the edges of two. So here frames become pixels as soon as they are decoded, and of
-a tile its edges stay. All numbers are those of the stock call, bit for bit.
+value alone, and the seams of tiles of the edges of two. So here frames become pixels as soon as they are decoded, and
+of a tile its edges stay. All numbers are those of the stock call, bit for bit.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ def _tiled(decoder: Decoder, vae: Any, pixels: Pixels, latents: Tensor, *given: 
     for top in _starts(latents.shape[3], tiles.stride[0]):
         row: list[Tensor] = []
         below: list[Tensor] = []
+        beside: Tensor | None = None
         for index, left in enumerate(_starts(latents.shape[4], tiles.stride[1])):
             part = latents[:, :, :, top : top + tiles.size[0], left : left + tiles.size[1]]
             tile = _joined(decoder.tile(vae, part, *given, **named))
             if above:
                 tile = vae.blend_v(above[index], tile, tiles.blend[0])
-            if row:
+            if beside is not None:
                 tile = vae.blend_h(beside, tile, tiles.blend[1])
             beside = tile[..., max(0, tile.shape[4] - tiles.blend[1]) :].clone()
             below.append(tile[:, :, :, max(0, tile.shape[3] - tiles.blend[0]) :].clone())
@@ -58,7 +59,7 @@ def _tiled(decoder: Decoder, vae: Any, pixels: Pixels, latents: Tensor, *given: 
 
 def _frames(decoder: Decoder, vae: Any, pixels: Pixels, chunk: Tensor) -> Iterator[Tensor]:
     """The pixels of a chunk, frame by frame: what they take on the way is that of one."""
-    return (pixels(decoder.finish(vae, frame)) for frame in chunk.split(1, dim=2))
+    return (pixels(decoder.finish(vae, frame)) for frame in torch.split(chunk, 1, dim=2))
 
 
 def _joined(chunks: Iterable[Tensor]) -> Tensor:

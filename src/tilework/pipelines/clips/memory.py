@@ -1,8 +1,8 @@
 """What memory a decode takes, before it runs: the code that decodes, on tensors that have no numbers.
 
-`torch.device("meta")` makes tensors with shapes alone. What is counted is every tensor that is made and still there, and
-what a convolution takes beside them on a CPU. A decode repeats itself from latent to latent and from tile to tile, so
-each kind of chunk runs once, and counts as often as it is made.
+`torch.device("meta")` makes tensors with shapes alone. What is counted is every tensor that is made and still there,
+and what a convolution takes beside them on a CPU. A decode repeats itself from latent to latent and from tile to tile,
+so each kind of chunk runs once, and counts as often as it is made.
 
 Rejected: a formula with factors for each class. It would have to be measured again for each configuration.
 """
@@ -10,18 +10,22 @@ Rejected: a formula with factors for each class. It would have to be measured ag
 from __future__ import annotations
 
 import functools
+import json
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from math import prod
+from pathlib import Path
 from typing import Any
 
+import diffusers
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tilework.pipelines.clips.decoders import Chunks, decoder_of
+from tilework.pipelines.clips.decoders import ROWS, Chunks, decoder_of
 from tilework.pipelines.clips.decoding import decode
+from tilework.pipelines.errors import ModelNotFound, UnsupportedModel
 
 _META = torch.device("meta")
 _TILING = ("use_tiling", "tile_")
@@ -60,10 +64,30 @@ def decode_bytes(vae: Any, frames: int, height: int, width: int) -> int | None:
             decoder, whole=_Rehearsal(meter, decoder.whole, frames), tile=_Rehearsal(meter, decoder.tile, frames)
         )
         decode(rehearsed, bare, _pixels, latents, *given)
-    return meter.peak_bytes
+        return int(meter.peak_bytes)
 
 
-class TensorMeter(TorchDispatchMode):
+def autoencoder_of(directory: Path, dtype: torch.dtype) -> Any:
+    """The autoencoder of a model's directory by its configuration alone: it has shapes, and no weights.
+
+    Raises:
+        ModelNotFound: there is no configuration.
+        UnsupportedModel: its class has no row in `decoders`, or is not in diffusers.
+    """
+    file = directory / "vae" / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelNotFound(f"{file}: cannot be read ({error}); name the directory of a diffusers model") from error
+    name = config.get("_class_name")
+    if name not in ROWS:
+        raise UnsupportedModel(f"{file} names {name!r}; what a decode takes is known of {', '.join(ROWS)}")
+    with _META:
+        vae = getattr(diffusers, name).from_config(config)
+    return nn.Module.to(vae, dtype)
+
+
+class TensorMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While entered, counts the bytes of tensors that are made and still there: `live_bytes`, at most `peak_bytes`.
 
     A convolution counts with what its kernel takes beside its tensors on a CPU. What other kernels take, and those of
@@ -71,7 +95,7 @@ class TensorMeter(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.live_bytes = 0
         self.peak_bytes = 0
         self._known: dict[int, weakref.ref[Any]] = {}
@@ -138,7 +162,7 @@ class _Course:
 
 @dataclass(slots=True)
 class _Rehearsal:
-    """The chunks of a decoder. Once they repeat themselves, and for latents of a shape that it had, none is computed."""
+    """The chunks of a decoder. Once they repeat themselves, and for latents of a known shape, none is computed."""
 
     meter: TensorMeter
     chunks: Chunks
@@ -197,7 +221,8 @@ def _pixels(frames: Tensor) -> Tensor:
 def _bare(vae: Any) -> Any:
     """The same autoencoder without its weights, with the same tiles."""
     with _META:
-        bare = type(vae).from_config(vae.config).to(next(vae.parameters()).dtype).eval()
+        bare = type(vae).from_config(vae.config)
+    nn.Module.to(bare, next(vae.parameters()).dtype)
     for name, value in vars(vae).items():
         if name.startswith(_TILING):
             setattr(bare, name, value)

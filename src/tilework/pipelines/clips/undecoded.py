@@ -34,7 +34,7 @@ class Undecoded:
     @property
     def answer(self) -> Any:
         """What the call returns, with this in the place of frames."""
-        return DecoderOutput(sample=self) if self._is_wrapped else (self,)  # type: ignore[arg-type]
+        return DecoderOutput(sample=self) if self._is_wrapped else (self,)
 
     def pixels(self, postprocess: Any) -> Tensor:
         """(frames, rows, columns, 3) of 8 bits, by what a processor makes of frames: a list of lists of pictures."""

@@ -275,6 +275,6 @@ def _pictures(result: Any) -> Tensor:
     while isinstance(result[0], list):
         (result,) = result
     if isinstance(result[0], Tensor):
-        (clip,) = result
+        clip: Tensor = result[0]
         return clip
     return pixels_of(result)
