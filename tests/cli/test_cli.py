@@ -57,7 +57,10 @@ COMMANDS = (
     "bound",
     "compare",
 )
-GROUPS = {"cost": ("list", "show", "export", "memory"), "workload": ("list", "make", "show")}  # Commands that have commands.
+GROUPS = {
+    "cost": ("list", "show", "export", "memory"),
+    "workload": ("list", "make", "show"),
+}  # Commands that have commands.
 NUM_REQUESTS = 30
 
 

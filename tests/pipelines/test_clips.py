@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from diffusers.video_processor import VideoProcessor
+from suite.allocated import peak_bytes
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 
 import tiny
 from tilework.pipelines.clips.decoders import ROWS, Decoder, decoder_of
@@ -169,18 +169,6 @@ def test_a_stock_call_gets_its_clip_as_it_wants_it(name: str, monkeypatch: pytes
     found = requests.alone(made, spec)
     assert np.array_equal(found, requests.stock_pixels(model, build(model), 1))
     assert len(asked) == (name == "wan21")
-
-
-def peak_bytes(run: Callable[[], object]) -> int:
-    """The most that torch's allocator has given out at a time, beyond what was there before."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        run()
-    events = profiled.profiler.kineto_results.events()
-    live = peak = 0
-    for event in sorted((one for one in events if one.name() == "[memory]"), key=lambda one: one.start_ns()):
-        live += event.nbytes()
-        peak = max(peak, live)
-    return peak
 
 
 def measured(vae: Any, frames: int, rows: int, columns: int) -> tuple[int, int]:

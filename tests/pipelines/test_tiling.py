@@ -1,4 +1,4 @@
-"""A model that is set to decode in tiles gives the picture of the stock pipeline so configured, and is known by that."""
+"""A model that is set to decode in tiles gives the picture of the stock pipeline so configured, and says so."""
 
 from __future__ import annotations
 
