@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import diffusers
@@ -160,7 +161,7 @@ class Clips:
         latents, _ = self._latents(vae, self.frames[-1])
         for pair in range(self.pairs):
             note(f"times{' in tiles' if is_tiled else ''}, {pair + 1} of {self.pairs}")
-            taken = [_seconds(lambda run=run: run(vae, latents)) for run in (in_parts, _stock_pixels)]
+            taken = [_seconds(partial(run, vae, latents)) for run in (in_parts, _stock_pixels)]
             ratios.append(taken[0] / taken[1])
         return ratios
 

@@ -54,8 +54,7 @@ def command(
 ) -> None:
     """Measure each stage of a model on this machine, by size and degree, and save it for servers to start from.
 
-    All workers measure at the same time, as they will serve. What was measured before Ctrl-C is kept. See
-    docs/profiling.md.
+    All workers measure at the same time. What was measured before Ctrl-C is kept. See docs/profiling.md.
     """
     require_serve_extra()
     from tilework.runtime.executor import WorkerStartFailed

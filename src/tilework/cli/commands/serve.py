@@ -66,8 +66,7 @@ def command(
 ) -> None:
     """Serve models behind OpenAI's images API, with deadlines.
 
-    Further settings come from the environment: TILEWORK_MAX_STEPS, TILEWORK_RESULT_TTL_S and so on (docs/serving.md).
-    """
+    Further settings come from the environment: TILEWORK_MAX_STEPS, TILEWORK_RESULT_TTL_S, ... (docs/serving.md)."""
     _prepare(log_level, models, models_file)
     table, sources = _checked_table(policy, cost, workers, models_file), tuple[Source, ...]()
     if backend is options.Backend.MODELLED:
