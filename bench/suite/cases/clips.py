@@ -69,8 +69,8 @@ class Clips:
     """
 
     frames: tuple[int, ...] = (17, 49, 81)
-    rows: int = 6
-    columns: int = 10
+    rows: int = 4
+    columns: int = 6
     tile: int = 4
     pairs: int = 3
 
@@ -103,8 +103,10 @@ class Clips:
                     measured=exact(self._growth()),
                     high=3,
                 ),
-                Check(what="time of Wan as a whole, over stock", measured=extremes(ratios[0]), high=1.05),
-                Check(what="time of Wan in tiles, over stock in tiles", measured=extremes(ratios[1]), high=1.05),
+                Check(what="processor time of Wan as a whole, over stock", measured=extremes(ratios[0]), high=1.05),
+                Check(
+                    what="processor time of Wan in tiles, over stock in tiles", measured=extremes(ratios[1]), high=1.05
+                ),
             ),
             method=(
                 f"Frames of {self.rows} by {self.columns} latents, tiles of {self.tile}.",
@@ -173,14 +175,12 @@ class Clips:
         with torch.device("meta"):
             vae = diffusers.AutoencoderKLWan()
         vae = torch.nn.Module.to(vae, torch.bfloat16)
-        rows = []
-        for frames in self.frames:
-            note(f"plan of {LARGE[0]}x{LARGE[1]}, {frames} frames")
-            planned = list[str]()
-            for vae.use_tiling in (False, True):
-                planned.append(f"{(decode_bytes(vae, frames, LARGE[1], LARGE[0]) or 0) / 1e9:.2f}")
-            rows.append((str(frames), *planned))
-        return Table(title="Planned for Wan 2.1", columns=("frames", "whole, GB", "in tiles, GB"), rows=tuple(rows))
+        note(f"plan of {LARGE[0]}x{LARGE[1]}")
+        planned = list[str]()
+        for vae.use_tiling in (False, True):
+            planned.append(f"{(decode_bytes(vae, self.frames[-1], LARGE[1], LARGE[0]) or 0) / 1e9:.2f}")
+        row = str(self.frames[-1]), *planned
+        return Table(title="Planned for Wan 2.1", columns=("frames", "whole, GB", "in tiles, GB"), rows=(row,))
 
 
 def in_parts(vae: Any, latents: Tensor) -> Tensor:
@@ -208,6 +208,6 @@ def _decoder(vae: Any) -> Any:
 
 
 def _seconds(run: Callable[[], object]) -> float:
-    begin = time.perf_counter()
+    begin = time.process_time()  # One thread, whatever else the machine does.
     run()
-    return time.perf_counter() - begin
+    return time.process_time() - begin

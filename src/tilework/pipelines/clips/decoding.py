@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilework.pipelines.clips.decoders import Decoder
+from tilework.pipelines.clips.decoders import Decoder, Tiles
 
 Pixels = Callable[[Tensor], Tensor]
 """Makes pixels (frames, rows, columns, 3) of 8 bits of decoded frames (1, 3, frames, rows, columns)."""
@@ -36,25 +36,31 @@ def _tiled(decoder: Decoder, vae: Any, pixels: Pixels, latents: Tensor, *given: 
     """Tile by tile, each with all its frames: what a decoder keeps from frame to frame is there for one tile only."""
     tiles = decoder.tiles(vae)
     rows: list[Tensor] = []
-    above: list[Tensor] = []
-    for top in _starts(latents.shape[3], tiles.stride[0]):
+    above: list[Tensor | None] = [None] * latents.shape[4]
+    for top in range(0, latents.shape[3], tiles.stride[0]):
         row: list[Tensor] = []
-        below: list[Tensor] = []
+        below: list[Tensor | None] = []
         beside: Tensor | None = None
-        for index, left in enumerate(_starts(latents.shape[4], tiles.stride[1])):
+        for index, left in enumerate(range(0, latents.shape[4], tiles.stride[1])):
             part = latents[:, :, :, top : top + tiles.size[0], left : left + tiles.size[1]]
-            tile = _joined(decoder.tile(vae, part, *given, **named))
-            if above:
-                tile = vae.blend_v(above[index], tile, tiles.blend[0])
-            if beside is not None:
-                tile = vae.blend_h(beside, tile, tiles.blend[1])
+            tile = _blended(vae, tiles, _joined(decoder.tile(vae, part, *given, **named)), above[index], beside)
             beside = tile[..., max(0, tile.shape[4] - tiles.blend[1]) :].clone()
             below.append(tile[:, :, :, max(0, tile.shape[3] - tiles.blend[0]) :].clone())
-            kept = tile[:, :, :, : tiles.kept[0], : tiles.kept[1]]
-            row.append(torch.cat(list(_frames(decoder, vae, pixels, kept))))
+            tile = tile[:, :, :, : tiles.kept[0], : tiles.kept[1]]
+            row.append(torch.cat(list(_frames(decoder, vae, pixels, tile))))
+            del tile  # Before the next one is decoded.
         rows.append(torch.cat(row, dim=2))
         above = below
     return torch.cat(rows, dim=1)
+
+
+def _blended(vae: Any, tiles: Tiles, tile: Tensor, above: Tensor | None, beside: Tensor | None) -> Tensor:
+    """A tile, in its place, that goes over from the edges of its neighbours into its own."""
+    if above is not None:
+        tile = vae.blend_v(above, tile, tiles.blend[0])
+    if beside is not None:
+        tile = vae.blend_h(beside, tile, tiles.blend[1])
+    return tile
 
 
 def _frames(decoder: Decoder, vae: Any, pixels: Pixels, chunk: Tensor) -> Iterator[Tensor]:
@@ -65,7 +71,3 @@ def _frames(decoder: Decoder, vae: Any, pixels: Pixels, chunk: Tensor) -> Iterat
 def _joined(chunks: Iterable[Tensor]) -> Tensor:
     whole = list(chunks)
     return whole[0] if len(whole) == 1 else torch.cat(whole, dim=2)
-
-
-def _starts(length: int, stride: int) -> range:
-    return range(0, length, stride)
