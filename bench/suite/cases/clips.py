@@ -1,213 +1,161 @@
-"""The memory of a clip's decode: as planned, as allocated, and as the stock call takes it; and the time."""
+"""Clips as video files: one at a time against the stock pipeline, and what a file costs the device."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-import diffusers
-import torch
-from diffusers.video_processor import VideoProcessor
-from torch import Tensor
+from suite.busy import Timeline, arrivals_in, pieces_of
+from suite.case import CaseFailed, Check, Finding, Note, Table
+from suite.server import serving
+from suite.stats import bootstrap, median, over_repeats
+from suite.stock_process import StockProcess, stock_process
+from tilework.client.drive import drive
+from tilework.client.record import Ending, Record
+from tilework.formats.workload import WorkloadRequest
 
-from suite.allocated import peak_bytes
-from suite.case import Check, Finding, Note, Table
-from suite.stats import exact, extremes
-from tilework.pipelines.clips.decoders import decoder_of
-from tilework.pipelines.clips.decoding import decode
-from tilework.pipelines.clips.memory import decode_bytes
-from tilework.pipelines.clips.undecoded import pixels_of
-from tilework.pipelines.loading import quiet
-
-_MB = 1e6
-_PIXEL = 3  # Bytes.
-LARGE = 1280, 720
-
-
-def _wan() -> Any:
-    return diffusers.AutoencoderKLWan(base_dim=8, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1)
-
-
-def _cogvideox() -> Any:
-    return diffusers.AutoencoderKLCogVideoX(
-        down_block_types=("CogVideoXDownBlock3D",) * 4,
-        up_block_types=("CogVideoXUpBlock3D",) * 4,
-        block_out_channels=(8, 8, 8, 8),
-        latent_channels=4,
-        layers_per_block=1,
-        norm_num_groups=2,
-    )
-
-
-def _ltx() -> Any:
-    sizes = {"block_out_channels": (8,) * 4, "decoder_block_out_channels": (8,) * 4}
-    layers = {"layers_per_block": (1,) * 5, "decoder_layers_per_block": (1,) * 5}
-    return diffusers.AutoencoderKLLTXVideo(latent_channels=8, **sizes, **layers)
-
-
-def _hunyuan() -> Any:
-    return diffusers.AutoencoderKLHunyuanVideo15(latent_channels=4, block_out_channels=(8,) * 5, layers_per_block=1)
-
-
-BUILDERS: dict[str, Callable[[], Any]] = {
-    "Wan": _wan,
-    "CogVideoX": _cogvideox,
-    "LTX": _ltx,
-    "HunyuanVideo 1.5": _hunyuan,
-}
-_CAUSAL = "Wan"
+MODEL = "shapes-motion"
+EXPORT = "export"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clips:
-    """Autoencoders with eight channels and random weights, float32, one thread.
-
-    A clip has frames of `rows` by `columns` latents. Tiles have sides of `tile`, and overlap by a quarter.
+    """`rounds` times a block of `block` clips to either side, which takes turns to go first; then `repeats` times
+    `queued` clips at once.
     """
 
-    frames: tuple[int, ...] = (17, 49, 81)
-    rows: int = 4
-    columns: int = 6
-    tile: int = 4
-    pairs: int = 3
+    rounds: int = 8
+    block: int = 3
+    warm_up: int = 2
+    queued: int = 8
+    repeats: int = 3
+    side: int = 64
+    frames: int = 17
+    steps: int = 16
+    guidance_scale: float = 4.0
+    threads: int = 1
+    seed: int = 1
+    prompt: str = "a red circle moves left"
 
     @classmethod
     def make(cls, quick: bool) -> Clips:
-        return cls(frames=(5, 17), rows=2, columns=5, pairs=1) if quick else cls()
+        return cls(rounds=2, block=1, warm_up=1, queued=3, repeats=1) if quick else cls()
 
-    @torch.no_grad()
     def measure(self, note: Note) -> Finding:
-        torch.set_num_threads(1)
-        quiet()
-        rows, worst, smaller = list[tuple[str, ...]](), list[float](), list[float]()
-        for name in BUILDERS:
-            for is_tiled in (False, True):
-                for frames in self.frames:
-                    note(f"{name}, {frames} frames{', in tiles' if is_tiled else ''}")
-                    planned, taken, stock = self._bytes(name, is_tiled, frames)
-                    worst.append(taken / planned)
-                    smaller.append(taken / stock)
-                    how = "tiles" if is_tiled else "whole"
-                    amounts = [f"{one / _MB:.2f}" for one in (planned, taken, stock)]
-                    rows.append((name, how, str(frames), *amounts, f"{taken / stock:.2f}"))
-        ratios = [self._times(is_tiled, note) for is_tiled in (False, True)]
-        return Finding(
-            checks=(
-                Check(what="allocated, over planned: the worst", measured=extremes(worst, max), high=1),
-                Check(what="allocated, over stock: the worst", measured=extremes(smaller, max), high=1.001),
-                Check(
-                    what="bytes planned for a further frame of Wan, over those of its pixels",
-                    measured=exact(self._growth()),
-                    high=3,
-                ),
-                Check(what="processor time of Wan as a whole, over stock", measured=extremes(ratios[0]), high=1.05),
-                Check(
-                    what="processor time of Wan in tiles, over stock in tiles", measured=extremes(ratios[1]), high=1.05
-                ),
-            ),
-            method=(
-                f"Frames of {self.rows} by {self.columns} latents, tiles of {self.tile}.",
-                "Allocated: by torch's allocator, workspaces of kernels included; without what numpy and Pillow take.",
-                "Stock: `decode`, then `postprocess_video` to tensors; its pictures would come on top.",
-                f"Planned for Wan 2.1: its configuration alone, bfloat16, {LARGE[0]}x{LARGE[1]}.",
-            ),
-            tables=(self._table(rows), self._large(note)),
+        with TemporaryDirectory() as folder:
+            log = Path(folder) / "events.jsonl"
+            with serving(1, log, policy="edf", model=MODEL) as server, stock_process(self.threads, MODEL) as stock:
+                note(f"server ready in {server.ready_s:.1f} s; the stock pipeline is loaded")
+                rounds = []
+                for index in range(-1, self.rounds):
+                    note("warm-up" if index < 0 else f"round {index + 1} of {self.rounds}")
+                    rounds.append(self._round(index, server.url, stock))
+                queues = []
+                for index in range(self.repeats):
+                    note(f"{self.queued} clips at once, {index + 1} of {self.repeats}")
+                    queues.append(self._ask(server.url, [self.seed + i for i in range(self.queued)]))
+            arrivals_s = arrivals_in(log)
+        timelines = []
+        for records in queues:
+            pieces = [piece for piece in pieces_of(records, arrivals_s) if piece.stage != EXPORT]
+            timelines.append(Timeline(pieces))
+        return self._finding(rounds[1:], timelines)
+
+    def _round(self, index: int, url: str, stock: StockProcess) -> _Round:
+        count = self.warm_up if index < 0 else self.block
+        seeds = [self.seed + index * self.block + i for i in range(count)]
+        if index % 2:
+            return _Round(stock=[self._stock(stock, seed) for seed in seeds], ours=self._one_by_one(url, seeds))
+        return _Round(ours=self._one_by_one(url, seeds), stock=[self._stock(stock, seed) for seed in seeds])
+
+    def _one_by_one(self, url: str, seeds: Sequence[int]) -> list[Record]:
+        return [record for seed in seeds for record in self._ask(url, [seed])]
+
+    def _ask(self, url: str, seeds: Sequence[int]) -> list[Record]:
+        """All at once."""
+        records = asyncio.run(drive(url, [self._request(seed) for seed in seeds]))
+        for record in records:
+            if record.status is not Ending.DONE:
+                raise CaseFailed(f"the server made no clip: {record.detail}")
+        return records
+
+    def _request(self, seed: int) -> WorkloadRequest:
+        return WorkloadRequest(
+            arrival_s=0.0,
+            pipeline=MODEL,
+            height=self.side,
+            width=self.side,
+            frames=self.frames,
+            steps=self.steps,
+            seed=seed,
+            prompt=self.prompt,
         )
 
-    def _bytes(self, name: str, is_tiled: bool, frames: int) -> tuple[int, int, int]:
-        """What a decode takes as planned, as allocated, and as the stock call takes it."""
-        vae = self._built(name, is_tiled)
-        latents, side = self._latents(vae, frames)
-        planned = decode_bytes(vae, frames, self.rows * side, self.columns * side)
-        assert planned is not None
-        return planned, peak_bytes(lambda: in_parts(vae, latents)), peak_bytes(lambda: at_once(vae, latents))
+    def _stock(self, stock: StockProcess, seed: int) -> dict[str, float]:
+        ask = {
+            "prompt": self.prompt,
+            "height": self.side,
+            "width": self.side,
+            "num_frames": self.frames,
+            "num_inference_steps": self.steps,
+            "guidance_scale": self.guidance_scale,
+            "seed": seed,
+        }
+        answer = stock.draw(ask)
+        return {"call_s": answer["call_s"], "file_s": answer["file_s"]}
 
-    def _built(self, name: str, is_tiled: bool) -> Any:
-        torch.manual_seed(0)
-        vae = BUILDERS[name]().eval()
-        if is_tiled:
-            vae.enable_tiling()
-            _, side = _decoder(vae).scales(vae)
-            tile = self.tile
-            for attribute in list(vars(vae)):
-                sizes = {
-                    "tile_latent_min": tile,
-                    "tile_sample_min": tile * side,
-                    "tile_sample_stride": tile * side * 3 // 4,
-                    "tile_overlap_factor": 0.25,
-                }
-                prefix = next((one for one in sizes if attribute.startswith(one)), None)
-                if prefix is not None and "frames" not in attribute:
-                    setattr(vae, attribute, sizes[prefix])
-        return vae
-
-    def _latents(self, vae: Any, frames: int) -> tuple[Tensor, int]:
-        """Latents of a clip, and how many pixels the side of one has."""
-        temporal, side = _decoder(vae).scales(vae)
-        shape = 1, _decoder(vae).latent_channels(vae), 1 + (frames - 1) // temporal, self.rows, self.columns
-        return torch.randn(shape, generator=torch.Generator().manual_seed(1)), side
-
-    def _growth(self) -> float:
-        vae, pixels = self._built(_CAUSAL, False), self.rows * self.columns * 64
-        few, many = (decode_bytes(vae, one, self.rows * 8, self.columns * 8) for one in (17, 81))
-        assert few is not None
-        assert many is not None
-        return (many - few) / (81 - 17) / (pixels * _PIXEL)
-
-    def _times(self, is_tiled: bool, note: Note) -> list[float]:
-        """The time of a decode over that of the stock call, pair by pair."""
-        vae, ratios = self._built(_CAUSAL, is_tiled), list[float]()
-        latents, _ = self._latents(vae, self.frames[-1])
-        for pair in range(self.pairs):
-            note(f"times{' in tiles' if is_tiled else ''}, {pair + 1} of {self.pairs}")
-            taken = [_seconds(partial(run, vae, latents)) for run in (in_parts, _stock_pixels)]
-            ratios.append(taken[0] / taken[1])
-        return ratios
-
-    def _table(self, rows: list[tuple[str, ...]]) -> Table:
-        columns = ("autoencoder", "", "frames", "planned, MB", "allocated, MB", "stock, MB", "of stock")
-        return Table(title="Memory", columns=columns, rows=tuple(rows))
-
-    def _large(self, note: Note) -> Table:
-        with torch.device("meta"):
-            vae = diffusers.AutoencoderKLWan()
-        vae = torch.nn.Module.to(vae, torch.bfloat16)
-        note(f"plan of {LARGE[0]}x{LARGE[1]}")
-        planned = list[str]()
-        for vae.use_tiling in (False, True):
-            planned.append(f"{(decode_bytes(vae, self.frames[-1], LARGE[1], LARGE[0]) or 0) / 1e9:.2f}")
-        row = str(self.frames[-1]), *planned
-        return Table(title="Planned for Wan 2.1", columns=("frames", "whole, GB", "in tiles, GB"), rows=(row,))
+    def _finding(self, rounds: list[_Round], timelines: list[Timeline]) -> Finding:
+        ratios = [one.ratio for one in rounds]
+        busy = over_repeats([[100 * (1 - one.idle_share)] for one in timelines], median)
+        ours, stock = ([x for one in rounds for x in getattr(one, side)] for side in ("ours", "stock"))
+        rows = (
+            ("stock: pipeline call", f"{median(one['call_s'] for one in stock):.3f}"),
+            ("stock: MP4", f"{median(one['file_s'] for one in stock):.3f}"),
+            ("tilework: all, as the client sees it", f"{median(one.latency_s for one in ours):.3f}"),
+            *((f"tilework: {stage}", f"{median(times):.3f}") for stage, times in _stages(ours).items()),
+        )
+        return Finding(
+            checks=(
+                Check(what="tilework / stock, latency of a clip", measured=bootstrap(ratios, self.seed), high=1.05),
+                Check(what="device busy while clips wait, files written", measured=busy, low=97.0, unit="%"),
+            ),
+            method=(
+                "Tilework: from before the request to `/v1/videos/sync` is sent until the file is there and its "
+                "timeline was asked for, one clip at a time; server with one worker and one CPU slot.",
+                "Stock: `WanPipeline.__call__`, and libx264 by PyAV with the server's settings, in a loop in one "
+                "process, timed inside it. Both: the same seeds, prompt, size, frames, steps, guidance and number of "
+                "threads, float32, warmed up.",
+                "Blocks alternate in one run, the side that goes first too. The ratio is the median over rounds of "
+                "(median of our block / median of the stock block).",
+                f"Busy: {self.queued} clips at once. Time between two works of the worker counts as idle if some clip "
+                "waited all the while; files are written on the CPU slot meanwhile.",
+            ),
+            tables=(Table(title="Seconds, medians over all clips", columns=("part", "s"), rows=rows),),
+            facts={"ratio per round": ", ".join(f"{ratio:.3f}" for ratio in ratios)},
+        )
 
 
-def in_parts(vae: Any, latents: Tensor) -> Tensor:
-    """The pixels of a clip, of which no more than a part is there in full precision."""
-    return decode(_decoder(vae), vae, _pictures, latents)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Round:
+    ours: list[Record]
+    stock: list[dict[str, float]]
+
+    @property
+    def ratio(self) -> float:
+        return median(one.latency_s for one in self.ours) / median(one["call_s"] + one["file_s"] for one in self.stock)
 
 
-def at_once(vae: Any, latents: Tensor) -> Any:
-    """The clip of the stock calls, as a tensor."""
-    return VideoProcessor().postprocess_video(vae.decode(latents, return_dict=False)[0], "pt")
-
-
-def _stock_pixels(vae: Any, latents: Tensor) -> Tensor:
-    return _pictures(vae.decode(latents, return_dict=False)[0])
-
-
-def _pictures(frames: Tensor) -> Tensor:
-    return pixels_of(VideoProcessor().postprocess_video(frames, "pil")[0])
-
-
-def _decoder(vae: Any) -> Any:
-    decoder = decoder_of(vae)
-    assert decoder is not None
-    return decoder
-
-
-def _seconds(run: Callable[[], object]) -> float:
-    begin = time.process_time()  # One thread, whatever else the machine does.
-    run()
-    return time.process_time() - begin
+def _stages(records: Sequence[Record]) -> dict[str, list[float]]:
+    """Seconds of each stage, for every clip."""
+    stages: dict[str, list[float]] = {}
+    for record in records:
+        assert record.timeline is not None
+        times: dict[str, float] = {}
+        for segment in record.timeline["segments"]:
+            times[segment["stage"]] = times.get(segment["stage"], 0.0) + segment["end_s"] - segment["start_s"]
+        for stage, seconds in times.items():
+            stages.setdefault(stage, []).append(seconds)
+    return stages
