@@ -18,7 +18,7 @@ from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.graph.stage import StageSpec
 from tilework.core.model import TRUE_SCALE, Argument, ModelInfo, StrengthRule
 from tilework.pipelines.arguments import generator_device, offered
-from tilework.pipelines.components import ComponentGroups, denoisers_of
+from tilework.pipelines.components import ComponentGroups, decodes_in_tiles, denoisers_of
 from tilework.pipelines.defaults import Defaults, resolve
 from tilework.pipelines.errors import UnsupportedModel
 from tilework.pipelines.stock.component_calls import config_of
@@ -174,7 +174,7 @@ def _stages(pipeline: Any, max_degree: int, batchable: bool, takes_pictures: boo
     called = ComponentGroups.of(pipeline, takes_pictures=takes_pictures)
     degrees = None if max_degree > 1 else (1,)
     decodes_rows = batchable and can_share_decoder(pipeline)
-    sliceable = isinstance(getattr(pipeline, "vae", None), AutoencoderKL)
+    sliceable = isinstance(getattr(pipeline, "vae", None), AutoencoderKL) and not decodes_in_tiles(pipeline)
     return (
         replace(encode, components=called.before),
         replace(loop, components=called.within, degrees=degrees, batchable=batchable, one_shape=batchable, previews=""),

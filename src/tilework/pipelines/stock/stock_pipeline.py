@@ -12,7 +12,6 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from diffusers.modular_pipelines import PipelineState
 from torch import Tensor
@@ -25,6 +24,7 @@ from tilework.core.packing import Pack
 from tilework.core.wire import File, Image, Spec
 from tilework.pipelines import slices
 from tilework.pipelines.arguments import GENERATOR_DEVICE
+from tilework.pipelines.clips.undecoded import Undecoded, pixels_of, take_undecoded, undecoded
 from tilework.pipelines.components import denoisers_of, modules_of
 from tilework.pipelines.errors import UnsupportedModel
 from tilework.pipelines.family import ANY_SEED, LIVE, Values, Watch
@@ -42,6 +42,7 @@ from tilework.pipelines.stock.walk import Mark, Walk
 from tilework.pipelines.video.export import EXPORT, exported, exported_file
 
 ENCODED = "encoded"
+DECODE = "decode"
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -89,6 +90,7 @@ class StockPipeline:
         max_degree = min(map(num_heads, self._denoisers.values())) if all(shared) else 1
         self._can_share = can_share(pipeline, self._denoisers.values())
         watch_components(pipeline)
+        take_undecoded(pipeline)
         self._info = describe(pipeline, self._arguments, name, overrides, library, max_degree, self._can_share)
         self._graph = self._info.graph
         self._device: torch.device = pipeline.device
@@ -125,12 +127,26 @@ class StockPipeline:
         assert stage in (before, after)
         if stage == before:
             return [self._encode(spec) for spec in specs]
-        walks = [self._decoding(spec, of_spec) for spec, of_spec in zip(specs, values, strict=True)]
-        if len(walks) > 1 and not sliced:
-            results = finish_together(walks, self._answer)
+        if len(specs) > 1 and not sliced:
+            walks = [self._decoding(spec, of_spec) for spec, of_spec in zip(specs, values, strict=True)]
+            decoded = [_pictures(result) for result in finish_together(walks, self._answer)]
         else:
-            results = [walk.finish(partial(self._answer, walk, sliced=sliced)) for walk in walks]
-        return [{self._written(2): _pictures(result)} for result in results]
+            decoded = [self._decode(spec, one, sliced) for spec, one in zip(specs, values, strict=True)]
+        return [{self._written(2): pictures} for pictures in decoded]
+
+    def _decode(self, spec: Spec, values: Values, sliced: bool) -> Tensor:
+        """The pictures of a request. Frames of a clip become pixels as they are decoded, if the stock call lets them.
+
+        It does not if it changes them before it makes pictures of them. Then it is replayed, and gets them all.
+        """
+        walk, clips = self._decoding(spec, values), list[Undecoded]()
+        try:
+            return _pictures(walk.finish(partial(self._answer, walk, sliced=sliced, clips=clips)))
+        except Exception:
+            if not any(clip.is_open for clip in clips):
+                raise
+        walk = self._decoding(spec, {name: value for name, value in values.items() if name != LIVE})
+        return _pictures(walk.finish(partial(self._answer, walk, sliced=sliced)))
 
     def _encode(self, spec: Spec) -> Values:
         walk = self._begin(spec)
@@ -206,10 +222,17 @@ class StockPipeline:
         walk.replay(mark)
         return walk
 
-    def _answer(self, walk: Walk, call: ComponentCall, sliced: bool = False) -> Any:
-        """Answer a call behind the loop."""
-        if sliced and call.method == "decode":
+    def _answer(
+        self, walk: Walk, call: ComponentCall, sliced: bool = False, clips: list[Undecoded] | None = None
+    ) -> Any:
+        """Answer a call behind the loop. With `clips` one may be answered by a clip that is not decoded yet."""
+        if sliced and call.method == DECODE:
             return (slices.decode(getattr(self._pipeline, call.component), call.args[0], sliced),)
+        if clips is not None and call.method == DECODE:
+            clip = undecoded(call.owner, call.args, call.kwargs)
+            if clip is not None:
+                clips.append(clip)
+                return clip.answer
         with walk.call.randomness():  # A decoder may draw noise.
             return call.run()
 
@@ -251,4 +274,7 @@ def _pictures(result: Any) -> Tensor:
     result = result[0]
     while isinstance(result[0], list):
         (result,) = result
-    return torch.from_numpy(np.stack([np.asarray(one.convert("RGB")) for one in result]))
+    if isinstance(result[0], Tensor):
+        clip: Tensor = result[0]
+        return clip
+    return pixels_of(result)
