@@ -110,6 +110,15 @@ def video_file(description: str, *headers: str) -> dict[str, Any]:
     return {"description": description, "headers": header_docs(*headers), "content": content}
 
 
+def video_variants() -> dict[str, Any]:
+    """The file of a video, or a picture of it."""
+    answer = video_file("The file, or a picture of it")
+    for form in ("jpeg", "webp"):
+        schema = {"type": "string", "format": "binary"}
+        answer["content"][f"image/{form}"] = {"schema": schema, "example": "the bytes of a picture"}
+    return answer
+
+
 def file_part() -> dict[str, Any]:
     return video_file("The part of it that Range asks for", "Accept-Ranges", "Content-Range", "ETag")
 

@@ -22,8 +22,7 @@ EXAMPLE: dict[str, Any] = {
 SECONDS = 'a number of seconds above 0, also as a text such as "4"'
 MIN_FPS, MAX_FPS = 1, 240
 NOT_IN_VIDEOS = {
-    *("output_compression", "output_format", "partial_images", "preview_every", "response_format", "stream"),
-    "tilework_events",
+    *("output_compression", "output_format", "partial_images", "response_format", "stream", "tilework_events"),
 }
 ONE_IN_VIDEOS = {"n", "num_outputs_per_prompt"}
 """Numbers of results: a call makes one video."""
