@@ -164,6 +164,7 @@ def _job(entry: Call | Record, status: RequestStatus) -> VideoJob:
         prompt=spec.prompt if isinstance(entry, Call) and spec.prompt else None,
         error=None if error is None else VideoError(code=error.code or error.type, message=error.message),
         stage_durations={} if timeline is None else stage_durations(timeline),
+        num_outputs=int(timeline is not None),
         tilework=VideoProgress(
             state=status.status,
             step=image.step,
