@@ -89,8 +89,9 @@ VIDEOS = replace(
 class Plan:
     """What becomes of one submission: its steps spread evenly over `delay_s`, with the previews that it asks for.
 
-    The file of a video is `video`, if that is given. `is_held` leaves it queued until the test does something with it. `refuse_s` is the earliest deadline of a refusal,
-    from arrival, if there is a deadline; any other refusal has a `code`.
+    The file of a video is `video`, if that is given. `is_held` leaves it queued until the test does something with it.
+    `refuse_s` is the earliest deadline of a refusal, from arrival, if there is a deadline; any other refusal has a
+    `code`.
     """
 
     delay_s: float = 0.0

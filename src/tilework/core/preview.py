@@ -26,12 +26,12 @@ def preview_shape(shape: Shape) -> Shape:
 
 
 def shown_frames(num_frames: int) -> list[int]:
-    """Which of so many frames a preview shows: the first, the last, and others spread evenly between them."""
+    """Which of this number of frames a preview shows: the first, the last, and others spread evenly between them."""
     return spread(num_frames, SHOWN_FRAMES)
 
 
 def spread(num_items: int, most: int) -> list[int]:
-    """The indices of at most so many items, the first and the last among them, at distances that differ by one."""
+    """The indices of `most` items, or of all if they are fewer: the first, the last, and others spread evenly."""
     if num_items <= most:
         return list(range(num_items))
     return [round(index * (num_items - 1) / (most - 1)) for index in range(most)]

@@ -41,7 +41,7 @@ def preview_of(frames: np.ndarray, small: Shape) -> Image:
 
 
 def _num_latents(num_latents: int, whole: int, small: int) -> int:
-    """How many latents decode to about so many frames, if all of them decode to the `whole` clip."""
+    """How many latents decode to about a `small` number of frames, if all of them decode to the `whole` clip."""
     if num_latents < 2 or whole <= small:
         return num_latents
     each = max(1, round((whole - 1) / (num_latents - 1)))

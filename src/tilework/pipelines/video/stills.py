@@ -1,4 +1,4 @@
-"""Pictures of a video file: its first frame, and a sheet of many. They are made when somebody asks for one."""
+"""Pictures of a video file: its first frame, and a sheet of many. They are made when a client asks for them."""
 
 from __future__ import annotations
 
