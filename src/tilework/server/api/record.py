@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -144,7 +144,7 @@ def _both() -> Iterator[tuple[str, str]]:
 
 def main() -> None:
     with ExitStack() as stack:
-        urls = sys.argv[1:] or stack.enter_context(_both())
+        urls: Sequence[str] = sys.argv[1:] or stack.enter_context(_both())
         pictures, videos = (stack.enter_context(httpx.Client(base_url=url, timeout=120)) for url in urls)
         answers = record(pictures) | record_videos(videos)
     json.dump(shortened(answers), sys.stdout, indent=1)
