@@ -14,7 +14,7 @@ tests/pipelines/test_stock.py holds every class of `tests/zoo` to that, bit for 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, Protocol
@@ -154,7 +154,8 @@ class Walk:
                 break
             if call.role is Role.SAMPLER:
                 if onlooker is not None:
-                    onlooker.before_step(call)
+                    with watching or nullcontext():  # Answers that come later must be there when it reads them.
+                        onlooker.before_step(call)
                 self.is_torn = True  # Until the iteration is over.
                 answer = ask(call)
                 samplers.append(kept(recorded(answer)))
