@@ -10,8 +10,7 @@ from random import Random
 from statistics import fmean
 from typing import Any, TypeVar
 
-import pytest
-
+from quick import quick
 from stages import DECODE, DIFFUSE, ENCODE, STAGES, at_start
 from tilework.control.cluster.job import Job
 from tilework.control.cluster.tracker import Tracker
@@ -54,7 +53,8 @@ ONE_OF_EACH = (
     "tridentserve",
     "tilework",
 )
-POLICIES = [pytest.param(name, marks=() if name in ONE_OF_EACH else pytest.mark.slow) for name in policy_names()]
+POLICIES = quick(ONE_OF_EACH, policy_names())
+FEW_POLICIES = quick(("tilework", "edf", "tetriserve"), policy_names())  # For tests of which each takes seconds.
 
 
 def table(

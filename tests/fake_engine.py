@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 
@@ -399,9 +400,11 @@ def serving(
 
     def run() -> None:
         config = ServerConfig(port=0, **settings)
+        no_walk = patch("tilework.server.main.rare_collections", nullcontext)
         directory = nullcontext() if config.durable is None else closing(DurableDirectory(Path(config.durable)))
         try:
-            with directory as durable, asyncio.Runner(loop_factory=SkippingLoop) as runner:
+            # A collection would walk all that the tests before have loaded.
+            with directory as durable, asyncio.Runner(loop_factory=SkippingLoop) as runner, no_walk:
                 more: dict[str, Any] = {"on_progress": on_progress, "signals": signals, "durable": durable}
                 runner.run(serve(engine, config, on_ready=on_ready, **more))
         finally:

@@ -1,7 +1,8 @@
-"""How `shapes-motion` is trained and judged."""
+"""How `shapes-motion` is trained and judged, and how well it draws."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -17,6 +18,9 @@ from training.shapes_motion.model import build_pipeline
 from training.shapes_motion.text import MAX_TOKENS, Texts, attend_to_few
 from training.shapes_motion.train import Recipe, crop, to_batch, train
 
+CLIPS = 60
+SLACK = 0.1
+"""Below the published score: about two standard errors of a share of CLIPS clips."""
 CAPTIONS = ["a red circle moves left", "", "Blue square standing still, black background."]
 
 
@@ -83,3 +87,16 @@ def test_training_goes_on_where_it_stopped_and_the_stock_pipeline_loads_what_it_
     assert np.array_equal(*clips)
     train(replace(whole, steps=1), tmp_path / "other", tmp_path / "third", start=tmp_path / "second")
     assert not np.array_equal(clips[1], score.generate(score.load(tmp_path / "third"), CAPTIONS[:2], frames=5, seed=1))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_shipped_model_draws_what_its_score_says() -> None:
+    published = json.loads((score.HERE / "score.json").read_text())["frames"]
+    pipeline = score.load(score.MODEL)
+    _, held_out = split_scenes()
+    frames = max(published, key=int)
+    scenes = [held_out[index % len(held_out)] for index in range(CLIPS)]
+    clips = score.generate(pipeline, [caption(scene) for scene in scenes], int(frames), seed=77_000)
+    found = score.rates(scenes, [judge(clip) for clip in clips])
+    assert {name: share for name, share in published[frames].items() if found[name] < share - SLACK} == {}

@@ -291,6 +291,7 @@ def test_live_requests_survive_the_loss_of_a_device_and_of_the_cpu_slot(
     assert_nothing_is_left(rig.engine)
 
 
+@pytest.mark.slow
 def test_live_promises_are_kept_and_cancelled_requests_end(
     start: Callable[..., Rig], stock: Callable[[Spec], np.ndarray]
 ) -> None:

@@ -17,6 +17,7 @@ from suite.cases.batch_model import BatchModelCase
 from suite.cases.bubbles import Bubbles
 from suite.cases.chaos import Chaos
 from suite.cases.checkpoints import Checkpoints
+from suite.cases.clips import Clips
 from suite.cases.controller import ControllerTime
 from suite.cases.decodes import Decodes
 from suite.cases.elastic import Elastic
@@ -30,6 +31,7 @@ from suite.cases.loras import Loras
 from suite.cases.modelled import Modelled
 from suite.cases.mutations import Mutations
 from suite.cases.observe import Observe
+from suite.cases.opensora import OpenSora
 from suite.cases.papers import FIGURES, Papers
 from suite.cases.patches import Patches
 from suite.cases.patchsize import PatchSize
@@ -60,6 +62,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 CASES: dict[str, tuple[str, type[Case]]] = {
     "stack": ("One request at a time through the whole stack, against the stock pipeline", Stack),
     "stock": ("The family of any pipeline, step by step, against the stock call and families by hand", StockCalls),
+    "clips": ("Clips as files: one at a time against the stock pipeline, and idle time of the device", Clips),
     "controller": ("Time of the controller per event", ControllerTime),
     "policytime": ("Time of a decision of tilework, on 8, 128 and 4096 devices, and of tetriserve", PolicyTime),
     "placement": ("Time of a decision with weights that do not all fit, on 128, 1024 and 4096 devices", Placement),
@@ -101,6 +104,7 @@ CASES: dict[str, tuple[str, type[Case]]] = {
     "groups": ("Forming a group of workers, and opening it again", GroupTime),
     "elastic": ("Changing the degree, moving the state, sharing guidance", Elastic),
     "modelled": ("Deadlines kept by each policy on eight simulated GPUs, live and simulated", Modelled),
+    "opensora": ("DDiT's videos on eight simulated GPUs behind a live server: latency by policy", OpenSora),
     "yardsticks": ("The bound on requests on time: how tight it is, and how long it takes, simulated", Yardsticks),
     "papers": ("The figures of the papers, remade in simulation", Papers),
     "simulate": ("A live run against its own simulation", Simulate),

@@ -35,14 +35,18 @@ class Server:
 
 @contextmanager
 def serving(
-    workers: int, log: Path | None = None, settings: Mapping[str, object] | None = None, policy: str | None = None
+    workers: int,
+    log: Path | None = None,
+    settings: Mapping[str, object] | None = None,
+    policy: str | None = None,
+    model: str = "shapes",
 ) -> Iterator[Server]:
-    """The shipped model on `workers` processes of one thread each; `settings` are the server's, by their names.
+    """A shipped model on `workers` processes of one thread each; `settings` are the server's, by their names.
 
     Raises CaseFailed if it does not start.
     """
     options = [*([] if log is None else ["--log", str(log)]), *([] if policy is None else ["--policy", policy])]
-    with _started(serve_arguments(workers) + options, settings) as server:
+    with _started(serve_arguments(workers, model) + options, settings) as server:
         yield server
 
 
@@ -78,8 +82,8 @@ def _started(arguments: Sequence[str], settings: Mapping[str, object] | None = N
         _stop(process)
 
 
-def serve_arguments(workers: int) -> list[str]:
-    return ["-m", "tilework", "serve", "shapes", "--workers", str(workers), "--threads", "1", "--port", "0", "--json"]
+def serve_arguments(workers: int, model: str = "shapes") -> list[str]:
+    return ["-m", "tilework", "serve", model, "--workers", str(workers), "--threads", "1", "--port", "0", "--json"]
 
 
 def tilework_json(arguments: Sequence[str]) -> dict[str, Any]:

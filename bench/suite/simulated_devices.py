@@ -15,9 +15,12 @@ from tilework.client.bench import BenchConfig, make_workload
 from tilework.client.drive import drive
 from tilework.client.mix import parse_slo, with_slo
 from tilework.client.record import Ending, Record
+from tilework.core.cost_row import CostRow
+from tilework.core.graph.graph import Graph
 from tilework.cost.table import CostTable
 from tilework.cost.table_file import table_json
 from tilework.formats.workload import WorkloadRequest, write_workload
+from tilework.pipelines.video.export import EXPORT
 from tilework.report.served import served_figures
 from tilework.report.tables import summary
 
@@ -26,6 +29,27 @@ def faster(table: CostTable, time_scale: float) -> CostTable:
     """The table of a device that is `time_scale` times as fast."""
     rows = tuple(replace(row, seconds=row.seconds / time_scale, p99_seconds=None) for row in table.rows)
     return replace(table, rows=rows, slo_s={size: seconds / time_scale for size, seconds in table.slo_s.items()})
+
+
+def with_files(table: CostTable, seconds: float) -> CostTable:
+    """The table of pipelines that also write their clips to video files, on a CPU slot; each takes `seconds`."""
+    graphs, rows = dict(table.graphs), list(table.rows)
+    for pipeline in dict.fromkeys(row.pipeline for row in table.rows):
+        graph = table.graph(pipeline)
+        graphs[pipeline] = Graph(pipeline, (*graph.specs, EXPORT))
+        shapes = dict.fromkeys(row.shape for row in table.rows if row.pipeline == pipeline)
+        rows += [
+            CostRow(
+                pipeline=pipeline,
+                stage=EXPORT.name,
+                height=shape.height,
+                width=shape.width,
+                frames=shape.frames,
+                seconds=seconds,
+            )
+            for shape in shapes
+        ]
+    return replace(table, graphs=graphs, rows=tuple(rows))
 
 
 def write_table(path: Path, table: CostTable) -> None:
@@ -90,9 +114,9 @@ def run(
     """Start a server, send the workload, stop it, and simulate what its log says. Raises CaseFailed."""
     log, requests = folder / "events.jsonl", folder / "requests.jsonl"
     with serving_simulated(devices, table, policy, log) as server:
-        records = asyncio.run(drive(server.url, workload, keep_images=False))
+        records = asyncio.run(drive(server.url, workload, keep_files=False))
     if failed := [record for record in records if record.status is not Ending.DONE]:
-        raise CaseFailed(f"{policy}: {len(failed)} requests got no picture; the first: {failed[0].detail}")
+        raise CaseFailed(f"{policy}: {len(failed)} requests failed; the first: {failed[0].detail}")
     write_workload(requests, workload)
     on_log = tilework_json(["simulate", "--log", str(log)])
     on_table = tilework_json(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from builders import POLICIES, Idle, only, promise, promise_mix, request, simulate, table
+from builders import FEW_POLICIES, POLICIES, Idle, only, promise, promise_mix, request, simulate, table
 from stages import DIFFUSE
 from tilework.admission import feasibility
 from tilework.admission.reservation_guard import ReservationGuard, Review
@@ -139,7 +139,7 @@ def test_promises_are_kept_under_policies_that_ignore_them(policy: str, num_devi
     assert num_kept > 20, "some promises are given; otherwise none could be broken"
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", FEW_POLICIES)
 @pytest.mark.parametrize("share", [0.5, 1.0])
 @pytest.mark.parametrize("load", [0.5, 1.0, 3.0])
 def test_promises_are_kept_at_every_load(policy: str, share: float, load: float) -> None:
@@ -153,7 +153,7 @@ def test_promises_are_kept_at_every_load(policy: str, share: float, load: float)
     assert num_refused or load * share < 3, "not all promises can be kept"
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", FEW_POLICIES)
 @pytest.mark.parametrize("devices_per_node", [1, 2])
 def test_promises_are_kept_on_several_nodes_though_works_take_a_little_longer(
     policy: str, devices_per_node: int
@@ -259,7 +259,7 @@ class NoGuard(ReservationGuard):
         return None
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", FEW_POLICIES)
 def test_without_promises_the_guard_changes_nothing(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def traced(*requests: Request) -> Trace:
         return simulate(list(requests), policy, num_devices=3, costs=table(degrees=(1, 2)))

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builders import PIPELINE, POLICIES, only, promise_mix, request, simulate, table
+from builders import FEW_POLICIES, PIPELINE, only, promise_mix, request, simulate, table
 from stages import DECODE, DIFFUSE, ENCODE
 from tilework.admission.reservation_timeline import DeviceTimes, Nodes, choose_group, run_in_order
 from tilework.admission.reservations import Reservations
@@ -174,7 +174,7 @@ def test_a_margin_gives_the_earliest_deadline_and_the_latest_end_of_each_other()
             assert margin.latest_ns(due_ns - 1, NOW_NS) < end_ns
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", FEW_POLICIES)
 @settings(max_examples=12)
 @given(
     seed=st.integers(0, 10_000),

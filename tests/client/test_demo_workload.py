@@ -4,7 +4,15 @@ import re
 
 import pytest
 
-from tilework.client.demo_workload import COLOURS, SHAPES, SIDES, demo_workload, linear_service
+from tilework.client.demo_workload import (
+    COLOURS,
+    DIRECTIONS,
+    SHAPES,
+    SIDES,
+    demo_clips,
+    demo_workload,
+    linear_service,
+)
 
 SERVICE = linear_service(0.1, 2e-5)
 PROMPT = re.compile(
@@ -49,3 +57,13 @@ def test_deadlines_follow_service_time():
 def test_zero_is_refused(name):
     with pytest.raises(ValueError, match=f"{name} is 0"):
         demo_workload(0, SERVICE, **{name: 0})
+
+
+def test_clips_move_in_each_direction_in_colours_of_their_own():
+    clips = demo_clips(1)
+    assert clips == demo_clips(1)
+    words = [clip.prompt.split() for clip in clips]
+    assert [of_clip[4] for of_clip in words] == list(DIRECTIONS)
+    assert len({of_clip[1] for of_clip in words}) == len(DIRECTIONS)
+    assert {of_clip[2] for of_clip in words} == {"circle", "square", "triangle"}
+    assert all(clip.is_clip and clip.slo_s is None for clip in clips)

@@ -178,6 +178,7 @@ def test_prompts_come_from_lines_that_are_not_blank(tmp_path):
 
 def test_a_square_may_be_written_by_its_side():
     assert parse_size("512") == parse_size("512x512") == Shape(512, 512)
+    assert parse_size("832x480x81") == Shape(480, 832, 81)
 
 
 def test_a_varying_rate_goes_through_its_profile_each_period_and_keeps_its_mean():

@@ -111,6 +111,7 @@ def test_the_order_of_a_request_is_bounded_and_stays() -> None:
     assert most_waiting_ns > 100 * NS_PER_S, "there was little backlog"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["edf", "tetriserve"])
 def test_during_a_flood_a_small_tenant_is_served_as_on_half_of_the_devices(policy: str) -> None:
     """The flood takes ten minutes; for five of them the other tenant sends a fifth of what its half can serve."""

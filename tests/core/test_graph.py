@@ -181,7 +181,7 @@ def test_json_leaves_defaults_out() -> None:
 
 @pytest.mark.parametrize("document", [{}, "text", None, 3])
 def test_json_that_is_no_list_is_refused(document: object) -> None:
-    with pytest.raises(BadGraph, match=r"^the graph of 'toy' is .*; expected a list of stages$"):
+    with pytest.raises(BadGraph, match=r"^the graph of 'toy' is .*; expected a list of stages, or an object .*$"):
         Graph.parse("toy", document)
 
 

@@ -211,7 +211,20 @@ def test_a_row_of_a_stage_that_its_pipeline_does_not_have_is_refused(graphs: dic
     ("graphs", "complaint"),
     [
         ([], "graphs is []; expected an object by pipeline"),
-        ({PIPELINE: "encode"}, "graphs: the graph of 'toy' is 'encode'; expected a list of stages"),
+        (
+            {PIPELINE: "encode"},
+            "graphs: the graph of 'toy' is 'encode'; expected a list of stages, or an object with stages and "
+            "frames_per_latent",
+        ),
+        (
+            {PIPELINE: {"stages": [], "frames": 4}},
+            "graphs: the graph of 'toy' is {'stages': [], 'frames': 4}; expected a list of stages, or an object with "
+            "stages and frames_per_latent",
+        ),
+        (
+            {PIPELINE: {"stages": [{"name": "a"}], "frames_per_latent": 0}},
+            "graphs: frames_per_latent of 'toy' is 0; expected a whole number of at least 1",
+        ),
         ({PIPELINE: []}, "graphs: no other stage reads the outputs of any; expected that of one, the last"),
         (
             {PIPELINE: [{"name": "draft", "steps": {"first": 1}}]},

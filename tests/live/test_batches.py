@@ -10,6 +10,7 @@ import pytest
 
 import tiny
 from batching import batching  # noqa: F401
+from quick import quick
 from runtime.rig import Rig, assert_nothing_is_left, kill, until
 from stages import DIFFUSE, ENCODE, STAGES, stage_of
 from tilework.control.log import read_log, replay
@@ -90,8 +91,8 @@ def batches(outcomes: list[Outcome]) -> list[int]:
     return [one.batch for outcome in outcomes for one in outcome.segments if one.stage == DIFFUSE]
 
 
-@pytest.mark.parametrize("policy", ["entangled", pytest.param("batches", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("policy", quick(("entangled",), ("entangled", "batches")))
+@pytest.mark.parametrize("name", quick(("sdxl",), MODELS))
 def test_pictures_of_mixed_batches_are_the_stock_pipelines(start: Callable[..., Rig], name: str, policy: str) -> None:
     rig, specs = start(name, policy), mixed_specs(name)
     outcomes = rig.outcomes(specs)
@@ -103,7 +104,7 @@ def test_pictures_of_mixed_batches_are_the_stock_pipelines(start: Callable[..., 
     assert_nothing_is_left(rig.engine)
 
 
-@pytest.mark.parametrize("policy", ["patchedserve", "tilework"])
+@pytest.mark.parametrize("policy", quick(("tilework",), ("patchedserve", "tilework")))
 def test_policies_that_batch_draw_the_stock_pipelines_pictures(start: Callable[..., Rig], policy: str) -> None:
     rig, specs = start("sd3-dpm", policy), mixed_specs("sd3-dpm")
     outcomes = rig.outcomes(specs)
@@ -135,6 +136,7 @@ def is_shared(ticket: Ticket) -> bool:
     return any(segment.batch > 1 for segment in ticket.segments) and ticket.steps_done < ticket.request.steps - 4
 
 
+@pytest.mark.slow
 def test_a_member_that_is_cancelled_midway_costs_the_others_nothing(start: Callable[..., Rig]) -> None:
     rig, specs = start("sd3-dpm", "entangled"), mixed_specs("sd3-dpm", 6, steps=20)
 

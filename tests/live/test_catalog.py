@@ -105,6 +105,7 @@ def test_a_checkpoint_of_a_known_architecture_comes_and_goes(
             assert np.array_equal(picture, stock(name, spec)), name
 
 
+@pytest.mark.slow
 def test_one_of_an_unknown_architecture_is_measured_if_that_is_allowed(
     places: dict[str, Path], stock: Callable[[str, Spec], np.ndarray]
 ) -> None:
@@ -167,6 +168,7 @@ def test_loras_come_and_go(places: dict[str, Path], stock: Callable[[str, Spec],
             assert np.array_equal(picture, stock("first", spec))
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_lost_while_a_model_is_measured_costs_that_model_alone(
     places: dict[str, Path], stock: Callable[[str, Spec], np.ndarray]
 ) -> None:
@@ -184,6 +186,7 @@ def test_a_worker_that_is_lost_while_a_model_is_measured_costs_that_model_alone(
         assert np.array_equal(rig.run(scenario()), stock("first", tiny.spec(exact=True)))
 
 
+@pytest.mark.slow
 def test_a_name_that_the_model_itself_brings_is_checked_as_well(
     places: dict[str, Path], stock: Callable[[str, Spec], np.ndarray], tmp_path: Path
 ) -> None:

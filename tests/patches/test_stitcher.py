@@ -120,6 +120,7 @@ def test_any_mix_by_torch(mix: Mix, num_channels: int, dtype: torch.dtype, is_si
     check(stitcher.stitch, CPU, mix, num_channels, dtype, is_silu)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(mix=mixes, num_channels=channels, dtype=dtypes, is_silu=st.booleans())
 def test_any_mix_by_the_kernel(

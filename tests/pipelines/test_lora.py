@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 import tiny
 from loras import save_lora, use_stock
+from quick import quick
 from ranks import Ranks
 from tilework.core.comm import Comm
 from tilework.core.lora import UsedLora
@@ -98,7 +99,7 @@ def used(scales: Mapping[str, float]) -> tuple[UsedLora, ...]:
     return tuple(UsedLora(name, scale) for name, scale in scales.items())
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", quick(("sd3", "stock-sdxl"), MODELS))
 def test_pictures_equal_stock_bit_for_bit(name: str, files: Mapping[str, Mapping[str, Path]]) -> None:
     family, spec = loaded(name, files), tiny.spec(steps=3)
     for scales in ({}, {"ink": 1.0}, {"chalk.v2": 0.6, "ink": 0.5}, {}, {"chalk.v2": 1.5}):

@@ -13,14 +13,17 @@ import pytest
 from huggingface_hub.errors import EntryNotFoundError, HFValidationError, RepositoryNotFoundError
 
 from tilework.pipelines.errors import ModelNotFound, UnsupportedModel
-from tilework.pipelines.model_index import INDEX, read_model_index, shipped_directory
+from tilework.pipelines.model_index import INDEX, SHIPPED, read_model_index, shipped_directory
 
 
-def test_the_shipped_model_is_found_by_name_and_by_directory() -> None:
-    assert read_model_index("shapes").directory == shipped_directory()
-    found = read_model_index(str(shipped_directory()))
-    assert found.directory == shipped_directory()
-    assert found.adapter.startswith("tilework.pipelines.")
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_model_is_found_by_name_and_by_directory(name: str) -> None:
+    directory = shipped_directory(name)
+    assert directory.name == name
+    for path in (name, str(directory)):
+        found = read_model_index(path)
+        assert found.directory == directory
+        assert found.adapter.startswith("tilework.pipelines.")
 
 
 def test_an_unsupported_class_is_refused_without_torch(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +17,9 @@ from tilework.cli.views.charts import chart_of_history
 from tilework.cli.views.explanation import summary_document
 from tilework.cli.views.explanation_text import print_summary
 from tilework.core.time import s_from_ns
+from tilework.report.perfetto import trace_events
 from tilework.report.timeline import PLACED, draw_timeline
+from tilework.report.timeline_html import page
 from tilework.sim.config import SimConfig
 
 
@@ -54,3 +58,13 @@ def test_a_timeline_shows_them(shifted: Recorded, tmp_path: Path) -> None:
     with_placements = pixels(path, PLACED["color"])
     draw_timeline(path, replace(chart, placements=()))
     assert with_placements > pixels(path, PLACED["color"]) + 50
+
+
+def test_the_page_and_the_trace_hold_them(shifted: Recorded) -> None:
+    chart = chart_of_history(shifted.history)
+    first, second, *_ = shifted.history.placements
+    data = json.loads(re.findall(r'id="data">(.*?)</script>', page(chart, ""), re.DOTALL)[0])
+    assert data["placements"][0]["uses"] == [[0, "ED"], [1, "ED"], [2, "C"], [3, "C"]]
+    assert data["placements"][1]["why"] == second.placement.why
+    marks = [event for event in trace_events(chart) if event["ph"] == "i" and event["name"] == "for ED"]
+    assert [event["tid"] for event in marks if event["args"]["why"] == first.placement.why] == [0, 1]

@@ -31,7 +31,7 @@ from tilework.core.events import LeftOut
 from tilework.core.request import OnMiss, Shape, Status
 from tilework.core.time import NS_PER_S, s_from_ns
 from tilework.cost.table_file import table_json
-from tilework.formats.schedule import RequestLine, Schedule, write_schedule
+from tilework.formats.schedule import RequestLine, Schedule, WorkLine, write_schedule
 from tilework.formats.workload import WorkloadRequest, write_workload
 from tilework.report.chart import OPEN, Chart, ChartRequest, ChartWork, Outage, chart_of_schedule
 from tilework.report.palette import BAD, request_colours
@@ -114,6 +114,16 @@ def test_a_log_and_a_schedule_of_the_same_run_agree(mixed: Recorded, chart: Char
         (r.id, r.status, r.on_time) for r in other.requests
     }
     assert other.nodes == chart.nodes
+
+
+def test_what_is_numbered_beyond_the_devices_is_a_cpu_slot() -> None:
+    lines = [
+        WorkLine(work=at, stage=stage, requests=(0,), devices=(device_id,), start_s=at, end_s=at + 1.0, steps=0)
+        for at, (stage, device_id) in enumerate([("decode", 1), ("export", 2)])
+    ]
+    chart = chart_of_schedule(Schedule(works=tuple(lines)), num_devices=2)
+    assert [chart.name_of(device_id) for device_id in chart.nodes] == ["device 0", "device 1", "CPU slot 2"]
+    assert "CPU slot 2" in page(chart, "")
 
 
 def test_a_request_left_out_of_a_shared_work_is_not_in_its_bar() -> None:

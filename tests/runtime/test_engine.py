@@ -14,6 +14,7 @@ import pytest
 
 import tilework
 import tiny
+from quick import quick
 from runtime.rig import PingPong, Rig, assert_nothing_is_left, kill, until
 from stages import DIFFUSE
 from tilework.control.log import replay
@@ -169,7 +170,7 @@ def test_the_log_of_everything_so_far_replays(rig: Rig) -> None:
     assert "circle" not in rig.log.getvalue(), "prompts stay out of the log"
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", quick((0,), range(2)))
 def test_a_killed_worker_costs_time_but_no_picture(
     start: Callable[..., Rig], stock: Callable[[Spec], np.ndarray], seed: int
 ) -> None:
@@ -198,6 +199,7 @@ def test_a_killed_worker_costs_time_but_no_picture(
     assert replay(rig.log.getvalue().splitlines())[1] is None
 
 
+@pytest.mark.slow
 def test_a_worker_killed_while_states_move_costs_no_picture(
     start: Callable[..., Rig], stock: Callable[[Spec], np.ndarray]
 ) -> None:

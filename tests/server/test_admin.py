@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -45,11 +46,22 @@ class FakeCatalog:
         self.engine.info = replace(self.engine.info, loras=())
 
 
-@pytest.fixture
-def server() -> Iterator[Served]:
+def start() -> AbstractContextManager[Served]:
     engine = FakeEngine()
     engine.catalog = FakeCatalog(engine)
-    with serving(engine, admin_key="admin-key") as served:
+    return serving(engine, admin_key="admin-key")
+
+
+@pytest.fixture
+def server() -> Iterator[Served]:
+    with start() as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def refusing() -> Iterator[Served]:
+    """For requests that are refused: they leave nothing behind."""
+    with start() as served:
         yield served
 
 
@@ -130,10 +142,10 @@ def test_while_a_model_is_measured_the_server_says_why_it_takes_nothing(server: 
         ({"path": "./x", "adapter": "os:system"}, "adapter"),
     ],
 )
-def test_a_wrong_field_is_named(server: Served, fields: dict[str, object], param: str) -> None:
-    answer = add(server, **fields)
+def test_a_wrong_field_is_named(refusing: Served, fields: dict[str, object], param: str) -> None:
+    answer = add(refusing, **fields)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
-    assert not server.engine.catalog.asked
+    assert not refusing.engine.catalog.asked
 
 
 def test_a_tenant_may_have_the_scope(tmp_path: Path) -> None:

@@ -159,6 +159,7 @@ def test_a_stop_waits_until_all_frames_are_fetched() -> None:
             assert server.http.get(f"/v1/requests/{uid}/content?frame={left - 1}").status_code == 200
 
 
+@pytest.mark.slow
 def test_clips_survive_a_kill(tmp_path: Path) -> None:
     with serving(FakeEngine(info=CLIPS, plan=Plan(is_held=True)), durable=str(tmp_path), drain_s=0) as server:
         uid = server.post({"prompt": "x", "seed": 2}, headers=ASYNC).json()["uid"]

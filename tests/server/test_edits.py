@@ -420,6 +420,7 @@ def test_a_call_that_has_ended_holds_no_pictures() -> None:
         eventually(lambda: len(held()) == before)
 
 
+@pytest.mark.slow
 def test_pictures_survive_a_kill(tmp_path: Any) -> None:
     held = FakeEngine(info=EDITOR, plan=Plan(is_held=True))
     with serving(held, durable=str(tmp_path), drain_s=0) as server:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,20 @@ LORA = [{"name": "ink", "scale": 0.5}, {"name": "chalk.v2"}, {"name": "n1", "sca
 USED = UsedLora("ink", 0.5), UsedLora("chalk.v2", 1.0), UsedLora("n1", -10.0)
 
 
+def start() -> AbstractContextManager[Served]:
+    return serving(FakeEngine(info=DRAWING, others=(replace(EDITOR, loras=DRAWING.loras),)))
+
+
 @pytest.fixture
 def server() -> Iterator[Served]:
-    with serving(FakeEngine(info=DRAWING, others=(replace(EDITOR, loras=DRAWING.loras),))) as server:
+    with start() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def refusing() -> Iterator[Served]:
+    """For requests that are refused: they leave nothing behind."""
+    with start() as server:
         yield server
 
 
@@ -100,11 +112,11 @@ BAD = [
 
 
 @pytest.mark.parametrize(("lora", "remedy"), BAD, ids=str)
-def test_wrong_loras_are_refused_with_a_remedy(server: Served, lora: object, remedy: str) -> None:
+def test_wrong_loras_are_refused_with_a_remedy(refusing: Served, lora: object, remedy: str) -> None:
     content = json.dumps({"prompt": "x", "lora": lora})
-    answer = server.http.post("/v1/images/generations", content=content, headers={"Content-Type": "application/json"})
+    answer = refusing.http.post("/v1/images/generations", content=content, headers={"Content-Type": "application/json"})
     assert remedy in error_of(answer)["message"]
-    assert not server.engine.requests
+    assert not refusing.engine.requests
 
 
 def test_eight_loras_are_not_too_many(server: Served) -> None:

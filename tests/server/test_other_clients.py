@@ -43,6 +43,13 @@ def server(tmp_path: Path) -> Iterator[Served]:
         yield served
 
 
+@pytest.fixture(scope="module")
+def refusing() -> Iterator[Served]:
+    """For requests that are refused: they leave nothing behind."""
+    with serving(FakeEngine()) as served:
+        yield served
+
+
 @dataclass(frozen=True)
 class Modelled:
     """A server as a user starts it to try a client: real workers that pretend to draw. `log` is its stderr."""
@@ -232,13 +239,13 @@ def test_omni_image_back_end(server: Served) -> None:
     ],
     ids=str,
 )
-def test_omni_chats_that_cannot_be_served(server: Served, body: dict[str, Any], param: str, remedy: str) -> None:
+def test_omni_chats_that_cannot_be_served(refusing: Served, body: dict[str, Any], param: str, remedy: str) -> None:
     sent = {"messages": [{"role": "user", "content": "x"}], **body}
-    answer = server.http.post("/v1/chat/completions", json=sent)
+    answer = refusing.http.post("/v1/chat/completions", json=sent)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, param)
     assert remedy in error["message"]
-    assert server.engine.requests == []
+    assert refusing.engine.requests == []
 
 
 def test_omni_chat_without_messages(server: Served) -> None:

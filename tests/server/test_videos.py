@@ -181,6 +181,7 @@ def test_the_route_of_pictures_still_gives_frames(server: Served) -> None:
     assert [one["frame"] for one in server.post({"prompt": "x"}).json()["data"]] == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_videos_survive_a_kill(tmp_path: Path) -> None:
     with serving(FakeEngine(info=VIDEOS, plan=HELD), durable=str(tmp_path), drain_s=0) as server:
         video_id = created(server, {"prompt": "x", "seed": 2, "fps": 12})["id"]

@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from builders import ONE_OF_EACH
+from quick import quick
 from stages import DIFFUSE, stage_of
 from tilework.cli.app import app
 from tilework.control.cluster.job import Job
@@ -140,7 +141,7 @@ def test_a_job_whose_work_has_failed_runs_alone(seed: int) -> None:
     assert result.fault_counts["error"] > 0
 
 
-@pytest.mark.parametrize("fault", OFTEN)
+@pytest.mark.parametrize("fault", quick(("crash", "lost", "restart"), OFTEN))
 def test_requests_are_done_despite_each_fault(fault: str) -> None:
     """Only requests that fit nowhere fail: the others are all done, each image with all its steps in order."""
     num_faults = 0

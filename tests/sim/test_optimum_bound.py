@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from builders import PIPELINE, POLICIES, flux_requests, poisson, promise_mix, request, simulate, table
+from builders import FEW_POLICIES, PIPELINE, flux_requests, poisson, promise_mix, request, simulate, table
 from exact_optimum import Optimum, TooLarge, exact_optimum
 from stages import DECODE, DIFFUSE, ENCODE
 from tilework.core.cost_row import CostRow
@@ -300,7 +300,7 @@ def loads() -> list[Load]:
     return found
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", FEW_POLICIES)
 def test_no_policy_exceeds_the_bound(policy: str, loads: list[Load]) -> None:
     for load in loads:
         reached = on_time(simulate(load.requests, policy, num_devices=load.num_devices, costs=load.costs))

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import ONE_OF_EACH, PIPELINE, POLICIES, SERVICE_S, Idle, assert_legal, poisson, request, simulate, table
+from quick import quick
 from stages import DIFFUSE, stage_of
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Action
@@ -96,7 +97,7 @@ def check_drawn(policy: str, data: st.DataObject) -> None:
     assert_legal(trace, num_devices, degrees, devices_per_node, {uid for _, uid in cancels})
 
 
-@pytest.mark.parametrize("policy", ONE_OF_EACH)
+@pytest.mark.parametrize("policy", quick(("tilework", "edf", "tetriserve"), ONE_OF_EACH))
 @settings(max_examples=30)
 @given(data=st.data())
 def test_every_trace_is_legal(policy: str, data: st.DataObject) -> None:

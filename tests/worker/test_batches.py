@@ -186,6 +186,7 @@ def test_an_error_costs_the_members_and_no_others(
     assert_drawn(bench, family, {3: SPECS[3]})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("part", "calls", "steps_done"), [("predict", 3, 2), ("advance", 6, 0), ("advance", 5, 0)])
 def test_steps_count_only_if_all_members_have_done_them(
     bench: WorkerBench,

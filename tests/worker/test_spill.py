@@ -276,6 +276,7 @@ def test_what_a_paused_coroutine_has_is_counted_and_not_kept_from_then_on() -> N
     assert held_bytes(call) == 0, "it has ended"
 
 
+@pytest.mark.slow
 def test_a_stock_call_that_was_spilled_is_freed(tmp_path: Path) -> None:
     """All that its frames hold was counted: more than its blobs have."""
     tiny.prepare()

@@ -112,7 +112,13 @@ DEFAULTS = {
 
 
 def save_half(pipeline: WanPipeline, directory: Path) -> None:
-    """Save as fp16 safetensors in the ordinary diffusers layout, with Tilework's defaults beside them."""
+    """Save as fp16 safetensors in the ordinary diffusers layout, with Tilework's defaults beside them.
+
+    Configs name the directory that a part was loaded from; here they do not.
+    """
     pipeline.to(torch.float16).save_pretrained(directory, safe_serialization=True)
     pipeline.to(torch.float32)
+    for file in directory.rglob("*.json"):
+        lines = file.read_text().splitlines(keepends=True)
+        file.write_text("".join(line for line in lines if '"_name_or_path"' not in line))
     (directory / "tilework.json").write_text(json.dumps(DEFAULTS, indent=2) + "\n")

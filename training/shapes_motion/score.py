@@ -24,7 +24,8 @@ from diffusers import WanPipeline
 from diffusers.utils import logging as diffusers_logging
 from PIL import Image
 
-from tilework.report.contact_sheet import Frame, draw_contact_sheet
+from tilework.report.clip_sheet import draw_frames
+from tilework.report.contact_sheet import Frame
 from training.shapes_motion.drawing import Scene, all_scenes, caption, draw, split_scenes
 from training.shapes_motion.judge import Verdict, judge
 from training.shapes_motion.model import DEFAULTS
@@ -32,7 +33,7 @@ from training.shapes_motion.train import LENGTHS
 
 HERE = Path(__file__).parent
 MODEL = HERE.parents[1] / "src/tilework/models/shapes-motion"
-_SHOWN = 6  # Frames of a clip on the contact sheet.
+_SHOWN = 6  # Clips of each number of frames on the contact sheet.
 
 
 def rates(scenes: Sequence[Scene], verdicts: Sequence[Verdict]) -> dict[str, float]:
@@ -70,13 +71,14 @@ def generate(pipeline: WanPipeline, captions: list[str], frames: int, seed: int)
     return clips.transpose(0, 4, 1, 2, 3)
 
 
-def strip(clip: np.ndarray, text: str) -> Frame:
-    """Some frames of a clip, side by side."""
-    chosen = np.linspace(0, clip.shape[1] - 1, _SHOWN).round().astype(int)
-    pixels = np.concatenate([clip[:, index] for index in chosen], axis=2)
-    buffer = BytesIO()
-    Image.fromarray((pixels.transpose(1, 2, 0) * 255).round().astype("uint8")).save(buffer, "PNG")
-    return Frame(image=buffer.getvalue(), caption=text, size=f"{clip.shape[3]}x{clip.shape[2]}, {clip.shape[1]} frames")
+def encoded(clip: np.ndarray) -> list[bytes]:
+    """The frames of a clip (3, frames, H, W) as PNGs."""
+    found = []
+    for frame in (clip.transpose(1, 2, 3, 0) * 255).round().astype("uint8"):
+        buffer = BytesIO()
+        Image.fromarray(frame).save(buffer, "PNG")
+        found.append(buffer.getvalue())
+    return found
 
 
 def main() -> None:
@@ -93,7 +95,8 @@ def main() -> None:
     pipeline = load(arguments.model)
     _, held_out = split_scenes()
     score: dict[str, Any] = {}
-    strips = []
+    shown: list[Frame] = []
+    frames_of: dict[int, list[bytes]] = {}
     for number, frames in enumerate(LENGTHS):
         started_s = time.monotonic()
         scenes = [held_out[(number + index * 7) % len(held_out)] for index in range(arguments.clips)]
@@ -102,7 +105,9 @@ def main() -> None:
             [generate(pipeline, captions[k : k + 10], frames, 1000 * number + k) for k in range(0, len(captions), 10)]
         )
         score[str(frames)] = rates(scenes, [judge(clip) for clip in clips])
-        strips += [strip(clip, text) for clip, text in zip(clips[:12], captions[:12], strict=True)]
+        for clip, text in zip(clips[:_SHOWN], captions, strict=False):
+            frames_of[len(shown)] = encoded(clip)
+            shown.append(Frame(image=None, caption=text, size=f"{clip.shape[3]}x{clip.shape[2]}, {frames} frames"))
         print(f"{frames:3} frames  {score[str(frames)]}  {time.monotonic() - started_s:.0f} s", flush=True)
     document = {
         "captions": f"{arguments.clips} per number of frames, combinations of colour, shape and motion not trained on",
@@ -113,7 +118,7 @@ def main() -> None:
     }
     (arguments.out / "score.json").write_text(json.dumps(document, indent=2) + "\n")
     title = "shapes-motion: held-out captions"
-    draw_contact_sheet(arguments.out / "contact_sheet.png", strips, columns=3, side=384, title=title)
+    draw_frames(arguments.out / "contact_sheet.png", shown, frames_of, title=title, columns=6, side=128)
 
 
 if __name__ == "__main__":

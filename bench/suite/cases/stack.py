@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
-import json
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -21,8 +14,7 @@ from PIL import Image
 from suite.case import CaseFailed, Check, Finding, Note, Table
 from suite.server import Server, serving
 from suite.stats import Interval, bootstrap, extremes, median, percentile
-
-_BENCH = Path(__file__).parents[2]
+from suite.stock_process import StockProcess, stock_process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +37,7 @@ class Stack:
         return cls(rounds=3, block=2, warm_up=1) if quick else cls()
 
     def measure(self, note: Note) -> Finding:
-        with serving(workers=1) as server, _stock(self.threads) as stock, _client(server) as http:
+        with serving(workers=1) as server, stock_process(self.threads) as stock, _client(server) as http:
             note(f"server ready in {server.ready_s:.1f} s; the stock pipeline is loaded")
             sides = (_OurSide(http, self), _StockSide(stock, self))
             for index in range(self.warm_up):
@@ -155,7 +147,7 @@ def _our_times(total_s: float, timeline: dict[str, Any]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class _StockSide:
-    process: subprocess.Popen[str]
+    process: StockProcess
     case: Stack
 
     def draw(self, seed: int) -> _Picture:
@@ -168,36 +160,9 @@ class _StockSide:
             "max_sequence_length": self.case.max_sequence_length,
             "seed": seed,
         }
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(ask) + "\n")
-        self.process.stdin.flush()
-        answer = _read(self.process)
-        times = {"call_s": answer["call_s"], "png_s": answer["png_s"], "total_s": answer["call_s"] + answer["png_s"]}
-        return _Picture(png=base64.b64decode(answer["png"]), times=times)
-
-
-@contextmanager
-def _stock(threads: int) -> Iterator[subprocess.Popen[str]]:
-    model = Path(str(resources.files("tilework"))) / "models" / "shapes"
-    run = [sys.executable, "-m", "suite.stock", str(model), str(threads)]
-    process = subprocess.Popen(run, cwd=_BENCH, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        ready = _read(process)
-        assert ready["threads"] == threads, f"torch took {ready['threads']} threads, not {threads}"
-        yield process
-    finally:
-        assert process.stdin is not None
-        process.stdin.close()
-        process.wait()
-
-
-def _read(process: subprocess.Popen[str]) -> dict[str, Any]:
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    if not line:
-        raise CaseFailed("the process with the stock pipeline ended; its message stands above")
-    values: dict[str, Any] = json.loads(line)
-    return values
+        answer = self.process.draw(ask)
+        times = {"call_s": answer["call_s"], "png_s": answer["file_s"], "total_s": answer["call_s"] + answer["file_s"]}
+        return _Picture(png=base64.b64decode(answer["file"]), times=times)
 
 
 def _client(server: Server) -> httpx.Client:

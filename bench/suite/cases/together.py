@@ -111,7 +111,7 @@ class Together:
 
 def _drive(url: str, workload: Sequence[WorkloadRequest]) -> list[Record]:
     records = asyncio.run(drive(url, workload))
-    failed = next((record for record in records if record.image is None), None)
+    failed = next((record for record in records if record.file is None), None)
     if failed is not None:
         raise CaseFailed(f"request {failed.index} has no picture: {failed.detail}")
     return records
@@ -154,7 +154,7 @@ def _row(side: str, runs: Sequence[Sequence[Record]]) -> tuple[str, ...]:
 
 
 def _difference(one: Record, other: Record) -> float:
-    assert one.image is not None
-    assert other.image is not None
-    pixels = [np.asarray(Image.open(io.BytesIO(png))).astype(int) for png in (one.image, other.image)]
+    assert one.file is not None
+    assert other.file is not None
+    pixels = [np.asarray(Image.open(io.BytesIO(png))).astype(int) for png in (one.file, other.file)]
     return float(np.abs(pixels[0] - pixels[1]).max())

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tilework.cli.console import UserError, out
+from tilework.client import mix
 from tilework.core.cost_row import CostRow
 from tilework.core.request import Shape
 from tilework.cost.profiles import Profiles
@@ -31,12 +32,10 @@ def open_profiles(path: Path | None) -> Profiles:
 
 def parse_size(text: str) -> Shape:
     """WIDTHxHEIGHT, WIDTHxHEIGHTxFRAMES, or SIDE for a square. Raises UserError."""
-    size = text.strip()
     try:
-        return Shape.parse(size if "x" in size else f"{size}x{size}")
-    except ValueError:
-        remedy = "use WIDTHxHEIGHT, such as 1024x768, or one number for a square"
-        raise UserError(f"size is {text!r}; {remedy}") from None
+        return mix.parse_size(text)
+    except ValueError as error:
+        raise UserError(str(error)) from None
 
 
 _UNKNOWN = "-"

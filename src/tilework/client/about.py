@@ -47,11 +47,17 @@ async def ask_server(base_url: str, api_key: str | None = None, model: str | Non
     return ServerInfo(
         models=tuple(str(card["id"]) for card in cards),
         is_tilework=True,
-        default_size=limits.get("default_size"),
+        default_size=_default_size(limits),
         default_steps=limits.get("default_steps"),
         num_devices=ready.get("devices"),
         policy=limits.get("policy"),
     )
+
+
+def _default_size(limits: Mapping[str, Any]) -> str | None:
+    """As `mix.parse_size` reads it."""
+    size, frames = limits.get("default_size"), limits.get("default_frames")
+    return f"{size}x{frames}" if size and isinstance(frames, int) and frames > 1 else size
 
 
 async def _get(http: httpx.AsyncClient, path: str) -> Mapping[str, Any]:

@@ -105,14 +105,14 @@ class Bench:
         return unloaded_s
 
     async def send(self, workload: Sequence[WorkloadRequest], on_result: OnResult | None = None) -> list[Record]:
-        """Send what `due` made and wait for all ends; pictures are not kept."""
+        """Send what `due` made and wait for all ends; files are not kept."""
         return await drive(
             self.config.url,
             workload,
             dialect=self.config.dialect,
             api_key=self.api_key,
             timeout_s=self.config.timeout_s,
-            keep_images=False,
+            keep_files=False,
             on_result=on_result,
         )
 

@@ -1,4 +1,6 @@
-"""The mixed-size workload of the demo: two small workers busy, nearly all deadlines within reach."""
+"""The workload of the demo: pictures of many sizes that keep two small workers busy, nearly all deadlines within
+reach, and clips that take what time is left.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from tilework.formats.workload import WorkloadRequest
 COLOURS = ("red", "green", "blue", "yellow", "orange", "purple", "white", "black")
 SHAPES = ("circle", "square", "triangle", "cross")
 SIZES = ("small", "large")
+DIRECTIONS = ("left", "right", "up", "down")
 # (height, width): how often; the sizes that the shipped model is trained at.
 SIDES = {
     (64, 64): 4,
@@ -82,8 +85,11 @@ def demo_prompt(rng: Random) -> str:
     """Such as "a large red circle on a blue background"; the two colours differ."""
     colour, background = rng.sample(COLOURS, 2)
     size, shape = rng.choice(SIZES), rng.choice(SHAPES)
-    article = "an" if background[0] in "aeiou" else "a"
-    return f"a {size} {colour} {shape} on {article} {background} background"
+    return f"a {size} {colour} {shape} on {_with_article(background)} background"
+
+
+def _with_article(word: str) -> str:
+    return f"an {word}" if word[0] in "aeiou" else f"a {word}"
 
 
 def _shapes(count: int, rng: Random) -> Sequence[Shape]:
@@ -103,3 +109,24 @@ def _arrivals(count: int, span_s: float, rng: Random) -> Sequence[float]:
 def _slo_s(index: int, time_s: float, floor_s: float, rng: Random) -> float | None:
     slack = rng.choice(SLACKS)
     return None if index % BEST_EFFORT_EVERY == BEST_EFFORT_EVERY - 1 else round(floor_s + slack * time_s, 4)
+
+
+def demo_clips(seed: int, *, side: int = 64, frames: int = 17, steps: int = 16) -> tuple[WorkloadRequest, ...]:
+    """One clip for each direction, without a deadline, asked for at the start."""
+    rng = Random(f"clips {seed}")
+    colours = rng.sample(COLOURS[:6], len(DIRECTIONS))
+    shapes = rng.sample((*SHAPES[:3], rng.choice(SHAPES[:3])), len(DIRECTIONS))
+    backgrounds = ("black", "white")
+    return tuple(
+        WorkloadRequest(
+            arrival_s=0.0,
+            pipeline="shapes-motion",
+            height=side,
+            width=side,
+            frames=frames,
+            steps=steps,
+            seed=rng.randrange(2**31),
+            prompt=f"{_with_article(colour)} {shape} moves {direction} on a {rng.choice(backgrounds)} background",
+        )
+        for colour, shape, direction in zip(colours, shapes, DIRECTIONS, strict=True)
+    )

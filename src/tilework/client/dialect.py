@@ -1,4 +1,4 @@
-"""Requests and answers on the wire: OpenAI's images API with Tilework's extra fields."""
+"""Requests and answers on the wire: OpenAI's images API, and for clips its videos API, with Tilework's extra fields."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from tilework.core.priority import DEFAULT_CLASS
 from tilework.formats.workload import WorkloadRequest
 
 PATH = "/v1/images/generations"
+VIDEOS = "/v1/videos"
+VIDEO_NOW = f"{VIDEOS}/sync"
+"""Answers with the file itself; vLLM-Omni has it, too."""
 DEFAULT_PROMPT = "a picture"
 ResponseFormat = Literal["b64_json", "url", "none"]
 
@@ -36,13 +39,16 @@ class Dialect:
         body: dict[str, Any] = {
             "model": self.model or request.pipeline,
             "prompt": request.prompt or DEFAULT_PROMPT,
-            "n": 1,
             "size": f"{request.width}x{request.height}",
             "num_inference_steps": request.steps,
-            "response_format": None if self.response_format == "none" else self.response_format,
             "seed": request.seed,
             "user": request.tenant,
         }
+        if request.is_clip:
+            body["num_frames"] = request.frames
+        else:
+            response_format = None if self.response_format == "none" else self.response_format
+            body |= {"n": 1, "response_format": response_format}
         if request.slo_s is not None and not self.plain:
             body |= {"slo_s": request.slo_s, "on_miss": str(request.on_miss)}
         if request.priority != DEFAULT_CLASS and not self.plain:
@@ -56,10 +62,10 @@ class Dialect:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The meaning of one HTTP answer. `cause` and `detail` are as in `Record`; `image` only if it was asked for."""
+    """The meaning of one HTTP answer. `cause` and `detail` are as in `Record`; `file` only if it was asked for."""
 
     status: Ending
-    image: bytes | None = None
+    file: bytes | None = None
     timeline: Mapping[str, Any] | None = None
     cause: str = ""
     detail: str = ""
@@ -71,21 +77,39 @@ def read_answer(status_code: int, content: bytes, *, response_format: str = "b64
     With `response_format` "b64_json" the first of `data` must hold a picture under that name, else a picture or a
     `url`. Without `decode` the picture is not checked, and dropped.
     """
-    try:
-        values = json.loads(content)
-    except (ValueError, RecursionError):
-        values = None
+    values = parsed(content)
     if status_code != 200:
-        ending = Ending.REJECTED if status_code == 429 else Ending.FAILED
-        return Answer(ending, cause=f"http {status_code}", detail=_error_text(status_code, values))
+        return _refusal(status_code, values)
     try:
         first = values["data"][0]
-        image = _picture(first, response_format, decode)
+        file = _picture(first, response_format, decode)
         timeline = first.get("tilework")
     except (TypeError, LookupError, ValueError, AttributeError) as error:
         wanted = "b64_json" if response_format == "b64_json" else "b64_json or url"
         return Answer(Ending.ERROR, cause="answer", detail=f"the answer holds no data[0].{wanted} ({error!r})")
-    return Answer(Ending.DONE, image=image, timeline=timeline if isinstance(timeline, dict) else None)
+    return Answer(Ending.DONE, file=file, timeline=timeline if isinstance(timeline, dict) else None)
+
+
+def read_video(status_code: int, content: bytes, media_type: str, *, keep: bool = True) -> Answer:
+    """The meaning of an answer whose body is to be a video file. Without `keep` the file is dropped."""
+    if status_code != 200:
+        return _refusal(status_code, parsed(content))
+    if not media_type.startswith("video/") or not content:
+        return Answer(Ending.ERROR, cause="answer", detail=f"the answer holds no video, but {media_type or 'nothing'}")
+    return Answer(Ending.DONE, file=content if keep else None)
+
+
+def parsed(content: bytes) -> Any:
+    """JSON; None if it is none."""
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _refusal(status_code: int, values: Any) -> Answer:
+    ending = Ending.REJECTED if status_code == 429 else Ending.FAILED
+    return Answer(ending, cause=f"http {status_code}", detail=_error_text(status_code, values))
 
 
 def _picture(first: Any, response_format: str, decode: bool) -> bytes | None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import httpx
 
-from tilework.client.dialect import PATH, Answer, Dialect, read_answer
+from tilework.client.dialect import PATH, VIDEO_NOW, VIDEOS, Answer, Dialect, parsed, read_answer, read_video
 from tilework.client.pool import Connections
 from tilework.client.record import Ending, Record
 from tilework.formats.workload import WorkloadRequest
@@ -26,7 +27,7 @@ async def drive(
     dialect: Dialect = OURS,
     api_key: str | None = None,
     timeout_s: float | None = None,
-    keep_images: bool = True,
+    keep_files: bool = True,
     on_result: OnResult | None = None,
     time_scale: float = 1.0,
 ) -> list[Record]:
@@ -34,17 +35,19 @@ async def drive(
 
     Open loop: a request never waits for an answer, and the client sets no limit on connections. A request is given up
     `timeout_s` after its planned arrival; None waits for ever. Arrivals are multiplied by
-    `time_scale` (2 is half the pace); deadlines are not. Without `keep_images` pictures are dropped as they come.
-    `on_result` is called as each request ends. What a server or the network does becomes a record, never an
-    exception. Any server of OpenAI's images API will do. Proxy settings of the environment are not used.
+    `time_scale` (2 is half the pace); deadlines are not. Without `keep_files` pictures and clips are dropped as they
+    come. `on_result` is called as each request ends. What a server or the network does becomes a record, never an
+    exception. Any server of OpenAI's images API will do. Requests for several frames go to `/v1/videos/sync`. Proxy
+    settings of the environment are not used.
 
     Raises:
-        ValueError: `base_url` or `time_scale` is of no use, or a request asks for several frames.
+        ValueError: `base_url` or `time_scale` is of no use.
     """
-    _check(workload, time_scale)
+    if not 0 <= time_scale < float("inf"):
+        raise ValueError(f"time_scale is {time_scale}; use a number from 0 (all at once) on")
     async with open_client(base_url, api_key) as http, asyncio.TaskGroup() as tasks:
         loop = asyncio.get_running_loop()
-        sender = _Sender(http, dialect, timeout_s, keep_images, on_result, loop.time())
+        sender = _Sender(http, dialect, timeout_s, keep_files, on_result, loop.time())
         sent: dict[int, asyncio.Task[Record]] = {}
         for index in sorted(range(len(workload)), key=lambda index: workload[index].arrival_s):
             arrival_s = workload[index].arrival_s * time_scale
@@ -80,7 +83,7 @@ class _Sender:
     http: httpx.AsyncClient
     dialect: Dialect
     timeout_s: float | None
-    keep_images: bool
+    keep_files: bool
     on_result: OnResult | None
     start_s: float
 
@@ -96,7 +99,7 @@ class _Sender:
             status=answer.status,
             latency_s=loop.time() - planned_s,
             lag_s=max(0.0, lag_s),
-            image=answer.image,
+            file=answer.file,
             timeline=answer.timeline,
             cause=answer.cause,
             detail=answer.detail,
@@ -109,14 +112,34 @@ class _Sender:
         until_s = None if self.timeout_s is None else planned_s + self.timeout_s
         try:
             async with asyncio.timeout_at(until_s):
-                response = await self.http.post(PATH, json=self.dialect.body_of(request))
+                return await (self._clip(request) if request.is_clip else self._picture(request))
         except TimeoutError:
             return Answer(Ending.ERROR, cause="timeout", detail=f"no answer within {self.timeout_s} s")
         except (httpx.HTTPError, OSError) as error:
             cause = "timeout" if isinstance(error, httpx.TimeoutException) else "connection"
             return Answer(Ending.ERROR, cause=cause, detail=f"{type(error).__name__}: {error}")
+
+    async def _picture(self, request: WorkloadRequest) -> Answer:
+        response = await self.http.post(PATH, json=self.dialect.body_of(request))
         wanted = self.dialect.response_format
-        return read_answer(response.status_code, response.content, response_format=wanted, decode=self.keep_images)
+        return read_answer(response.status_code, response.content, response_format=wanted, decode=self.keep_files)
+
+    async def _clip(self, request: WorkloadRequest) -> Answer:
+        response = await self.http.post(VIDEO_NOW, json=self.dialect.body_of(request))
+        media_type = response.headers.get("content-type", "")
+        answer = read_video(response.status_code, response.content, media_type, keep=self.keep_files)
+        if answer.status is not Ending.DONE or self.dialect.plain:
+            return answer
+        return replace(answer, timeline=await self._timeline(response.headers.get("x-request-id", "")))
+
+    async def _timeline(self, video_id: str) -> dict[str, Any] | None:
+        """A file has no place for its timeline; a server of Tilework tells it with the job."""
+        response = await self.http.get(f"{VIDEOS}/{video_id}")
+        try:
+            timeline = parsed(response.content)["tilework"]["timeline"]
+        except (TypeError, LookupError):
+            return None
+        return timeline if isinstance(timeline, dict) else None
 
 
 def _origin(base_url: str) -> str:
@@ -128,11 +151,3 @@ def _origin(base_url: str) -> str:
     if url.scheme not in ("http", "https") or not url.host:
         raise ValueError(f"base_url is {base_url!r}; use one such as http://127.0.0.1:8000")
     return base_url.rstrip("/").removesuffix("/v1")
-
-
-def _check(workload: Sequence[WorkloadRequest], time_scale: float) -> None:
-    if not 0 <= time_scale < float("inf"):
-        raise ValueError(f"time_scale is {time_scale}; use a number from 0 (all at once) on")
-    for index, request in enumerate(workload):
-        if request.frames != 1:
-            raise ValueError(f"request {index} has frames {request.frames}; the images API makes one frame")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -12,24 +11,25 @@ from tilework.core.request import OnMiss, Shape
 from tilework.core.shares import dealt
 from tilework.formats.workload import WorkloadRequest
 
-SIZES_EXAMPLE = "256,512x768:2,1024"
+SIZES_EXAMPLE = "256,512x768:2,832x480x81"
 SLO_EXAMPLE = "256=1.5,512=2, 3 for all sizes, auto, or auto:2.5"
 AUTO_FACTOR = 2.5  # AlpaServe's rule, which TridentServe (section 8) takes over.
-_SIZE = re.compile(r"([1-9]\d{0,5})(?:x([1-9]\d{0,5}))?")
 
 Shares = Mapping[Shape, float]
 
 
 def parse_size(text: str) -> Shape:
-    """ "512" is a square, "512x768" is WIDTHxHEIGHT as in the API. Raises ValueError naming the text."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise ValueError(f"size is {text!r}; write 512, or WIDTHxHEIGHT as in 512x768")
-    return Shape(height=int(match[2] or match[1]), width=int(match[1]))
+    """WIDTHxHEIGHT, WIDTHxHEIGHTxFRAMES, or SIDE for a square. Raises ValueError that names the text."""
+    size = text.strip()
+    try:
+        return Shape.parse(size if "x" in size else f"{size}x{size}")
+    except ValueError:
+        remedy = "use WIDTHxHEIGHT, such as 1024x768, or one number for a square; 832x480x81 is a clip of 81 frames"
+        raise ValueError(f"size is {text!r}; {remedy}") from None
 
 
 def parse_sizes(text: str) -> dict[Shape, float]:
-    """Sizes and how often each is asked for, such as "256,512x768:2,1024"; a weight left out is 1.
+    """Sizes and how often each is asked for, such as "256,512x768:2,832x480x81"; a weight left out is 1.
 
     Raises:
         ValueError: an entry is no size or has no weight above 0, or a size comes twice.
@@ -62,6 +62,7 @@ def mixed_workload(
             pipeline=pipeline,
             height=shape.height,
             width=shape.width,
+            frames=shape.frames,
             steps=steps,
             seed=rng.randrange(2**31),
             prompt=rng.choice(prompts),

@@ -12,8 +12,8 @@ from tilework.formats.workload import WorkloadRequest
 
 
 class Ending(StrEnum):
-    """DONE: with a picture. REJECTED: with status 429. FAILED: with another error of the API. ERROR: without an
-    answer, or with one that breaks the API."""
+    """DONE: with a picture or a clip. REJECTED: with status 429. FAILED: with another error of the API. ERROR: without
+    an answer, or with one that breaks the API."""
 
     DONE = "done"
     REJECTED = "rejected"
@@ -28,8 +28,9 @@ class Record:
     `arrival_s` is when it was planned to be sent, counted from the start of the drive; `latency_s` counts from there to
     the end of the answer, whatever the answer, so a client that falls behind makes latencies longer, not shorter.
     `lag_s` of it is the client's own: from the planned arrival until it began to send. `timeline` is the server's
-    `tilework` object, if it sends one. `cause` says in a word or two why there is no picture ("http 503", "timeout",
-    "connection", "answer"), `detail` in a sentence; both are empty for one that is done.
+    `tilework` object, if it sends one. `file` is the encoded picture or the video. `cause` says in a word or two why
+    there is none ("http 503", "timeout", "connection", "answer"), `detail` in a sentence; both are empty for one that
+    is done.
     """
 
     index: int
@@ -38,7 +39,7 @@ class Record:
     status: Ending
     latency_s: float
     lag_s: float = 0.0
-    image: bytes | None = field(default=None, repr=False)
+    file: bytes | None = field(default=None, repr=False)
     timeline: Mapping[str, Any] | None = None
     cause: str = ""
     detail: str = ""
@@ -53,5 +54,5 @@ class Record:
 
     @property
     def on_time(self) -> bool | None:
-        """Whether the picture came within `slo_s` of the planned arrival; None without a deadline."""
+        """Whether the file came within `slo_s` of the planned arrival; None without a deadline."""
         return None if self.slo_s is None else self.status is Ending.DONE and self.latency_s <= self.slo_s

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tilework.control.log import Header
 from tilework.core.actions import Action, LoadComponents, ReadComponents
+from tilework.core.graph.stage import DeviceKind
 from tilework.core.request import Request, Status
 from tilework.core.work import NewPlacement, Work
 
@@ -67,6 +68,7 @@ class PastDevice:
     device_id: int
     node: int
     is_up: bool
+    kind: DeviceKind = DeviceKind.ACCELERATOR
     reason: str = ""
 
 

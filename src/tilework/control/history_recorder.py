@@ -142,7 +142,8 @@ class HistoryRecorder:
                 self._lose_work(work_id, steps, event.why)
             case DeviceJoined(device_id, node):
                 self._nodes[device_id] = node
-                self._devices.append(PastDevice(at_ns=self._now_ns, device_id=device_id, node=node, is_up=True))
+                joined = PastDevice(at_ns=self._now_ns, device_id=device_id, node=node, is_up=True, kind=event.kind)
+                self._devices.append(joined)
             case DeviceLost():
                 self._lose_device(event)
             case ComponentsLoaded() | ComponentsRead():

@@ -68,6 +68,7 @@ class SimulatedSource:
     steps: int
     rows: tuple[CostRow, ...] = field(repr=False)
     stages: tuple[StageSpec, ...] = latent_diffusion("").specs
+    frames_per_latent: int = 1
     device: str = "cpu"
     threads: int = 1
     memory_bytes: int | None = None
@@ -198,7 +199,7 @@ class ModelInfo:
     @property
     def graph(self) -> Graph:
         """The stages of its pipeline, which is named like the model."""
-        return Graph(self.name, self.stages)
+        return Graph(self.name, self.stages, self.frame_multiple)
 
     def argument(self, name: str) -> Argument | None:
         """The argument of this name; None if a request cannot give one."""

@@ -23,6 +23,10 @@ class Shape:
     def pixels(self) -> int:
         return self.height * self.width * self.frames
 
+    def latent_pixels(self, frames_per_latent: int) -> float:
+        """What times and bytes grow with: the pixels of a frame, times the latent frames (see `core.graph.Graph`)."""
+        return latent_pixels((self.height, self.width, self.frames), frames_per_latent)
+
     def __str__(self) -> str:
         size = f"{self.width}x{self.height}"
         return size if self.frames == 1 else f"{size}x{self.frames}"
@@ -35,6 +39,12 @@ class Shape:
             raise ValueError(f"{text!r} is no shape")
         width, height, *frames = map(int, parts)
         return cls(height, width, *frames)
+
+
+def latent_pixels(size: tuple[int, int, int], frames_per_latent: int) -> float:
+    """`Shape.latent_pixels` of height, width and frames."""
+    height, width, frames = size
+    return height * width * (frames if frames_per_latent == 1 else 1 + (frames - 1) / frames_per_latent)
 
 
 class OnMiss(StrEnum):

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from tilework.core.cost_row import CostRow
 from tilework.core.graph.stage import Stage
-from tilework.core.request import Shape
+from tilework.core.request import Shape, latent_pixels
 from tilework.cost.prices import Points, between, extended, means
 from tilework.cost.rows import ShapeKey, batch_key
+from tilework.cost.table import CostTable
 
 _MAX_CACHED = 10_000  # Clients choose the shapes.
 
@@ -16,7 +17,7 @@ _MAX_CACHED = 10_000  # Clients choose the shapes.
 class Activations:
     """The activations of all stages, on each of the devices that share a work; 0 where no row says.
 
-    Sizes between rows are interpolated in pixels as seconds are (see `Prices`). A degree without rows of single
+    Sizes between rows are interpolated in latent pixels as seconds are (see `Prices`). A degree without rows of single
     requests takes those of the next lower degree; below all of them nothing is known.
 
     A measured batch takes what was measured, in any order or turned. In any other batch of n requests, each counts with
@@ -25,13 +26,18 @@ class Activations:
     batches, requests take the sum of what they take alone.
     """
 
-    def __init__(self, rows: Sequence[CostRow]) -> None:
+    def __init__(self, table: CostTable) -> None:
+        rows = table.rows
         gathered: dict[tuple[str, str, int], list[tuple[CostRow, int]]] = {}
         for row in rows:
             if row.activation_bytes is not None:
                 key = row.pipeline, row.stage, row.degree
                 gathered.setdefault(key, []).append((row, row.activation_bytes))
-        self._known = {key: _AtDegree(found) for key, found in gathered.items() if any(r.batch == 1 for r, _ in found)}
+        self._known = {
+            key: _AtDegree(found, table.graph(key[0]).frames_per_latent)
+            for key, found in gathered.items()
+            if any(r.batch == 1 for r, _ in found)
+        }
         self._degrees: dict[tuple[str, str], list[int]] = {}
         for pipeline, stage, degree in sorted(self._known):
             self._degrees.setdefault((pipeline, stage), []).append(degree)
@@ -63,17 +69,21 @@ class Activations:
 class _AtDegree:
     """The activations of a stage at one degree, of which at least one row is of a single request."""
 
-    def __init__(self, rows: Sequence[tuple[CostRow, int]]) -> None:
-        self._alone = means((row.shape.pixels, float(size)) for row, size in rows if row.batch == 1)
+    def __init__(self, rows: Sequence[tuple[CostRow, int]], frames_per_latent: int) -> None:
+        self._frames_per_latent = frames_per_latent
+        self._alone = means((self._pixels(row.shape), float(size)) for row, size in rows if row.batch == 1)
         self._together = dict(means((batch_key(row.shapes), float(size)) for row, size in rows if row.batch != 1))
         self._growth = self._measured_growth(rows)
+
+    def _pixels(self, shape: Shape) -> float:
+        return shape.latent_pixels(self._frames_per_latent)
 
     def num_bytes(self, batch: tuple[ShapeKey, ...]) -> int:
         if len(batch) > 1 and batch in self._together:
             return round(self._together[batch])
-        return round(sum(self._part(height * width * frames, len(batch)) for height, width, frames in batch))
+        return round(sum(self._part(latent_pixels(size, self._frames_per_latent), len(batch)) for size in batch))
 
-    def _part(self, pixels: int, number: int) -> float:
+    def _part(self, pixels: float, number: int) -> float:
         """The bytes of one of `number` requests of this size."""
         alone = extended(self._alone, pixels)
         if number == 1:
@@ -85,9 +95,10 @@ class _AtDegree:
 
     def _measured_growth(self, rows: Sequence[tuple[CostRow, int]]) -> Mapping[int, Points]:
         """How many times as much as one request takes, by how many requests of one size, ascending, and by pixels."""
-        found: dict[int, list[tuple[int, float]]] = {}
+        found: dict[int, list[tuple[float, float]]] = {}
         for row, size in rows:
-            alone = extended(self._alone, row.shape.pixels)
+            pixels = self._pixels(row.shape)
+            alone = extended(self._alone, pixels)
             if isinstance(row.batch, int) and row.batch > 1 and alone:
-                found.setdefault(row.batch, []).append((row.shape.pixels, size / alone))
+                found.setdefault(row.batch, []).append((pixels, size / alone))
         return {number: means(found[number]) for number in sorted(found)}

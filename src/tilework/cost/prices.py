@@ -11,20 +11,22 @@ from statistics import fmean
 from typing import TypeVar
 
 from tilework.core.cost_row import CostRow
-from tilework.core.request import Shape
+from tilework.core.request import Shape, latent_pixels
 from tilework.cost.batch_latency import BatchLatencyModel
 from tilework.cost.rows import ShapeKey, batch_key
 
-Points = Sequence[tuple[int, float]]
+Points = Sequence[tuple[float, float]]
 """Sorted by the first number, which is pixels or a number of requests."""
 
 _MIN_RUNS = 3
 _MAX_TERMS = 10_000  # Clients choose the shapes.
-_Key = TypeVar("_Key", int, tuple[ShapeKey, ...])
+_Key = TypeVar("_Key", float, tuple[ShapeKey, ...])
 
 
 class Prices:
     """Seconds of a stage at one degree. Rows of equal pixels, or of the same batch, are averaged.
+
+    Pixels of clips are counted in latent space (`Shape.latent_pixels`), where `frames_per_latent` frames are one.
 
     Single outputs: measured values at profiled numbers of pixels, and linear between them. Beyond them the nearest two
     points are extended, but not below half the nearest value; a single point is scaled in proportion to pixels.
@@ -37,14 +39,21 @@ class Prices:
     nothing is saved. Only a measured batch can take less than its longest request alone.
     """
 
-    def __init__(self, rows: Sequence[CostRow], batch_model: BatchLatencyModel | None = None) -> None:
+    def __init__(
+        self, rows: Sequence[CostRow], batch_model: BatchLatencyModel | None = None, frames_per_latent: int = 1
+    ) -> None:
         self._batch_model = batch_model
-        self._alone = means((row.shape.pixels, row.seconds) for row in rows if row.batch == 1)
-        self._known = {row.shape.pixels for row in rows if row.batch == 1 and (row.num_runs or _MIN_RUNS) >= _MIN_RUNS}
+        self._frames_per_latent = frames_per_latent
+        self._alone = means((self._pixels(row.shape), row.seconds) for row in rows if row.batch == 1)
+        measured = [row for row in rows if row.batch == 1 and (row.num_runs or _MIN_RUNS) >= _MIN_RUNS]
+        self._known = {self._pixels(row.shape) for row in measured}
         self._together = dict(means((batch_key(row.shapes), row.seconds) for row in rows if row.batch != 1))
         self._savings = self._measured_savings(rows) if self._alone else []
         self._terms: dict[tuple[ShapeKey, int], tuple[float, float]] = {}
         self._mixing = self._measured_mixing() if self._alone else (0.0, 0.0)
+
+    def _pixels(self, shape: Shape) -> float:
+        return shape.latent_pixels(self._frames_per_latent)
 
     @property
     def has_singles(self) -> bool:
@@ -53,16 +62,16 @@ class Prices:
 
     def is_profiled(self, shape: Shape) -> bool:
         """Whether an output of exactly this number of pixels was measured alone."""
-        return any(pixels == shape.pixels for pixels, _ in self._alone)
+        return any(pixels == self._pixels(shape) for pixels, _ in self._alone)
 
     def knows(self, shape: Shape) -> bool:
         """Whether an output of exactly this number of pixels was measured alone at least three times."""
-        return shape.pixels in self._known
+        return self._pixels(shape) in self._known
 
     def seconds(self, shapes: Sequence[Shape]) -> float | None:
         """The time of a single output or of a batch; None if neither it nor single outputs were measured."""
         if len(shapes) == 1:
-            return extended(self._alone, shapes[0].pixels) if self._alone else None
+            return extended(self._alone, self._pixels(shapes[0])) if self._alone else None
         batch = batch_key(shapes)
         measured = self._together.get(batch)
         if measured is not None or not self._alone:
@@ -93,8 +102,7 @@ class Prices:
         """The time of an output alone, and the time that it saves in a batch of `size`."""
         if len(self._terms) >= _MAX_TERMS:
             self._terms.clear()
-        height, width, frames = shape
-        pixels = height * width * frames
+        pixels = latent_pixels(shape, self._frames_per_latent)
         savings = [(number, between(points, pixels)) for number, points in self._savings]
         terms = extended(self._alone, pixels), between(savings, size) if savings else 0.0
         self._terms[shape, size] = terms
@@ -111,10 +119,10 @@ class Prices:
 
     def _measured_savings(self, rows: Sequence[CostRow]) -> list[tuple[int, Points]]:
         """The time that each request beyond the first saves, by batch size and number of pixels."""
-        found: dict[int, list[tuple[int, float]]] = {}
+        found: dict[int, list[tuple[float, float]]] = {}
         for row in rows:
             if isinstance(row.batch, int) and row.batch > 1:
-                pixels = row.shape.pixels
+                pixels = self._pixels(row.shape)
                 saved = row.batch * extended(self._alone, pixels) - row.seconds
                 found.setdefault(row.batch, []).append((pixels, saved / (row.batch - 1)))
         return [(size, means(points)) for size, points in sorted(found.items())]

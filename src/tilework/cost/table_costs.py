@@ -58,7 +58,7 @@ class TableCosts:
             for stage in table.graph(pipeline).stages
         }
         self._tabled = TabledTimes(table)
-        self._activations = Activations(table.rows)
+        self._activations = Activations(table)
         self._rooms: dict[_Key, bool] = {}
         self.most_bytes = num_bytes(self.all_components) + self._activations.largest
 

@@ -108,7 +108,10 @@ def _prices(table: CostTable) -> dict[_Key, Prices]:
     batch_models = {
         (pipeline, table.graph(pipeline).stepped[0].name, 1): model for pipeline, model in table.batch_models.items()
     }
-    return {key: Prices(rows, batch_models.get(key)) for key, rows in gathered.items()}
+    return {
+        key: Prices(rows, batch_models.get(key), table.graph(key[0]).frames_per_latent)
+        for key, rows in gathered.items()
+    }
 
 
 def _degrees(prices: Mapping[_Key, Prices]) -> dict[tuple[str, str], tuple[int, ...]]:

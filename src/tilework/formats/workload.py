@@ -45,6 +45,10 @@ class WorkloadRequest:
         return Shape(self.height, self.width, self.frames)
 
     @property
+    def is_clip(self) -> bool:
+        return self.frames > 1
+
+    @property
     def deadline_s(self) -> float | None:
         """On the clock of `arrival_s`."""
         return None if self.slo_s is None else self.arrival_s + self.slo_s

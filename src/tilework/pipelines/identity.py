@@ -21,8 +21,8 @@ def model_identity(source: ModelSource) -> str:
     if source.adapter is not None:
         return f"{model_identity(replace(source, adapter=None))} by {source.adapter}"
     path = Path(source.path)
-    if source.path == SHIPPED:
-        return f"{SHIPPED}@{_digest(shipped_directory())}"
+    if source.path in SHIPPED:
+        return f"{source.path}@{_digest(shipped_directory(source.path))}"
     if path.is_dir():
         return f"{path.resolve().name}@{_digest(path)}"
     revision = _revision(source.path)

@@ -34,9 +34,10 @@ Place = Callable[[torch.nn.Module], object]
 def load(source: ModelSource, place: Place | None = None) -> Family:
     """Load a model onto its device, ready to draw. `place` is used on CPUs; without it each weight is copied.
 
-    `source.path` is "shapes" (the model that comes with Tilework), a diffusers directory, or a hub id; with the index
-    of a modular pipeline alone it is loaded as that. A directory is read without any network; a directory called shapes
-    is reached as ./shapes. `tilework.json` is read from directories only. No code of a model is run.
+    `source.path` is "shapes" or "shapes-motion" (the models that come with Tilework), a diffusers directory, or a hub
+    id; with the index of a modular pipeline alone it is loaded as that. A directory is read without any network; a
+    directory called shapes is reached as ./shapes. `tilework.json` is read from directories only. No code of a model is
+    run.
 
     Raises:
         ModelError: one of its subclasses, each for one thing that can be wrong.

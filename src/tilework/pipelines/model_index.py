@@ -19,7 +19,8 @@ from tilework.pipelines.errors import ModelNotFound, UnsupportedModel
 from tilework.pipelines.modular.index import MODULAR_INDEX, is_modular, read_components
 from tilework.pipelines.support.record import reason_against, served_classes
 
-SHIPPED = "shapes"
+SHIPPED = ("shapes", "shapes-motion")
+"""The models that come with Tilework: one draws pictures, one draws clips."""
 INDEX = "model_index.json"
 ADAPTERS = {
     "FluxPipeline": "tilework.pipelines.families.flux:Flux",
@@ -101,8 +102,8 @@ def _index_file(directory: Path) -> Path:
 
 def model_directory(path: str) -> Path | None:
     """The model's directory; None if `path` is a hub id. Raises ModelNotFound if it can be neither."""
-    if path == SHIPPED:
-        return shipped_directory()
+    if path in SHIPPED:
+        return shipped_directory(path)
     if Path(path).is_dir():
         return Path(path)
     if Path(path).is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
@@ -116,9 +117,9 @@ def location(path: str) -> str:
     return path if directory is None else str(directory.resolve())
 
 
-def shipped_directory() -> Path:
-    """Where the installed package keeps the model `shapes`."""
-    return Path(str(resources.files("tilework"))) / "models" / SHIPPED
+def shipped_directory(name: str = SHIPPED[0]) -> Path:
+    """Where the installed package keeps one of the models SHIPPED."""
+    return Path(str(resources.files("tilework"))) / "models" / name
 
 
 def _hub_index(path: str) -> dict[str, Any]:

@@ -18,9 +18,9 @@ def reference(
     the mapped file, where they lie unaligned, so that other kernels are chosen; and torch chooses the number of threads
     by the number of cores. See docs/exactness.md for what else has to be equal.
 
-    `path` is a diffusers directory, a hub id or "shapes"; `adapter`, `device`, `dtype` and `threads` are those of the
-    server. Sets the number of threads, the precision of float32 and the attention back end for the whole process, so
-    call it before anything is computed.
+    `path` is a diffusers directory, a hub id, "shapes" or "shapes-motion"; `adapter`, `device`, `dtype` and `threads`
+    are those of the server. Sets the number of threads, the precision of float32 and the attention back end for the
+    whole process, so call it before anything is computed.
 
     Raises:
         ModelError: the model cannot be loaded.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tilework.core.request import Shape, Status
@@ -118,7 +118,7 @@ class ChartPlacement:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
     """Works by start, requests by arrival, placements by time. `nodes` names the devices and the node of each, idle
-    ones too.
+    ones too; `slots` are those that are CPU slots.
     """
 
     works: tuple[ChartWork, ...] = ()
@@ -127,6 +127,18 @@ class Chart:
     loads: tuple[ChartLoad, ...] = ()
     placements: tuple[ChartPlacement, ...] = ()
     nodes: Mapping[int, int] = field(default_factory=dict)
+    slots: frozenset[int] = frozenset()
+
+    def new_uses(self) -> Iterator[tuple[ChartPlacement, dict[int, str]]]:
+        """Each placement, and what devices are for from then on, where that is new."""
+        before: Mapping[int, str] = {}
+        for placement in self.placements:
+            names = placement.names
+            yield placement, {device: name for device, name in names.items() if before.get(device) != name}
+            before = names
+
+    def name_of(self, device_id: int) -> str:
+        return f"CPU slot {device_id}" if device_id in self.slots else f"device {device_id}"
 
     @property
     def start_s(self) -> float:
@@ -143,7 +155,9 @@ class Chart:
 def chart_of_schedule(
     schedule: Schedule, workload: Sequence[WorkloadRequest] = (), num_devices: int | None = None
 ) -> Chart:
-    """`workload` (matched by request id) adds sizes, arrivals and deadlines; `num_devices` idle devices."""
+    """`workload` (matched by request id) adds sizes, arrivals and deadlines; `num_devices` idle devices, and what is
+    numbered beyond them is a CPU slot.
+    """
     known = by_id(workload)
     works = tuple(
         ChartWork(
@@ -171,7 +185,13 @@ def chart_of_schedule(
         if line.change == "load"
     )
     devices |= {load.device_id for load in loads}
-    return Chart(works=works, requests=by_arrival(requests), loads=loads, nodes=dict.fromkeys(sorted(devices), 0))
+    return Chart(
+        works=works,
+        requests=by_arrival(requests),
+        loads=loads,
+        nodes=dict.fromkeys(sorted(devices), 0),
+        slots=frozenset(one for one in devices if num_devices and one >= num_devices),
+    )
 
 
 def by_arrival(requests: Iterable[ChartRequest]) -> tuple[ChartRequest, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -70,12 +70,16 @@ class _Tracks:
     """Maps devices to processes and threads of the trace, and times to whole microseconds."""
 
     def __init__(self, chart: Chart) -> None:
-        self._nodes = dict(chart.nodes)
+        self._chart, self._nodes = chart, dict(chart.nodes)
         for work in chart.works:
             for device_id in work.devices:
                 self._nodes.setdefault(device_id, 0)
         self._start_s = chart.start_s
         self.end_us = self.us(chart.end_s)
+
+    @property
+    def devices(self) -> Collection[int]:
+        return self._nodes
 
     def us(self, at_s: float) -> int:
         return round((at_s - self._start_s) * 1e6)
@@ -89,7 +93,7 @@ class _Tracks:
             _named("process", {"pid": node + 1, "tid": 0}, f"node {node}") for node in sorted({*self._nodes.values()})
         ]
         return names + [
-            _named("thread", self.of(device_id), f"device {device_id}") for device_id in sorted(self._nodes)
+            _named("thread", self.of(device_id), self._chart.name_of(device_id)) for device_id in sorted(self._nodes)
         ]
 
 
@@ -180,7 +184,7 @@ def _after(at_s: float | None, request: ChartRequest) -> float | None:
 
 
 def _instants(chart: Chart, tracks: _Tracks) -> Iterable[_Event]:
-    """Marks at one time: refusals, drops to best effort, moves, requests that were not served, lost devices."""
+    """Marks at one time: refusals, drops to best effort, moves, requests that were not served, changes of devices."""
     cluster = {"pid": CLUSTER, "tid": 0, "s": "p"}
     for request in chart.requests:
         for decision in request.decisions:
@@ -196,6 +200,10 @@ def _instants(chart: Chart, tracks: _Tracks) -> Iterable[_Event]:
         name = f"{'its host reads ahead' if load.is_read_ahead else 'loads'} {load.stage}"
         slice_ = {"ph": "X", "name": name, "ts": start_us, "dur": end_us - start_us, "args": args}
         yield slice_ | ({"pid": CLUSTER, "tid": 0} if load.is_read_ahead else tracks.of(load.device_id))
+    for placement, uses in chart.new_uses():
+        for device_id in uses.keys() & set(tracks.devices):
+            track = tracks.of(device_id) | {"s": "t"}
+            yield _instant(f"for {uses[device_id]}", tracks.us(placement.at_s), {"why": placement.why}) | track
     for outage in chart.outages:
         track = tracks.of(outage.device_id) | {"s": "t"}
         yield _instant(f"device {outage.device_id} lost", tracks.us(outage.start_s), {"reason": outage.reason}) | track

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -107,22 +107,19 @@ def _draw_devices(axes: Any, chart: Chart, layout: Layout) -> None:
     right = axes.get_yaxis_transform()
     for device_id, row in layout.rows.items():
         axes.text(1.006, row, f"{shares.get(device_id, 0):.0%} busy", transform=right, va="center", fontsize=9)
-    axes.set_yticks(list(layout.rows.values()), [f"device {device_id}" for device_id in layout.rows])
+    axes.set_yticks(list(layout.rows.values()), [chart.name_of(device_id) for device_id in layout.rows])
     axes.set_ylim(len(layout.rows) - 0.45, -0.55)
     _clean(axes)
 
 
 def _draw_placements(axes: Any, chart: Chart, layout: Layout) -> None:
     """A line at each change, and above its bars what each device is for from then on, where that is new."""
-    before: Mapping[int, str] = {}
-    for placement in chart.placements:
+    style = {"fontsize": 8, "fontweight": "bold", "va": "center", "clip_on": True, "zorder": 5}
+    for placement, uses in chart.new_uses():
         axes.axvline(placement.at_s, **PLACED)
-        for device_id, name in placement.names.items():
-            if device_id in layout.rows and before.get(device_id) != name:
-                place = (placement.at_s, layout.rows[device_id] - BAR_HEIGHT / 2)
-                style = {"fontsize": 8, "fontweight": "bold", "va": "center", "clip_on": True, "zorder": 5}
-                axes.annotate(name, place, (3, 0), textcoords="offset points", color=PLACED["color"], bbox=TAG, **style)
-        before = placement.names
+        for device_id in uses.keys() & layout.rows.keys():
+            place, name = (placement.at_s, layout.rows[device_id] - BAR_HEIGHT / 2), uses[device_id]
+            axes.annotate(name, place, (3, 0), textcoords="offset points", color=PLACED["color"], bbox=TAG, **style)
 
 
 def _draw_work(axes: Any, work: ChartWork, layout: Layout) -> None:

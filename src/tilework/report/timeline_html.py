@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -52,6 +53,7 @@ def _document(chart: Chart, title: str) -> dict[str, Any]:
         "devices": [
             {
                 "device_id": device_id,
+                "name": chart.name_of(device_id),
                 "node": chart.nodes.get(device_id, 0),
                 "busy": round(shares.get(device_id, 0.0), 4),
             }
@@ -74,7 +76,26 @@ def _document(chart: Chart, title: str) -> dict[str, Any]:
             }
             for load in chart.loads
         ],
+        "placements": [
+            {
+                "at": _rounded(placement.at_s),
+                "why": placement.why,
+                "uses": list(uses.items()),
+                "text": _uses_text(uses),
+            }
+            for placement, uses in chart.new_uses()
+        ],
     }
+
+
+def _uses_text(uses: Mapping[int, str]) -> str:
+    """ "ED on devices 0, 1; C on device 2"."""
+    devices: dict[str, list[str]] = {}
+    for device_id, name in uses.items():
+        devices.setdefault(name, []).append(str(device_id))
+    return "; ".join(
+        f"{name} on {'device' if len(ids) == 1 else 'devices'} {', '.join(ids)}" for name, ids in devices.items()
+    )
 
 
 def _load_text(load: ChartLoad) -> str:

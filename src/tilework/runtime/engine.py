@@ -173,7 +173,8 @@ class Engine:
             self.on_joined(device_id)
 
     def on_loading(self, num_ready: int) -> None:
-        self._show(f"loading the models, {num_ready} of {self._executor.num_devices} workers ready")
+        num_workers = self._executor.num_devices + self._executor.num_slots
+        self._show(f"loading the models, {num_ready} of {num_workers} workers ready")
 
     def _show(self, starting: str) -> None:
         self._starting = starting

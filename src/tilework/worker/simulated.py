@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import gcd
 
 import torch
 from torch import Tensor
@@ -52,7 +53,7 @@ class SimulatedFamily:
     """
 
     def __init__(self, source: SimulatedSource) -> None:
-        self._graph = Graph(source.pipeline, source.stages)
+        self._graph = Graph(source.pipeline, source.stages, source.frames_per_latent)
         table = CostTable(hardware=source.hardware, rows=source.rows, graphs={source.pipeline: self._graph})
         self._costs = TableCosts(table)
         self._source = source
@@ -65,7 +66,7 @@ class SimulatedFamily:
         self._info = ModelInfo(
             name=source.pipeline,
             family="modelled",
-            side_multiple=_SIDE_MULTIPLE,
+            side_multiple=gcd(_SIDE_MULTIPLE, *(side for shape in shapes for side in (shape.height, shape.width))),
             max_side=2 * max(max(shape.height, shape.width) for shape in shapes),
             default_height=default.height,
             default_width=default.width,
@@ -78,6 +79,7 @@ class SimulatedFamily:
             arguments=(generator_device("cpu"),),
             default_frames=default.frames if clips else 1,
             max_frames=max((shape.frames for shape in clips), default=1),
+            frame_multiple=source.frames_per_latent,
             default_fps=_FPS if clips else 0.0,
             stages=source.stages,
         )

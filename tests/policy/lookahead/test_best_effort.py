@@ -43,6 +43,7 @@ def test_the_more_requests_without_a_deadline_the_narrower_they_are(count: int, 
     assert max(map(len, groups(trace)["b0"])) == widest
 
 
+@pytest.mark.slow
 def test_full_devices_serve_requests_without_a_deadline_as_soon_as_the_best_published_policy() -> None:
     """Measured at 90%: a mean latency of 6.2 s, 21.3 with wide groups; `gf-dit-edf-best-fit-drop` has 7.0."""
     flood = Flood(rate_per_s=0.97, urgent=0.0, num_requests=300)

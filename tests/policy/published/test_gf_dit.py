@@ -74,6 +74,7 @@ def test_a_hopeless_request_is_dropped_to_best_effort_with_its_reason() -> None:
     assert not plan.starts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "bound_s"), [(STRICT, 130), (DROP, 62)])
 def test_best_effort_does_not_starve(policy: str, bound_s: int) -> None:
     """Twice what the device can do: strictly, all that is due within a minute is served first, in two minutes."""

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from builders import job, request, shipped
+from quick import quick
 from tilework.control.cluster.tracker import Tracker
 from tilework.control.controller import ControllerConfig
 from tilework.core.actions import Action, Place, RunWork
@@ -159,7 +160,7 @@ def assert_in_order(trace: Trace) -> None:
 
 
 @pytest.mark.parametrize("table", [FLUX, VIDEO], ids=["flux", "video"])
-@pytest.mark.parametrize("policy", [*NAMES, "tridentserve-ilp"])
+@pytest.mark.parametrize("policy", quick(("tridentserve",), [*NAMES, "tridentserve-ilp"]))
 def test_stages_run_where_they_are_resident_and_fit(policy: str, table: CostTable) -> None:
     for seed, rate in ((1, 0.05), (2, 0.4)):
         requests = mixed(seed, 40, rate / (1 if table is FLUX else 4), table)

@@ -1,4 +1,4 @@
-"""`tilework demo`: a server, a mixed workload with deadlines, and pictures of how it went."""
+"""`tilework demo`: a server, pictures with deadlines and clips, and how it went."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import typer
 from tilework.cli.console import UserError, console, out, print_json, progress, require_serve_extra
 from tilework.cli.options.common import AsJson, examples
 from tilework.cli.views.schedules import schedule_of_history
-from tilework.client.demo_workload import demo_workload, linear_service
+from tilework.client.demo_workload import demo_clips, demo_workload, linear_service
 from tilework.client.drive import drive
 from tilework.client.record import Record
 from tilework.control.history_recorder import read_history
@@ -28,6 +28,7 @@ from tilework.formats.schedule import Schedule, write_schedule
 from tilework.formats.workload import WorkloadRequest, write_workload
 from tilework.policy.registry import DEFAULT_POLICY
 from tilework.report.chart import chart_of_schedule
+from tilework.report.clip_sheet import draw_clip_sheet
 from tilework.report.contact_sheet import Frame, draw_contact_sheet
 from tilework.report.tables import attainment_table, summary
 from tilework.report.timeline import draw_timeline
@@ -37,6 +38,10 @@ EXAMPLE = examples(
 )
 STEPS = 20
 PROBE_SIDES = (64, 192)
+FILES = (
+    *("contact_sheet.png", "clips.png", "clip_1.mp4 and so on", "timeline.png", "report.json"),
+    *("requests.jsonl", "schedule.jsonl", "events.jsonl"),
+)
 
 
 def command(
@@ -47,14 +52,14 @@ def command(
     seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 1,
     json: AsJson = False,
 ) -> None:
-    """Serve the shipped model on this machine's CPU, request pictures of many sizes with deadlines, and draw what
-    happened.
+    """Serve the shipped models on this machine's CPU, request pictures of many sizes with deadlines and some clips, and
+    draw what happened.
     """
     require_serve_extra()
     directory.mkdir(parents=True, exist_ok=True)
     log = directory / "events.jsonl"
     with _server(workers, policy, log) as url:
-        workload = _workload(url, seed, requests, workers)
+        workload = (*_workload(url, seed, requests, workers), *demo_clips(seed))
         records = _send(url, workload, quiet=json)
     write_workload(directory / "requests.jsonl", workload)
     _draw(directory, workload, records, log, policy, workers)
@@ -65,21 +70,18 @@ def command(
     if json:
         print_json({"out": str(directory), "replayed_events": num_events, "identical": difference is None} | result)
     else:
-        out.print(attainment_table(records, title=f"{len(records)} pictures on {workers} CPU workers, policy {policy}"))
+        out.print(attainment_table(records, title=_title(records, workers, policy)))
         out.print(f"{num_events} events replayed: decisions {'the same' if difference is None else 'DIFFER'}")
-        names = ("contact_sheet.png", "timeline.png", "report.json", "requests.jsonl", "schedule.jsonl", "events.jsonl")
-        out.print(f"in {directory}: {', '.join(names)}", soft_wrap=True)
-    failed = [record for record in records if record.image is None]
+        out.print(f"in {directory}: {', '.join(FILES)}", soft_wrap=True)
+    failed = [record for record in records if record.file is None]
     if failed or difference is not None:
-        raise UserError(
-            f"{len(failed)} requests got no picture; the first: {failed[0].detail}" if failed else "see above"
-        )
+        raise UserError(f"{len(failed)} requests failed; the first: {failed[0].detail}" if failed else "see above")
 
 
 @contextmanager
 def _server(workers: int, policy: str, log: Path) -> Iterator[str]:
     """A server of our own on a free port; yields its URL and stops it gracefully."""
-    arguments = ["serve", "shapes", "--workers", str(workers), "--policy", policy, "--port", "0"]
+    arguments = ["serve", "shapes", "shapes-motion", "--workers", str(workers), "--policy", policy, "--port", "0"]
     arguments += ["--profiles", str(log.with_name("costs.sqlite")), "--recalibrate", "--log", str(log), "--json"]
     process = subprocess.Popen([sys.executable, "-m", "tilework", *arguments], stdout=subprocess.PIPE, text=True)
     try:
@@ -109,7 +111,7 @@ def _workload(url: str, seed: int, count: int, workers: int) -> tuple[WorkloadRe
     with console.status("measuring how fast this machine is"):
         small, large = (asyncio.run(drive(url, [probe]))[0] for probe in probes)
     for record in (small, large):
-        if record.image is None:
+        if record.file is None:
             raise UserError(f"the server did not draw a first picture: {record.detail}")
     pixels = [side * side for side in PROBE_SIDES]
     per_pixel_s = max(0.0, large.latency_s - small.latency_s) / (pixels[1] - pixels[0])
@@ -121,7 +123,7 @@ def _workload(url: str, seed: int, count: int, workers: int) -> tuple[WorkloadRe
 
 def _send(url: str, workload: Sequence[WorkloadRequest], quiet: bool) -> list[Record]:
     with progress(quiet) as bar:
-        task = bar.add_task("pictures", total=len(workload))
+        task = bar.add_task("pictures and clips", total=len(workload))
         return asyncio.run(drive(url, workload, on_result=lambda _record: bar.advance(task)))
 
 
@@ -129,18 +131,26 @@ def _draw(
     directory: Path, workload: Sequence[WorkloadRequest], records: list[Record], log: Path, policy: str, workers: int
 ) -> None:
     with console.status("drawing"):
-        frames = [_frame(record) for record in records]
-        draw_contact_sheet(directory / "contact_sheet.png", frames, title="What was asked for, and what came")
+        pictures, clips = ([_frame(r) for r in records if r.request.is_clip is kind] for kind in (False, True))
+        draw_contact_sheet(directory / "contact_sheet.png", pictures, title="What was asked for, and what came")
+        draw_clip_sheet(directory / "clips.png", clips, title="Clips: their first frame, and others up to the last")
+        for number, clip in enumerate(clips, 1):
+            (directory / f"clip_{number}.mp4").write_bytes(clip.image or b"")
         schedule = _schedule(records, log)
         write_schedule(directory / "schedule.jsonl", schedule)
-        title = f"{len(records)} pictures on {workers} CPU workers, policy {policy}"
-        draw_timeline(directory / "timeline.png", chart_of_schedule(schedule, workload, workers), title=title)
+        chart = chart_of_schedule(schedule, workload, workers)
+        draw_timeline(directory / "timeline.png", chart, title=_title(records, workers, policy))
+
+
+def _title(records: Sequence[Record], workers: int, policy: str) -> str:
+    clips = sum(record.request.is_clip for record in records)
+    return f"{len(records) - clips} pictures and {clips} clips on {workers} CPU workers, policy {policy}"
 
 
 def _frame(record: Record) -> Frame:
     request = record.request
     return Frame(
-        image=record.image,
+        image=record.file,
         caption=request.prompt or "",
         size=str(request.shape),
         latency_s=record.latency_s,

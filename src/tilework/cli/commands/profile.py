@@ -33,7 +33,7 @@ EXAMPLE = examples(
 
 
 def command(
-    model: Annotated[str, typer.Argument(help="shapes, a diffusers directory, or a hub id.")] = "shapes",
+    model: Annotated[str, typer.Argument(help="shapes, shapes-motion, a diffusers directory, or a hub id.")] = "shapes",
     workers: Annotated[int, typer.Option(min=1, max=1024, help="Worker processes, one per device.")] = 2,
     degrees: Annotated[
         str | None, typer.Option(help="Group sizes, such as 1,2,4; default: powers of two up to --workers.")

@@ -187,6 +187,7 @@ def simulated_source(table: CostTable | None, pipeline: str, memory_bytes: int |
     return SimulatedSource(
         pipeline=pipeline,
         stages=table.graph(pipeline).specs,
+        frames_per_latent=table.graph(pipeline).frames_per_latent,
         hardware=table.hardware,
         steps=table.steps or 28,
         rows=table.rows,

@@ -10,7 +10,7 @@ import typer
 
 from tilework.cli.console import UserError
 from tilework.client.bench import NUM_REQUESTS, OTHERS_SIZE, OTHERS_STEPS
-from tilework.client.mix import AUTO_FACTOR
+from tilework.client.mix import AUTO_FACTOR, SIZES_EXAMPLE
 from tilework.core.request import OnMiss
 
 
@@ -61,8 +61,9 @@ Sizes = Annotated[
     str | None,
     _option(
         "--sizes",
-        f"Sides or WIDTHxHEIGHT, each with a weight if you like; default the server's, or {OTHERS_SIZE}.",
-        "256,512x768:2,1024",
+        "Sides, WIDTHxHEIGHT, or WIDTHxHEIGHTxFRAMES for clips, each with a weight if you like; default the server's, "
+        f"or {OTHERS_SIZE}.",
+        SIZES_EXAMPLE,
     ),
 ]
 SizeMix = Annotated[Mix, _option("--mix", "Sizes by weight (uniform, the default) or large ones more often.", "skewed")]

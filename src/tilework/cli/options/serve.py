@@ -30,8 +30,8 @@ Models = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[NAME=]MODEL...",
-        help="shapes (the default), a diffusers directory, or a hub id; a pipeline of --cost. Of several, the first "
-        "serves requests that name none.",
+        help="shapes (the default), shapes-motion, a diffusers directory, or a hub id; a pipeline of --cost. "
+        "Of several, the first serves requests that name none.",
     ),
 ]
 Workers = Annotated[

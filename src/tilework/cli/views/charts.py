@@ -8,6 +8,7 @@ from pathlib import Path
 from tilework.cli.console import UserError, user_errors
 from tilework.control.decisions import describe_all, steps_of
 from tilework.control.history import History, LostWork, PastLoad, PastPlacement, PastRead, PastRequest, PastWork
+from tilework.core.graph.stage import DeviceKind
 from tilework.core.request import Request, Status
 from tilework.core.time import s_from_ns
 from tilework.formats.json_lines import RequestId
@@ -59,6 +60,7 @@ def chart_of_history(history: History, ids: Mapping[str, RequestId] | None = Non
         loads=(*map(_load, history.loads), *(_read(past, nodes) for past in history.reads)),
         placements=tuple(map(_placement, history.placements)),
         nodes=nodes,
+        slots=frozenset(change.device_id for change in history.devices if change.kind is DeviceKind.CPU),
     )
 
 
