@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tilework.core.request import RequestClass, cost_key
+from tilework.policy.placement.profile import ClassProfile
 from tilework.policy.published.tridentserve.layout import Pool
 from tilework.policy.published.tridentserve.program import PoolOption
 from tilework.policy.published.tridentserve.ways import Way, Ways
@@ -51,6 +51,10 @@ def read_bids(batches: Iterable[tuple[Task, ...]], ways: Ways) -> list[Bid]:
     return bids
 
 
+_Alike = tuple[ClassProfile, int]
+"""The profile of a class, of which there is one, and a position."""
+
+
 def one_by_one(tasks: Iterable[Task]) -> list[tuple[Task, ...]]:
     """Each task by itself."""
     return [(task,) for task in tasks]
@@ -64,13 +68,16 @@ def batched(tasks: Iterable[Task], ways: Ways) -> list[tuple[Task, ...]]:
     Source: TridentServe appendix E.1.
     """
     found: list[list[Task]] = []
-    latest: dict[tuple[RequestClass, int], list[Task]] = {}
+    latest: dict[_Alike, list[Task]] = {}
+    most_of: dict[_Alike, int] = {}
     for task in tasks:
-        most = ways.most_together(task) if task.num_steps and task.job.may_share and not task.job.works else 1
-        if most == 1:
+        key = ways.profile_of(task), task.job.left.position
+        most = most_of.get(key)
+        if most is None:
+            most = most_of[key] = ways.most_together(task)
+        if most == 1 or not task.job.may_share or task.job.works:
             found.append([task])
             continue
-        key = cost_key(task.job.request), task.job.left.position
         batch = latest.get(key)
         if batch is None or len(batch) == most or not _all_in_time([*batch, task], ways):
             batch = latest[key] = []

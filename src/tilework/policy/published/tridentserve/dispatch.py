@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import Stage
 from tilework.core.interfaces import ClusterView, CostModel, DeviceView, JobView
-from tilework.core.request import RequestClass, Shape, cost_key
+from tilework.core.request import Shape
 from tilework.core.work import Group, Start
 from tilework.policy.placement.batches import batch_ns, optimal_batch, parts_of
 from tilework.policy.placement.launch import Launch
@@ -27,7 +27,7 @@ from tilework.policy.toolkit.wording import devices_text, explain
 _EncodeKey = tuple[tuple[Stage, ...], Shape | None, int | None]
 """The stages of an encode, the shape if only one may share them, and the job if it may not."""
 
-_BatchKey = int | tuple[Group, RequestClass, int]
+_BatchKey = int | tuple[Group, ClassProfile, int]
 """A job, or the device, class and position of several."""
 
 
@@ -83,7 +83,7 @@ class Dispatch:
                 job = task.job
                 key: _BatchKey = job.job_id
                 if task.num_steps and len(job.last_devices) == 1 and job.may_share and self._has_begun(task):
-                    key = job.last_devices, cost_key(job.request), job.left.position
+                    key = job.last_devices, self._profile(task), job.left.position
                 found[key] = (*found.get(key, ()), task)
         return found.values()
 

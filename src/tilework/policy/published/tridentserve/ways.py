@@ -120,8 +120,14 @@ class Ways:
             self._known[key] = version, found
         return found
 
+    def profile_of(self, task: Task) -> ClassProfile:
+        """The profile of a task's class. Raises UnknownCost."""
+        return self._profiles.of(task.job.request, self._costs)
+
     def most_together(self, task: Task) -> int:
         """How many tasks like this one make a batch: what is optimal for its steps, if these run best on one device.
+
+        1 without steps.
 
         Raises UnknownCost.
         """
