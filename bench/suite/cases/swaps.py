@@ -115,6 +115,7 @@ class Swaps:
             for index in range(self.rounds):
                 alone_s, among_s, loads_s = list[float](), list[float](), list[float]()
                 for _ in range(self.runs):
+                    worker.encode_s(self.side)  # What the last one has dropped is gone then.
                     alone_s.append(worker.encode_s(self.side))
                     if (among := worker.encode_into_load_s(self.side, whole_s / 4)) is not None:
                         among_s.append(among[0])
