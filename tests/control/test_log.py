@@ -79,6 +79,7 @@ def test_no_text_of_a_client_is_in_a_log() -> None:
         "previews",
         "read",
         "forgets",
+        "dropped",
         "costs",
     }  # Of stages, weights and cost tables: the model's.
     assert texts == {"uid", "pipeline", "tenant", "priority", "reason", "why"} | stages
@@ -304,7 +305,7 @@ def header_without(*keys: str, **changes: Any) -> str:
         ("{}", "line 1 is not the header of a log; give"),
         (
             header_without(tilework_log=1),
-            "line 1 is the header of a log of format 1, and this Tilework reads format 11",
+            "line 1 is the header of a log of format 1, and this Tilework reads format 12",
         ),
         (SMALL_LOG[1], "line 1 is not the header of a log; give"),
         (header_without("version"), "line 1 is not the header of a log: KeyError('version')"),

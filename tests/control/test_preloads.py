@@ -15,7 +15,7 @@ from tilework.admission.what_if import WhatIf
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Action, DropComponents, LoadComponents
 from tilework.core.component import Component, DropOrder, LoadSource
-from tilework.core.events import ComponentsLoaded, DeviceJoined, DeviceLost, Submitted, Woke
+from tilework.core.events import ComponentsLoaded, DeviceJoined, DeviceLost, Submitted, Woke, WorkFinished
 from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.request import Status
 from tilework.core.time import NS_PER_S, ns_from_s
@@ -93,16 +93,46 @@ def test_a_device_with_works_loads_nothing_ahead(scripted: Callable[..., Control
     assert loads(actions) == [(("text",), "disk", False)]
 
 
-def test_a_work_that_is_started_meanwhile_waits_for_the_load(scripted: Callable[..., Controller]) -> None:
+def test_a_work_that_is_started_meanwhile_waits_for_what_it_needs(scripted: Callable[..., Controller]) -> None:
     """The encoder runs for .01 s when the load has ended at 2 s; then the denoiser is loaded for 5 s."""
     control = scripted(ahead(ENCODE), run(start(ENCODE, 0)), run(start(DIFFUSE, 0, steps=10)))
     control.handle(Woke(), 0)
     device = control.tracker.devices[0]
+    control.tracker.set_time(ns_from_s(0.5))
+    assert control.tracker.load_ns(0, stage_of(PIPELINE, ENCODE)) == ns_from_s(1.5), "policies are told"
     assert not loads(control.handle(Submitted(request("a")), ns_from_s(0.5)))
     assert (device.is_loading, device.free_ns) == (False, ns_from_s(2.01))
-    assert device.loads_ns == {1: ns_from_s(1.5)}, "it is the load of that work from now on"
+    assert device.load_ns(1) == ns_from_s(1.5), "it is the load of that work from now on"
     control.handle(ComponentsLoaded(1, 0, 2 * NS_PER_S), 2 * NS_PER_S)
-    assert device.loads_ns == {2: 5 * NS_PER_S}, "that of the next work"
+    assert [device.load_ns(work_id) for work_id in (1, 2)] == [0, 5 * NS_PER_S], "that of the next work"
+
+
+def test_a_work_that_needs_something_else_does_not_wait(scripted: Callable[..., Controller]) -> None:
+    """Of the denoiser's 5 s 2 have passed when the encoder comes, which is loaded for 2 s and runs for .01 s."""
+    roomy = replace(weights(), memory_bytes=8)
+    control = scripted(ahead(DIFFUSE), run(start(ENCODE, 0)), Plan(), Plan(), costs=roomy)
+    control.handle(Woke(), 0)
+    device = control.tracker.devices[0]
+    control.tracker.set_time(2 * NS_PER_S)
+    assert control.tracker.load_ns(0, stage_of(PIPELINE, ENCODE)) == 2 * NS_PER_S
+    assert loads(control.handle(Submitted(request("a")), 2 * NS_PER_S)) == [(("text",), "disk", False)]
+    assert (device.is_loading, device.idle_ns, device.free_ns) == (True, ns_from_s(4.01), ns_from_s(7.01))
+    control.handle(ComponentsLoaded(2, 0, 2 * NS_PER_S), 4 * NS_PER_S)
+    control.handle(WorkFinished(1, ns_from_s(0.01)), ns_from_s(4.01))
+    assert (device.is_loading, device.free_ns) == (True, ns_from_s(7.01)), "three seconds are left, as before"
+
+
+def test_what_is_dropped_before_it_is_there_teaches_nothing(scripted: Callable[..., Controller]) -> None:
+    """The encoder needs the room of the denoiser, which is loaded for 1 s of 5."""
+    control = scripted(ahead(DIFFUSE), run(start(ENCODE, 0)), Plan())
+    control.handle(Woke(), 0)
+    actions = control.handle(Submitted(request("a")), NS_PER_S)
+    assert [one.components for one in only(DropComponents, actions)] == [("denoiser",)]
+    device = control.tracker.devices[0]
+    assert device.free_ns == ns_from_s(3.01), "it waits for its own load alone"
+    control.handle(ComponentsLoaded(1, 0, NS_PER_S, ("denoiser",)), NS_PER_S)
+    assert (device.is_loading, control.costs.load_ns(5)) == (False, 5 * NS_PER_S)
+    assert not control.tracker.kept_by_host(0), "the host has not read it"
 
 
 def test_no_other_device_loads_from_one_that_has_not_loaded_yet(scripted: Callable[..., Controller]) -> None:

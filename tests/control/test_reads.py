@@ -12,8 +12,9 @@ from tilework.control.components import Components
 from tilework.core.actions import LoadComponents, ReadComponents
 from tilework.core.component import Component, LoadSource
 from tilework.core.events import ComponentsLoaded, ComponentsRead, DeviceJoined
+from tilework.core.graph.stage import Stage
 from tilework.core.time import NS_PER_S
-from tilework.core.work import ReadAhead
+from tilework.core.work import ReadAhead, Work
 from tilework.cost.table_costs import TableCosts
 
 TEXT, DENOISER, VAE = Component("text", 2), Component("denoiser", 5), Component("vae", 1)
@@ -25,6 +26,20 @@ COSTS = replace(
     load_bytes_per_s={LoadSource.DISK: 1.0, LoadSource.HOST: 4.0},
 )
 """A byte takes one second from the disk, and a quarter from the host."""
+
+
+def work(work_id: int, stage: Stage) -> Work:
+    return Work(
+        work_id=work_id,
+        stage=stage,
+        job_ids=(0,),
+        attempts=(1,),
+        positions=(0,),
+        first_steps=(0,),
+        devices=(0,),
+        num_steps=1,
+        why="a test",
+    )
 
 
 class Cluster:
@@ -45,8 +60,8 @@ class Cluster:
     def load(self, stage: str, device_id: int = 0) -> tuple[LoadComponents, int]:
         """The load before a work, and its predicted time, which policies are told as well."""
         predicted_ns = self.tracker.load_ns(device_id, stage_of(PIPELINE, stage))
-        actions, loads_ns = self.components.prepare(start(stage, device_id), 1)
-        assert loads_ns[device_id] == predicted_ns
+        actions = self.components.prepare(start(stage, device_id), 1)
+        assert self.tracker.devices[device_id].load_ns(1) == predicted_ns
         return only(LoadComponents, tuple(actions))[0], predicted_ns
 
     def end(self, read: ReadComponents | None, *, is_kept: bool = True) -> None:
@@ -95,9 +110,10 @@ def test_a_load_waits_for_the_read_and_then_comes_from_the_host() -> None:
 def test_a_device_that_is_free_later_waits_less() -> None:
     cluster = Cluster()
     cluster.read(DIFFUSE)
-    cluster.tracker.devices[0].loaded_ns = 3 * NS_PER_S
+    device = cluster.tracker.devices[0]
+    device.push(work(1, stage_of(PIPELINE, ENCODE)), 3 * NS_PER_S)
     assert cluster.tracker.load_ns(0, stage_of(PIPELINE, DIFFUSE)) == int((2 + 1.25) * NS_PER_S)
-    cluster.tracker.devices[0].loaded_ns = 9 * NS_PER_S
+    device.push(work(2, stage_of(PIPELINE, ENCODE)), 9 * NS_PER_S)
     assert cluster.tracker.load_ns(0, stage_of(PIPELINE, DIFFUSE)) == int(1.25 * NS_PER_S)
 
 

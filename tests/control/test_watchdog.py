@@ -8,8 +8,10 @@ import pytest
 
 from builders import Idle, controller, request
 from stages import DIFFUSE
+from tilework.control.cluster.device import NO_WORK, PendingLoad
 from tilework.control.watchdog import Watchdog, WatchdogConfig
 from tilework.core.actions import RunWork
+from tilework.core.component import LoadSource
 from tilework.core.events import Cancelled, DeviceLost, Event, Submitted, WorkFinished
 from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.time import NS_PER_MS, NS_PER_S
@@ -165,8 +167,18 @@ def test_a_load_ahead_of_need_that_does_not_end_costs_its_device() -> None:
     """Predicted to take a second, it may take ten: nothing waits for it, so only this frees the device."""
     rig = Rig()
     device = rig.controller.tracker.devices[0]
-    device.loaded_ns = device.now.ns + NS_PER_S
+    device.add_load(
+        PendingLoad(
+            load_id=1,
+            work_id=NO_WORK,
+            components=(),
+            source=LoadSource.DISK,
+            forgets=(),
+            left_ns=NS_PER_S,
+            is_measured=True,
+        )
+    )
     checks = [rig.watchdog.check_loads() for _ in range(12)]
     assert checks == [[]] * 11 + [[(0, 10 * NS_PER_S)]]
-    device.loaded_ns = None
+    device.end_load(1)
     assert [rig.watchdog.check_loads() for _ in range(20)] == [[]] * 20

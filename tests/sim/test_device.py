@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from builders import PIPELINE
-from stages import DIFFUSE, ENCODE, stage_of
+from stages import DECODE, DIFFUSE, ENCODE, stage_of
 from tilework.core.actions import DropComponents, LoadComponents
 from tilework.core.component import Component, LoadSource, Memory
 from tilework.core.work import Work
@@ -60,13 +60,19 @@ class GivenTimes:
         return num_bytes
 
 
+ENCODER, DENOISER, SMALL = Component("encoder", 6), Component("denoiser", 8), Component("small", 2)
+
+
 class Devices(Fleet):
     """Devices that are up."""
 
     def __init__(self, num_devices: int = 3, hosts: Hosts | None = None) -> None:
         self.timing = GivenTimes()
         self.needed: dict[str, tuple[Component, ...]] = {}
-        super().__init__(self.timing, lambda stage: self.needed.get(stage.name, ()), hosts)
+        self.named = {one.digest: one for one in (ENCODER, DENOISER, SMALL)}
+        super().__init__(
+            self.timing, lambda stage: self.needed.get(stage.name, ()), lambda digest: self.named[digest], hosts
+        )
         for device_id in range(num_devices):
             self.join(device_id, Memory(total_bytes=10))
 
@@ -353,8 +359,6 @@ def test_a_hung_device_does_nothing_until_it_is_lost() -> None:
 
 # Components.
 
-ENCODER, DENOISER = Component("encoder", 6), Component("denoiser", 8)
-
 
 def load(load_id: int, component: Component) -> LoadComponents:
     stage = stage_of(PIPELINE, DIFFUSE)
@@ -378,13 +382,13 @@ def test_components_are_loaded_and_dropped_in_the_order_of_the_queue() -> None:
     first = loading(fleet, 10)
     assert (first.start_ns, first.end_ns) == (10, 16)
     assert fleet.begin_next((0,), 12) == [], "its components are on their way"
-    assert fleet.end_load(first, [ENCODER])
+    assert fleet.end_load(first)
     encode = begun(fleet, 16)
     assert fleet.begin_next((0,), 18) == [], "what comes later waits for the run"
     fleet.end(encode)
     second = loading(fleet, 19)
     assert second.end_ns == 27, "the encoder has left room"
-    assert fleet.end_load(second, [DENOISER])
+    assert fleet.end_load(second)
     assert begun(fleet, 27).work.work_id == 2
     assert fleet.num_overloads == 0
 
@@ -392,9 +396,10 @@ def test_components_are_loaded_and_dropped_in_the_order_of_the_queue() -> None:
 def test_a_load_without_memory_never_ends() -> None:
     fleet = Devices(1)
     fleet.change_components(load(1, ENCODER), 0)
+    run = loading(fleet, 0)
     fleet.change_components(load(2, DENOISER), 0)
-    assert fleet.end_load(loading(fleet, 0), [ENCODER])
-    assert fleet.begin_next((0,), 6) == []
+    assert fleet.begin_next((0,), 3) == []
+    assert fleet.end_load(run) is None
     assert fleet.num_overloads == 1
 
 
@@ -406,7 +411,7 @@ def test_a_work_without_its_components_never_begins() -> None:
     assert fleet.num_overloads == 1
 
 
-def test_a_revoked_work_ends_when_its_device_has_loaded() -> None:
+def test_a_revoked_work_does_not_wait_for_its_load_which_goes_on_after_it() -> None:
     fleet = Devices(1)
     fleet.needed = {DIFFUSE: (DENOISER,)}
     one = work(1)
@@ -414,10 +419,64 @@ def test_a_revoked_work_ends_when_its_device_has_loaded() -> None:
     fleet.command(one, 5)
     run = loading(fleet, 0)
     assert fleet.stop(0, one, 3) is None
-    assert fleet.begin_next((0,), 3) == []
-    assert fleet.end_load(run, [DENOISER])
-    revoked = begun(fleet, 8)
-    assert (revoked.end, revoked.end_ns) == (RunEnd.STOPPED, 8)
+    revoked = begun(fleet, 3)
+    assert (revoked.end, revoked.end_ns) == (RunEnd.STOPPED, 3)
+    assert fleet.end_load(run) is None, "it was paused"
+    fleet.end(revoked)
+    whole = fleet.end_load(loading(fleet, 3))
+    assert whole is not None
+    assert (whole.start_ns, whole.end_ns, whole.dropped) == (0, 8, ())
+
+
+def test_a_load_is_paused_for_a_work_that_needs_none_of_it() -> None:
+    """The denoiser takes 8; 3 of them are done when a decode comes, which takes 4."""
+    fleet = Devices(1)
+    fleet.needed = {DIFFUSE: (DENOISER,)}
+    fleet.change_components(load(1, DENOISER), 0)
+    run = loading(fleet, 0)
+    fleet.command(work(1, stage=DECODE, num_steps=1), 4)
+    decode = begun(fleet, 3)
+    assert decode.start_ns == 3
+    assert fleet.end_load(run) is None
+    fleet.end(decode)
+    whole = fleet.end_load(loading(fleet, 7))
+    assert whole is not None
+    assert (whole.start_ns, whole.end_ns) == (4, 12), "as long as without a pause"
+
+
+def test_what_a_work_waits_for_is_loaded_before_what_none_waits_for() -> None:
+    fleet = Devices(1)
+    fleet.needed = {DIFFUSE: (SMALL,)}
+    fleet.change_components(load(1, DENOISER), 0)
+    ahead = loading(fleet, 0)
+    fleet.change_components(load(2, SMALL), 0)
+    fleet.command(work(1), 5)
+    first = loading(fleet, 3)
+    assert (first.load.load_id, first.end_ns) == (2, 5)
+    assert fleet.end_load(ahead) is None
+    assert fleet.end_load(first)
+    steps = begun(fleet, 5)
+    fleet.end(steps)
+    assert loading(fleet, 10).end_ns == 15, "5 of 8 are left"
+    assert fleet.num_overloads == 0
+
+
+def test_what_is_dropped_before_it_is_there_is_not_loaded() -> None:
+    """After 3 of 8. There would be no room for the encoder beside it."""
+    fleet = Devices(1)
+    fleet.needed = {ENCODE: (ENCODER,)}
+    fleet.change_components(load(1, DENOISER), 0)
+    loading(fleet, 0)
+    fleet.change_components(DropComponents(0, ("denoiser",)), 0)
+    fleet.change_components(load(2, ENCODER), 0)
+    fleet.command(work(1, stage=ENCODE, num_steps=1), 4)
+    dropped = fleet.end_load(loading(fleet, 3))
+    assert dropped is not None
+    assert (dropped.load.load_id, dropped.end_ns, dropped.dropped) == (1, 3, ("denoiser",))
+    assert fleet.end_load(loading(fleet, 3))
+    assert begun(fleet, 9).work.work_id == 1
+    assert fleet._devices[0].memory.components == (ENCODER,)
+    assert fleet.num_overloads == 0
 
 
 def test_a_lost_device_ends_no_load() -> None:
@@ -425,22 +484,23 @@ def test_a_lost_device_ends_no_load() -> None:
     fleet.change_components(load(1, ENCODER), 0)
     run = loading(fleet, 0)
     fleet.lose(0, 2)
-    assert not fleet.end_load(run, [ENCODER])
+    assert not fleet.end_load(run)
 
 
 def test_what_a_host_has_forgotten_is_read_from_the_disk() -> None:
     """The host of devices 0 and 1 keeps two of these components; device 2 has another host."""
     fleet, number = Devices(hosts=Hosts(lambda device_id: device_id // 2, host_bytes=2)), 0
-    known = {name: Component(name, 1) for name in "abc"}
+    fleet.named = {name: Component(name, 1) for name in "abc"}
 
     def load(name: str, device_id: int = 0, source: LoadSource = LoadSource.HOST, forgets: str = "") -> str:
         nonlocal number
         number += 1
         stage = stage_of(PIPELINE, DIFFUSE)
+        fleet.change_components(DropComponents(device_id, (name,)), device_id)
         fleet.change_components(LoadComponents(number, device_id, stage, (name,), 1, source, tuple(forgets)), device_id)
         (begun,) = fleet.begin_next((device_id,), 0)
         assert isinstance(begun, LoadRun)
-        assert fleet.end_load(begun, [known[name]])
+        assert fleet.end_load(begun)
         return fleet.timing.sources[-1]
 
     assert load("a") == "disk", "nothing has been read there"
@@ -457,6 +517,7 @@ def test_a_load_waits_for_what_its_host_is_reading() -> None:
     """The host has `a` at 50, which it begins to read at 0; of `b` it reads nothing."""
     hosts = Hosts(lambda _: 0)
     fleet = Devices(hosts=hosts)
+    fleet.named = {name: Component(name, 3) for name in "ab"}
     hosts.reading[0] = frozenset("a"), 50
     ends = []
     for device_id, name in enumerate("ab"):

@@ -20,6 +20,7 @@ from tilework.worker.models import reader
 from tilework.worker.models.reader import read_ahead
 from tilework.worker.models.shared_weights import SharedWeights, weights_of
 from tilework.worker.models.weights import KeptWeights, Weights
+from worker.test_weights import bring
 from worker.tied import Tied
 
 SOURCE = ModelSource(path="of a test")
@@ -61,7 +62,7 @@ def test_a_worker_loads_what_was_read_from_the_host(tmp_path: Path, readable: li
     weights = Weights(files)
     weights.add_empty(module, KeptWeights.of(module), unreadable)
     assert read_ahead(command(0, 1), files) == WeightsRead(7, is_kept=True)
-    weights.load([component(1).digest])
+    bring(weights, component(1).digest)
     assert equal(module, Tied(1))
     assert readable == ["0", "1"]
     assert read_ahead(command(1), files).is_kept
@@ -83,7 +84,7 @@ def test_a_worker_waits_for_what_is_being_read(tmp_path: Path, monkeypatch: pyte
     reading = Thread(target=read_ahead, args=(command(1), files))
     reading.start()
     assert half_done.wait(30)
-    loading = Thread(target=weights.load, args=([component(1).digest],))
+    loading = Thread(target=bring, args=(weights, component(1).digest))
     loading.start()
     loading.join(0.05)
     assert loading.is_alive()

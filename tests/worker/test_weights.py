@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,9 @@ from torch import nn
 import tiny
 from tilework.core.model import ModelSource
 from tilework.pipelines.loading import load
+from tilework.worker.models import shared_weights
 from tilework.worker.models.shared_weights import SharedWeights, weights_of
-from tilework.worker.models.weights import Weights
+from tilework.worker.models.weights import KeptWeights, Weights
 from worker.tied import Tied
 
 
@@ -26,12 +29,28 @@ class Configured(Tied):
         self.config = {"scale": scale, "_name_or_path": "a directory"}
 
 
+class Large(nn.Module):
+    """Five weights of half a page each: three blocks of a page, of which the last is half empty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weights = nn.ParameterList([nn.Parameter(torch.randn(mmap.PAGESIZE // 8)) for _ in range(5)])
+
+
 def bits(module: nn.Module) -> list[torch.Tensor]:
     return [one.detach().clone() for one in weights_of(module)]
 
 
 def same(module: nn.Module, before: list[torch.Tensor]) -> bool:
     return all(torch.equal(one, other) for one, other in zip(weights_of(module), before, strict=True))
+
+
+def bring(weights: Weights, *digests: str, forgets: Sequence[str] = ()) -> None:
+    """Load components as a whole."""
+    for digest in digests:
+        for _ in weights.loading(digest, forgets):
+            pass
 
 
 def never() -> nn.Module:
@@ -50,7 +69,7 @@ def test_weights_come_and_go_bit_for_bit(tmp_path: Path) -> None:
     for _ in range(2):
         assert not weights.has([component.digest])
         assert num_bytes(module) == 0
-        weights.load([component.digest])
+        bring(weights, component.digest)
         assert weights.has([component.digest])
         assert same(module, before)
         assert module.second.weight is module.first.weight
@@ -63,7 +82,7 @@ def test_equal_components_of_two_models_lie_there_once(tmp_path: Path) -> None:
     weights = Weights(SharedWeights(tmp_path))
     digests = [weights.add(module, never).digest for module in (first, second, other)]
     assert digests[0] == digests[1] != digests[2]
-    weights.load(digests[:1])
+    bring(weights, digests[0])
     assert first.first.weight.data_ptr() == second.first.weight.data_ptr()
     assert num_bytes(other) == 0
     weights.drop(digests[:1])
@@ -109,10 +128,10 @@ def test_what_the_host_has_no_copy_of_is_read_from_its_directory(tmp_path: Path)
     before, component = bits(module), weights.add(module, read)
     for path in tmp_path.iterdir():
         path.unlink()
-    weights.load([component.digest])
+    bring(weights, component.digest)
     assert same(module, before)
     weights.drop([component.digest])
-    weights.load([component.digest])
+    bring(weights, component.digest)
     assert len(reads) == 1, "the host has a copy again"
 
 
@@ -130,25 +149,60 @@ def test_the_copy_that_was_needed_the_longest_ago_makes_room(tmp_path: Path, mon
     digests = [weights.add(parts[seed], lambda seed=seed: Tied(seed)).digest for seed in range(2)]
     for seed, digest in enumerate(digests):
         os.utime(tmp_path / digest, (seed, seed))
-    weights.load(digests[:1])  # Needed later than the other.
+    bring(weights, digests[0])  # Needed later than the other.
     weights.add(parts[2], never)
     assert (tmp_path / digests[0]).exists()
     assert not (tmp_path / digests[1]).exists()
-    weights.load(digests[1:])
+    bring(weights, digests[1])
     assert same(parts[1], bits(Tied(1)))
     assert not (tmp_path / digests[0]).exists(), "the other was just written"
-    weights.load(digests[:1], ["unknown", digests[1]])
+    weights.drop(digests[:1])
+    bring(weights, digests[0], forgets=["unknown", digests[1]])
     assert not (tmp_path / digests[1]).exists(), "it was named, although the third was written before it"
+
+
+@pytest.mark.parametrize("num_blocks", [1, 2, 3])
+def test_a_load_that_ends_midway_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_blocks: int
+) -> None:
+    """It is dropped after some of its blocks; the next one begins anew."""
+    monkeypatch.setattr(shared_weights, "_BLOCK_BYTES", mmap.PAGESIZE)
+    module, weights = Large(), Weights(SharedWeights(tmp_path))
+    before, digest = bits(module), weights.add(module, never).digest
+    blocks = weights.loading(digest)
+    for _ in range(num_blocks):
+        next(blocks)
+    assert not weights.has([digest])
+    blocks.close()
+    assert num_bytes(module) == 0
+    assert len(list(weights.loading(digest))) == 3
+    assert same(module, before)
 
 
 def test_a_load_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     def broken() -> nn.Module:
         raise OSError("gone")
 
-    first, second, weights = Tied(), Tied(1), Weights(SharedWeights(tmp_path))
-    good, bad = weights.add(first, never), weights.add(second, broken)
-    (tmp_path / bad.digest).unlink()
+    module, weights = Tied(), Weights(SharedWeights(tmp_path))
+    component = weights.add(module, broken)
+    (tmp_path / component.digest).unlink()
     with pytest.raises(OSError, match="gone"):
-        weights.load([good.digest, bad.digest])
-    assert not weights.has([good.digest])
-    assert num_bytes(first) == 0
+        bring(weights, component.digest)
+    assert not weights.has([component.digest])
+    assert num_bytes(module) == 0
+
+
+def test_what_another_process_reads_is_awaited_without_blocking(tmp_path: Path) -> None:
+    """Each look is a block, so that a work can go first meanwhile."""
+    files, module = SharedWeights(tmp_path), Tied()
+    weights, kept = Weights(files), KeptWeights.of(module)
+    weights.add_empty(module, kept, never)
+    digest = kept.component.digest
+    with files.reading(digest):
+        blocks = weights.loading(digest)
+        for _ in range(3):
+            next(blocks)
+        files.keep(digest, weights_of(Tied()))
+    for _ in blocks:
+        pass
+    assert same(module, bits(Tied()))

@@ -26,13 +26,14 @@ class WorkerBench:
         on_report: Callable[[Report], None] = lambda report: None,
         loras: WorkerLoras | None = None,
         states_bytes: int = STATES_BYTES,
+        models: Models | None = None,
     ) -> None:
         self.family = family
         self.works = OpenWorks()
         self.reports: list[Report] = []
         self.on_report = on_report
         self.blobs = StateBlobs(directory, 0)
-        models = Models({MODEL: family}, loras=loras)
+        models = models or Models({MODEL: family}, loras=loras)
         groups = Groups(0, "", "cpu")
         self.worker = Worker(models, self.works, groups, self.blobs, self._emit, states_bytes=states_bytes)
 

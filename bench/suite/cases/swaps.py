@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -16,10 +17,12 @@ from suite.cases.weights import save_model
 from suite.stats import extremes
 from tilework.core.component import LoadSource
 from tilework.core.model import ModelSource
-from tilework.core.wire import Spec
+from tilework.core.wire import DropWeights, Ended, Execute, Forget, Loaded, LoadWeights, Quit, Site, Spec, WeightsLoaded
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.local_executor import LocalConfig, LocalExecutor
 from tilework.runtime.observer import Observer
+from tilework.runtime.worker_process import forkserver_context
+from tilework.worker.process import serve
 
 _MB = 1_000_000
 
@@ -30,6 +33,9 @@ class Swaps:
 
     A round is the requests with room for both, and with room for one, in an order that changes from round to round. Its
     cost is the difference of the median times of a request, over the median time that the worker reports for its loads.
+
+    Then one worker runs `runs` encodes in each round while it has nothing to do, and as many a quarter into a load that
+    they do not need, in turns. Their delay is the difference of the medians over the median load.
     """
 
     layers: int = 3
@@ -38,10 +44,12 @@ class Swaps:
     side: int = 64
     rounds: int = 9
     most: float = 1.1
+    runs: int = 20
+    most_delay: float = 0.5
 
     @classmethod
     def make(cls, quick: bool) -> Swaps:
-        return cls(layers=1, requests=6, rounds=1) if quick else cls()
+        return cls(layers=1, requests=6, rounds=1, runs=4) if quick else cls()
 
     def measure(self, note: Note) -> Finding:
         return asyncio.run(self._measure(note))
@@ -54,6 +62,7 @@ class Swaps:
                 both = await _started(stack, sources, None)
                 one = await _started(stack, sources, int(1.2 * max(sizes)))
                 rounds = [await self._round(both, one, note, index) for index in range(self.rounds)]
+            delays = self._delays(sources, note)
         ratios = [(alternating_s - resident_s) / loads_s for resident_s, alternating_s, loads_s, _ in rounds]
         rows = tuple(
             (
@@ -64,12 +73,27 @@ class Swaps:
             for index, times in enumerate(rounds)
         )
         return Finding(
-            checks=(Check(what="cost of alternating, over the bare loads", measured=extremes(ratios), high=self.most),),
+            checks=(
+                Check(what="cost of alternating, over the bare loads", measured=extremes(ratios), high=self.most),
+                Check(
+                    what="delay of a run that needs nothing of the load in progress, over the load",
+                    measured=extremes([(among_s - alone_s) / load_s for alone_s, among_s, load_s in delays]),
+                    high=self.most_delay,
+                ),
+            ),
             tables=(
                 Table(
                     title="Medians per request",
                     columns=("round", "room for both, ms", "room for one, ms", "loads, ms", "loaded in all, MB"),
                     rows=rows,
+                ),
+                Table(
+                    title="Medians per encode that comes a quarter into a load",
+                    columns=("round", "without a load, ms", "beside one, ms", "the load, ms"),
+                    rows=tuple(
+                        (str(index), *(f"{1000 * seconds:.1f}" for seconds in times))
+                        for index, times in enumerate(delays, 1)
+                    ),
                 ),
             ),
             method=(
@@ -78,8 +102,30 @@ class Swaps:
                 "each after the answer to the one before.",
                 "Loads come from the copies that the host keeps. On a CPU a load maps such a copy, copying nothing; "
                 "its time includes the drop that makes room for it, which gives the pages back.",
+                "The encodes are sent to a worker that has loaded their model while it loads the denoiser of the other "
+                "one. A run that waited for the whole load would be late by three quarters of it.",
             ),
         )
+
+    def _delays(self, sources: Sequence[ModelSource], note: Note) -> list[tuple[float, float, float]]:
+        """In each round: seconds of an encode alone, of one a quarter into a load, and of the load."""
+        found = list[tuple[float, float, float]]()
+        with TemporaryDirectory(prefix="tilework-bench-", dir="/dev/shm") as blobs, _worker(sources, blobs) as worker:
+            whole_s = worker.load_all()
+            for index in range(self.rounds):
+                alone_s, among_s, loads_s = list[float](), list[float](), list[float]()
+                for _ in range(self.runs):
+                    worker.encode_s(self.side)  # What the last one has dropped is gone then.
+                    alone_s.append(worker.encode_s(self.side))
+                    if (among := worker.encode_into_load_s(self.side, whole_s / 4)) is not None:
+                        among_s.append(among[0])
+                        loads_s.append(among[1])
+                if not loads_s:
+                    raise CaseFailed("each load had ended when its run came; measure with more layers")
+                whole_s = median(loads_s)
+                found.append((median(alone_s), median(among_s), whole_s))
+                note(f"round {index + 1}: encodes {found[-1][0]:.4f} s, {found[-1][1]:.4f} s, loads {whole_s:.4f} s")
+        return found
 
     async def _round(self, both: Served, one: Served, note: Note, index: int) -> tuple[float, float, float, float]:
         """Seconds of a request with room for both, with room for one, of its loads; and the bytes that were loaded."""
@@ -118,6 +164,96 @@ class Swaps:
             times_s.append(time.perf_counter() - start_s)
             loads_s.append(loads.seconds - loaded_s)
         return median(times_s), median(loads_s), loads.num_bytes
+
+
+class Worker:
+    """A worker process of two models, at the other end of `connection`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._count = 0
+        loaded = connection.recv()
+        if not isinstance(loaded, Loaded):
+            raise CaseFailed(str(loaded))
+        self._one, other = loaded.models
+        self._denoiser = (other.components["transformer"].digest,)
+
+    def load_all(self) -> float:
+        """Load the first model, and the denoiser of the other one once; returns the seconds of that."""
+        self._load(tuple(component.digest for component in self._one.components.values()))
+        self._loaded_s()
+        self._load(self._denoiser)
+        return self._drop()
+
+    def encode_s(self, side: int) -> float:
+        """Seconds until an encode of the first model is answered."""
+        start_s = time.perf_counter()
+        self._encode(side)
+        self._connection.recv()
+        return time.perf_counter() - start_s
+
+    def encode_into_load_s(self, side: int, after_s: float) -> tuple[float, float] | None:
+        """The same so long after the load of the other denoiser has begun, and the seconds of that load.
+
+        None if that had ended by then.
+        """
+        self._load(self._denoiser)
+        time.sleep(after_s)
+        if self._connection.poll():
+            self._drop()
+            return None
+        start_s = time.perf_counter()
+        self._encode(side)
+        answers = [(self._connection.recv(), time.perf_counter() - start_s) for _ in range(2)]
+        self._connection.send(DropWeights(self._denoiser))
+        seconds = next(at_s for answer, at_s in answers if isinstance(answer, Ended))
+        (load,) = (answer for answer, _ in answers if isinstance(answer, WeightsLoaded))
+        return seconds, load.run_ns / 1e9
+
+    def _encode(self, side: int) -> None:
+        self._count += 1
+        spec = Spec(
+            prompt="a red circle",
+            negative_prompt="",
+            height=side,
+            width=side,
+            steps=1,
+            guidance_scale=4.0,
+            seed=self._count,
+        )
+        name, stage = self._one.info.name, self._one.info.graph.stages[0].name
+        self._connection.send(Execute(self._count, name, stage, ((self._count, 0),), specs={self._count: spec}))
+        self._connection.send(Forget(self._count))
+
+    def _load(self, digests: tuple[str, ...]) -> None:
+        self._connection.send(LoadWeights(0, digests))
+
+    def _loaded_s(self) -> float:
+        if not isinstance(loaded := self._connection.recv(), WeightsLoaded):
+            raise CaseFailed(f"the answer to a load is {loaded}")
+        return loaded.run_ns / 1e9
+
+    def _drop(self) -> float:
+        """Drop the other denoiser once it is there; returns the seconds of its load."""
+        seconds = self._loaded_s()
+        self._connection.send(DropWeights(self._denoiser))
+        return seconds
+
+
+@contextmanager
+def _worker(sources: Sequence[ModelSource], blobs: str) -> Iterator[Worker]:
+    context = forkserver_context()
+    ours, theirs = context.Pipe()
+    process = context.Process(
+        target=serve, args=(theirs, tuple(sources), Site(device_id=0, blobs=blobs, loads_on_demand=True))
+    )
+    process.start()
+    theirs.close()
+    try:
+        yield Worker(ours)
+    finally:
+        ours.send(Quit())
+        process.join()
 
 
 class Loads(Observer):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
 
-from tilework.control.cluster.device import Device
+from tilework.control.cluster.device import NO_WORK, Device, PendingLoad
 from tilework.control.cluster.load_sources import HostRead
 from tilework.control.cluster.tracker import Tracker
 from tilework.core.actions import Action, DropComponents, LoadComponents, ReadComponents
@@ -16,21 +15,6 @@ from tilework.core.work import Preload, ReadAhead, Start
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.policy.toolkit.loads import at_node
-
-_NO_WORK = 0  # Works are numbered from 1.
-
-
-@dataclass(frozen=True, slots=True)
-class _Load:
-    """A load in progress, or queued on a device before a work; `_NO_WORK` while no work waits for it."""
-
-    device_id: int
-    node: int
-    work_id: int
-    components: tuple[Component, ...]
-    source: LoadSource
-    forgets: tuple[Component, ...]
-    waits: bool
 
 
 class Components:
@@ -47,7 +31,6 @@ class Components:
         self._costs = costs
         self._tracker = tracker
         self._known = {component.digest: component for component in costs.all_components}
-        self._loads: dict[int, _Load] = {}
         self._reads: dict[int, int] = {}  # The node of each read ahead of need.
         self._next_id = 1
 
@@ -74,6 +57,7 @@ class Components:
             drops = tuple(one for one in device.memory.components if one in gone)
             if drops:
                 actions.append(DropComponents(device.device_id, _digests(drops)))
+                device.leave_out(drops)
                 self._tracker.set_memory(device.device_id, device.memory.without(drops))
         self._tracker.models_changed()
         return actions
@@ -87,38 +71,29 @@ class Components:
         self._tracker.add_device(joined.device_id, joined.node, joined.kind, Memory(joined.memory_bytes, there))
         self._tracker.sources.use(joined.node, (*read, *there))
 
-    def lose(self, device_id: int) -> None:
-        """Forget the loads of a device that is down."""
-        self._loads = {load_id: load for load_id, load in self._loads.items() if load.device_id != device_id}
+    def prepare(self, start: Start, work_id: int, beside_bytes: int = 0) -> list[Action]:
+        """What must be done before a start, which becomes this work.
 
-    def prepare(self, start: Start, work_id: int, beside_bytes: int = 0) -> tuple[list[Action], dict[int, int]]:
-        """What must be done before a start, which becomes this work; and how long each device loads.
-
-        The devices have the components from then on, and the work has `beside_bytes` more.
+        The devices have the components from then on, and the work has `beside_bytes` more. It waits for those that a
+        device is loading already.
         """
         actions: list[Action] = []
-        loads_ns: dict[int, int] = {}
         if start.stage.kind is DeviceKind.ACCELERATOR:
             for device_id in start.devices:
                 device = self._tracker.device(device_id)
                 assert device is not None
-                changes, load_ns = self._change(device, start.stage, work_id, start.drop_order, beside_bytes)
-                actions += changes
-                if load_ns := load_ns + self._take_over(device, work_id):
-                    loads_ns[device_id] = load_ns
-        return actions, loads_ns
+                device.await_loads(work_id, self._costs.components(start.stage))
+                actions += self._change(device, start.stage, work_id, start.drop_order, beside_bytes)
+        return actions
 
     def preload(self, preload: Preload) -> Sequence[Action]:
-        """Load ahead of need onto an idle device, which is busy until that has ended."""
+        """Load ahead of need onto an idle device."""
         device = self._tracker.device(preload.device_id)
         assert device is not None
         assert not device.works
         assert not device.is_loading
         assert self._costs.pools.serves(device.device_id, preload.stage.pipeline)
-        actions, load_ns = self._change(device, preload.stage, _NO_WORK, preload.drop_order)
-        if load_ns:
-            device.loaded_ns = device.now.ns + load_ns
-        return actions
+        return self._change(device, preload.stage, NO_WORK, preload.drop_order)
 
     def read_ahead(self, read: ReadAhead, now_ns: int) -> Sequence[Action]:
         """Let the host of a node read what neither it nor a device of the node has of a stage's components."""
@@ -144,29 +119,17 @@ class Components:
 
     def _change(
         self, device: Device, stage: Stage, work_id: int, order: DropOrder, beside_bytes: int = 0
-    ) -> tuple[Sequence[Action], int]:
-        """What a device must drop and load for a stage, and how long it loads. It has the components from then on."""
+    ) -> Sequence[Action]:
+        """What a device must drop and load for a stage. It has the components from then on."""
         change = device.memory.used(self._costs.components(stage), order.device, beside_bytes)
-        load_ns, actions = 0, list[Action]()
+        actions = list[Action]()
         if change.drops:
             actions.append(DropComponents(device.device_id, _digests(change.drops)))
+            device.leave_out(change.drops)
         if change.loads:
-            loads = self._load(device, stage, change.loads, work_id, order)
-            actions += loads
-            load_ns = sum(self._costs.load_ns(one.num_bytes, one.source) for one in loads)
-            load_ns += self._tracker.sources.wait_ns(device, change.loads)
+            actions += self._load(device, stage, change.loads, work_id, order)
         self._tracker.set_memory(device.device_id, change.memory)
-        return actions, load_ns
-
-    def _take_over(self, device: Device, work_id: int) -> int:
-        """Let a work wait for the load ahead of need that its device is doing, if any; returns how long that takes."""
-        if device.loaded_ns is None:
-            return 0
-        left_ns, device.loaded_ns = max(0, device.loaded_ns - device.now.ns), None
-        for load_id, load in self._loads.items():
-            if load.device_id == device.device_id and load.work_id == _NO_WORK:
-                self._loads[load_id] = replace(load, work_id=work_id)
-        return max(1, left_ns)
+        return actions
 
     def _load(
         self, device: Device, stage: Stage, wanted: Sequence[Component], work_id: int, order: DropOrder
@@ -175,27 +138,22 @@ class Components:
         by_source: dict[LoadSource, list[Component]] = {}
         for component in wanted:
             by_source.setdefault(self._tracker.sources.of(component, device), []).append(component)
-        loads = []
+        loads, wait_ns = list[LoadComponents](), self._tracker.sources.wait_ns(device, wanted)
         for source, components in by_source.items():
             read = [one for one in components if not self._tracker.sources.is_being_read(device.node, one)]
             if source in HOST_SOURCES:
                 self._tracker.sources.use(device.node, read)
-            forgets, waits = order.host if source is LoadSource.DISK else (), len(read) < len(components)
-            load = _Load(device.device_id, device.node, work_id, tuple(components), source, forgets, waits)
-            size = num_bytes(components)
-            loads.append(
-                LoadComponents(
-                    self._next_id,
-                    device.device_id,
-                    stage,
-                    _digests(components),
-                    size,
-                    source,
-                    _digests(forgets),
-                    is_ahead=work_id == _NO_WORK,
-                )
+            load = PendingLoad(
+                load_id=self._next_id,
+                work_id=work_id,
+                components=tuple(components),
+                source=source,
+                forgets=order.host if source is LoadSource.DISK else (),
+                left_ns=self._costs.load_ns(num_bytes(components), source) + (0 if loads else wait_ns),
+                is_measured=len(read) == len(components),
             )
-            self._loads[self._next_id] = load
+            loads.append(_action(device, stage, load))
+            device.add_load(load)
             self._next_id += 1
         return loads
 
@@ -208,20 +166,28 @@ class Components:
 
     def _loaded(self, event: ComponentsLoaded) -> None:
         """Learn from a load that has ended; one that is not known any more is ignored."""
-        load = self._loads.get(event.load_id)
-        if load is None or load.device_id != event.device_id:
+        device = self._tracker.device(event.device_id)
+        load = None if device is None else device.end_load(event.load_id)
+        if device is None or load is None:
             return
-        del self._loads[event.load_id]
-        if not load.waits and self._costs.observe_load(num_bytes(load.components), load.source, event.run_ns):
+        there = [one for one in load.components if one.digest not in event.dropped]
+        is_measured = load.is_measured and not event.dropped
+        if is_measured and self._costs.observe_load(num_bytes(there), load.source, event.run_ns):
             self._tracker.sources.changed()
-        self._tracker.sources.use(load.node, load.components, load.forgets)
-        device = self._tracker.device(load.device_id)
-        others = (one for one in self._loads.values() if one.work_id == load.work_id)
-        if device is not None and all(one.device_id != load.device_id for one in others):
-            device.loads_ns.pop(load.work_id, None)
-            if load.work_id == _NO_WORK:
-                device.loaded_ns = None
-                device.num_changes += 1
+        self._tracker.sources.use(device.node, there, load.forgets)
+
+
+def _action(device: Device, stage: Stage, load: PendingLoad) -> LoadComponents:
+    return LoadComponents(
+        load.load_id,
+        device.device_id,
+        stage,
+        _digests(load.components),
+        num_bytes(load.components),
+        load.source,
+        _digests(load.forgets),
+        is_ahead=load.work_id == NO_WORK,
+    )
 
 
 def _digests(components: Sequence[Component]) -> tuple[str, ...]:

@@ -189,6 +189,5 @@ class Controller:
         """Works that only this device had are lost; works with survivors end by `Broken`, when these have reported."""
         if self.tracker.device(device_id) is None:
             return []
-        self._components.lose(device_id)
         lost = self.tracker.remove_device(device_id, self._reports.early_work_ids)
         return self._recovery.device_lost(device_id, lost, why) + self._reports.release_early(lost, now_ns)

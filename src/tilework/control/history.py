@@ -74,7 +74,10 @@ class PastDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastLoad:
-    """A load of components that a device has done."""
+    """A load of components that a device has done, none of which it was told to drop meanwhile.
+
+    It ended at `end_ns`, and took `end_ns - start_ns` without what the device did meanwhile.
+    """
 
     load: LoadComponents
     start_ns: int

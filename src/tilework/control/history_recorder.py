@@ -155,7 +155,7 @@ class HistoryRecorder:
             self._reads.append(PastRead(read=read, start_ns=start_ns, end_ns=self._now_ns))
             return
         load = self._loading.pop(event.load_id, None)
-        if load is not None and load.device_id == event.device_id:
+        if load is not None and load.device_id == event.device_id and not event.dropped:
             start_ns = self._now_ns - event.run_ns
             self._loads.append(PastLoad(load=load, start_ns=start_ns, end_ns=self._now_ns))
 

@@ -24,8 +24,9 @@ from tilework.cost.table import CostTable
 from tilework.cost.table_file import parse_table, table_json
 from tilework.policy.registry import check_live
 
-FORMAT = 11
-"""Before format 11 no request was for a video.
+FORMAT = 12
+"""Before format 12 no load was dropped before its end.
+Before format 11 no request was for a video.
 Before format 10 each request began with its encode; before format 9 hosts read nothing ahead of need.
 Before format 8 requests used no LoRAs, and loads did not say what a host forgets.
 Before format 7 decodes were not shared, and hosts kept no copies.

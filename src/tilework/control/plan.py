@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tilework.admission.reservation_guard import ReservationGuard
-from tilework.control.cluster.tracker import NO_LOADS, Tracker
+from tilework.control.cluster.tracker import Tracker
 from tilework.control.components import Components
 from tilework.control.expiry import Expiry
 from tilework.control.recovery import Recovery
@@ -152,14 +152,13 @@ class Planner:
 
     def _start(self, start: Start) -> list[Action]:
         actions: list[Action] = []
-        loads_ns = NO_LOADS
         # Before states are moved: some models call components when they get one.
         requests = [self._tracker.jobs[job_id].request for job_id in start.job_ids]
         beside_bytes = self._costs.activation_bytes(start.stage, requests, len(start.devices))
         if self._tracker.needs_preparation(start.devices, beside_bytes):
-            actions, loads_ns = self._components.prepare(start, self._tracker.next_work_id, beside_bytes)
+            actions = self._components.prepare(start, self._tracker.next_work_id, beside_bytes)
         actions += [move for job_id in start.job_ids for move in self._moves(job_id, start)]
-        work = self._tracker.commit(start, loads_ns)
+        work = self._tracker.commit(start)
         for job_id in start.job_ids:
             job = self._tracker.jobs[job_id]
             self._tracker.residents.add(job, start.devices, job.committed.num_done)

@@ -37,7 +37,8 @@ class Watchdog:
     ended. Time is counted in ticks, never by a clock: while a machine is suspended, or the driver is blocked, no work
     becomes suspicious. An alarm may be false where steps take far longer than predicted; it costs a chunk of steps.
 
-    A load before a work is a part of that work. One ahead of need has only its device, which nothing else would free.
+    A load before a work is a part of that work. Nothing waits for another, but it would never free its device of it. It
+    makes no progress while the device has works.
     """
 
     def __init__(self, tracker: Tracker, costs: CostModel, config: WatchdogConfig) -> None:
@@ -45,7 +46,7 @@ class Watchdog:
         self._costs = costs
         self._config = config
         self._quiet: dict[int, _Quiet] = {}
-        self._quiet_loads: dict[tuple[int, int], _Quiet] = {}  # Ahead of need, by device and predicted end.
+        self._quiet_loads: dict[tuple[int, int], _Quiet] = {}  # For no work, by device and its first load.
 
     def on_progress(self, work_id: int) -> None:
         """A step of this work has ended."""
@@ -64,16 +65,15 @@ class Watchdog:
         return [work for work in running if self._is_stuck(self._quiet[work.work_id])]
 
     def check_loads(self) -> list[tuple[int, int]]:
-        """The devices whose load ahead of need takes longer than its limit, each with the limit in nanoseconds.
+        """The devices without works whose next load takes longer than its limit, each with the limit in nanoseconds.
 
         To be called once per tick.
         """
         known, self._quiet_loads = self._quiet_loads, {}
         for device in self._tracker.up:
-            if device.loaded_ns is not None:
-                key = device.device_id, device.loaded_ns
-                left_ns = max(0, device.loaded_ns - device.now.ns)
-                limit_ns = max(self._config.least_ns, self._config.factor * left_ns)
+            if device.is_loading and not device.works:
+                key = device.device_id, next(load_id for load_id in device.loads)
+                limit_ns = max(self._config.least_ns, self._config.factor * device.ahead_ns())
                 self._quiet_loads[key] = known.get(key) or _Quiet(limit_ns=limit_ns)
         return [(key[0], quiet.limit_ns) for key, quiet in self._quiet_loads.items() if self._is_stuck(quiet)]
 
@@ -85,7 +85,7 @@ class Watchdog:
         requests = [job.request for job in self._tracker.members(work)]
         step_ns = self._costs.work_ns(work.stage, requests, len(work.devices)) if requests else 0
         devices = [device for one in work.devices if (device := self._tracker.device(one)) is not None]
-        load_ns = max([device.loads_ns.get(work.work_id, 0) for device in devices], default=0)
+        load_ns = max([device.load_ns(work.work_id) for device in devices], default=0)
         return max(self._config.least_ns, self._config.factor * max(step_ns, load_ns))
 
     def _running(self) -> list[Work]:

@@ -85,7 +85,8 @@ class DropState:
 class LoadComponents:
     """Load components onto a device, after the works that it has: the next work, of this stage, needs them.
 
-    If `is_ahead`, no work waits for them yet.
+    If `is_ahead`, no work waits for them yet. Works that do not need them do not wait: the load is paused while they
+    run. What is dropped before it is there is never loaded.
 
     `components` are their digests. The device reads them from `source`, or from the next best that has them. It waits
     for those that its host is reading (`ReadComponents`). What it reads from the disk its host keeps; for want of room,

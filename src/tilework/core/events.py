@@ -143,11 +143,15 @@ class DeviceJoined:
 
 @dataclass(frozen=True, slots=True)
 class ComponentsLoaded:
-    """A device has done what a `LoadComponents` asked for, in `run_ns` without the wait in its queue."""
+    """A device has done what a `LoadComponents` asked for, in `run_ns` without what it did meanwhile.
+
+    It was told to drop `dropped` before it had loaded them.
+    """
 
     load_id: int
     device_id: int
     run_ns: int
+    dropped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,11 +162,14 @@ class DeviceView(Protocol):
 
     @property
     def is_loading(self) -> bool:
-        """Whether it has no works, and loads components ahead of need. It has these in `memory` already."""
+        """Whether it loads components for which none of its works waits. It has these in `memory` already.
+
+        A work that needs others is not delayed: the load is paused while it runs.
+        """
 
     @property
     def free_ns(self) -> int:
-        """Predicted end of the committed works, or of a load ahead of need; not before now."""
+        """Predicted end of the committed works, and of what is left to load for none of them; not before now."""
 
     @property
     def num_changes(self) -> int:

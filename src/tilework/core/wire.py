@@ -260,6 +260,8 @@ class Calibrate:
 class LoadWeights:
     """Bring components, by digest, to the device. Answered by `WeightsLoaded`; a worker that cannot do it ends.
 
+    It does so block by block while it has no other command, or one that needs them. Others need not wait.
+
     Where the host has no room to keep what is read, it forgets `forgets` first, in this order.
     """
 
@@ -270,7 +272,7 @@ class LoadWeights:
 
 @dataclass(frozen=True, slots=True)
 class DropWeights:
-    """Give back the device's memory of components, by digest."""
+    """Give back the device's memory of components, by digest. What is still to be loaded of them never is."""
 
     components: tuple[str, ...]
 
@@ -407,10 +409,14 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class WeightsLoaded:
-    """A `LoadWeights` is done, in `run_ns` without the wait in the queue, but with the drops just before it."""
+    """A `LoadWeights` is done, in `run_ns` without what the worker did meanwhile, but with the drops just before it.
+
+    It was told to drop `dropped` before it had loaded them.
+    """
 
     load_id: int
     run_ns: int
+    dropped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

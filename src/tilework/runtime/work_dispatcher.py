@@ -215,11 +215,12 @@ class WorkDispatcher:
                 if isinstance(report, Ended):
                     self._note_memory(device_id, report)
                 self._apply(self._core.on_report(device_id, report))
-            case WeightsLoaded(load_id, run_ns):
+            case WeightsLoaded(load_id, run_ns, dropped):
                 load = self._loads.pop(load_id, None)
                 if load is not None:  # Else the device was taken from the controller meanwhile.
-                    self._recorder.loaded(load, run_ns)
-                    self._handle(ComponentsLoaded(load_id, device_id, run_ns))
+                    if not dropped:
+                        self._recorder.loaded(load, run_ns)
+                    self._handle(ComponentsLoaded(load_id, device_id, run_ns, dropped))
             case _:
                 raise AssertionError(f"unexpected report {report!r}")
 

@@ -13,7 +13,7 @@ from tilework.control.driver.state_registry import StateMove
 from tilework.control.watchdog import WatchdogConfig
 from tilework.core.actions import Action, DropComponents, LoadComponents, ReadComponents
 from tilework.core.checkpoint import Checkpoint
-from tilework.core.component import LoadSource, Memory
+from tilework.core.component import Component, LoadSource, Memory
 from tilework.core.events import ComponentsLoaded, ComponentsRead, DeviceJoined, Event, LeftOut, WorkFailed
 from tilework.core.graph.stage import DeviceKind
 from tilework.core.request import Request
@@ -71,7 +71,7 @@ class Cluster:
         self._read = costs.all_components if hosts_have_read else ()
         self._timing = timing
         self._hosts = Hosts(layout.node, costs.host_bytes, self._read)
-        self.fleet = Fleet(timing, costs.components, self._hosts)
+        self.fleet = Fleet(timing, costs.components, self._component, self._hosts)
         self.runs: list[Run] = []
         self.loads: list[LoadRun] = []
         self.num_reads_ahead = 0
@@ -182,10 +182,9 @@ class Cluster:
     def _end_read(self, read: ReadComponents) -> None:
         self.num_reads_ahead += 1
         del self._hosts.reading[read.node]
-        by_digest = {component.digest: component for component in self._costs.all_components}
         is_kept = not self._injector.injects("read")
         if is_kept:
-            components = [by_digest[digest] for digest in read.components]
+            components = [self._component(digest) for digest in read.components]
             self._hosts.keep(read.node, components, read.forgets)
         self._on_event(ComponentsRead(read.read_id, is_kept))
 
@@ -253,13 +252,17 @@ class Cluster:
     def _schedule_load(self, load: LoadRun) -> None:
         self._clock.at(load.end_ns, partial(self._end_load, load), is_device_event=True)
 
-    def _end_load(self, done: LoadRun) -> None:
-        load = done.load
-        by_digest = {component.digest: component for component in self._costs.all_components}
-        if not self.fleet.end_load(done, [by_digest[digest] for digest in load.components]):
+    def _component(self, digest: str) -> Component:
+        return next(one for one in self._costs.all_components if one.digest == digest)
+
+    def _end_load(self, run: LoadRun) -> None:
+        done = self.fleet.end_load(run)
+        if done is None:
             return
-        self.loads.append(done)
-        event = ComponentsLoaded(load.load_id, load.device_id, done.end_ns - done.start_ns)
+        load = done.load
+        if not done.dropped:
+            self.loads.append(done)
+        event = ComponentsLoaded(load.load_id, load.device_id, done.end_ns - done.start_ns, done.dropped)
         self._begin_next((load.device_id,))
         if self._network.is_instant:
             self._on_event(event)

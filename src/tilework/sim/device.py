@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tilework.core.actions import DropComponents, LoadComponents
-from tilework.core.component import HOST_SOURCES, Component, Memory
+from tilework.core.component import HOST_SOURCES, Component, Memory, num_bytes
 from tilework.core.work import Work
-from tilework.sim.runs import LoadRun, Run, State
+from tilework.sim.runs import LoadRun, OpenLoad, Run, State
 
 Command = Work | LoadComponents | DropComponents
 """What a device does one after another."""
@@ -36,14 +36,16 @@ class StateTransfer:
 class Device:
     """One device.
 
-    `load` is what it is loading, and `memory` what it has loaded; both follow the order of the queue. `transfers`, by
-    job, arrived ahead of a work that is not in the queue yet; `awaited`, by work, belong to a work that is. `drops` are
-    the jobs whose states the device drops at the end of a work, by work.
+    `memory` is what it has loaded, and `loads` what it was told to load, in order, of which it may be doing one
+    (`load`) while it has no `run`. `transfers`, by job, arrived ahead of a work that is not in the queue yet;
+    `awaited`, by work, belong to a work that is. `drops` are the jobs whose states the device drops at the end of a
+    work, by work.
     """
 
     queue: deque[Command] = field(default_factory=deque)
     run: Run | None = None
     load: LoadRun | None = None
+    loads: list[OpenLoad] = field(default_factory=list)
     memory: Memory = field(default_factory=Memory)
     hangs: bool = False
     states: dict[int, State] = field(default_factory=dict)
@@ -54,7 +56,18 @@ class Device:
     @property
     def is_busy(self) -> bool:
         """Whether it cannot begin anything now."""
-        return self.run is not None or self.load is not None or self.hangs
+        return self.run is not None or self.hangs
+
+    @property
+    def free_bytes(self) -> int | None:
+        """The memory that is left when all its loads have ended; None if there is no limit."""
+        free_bytes = self.memory.free_bytes
+        return None if free_bytes is None else free_bytes - sum(num_bytes(one.left) for one in self.loads)
+
+    def has(self, wanted: Collection[Component], *, or_loads: bool) -> bool:
+        """Whether these are there, or are being loaded if that is enough."""
+        there = [one for load in self.loads for one in load.left] if or_loads else []
+        return all(one in self.memory.components or one in there for one in wanted)
 
 
 class Hosts:

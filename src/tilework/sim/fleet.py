@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from tilework.core.actions import DropComponents, LoadComponents
-from tilework.core.component import HOST_SOURCES, Component, LoadSource, Memory
+from tilework.core.component import HOST_SOURCES, Component, LoadSource, Memory, num_bytes
 from tilework.core.graph.stage import Stage
 from tilework.core.work import Group, Work
 from tilework.sim.device import Device, Hosts, StateTransfer
-from tilework.sim.runs import DROPS_STATES, LoadRun, Run, RunEnd, State
+from tilework.sim.runs import DROPS_STATES, LoadRun, OpenLoad, Run, RunEnd, State
 from tilework.sim.timing import TimingModel
 
 _NOTHING = State()
@@ -25,19 +25,27 @@ class Fleet:
     - Like a worker, a device refuses a work whose state it lacks. A work of several members runs for those whose states
       the device has.
     - A work that was broken off ends on each of its devices separately.
-    - Components are loaded and dropped in the order of the queue. A load for which there is no memory never ends, and
-      a work whose components are not there never begins.
+    - Components are dropped in the order of the queue. A device loads while it has no run: first what the next work
+      waits for. It pauses where a work can begin that needs none of it. A load for which there is no memory never ends,
+      and a work whose components are neither there nor to be loaded never begins.
 
     The caller calls `begin_next` after each change, and `end` when the virtual clock reaches a run's `end_ns`. A stop
     or a loss replaces a run by a shorter one: a run that is not the current one (`is`) is out of date.
     """
 
     def __init__(
-        self, timing: TimingModel, components: Callable[[Stage], Sequence[Component]], hosts: Hosts | None = None
+        self,
+        timing: TimingModel,
+        components: Callable[[Stage], Sequence[Component]],
+        component: Callable[[str], Component],
+        hosts: Hosts | None = None,
     ) -> None:
-        """`components` returns those that a stage needs; `hosts` is what the hosts have read, nothing by default."""
+        """`components` returns those that a stage needs, `component` the one with a digest.
+
+        `hosts` is what the hosts have read, nothing by default.
+        """
         self._timing = timing
-        self._components = components
+        self._components, self._component = components, component
         self._hosts = hosts or Hosts(lambda _: 0)
         self.num_overloads = 0  # Loads without memory, and works without components.
         self._devices: dict[int, Device] = {}
@@ -182,42 +190,65 @@ class Fleet:
         begun: list[Run | LoadRun] = []
         for device_id in devices:
             device = self._devices.get(device_id)
-            if device is None or device.is_busy or not device.queue:
+            if device is None or device.is_busy:
                 continue
-            if not isinstance(device.queue[0], Work):
-                if (load := self._change_components(device, now_ns)) is not None:
-                    begun.append(load)
-                if device.is_busy or not device.queue:
-                    continue
-            work = device.queue[0]
-            assert isinstance(work, Work)
-            if work.work_id in self._broken:
-                begun.append(self._begin(_empty_run(work, (device_id,), now_ns, RunEnd.BROKEN)))
-            elif self._may_begin(work):
-                begun.append(self._begin(self._planned(work, now_ns)))
+            self._change_components(device)
+            if device.hangs:
+                continue
+            work = device.queue[0] if device.queue else None
+            assert work is None or isinstance(work, Work)
+            if work is not None and work.work_id in self._broken:
+                begun.append(self._begin(_empty_run(work, (device_id,), now_ns, RunEnd.BROKEN), now_ns))
+            elif work is not None and self._may_begin(work):
+                begun.append(self._begin(self._planned(work, now_ns), now_ns))
+            elif not device.hangs and (load := self._load_next(device, work, now_ns)) is not None:
+                begun.append(load)
         return begun
 
-    def _change_components(self, device: Device, now_ns: int) -> LoadRun | None:
-        """Drop what is to be dropped, and begin the next load; returns it."""
-        while device.load is None and device.queue and not isinstance(device.queue[0], Work):
-            change = device.queue[0]
-            memory = device.memory
+    def _change_components(self, device: Device) -> None:
+        """Drop what is to be dropped, and note what is to be loaded, before the next work."""
+        while device.queue and not device.hangs and not isinstance(change := device.queue[0], Work):
+            device.queue.popleft()
             if isinstance(change, DropComponents):
-                device.queue.popleft()
+                memory = device.memory
                 left = tuple(one for one in memory.components if one.digest not in change.components)
                 device.memory = Memory(memory.total_bytes, left)
-            elif memory.free_bytes is not None and memory.free_bytes < change.num_bytes:
+                for load in device.loads:
+                    load.drop(change.components)
+            elif any(one.load is change for one in device.loads):
+                continue  # The message came twice.
+            elif device.free_bytes is not None and device.free_bytes < change.num_bytes:
                 self.num_overloads += 1
                 device.hangs = True
-                return None
             else:
-                device.queue.popleft()
-                source = self._source(change)
-                load_ns = self._timing.load_ns(change.num_bytes, source)
-                ready_ns = max(now_ns, self._hosts.ready_ns(change))
-                device.load = LoadRun(load=change, source=source, start_ns=now_ns, end_ns=ready_ns + load_ns)
-                return device.load
-        return None
+                wanted = map(self._component, change.components)
+                new = tuple(one for one in wanted if one not in device.memory.components)
+                device.loads.append(OpenLoad(load=change, left=new))
+
+    def _load_next(self, device: Device, work: Work | None, now_ns: int) -> LoadRun | None:
+        """Go on with a load: one of which nothing is left, or what the next work waits for, or else the first one.
+
+        Returns it unless the device is doing it already.
+        """
+        needed = () if work is None else self._components(work.stage)
+        load = min(device.loads, key=lambda one: bool(one.left) and set(one.left).isdisjoint(needed), default=None)
+        if load is None or (device.load is not None and device.load.load is load.load and load.left):
+            return None
+        self._pause(device, now_ns)
+        ready_ns = now_ns
+        if load.source is None:
+            load.source = self._source(load.load)
+            load.left_ns = self._timing.load_ns(num_bytes(load.left), load.source)
+        if load.left:
+            ready_ns = max(now_ns, self._hosts.ready_ns(load.load))
+        device.load = LoadRun(load=load.load, source=load.source, start_ns=now_ns, end_ns=ready_ns + load.left_ns)
+        return device.load
+
+    def _pause(self, device: Device, now_ns: int) -> None:
+        """Pause the load that a device is doing, if any."""
+        if device.load is not None:
+            next(one for one in device.loads if one.load is device.load.load).pause(device.load, now_ns)
+            device.load = None
 
     def _source(self, load: LoadComponents) -> LoadSource:
         """From where a load really comes: what its host has forgotten is read from the disk."""
@@ -225,18 +256,18 @@ class Fleet:
             return LoadSource.DISK
         return load.source
 
-    def end_load(self, loaded: LoadRun, components: Sequence[Component]) -> bool:
-        """End a load: its device has the components. Returns False if the device was lost or hangs."""
-        device = self._devices.get(loaded.load.device_id)
-        if device is None or device.load is not loaded or device.hangs:
-            return False
-        new = tuple(one for one in components if one not in device.memory.components)
-        self._hosts.read(loaded.load.device_id, components, loaded.load.forgets)
-        device.load, device.memory = None, Memory(device.memory.total_bytes, (*device.memory.components, *new))
-        return True
-
-    def _has_components(self, device: Device, work: Work) -> bool:
-        return device.memory.has(self._components(work.stage))
+    def end_load(self, run: LoadRun) -> LoadRun | None:
+        """End a load: its device has the components. Returns all of it; None if it was paused, or its device was lost
+        or hangs.
+        """
+        device = self._devices.get(run.load.device_id)
+        if device is None or device.load is not run or device.hangs:
+            return None
+        load = next(one for one in device.loads if one.load is run.load)
+        self._hosts.read(run.load.device_id, load.left, run.load.forgets)
+        device.loads.remove(load)
+        device.load, device.memory = None, Memory(device.memory.total_bytes, (*device.memory.components, *load.left))
+        return replace(run, start_ns=run.start_ns - load.run_ns, dropped=load.dropped)
 
     def _may_begin(self, work: Work) -> bool:
         is_awaiting = False
@@ -246,9 +277,11 @@ class Fleet:
                 return False
             if not device.queue or device.queue[0] is not work:
                 return False
-            if work.work_id not in self._revoked and not self._has_components(device, work):
+            wanted = () if work.work_id in self._revoked else self._components(work.stage)
+            if not device.has(wanted, or_loads=True):
                 self.num_overloads += 1
                 device.hangs = True
+            if not device.has(wanted, or_loads=False):
                 return False
             if device.awaited:
                 transfers = device.awaited.get(work.work_id, ())
@@ -301,10 +334,11 @@ class Fleet:
                     break
         return missing
 
-    def _begin(self, run: Run) -> Run:
+    def _begin(self, run: Run, now_ns: int) -> Run:
         for device_id in run.devices:
             device = self._devices[device_id]
             assert device.run is None, f"device {device_id} is busy"
+            self._pause(device, now_ns)
             head = device.queue.popleft()
             assert head is run.work, f"device {device_id} begins a work that is not first in its queue"
             device.run = run

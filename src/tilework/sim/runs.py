@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from tilework.core.actions import LoadComponents
-from tilework.core.component import LoadSource
+from tilework.core.component import Component, LoadSource, num_bytes
 from tilework.core.work import Group, Work
 
 
@@ -61,12 +61,45 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadRun:
-    """Components that a device is loading, or has loaded, from `source`, until `end_ns`."""
+    """What a device loads or has loaded from `source`, until `end_ns`, unless it does something else meanwhile.
+
+    Of a load that has ended, `start_ns` is when it would have begun without a pause. What was `dropped` before it was
+    there is never loaded.
+    """
 
     load: LoadComponents
     source: LoadSource
     start_ns: int
     end_ns: int
+    dropped: tuple[str, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class OpenLoad:
+    """A load that has not ended: what is left of it, how long that takes, and how long it took so far.
+
+    `source` is None before it begins.
+    """
+
+    load: LoadComponents
+    left: tuple[Component, ...]
+    source: LoadSource | None = None
+    left_ns: int = 0
+    run_ns: int = 0
+    dropped: tuple[str, ...] = ()
+
+    def drop(self, digests: Collection[str]) -> None:
+        """Leave these out."""
+        before = num_bytes(self.left)
+        self.dropped += tuple(one.digest for one in self.left if one.digest in digests)
+        self.left = tuple(one for one in self.left if one.digest not in digests)
+        self.left_ns = self.left_ns * num_bytes(self.left) // max(1, before)
+
+    def pause(self, run: LoadRun, now_ns: int) -> None:
+        """Take what a run of it has done so far off what is left. It may have waited for its host first."""
+        done_ns = min(self.left_ns, max(0, now_ns - (run.end_ns - self.left_ns)))
+        self.left_ns -= done_ns
+        self.run_ns += now_ns - run.start_ns
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ from tilework.pipelines.video.exporter import Exporter, can_export
 from tilework.worker.hardware import describe_hardware
 from tilework.worker.memory import Budget
 from tilework.worker.models.describe import described
+from tilework.worker.models.loads import WeightsNotLoaded
 from tilework.worker.models.loras import WorkerLoras
 from tilework.worker.models.models import Models
 from tilework.worker.models.reader import read_ahead
@@ -49,7 +50,7 @@ from tilework.worker.models.skeleton import leave_skeleton
 from tilework.worker.models.weights import Weights
 from tilework.worker.simulated import SimulatedFamily
 from tilework.worker.state_blobs import StateBlobs
-from tilework.worker.worker import WeightsNotLoaded, Worker, describe
+from tilework.worker.worker import Worker, describe
 from tilework.worker.works import OpenWorks
 
 
@@ -85,12 +86,21 @@ def serve(connection: Connection, sources: Sequence[Source], site: Site) -> None
     link.send(loaded)
     blobs = StateBlobs(Path(site.blobs), site.device_id)
     worker = Worker(models, link.works, groups, blobs, link.send, budget, site.states_bytes)
-    while not isinstance(command := link.queue.get(), Quit):
-        try:
-            worker.execute(command)
-        except WeightsNotLoaded as error:
-            link.send(LoadFailed(str(error)))
+    try:
+        _execute_all(link, worker)
+    except WeightsNotLoaded as error:
+        link.send(LoadFailed(str(error)))
+
+
+def _execute_all(link: _Link, worker: Worker) -> None:
+    """Execute commands until `Quit`; while there is none, load what is left to be loaded."""
+    while True:
+        while link.queue.empty() and worker.load_block():
+            pass
+        command = link.queue.get()
+        if isinstance(command, Quit):
             return
+        worker.execute(command)
 
 
 def _left_skeleton(source: Source, site: Site, start_ns: int) -> Loaded:

@@ -35,7 +35,6 @@ from tilework.core.wire import (
     RemoveModel,
     Report,
     Spec,
-    WeightsLoaded,
 )
 from tilework.pipelines.family import ANY_SEED, Family
 from tilework.pipelines.serialization import BadState
@@ -44,6 +43,7 @@ from tilework.worker.exact import check_exact
 from tilework.worker.hardware import memory_in_use
 from tilework.worker.jobs import Job, JobMissing, Jobs
 from tilework.worker.memory import Budget
+from tilework.worker.models.loads import Loads
 from tilework.worker.models.models import Models
 from tilework.worker.moving import import_job, write_states
 from tilework.worker.state_blobs import StateBlobs, TruncatedStateBlob
@@ -55,14 +55,11 @@ from tilework.worker.works import OpenWorks
 _log = logging.getLogger(__name__)
 
 
-class WeightsNotLoaded(Exception):
-    """A worker cannot go on, since it cannot load what its next works need."""
-
-
 class Worker:
     """Executes one command after another, and reports through `emit` how each work ended.
 
-    `works` holds the works that were received; `execute` closes those that it ends. A work of a group runs in
+    `works` holds the works that were received; `execute` closes those that it ends. Weights are loaded block by block
+    (`load_block`), and a work waits only for those that its stage needs. A work of a group runs in
     lockstep with the other ranks; rank 0 decides when to stop. An error in a work is contained: the work answers
     `Failed`, its jobs are lost here, and their later works fail; in a group the work of the other ranks breaks off. A
     group that breaks leaves each rank's state intact. So does a work that needs more memory than `budget` allows: it
@@ -89,7 +86,7 @@ class Worker:
         self._jobs, self._states_bytes = Jobs(), states_bytes
         self._num_returns = 0
         self.kept = KeptStates(0, 0, 0)  # As of the latest time that it was bounded.
-        self._drops_ns = 0  # To make room for the next load.
+        self._loads = Loads(models, self._budget, emit)
         self._absent: tuple[Absent, ...] = ()  # The jobs that have no part in the running work.
 
     @property
@@ -104,8 +101,10 @@ class Worker:
                 self._works.close(command.work_id)
                 self._emit(Failed(command.work_id, self._models.broken[command.model], by_model=True))
             case Execute():
+                self._await_weights(command.model, command.stage, partial(self._works.is_stopped, command.work_id))
                 self._work(command, self._run_steps if self._has_steps(command) else self._run_at_once)
             case ImportState():
+                self._await_weights(command.model, self._next_stage(command))
                 self._import(command)
             case Forget() | NoteSaved():
                 self._update_kept(command)
@@ -113,15 +112,15 @@ class Worker:
                 self._enter(command.node)
             case CloseGroup():
                 self._groups.close(command.group_id)
-            case Calibrate():
-                self._emit(Calibrated(self._calibrate(command)))
             case LoadWeights():
-                self._load(command)
+                self._loads.add(command)
             case DropWeights(components):
-                start_ns = time.monotonic_ns()
-                self._models.drop(components)
-                self._drops_ns += time.monotonic_ns() - start_ns
+                self._loads.drop(components)
+            case Calibrate():
+                self._await_all_weights()
+                self._emit(Calibrated(self._calibrate(command)))
             case AddModel() | AddLora() | RemoveModel() | RemoveLora():
+                self._await_all_weights()
                 if (answer := self._models.change(command)) is not None:
                     self._emit(answer)
             case _:
@@ -136,22 +135,36 @@ class Worker:
             job.note(command.saved)
         self._spill()
 
-    def _load(self, command: LoadWeights) -> None:
-        """Load weights; once more with all memory that can be given back if it does not suffice."""
-        start_ns = time.monotonic_ns()
-        try:
-            try:
-                self._models.load(command.components, command.forgets)
-            except Exception as error:
-                if not self._budget.is_exceeded_by(error):
-                    raise
-                self._budget.release()
-                self._models.load(command.components, command.forgets)
-        except Exception as error:
-            _log.exception("weights could not be loaded")
-            raise WeightsNotLoaded(f"weights could not be loaded: {describe(error)}") from error
-        self._emit(WeightsLoaded(command.load_id, self._now_ns() - start_ns + self._drops_ns))
-        self._drops_ns = 0
+    def load_block(self) -> bool:
+        """Load a block of the weights that it was told to load; False if none is left.
+
+        To be called while there is no command.
+
+        Raises:
+            WeightsNotLoaded: they cannot be loaded.
+        """
+        return self._loads.load_block()
+
+    def _await_weights(self, model: str, stage: str | None, is_stopped: Callable[[], bool] = lambda: False) -> None:
+        """Load what a stage needs of the weights that this worker was told to load; nothing else of them.
+
+        Ends early if the work for which it waits is stopped.
+        """
+        needed = () if stage is None else self._models.needed(model, stage)
+        while not is_stopped() and self._loads.load_block(needed):
+            pass
+
+    def _await_all_weights(self) -> None:
+        while self._loads.load_block():
+            pass
+
+    def _next_stage(self, command: ImportState) -> str | None:
+        """The stage that an imported job is at: some models call its components when they get a state."""
+        if command.model not in self._models:
+            return None
+        itinerary = self._models[command.model].info.graph.itinerary(command.spec.steps, result=command.spec.result)
+        stage = itinerary.at[command.position].stage
+        return None if stage is None else stage.name
 
     def _has_steps(self, command: Execute) -> bool:
         return self._models[command.model].info.graph.stage(command.stage).has_steps
@@ -187,7 +200,8 @@ class Worker:
     def _attempt(self, command: Execute, run: Callable[[Execute], Ended]) -> Report | None:
         """The report of a work; None if there was not enough memory."""
         try:
-            self._models.require(command.model, command.stage)
+            if not self._works.is_stopped(command.work_id):  # Else its weights were not awaited.
+                self._models.require(command.model, command.stage)
             self._return_spilled(command)
             return replace(run(command), memory_bytes=memory_in_use(self._models.device))
         except JobMissing as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import inf
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,8 +15,7 @@ from tilework.core.request import Request, Shape
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.cost.table_costs import TableCosts
 from tilework.policy.lookahead import preloading
-from tilework.policy.lookahead.forecast import Claim
-from tilework.policy.lookahead.node_jobs import NodeJobs, is_idle
+from tilework.policy.lookahead.node_jobs import is_idle
 from tilework.policy.lookahead.policy import LookaheadPolicy
 from tilework.sim.runs import LoadRun
 from tilework.sim.trace import Trace
@@ -76,6 +74,19 @@ def test_a_request_that_comes_meanwhile_waits_for_the_load() -> None:
     assert begun_ns == load.end_ns
 
 
+def test_a_request_that_needs_something_else_does_not_wait_for_the_load() -> None:
+    """The load takes 2 s, and is paused after 1 s for a request that comes with a checkpoint of its own."""
+    (load,) = ahead(simulate(STREAM, "tilework", num_devices=2, costs=COSTS))
+    at_s = load.start_ns / NS_PER_S + 1.0
+    before = [one for one in STREAM if one.arrival_ns <= load.start_ns]
+    trace = simulate([*before, wanted(2, at_s)], "tilework", num_devices=2, costs=COSTS)
+    last = max(trace.endings, key=lambda one: one.request.arrival_ns)
+    (own,) = [one for one in trace.loads if one.load.components == ("gentd26-02",)]
+    begun_ns = min(run.start_ns for run in trace.runs if run.work.job_ids == (last.job_id,))
+    assert (own.start_ns, own.load.device_id) == (ns_from_s(at_s), load.load.device_id)
+    assert begun_ns == own.end_ns
+
+
 @pytest.mark.parametrize("num_devices", [1, 2, 4])
 def test_loads_do_not_undo_each_other(num_devices: int) -> None:
     """Five checkpoints that are asked for alike do not fit onto one or two devices: what is there stays."""
@@ -91,13 +102,9 @@ def test_only_what_the_host_has_is_loaded_ahead() -> None:
     assert ahead(simulate(requests, "tilework", num_devices=4, costs=COSTS))
 
 
-def test_a_device_that_loads_is_taken_until_then() -> None:
-    devices: list[Any] = [
-        SimpleNamespace(device_id=0, works=[], is_loading=is_loading, free_ns=5) for is_loading in (False, True)
-    ]
+def test_a_device_that_loads_ahead_is_idle() -> None:
+    devices: list[Any] = [SimpleNamespace(device_id=0, works=works, is_loading=True, free_ns=5) for works in ([], [0])]
     assert [is_idle(device) for device in devices] == [True, False]
-    (forecast,) = NodeJobs(devices, 2, NS_PER_S, lambda *_: inf).pinned()
-    assert (forecast.claim, forecast.head_ns) == (Claim.PINNED, 3.0)
 
 
 def test_it_is_not_computed_again_while_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:

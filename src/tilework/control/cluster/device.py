@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tilework.control.cluster.job import Job
-from tilework.core.component import Memory
-from tilework.core.graph.stage import DeviceKind
+from tilework.core.component import Component, LoadSource, Memory, num_bytes
+from tilework.core.graph.stage import DeviceKind, Stage
 from tilework.core.work import Work
+
+NO_WORK = 0
+"""In the place of the id of a work. Works are numbered from 1."""
 
 
 @dataclass(slots=True)
@@ -18,14 +22,31 @@ class Now:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
+class PendingLoad:
+    """A load of a device that has not ended; `left_ns` is how long it still takes, as predicted.
+
+    `work_id` is the first of the works that wait for it; `NO_WORK` if none does. `is_measured`: its time will tell the
+    speed of its source. `is_there`: works have used what it loads, and only its report is missing.
+    """
+
+    load_id: int
+    work_id: int
+    components: tuple[Component, ...]
+    source: LoadSource
+    forgets: tuple[Component, ...]
+    left_ns: int
+    is_measured: bool
+    is_there: bool = False
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
 class Device:
     """The works of one device, and when it is expected to be free; a `DeviceView` to policies.
 
     `residents` are the jobs of which it keeps something, the most recently used last. The running work is expected to
-    end now at the earliest, however late it is; `now` is shared by all devices. `memory` is as of the end of its works.
-    `loads_ns` is how long loads before a work are predicted to take, by work id, while they have not ended; they are
-    part of the work's time here. `loaded_ns` is when a load ahead of need is predicted to end, while no work waits for
-    it; None without one.
+    end now at the earliest, however late it is; `now` is shared by all devices. `memory` is as of the end of its works
+    and `loads`. Loads that works wait for are part of the time of the first of these works. The others go on while the
+    device has no works.
     """
 
     device_id: int
@@ -35,23 +56,108 @@ class Device:
     now: Now = field(default_factory=Now)
     memory: Memory = field(default_factory=Memory)
     works: list[Work] = field(default_factory=list)
-    loads_ns: dict[int, int] = field(default_factory=dict)
-    loaded_ns: int | None = None
+    loads: dict[int, PendingLoad] = field(default_factory=dict)  # By id, in order.
     residents: dict[int, Job] = field(default_factory=dict)
     num_changes: int = 0
     _head_ns: int = 0  # Predicted end of the running work, as of the last change.
     _runs_ns: list[int] = field(default_factory=list)  # Predicted time of each work after the work before it.
     _queued_ns: int = 0  # The sum of `_runs_ns` without the running work.
-
-    @property
-    def is_loading(self) -> bool:
-        return self.loaded_ns is not None
+    _loads_as_of_ns: int = 0  # As of when `left_ns` of its loads are.
 
     @property
     def free_ns(self) -> int:
-        if not self.works:
-            return max(self.now.ns, self.loaded_ns or 0)
-        return max(self._head_ns, self.now.ns) + self._queued_ns
+        return self.idle_ns + self.ahead_ns() if self.loads else self.idle_ns
+
+    @property
+    def idle_ns(self) -> int:
+        """Predicted end of its works. It may load then what none of them needs."""
+        return max(self._head_ns, self.now.ns) + self._queued_ns if self.works else self.now.ns
+
+    # Loads.
+
+    @property
+    def is_loading(self) -> bool:
+        return any(load.work_id == NO_WORK for load in self.loads.values())
+
+    @property
+    def lacks_something(self) -> bool:
+        """Whether some of its `memory` is not there yet."""
+        return not all(load.is_there for load in self.loads.values())
+
+    def load_ns(self, work_id: int) -> int:
+        """How long the loads take for which this work is the first to wait."""
+        return sum([load.left_ns for load in self.loads.values() if load.work_id == work_id])
+
+    def waits_for_load(self, work_id: int) -> bool:
+        return any(load.work_id == work_id and not load.is_there for load in self.loads.values())
+
+    def ahead_ns(self, wanted: Sequence[Component] | None = None) -> int:
+        """How long the loads take that no work waits for: those with something that is wanted, or all of them."""
+        self._advance_loads()
+        return sum(
+            [
+                load.left_ns
+                for load in self.loads.values()
+                if load.work_id == NO_WORK and (wanted is None or not set(wanted).isdisjoint(load.components))
+            ]
+        )
+
+    def add_load(self, load: PendingLoad) -> None:
+        self._advance_loads()
+        self.loads[load.load_id] = load
+
+    def end_load(self, load_id: int) -> PendingLoad | None:
+        """Remove a load, if the device has it."""
+        self._advance_loads()
+        load = self.loads.pop(load_id, None)
+        if load is not None and load.work_id == NO_WORK:
+            self.num_changes += 1
+        return load
+
+    def await_loads(self, work_id: int, wanted: Sequence[Component]) -> None:
+        """Let a work wait for the loads with something that it needs, as far as no other does."""
+        self._advance_loads()
+        for load in self.loads.values():
+            if load.work_id == NO_WORK and not set(wanted).isdisjoint(load.components):
+                load.work_id = work_id
+
+    def leave_out(self, dropped: Sequence[Component]) -> None:
+        """Take out of the loads that no work waits for what is to be dropped, perhaps before it is there."""
+        self._advance_loads()
+        for load in [one for one in self.loads.values() if one.work_id == NO_WORK]:
+            left = tuple(one for one in load.components if one not in dropped)
+            if len(left) < len(load.components):
+                load.left_ns = load.left_ns * num_bytes(left) // max(1, num_bytes(load.components))
+                load.components, load.is_measured = left, False
+
+    def release_loads(self, work: Work, needed: Callable[[Stage], Sequence[Component]], *, has_run: bool) -> None:
+        """Let other works wait for the loads before a work that ends, or none. If it has run, what it needed is there.
+
+        `needed` returns the components of a stage.
+        """
+        self._advance_loads()
+        for load in [one for one in self.loads.values() if one.work_id == work.work_id]:
+            if has_run and set(load.components) <= set(needed(work.stage)):
+                load.is_there, load.left_ns = True, 0
+                continue
+            others = (one for one in self.works if one is not work)
+            waits = next((one for one in others if not set(needed(one.stage)).isdisjoint(load.components)), None)
+            load.work_id = NO_WORK if waits is None else waits.work_id
+            if waits is not None and (index := self._index(waits)):
+                self._runs_ns[index] += load.left_ns
+                self._queued_ns += load.left_ns
+
+    def _advance_loads(self) -> None:
+        """Take the time that has passed off the loads of the first work, or of none, one after another."""
+        passed_ns, self._loads_as_of_ns = self.now.ns - self._loads_as_of_ns, self.now.ns
+        work_id = self.works[0].work_id if self.works else NO_WORK
+        for load in self.loads.values() if passed_ns else ():
+            if load.work_id == work_id:
+                done_ns = min(passed_ns, load.left_ns)
+                load.left_ns -= done_ns
+                passed_ns -= done_ns
+
+    # Works.
 
     def has(self, work: Work) -> bool:
         return self._index(work) is not None
@@ -67,7 +173,8 @@ class Device:
 
     def push(self, work: Work, end_ns: int) -> None:
         """Append a work that is predicted to end at `end_ns`, which includes the wait for the others of its group."""
-        run_ns = end_ns - self.free_ns
+        self._advance_loads()
+        run_ns = end_ns - self.idle_ns
         if self.works:
             self._queued_ns += run_ns
         else:
@@ -81,8 +188,8 @@ class Device:
         index = self._index(work)
         if index is None:
             return
+        self._advance_loads()
         del self.works[index]
-        self.loads_ns.pop(work.work_id, None)
         run_ns = self._runs_ns.pop(index)
         self.num_changes += 1
         if index:
@@ -100,8 +207,8 @@ class Device:
         if index is None:
             return
         self.num_changes += 1
-        if index and self.loads_ns:
-            run_ns += self.loads_ns.get(work.work_id, 0)
+        if index and self.loads:
+            run_ns += self.load_ns(work.work_id)
         if index == 0:
             self._head_ns = min(max(self._head_ns, self.now.ns), self.now.ns + run_ns)
         elif run_ns < self._runs_ns[index]:

@@ -79,7 +79,7 @@ class LoadSources:
         read = self._reads.get(device.node)
         if read is None or all(one in device.memory.components or one not in read.components for one in wanted):
             return 0
-        return max(0, read.end_ns - device.free_ns)
+        return max(0, read.end_ns - device.idle_ns)
 
     def changed(self, node: int | None = None) -> None:
         """Note that what the devices of a node have or load has changed; None: of any node, or how long loads take."""
@@ -95,17 +95,21 @@ class LoadSources:
         if (host is not None and component in host.components) or self.is_being_read(device.node, component):
             available |= {LoadSource.PAGE_CACHE, LoadSource.HOST}
         peers = [one for one in self._devices.on_node(device.node) if one is not device]
-        if any(component in peer.memory.components and not (peer.loads_ns or peer.is_loading) for peer in peers):
+        if any(component in peer.memory.components and not peer.lacks_something for peer in peers):
             available.add(LoadSource.PEER)
         return self._costs.quickest_source(frozenset(available))
 
     def load_ns(self, device: Device, stage: Stage) -> int:
-        """How long the components of a stage that a device lacks take to load from the quickest sources."""
+        """How long a device loads before it can run a stage: what it lacks, from the quickest sources, and what is left
+        of what it loads already for no work.
+        """
         known, key = self._known_ns.setdefault(device.node, {}), (device.device_id, stage)
-        known_ns = known.get(key)
+        known_ns, wanted = known.get(key), self._costs.components(stage)
         if known_ns is None:
             have = device.memory.components
-            lacking = [one for one in dict.fromkeys(self._costs.components(stage)) if one not in have]
+            lacking = [one for one in dict.fromkeys(wanted) if one not in have]
             known_ns = sum([self._costs.load_ns(one.num_bytes, self.of(one, device)) for one in lacking])
             known[key] = known_ns
-        return known_ns + self.wait_ns(device, self._costs.components(stage)) if self._reads else known_ns
+        if device.loads:
+            known_ns += device.ahead_ns(wanted)
+        return known_ns + self.wait_ns(device, wanted) if self._reads else known_ns

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import replace
 
 from tilework.admission.loads import reserve
@@ -24,7 +24,6 @@ from tilework.core.work import Group, Start, Work
 from tilework.policy.toolkit.demand import reserved_at
 
 NO_COMPONENTS = Memory()
-NO_LOADS: Mapping[int, int] = {}
 
 
 class Tracker:
@@ -81,9 +80,8 @@ class Tracker:
         return self._devices.widest_now(self._costs.pools.within(pipeline))
 
     def load_ns(self, device_id: int, stage: Stage) -> int:
-        if not self.needs_loads:
-            return 0
-        return self.sources.load_ns(self._devices.by_id[device_id], stage)
+        device = self._devices.by_id[device_id]
+        return self.sources.load_ns(device, stage) if self.needs_loads or device.loads else 0
 
     def kept_by_host(self, node: int) -> Sequence[Component]:
         return self.sources.kept(node)
@@ -113,8 +111,7 @@ class Tracker:
             return True
         group = [self._devices.by_id[device_id] for device_id in devices]
         return any(
-            one.is_loading or (one.memory.free_bytes is not None and one.memory.free_bytes < beside_bytes)
-            for one in group
+            one.loads or (one.memory.free_bytes is not None and one.memory.free_bytes < beside_bytes) for one in group
         )
 
     def waiting(self) -> Iterable[Job]:
@@ -330,11 +327,8 @@ class Tracker:
 
     # Works.
 
-    def commit(self, start: Start, loads_ns: Mapping[int, int] = NO_LOADS) -> Work:
-        """Number a start, check that it is legal, and put it in flight.
-
-        `loads_ns` is how long its devices load components before it, by device.
-        """
+    def commit(self, start: Start) -> Work:
+        """Number a start, check that it is legal, and put it in flight."""
         jobs = [self.jobs[job_id] for job_id in start.job_ids]
         requests = [job.request for job in jobs]
         devices = [self._devices.by_id[device_id] for device_id in start.devices]
@@ -360,14 +354,12 @@ class Tracker:
             job.last_devices = start.devices
             self._busy[job.job_id] = job
             self._update_demand(job)
-        for device_id, load_ns in loads_ns.items():
-            self._devices.by_id[device_id].loads_ns[work.work_id] = load_ns
         self._occupy(devices, work, jobs, requests)
         return work
 
     def _occupy(self, devices: list[Device], work: Work, jobs: list[Job], requests: list[Request]) -> None:
         """Put a work on its devices. It begins when all are free and have loaded, and its jobs' earlier works ended."""
-        begin_ns = max([device.free_ns + device.loads_ns.get(work.work_id, 0) for device in devices])
+        begin_ns = max([device.idle_ns + device.load_ns(work.work_id) for device in devices])
         for job in jobs:
             if len(job.works) > 1 and job.works[-2].devices != work.devices:
                 begin_ns = max(begin_ns, self._devices.end_ns(job.works[-2]))
@@ -382,9 +374,11 @@ class Tracker:
         up = self._devices.by_id
         for device_id in work.devices:
             if device_id in up:
-                if work.work_id in up[device_id].loads_ns:  # It ends without its load; others wait for that no more.
-                    self.sources.changed(up[device_id].node)
-                up[device_id].pop(work)
+                device = up[device_id]
+                if device.loads:
+                    device.release_loads(work, self._costs.components, has_run=bool(steps_done))
+                    self.sources.changed(device.node)
+                device.pop(work)
         jobs = self.members(work)
         for job in jobs:
             job.end(work, steps_done)
@@ -448,8 +442,8 @@ class Tracker:
         requests = [job.request for job in self.members(work)]
         step_ns = self._costs.work_ns(work.stage, requests, len(work.devices)) if requests else 0
         left_ns = self._devices.end_ns(work) - self._now.ns
-        if any(work.work_id in self._devices.by_id[device_id].loads_ns for device_id in carriers):
-            return max(0, left_ns - step_ns * work.num_steps)  # It is revoked when its devices have loaded.
+        if any(self._devices.by_id[device_id].waits_for_load(work.work_id) for device_id in carriers):
+            return max(0, left_ns - step_ns * work.num_steps)  # It is revoked now, but the loads are still to be done.
         return left_ns % step_ns if step_ns else None
 
 

@@ -191,7 +191,7 @@ class NodeJobs:
                 yield self.busy(device)
 
     def busy(self, device: DeviceView) -> JobForecast:
-        """A forecast for a device that is taken until its committed works, or its load ahead of need, have ended."""
+        """A forecast for a device that is taken until its committed works have ended."""
         head_ns = float(device.free_ns - self.now_ns)
         return JobForecast(
             job_id=NO_JOB,
@@ -206,8 +206,8 @@ class NodeJobs:
 
 
 def is_idle(device: DeviceView) -> bool:
-    """Whether a device has no works, and loads nothing ahead of need."""
-    return not device.works and not device.is_loading
+    """Whether a device has no works. What it may load ahead of need is paused for a work that does not need it."""
+    return not device.works
 
 
 def num_chunks(job: JobView) -> int:

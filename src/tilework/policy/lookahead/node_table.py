@@ -62,7 +62,6 @@ class NodeTable:
             self._with_room[room].append(number)
         self._changes = DeviceChanges()
         self._was_idle: dict[int, int] = {}
-        self._loading: set[int] = set()
         self._free_ns: dict[int, int] = {}
         self._by_load: list[tuple[int, int, int]] = []
         self._changes.among(devices)
@@ -78,7 +77,7 @@ class NodeTable:
             hosts = {self.by_node[number][0].node for number in self.changed}
             self.changed.update(number for host in hosts for number in self.by_host[host])
         self._free_ns, self._by_load = {}, []
-        self._count_idle(changed | self._loading)
+        self._count_idle(changed)
         for job_id in self.node_of.keys() - {job.job_id for job in waiting}:
             self._remove(job_id)
         self._again_ns = {job_id: at_ns for job_id, at_ns in self._again_ns.items() if at_ns > now_ns}
@@ -93,11 +92,6 @@ class NodeTable:
             if not self._was_idle[number]:
                 del self._was_idle[number]
         self.idle = dict(self._was_idle)
-        self._loading.clear()
-
-    def may_load(self, number: int) -> None:
-        """Note that a device of this node is told to load ahead of need; this is no change of the device."""
-        self._loading.add(number)
 
     def set_wake(self, number: int, wake_ns: float) -> None:
         """Count the node as changed from this time on; inf: not before something happens."""

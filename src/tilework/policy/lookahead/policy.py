@@ -122,10 +122,7 @@ class LookaheadPolicy(DeadlinePolicy):
             starts += dispatch.starts
             stops += dispatch.stops
             if view.needs_loads:
-                loads = self._preloading.best(eviction, table.by_node[number], dispatch.left)
-                preloads += loads
-                if loads:
-                    table.may_load(number)
+                preloads += self._preloading.best(eviction, table.by_node[number], dispatch.left)
                 started.update(job_id for start in dispatch.starts for job_id in start.job_ids)
             if not dispatch.starts and not dispatch.stops:
                 table.changed.remove(number)

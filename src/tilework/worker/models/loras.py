@@ -27,6 +27,7 @@ class _Known:
     content: str
     changes: frozenset[str]
     loaded: LoadedLoras
+    digest: str
     is_here: bool = False
 
 
@@ -76,8 +77,9 @@ class WorkerLoras:
 
     def _add(self, model: str, loaded: LoadedLoras, source: LoraSource, lora: Lora, content: str) -> _Known:
         assert lora.component is not None
-        known = _Known(source.name, Path(source.path), content, lora.changes, loaded)
-        self._named[model, source.name] = self._by_digest[lora.component.digest] = known
+        digest = lora.component.digest
+        known = _Known(source.name, Path(source.path), content, lora.changes, loaded, digest)
+        self._named[model, source.name] = self._by_digest[digest] = known
         return known
 
     def content(self, model: str, name: str) -> str:
@@ -117,6 +119,10 @@ class WorkerLoras:
     def _drop(self, known: _Known) -> None:
         known.loaded.remove(known.name)
         known.is_here = False
+
+    def digests(self, model: str) -> list[str]:
+        """Those of all LoRAs of a model."""
+        return [known.digest for (its_model, _), known in self._named.items() if its_model == model]
 
     def changing(self, model: str, components: Collection[str], used: Sequence[UsedLora]) -> tuple[UsedLora, ...]:
         """Those that change one of the components. Unknown ones may."""

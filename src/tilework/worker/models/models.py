@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -50,6 +50,9 @@ class Models:
 
     def __getitem__(self, name: str) -> Family:
         return self._families[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._families
 
     def change(self, command: ModelChange) -> ModelAdded | LoraAdded | None:
         """Serve a model or LoRA more, or less; the answer, if there is one. At least one model must be left."""
@@ -118,11 +121,28 @@ class Models:
         if missing and stage is not None:
             raise WeightsMissing(f"{model} has no LoRA {', '.join(missing)} here")
 
-    def load(self, digests: Collection[str], forgets: Sequence[str] = ()) -> None:
-        """Bring components to the device; for want of room the host forgets `forgets` first."""
+    def needed(self, model: str, stage: str) -> Collection[str]:
+        """The digests of what a stage may need: its components, and all LoRAs of the model."""
+        known = self._components.get(model)
+        if self._weights is None or not known:
+            return ()
+        components = self[model].info.graph.stage(stage).spec.components
+        return {*(known[name].digest for name in components), *self._loras.digests(model)}
+
+    def load(self, digests: Collection[str]) -> None:
+        """Bring components to the device."""
+        for digest in digests:
+            for _ in self.loading(digest):
+                pass
+
+    def loading(self, digest: str, forgets: Sequence[str] = ()) -> Generator[None]:
+        """Bring a component to the device, a block after each `next`: it is there when the iterator has ended.
+
+        For want of room the host forgets `forgets` first.
+        """
         if self._weights is not None:
-            self._weights.load(digests, forgets)
-            self._loras.load(digests)
+            yield from self._weights.loading(digest, forgets)
+            self._loras.load((digest,))
 
     def drop(self, digests: Collection[str]) -> None:
         """Give back the memory of components on the device."""

@@ -22,6 +22,7 @@ from tilework.core.component import Component
 _log = logging.getLogger(__name__)
 _ALIGNMENT = 64  # Of torch's own memory. Kernels round differently where tensors begin elsewhere.
 _MADV_POPULATE_READ = 22  # Since Linux 5.14; Python has no name for it.
+_BLOCK_BYTES = 64 << 20  # What is mapped at once: a multiple of any page size, and some hundredths of a second.
 _RESERVE_BYTES = 1 << 30  # Left free for the states of jobs, which lie on the same device.
 
 
@@ -90,11 +91,14 @@ class SharedWeights:
         return True
 
     @contextmanager
-    def reading(self, name: str) -> Iterator[None]:
-        """Read what the file will have, and keep it. Another process that reads the same is waited for."""
+    def reading(self, name: str, *, waits: bool = True) -> Iterator[bool]:
+        """Read what the file will have, and keep it. Another process that reads the same is waited for.
+
+        Yields whether this process may read: always, if it `waits`.
+        """
         self._directory.mkdir(parents=True, exist_ok=True)
-        with _locked(self._directory / f"{name}.reading"):
-            yield
+        with _locked(self._directory / f"{name}.reading", waits=waits) as is_ours:
+            yield is_ours
 
     def has(self, name: str) -> bool:
         return (self._directory / name).exists()
@@ -119,12 +123,21 @@ class SharedWeights:
 
         Raises FileNotFoundError.
         """
+        for _ in self.open(name, forms).bring(tensors):
+            pass
+
+    def open(self, name: str, forms: Sequence[Form]) -> WeightsFile:
+        """The file with weights of these forms. It can be used from now on, even if another worker removes it.
+
+        Raises FileNotFoundError.
+        """
         path = self._directory / name
-        places = _map(path, forms)
+        offsets, size = _layout(forms)
+        with path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
         with suppress(FileNotFoundError):  # Another worker may have needed the room since.
             os.utime(path)
-        for tensor, place, form in zip(tensors, places, forms, strict=True):
-            tensor.data = place.to(form.device)
+        return WeightsFile(mapped, offsets, forms)
 
     def _write(self, path: Path, tensors: Sequence[Tensor]) -> None:
         """Write the file under another name, and rename it when it is complete. Raises NoRoom, OSError."""
@@ -142,6 +155,30 @@ class SharedWeights:
             incomplete.rename(path)
         finally:
             incomplete.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WeightsFile:
+    """The open file of a component, with its weights of these `forms` at these `offsets`."""
+
+    mapped: mmap.mmap
+    offsets: Sequence[int]
+    forms: Sequence[Form]
+
+    def bring(self, tensors: Sequence[Tensor]) -> Iterator[None]:
+        """Let the weights lie in the file, or in a copy on their device, a block after each `next`."""
+        end = 0
+        for tensor, offset, form in zip(tensors, self.offsets, self.forms, strict=True):
+            while end < offset + form.num_bytes:
+                self._populate(end)
+                end += _BLOCK_BYTES
+                yield
+            tensor.data = _placed(self.mapped, offset, form).to(form.device)
+
+    def _populate(self, start: int) -> None:
+        """Map the pages of a block. Older kernels do it page by page, when a run first reads them."""
+        with suppress(OSError, ValueError):
+            self.mapped.madvise(_MADV_POPULATE_READ, start, min(_BLOCK_BYTES, len(self.mapped) - start))
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,17 +233,8 @@ def _layout(forms: Sequence[Form]) -> tuple[list[int], int]:
     return offsets, max(end, _ALIGNMENT)
 
 
-def _map(path: Path, forms: Sequence[Form]) -> list[Tensor]:
-    """The weights as they lie in the file; copies of those that are empty, or whose rows do not follow each other."""
-    offsets, size = _layout(forms)
-    with path.open("rb") as file:
-        mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
-    with suppress(OSError, ValueError):  # Older kernels do it page by page, when a run first reads them.
-        mapped.madvise(_MADV_POPULATE_READ)
-    return [_placed(mapped, offset, form) for offset, form in zip(offsets, forms, strict=True)]
-
-
 def _placed(mapped: mmap.mmap, offset: int, form: Form) -> Tensor:
+    """A weight as it lies in the file; a copy of one that is empty, or whose rows do not follow each other."""
     if not form.count:
         return torch.empty_strided(form.shape, form.stride, dtype=form.dtype)
     placed = torch.frombuffer(mapped, dtype=form.dtype, count=form.count, offset=offset).view(form.shape)
@@ -223,11 +251,15 @@ def _used_ns(path: Path) -> int:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock that the end of the process frees."""
+def _locked(path: Path, *, waits: bool = True) -> Iterator[bool]:
+    """Hold a lock that the end of the process frees; yields whether it is held. If it `waits`, it is."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
     finally:
         os.close(descriptor)

@@ -6,7 +6,8 @@ have room for them, and in the directory of their model. A module without its we
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
@@ -15,7 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from tilework.core.component import Component
-from tilework.worker.models.shared_weights import Form, SharedWeights, digest_of, weights_of
+from tilework.worker.models.shared_weights import Form, SharedWeights, WeightsFile, digest_of, weights_of
+
+_POLL_S = 0.002  # Between two looks whether another process has read a component.
 
 Read = Callable[[], nn.Module]
 """Reads a component from the directory of its model."""
@@ -99,17 +102,20 @@ class Weights:
     def has(self, digests: Collection[str]) -> bool:
         return all(self._known[digest].is_here for digest in digests)
 
-    def load(self, digests: Collection[str], forgets: Sequence[str] = ()) -> None:
-        """Bring components to the device, but for those of no model here. Where their files have no room, those of
-        `forgets` are removed first.
+    def loading(self, digest: str, forgets: Sequence[str] = ()) -> Generator[None]:
+        """Bring a component to the device, a block after each `next`; it is there when the iterator has ended.
 
-        Raises what reading them raises; then none of them is there.
+        One of no model here takes no block. What must be read from the disk is one block; where its file has no room,
+        those of `forgets` are removed first. While another process reads it, a block is a short wait. If reading raises
+        an error, or the iterator is closed before its end, nothing of it is there.
         """
+        known = self._known.get(digest)
+        if known is None or known.is_here:
+            return
         try:
-            for digest in filter(self._known.__contains__, digests):
-                self._load(self._known[digest], forgets)
+            yield from self._bring(known, forgets)
         except BaseException:
-            self.drop(digests)
+            self.drop((digest,))
             raise
 
     def drop(self, digests: Collection[str]) -> None:
@@ -120,29 +126,40 @@ class Weights:
             for module in known.modules:
                 _empty(module)
 
-    def _load(self, known: _Known, forgets: Sequence[str]) -> None:
+    def _bring(self, known: _Known, forgets: Sequence[str]) -> Iterator[None]:
         first, *others = known.modules
-        if not self._map(known, first):
-            with self._files.reading(known.component.digest):
-                if not self._map(known, first):  # No other process was reading it.
-                    self._read(known, first, forgets)
+        file = self._open(known, first)
+        is_read = False
+        while file is None and not is_read:
+            with self._files.reading(known.component.digest, waits=False) as is_read:
+                if is_read:
+                    file = self._open(known, first) or self._read(known, first, forgets)
+            if not is_read:
+                time.sleep(_POLL_S)
+            yield
+        if file is not None:
+            yield from file.bring(first.weights)
         for other in others:
             _share(first, other)
         known.is_here = True
 
-    def _read(self, known: _Known, module: _Module, forgets: Sequence[str]) -> None:
+    def _read(self, known: _Known, module: _Module, forgets: Sequence[str]) -> WeightsFile | None:
+        """Read a component; returns its file, None if there is no room for one: then the module has its weights."""
         weights = weights_of(module.read())
-        if not (self._files.keep_if_possible(known.component, weights, forgets) and self._map(known, module)):
-            for mine, read, form in zip(module.weights, weights, module.forms, strict=True):
-                mine.data = read.data.clone().to(form.device)
+        if self._files.keep_if_possible(known.component, weights, forgets):
+            file = self._open(known, module)
+            if file is not None:
+                return file
+        for mine, read, form in zip(module.weights, weights, module.forms, strict=True):
+            mine.data = read.data.clone().to(form.device)
+        return None
 
-    def _map(self, known: _Known, module: _Module) -> bool:
-        """Let the weights of a module lie in their file; returns whether it is there. Others may remove it any time."""
+    def _open(self, known: _Known, module: _Module) -> WeightsFile | None:
+        """The file of a component, if it is there. Others may remove it any time."""
         try:
-            self._files.map(known.component.digest, module.weights, module.forms)
+            return self._files.open(known.component.digest, module.forms)
         except FileNotFoundError:
-            return False
-        return True
+            return None
 
 
 def _configuration(module: nn.Module) -> str:

@@ -1,0 +1,110 @@
+"""The loads that a worker was told to do and has not ended: block by block, while nothing else is to be done."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Generator
+from dataclasses import dataclass, field
+
+from tilework.core.wire import LoadWeights, WeightsLoaded
+from tilework.worker.memory import Budget
+from tilework.worker.models.models import Models
+from tilework.worker.synchronize import synchronize
+
+_log = logging.getLogger(__name__)
+
+
+class WeightsNotLoaded(Exception):
+    """A worker cannot go on, since it cannot load what its next works need."""
+
+
+@dataclass(slots=True, eq=False)
+class _Load:
+    """A load that has not ended: what is `left` of it, what was `dropped` instead, and how long it took so far."""
+
+    command: LoadWeights
+    left: list[str]
+    run_ns: int
+    dropped: list[str] = field(default_factory=list)
+
+
+class Loads:
+    """Loads in the order in which they came, a block at a time; what a work waits for goes before the others.
+
+    Memory suffices whenever a block is loaded: what makes room for a load was dropped before it came, and works that
+    are begun meanwhile were planned with all of it. Loads are answered through `emit`.
+    """
+
+    def __init__(self, models: Models, budget: Budget, emit: Callable[[WeightsLoaded], None]) -> None:
+        self._models = models
+        self._budget = budget
+        self._emit = emit
+        self._loads: list[_Load] = []
+        self._begun: dict[str, Generator[None]] = {}  # By component.
+        self._drops_ns = 0  # To make room for the next load.
+
+    def add(self, command: LoadWeights) -> None:
+        self._loads.append(_Load(command, list(command.components), self._drops_ns))
+        self._drops_ns = 0
+
+    def drop(self, components: Collection[str]) -> None:
+        """Give back the memory of components on the device; what is still to be loaded of them never is."""
+        start_ns = time.monotonic_ns()
+        for load in tuple(self._loads):
+            for digest in [one for one in load.left if one in components]:
+                if begun := self._begun.pop(digest, None):
+                    begun.close()
+                load.dropped.append(digest)
+                self._take(load, digest)
+        self._models.drop(components)
+        self._drops_ns += time.monotonic_ns() - start_ns
+
+    def load_block(self, wanted: Collection[str] | None = None) -> bool:
+        """Load a block of the first component that is wanted, of any if None; False if there is none.
+
+        Raises:
+            WeightsNotLoaded: it cannot be loaded, even with all memory that can be given back.
+        """
+        for load in self._loads:
+            for digest in load.left:
+                if wanted is None or digest in wanted:
+                    start_ns = time.monotonic_ns()
+                    is_there = self._advance(digest, load.command)
+                    synchronize(self._models.device)
+                    load.run_ns += time.monotonic_ns() - start_ns
+                    if is_there:
+                        self._take(load, digest)
+                    return True
+        return False
+
+    def _advance(self, digest: str, command: LoadWeights) -> bool:
+        """Load a block; returns whether it was the last one."""
+        try:
+            try:
+                return self._next(digest, command)
+            except Exception as error:
+                if not self._budget.is_exceeded_by(error):
+                    raise
+                self._begun.pop(digest)
+                self._budget.release()
+                return self._next(digest, command)
+        except Exception as error:
+            _log.exception("weights could not be loaded")
+            raise WeightsNotLoaded(f"weights could not be loaded: {type(error).__name__}: {error}") from error
+
+    def _next(self, digest: str, command: LoadWeights) -> bool:
+        blocks = self._begun.setdefault(digest, self._models.loading(digest, command.forgets))
+        try:
+            next(blocks)
+        except StopIteration:
+            del self._begun[digest]
+            return True
+        return False
+
+    def _take(self, load: _Load, digest: str) -> None:
+        """Take a component out of a load, which may end it."""
+        load.left.remove(digest)
+        if not load.left:
+            self._loads.remove(load)
+            self._emit(WeightsLoaded(load.command.load_id, load.run_ns, tuple(load.dropped)))
