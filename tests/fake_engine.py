@@ -90,8 +90,9 @@ VIDEOS = replace(
 class Plan:
     """What becomes of one submission: its steps spread evenly over `delay_s`, with the previews that it asks for.
 
-    `is_held` leaves it queued until the test does something with it. `refuse_s` is the earliest deadline of a refusal,
-    from arrival, if there is a deadline; any other refusal has a `code`.
+    The file of a video is `video`, if that is given. `is_held` leaves it queued until the test does something with it.
+    `refuse_s` is the earliest deadline of a refusal, from arrival, if there is a deadline; any other refusal has a
+    `code`.
     """
 
     delay_s: float = 0.0
@@ -104,6 +105,7 @@ class Plan:
     bug: Exception | None = None
     num_bytes_short: int = 0
     is_noise: bool = False
+    video: bytes | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,13 +290,15 @@ class FakeEngine:
         ticket.progress(0)
 
     def step(self, uid: str, step: int) -> None:
-        """So many steps are done. Previews are small; their red is the step."""
+        """So many steps are done. Previews are small, those of clips have three frames; their red is the step."""
         ticket = self.tickets.get(uid)
         if ticket is None or ticket.outcome.done():
             return
         every = ticket.request.preview_every
         if every and step % every == 0 and step < ticket.request.steps:
-            ticket.show(Preview(step, Image(8, 8, bytes((step, 0, 0)) * 64)))
+            frames = min(3, self.spec_of[uid].frames)
+            pixels = b"".join(bytes((step, 0, 80 * frame)) * 64 for frame in range(frames))
+            ticket.show(Preview(step, Image(8, 8, pixels, frames)))
         ticket.progress(step)
 
     def finish(self, uid: str, plan: Plan | None = None) -> None:
@@ -312,7 +316,8 @@ class FakeEngine:
                 pixels = Random(spec.seed).randbytes(len(pixels))
             kept = pixels[: len(pixels) - plan.num_bytes_short]
             image = Image(spec.height, spec.width, kept, spec.frames)
-            self._resolve(ticket, Status.DONE, "", image, None if spec.video is None else File(kept, "video/mp4"))
+            file = None if spec.video is None else File(plan.video or kept, "video/mp4")
+            self._resolve(ticket, Status.DONE, "", image, file)
 
     def _resolve(
         self, ticket: Ticket, status: Status, reason: str, image: Image | None, file: File | None = None

@@ -16,7 +16,7 @@ from tilework.core.graph.shipped import latent_diffusion
 from tilework.cost.table import CostTable
 from tilework.policy.placement.demand import ClassDemand
 from tilework.policy.placement.feasible import FitsAt, Footprint, fits_at
-from tilework.policy.placement.placement import Nodes, Placement, cells
+from tilework.policy.placement.placement import Nodes, Placement
 from tilework.policy.placement.roles import PlacementType, Role, VirtualReplica
 
 GB = 10**9
@@ -91,14 +91,12 @@ def flux_demand(side: int, count: float) -> ClassDemand:
 
 
 def even_nodes(num_nodes: int, size: int = 8) -> Nodes:
-    return cells({node: range(node * size, (node + 1) * size) for node in range(num_nodes)})
+    return {node: range(node * size, (node + 1) * size) for node in range(num_nodes)}
 
 
 def nodes_of(sizes: Sequence[int]) -> Nodes:
     starts = [sum(sizes[:index]) for index in range(len(sizes))]
-    return cells(
-        {node: range(start, start + size) for node, (start, size) in enumerate(zip(starts, sizes, strict=True))}
-    )
+    return {node: range(start, start + size) for node, (start, size) in enumerate(zip(starts, sizes, strict=True))}
 
 
 @st.composite
@@ -121,13 +119,13 @@ def class_demands(draw: st.DrawFn) -> ClassDemand:
 
 
 def on_a_node(placement: Placement, nodes: Nodes) -> list[Mapping[PlacementType, int]]:
-    """How many cells each node has of each type."""
-    rows = [[placement.of(cell[0]) for cell in nodes[node]] for node in nodes]
+    """How many devices each node has of each type."""
+    rows = [[placement.of(one) for one in nodes[node]] for node in nodes]
     return [{kind: row.count(kind) for kind in PlacementType} for row in rows]
 
 
 def replicas_of(fits: FitsAt, placement: Placement, nodes: Nodes) -> list[VirtualReplica]:
-    """The virtual replicas on which a class can run: of each type enough cells on one node for its least degree."""
+    """The virtual replicas on which a class can run: of each type enough devices on one node for its least degree."""
     per_node = on_a_node(placement, nodes)
     return [
         replica

@@ -17,6 +17,7 @@ from suite.cases.batch_model import BatchModelCase
 from suite.cases.bubbles import Bubbles
 from suite.cases.chaos import Chaos
 from suite.cases.checkpoints import Checkpoints
+from suite.cases.clipmemory import ClipMemory
 from suite.cases.clips import Clips
 from suite.cases.controller import ControllerTime
 from suite.cases.decodes import Decodes
@@ -71,6 +72,10 @@ CASES: dict[str, tuple[str, type[Case]]] = {
     "robust": ("What noise, a wrong table and changes of devices cost tilework and others, simulated", Robust),
     "fewsteps": ("Deadlines kept with 4 and 8 steps against 28, of what can be kept, simulated", FewSteps),
     "decodes": ("Requests of few steps that share their decode: measured costs, simulated traffic", Decodes),
+    "clipmemory": (
+        "Decodes of clips in parts: memory as planned, as allocated and as stock takes it, and time",
+        ClipMemory,
+    ),
     "trident": ("Decisions of tridentserve on 1024 and 4096 devices: time, and value against the solver's", Trident),
     "replace": ("A live server that re-places its stages while the mix of requests shifts", Replace),
     "residency": ("Many checkpoints on few devices: tilework between a cache and one that knows the future", Residency),

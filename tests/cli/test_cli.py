@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import av
@@ -57,7 +58,10 @@ COMMANDS = (
     "bound",
     "compare",
 )
-GROUPS = {"cost": ("list", "show", "export"), "workload": ("list", "make", "show")}  # Commands that have commands.
+GROUPS = {
+    "cost": ("list", "show", "export", "memory"),
+    "workload": ("list", "make", "show"),
+}  # Commands that have commands.
 NUM_REQUESTS = 30
 
 
@@ -201,6 +205,21 @@ def test_devices_of_a_model_are_workers_and_need_a_policy_that_keeps_to_them(
         "policy 'edf' gives every device to every model, and 'a' has devices of its own; choose tilework, or leave its "
         "devices out"
     )
+
+
+def test_a_model_decodes_in_tiles_as_its_entry_says_or_else_the_server(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    handed: list[list[bool]] = []
+    monkeypatch.setattr(
+        "tilework.cli.serving.Serving",
+        lambda **given: SimpleNamespace(run=lambda: handed.append([one.vae_tiling for one in given["sources"]])),
+    )
+    path = tmp_path / "models.toml"
+    path.write_text('[models.a]\npath = "shapes"\n[models.b]\npath = "shapes"\nvae_tiling = false\n')
+    for arguments in (["shapes"], ["shapes", "--vae-tiling"], ["--models", path], ["--models", path, "--vae-tiling"]):
+        invoke("serve", *arguments)
+    assert handed == [[False], [True], [False, False], [True, False]]
 
 
 def test_simulated_devices_have_no_weights_to_load(mistake: Callable[..., str]) -> None:

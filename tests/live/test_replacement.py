@@ -200,7 +200,7 @@ def test_devices_change_their_stages_under_traffic_and_no_request_is_lost(
 def quick() -> TridentServe:
     """The policy with a window of a second, for which `_LEAST_WINDOW_NS` must have been changed."""
     policy = TridentServe()
-    policy._orchestration.monitor.window_ns = NS_PER_S
+    policy.orchestration.monitor.window_ns = NS_PER_S
     return policy
 
 

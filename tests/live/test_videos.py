@@ -25,7 +25,7 @@ from tilework.core.time import NS_PER_S
 from tilework.core.wire import File, Spec, VideoFormat
 from tilework.cost.table import CostTable
 from tilework.pipelines.video.export import EXPORT
-from tilework.runtime.ticket import Outcome, Ticket
+from tilework.runtime.ticket import Outcome, Preview, Ticket
 from zoo.registry import ZOO, build
 
 pytestmark = pytest.mark.slow
@@ -36,7 +36,7 @@ LEVELS = 4.0  # Of 255, on average: what is lost of clips that are noise, more o
 
 
 NAME = "tiny-wan"
-GRAPH = Graph(NAME, (*(replace(one, previews="") for one in latent_diffusion("").specs), EXPORT))
+GRAPH = Graph(NAME, (*latent_diffusion("").specs, EXPORT))
 ROWS = [
     CostRow(pipeline=NAME, stage=stage.name, height=side, width=side, frames=FRAMES, degree=1, seconds=seconds)
     for stage, seconds in zip(GRAPH.stages, (0.01, 0.05, 0.05, 0.02), strict=True)
@@ -102,6 +102,21 @@ def test_a_video_shows_the_frames_of_the_pictures_route(rig: Rig) -> None:
     assert [segment.stage for segment in pictures.segments if segment.stage != "diffuse"] == ["encode", "decode"]
     assert list(dict.fromkeys(segment.stage for segment in video.segments)) == STAGES
     assert [segment.devices for segment in video.segments if segment.stage == EXPORT.name] == [(SLOT,)]
+
+
+def test_a_video_is_shown_while_it_is_made_and_stays_the_same(rig: Rig) -> None:
+    async def scenario() -> tuple[list[Preview], Outcome]:
+        ticket = rig.submit(replace(spec_of(7), preview_every=1), "shown")
+        assert isinstance(ticket, Ticket)
+        shown: list[Preview] = []
+        ticket.watch(lambda: shown.append(ticket.preview) if ticket.preview not in [None, *shown] else None)
+        return shown, await ticket.outcome
+
+    shown, outcome = rig.run(scenario())
+    assert [one.steps_done for one in shown] == [1, 2]
+    assert {(one.image.height, one.image.width, one.image.frames) for one in shown} == {(32, 48, 5)}
+    assert shown[0].image != shown[1].image
+    assert outcome.file == rig.run(rig.outcome(spec_of(7), "not shown")).file
 
 
 def test_promised_videos_are_on_time_and_the_log_replays(rig: Rig) -> None:

@@ -24,7 +24,7 @@ from tilework.core import preview
 from tilework.core.comm import Comm
 from tilework.core.cost_row import CostRow
 from tilework.core.model import ModelSource, SimulatedSource
-from tilework.core.preview import preview_shape
+from tilework.core.preview import preview_shape, shown_frames
 from tilework.core.request import Shape
 from tilework.core.wire import (
     Command,
@@ -132,13 +132,25 @@ def draw(model: Family, directory: Path, **changes: Any) -> Bench:
         (Shape(272, 256), Shape(256, 240)),
         (Shape(4096, 64), Shape(256, 16)),
         (Shape(8, 2048), Shape(8, 256)),
-        (Shape(480, 832, 81), Shape(144, 256)),
+        (Shape(480, 832, 81), Shape(144, 256, 17)),
+        (Shape(64, 64, 9), Shape(64, 64, 9)),
     ],
     ids=str,
 )
 def test_the_size_of_a_preview(shape: Shape, expected: Shape) -> None:
     assert preview_shape(shape) == expected
-    assert preview_shape(Shape(shape.width, shape.height)) == Shape(expected.width, expected.height)
+    turned = Shape(shape.width, shape.height, shape.frames)
+    assert preview_shape(turned) == Shape(expected.width, expected.height, expected.frames)
+
+
+def test_the_frames_of_a_preview_are_spread_over_the_clip() -> None:
+    assert [shown_frames(num) for num in (1, 4, 5, 6, 17)] == [
+        [0],
+        [0, 1, 2, 3],
+        [0, 1, 2, 3, 4],
+        [0, 1, 2, 4, 5],
+        [0, 4, 8, 12, 16],
+    ]
 
 
 def test_a_preview_of_any_picture_is_small_and_has_its_proportions() -> None:

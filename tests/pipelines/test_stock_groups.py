@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -97,6 +99,33 @@ def spoilt_step(comm: Comm, name: str) -> Moved:
         return made_step(comm, name, None)
     finally:
         Parallel.attend = attend  # type: ignore[method-assign]
+
+
+def shown_step(comm: Comm | None, name: str, moved: Moved) -> tuple[Moved, bytes]:
+    """The next step with a preview, which the first rank alone draws."""
+    made, images = StockPipeline(build(ZOO[name]), name, {}, ""), []
+    spec = replace(requests.spec_of(ZOO[name], made, seed=1), preview_every=1)
+    values, exported = map(requests.shipped, moved)
+    state = made.restore(made.info.stages[1].name, spec, values, exported)
+    if comm is not None:
+        made.join(comm, spec)
+    leads = comm is None or comm.rank == 0
+    made.step([state], watch=lambda _, draw: images.append(draw().pixels) if leads else None)
+    made.parallel.leave()
+    return (requests.shipped(values), requests.shipped(made.export(state))), b"".join(images)
+
+
+@pytest.mark.parametrize("name", ["qwen-image", pytest.param("wan22", marks=pytest.mark.slow)])
+def test_in_a_group_the_first_draws_previews_and_nothing_changes(ranks: Ranks, name: str) -> None:
+    first = made_step(None, name, None)
+    plain = ranks.run(2, made_step, name, first)
+    (of_leader, drawn_there), (of_other, nothing) = ranks.run(2, shown_step, name, first)
+    assert torch.equal(latents(of_leader), latents(plain[0]))
+    assert torch.equal(latents(of_other), latents(plain[0]))
+    _, drawn_alone = shown_step(None, name, first)
+    assert not nothing
+    together, alone = (np.frombuffer(one, np.uint8).astype(int) for one in (drawn_there, drawn_alone))
+    assert np.abs(together - alone).max() <= 2
 
 
 # Two passes of one step, each by half of a group.

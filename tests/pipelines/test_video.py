@@ -17,7 +17,7 @@ from tilework.core.graph.stage import DeviceKind
 from tilework.core.model import ModelInfo, ModelSource, SimulatedSource
 from tilework.core.wire import File, Spec, VideoCodec, VideoFormat
 from tilework.pipelines.errors import ModelError
-from tilework.pipelines.video.export import EXPORT, video_file
+from tilework.pipelines.video.export import EXPORT, EXPORT_WITH_SOUND, Sound, sound_values, video_file
 from tilework.pipelines.video.exporter import Exporter, can_export
 from tilework.worker.process import _family as family_of_worker
 from tilework.worker.simulated import SimulatedFamily
@@ -87,11 +87,63 @@ def test_the_head_comes_first_and_the_same_frames_give_the_same_bytes() -> None:
     assert decoded(video_file(clip(1), VideoFormat(12))).shape == (1, ROWS, COLUMNS, 3)
 
 
+def tone(rate: int, channels: int = 2, seconds: float = 0.5) -> Sound:
+    """A falling tone, in each channel another one."""
+    times = torch.arange(round(rate * seconds)) / rate
+    falling = [
+        0.5 * torch.sin(2 * torch.pi * (300 + 150 * channel) * times * (1.5 - times)) for channel in range(channels)
+    ]
+    return Sound(torch.stack(falling), rate)
+
+
+def heard(file: File) -> tuple[np.ndarray, int]:
+    """The samples of a file as its player hears them, (channels, samples), and their rate."""
+    with av.open(io.BytesIO(file.content)) as container:
+        (stream,) = container.streams.audio
+        assert stream.codec_context.name == "aac"
+        return np.concatenate([frame.to_ndarray() for frame in container.decode(stream)], axis=1), stream.rate
+
+
+def correlation(samples: np.ndarray, expected: np.ndarray) -> float:
+    """Of one channel, at the best of the delays that an encoder of AAC may add."""
+    delays = range(max(1, len(samples) - len(expected) + 1))
+    return max(float(np.corrcoef(samples[at : at + len(expected)], expected)[0, 1]) for at in delays)
+
+
+@pytest.mark.parametrize(("rate", "channels"), [(24000, 2), (16000, 2), (48000, 1)])
+def test_a_video_has_its_sound(rate: int, channels: int) -> None:
+    sound = tone(rate, channels)
+    file = video_file(clip(), VideoFormat(14), sound)
+    samples, found_rate = heard(file)
+    assert (found_rate, len(samples)) == (rate, channels)
+    assert 0 <= samples.shape[1] - sound.samples.shape[1] <= 2 * 1024, "AAC has frames of 1024 samples"
+    for found, expected in zip(samples, sound.samples.numpy(), strict=True):
+        assert correlation(found, expected) > 0.99
+    assert np.abs(decoded(file).astype(int) - clip().numpy()).max() <= 6, "and its frames"
+    assert file.content.index(b"moov") < file.content.index(b"mdat")
+
+
+def test_a_rate_that_aac_does_not_know_is_raised() -> None:
+    sound = tone(20000)
+    samples, rate = heard(video_file(clip(), VideoFormat(14), sound))
+    assert rate == 22050
+    assert samples.shape[1] / rate == pytest.approx(0.5, abs=2 * 1024 / rate)
+
+
+def test_without_sound_there_is_no_track() -> None:
+    with av.open(io.BytesIO(video_file(clip(), VideoFormat(12)).content)) as container:
+        assert not container.streams.audio
+
+
 def test_a_slot_that_only_exports_needs_no_model() -> None:
     family = Exporter(INFO)
     (outputs,) = family.run(EXPORT.name, [SPEC], [{"picture": clip()}])
     assert family.file(SPEC, outputs) == video_file(clip(), VideoFormat(8))
     assert not family.modules
+    sounding = Exporter(replace(INFO, stages=(*INFO.stages[:3], EXPORT_WITH_SOUND)))
+    given = {"picture": clip(), **sound_values(tone(24000))}
+    (outputs,) = sounding.run(EXPORT.name, [SPEC], [given])
+    assert sounding.file(SPEC, outputs) == video_file(clip(), VideoFormat(8), tone(24000))
     others = tuple(replace(one, device_kind=DeviceKind.CPU) if one.name == "decode" else one for one in INFO.stages)
     plain = tuple(replace(one, degrees=(1,), batchable=False) for one in others if one.name == "decode")
     assert not can_export(replace(INFO, stages=(*INFO.stages[:2], *plain, EXPORT)))

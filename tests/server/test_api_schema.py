@@ -12,16 +12,21 @@ from itertools import cycle
 
 import pytest
 import schemathesis
+import torch
 from hypothesis import HealthCheck, settings
 from schemathesis.checks import CHECKS, load_all_checks
 
 from fake_engine import EDITOR, VIDEOS, FakeEngine, Plan, Served, eventually, serving
+from tilework.core.wire import VideoFormat
+from tilework.pipelines.video.export import video_file
 from tilework.server.api.app import create_app
 from tilework.server.config import ServerConfig
 
 NUM_CALLS = int(os.environ.get("SCHEMA_CALLS", "25"))
 CALLS = settings(max_examples=NUM_CALLS, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 TIMEOUT_S = 20
+DONE = Plan(video=video_file(torch.zeros(3, 16, 16, 3, dtype=torch.uint8), VideoFormat(4)).content)
+"""Videos are files of which pictures can be made."""
 
 load_all_checks()
 # What a schema cannot say makes a call wrong, too: a model's sides, a key that was used before, the time of day.
@@ -32,7 +37,7 @@ schema = schemathesis.openapi.from_dict(create_app(FakeEngine(), ServerConfig())
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
     model = replace(EDITOR, stages=VIDEOS.stages, default_fps=VIDEOS.default_fps)
-    with serving(FakeEngine(info=model, keeps=False), max_steps=50, drain_s=0) as served:
+    with serving(FakeEngine(plan=DONE, info=model, keeps=False), max_steps=50, drain_s=0) as served:
         yield served
         eventually(lambda: statuses(served) <= {"done", "failed", "cancelled"})
         eventually(lambda: served.engine.health().num_jobs == 0)
@@ -45,7 +50,7 @@ def statuses(served: Served) -> set[str]:
 @pytest.fixture(scope="module")
 def next_uid(server: Served) -> Callable[..., str]:
     """Calls that exist, for pictures or, by their route, for videos, in all their states by turns."""
-    plans = cycle([Plan(), Plan(fail="out of memory"), Plan(delay_s=0.1), Plan(is_held=True)])
+    plans = cycle([DONE, Plan(fail="out of memory"), replace(DONE, delay_s=0.1), Plan(is_held=True)])
 
     def begin(path: str = "/v1/images/generations") -> str:
         plan = next(plans)

@@ -254,7 +254,7 @@ def test_an_edit_needs_a_picture(server: Served) -> None:
         ("multipart/form-data; boundary=b", b"--b\r\nContent-Disposition: form-data\r\n\r\nx\r\n--b--\r\n", 400),
         ("multipart/form-data; boundary=" + "b" * 5000, b"x", 400),
         ("multipart/form-data; boundary=\xff; charset=none", b"x", 400),
-        ("application/x-www-form-urlencoded", b"prompt=x", 415),
+        ("application/x-www-form-urlencoded", b"prompt=%ff", 400),
         ("image/png", b"x", 415),
         ("", b"x", 415),
         ("application/json", b"x", 400),

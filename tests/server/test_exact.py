@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from builders import request
-from fake_engine import FakeEngine, Served, serving
+from fake_engine import INFO, FakeEngine, Served, serving
 from tilework.cli.app import app
 from tilework.runtime.control_loop import _inexact
 from tilework.runtime.engine import EngineConfig
@@ -85,6 +86,13 @@ def test_on_an_exact_server_every_request_is_exact() -> None:
 def test_the_model_card_names_dtype_and_attention_back_end(server: Served) -> None:
     card = server.http.get("/v1/models").json()["data"][0]["tilework"]
     assert (card["dtype"], card["attention_backend"], card["exact"]) == ("", "", False), "of a fake model"
+
+
+@pytest.mark.parametrize("tiled", [False, True])
+def test_the_model_card_and_each_answer_say_whether_the_model_decodes_in_tiles(tiled: bool) -> None:
+    with serving(FakeEngine(info=replace(INFO, vae_tiling=tiled)), drain_s=0) as server:
+        assert server.http.get("/v1/models").json()["data"][0]["tilework"]["vae_tiling"] is tiled
+        assert server.post({"prompt": "x"}).json()["data"][0]["tilework"]["vae_tiling"] is tiled
 
 
 def test_the_setting_reaches_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,12 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import openai
 import pytest
+import torch
 from PIL import Image
 
 from fake_engine import CLIPS, INFO, VIDEOS, FakeEngine, Plan, Served, eventually, serving
 from tilework.core.request import OnMiss
+from tilework.core.wire import VideoFormat
+from tilework.pipelines.video.export import video_file
 
 FPS = 4.0
 NUM_BYTES = 48 * 64 * 3 * 5  # What the fake engine makes of a clip of five frames.
@@ -27,7 +31,7 @@ HELD = Plan(is_held=True)
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
     engine = FakeEngine(info=VIDEOS, others=(INFO, replace(CLIPS, default_fps=FPS)))
-    with serving(engine, max_pixels=64 * 48 * 13, drain_s=0) as served:
+    with serving(engine, max_pixels=64 * 48 * 13, max_previews=4, drain_s=0) as served:
         yield served
 
 
@@ -198,6 +202,89 @@ def test_videos_survive_a_kill(tmp_path: Path) -> None:
         assert server.http.get(f"/v1/videos/{video_id}").status_code == 404
 
 
+# Previews, and pictures of the file.
+
+
+def shown(content: bytes) -> list[tuple[int, ...]]:
+    """The colour of each frame of an animated WebP."""
+    with Image.open(io.BytesIO(content)) as picture:
+        assert (picture.format, picture.info["loop"]) == ("WEBP", 0)
+        colours = []
+        for frame in range(picture.n_frames):
+            picture.seek(frame)
+            assert picture.info.get("duration", 250) == 250
+            colours.append(picture.convert("RGB").getpixel((4, 4)))
+    return colours
+
+
+def test_the_latest_preview_of_a_video_plays_its_frames(server: Served) -> None:
+    server.engine.script = [HELD]
+    job = created(server, {"prompt": "x", "preview_every": 1})
+    path, uid = f"/v1/videos/{job['id']}/content?variant=preview", f"{job['id']}-0"
+    server.on_loop(server.engine.begin, uid)
+    early = server.http.get(path)
+    assert (early.status_code, early.json()["error"]["code"], early.headers["retry-after"]) == (409, "not_ready", "1")
+    for step in (1, 2):
+        server.on_loop(server.engine.step, uid, step)
+        answer = server.http.get(path)
+        assert (answer.status_code, answer.headers["content-type"]) == (200, "image/webp")
+        colours = shown(answer.content)
+        assert len(colours) == 3
+        assert all(abs(blue - 80 * frame) < 12 for frame, (_, _, blue) in enumerate(colours)), colours
+    server.on_loop(server.engine.finish, uid)
+    when_done(server, job["id"])
+    gone = server.http.get(path)
+    assert (gone.status_code, gone.json()["error"]["param"]) == (410, "variant")
+
+
+def test_previews_of_a_video_are_in_its_events(server: Served) -> None:
+    server.engine.script = [Plan(delay_s=0.4)]
+    job = created(server, {"prompt": "x", "preview_every": 2})
+    text = server.http.get(f"/v1/requests/{job['id']}/events").text
+    events = [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: ")]
+    previews = [one for one in events if one["type"] == "tilework.preview"]
+    assert [(one["step"], one["output_format"]) for one in previews] == [(2, "webp")]
+    assert len(shown(base64.b64decode(previews[0]["b64_json"]))) == 3
+
+
+@pytest.mark.parametrize(("seconds", "every"), [(0.5, 5), (2, 20), (0.1, 2), (3600, 3600 * 10)])
+def test_previews_by_the_time_of_a_step(server: Served, seconds: float, every: int) -> None:
+    """Alone this request takes a second, for 10 steps. Not more than 4 previews are allowed."""
+    created(server, {"prompt": "x", "preview_every_s": seconds, "num_inference_steps": 10})
+    assert server.engine.specs[-1].preview_every == every
+
+
+def test_pictures_of_a_video(server: Served) -> None:
+    colours = [(200 - 20 * frame, 40 + 25 * frame, 128) for frame in range(5)]
+    frames = torch.tensor(colours, dtype=torch.uint8)[:, None, None, :].expand(5, 48, 64, 3)
+    server.engine.script = [Plan(video=video_file(frames, VideoFormat(4)).content)]
+    job = when_done(server, created(server, {"prompt": "x"})["id"])
+    thumbnail = server.http.get(f"/v1/videos/{job['id']}/content?variant=thumbnail")
+    assert thumbnail.headers["content-type"] == "image/webp"
+    with Image.open(io.BytesIO(thumbnail.content)) as picture:
+        assert (picture.format, picture.size) == ("WEBP", (64, 48))
+        assert np.abs(np.asarray(picture.convert("RGB")).mean(axis=(0, 1)) - colours[0]).max() < 10
+    sheet = server.http.get(f"/v1/videos/{job['id']}/content?variant=spritesheet")
+    assert sheet.headers["content-type"] == "image/jpeg"
+    with Image.open(io.BytesIO(sheet.content)) as picture:
+        assert (picture.format, picture.size) == ("JPEG", (3 * 64, 2 * 48)), "two rows, one tile is empty"
+        for index, colour in enumerate(colours):
+            row, column = divmod(index, 3)
+            assert np.abs(np.asarray(picture)[48 * row + 24, 64 * column + 32] - np.array(colour)).max() < 12
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    assert client.videos.download_content(job["id"], variant="thumbnail").read() == thumbnail.content
+
+
+@pytest.mark.parametrize("variant", ["thumbnail", "spritesheet"])
+def test_pictures_of_a_video_that_is_not_done(server: Served, variant: str) -> None:
+    server.engine.script = [HELD]
+    job = created(server, {"prompt": "x"})
+    path = f"/v1/videos/{job['id']}/content?variant={variant}"
+    assert server.http.get(path).status_code == 409
+    server.http.delete(f"/v1/videos/{job['id']}")
+    assert server.http.get(path).status_code == 404
+
+
 # Parts of files.
 
 
@@ -337,10 +424,17 @@ def test_openais_client(server: Served) -> None:
 
 
 def test_vllm_omnis_benchmark(server: Served) -> None:
-    """As `async_request_v1_videos`: a form of texts alone, polls, the content, and a deletion."""
-    fields = {"prompt": "x", "height": 64, "width": 48, "num_frames": 9, "num_inference_steps": 3, "seed": 1, "fps": 8}
-    form = {name: (None, str(value)) for name, value in fields.items()}
-    answer = server.http.post("/v1/videos", files=form)
+    """As `async_request_v1_videos` of vllm-omni 0.20.0: a form, polls, the content, and a deletion.
+
+    aiohttp sends its form as `application/x-www-form-urlencoded` where there is no file.
+    """
+    fields = {"prompt": "ü & x", "height": 64, "width": 48, "num_frames": 9, "num_inference_steps": 3, "seed": 1}
+    form = {name: str(value) for name, value in {**fields, "fps": 8, "negative_prompt": "y"}.items()}
+    picture = ("a.png", png(), "application/octet-stream")
+    assert server.http.post("/v1/videos", data=form, files={"input_reference": picture}).status_code == 200
+    assert len(server.engine.specs[-1].pictures["image"]) == 1
+    answer = server.http.post("/v1/videos", data=form)
+    assert answer.request.headers["content-type"] == "application/x-www-form-urlencoded"
     assert answer.status_code == 200, answer.text
     job_id = answer.json()["id"]
     assert answer.json()["status"]
@@ -349,13 +443,18 @@ def test_vllm_omnis_benchmark(server: Served) -> None:
     assert len(server.http.get(f"/v1/videos/{job_id}/content").content) == 48 * 64 * 3 * 9
     assert server.http.delete(f"/v1/videos/{job_id}").status_code == 200
     spec = server.engine.specs[-1]
-    assert (spec.frames, spec.steps, spec.video.fps) == (9, 3, 8)
+    assert (spec.prompt, spec.negative_prompt, spec.frames, spec.steps) == ("ü & x", "y", 9, 3)
+    assert (spec.height, spec.width, spec.seed, spec.video.fps) == (64, 48, 1, 8)
 
 
 def test_sglangs_benchmark(server: Served) -> None:
-    """As `async_request_video_sglang`: JSON without a picture; with one a form, with further fields in one of JSON."""
+    """As `async_request_video_sglang` of sglang 0.5.23: JSON without a picture; with one a form, with further fields in
+    one of JSON. It counts `num_outputs`.
+    """
     payload = {"model": "tiny-videos", "prompt": "x", "size": "48x64", "num_frames": 9, "fps": 8}
-    when_done(server, created(server, {**payload, "num_inference_steps": 2})["id"])
+    payload |= {"num_outputs_per_prompt": 1}
+    job = when_done(server, created(server, {**payload, "num_inference_steps": 2})["id"])
+    assert job["num_outputs"] == 1
     form = {name: (None, str(value)) for name, value in payload.items()}
     form["extra_body"] = (None, json.dumps({"num_inference_steps": 2, "seed": 8}))
     answer = server.http.post("/v1/videos", files={**form, "input_reference": ("a.png", png(), "image/png")})
@@ -399,7 +498,12 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"stream": True}, "stream", "no such field"),
     ({"response_format": "url"}, "response_format", "no such field"),
     ({"output_format": "webm"}, "output_format", "no such field"),
-    ({"preview_every": 2}, "preview_every", "no such field"),
+    ({"preview_every": -1}, "preview_every", "at least 0"),
+    ({"preview_every": 1, "num_inference_steps": 50}, "preview_every", "at least 10 for 50 steps"),
+    ({"preview_every": 1, "preview_every_s": 1}, "preview_every_s", "leave one of them out"),
+    ({"preview_every_s": 0}, "preview_every_s", "above 0"),
+    ({"preview_every_s": "often"}, "preview_every_s", "above 0"),
+    ({"tilework_events": True}, "tilework_events", "no such field"),
     ({"num_inference_steps": 0}, "num_inference_steps", "at least 1"),
     ({"num_inference_steps": 10**6}, "num_inference_steps", "1 to 200"),
     ({"guidance_scale": -1}, "guidance_scale", "from 0 to 30"),
@@ -442,9 +546,10 @@ def test_bad_lists(server: Served, query: str, param: str) -> None:
 
 
 def test_bad_content(server: Served, url: str) -> None:
-    answer = server.http.get(f"{url}?variant=thumbnail")
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "variant")
-    assert "there are no thumbnails" in answer.json()["error"]["message"]
+    for variant, remedy in (("poster", "thumbnail"), ("preview", "asked for without previews")):
+        answer = server.http.get(f"{url}?variant={variant}")
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "variant")
+        assert remedy in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
@@ -457,10 +562,28 @@ def test_unknown_videos(server: Served, method: str, video_id: str) -> None:
 def test_bad_forms(server: Served) -> None:
     text = server.http.post("/v1/videos", content=b"x", headers={"Content-Type": "text/plain"})
     assert text.status_code == 415
+    encoded = {"Content-Type": "application/x-www-form-urlencoded"}
+    for content, reason in (
+        (b"prompt=\xff", "no text"),
+        (b"prompt=%ff", "no text"),
+        (b"a=1&" * 201, "Too many fields"),
+    ):
+        answer = server.http.post("/v1/videos", content=content, headers=encoded)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_form")
+        assert reason in answer.json()["error"]["message"]
     twice = server.http.post("/v1/videos", files=[("prompt", (None, "a")), ("prompt", (None, "b"))])
     assert (twice.status_code, twice.json()["error"]["param"]) == (400, "prompt")
     file = server.http.post("/v1/videos", files={"prompt": ("a.txt", b"x", "text/plain")})
     assert (file.status_code, file.json()["error"]["param"]) == (400, "prompt")
+
+
+def test_a_model_that_draws_no_previews_says_so() -> None:
+    stages = tuple(replace(one, previews="") for one in VIDEOS.stages)
+    with serving(FakeEngine(info=replace(VIDEOS, stages=stages)), drain_s=0) as server:
+        for field in ("preview_every", "preview_every_s"):
+            error = post(server, {"prompt": "x", field: 1}).json()["error"]
+            assert (error["param"], error["code"]) == (field, "unsupported_value")
+        assert post(server, {"prompt": "x", "preview_every": 0}).status_code == 200
 
 
 def test_a_model_of_pictures_says_where_to_go() -> None:

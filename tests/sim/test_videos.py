@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from builders import PIPELINE, poisson
+from builders import PIPELINE, poisson, request
 from tilework.control.controller import ControllerConfig
 from tilework.core.cost_row import CostRow
 from tilework.core.graph.graph import Graph
 from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.graph.stage import ResultKind
 from tilework.core.request import OnMiss, Request, Status, cost_key
+from tilework.core.time import ns_from_s
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import parse_table, table_json
@@ -29,7 +30,8 @@ GRAPH = Graph(PIPELINE, (*latent_diffusion("").specs, EXPORT))
 SECONDS = {"encode": 0.01, "diffuse": 0.1, "decode": 0.05, EXPORT.name: 0.3}
 
 
-def table(export_s: float = SECONDS[EXPORT.name]) -> CostTable:
+def table(**changes: float) -> CostTable:
+    """The seconds of each stage, or of a step, but for these changes."""
     rows = tuple(
         CostRow(
             pipeline=PIPELINE,
@@ -37,7 +39,7 @@ def table(export_s: float = SECONDS[EXPORT.name]) -> CostTable:
             height=side,
             width=side,
             degree=1,
-            seconds=(export_s if stage.name == EXPORT.name else SECONDS[stage.name]) * (side / 128) ** 2,
+            seconds={**SECONDS, **changes}[stage.name] * (side / 128) ** 2,
         )
         for stage in GRAPH.stages
         for side in (64, 128, 192)
@@ -72,11 +74,38 @@ def test_videos_alone_take_the_slot(policy: str) -> None:
 @pytest.mark.parametrize("export_s", [0.3, 2.0])
 def test_promises_of_videos_hold_also_where_the_slot_is_scarce(export_s: float) -> None:
     for seed in range(4):
-        endings = simulate("tilework", mixed(30, 2.0, seed, on_miss=OnMiss.REJECT), table(export_s)).endings
+        endings = simulate("tilework", mixed(30, 2.0, seed, on_miss=OnMiss.REJECT), table(export=export_s)).endings
         done = [ending for ending in endings if ending.status is Status.DONE]
         assert {ending.request.result for ending in done} == set(ResultKind)
         assert all(ending.on_time for ending in done)
         assert {ending.status for ending in endings} <= {Status.DONE, Status.REJECTED}
+
+
+STEP_S = 3.0
+LONG = request("long", 0.0, steps=20, result=ResultKind.VIDEO)
+
+
+def test_chunks_are_single_steps_where_a_step_takes_seconds() -> None:
+    """Chunks are of a time, so an urgent request waits for the step that runs, and no longer."""
+    urgent = request("urgent", 10.0, side=64, steps=2, slo_s=8.0)
+    costs, config = table(diffuse=STEP_S), SimConfig(num_devices=1)
+    trace = Simulation(ControllerConfig(policy="tilework"), costs, config).run([LONG, urgent])
+    long, short = (ending.job_id for ending in trace.endings)
+    chunks = [run for run in trace.runs if run.work.stage.has_steps and run.work.job_ids == (long,)]
+    assert [run.work.num_steps for run in chunks] == [1] * LONG.steps
+    first_ns = min(run.start_ns for run in trace.runs if run.work.job_ids == (short,))
+    assert first_ns <= urgent.arrival_ns + ns_from_s(STEP_S + 0.1)
+    assert all(ending.on_time for ending in trace.endings)
+    quick = Simulation(ControllerConfig(policy="tilework"), table(diffuse=0.01), config).run([LONG])
+    assert max(run.work.num_steps for run in quick.runs) > 1, "quick steps share a chunk"
+
+
+def test_a_client_that_goes_away_costs_the_step_that_runs() -> None:
+    costs, config = table(diffuse=STEP_S), SimConfig(num_devices=1)
+    gone_ns = ns_from_s(10.0)
+    trace = Simulation(ControllerConfig(policy="tilework"), costs, config).run([LONG], cancels=[(gone_ns, "long")])
+    assert trace.endings[0].status is Status.CANCELLED
+    assert gone_ns < max(run.end_ns for run in trace.runs) <= gone_ns + ns_from_s(STEP_S)
 
 
 def test_faults_break_no_invariant() -> None:

@@ -17,7 +17,7 @@ from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import read_table
-from tilework.policy.published.tridentserve.bids import read_bids
+from tilework.policy.published.tridentserve.bids import one_by_one, read_bids
 from tilework.policy.published.tridentserve.ilp import Solution, solve, value_of
 from tilework.policy.published.tridentserve.layout import Layout
 from tilework.policy.published.tridentserve.policy import TridentServe
@@ -97,7 +97,7 @@ class Trident:
         with rare_collections():
             for _ in range(self.decisions):
                 start_ns = time.thread_time_ns()
-                options = [bid.within(widest) for bid in read_bids(tasks, Ways(layout, profiles, costs))]
+                options = [bid.within(widest) for bid in read_bids(one_by_one(tasks), Ways(layout, profiles, costs))]
                 read_ns = time.thread_time_ns()
                 chosen = solve_quickly(options, capacities)
                 end_ns = time.thread_time_ns()

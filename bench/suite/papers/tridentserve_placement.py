@@ -27,7 +27,7 @@ from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.policy.placement.demand import By, grouped, mix_of
 from tilework.policy.placement.feasible import virtual_replica
-from tilework.policy.placement.placement import Nodes, cells
+from tilework.policy.placement.placement import Nodes
 from tilework.policy.placement.profile import ClassProfile, class_profile
 from tilework.policy.placement.roles import PlacementType, Role, VirtualReplica, role_of
 from tilework.policy.published.trident_baselines.layout import Layout
@@ -373,7 +373,7 @@ def _divisions(cell: Cell) -> tuple[dict[int, int], dict[Role, int]]:
 
 def _nodes(table: CostTable, num_devices: int) -> Nodes:
     wide = table.devices_per_node
-    return cells({first // wide: range(first, first + wide) for first in range(0, num_devices, wide)})
+    return {first // wide: range(first, first + wide) for first in range(0, num_devices, wide)}
 
 
 def _pairs(theirs: Sequence[int], own: Sequence[int]) -> list[str]:

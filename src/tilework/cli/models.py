@@ -21,6 +21,7 @@ def model_source(
     memory_bytes: int | None = None,
     loras: tuple[LoraSource, ...] = (),
     devices: tuple[int, ...] | None = None,
+    vae_tiling: bool = False,
 ) -> ModelSource:
     """Where a model is and how it runs, if its files show that it can be served.
 
@@ -47,4 +48,5 @@ def model_source(
         memory_bytes=memory_bytes,
         loras=loras,
         devices=devices,
+        vae_tiling=vae_tiling,
     )

@@ -32,7 +32,8 @@ class ModelSource:
     `device` is one of `DEVICES`, `dtype` one of `DTYPES`. `memory_bytes` is how much memory a work may take in addition
     to the loaded model; None: what the device has. `adapter`, MODULE:CLASS, serves it in place of the one that belongs
     to the class of its pipeline; if it is the class of a pipeline itself, the model is loaded as that. Its requests may
-    use those of the `loras` that are LoRAs of this model. Only the accelerators `devices` serve it; None: all do.
+    use those of the `loras` that are LoRAs of this model. Only the accelerators `devices` serve it; None: all do. With
+    `vae_tiling` its autoencoder works in tiles, as after `enable_tiling()`; without, if its `tilework.json` says so.
     """
 
     path: str
@@ -44,6 +45,7 @@ class ModelSource:
     memory_bytes: int | None = None
     loras: tuple[LoraSource, ...] = ()
     devices: tuple[int, ...] | None = None
+    vae_tiling: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +165,7 @@ class ModelInfo:
     `dtype` and `attention_backend` are those with which it computes; empty if there is no model. `step_ranges` are the
     numbers of steps that the model's sampler can run, ascending. `arguments` are what a request may give beside what
     all models take. `stages` are those of its pipeline's graph. `loras` are the names of the LoRAs that requests may
-    use.
+    use. With `vae_tiling` its autoencoder works in tiles.
     """
 
     name: str
@@ -195,6 +197,7 @@ class ModelInfo:
     default_fps: float = 0.0
     stages: tuple[StageSpec, ...] = latent_diffusion("").specs
     loras: tuple[str, ...] = ()
+    vae_tiling: bool = False
 
     @property
     def graph(self) -> Graph:

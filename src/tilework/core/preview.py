@@ -1,24 +1,40 @@
-"""The size of previews: pictures that are shown while the request is being denoised."""
+"""The size of previews: pictures, or a few frames of a clip, that are shown while the request is being denoised."""
 
 from __future__ import annotations
 
 from tilework.core.request import Shape
 
 PREVIEW_SIDE = 256
+DECODED_FRAMES = 17
+"""Of a clip, for its preview: whole latents in every family, as a latent is 1, 4, 8 or 16 frames behind the first."""
+SHOWN_FRAMES = 5
+"""Those of them that a preview has at most."""
 _MULTIPLE = 16  # Pixels; whole latents in every family, as a latent is 4, 8 or 16 px wide.
 
 
 def preview_shape(shape: Shape) -> Shape:
-    """The size of the preview of a picture of this `shape`, for any model family.
+    """What is decoded for the preview of a picture or clip of this `shape`, for any model family.
 
     A picture that fits into PREVIEW_SIDE x PREVIEW_SIDE keeps its size. For a larger one the longer side becomes
-    PREVIEW_SIDE and the other side is scaled with it, rounded to a multiple of 16 and at least 16. A clip's preview is
-    one frame.
+    PREVIEW_SIDE and the other side is scaled with it, rounded to a multiple of 16 and at least 16. Of a clip
+    DECODED_FRAMES frames are decoded at most, and `shown_frames` of these are shown.
     """
-    longer = max(shape.height, shape.width)
+    longer, frames = max(shape.height, shape.width), min(shape.frames, DECODED_FRAMES)
     if longer <= PREVIEW_SIDE:
-        return Shape(shape.height, shape.width)
-    return Shape(_shrunk(shape.height, longer), _shrunk(shape.width, longer))
+        return Shape(shape.height, shape.width, frames)
+    return Shape(_shrunk(shape.height, longer), _shrunk(shape.width, longer), frames)
+
+
+def shown_frames(num_frames: int) -> list[int]:
+    """Which of this number of frames a preview shows: the first, the last, and others spread evenly between them."""
+    return spread(num_frames, SHOWN_FRAMES)
+
+
+def spread(num_items: int, most: int) -> list[int]:
+    """The indices of `most` items, or of all if they are fewer: the first, the last, and others spread evenly."""
+    if num_items <= most:
+        return list(range(num_items))
+    return [round(index * (num_items - 1) / (most - 1)) for index in range(most)]
 
 
 def _shrunk(side: int, longer: int) -> int:

@@ -36,6 +36,7 @@ class LoadTimes:
     bytes_per_s: Mapping[LoadSource, float]
     weight: float
     _factors: dict[LoadSource, float] = field(default_factory=dict, init=False)
+    _quickest: dict[frozenset[LoadSource], LoadSource] = field(default_factory=dict, init=False)
 
     def ns(self, num_bytes: int, source: LoadSource | None) -> int:
         """How long a load takes; without a source, from the slowest."""
@@ -45,8 +46,12 @@ class LoadTimes:
 
     def quickest(self, available: frozenset[LoadSource]) -> LoadSource:
         """The quickest of these sources; DISK if none has a speed."""
-        known = [source for source in LoadSource if source in available and source in self.bytes_per_s]
-        return min(known, key=lambda source: self.ns(1 << 30, source), default=LoadSource.DISK)
+        found = self._quickest.get(available)
+        if found is None:
+            known = [source for source in LoadSource if source in available and source in self.bytes_per_s]
+            found = min(known, key=lambda source: self.ns(1 << 30, source), default=LoadSource.DISK)
+            self._quickest[available] = found
+        return found
 
     def observe(self, num_bytes: int, source: LoadSource, run_ns: int) -> bool:
         """Learn from a load; returns whether a prediction changes."""
@@ -54,6 +59,7 @@ class LoadTimes:
         if speed is None or not num_bytes or run_ns <= 0:
             return False
         before = self._factors.get(source)
+        self._quickest.clear()
         measured = min(_MOST, max(1 / _MOST, run_ns * speed / (num_bytes * NS_PER_S)))
         after = self._factors[source] = measured if before is None else before + self.weight * (measured - before)
         return after != (1.0 if before is None else before)

@@ -136,7 +136,8 @@ def in_cells(table: CostTable, size: int) -> CostTable:
     a cell takes alone. What was not measured on that many takes its time on the most that it was. Not counted is what
     it costs to run on parts of the weights: no table has that.
 
-    Source: TridentServe §7, "treating multiple devices as one"; its appendix E.2 is missing in the text that we have.
+    Source: TridentServe §7, "treating multiple devices as one", and appendix E.2. There only the stage with steps is
+    split, and one device encodes and decodes; here a cell does.
 
     Raises:
         BadCostTable: nodes do not consist of such cells, or the table names devices of pipelines.

@@ -21,6 +21,11 @@ def modules_of(pipeline: Any) -> dict[str, nn.Module]:
     return {name: part for name, part in pipeline.components.items() if isinstance(part, nn.Module)}
 
 
+def decodes_in_tiles(pipeline: Any) -> bool:
+    """Whether its autoencoder is set to cut pictures into tiles, and to blend these where they meet."""
+    return bool(getattr(getattr(pipeline, "vae", None), "use_tiling", False))
+
+
 def is_denoiser(component: Any) -> bool:
     """Whether a component is a model of diffusers that depends on a time, and no autoencoder."""
     if not isinstance(component, ModelMixin) or hasattr(component, "decode"):

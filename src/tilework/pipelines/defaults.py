@@ -13,6 +13,7 @@ from tilework.pipelines.errors import InvalidDefaults, UnsupportedModel
 
 FILE = "tilework.json"
 MAX_SEQUENCE_LENGTH = 512
+_TILING = "vae_tiling"
 _INTEGERS = ("steps", "height", "width", "num_frames", "max_side", "max_frames", "max_sequence_length")
 
 
@@ -20,7 +21,8 @@ _INTEGERS = ("steps", "height", "width", "num_frames", "max_side", "max_frames",
 class Defaults:
     """The values of fields that a request leaves open; sides in pixels.
 
-    `max_sequence_length` (tokens of the long text encoder) cannot be chosen per request.
+    `max_sequence_length` (tokens of the long text encoder) cannot be chosen per request, nor `vae_tiling`: whether the
+    autoencoder works in tiles.
     """
 
     name: str
@@ -32,6 +34,7 @@ class Defaults:
     max_sequence_length: int
     num_frames: int = 1
     max_frames: int = 1
+    vae_tiling: bool = False
 
 
 def sides_of(sample_size: Any, pixels: int, place: str) -> tuple[int, int]:
@@ -66,6 +69,13 @@ def read_overrides(directory: Path) -> dict[str, Any]:
         if key not in known:
             raise InvalidDefaults(f"{path}: unknown key {key!r}; known are {', '.join(known)}")
     return overrides
+
+
+def asks_for_tiles(overrides: Mapping[str, Any]) -> bool:
+    """Whether the autoencoder is to work in tiles. Raises InvalidDefaults if it is neither true nor false."""
+    value = overrides.get(_TILING, False)
+    _check_type(_TILING, value)
+    return bool(value)
 
 
 def resolve(stock: Defaults, overrides: Mapping[str, Any], side_multiple: int, frame_multiple: int = 1) -> Defaults:
@@ -103,6 +113,10 @@ def _check_type(key: str, value: Any) -> None:
     if key == "name":
         if not isinstance(value, str) or not value:
             raise InvalidDefaults(f"{FILE}: name is {value!r}; write a text that is not empty")
+        return
+    if key == _TILING:
+        if not isinstance(value, bool):
+            raise InvalidDefaults(f"{FILE}: {key} is {value!r}; write true or false")
         return
     kinds, wanted = (int, "a whole number") if key in _INTEGERS else ((int, float), "a number")
     if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value):

@@ -16,8 +16,11 @@ def model_identity(source: ModelSource) -> str:
     """NAME@DIGEST of a directory, ID@REVISION of a model from the hub (the id alone if no revision is known).
 
     The digest covers names and contents of configurations and tokenizers, and names, sizes and modification times of
-    all other files: weights are gigabytes, and every server reads this when it starts. Another adapter is named.
+    all other files: weights are gigabytes, and every server reads this when it starts. Another adapter is named, and so
+    are tiles that the server asks for.
     """
+    if source.vae_tiling:
+        return f"{model_identity(replace(source, vae_tiling=False))} in tiles"
     if source.adapter is not None:
         return f"{model_identity(replace(source, adapter=None))} by {source.adapter}"
     path = Path(source.path)

@@ -17,7 +17,7 @@ from diffusers import DiffusionPipeline
 from tilework.core.model import DEVICES, DTYPES, ModelSource
 from tilework.pipelines.component_files import has_variant
 from tilework.pipelines.components import modules_of
-from tilework.pipelines.defaults import read_overrides
+from tilework.pipelines.defaults import asks_for_tiles, read_overrides
 from tilework.pipelines.errors import InvalidSource, ModelError, ModelNotFound, UnsupportedModel
 from tilework.pipelines.family import Family
 from tilework.pipelines.model_index import STOCK, ModelIndex, read_model_index
@@ -72,7 +72,10 @@ def load_stock(source: ModelSource, place: Place | None = None) -> Any:
     dtype, device = _dtype(source), _device(source)
     index = read_model_index(source.path, source.adapter)
     _named(index.adapter)  # A mistake in it is named before anything is read.
-    return _stock(index, dtype, device, place)
+    pipeline = _stock(index, dtype, device, place)
+    if source.vae_tiling or (index.directory is not None and asks_for_tiles(read_overrides(index.directory))):
+        _enable_tiling(pipeline, index.path)
+    return pipeline
 
 
 def quiet() -> None:
@@ -132,6 +135,14 @@ def _stock(index: ModelIndex, dtype: torch.dtype, device: torch.device, place: P
             module.eval()
             (_copy_weights if place is None or device.type != "cpu" else place)(module)
     return pipeline
+
+
+def _enable_tiling(pipeline: Any, path: str) -> None:
+    vae: Any = getattr(pipeline, "vae", None)
+    if not hasattr(vae, "use_tiling"):
+        kind = "it has none" if vae is None else f"{type(vae).__name__} cannot"
+        raise UnsupportedModel(f"{path}: its autoencoder is to decode in tiles (vae_tiling), but {kind}; leave it out")
+    vae.enable_tiling()
 
 
 def _has_other(pipeline: Any, name: str) -> bool:

@@ -10,7 +10,13 @@ from tilework.pipelines.numerics import pin_numerics
 
 
 def reference(
-    path: str, *, adapter: str | None = None, device: str = "cpu", dtype: str = "float32", threads: int = 1
+    path: str,
+    *,
+    adapter: str | None = None,
+    device: str = "cpu",
+    dtype: str = "float32",
+    threads: int = 1,
+    vae_tiling: bool = False,
 ) -> Any:
     """Load the stock diffusers pipeline of a model so that its pictures equal a server's, bit for bit.
 
@@ -18,12 +24,14 @@ def reference(
     the mapped file, where they lie unaligned, so that other kernels are chosen; and torch chooses the number of threads
     by the number of cores. See docs/exactness.md for what else has to be equal.
 
-    `path` is a diffusers directory, a hub id, "shapes" or "shapes-motion"; `adapter`, `device`, `dtype` and `threads`
-    are those of the server. Sets the number of threads, the precision of float32 and the attention back end for the
-    whole process, so call it before anything is computed.
+    `path` is a diffusers directory, a hub id, "shapes" or "shapes-motion"; `adapter`, `device`, `dtype`, `threads` and
+    `vae_tiling` are those of the server. Sets the number of threads, the precision of float32 and the attention back
+    end for the whole process, so call it before anything is computed.
 
     Raises:
         ModelError: the model cannot be loaded.
     """
     pin_numerics(threads)
-    return load_stock(ModelSource(path=path, adapter=adapter, device=device, dtype=dtype, threads=threads))
+    return load_stock(
+        ModelSource(path=path, adapter=adapter, device=device, dtype=dtype, threads=threads, vae_tiling=vae_tiling)
+    )

@@ -6,7 +6,7 @@ its input was if it fits there. What is not local to rows are the means and vari
 are gathered over all bands first, which computes the first half of each residual block twice. Rejected: tiles as in
 diffusers, which take statistics of their own and are blended, so that the picture is another one.
 
-Beside `hooks` and `packing` the only module that relies on how diffusers' models are built inside;
+Beside `hooks`, `packing` and `clips.decoders` the only module that relies on how diffusers' models are built inside;
 tests/pipelines/test_slices.py holds it to that.
 """
 

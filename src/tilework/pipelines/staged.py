@@ -22,7 +22,7 @@ from tilework.core.packing import Layout, Pack, Size
 from tilework.core.preview import preview_shape
 from tilework.core.wire import File, Image, Spec
 from tilework.pipelines.arguments import GENERATOR_DEVICE, generator_device, offered
-from tilework.pipelines.components import ComponentGroups, modules_of
+from tilework.pipelines.components import ComponentGroups, decodes_in_tiles, modules_of
 from tilework.pipelines.defaults import Defaults, resolve
 from tilework.pipelines.errors import UnsupportedModel
 from tilework.pipelines.families.latent_state import Conditioning, LatentState
@@ -113,7 +113,11 @@ class StagedPipeline(ABC):
         return replace(
             self._info,
             stages=tuple(
-                replace(one, batchable=one.batchable and self._packing.is_possible)
+                replace(
+                    one,
+                    batchable=one.batchable and self._packing.is_possible,
+                    sliceable=one.sliceable and not decodes_in_tiles(self._pipeline),
+                )
                 for one in ComponentGroups.of(self._pipeline).named(self.stages)
             ),
             step_ranges=step_ranges(self._info, self._sampler),

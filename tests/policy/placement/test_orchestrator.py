@@ -14,7 +14,7 @@ from placements import MIXES, class_demands, even_nodes, flux_mix, nodes_of, rep
 from tilework.policy.placement.demand import By, ClassDemand, busy_ns
 from tilework.policy.placement.feasible import virtual_replica
 from tilework.policy.placement.orchestrator import PlacementPlan, plan_placement
-from tilework.policy.placement.placement import Nodes, Placement, cells, widest
+from tilework.policy.placement.placement import Nodes, Placement, widest
 from tilework.policy.placement.roles import PlacementType, Role, VirtualReplica
 from tilework.policy.placement.split import keeps_pace
 
@@ -105,15 +105,6 @@ def test_no_group_is_wider_than_a_node() -> None:
     assert str(plan_placement(flux_mix("light"), even_nodes(8, 1)).placement) == "1 EDC, 1 DC, 4 ED, 1 E, 1 C"
 
 
-def test_a_model_larger_than_a_device_is_placed_by_cells() -> None:
-    """With two devices to a cell, the plan is that of half as many devices, and both of a cell have one type."""
-    by_cells = cells({node: range(node * 8, node * 8 + 8) for node in range(16)}, 2)
-    placement = plan_placement(flux_mix("heavy"), by_cells, max_degree=4).placement
-    devices = plan_placement(flux_mix("heavy"), even_nodes(16, 4), max_degree=4).placement
-    assert placement.counts() == devices.counts()
-    assert all(placement.of(device_id) is placement.of(device_id ^ 1) is not None for device_id in range(128))
-
-
 # Few devices, and none of use.
 
 
@@ -132,15 +123,15 @@ def test_v3_stands_for_v1_and_v2() -> None:
     assert str(plan_placement([one, other], even_nodes(1, 8)).placement) == "3 DC, 3 ED, 1 E, 1 C"
 
 
-def test_more_cells_go_where_most_is_to_do() -> None:
-    """V1 and V2 apart need six cells, V3 for both needs three. Two more go to the decode."""
+def test_more_devices_go_where_most_is_to_do() -> None:
+    """V1 and V2 apart need six devices, V3 for both needs three. Two more go to the decode."""
     one = demand({DC: 2, D: 1, E: 1, C: 1}, 1, 10, 100, 300)
     other = demand({ED: 2, D: 1, E: 1, C: 1}, 1, 10, 100, 300)
     assert str(plan_placement([one, other], even_nodes(1, 5)).placement) == "1 D, 1 E, 3 C"
 
 
 def test_a_few_large_requests_do_not_take_the_devices_of_most() -> None:
-    """V1 needs three of four cells for 5% of the device time. So V0's requests run on V1, too."""
+    """V1 needs three of four devices for 5% of the device time. So V0's requests run on V1, too."""
     most = demand({EDC: 1, DC: 1, ED: 1, D: 1, E: 1, C: 1}, 95, 1, 99)
     few = demand({DC: 2, D: 2, E: 1, C: 1}, 5, 1, 99)
     assert str(plan_placement([most, few], even_nodes(1, 4)).placement) == "3 DC, 1 E"
@@ -199,10 +190,10 @@ def test_every_request_class_finds_what_it_needs(
     nodes = nodes_of(sizes)
     plan = plan_placement(demands, nodes, max_degree=max_degree, round_down=round_down)
     assert plan == plan_placement(demands, nodes, max_degree=max_degree, round_down=round_down), "the same twice"
-    placed = [cell for cell, _ in plan.placement.types]
-    assert placed == [cell for row in nodes.values() for cell in row], "each cell has one type"
+    placed = [one for one, _ in plan.placement.types]
+    assert placed == [one for row in nodes.values() for one in row], "each device has one type"
     assert sum(plan.budgets.values()) in (0, sum(sizes))
-    wide = widest(nodes.values())
+    wide = widest(nodes)
     stuck = [
         one for one in demands if virtual_replica(one.fits, wide) and not replicas_of(one.fits, plan.placement, nodes)
     ]
@@ -231,7 +222,7 @@ def test_auxiliaries_keep_pace_or_the_plan_says_that_it_is_tiny(
 def test_few_nodes_are_mixed(demands: list[ClassDemand], num_nodes: int) -> None:
     nodes = even_nodes(num_nodes)
     placement = plan_placement(demands, nodes).placement
-    mixed = sum(len({placement.of(cell[0]) for cell in row}) > 1 for row in nodes.values())
+    mixed = sum(len({placement.of(device_id) for device_id in row}) > 1 for row in nodes.values())
     assert mixed < max(1, len(placement.counts()))
 
 
@@ -239,14 +230,14 @@ def test_few_nodes_are_mixed(demands: list[ClassDemand], num_nodes: int) -> None
 
 
 def all_placements(nodes: Nodes) -> Iterator[Placement]:
-    """All that differ: on one node it makes no difference which cell has which type."""
-    every = [cell for row in nodes.values() for cell in row]
+    """All that differ: on one node it makes no difference which device has which type."""
+    every = [one for row in nodes.values() for one in row]
     for rows in product(*[combinations_with_replacement(PlacementType, len(row)) for row in nodes.values()]):
         yield Placement(tuple(zip(every, [kind for row in rows for kind in row], strict=True)))
 
 
 def worst_load(demands: Sequence[ClassDemand], placement: Placement, nodes: Nodes) -> float | None:
-    """The most demand per cell of a type, with each class on the first replica that it can; None if one has none."""
+    """The most demand per device of a type, with each class on the first replica that it can; None if one has none."""
     loads = Counter[PlacementType]()
     for one in demands:
         able = replicas_of(one.fits, placement, nodes)

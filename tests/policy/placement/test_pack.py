@@ -1,4 +1,4 @@
-"""Packing onto nodes: whole nodes, blocks on one node, few mixed nodes, and cells that keep their type."""
+"""Packing onto nodes: whole nodes, blocks on one node, few mixed nodes, and devices that keep their type."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from placements import even_nodes, nodes_of, on_a_node
 from tilework.policy.placement.pack import can_place, pack
-from tilework.policy.placement.placement import Nodes, Placement, cells
+from tilework.policy.placement.placement import Nodes, Placement
 from tilework.policy.placement.roles import PlacementType
 
 EDC, DC, ED, D, E, C = PlacementType
@@ -20,9 +20,9 @@ BLOCKS = st.dictionaries(st.sampled_from(PlacementType), st.integers(1, 4))
 
 
 def texts(placement: Placement | None, nodes: Nodes) -> list[str]:
-    """The types of each node's cells, in order."""
+    """The types of each node's devices, in order."""
     assert placement is not None
-    return [" ".join(str(placement.of(cell[0])) for cell in row) for row in nodes.values()]
+    return [" ".join(str(placement.of(device_id)) for device_id in row) for row in nodes.values()]
 
 
 @st.composite
@@ -93,7 +93,7 @@ def test_whole_nodes_keep_their_type_where_there_is_a_choice(
         ({E: 4, D: 4}, {}, ["D D D D", "E E E E"]),  # Primaries first.
         ({EDC: 5, ED: 2, C: 1}, {}, ["EDC EDC EDC EDC", "EDC ED ED C"]),
         ({ED: 3, C: 5}, {C: 2}, ["C C C C", "ED ED ED C"]),
-        ({EDC: 3, ED: 3, C: 2}, {C: 2}, ["ED ED C C", "EDC EDC EDC ED"]),  # Both cells of a decode on one node.
+        ({EDC: 3, ED: 3, C: 2}, {C: 2}, ["ED ED C C", "EDC EDC EDC ED"]),  # Both devices of a decode on one node.
     ],
 )
 def test_packing_by_hand(
@@ -110,11 +110,11 @@ def test_a_changed_plan_leaves_other_nodes_as_they_are() -> None:
     after = pack({EDC: 8, DC: 8, ED: 8}, nodes, {}, {}, before)
     assert before is not None
     assert after is not None
-    changed = [node for node, row in nodes.items() if any(before.of(cell[0]) != after.of(cell[0]) for cell in row)]
+    changed = [node for node, row in nodes.items() if any(before.of(one) != after.of(one) for one in row)]
     assert changed == [2]
 
 
-def test_cells_of_a_mixed_node_keep_their_type() -> None:
+def test_devices_of_a_mixed_node_keep_their_type() -> None:
     nodes = even_nodes(1, 4)
     before = pack({EDC: 2, ED: 1, C: 1}, nodes, {}, {})
     assert texts(before, nodes) == ["EDC EDC ED C"]
@@ -142,8 +142,8 @@ def test_the_first_node_with_room_may_be_the_wrong_one() -> None:
     assert texts(pack(counts, nodes, counts, {}), nodes) == ["DC DC ED ED", "EDC EDC EDC C C"]
 
 
-def test_units_go_before_single_cells_and_before_whole_nodes() -> None:
-    """A node of three would have a cell of C that makes up no pair."""
+def test_units_go_before_single_devices_and_before_whole_nodes() -> None:
+    """A node of three would have a device of C that makes up no pair."""
     nodes = even_nodes(3, 3)
     assert texts(pack({EDC: 5, C: 4}, nodes, {C: 2}, {C: 2}), nodes) == ["EDC EDC EDC", "EDC C C", "EDC C C"]
 
@@ -151,10 +151,3 @@ def test_units_go_before_single_cells_and_before_whole_nodes() -> None:
 def test_blocks_that_do_not_fit() -> None:
     assert pack({ED: 3, C: 3}, nodes_of((3, 3)), {ED: 2, C: 3}, {}) is not None
     assert pack({EDC: 2, ED: 2, C: 2}, nodes_of((3, 3)), {EDC: 2, ED: 2, C: 2}, {}) is None
-
-
-def test_cells_of_two_devices_are_placed_as_one() -> None:
-    nodes = cells({0: range(4), 1: range(4, 8)}, 2)
-    placement = pack({EDC: 2, ED: 1, C: 1}, nodes, {}, {})
-    assert placement is not None
-    assert [placement.of(device_id) for device_id in range(8)] == [EDC] * 4 + [ED] * 2 + [C] * 2

@@ -112,7 +112,7 @@ def test_a_launch_can_start_a_chunk_of_steps() -> None:
     """Steps of 0.1 s: three in 0.35 s, and one in no time at all."""
     one, costs = request("a", steps=4), TableCosts(table())
     for chunk_ns, num_steps in ((NS_PER_S * 35 // 100, 3), (0, 1), (NS_PER_S, 4)):
-        launch = Launch(0, one, at_start(one).advanced(1), costs, "why")
+        launch = Launch((0,), one, at_start(one).advanced(1), costs, "why")
         launch.run(D, (3,), chunk_ns=chunk_ns)
         assert [(start.stage.name, start.num_steps) for start in launch.starts] == [(DIFFUSE, num_steps)]
         assert launch.role is (C if num_steps == 4 else D)

@@ -1,4 +1,4 @@
-"""Roles of stages in graphs of all kinds, placement types, virtual replicas, placements and cells."""
+"""Roles of stages in graphs of all kinds, placement types, virtual replicas and placements."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stages import STAGES, stage_of
 from tilework.core.graph.graph import Graph
 from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.graph.stage import DeviceKind, StageSpec, StepShare
-from tilework.policy.placement.placement import Placement, cells
+from tilework.policy.placement.placement import Placement
 from tilework.policy.placement.roles import PlacementType, Role, VirtualReplica, role_of
 
 EDC, DC, ED, D, E, C = PlacementType
@@ -64,14 +64,6 @@ def test_a_placement_in_words() -> None:
     types = [EDC] * 4 + [ED, ED, C, C]
     placement = Placement(tuple(zip([*nodes[0], *nodes[1]], types, strict=True)))
     assert str(placement) == "4 EDC, 2 ED, 2 C"
-    assert (placement.of(4), placement.of(9), placement.cells(C)) == (ED, None, ((6,), (7,)))
+    assert [placement.of(one) for one in (4, 6, 7, 9)] == [ED, C, C, None]
     assert placement == Placement(tuple(reversed(placement.types)))
     assert hash(placement) == hash(Placement(tuple(reversed(placement.types))))
-
-
-def test_cells_are_neighbours_of_one_node() -> None:
-    found = cells({1: (9, 8, 7, 6, 5), 0: (0, 1, 2, 3)}, 2)
-    assert found == {0: ((0, 1), (2, 3)), 1: ((5, 6), (7, 8))}
-    placement = Placement((((0, 1), EDC), ((5, 6), D)))
-    assert (placement.of(1), placement.of(6), placement.of(9)) == (EDC, D, None)
-    assert str(placement) == "1 EDC, 1 D, in cells of 2 devices"

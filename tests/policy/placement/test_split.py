@@ -75,5 +75,5 @@ def test_split_by_hand(
 
 
 def test_a_budget_below_one_unit_of_each_is_a_bug() -> None:
-    with pytest.raises(AssertionError, match="3 cells are less than one unit of each type of V2"):
+    with pytest.raises(AssertionError, match="3 devices are less than one unit of each type of V2"):
         split(V2, 3, {ED: 1.0, C: 1.0}, {ED: 2, C: 2})

@@ -21,7 +21,7 @@ def test_disaggregated_fills_whole_nodes_with_one_role() -> None:
     nodes = even_nodes(16)
     placement = disaggregated(nodes, {E: 6, D: 96, C: 26})
     assert str(placement) == "96 D, 6 E, 26 C"
-    mixed = [node for node, row in nodes.items() if len({placement.of(cell[0]) for cell in row}) > 1]
+    mixed = [node for node, row in nodes.items() if len({placement.of(device_id) for device_id in row}) > 1]
     assert len(mixed) == 1
 
 

@@ -137,11 +137,11 @@ def test_buckets_are_all_devices(shares: dict[int, float], num_devices: int, dat
     if num_devices >= sum(shares):
         assert shares.keys() <= sizes.keys()
     nodes = nodes_of(data.draw(st.lists(st.integers(1, 8), min_size=1, max_size=12)))
-    num_cells = sum(map(len, nodes.values()))
-    cut = cut_groups(bucket_sizes(shares, num_cells), [[cell[0] for cell in row] for row in nodes.values()])
+    num_devices = sum(map(len, nodes.values()))
+    cut = cut_groups(bucket_sizes(shares, num_devices), nodes.values())
     devices = [device for of_degree in cut.values() for group in of_degree for device in group]
-    assert len(devices) == len(set(devices)) <= num_cells
-    node_of = {cell[0]: node for node, row in nodes.items() for cell in row}
+    assert len(devices) == len(set(devices)) <= num_devices
+    node_of = {one: node for node, row in nodes.items() for one in row}
     for degree, of_degree in cut.items():
         assert all(len(group) == degree and len({node_of[one] for one in group}) == 1 for group in of_degree)
 

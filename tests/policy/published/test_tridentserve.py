@@ -24,7 +24,7 @@ from tilework.core.work import Plan
 from tilework.cost.table_costs import TableCosts
 from tilework.policy import registry
 from tilework.policy.placement.roles import PlacementType
-from tilework.policy.published.tridentserve.bids import LATE, MOST_SPEED, ON_TIME, read_bids
+from tilework.policy.published.tridentserve.bids import LATE, MOST_SPEED, ON_TIME, one_by_one, read_bids
 from tilework.policy.published.tridentserve.ilp import solve, value_of
 from tilework.policy.published.tridentserve.layout import Layout, Pool
 from tilework.policy.published.tridentserve.policy import TridentServe
@@ -153,7 +153,7 @@ def bids(requests: Sequence[Request], costs: TableCosts, now_s: float = 30.0) ->
     jobs = [job(index, asked, TridentServe().urgency_ns(asked, False)) for index, asked in enumerate(requests)]
     tasks = [task for one in jobs if (task := reader.read(one)) is not None]
     ways = Ways(Layout.colocated({0: range(8)}), Profiles(), costs)
-    return [bid.options for bid in read_bids(tasks, ways)]
+    return [bid.options for bid in read_bids(one_by_one(tasks), ways)]
 
 
 def test_a_truncated_search_reports_its_gap() -> None:

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import pytest
 
-from policy.published.test_tridentserve_placement import FLUX, Seen, ask, named
+from policy.published.test_tridentserve_placement import FLUX, Seen, ask, by_declared, named
 from tilework.control.controller import ControllerConfig
 from tilework.core.request import Request
 from tilework.core.work import NewPlacement
@@ -133,7 +133,7 @@ def test_it_is_never_ahead_of_the_exact_model_and_seldom_behind(
 ) -> None:
     """It does not know who comes, and uses efficient degrees only: 43 on time where the model has 52."""
     declared = [(ask(size, 0.0, size, TABLE), 1 / len(SIZES)) for size in SIZES]
-    policy = named(monkeypatch, solver=solver, declared=declared, switches=False)
+    policy = named(monkeypatch, lambda: by_declared(declared, solver=solver))
     found = [(requests, *served(requests, policy)) for requests in map(instance, range(30))]
     ours = [on_time for _, on_time, _ in found]
     exact = [most_on_time(requests, placement) for requests, _, placement in found]

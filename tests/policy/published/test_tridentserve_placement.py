@@ -5,7 +5,7 @@ On nodes of four simulated L20, with the published tables.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from random import Random
@@ -34,6 +34,7 @@ from tilework.policy.published.tridentserve.dispatch import Dispatch
 from tilework.policy.published.tridentserve.ilp import solve, value_of
 from tilework.policy.published.tridentserve.layout import SHARED, Layout, Pool
 from tilework.policy.published.tridentserve.monitor import Monitor, PoolRun
+from tilework.policy.published.tridentserve.orchestration import Orchestration
 from tilework.policy.published.tridentserve.policy import DOWNTIME_S, TridentServe
 from tilework.policy.published.tridentserve.program import PoolOption, shortest_first, solve_quickly
 from tilework.policy.published.tridentserve.ways import Profiles, Way, Ways
@@ -106,10 +107,15 @@ def serve(
     return seen
 
 
-def named(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> str:
+def named(monkeypatch: pytest.MonkeyPatch, make: Callable[[], TridentServe]) -> str:
     """The name of a variant of the policy for this test."""
-    monkeypatch.setitem(registry._REGISTRY, "variant", lambda: TridentServe(**changes))
+    monkeypatch.setitem(registry._REGISTRY, "variant", make)
     return "variant"
+
+
+def by_declared(mix: Sequence[tuple[Request, float]], **changes: Any) -> TridentServe:
+    """Placed at once for a declared mix, and for good; `changes` are those of the policy."""
+    return TridentServe(orchestration=Orchestration(declared=mix, switches=False), **changes)
 
 
 # Where stages run.
@@ -219,8 +225,8 @@ def test_without_limits_there_is_no_placement_and_no_tick() -> None:
 
 
 def test_devices_drop_first_what_they_are_not_for() -> None:
-    plan = waiting(TridentServe(declared=[(ask("x", 0.0, "4096x4096"), 1.0)]), TableCosts(FLUX), [
-        ask("a", 0.0, "4096x4096")], 46.3)  # fmt: skip
+    policy = by_declared([(ask("x", 0.0, "4096x4096"), 1.0)])
+    plan = waiting(policy, TableCosts(FLUX), [ask("a", 0.0, "4096x4096")], 46.3)
     dropped = {start.stage.name: [one.digest for one in start.drop_order.device] for start in plan.starts}
     assert dropped == {"encode": ["flux.1/decode"], "diffuse": ["flux.1/decode"]}
 
@@ -254,7 +260,7 @@ def test_without_switches_the_first_placement_stays() -> None:
 
 def test_a_declared_mix_is_placed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     declared = [(ask("x", 0.0, "4096x4096"), 0.2), (ask("y", 0.0, "1024x1024"), 0.8)]
-    policy = named(monkeypatch, declared=declared, switches=False)
+    policy = named(monkeypatch, lambda: by_declared(declared))
     seen = serve([ask("a", 5.0, "1024x1024"), ask("b", 9.0, "4096x4096")], policy)
     ((at_s, place),) = seen.places
     assert at_s == 5.0
@@ -292,6 +298,10 @@ def test_the_monitor_sees_what_waits_for_an_auxiliary() -> None:
     stats = monitor.stats("flux.1", layout, {ED: 0}, 10 * second)
     assert stats[C] == WindowStats(completions=1, busy_ns=8 * second, replicas=1, backlog=1)
     assert stats[ED] == WindowStats(completions=3, busy_ns=6 * second, replicas=2, backlog=0)
+    monitor.note(PoolRun(pools[0], 4 * second, 6 * second, 4 * second, num_requests=4))
+    monitor.note(PoolRun(pools[2], 24 * second, 25 * second, second, num_requests=2))
+    batched = monitor.stats("flux.1", layout, {ED: 0}, 10 * second)
+    assert (batched[ED].completions, batched[C].backlog) == (3 + 4, 1 + 2)
 
 
 def test_what_the_monitor_counts_can_be_asked_at_any_time_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,7 +334,7 @@ def test_runs_that_no_window_has_any_more_are_forgotten(monkeypatch: pytest.Monk
     policy = TridentServe()
     monkeypatch.setitem(registry._REGISTRY, "variant", lambda: policy)
     serve([ask(str(n), 4.0 * n, "512x512") for n in range(400)], "variant", replace(FLUX, memory_bytes=10**12))
-    assert 100 < len(policy._orchestration.monitor._runs) < 300
+    assert 100 < len(policy.orchestration.monitor._runs) < 300
 
 
 # Several pipelines.
@@ -419,7 +429,7 @@ def test_without_auxiliaries_a_type_is_no_way() -> None:
 
 def test_a_request_goes_where_least_is_sent_while_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
     declared = [(ask("x", 0.0, "4096x4096"), 0.2), (ask("y", 0.0, "1024x1024"), 2.8)]
-    seen = serve([ask(str(n), 0.0, "512x512") for n in range(8)], named(monkeypatch, declared=declared))
+    seen = serve([ask(str(n), 0.0, "512x512") for n in range(8)], named(monkeypatch, lambda: by_declared(declared)))
     kinds = [kinds.pop() for _, kinds in seen.of("encode")]
     num = sum(len(group) for group, name in seen.places[0][1].groups if name == "EDC")
     assert 1 <= num < 8
@@ -555,7 +565,7 @@ def test_a_device_that_a_running_request_keeps_gets_no_stage_of_another() -> Non
     reader = TaskReader(up.by_id, costs, 2, now_ns)
     task = reader.read(tracker.jobs[2])
     assert task is not None
-    dispatch = Dispatch(tracker, costs, now_ns, Devices(up, layout), reader, profiles, 1, True)
+    dispatch = Dispatch(tracker, costs, now_ns, Devices(up, layout), reader, profiles, 1, True, True)
     assert not dispatch.after([task])
     assert [start.devices for start in dispatch.starts] == [(1,)]
 

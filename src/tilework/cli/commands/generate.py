@@ -13,7 +13,7 @@ import typer
 
 from tilework.cli.console import UserError, console, out, print_json, progress, require_serve_extra
 from tilework.cli.models import model_source
-from tilework.cli.options.common import Adapter, AsJson, examples
+from tilework.cli.options.common import Adapter, AsJson, VaeTiling, examples
 from tilework.core.model import ModelInfo, ModelSource
 from tilework.core.wire import Image, Spec
 
@@ -41,6 +41,7 @@ def command(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16; default by device.")] = None,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 2,
+    vae_tiling: VaeTiling = False,
     json: AsJson = False,
 ) -> None:
     """Draw one picture or video in this process: no server, and no network if the model is local.
@@ -53,7 +54,7 @@ def command(
         raise UserError(f"output is {str(output)!r}; use a name that ends in {', '.join(FORMATS)}")
     if not output.absolute().parent.is_dir():
         raise UserError(f"output is {str(output)!r}; the directory {output.absolute().parent} does not exist")
-    source = model_source(model, adapter, device, dtype, threads)
+    source = model_source(model, adapter, device, dtype, threads, vae_tiling=vae_tiling)
     fields: dict[str, object] = {
         "prompt": prompt,
         "size": size,

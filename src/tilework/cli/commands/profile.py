@@ -16,7 +16,7 @@ import tilework
 from tilework.cli.console import UserError, console, print_json, require_serve_extra, user_errors
 from tilework.cli.measured import Scaling, in_order, open_profiles, parse_size, print_costs, row_json
 from tilework.cli.models import model_source
-from tilework.cli.options.common import AsJson, ProfilesFile, examples
+from tilework.cli.options.common import AsJson, ProfilesFile, VaeTiling, examples
 from tilework.cli.profile_run import Measured, ProfilePlan, run
 from tilework.cost.batch_latency import BatchLatencyModel
 from tilework.cost.learning import MIN_MIXED, can_learn, learn
@@ -45,6 +45,7 @@ def command(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16; default by device.")] = None,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of each worker.")] = 1,
+    vae_tiling: VaeTiling = False,
     mixed: Annotated[bool, typer.Option("--mixed", help="Measure batches of several outputs, too.")] = False,
     combinations: Annotated[int, typer.Option(min=1, max=5000, help="How many of them, with --mixed.")] = 200,
     profiles: ProfilesFile = None,
@@ -53,8 +54,7 @@ def command(
 ) -> None:
     """Measure each stage of a model on this machine, by size and degree, and save it for servers to start from.
 
-    All workers measure at the same time, as they will serve. What was measured before Ctrl-C is kept. See
-    docs/profiling.md.
+    All workers measure at the same time. What was measured before Ctrl-C is kept. See docs/profiling.md.
     """
     require_serve_extra()
     from tilework.runtime.executor import WorkerStartFailed
@@ -68,7 +68,7 @@ def command(
         num_runs=runs,
         combinations=combinations if mixed else 0,
     )
-    source = model_source(model, None, device, dtype, threads)
+    source = model_source(model, None, device, dtype, threads, vae_tiling=vae_tiling)
     executor = LocalExecutor(LocalConfig(num_workers=workers, sources=(source,)))
     with user_errors(WorkerStartFailed, ProfilesUnavailable, OSError):
         store = open_profiles(profiles)

@@ -9,7 +9,7 @@ from pathlib import Path
 from tilework.cli.console import UserError, require_serve_extra, user_errors
 from tilework.cli.models import model_source
 from tilework.cli.options import serve as options
-from tilework.cli.options.common import Adapter, Device, Dtype, ProfilesFile, WorkerThreads, examples
+from tilework.cli.options.common import Adapter, Device, Dtype, ProfilesFile, VaeTiling, WorkerThreads, examples
 from tilework.control.watchdog import WatchdogConfig
 from tilework.core.model import SimulatedSource, Source
 from tilework.core.time import s_from_ns
@@ -40,6 +40,7 @@ def command(
     device: Device = "cpu",
     dtype: Dtype = None,
     threads: WorkerThreads = 1,
+    vae_tiling: VaeTiling = False,
     worker_memory: options.WorkerMemory = None,
     weights_memory: options.WeightsMemory = None,
     states_memory: options.StatesMemory = None,
@@ -65,14 +66,13 @@ def command(
 ) -> None:
     """Serve models behind OpenAI's images API, with deadlines.
 
-    Further settings come from the environment: TILEWORK_MAX_STEPS, TILEWORK_RESULT_TTL_S and so on (docs/serving.md).
-    """
+    Further settings come from the environment: TILEWORK_MAX_STEPS, TILEWORK_RESULT_TTL_S, ... (docs/serving.md)."""
     _prepare(log_level, models, models_file)
     table, sources = _checked_table(policy, cost, workers, models_file), tuple[Source, ...]()
     if backend is options.Backend.MODELLED:
         sources = _simulated_sources(table, models, worker_memory, weights_memory)
     else:
-        sources = _model_sources(models, models_file, loras, adapter, dtype, device, threads, worker_memory)
+        sources = _model_sources(models, models_file, loras, adapter, dtype, device, threads, worker_memory, vae_tiling)
     from tilework.cli.serving import Serving
 
     Serving(
@@ -141,6 +141,7 @@ def _model_sources(
     device: str,
     threads: int,
     worker_memory: int | None,
+    vae_tiling: bool,
 ) -> tuple[Source, ...]:
     """The models that are named, or those of a file, whose own adapters, dtypes, LoRAs and devices count."""
     from tilework.server.config import ConfigError
@@ -151,7 +152,10 @@ def _model_sources(
         usual = loras_in(loras) if loras is not None else ()
         if file is None:
             named = models or ("shapes",)
-            return tuple(model_source(one, adapter, device, dtype, threads, worker_memory, usual) for one in named)
+            return tuple(
+                model_source(one, adapter, device, dtype, threads, worker_memory, usual, None, vae_tiling)
+                for one in named
+            )
         return tuple(
             model_source(
                 f"{name}={one.path}",
@@ -162,6 +166,7 @@ def _model_sources(
                 worker_memory,
                 usual if one.loras is None else loras_in(Path(one.loras)),
                 one.devices,
+                vae_tiling if one.vae_tiling is None else one.vae_tiling,
             )
             for name, one in read_models(str(file)).items()
         )

@@ -13,6 +13,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object inst
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 Dtype = Annotated[str | None, typer.Option(help="float32 or bfloat16; default by device.")]
 WorkerThreads = Annotated[int, typer.Option(min=1, help="CPU threads of each worker.")]
+VaeTiling = Annotated[
+    bool,
+    typer.Option("--vae-tiling", help="Decode in tiles: less memory, other pictures (docs/serving.md)."),
+]
 ProfilesFile = Annotated[
     Path | None,
     typer.Option("--profiles", envvar="TILEWORK_PROFILES", help="Profile database; default in the user's cache."),

@@ -15,9 +15,9 @@ from tilework.core.wire import Spec
 from tilework.pipelines import slices
 from tilework.pipelines.arguments import as_number, as_tuple
 from tilework.pipelines.defaults import Defaults
-from tilework.pipelines.families.estimate import clean_by_flow
 from tilework.pipelines.families.latent_state import Conditioning, LatentState
 from tilework.pipelines.packing import pack_transformer
+from tilework.pipelines.previews.estimate import clean_by_flow
 from tilework.pipelines.sequence import share
 from tilework.pipelines.staged import Pieces, StagedPipeline, stack
 
@@ -164,7 +164,7 @@ class Flux(StagedPipeline):
         return picture.flatten(1).T.contiguous()[None]
 
     def _estimate(self, state: LatentState, prediction: Tensor) -> Tensor:
-        return clean_by_flow(state, prediction)
+        return clean_by_flow(state.sampler, prediction, state.timestep, state.latents)
 
     def _unpack(self, latents: Tensor, spec: Spec) -> Tensor:
         side = self._info.side_multiple

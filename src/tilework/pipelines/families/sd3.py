@@ -14,9 +14,9 @@ from tilework.core.wire import Spec
 from tilework.pipelines import slices
 from tilework.pipelines.arguments import SKIPS, TEXTS, as_number, as_tuple, clip_layers
 from tilework.pipelines.defaults import Defaults, sides_of
-from tilework.pipelines.families.estimate import clean_by_flow
 from tilework.pipelines.families.latent_state import Conditioning, LatentState
 from tilework.pipelines.packing import pack_positions, pack_transformer
+from tilework.pipelines.previews.estimate import clean_by_flow
 from tilework.pipelines.sequence import share
 from tilework.pipelines.staged import Pieces, StagedPipeline, stack
 
@@ -142,7 +142,7 @@ class StableDiffusion3(StagedPipeline):
         return prediction
 
     def _estimate(self, state: LatentState, prediction: Tensor) -> Tensor:
-        return clean_by_flow(state, prediction)
+        return clean_by_flow(state.sampler, prediction, state.timestep, state.latents)
 
     def _decode(self, latents: Tensor, sliced: bool = False) -> Tensor:
         vae = self._pipeline.vae

@@ -16,10 +16,10 @@ from tilework.core.packing import Layout
 from tilework.core.wire import Spec
 from tilework.pipelines.arguments import as_number, as_tuple
 from tilework.pipelines.defaults import Defaults
-from tilework.pipelines.families.estimate import clean_by_noise
 from tilework.pipelines.families.latent_state import LatentState
 from tilework.pipelines.hooks import share_passes
 from tilework.pipelines.packing import pack_u_net
+from tilework.pipelines.previews.estimate import clean_by_noise
 from tilework.pipelines.staged import Pieces, StagedPipeline, stack
 
 
@@ -139,4 +139,4 @@ class UNetPipeline(StagedPipeline):
         return {**super()._accepted_by(sampler), **eta}
 
     def _estimate(self, state: LatentState, prediction: Tensor) -> Tensor:
-        return clean_by_noise(state, prediction)
+        return clean_by_noise(state.sampler, prediction, state.timestep, state.latents)

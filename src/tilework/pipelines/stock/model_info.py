@@ -18,16 +18,18 @@ from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.graph.stage import StageSpec
 from tilework.core.model import TRUE_SCALE, Argument, ModelInfo, StrengthRule
 from tilework.pipelines.arguments import generator_device, offered
-from tilework.pipelines.components import ComponentGroups, denoisers_of
+from tilework.pipelines.components import ComponentGroups, decodes_in_tiles, denoisers_of
 from tilework.pipelines.defaults import Defaults, resolve
 from tilework.pipelines.errors import UnsupportedModel
 from tilework.pipelines.stock.component_calls import config_of
 from tilework.pipelines.stock.frame_rates import frame_rate
+from tilework.pipelines.stock.glance import can_glance
 from tilework.pipelines.stock.limits import Limits
 from tilework.pipelines.stock.modular import steps_left
 from tilework.pipelines.stock.shared_calls import can_share_decoder
+from tilework.pipelines.stock.sound import sound_rate
 from tilework.pipelines.stock.stock_arguments import GUIDANCE, StockArguments
-from tilework.pipelines.video.export import EXPORT
+from tilework.pipelines.video.export import EXPORT, EXPORT_WITH_SOUND, SOUND
 
 _STEPS = 50
 STRENGTH = "strength"
@@ -87,8 +89,8 @@ def describe(
         frames_of=limits.frames_of,
         default_fps=frame_rate(pipeline, arguments) if limits.frames > 1 else 0.0,
         stages=(
-            *_stages(pipeline, max_degree, batchable, bool(limits.pictures())),
-            *((EXPORT,) if limits.frames > 1 else ()),
+            *_stages(pipeline, max_degree, batchable, limits),
+            *_export(pipeline, limits),
         ),
     )
 
@@ -169,17 +171,35 @@ def _schedule_options(sampler: Any) -> dict[str, float | None]:
     return options | ({between: None} if between in inspect.signature(sampler.set_timesteps).parameters else {})
 
 
-def _stages(pipeline: Any, max_degree: int, batchable: bool, takes_pictures: bool) -> tuple[StageSpec, ...]:
+def _stages(pipeline: Any, max_degree: int, batchable: bool, limits: Limits) -> tuple[StageSpec, ...]:
     encode, loop, decode = latent_diffusion("").specs
-    called = ComponentGroups.of(pipeline, takes_pictures=takes_pictures)
-    degrees = None if max_degree > 1 else (1,)
-    decodes_rows = batchable and can_share_decoder(pipeline)
-    sliceable = isinstance(getattr(pipeline, "vae", None), AutoencoderKL)
-    return (
+    called = ComponentGroups.of(pipeline, takes_pictures=bool(limits.pictures()))
+    draws = can_glance(pipeline)
+    stages = (
         replace(encode, components=called.before),
-        replace(loop, components=called.within, degrees=degrees, batchable=batchable, one_shape=batchable, previews=""),
-        replace(decode, components=called.after, sliceable=sliceable, batchable=decodes_rows, one_shape=decodes_rows),
+        replace(
+            loop,
+            components=(*called.within, *called.after) if draws else called.within,
+            degrees=None if max_degree > 1 else (1,),
+            previews=loop.previews if draws else "",
+        ),
+        replace(
+            decode,
+            components=called.after,
+            outputs=(*decode.outputs, SOUND) if sound_rate(pipeline) else decode.outputs,
+            sliceable=isinstance(getattr(pipeline, "vae", None), AutoencoderKL) and not decodes_in_tiles(pipeline),
+        ),
     )
+    shared = (False, batchable, batchable and can_share_decoder(pipeline))
+    return tuple(
+        replace(one, batchable=is_shared, one_shape=is_shared) for one, is_shared in zip(stages, shared, strict=True)
+    )
+
+
+def _export(pipeline: Any, limits: Limits) -> tuple[StageSpec, ...]:
+    if limits.frames == 1:
+        return ()
+    return (EXPORT_WITH_SOUND if sound_rate(pipeline) else EXPORT,)
 
 
 def _defaults(pipeline: Any, arguments: StockArguments, name: str, limits: Limits) -> Defaults:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 from torch.utils._pytree import tree_leaves
 
 from tilework.pipelines.stock.component_calls import ComponentCall, Role
-from tilework.pipelines.stock.walk import Ask, Walk
+from tilework.pipelines.stock.walk import Ask, Onlooker, Walk
 
 _TRANSFORMER = frozenset({"hidden_states", "timestep", "encoder_hidden_states", "encoder_attention_mask"})
 _FLUX = _TRANSFORMER | {"pooled_projections", "guidance", "attention_mask"}
@@ -98,13 +98,14 @@ def can_share_decoder(pipeline: Any) -> bool:
     return any(hasattr(one, _DECODE) and _decodes_rows(one) for one in pipeline.components.values())
 
 
-def iterate_together(walks: Sequence[Walk]) -> None:
-    """Make one iteration of each walk. Calls of a denoiser that fit each other become one, row by row.
+def iterate_together(walks: Sequence[Walk], onlookers: Sequence[Onlooker | None]) -> None:
+    """Make one iteration of each walk, with its onlooker. Calls of a denoiser that fit become one, row by row.
 
     Each iteration runs up to its next call of a denoiser. When all have come so far, the calls are made; a walk with
     two passes for guidance meets the others twice. If an error is raised, the walks that are not torn can go on.
     """
-    _together([walk.iterate for walk in walks], lambda _, call: call.run(), lambda call: call.role is not Role.SAMPLER)
+    runs = [partial(walk.iterate, onlooker=one) for walk, one in zip(walks, onlookers, strict=True)]
+    _together(runs, lambda _, call: call.run(), lambda call: call.role is not Role.SAMPLER)
 
 
 def finish_together(walks: Sequence[Walk], answer: Callable[[Walk, ComponentCall], Any]) -> list[Any]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from diffusers.modular_pipelines import PipelineState
 from torch import Tensor
@@ -22,26 +21,32 @@ from tilework.core.comm import Comm
 from tilework.core.graph.stage import StageSpec
 from tilework.core.model import ModelInfo
 from tilework.core.packing import Pack
+from tilework.core.preview import preview_shape
 from tilework.core.wire import File, Image, Spec
 from tilework.pipelines import slices
 from tilework.pipelines.arguments import GENERATOR_DEVICE
+from tilework.pipelines.clips.undecoded import Undecoded, pixels_of, take_undecoded, undecoded
 from tilework.pipelines.components import denoisers_of, modules_of
 from tilework.pipelines.errors import UnsupportedModel
 from tilework.pipelines.family import ANY_SEED, LIVE, Values, Watch
 from tilework.pipelines.lora import LoadedLoras
 from tilework.pipelines.parallel import Parallel
+from tilework.pipelines.previews.shrink import preview_of
 from tilework.pipelines.sequence import share
 from tilework.pipelines.stock.component_calls import ComponentCall, watch_components
 from tilework.pipelines.stock.coroutine import StockCall
+from tilework.pipelines.stock.glance import Glance, SmallDecoder
 from tilework.pipelines.stock.guidance_halves import GuidanceHalves
 from tilework.pipelines.stock.model_info import check_pipeline, describe, num_heads
 from tilework.pipelines.stock.modular import GUIDER, hide_progress
 from tilework.pipelines.stock.shared_calls import can_share, finish_together, iterate_together
+from tilework.pipelines.stock.sound import sound_of, sound_rate
 from tilework.pipelines.stock.stock_arguments import GUIDANCE, StockArguments
 from tilework.pipelines.stock.walk import Mark, Walk
-from tilework.pipelines.video.export import EXPORT, exported, exported_file
+from tilework.pipelines.video.export import EXPORT, exported, exported_file, sound_values
 
 ENCODED = "encoded"
+DECODE = "decode"
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -63,6 +68,11 @@ class StockState:
         if not self.walk.is_in_loop:
             return self.num_steps
         return min(self.walk.num_iterations // self.order, self.num_steps - 1)
+
+    @property
+    def ends_step(self) -> bool:
+        """Whether a step is done when the present iteration is counted."""
+        return not self.walk.is_in_loop or (self.walk.num_iterations + 1) % self.order == 0
 
     @property
     def is_torn(self) -> bool:
@@ -89,8 +99,9 @@ class StockPipeline:
         max_degree = min(map(num_heads, self._denoisers.values())) if all(shared) else 1
         self._can_share = can_share(pipeline, self._denoisers.values())
         watch_components(pipeline)
+        take_undecoded(pipeline)
         self._info = describe(pipeline, self._arguments, name, overrides, library, max_degree, self._can_share)
-        self._graph = self._info.graph
+        self._graph, self._sound_rate = self._info.graph, sound_rate(pipeline)
         self._device: torch.device = pipeline.device
         self._text_encoders = {name for name, part in pipeline.components.items() if isinstance(part, PreTrainedModel)}
 
@@ -125,12 +136,29 @@ class StockPipeline:
         assert stage in (before, after)
         if stage == before:
             return [self._encode(spec) for spec in specs]
-        walks = [self._decoding(spec, of_spec) for spec, of_spec in zip(specs, values, strict=True)]
-        if len(walks) > 1 and not sliced:
-            results = finish_together(walks, self._answer)
-        else:
-            results = [walk.finish(partial(self._answer, walk, sliced=sliced)) for walk in walks]
-        return [{self._written(2): _pictures(result)} for result in results]
+        if len(specs) > 1 and not sliced:
+            walks = [self._decoding(spec, of_spec) for spec, of_spec in zip(specs, values, strict=True)]
+            return [self._decoded(result) for result in finish_together(walks, self._answer)]
+        return [self._decode(spec, one, sliced) for spec, one in zip(specs, values, strict=True)]
+
+    def _decode(self, spec: Spec, values: Values, sliced: bool) -> Values:
+        """The outputs of a request. Frames of a clip become pixels as they are decoded, if the stock call lets them.
+
+        It does not if it changes them before it makes pictures of them. Then it is replayed, and gets them all.
+        """
+        walk, clips = self._decoding(spec, values), list[Undecoded]()
+        try:
+            return self._decoded(walk.finish(partial(self._answer, walk, sliced=sliced, clips=clips)))
+        except Exception:
+            if not any(clip.is_open for clip in clips):
+                raise
+        walk = self._decoding(spec, {name: value for name, value in values.items() if name != LIVE})
+        return self._decoded(walk.finish(partial(self._answer, walk, sliced=sliced)))
+
+    def _decoded(self, result: Any) -> Values:
+        """The outputs of the decode, of what the stock call returns."""
+        sound = sound_values(sound_of(result, self._sound_rate)) if self._sound_rate else {}
+        return {self._written(2): _pictures(result), **sound}
 
     def _encode(self, spec: Spec) -> Values:
         walk = self._begin(spec)
@@ -149,24 +177,46 @@ class StockPipeline:
     def step(self, states: Sequence[StockState], pack: Pack | None = None, watch: Watch | None = None) -> None:
         before = [state.steps_done for state in states]
         while behind := [state for state, done in zip(states, before, strict=True) if state.steps_done == done]:
+            glances = [self._glance(state, watch) for state in behind]
             if pack is not None and self._can_share and self.parallel.degree == 1:
-                iterate_together([state.walk for state in behind])
+                iterate_together([state.walk for state in behind], glances)
             else:
-                for state in behind:
-                    self._iterate(state.walk)
+                for state, glance in zip(behind, glances, strict=True):
+                    self._iterate(state.walk, glance)
         for state, done in zip(states, before, strict=True):
             if state.steps_done != done + 1:
                 raise UnsupportedModel(
                     f"the pipeline makes {state.walk.num_iterations} iterations of {state.num_steps} steps"
                 )
 
-    def _iterate(self, walk: Walk) -> None:
+    def _glance(self, state: StockState, watch: Watch | None) -> Glance | None:
+        """Looks at the next iteration, if the request wants previews and its step ends with it."""
+        if watch is None or not state.spec.preview_every:
+            return None
+
+        def show(denoisers: Mapping[str, list[Any]], samplers: list[Any]) -> None:
+            if state.ends_step:
+                watch(state, partial(self._preview, state, denoisers, samplers))
+
+        return Glance(show)
+
+    @torch.no_grad()
+    def _preview(self, state: StockState, denoisers: Mapping[str, list[Any]], samplers: list[Any]) -> Image:
+        """What the stock call makes of these answers. See `glance`."""
+        spec = state.spec
+        small, walk = preview_shape(spec.shape), self._begin(spec)
+        walk.encode_again(state.walk.encoded)
+        walk.skim(denoisers, samplers)
+        result = walk.finish(SmallDecoder(walk, spec.shape, small).answer)
+        return preview_of(_pictures(result).numpy(), small)
+
+    def _iterate(self, walk: Walk, glance: Glance | None) -> None:
         if self._parallel.degree % 2 or (walk.pending is not None and walk.pending.keeps_state):
-            walk.iterate(self._ask)
+            walk.iterate(self._ask, onlooker=glance)
             return
         halves = GuidanceHalves(self._parallel, walk.expected)
         try:
-            walk.iterate(halves.answer, halves)
+            walk.iterate(halves.answer, halves, glance)
         except BaseException:
             walk.is_torn |= halves.is_open
             raise
@@ -206,10 +256,17 @@ class StockPipeline:
         walk.replay(mark)
         return walk
 
-    def _answer(self, walk: Walk, call: ComponentCall, sliced: bool = False) -> Any:
-        """Answer a call behind the loop."""
-        if sliced and call.method == "decode":
+    def _answer(
+        self, walk: Walk, call: ComponentCall, sliced: bool = False, clips: list[Undecoded] | None = None
+    ) -> Any:
+        """Answer a call behind the loop. With `clips` one may be answered by a clip that is not decoded yet."""
+        if sliced and call.method == DECODE:
             return (slices.decode(getattr(self._pipeline, call.component), call.args[0], sliced),)
+        if clips is not None and call.method == DECODE:
+            clip = undecoded(call.owner, call.args, call.kwargs)
+            if clip is not None:
+                clips.append(clip)
+                return clip.answer
         with walk.call.randomness():  # A decoder may draw noise.
             return call.run()
 
@@ -236,9 +293,8 @@ class StockPipeline:
         return StockState(spec=spec, stage=stage, num_steps=share.of(spec.steps), order=order, walk=walk)
 
     def _written(self, index: int) -> str:
-        """The name of what a stage writes."""
-        (output,) = self._spec(index).outputs
-        return output
+        """The name of what a stage writes, before any sound."""
+        return self._spec(index).outputs[0]
 
     def _spec(self, index: int) -> StageSpec:
         return self._graph.stages[index].spec
@@ -251,4 +307,7 @@ def _pictures(result: Any) -> Tensor:
     result = result[0]
     while isinstance(result[0], list):
         (result,) = result
-    return torch.from_numpy(np.stack([np.asarray(one.convert("RGB")) for one in result]))
+    if isinstance(result[0], Tensor):
+        clip: Tensor = result[0]
+        return clip
+    return pixels_of(result)

@@ -14,10 +14,10 @@ tests/pipelines/test_stock.py holds every class of `tests/zoo` to that, bit for 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -35,6 +35,19 @@ Ask = Callable[[ComponentCall], Any]
 """Answers a call."""
 Encoded = tuple[str, Any]
 """A component, and what it answered, as named values; before it _TORCH and torch's generators, if it drew from them."""
+
+
+class Onlooker(Protocol):
+    """Is told of an iteration, and changes nothing of it."""
+
+    def before_step(self, call: ComponentCall) -> None:
+        """A sampler is asked next."""
+
+    def before_end(self, denoisers: Mapping[str, list[Any]], samplers: list[Any]) -> None:
+        """The iteration is over, but for being counted.
+
+        It is told the hollow answers of the denoisers and the answers of the samplers, as a `Mark` has them.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +139,9 @@ class Walk:
         """What a denoiser answers in an iteration, call by call, without the numbers; empty before the first one."""
         return [rebuilt(answer) for answer in self._denoisers.get(component, ())]
 
-    def iterate(self, ask: Ask, watching: AbstractContextManager[Any] | None = None) -> None:
+    def iterate(
+        self, ask: Ask, watching: AbstractContextManager[Any] | None = None, onlooker: Onlooker | None = None
+    ) -> None:
         """Make one iteration of the loop; `ask` answers denoisers and samplers. `watching` is entered between calls.
 
         Raises:
@@ -138,6 +153,9 @@ class Walk:
             if call.role is Role.OTHER or (call.role is Role.DENOISER and samplers):
                 break
             if call.role is Role.SAMPLER:
+                if onlooker is not None:
+                    with watching or nullcontext():  # Answers that come later must be there when it reads them.
+                        onlooker.before_step(call)
                 self.is_torn = True  # Until the iteration is over.
                 answer = ask(call)
                 samplers.append(kept(recorded(answer)))
@@ -152,6 +170,8 @@ class Walk:
         for component, answers in denoisers.items():  # Some are asked more often in some iterations.
             if len(answers) > len(self._denoisers.get(component, ())):
                 self._denoisers[component] = answers
+        if onlooker is not None:
+            onlooker.before_end(self._denoisers, samplers)
         self._end_iteration(samplers, [*self._generators[-1:], drawn])
 
     def mark(self) -> Mark:
@@ -187,6 +207,23 @@ class Walk:
             self._is_replayed = True
             if ahead == 1:  # What the code behind the sampler writes into it was there already, and may be there twice.
                 self._put(mark.own)
+
+    def skim(self, denoisers: Mapping[str, list[Any]], samplers: list[Any]) -> None:
+        """Run to the end of the loop as if each iteration had these answers, as a `Mark` has them; asks no component.
+
+        A denoiser that has not been asked yet is taken to answer as the others do.
+        """
+        self._is_replayed, usual = True, next(iter(denoisers.values()))
+        counts, num_sampled = dict[str, int](), 0
+        while (call := self.pending) is not None and call.role is not Role.OTHER:
+            if call.role is Role.SAMPLER:
+                answer, num_sampled = samplers[num_sampled % len(samplers)], num_sampled + 1
+                counts.clear()
+            else:
+                known, index = denoisers.get(call.component, usual), counts.get(call.component, 0)
+                answer, num_sampled = known[min(index, len(known) - 1)], 0
+                counts[call.component] = index + 1
+            self._resume(rebuilt(answer))
 
     def _replay_iteration(self, mark: Mark, samplers: list[Any], drawn: list[Tensor]) -> None:
         """`drawn` is the state of the generator behind it, if that is known and not what it is anyway."""

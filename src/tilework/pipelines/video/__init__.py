@@ -1,1 +1,1 @@
-"""Owns how the frames of a clip become a file. Knows no model, and nothing of requests but their format."""
+"""Owns how the frames of a clip become a file, and pictures of that. Knows no model, and of requests their format."""

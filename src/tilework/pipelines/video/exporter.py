@@ -14,7 +14,7 @@ from tilework.core.packing import Pack
 from tilework.core.wire import File, Image, Spec
 from tilework.pipelines.family import Values, Watch
 from tilework.pipelines.parallel import Parallel
-from tilework.pipelines.video.export import EXPORT, exported, exported_file
+from tilework.pipelines.video.export import EXPORT, EXPORT_WITH_SOUND, exported, exported_file
 
 
 class Exporter:
@@ -59,7 +59,7 @@ class Exporter:
 
 def can_export(info: ModelInfo) -> bool:
     """Whether the stages of a model that run on CPU slots need nothing of it."""
-    return all(stage.spec == EXPORT for stage in info.graph.stages if stage.kind is DeviceKind.CPU)
+    return all(stage.spec in (EXPORT, EXPORT_WITH_SOUND) for stage in info.graph.stages if stage.kind is DeviceKind.CPU)
 
 
 def _no_steps() -> RuntimeError:

@@ -69,6 +69,8 @@ def _by_rate(eviction: Eviction, node: int, holdings: Holdings) -> list[ReadAhea
 
 def _options(eviction: Eviction, node: int, holdings: Holdings) -> Iterator[tuple[float, ReadAhead | None]]:
     """Reads of a host, each with what it saves within the payback time, over the time that it takes."""
+    if not any(_lacking(eviction, holdings, stage) for stage in eviction.rates.stages):
+        return  # As nearly always.
     order = eviction.host_order(node, holdings)
     here = stages_by_rate(eviction, eviction.view.on_node(node))
     asked = ((stage, _lacking(eviction, holdings, stage)) for stage in here)

@@ -21,6 +21,7 @@ from tilework.policy.toolkit.demand import (
 )
 
 _MOST_CLASSES = 10_000
+_MOST_REQUESTS = 4096
 _UNKNOWN = (0, None)
 
 
@@ -72,6 +73,7 @@ class RequestCosts:
     """The costs of each class of requests, computed again when the cost model has learned of such requests."""
 
     _known: dict[tuple[StepClass, int, int, int], tuple[int, StepCosts]] = field(default_factory=dict)
+    _by_uid: dict[tuple[str, int, int, int], tuple[Request, int, StepCosts]] = field(default_factory=dict)
 
     def of(self, request: Request, left: Cursor, num_devices: int, costs: CostModel) -> StepCosts:
         """The costs on a node of `num_devices`. Raises UnknownCost.
@@ -79,15 +81,21 @@ class RequestCosts:
         `left` matters where several stages have steps: a step takes their mean time (`toolkit.demand.step_speeds`).
         """
         several = left.itinerary.num_stepped > 1
-        key = step_key(request), num_devices, len(left.itinerary.stages), left.position if several else 0
-        version = costs.version_of(request)
+        where = num_devices, len(left.itinerary.stages), left.position if several else 0
+        uid_key, version = (request.uid, *where), costs.version_of(request)
+        found = self._by_uid.get(uid_key)  # A name has a hash, and a class is hashed every time.
+        if found is not None and found[0] is request and found[1] == version:
+            return found[2]
+        key = (step_key(request), *where)
         known_version, known = self._known.get(key, _UNKNOWN)
-        if known is not None and known_version == version:
-            return known
-        if len(self._known) >= _MOST_CLASSES:  # Clients choose the shapes.
-            self._known.clear()
-        known = _step_costs(request, left, num_devices, costs, several=several)
-        self._known[key] = version, known
+        if known is None or known_version != version:
+            if len(self._known) >= _MOST_CLASSES:  # Clients choose the shapes.
+                self._known.clear()
+            known = _step_costs(request, left, num_devices, costs, several=several)
+            self._known[key] = version, known
+        if len(self._by_uid) >= _MOST_REQUESTS:  # Most of them have ended.
+            self._by_uid.clear()
+        self._by_uid[uid_key] = request, version, known
         return known
 
 

@@ -107,14 +107,14 @@ class Selection:
         for index, forecast in enumerate(late):
             forecast.order_key = index
         if len(late) > 1:
-            chosen = self.sharing.simulate(chosen.served)
+            chosen = self.sharing.reordered(chosen)
         feasible = sorted((one for one in chosen.served if one.claim is Claim.FEASIBLE), key=_by_load)
         if not any(one.load_ns for one in feasible):
             return chosen
         num_devices, num_first = len(self.node.devices), 0
         for forecast in feasible[: 2 * num_devices] if len(feasible) > 1 else ():
             key, forecast.order_key = forecast.order_key, -_FIRST + num_first
-            with_it_first = self.sharing.simulate(chosen.served)
+            with_it_first = self.sharing.reordered(chosen)
             if with_it_first.result.late is None:
                 chosen, num_first = with_it_first, num_first + 1
             else:

@@ -46,9 +46,18 @@ class StepSharing:
     _num_behind: float = 0.0  # Jobs that wait, for each device.
 
     def simulate(self, served: list[JobForecast]) -> ServiceOrder:
-        node = self.node
-        order = sorted([*self._pinned, *served], key=JobForecast.place)
-        return ServiceOrder(served, order, simulate_ahead(order, len(node.devices), node.now_ns))
+        return self._simulated(served, self._in_order(served))
+
+    def reordered(self, chosen: ServiceOrder) -> ServiceOrder:
+        """The order of service after a change of order keys alone; where it is the same, it has the same rollout."""
+        order = self._in_order(chosen.served)
+        return chosen if order == chosen.order else self._simulated(chosen.served, order)
+
+    def _in_order(self, served: Sequence[JobForecast]) -> list[JobForecast]:
+        return sorted([*self._pinned, *served], key=JobForecast.place)
+
+    def _simulated(self, served: list[JobForecast], order: list[JobForecast]) -> ServiceOrder:
+        return ServiceOrder(served, order, simulate_ahead(order, len(self.node.devices), self.node.now_ns))
 
     # Batches that run.
 

@@ -37,8 +37,9 @@ class ClassDemand:
 
 
 def grouped(demands: Sequence[ClassDemand], widest: int) -> dict[VirtualReplica, list[ClassDemand]]:
-    """The classes that have requests by their V* on nodes of at most `widest` cells, in order; without those that have
-    none.
+    """The classes that have requests by their V*, in order, on nodes of at most `widest` devices.
+
+    Those that have none are left out.
     """
     found: dict[VirtualReplica, list[ClassDemand]] = {replica: [] for replica in VirtualReplica}
     for demand in demands:
@@ -58,7 +59,7 @@ def mix_of(
 
 
 def busy_ns(demands: Sequence[ClassDemand], kind: PlacementType, rates: Rates) -> float:
-    """How long these requests keep cells of a type busy, at its rate, in 1 / s, or as profiled if none is known.
+    """How long these requests keep devices of a type busy, at its rate, in 1 / s, or as profiled if none is known.
 
     At least a nanosecond for each.
     """
@@ -70,7 +71,7 @@ def busy_ns(demands: Sequence[ClassDemand], kind: PlacementType, rates: Rates) -
 
 
 def rates_of(replica: VirtualReplica, demands: Sequence[ClassDemand], measured: Rates) -> dict[PlacementType, float]:
-    """How many of these requests a cell of each type of the replica serves per second that it is busy.
+    """How many of these requests a device of each type of the replica serves per second that it is busy.
 
     A type that was not measured has the rate of the profile, 1 / (mean busy time per request).
     """

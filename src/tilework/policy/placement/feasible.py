@@ -40,6 +40,11 @@ class Footprint:
     optimal: Mapping[Role, int]
     usable_bytes: int
 
+    @property
+    def room_bytes(self) -> int:
+        """What a device that holds the stages of all roles has for activations; negative if it cannot."""
+        return self.usable_bytes - sum(self.weights.values())
+
 
 def fits_at(footprint: Footprint) -> dict[PlacementType, tuple[int, ...]]:
     """The degrees at which the class fits on each type: those of D on primaries, of E or C on auxiliaries.
@@ -74,18 +79,18 @@ def _fits_within(footprint: Footprint, role: Role, most: int, room: int) -> bool
 def virtual_replica(fits: FitsAt, widest: int | None = None) -> VirtualReplica | None:
     """V*: the first virtual replica with a fitting degree on each of its types; None if there is none.
 
-    `widest` is the most cells of a node, if no wider group can be made.
+    `widest` is the most devices of a node, if no wider group can be made.
     """
     return next((one for one in VirtualReplica if can_run(fits, one, widest)), None)
 
 
-def is_placeable(fits: FitsAt, widest: int, num_cells: int) -> bool:
-    """Whether nodes of at most `widest` cells, and that many in all, are enough for the class by itself."""
+def is_placeable(fits: FitsAt, widest: int, num_devices: int) -> bool:
+    """Whether nodes of at most `widest` devices, and that many in all, are enough for the class by itself."""
     return any(
-        can_run(fits, one, widest) and sum(fits[kind][0] for kind in one.types) <= num_cells for one in VirtualReplica
+        can_run(fits, one, widest) and sum(fits[kind][0] for kind in one.types) <= num_devices for one in VirtualReplica
     )
 
 
 def can_run(fits: FitsAt, replica: VirtualReplica, widest: int | None = None) -> bool:
-    """Whether a class fits on every type of a virtual replica, on no more than `widest` cells each."""
+    """Whether a class fits on every type of a virtual replica, on no more than `widest` devices each."""
     return all(any(widest is None or degree <= widest for degree in fits.get(kind, ())) for kind in replica.types)

@@ -1,4 +1,4 @@
-"""Starts of the stages of one role, on a group of devices."""
+"""Starts of the stages of one role, on a group of devices, for one request or for a batch of one class."""
 
 from __future__ import annotations
 
@@ -10,22 +10,26 @@ from tilework.core.graph.stage import DeviceKind, Stage
 from tilework.core.interfaces import CostModel
 from tilework.core.request import Request
 from tilework.core.work import Group, Start
+from tilework.policy.placement.batches import batch_ns, optimal_batch, parts_of
 from tilework.policy.placement.roles import Role, role_of
 from tilework.policy.toolkit.demand import optimal_degree
 
 
 @dataclass(slots=True)
 class Launch:
-    """The starts of one job, role after role, from what is left of it.
+    """The starts of some jobs of one class, nearly always of one, role after role, from what is left of each.
 
-    `left` is what is left after `starts`. A stage on a CPU slot ends it: the controller starts that.
+    `left` is what is left of each after `starts`, `request` stands for those of all. A stage on a CPU slot ends it: the
+    controller starts that. Several jobs have groups of one device, with `room_bytes` for activations; they run each
+    stage in batches of its optimal size.
     """
 
-    job_id: int
+    job_ids: tuple[int, ...]
     request: Request
     left: Cursor
     costs: CostModel
     why: str
+    room_bytes: int = 0
     starts: list[Start] = field(default_factory=list)
 
     @property
@@ -44,25 +48,36 @@ class Launch:
         """
         while self.role is role and (stage := self.left.stage) is not None:
             num_steps = self._num_steps(stage, len(group), chunk_ns)
-            self.starts.append(
-                Start(
-                    stage=stage,
-                    job_ids=(self.job_id,),
-                    devices=group if stage.has_steps else self._part(stage, group, width),
-                    num_steps=num_steps,
-                    why=self.why,
-                )
-            )
+            devices = group if stage.has_steps else self._part(stage, group, width)
+            self.starts += [
+                Start(stage=stage, job_ids=job_ids, devices=devices, num_steps=num_steps, why=self.why)
+                for job_ids in self._batches(stage)
+            ]
             self.left = self.left.advanced(num_steps)
             if stage.has_steps and chunk_ns is not None:
                 return
+
+    def skip(self, role: Role) -> None:
+        """Leave out the stages of a role that are next, which are started by another launch."""
+        while self.role is role:
+            self.left = self.left.advanced(self.left.num_left_here)
+
+    def _batches(self, stage: Stage) -> Sequence[tuple[int, ...]]:
+        if len(self.job_ids) == 1:
+            return (self.job_ids,)
+        return list(parts_of(self.job_ids, optimal_batch(stage, self.request, self.costs, self.room_bytes)))
 
     def _num_steps(self, stage: Stage, degree: int, chunk_ns: int | None) -> int:
         num_left = self.left.num_left_here
         if not stage.has_steps or chunk_ns is None:
             return num_left
-        step_ns = max(1, self.costs.work_ns(stage, (self.request,), degree))
+        step_ns = max(1, self._step_ns(stage, degree))
         return max(1, min(num_left, chunk_ns // step_ns))
+
+    def _step_ns(self, stage: Stage, degree: int) -> int:
+        if len(self.job_ids) == 1:
+            return self.costs.work_ns(stage, (self.request,), degree)
+        return batch_ns(stage, self.request, len(self.job_ids), self.costs, self.room_bytes)
 
     def _part(self, stage: Stage, group: Group, width: int | None) -> Group:
         known: Sequence[int] = [degree for degree in self.costs.degrees(stage) if degree <= (width or len(group))]

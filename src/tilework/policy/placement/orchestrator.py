@@ -43,8 +43,8 @@ class PlacementPlan:
     """A placement and why it is so.
 
     Attributes:
-        placement: the type of each cell.
-        budgets: how many cells the requests of each V* were given, before primaries were aligned; all cells together.
+        placement: the type of each device.
+        budgets: how many devices the requests of each V* were given, before primaries were aligned; all together.
             Empty if there are no requests, or classes share virtual replicas.
         mix: the share of each V* among the requests, from which `switching` sees a change.
         reasons: in words, one sentence each.
@@ -66,22 +66,22 @@ def plan_placement(
     round_down: bool = True,
     before: Placement | None = None,
 ) -> PlacementPlan:
-    """A placement of all cells of the nodes. The same arguments give the same placement.
+    """A placement of all devices of the nodes. The same arguments give the same placement.
 
-    Every class that can run on the nodes beside the others has, of each type of some virtual replica, enough cells on
+    Every class that can run on the nodes beside the others has, of each type of some virtual replica, enough devices on
     one node for a degree at which it fits.
 
     Args:
         demands: the requests of a window, or a declared mix.
-        nodes: the cells of each node; at least one cell in all.
-        rates: requests that a cell of each type serves per second that it is busy, as measured; the profile's where
+        nodes: the devices of each node; at least one device in all.
+        rates: requests that a device of each type serves per second that it is busy, as measured; the profile's where
             there are none, or 0.
         max_degree: the widest group of D.
         by: what budgets are in proportion to.
         round_down: whether primaries may be rounded down to a multiple of the widest degree.
-        before: the present placement. Where there is a choice, cells keep their type.
+        before: the present placement. Where there is a choice, devices keep their type.
     """
-    groups = grouped(demands, widest(nodes.values()))
+    groups = grouped(demands, widest(nodes))
     reasons = _unserved(demands, groups)
     mix = mix_of(groups, by)
     if not groups:
@@ -90,7 +90,7 @@ def plan_placement(
     budgets = _budgets(mix, needs, nodes)
     if budgets is not None:
         reasons += _budget_reasons(budgets, mix, by)
-        counts, words = _counts(needs, budgets, min(max_degree, widest(nodes.values())), round_down)
+        counts, words = _counts(needs, budgets, min(max_degree, widest(nodes)), round_down)
         placement = _packed(counts, needs, nodes, before)
         if placement is not None:
             return PlacementPlan(placement, budgets, mix, (*reasons, *words))
@@ -100,7 +100,7 @@ def plan_placement(
 
 @dataclass(frozen=True, slots=True)
 class _Need:
-    """What the requests of a V* need of its types: the least cells on one node, the cells of a replica, and rates."""
+    """What the requests of a V* need of its types: the least on one node, the devices of a replica, and rates."""
 
     least: Units
     units: Units
@@ -108,7 +108,7 @@ class _Need:
 
     @staticmethod
     def of(replica: VirtualReplica, classes: Sequence[ClassDemand], nodes: Nodes, measured: Rates) -> _Need:
-        wide = widest(nodes.values())
+        wide = widest(nodes)
         least = {kind: max(demand.fits[kind][0] for demand in classes) for kind in replica.types}
         units = dict(least)
         for kind in replica.auxiliaries:
@@ -116,19 +116,19 @@ class _Need:
         return _Need(least, units, rates_of(replica, classes, measured))
 
     @property
-    def num_cells(self) -> int:
+    def num_devices(self) -> int:
         """One unit of each type."""
         return sum(self.units.values())
 
 
 def _budgets(mix: Mix, needs: Mapping[VirtualReplica, _Need], nodes: Nodes) -> dict[VirtualReplica, int] | None:
-    """The cells of each V*, all in all; None if there are too few for a unit of each type.
+    """The devices of each V*, all in all; None if there are too few for a unit of each type.
 
-    Largest remainder, in whole nodes where that changes little. A budget of less than its units takes cells from those
-    that have most to spare. If that leaves one with less than half of its share, there are too few, too.
+    Largest remainder, in whole nodes where that changes little. A budget of less than its units takes devices from
+    those that have most to spare. If that leaves one with less than half of its share, there are too few, too.
     """
     total, sizes = sum(len(node) for node in nodes.values()), {len(node) for node in nodes.values()}
-    if sum(need.num_cells for need in needs.values()) > total:
+    if sum(need.num_devices for need in needs.values()) > total:
         return None
     budgets = apportioned(mix, total)
     if len(sizes) == 1:
@@ -136,8 +136,8 @@ def _budgets(mix: Mix, needs: Mapping[VirtualReplica, _Need], nodes: Nodes) -> d
         if all(abs(whole[replica] - total * share) <= _MOST_CHANGE * total * share for replica, share in mix.items()):
             budgets = whole
     for replica, need in needs.items():
-        while budgets[replica] < need.num_cells:
-            budgets[max(needs, key=lambda other: budgets[other] - needs[other].num_cells)] -= 1
+        while budgets[replica] < need.num_devices:
+            budgets[max(needs, key=lambda other: budgets[other] - needs[other].num_devices)] -= 1
             budgets[replica] += 1
     return budgets if all(2 * budgets[replica] >= total * share for replica, share in mix.items()) else None
 
@@ -145,7 +145,7 @@ def _budgets(mix: Mix, needs: Mapping[VirtualReplica, _Need], nodes: Nodes) -> d
 def _counts(
     needs: Mapping[VirtualReplica, _Need], budgets: Mapping[VirtualReplica, int], multiple: int, round_down: bool
 ) -> tuple[Counts, list[str]]:
-    """The cells of each type, and the splits in words."""
+    """The devices of each type, and the splits in words."""
     counts: Counts = dict.fromkeys(PlacementType, 0)
     words = []
     for replica, need in needs.items():

@@ -1,10 +1,10 @@
-"""PackPerMachine: which cells of which nodes get the types that were counted.
+"""PackPerMachine: which devices of which nodes get the types that were counted.
 
-Theory of operation. A request's primaries are on one node, and so are the cells of an auxiliary's replica. So nodes of
-one type are worth most, and blocks come before single cells:
+Theory of operation. A request's primaries are on one node, and so are the devices of an auxiliary's replica. So nodes
+of one type are worth most, and blocks come before single devices:
 
 1. whole nodes with primaries of one type, then with E, then with C;
-2. one *block* of each type that has no whole node yet: the cells that its requests need at least, on one node;
+2. one *block* of each type that has no whole node yet: the devices that its requests need at least, on one node;
 3. the rest, auxiliaries in whole units first: on a node that has the type already, else on the first that has room for
    all of it, else where most room is.
 
@@ -13,7 +13,7 @@ leaves no room for the blocks, they are placed first, by trying all ways that di
 exists.
 
 Source: TridentServe appendix C.1, "PackPerMachine()". Departures: the blocks, without which a tiny remainder of decode
-would lie on two nodes; and where there is a choice, cells that had the type before, since each change loads weights.
+would lie on two nodes; and where there is a choice, devices that had the type before, since each change loads weights.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tilework.policy.placement.placement import Cell, Nodes, Placement
+from tilework.policy.placement.placement import Nodes, Placement
 from tilework.policy.placement.roles import PlacementType
 from tilework.policy.placement.split import Counts, Units
 
@@ -33,12 +33,12 @@ def pack(
     units: Units,
     before: Placement | None = None,
 ) -> Placement | None:
-    """Place `counts` cells of each type, which are all cells of `nodes` together.
+    """Place `counts` devices of each type, which are all devices of `nodes` together.
 
-    `blocks` is how many cells on one node a type needs at least, `units` how many a replica of it is; 1 where a type is
-    missing. Returns None if the blocks of all types do not fit on the nodes.
+    `blocks` is how many devices on one node a type needs at least, `units` how many a replica of it is; 1 where a type
+    is missing. Returns None if the blocks of all types do not fit on the nodes.
     """
-    assert sum(counts.values()) == sum(len(node) for node in nodes.values()), "counts are not all cells"
+    assert sum(counts.values()) == sum(len(node) for node in nodes.values()), "counts are not all devices"
     for whole_nodes in (True, False):
         packing = _Packing.of(counts, nodes, before)
         if whole_nodes:
@@ -56,15 +56,15 @@ def can_place(blocks: Mapping[PlacementType, int], nodes: Nodes) -> bool:
 
 @dataclass(slots=True)
 class _Packing:
-    """A placement under construction: how many cells of each type each node has, and what is still to be placed."""
+    """A placement under construction: how many devices of each type each node has, and what is still to be placed."""
 
-    nodes: list[Sequence[Cell]]
+    nodes: list[Sequence[int]]
     before: Placement | None
     left: Counts
     room: list[int]
     placed: list[Counts]
     kept: list[Counts] = field(default_factory=list)
-    """How many cells of each node had each type before."""
+    """How many devices of each node had each type before."""
 
     @staticmethod
     def of(counts: Mapping[PlacementType, int], nodes: Nodes, before: Placement | None) -> _Packing:
@@ -74,11 +74,11 @@ class _Packing:
         packing.kept = [{kind: packing.num_kept(row, kind) for kind in PlacementType} for row in rows]
         return packing
 
-    def num_kept(self, row: Sequence[Cell], kind: PlacementType) -> int:
-        return sum(self.before.of(cell[0]) is kind for cell in row) if self.before is not None else 0
+    def num_kept(self, row: Sequence[int], kind: PlacementType) -> int:
+        return sum(self.before.of(device_id) is kind for device_id in row) if self.before is not None else 0
 
     def fill_whole_nodes(self, units: Units) -> None:
-        """Nodes that had most cells of a type before keep it; otherwise types and nodes go in order.
+        """Nodes that had most devices of a type before keep it; otherwise types and nodes go in order.
 
         Auxiliaries fill nodes of whole units only.
         """
@@ -116,7 +116,7 @@ class _Packing:
         return False
 
     def place_rest(self, units: Units) -> None:
-        """Auxiliaries first, the widest units first of all; single cells fill what is left."""
+        """Auxiliaries first, the widest units first of all; single devices fill what is left."""
         order = sorted(self.left, key=lambda kind: (kind.is_primary, -units.get(kind, 1)))
         for kind in order:
             unit = 1 if kind.is_primary else units.get(kind, 1)
@@ -126,7 +126,7 @@ class _Packing:
                     index = max(range(len(self.room)), key=self.room.__getitem__)
                 num = min(left, self.room[index])
                 self.put(kind, index, num - num % unit)
-        for kind in order:  # Cells that make up no unit, or found no node with room for one.
+        for kind in order:  # Devices that make up no unit, or found no node with room for one.
             while left := self.left[kind]:
                 index = self._by_preference(kind)[0]
                 self.put(kind, index, min(left, self.room[index]))
@@ -146,7 +146,7 @@ class _Packing:
         )
 
     def put(self, kind: PlacementType, index: int, num: int) -> None:
-        """Place cells of a type on a node; a negative number takes them away again."""
+        """Place devices of a type on a node; a negative number takes them away again."""
         self.left[kind] -= num
         self.room[index] -= num
         self.placed[index][kind] = self.placed[index].get(kind, 0) + num
@@ -154,18 +154,18 @@ class _Packing:
             del self.placed[index][kind]
 
     def placement(self) -> Placement:
-        types = [pair for row, placed in zip(self.nodes, self.placed, strict=True) for pair in self._cells(row, placed)]
+        types = [pair for row, placed in zip(self.nodes, self.placed, strict=True) for pair in self._types(row, placed)]
         return Placement(tuple(types))
 
-    def _cells(self, row: Sequence[Cell], placed: Mapping[PlacementType, int]) -> list[tuple[Cell, PlacementType]]:
-        """Which cells of a node get which type: those that had it before, then in order, primaries first."""
+    def _types(self, row: Sequence[int], placed: Mapping[PlacementType, int]) -> list[tuple[int, PlacementType]]:
+        """Which devices of a node get which type: those that had it before, then in order, primaries first."""
         todo = dict(placed)
-        chosen: dict[Cell, PlacementType] = {}
-        for cell in row:
-            kind = None if self.before is None else self.before.of(cell[0])
+        chosen: dict[int, PlacementType] = {}
+        for device_id in row:
+            kind = None if self.before is None else self.before.of(device_id)
             if kind is not None and todo.get(kind):
-                chosen[cell] = kind
+                chosen[device_id] = kind
                 todo[kind] -= 1
         rest = [kind for kind in PlacementType for _ in range(todo.get(kind, 0))]
-        chosen.update(zip((cell for cell in row if cell not in chosen), rest, strict=True))
+        chosen.update(zip((device_id for device_id in row if device_id not in chosen), rest, strict=True))
         return list(chosen.items())

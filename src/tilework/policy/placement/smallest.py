@@ -1,11 +1,11 @@
-"""A placement for few devices: the fewest cells on which every request class can run, and the rest where most is to do.
+"""A placement for few devices: the fewest on which every request class can run, and the rest where most is to do.
 
 Theory of operation. On few devices the virtual replicas that the classes would choose do not fit beside each other. A
 device with fewer stages has more memory left, so what can run on V0 can run on any replica, and V3 can run all. So
 classes share: where V2 is there, V0 needs no devices of its own, and V3 can stand for V1 and V2. All ways are tried:
 for each type no block, or one of a width that some class needs. Of those that serve all classes and fit on the nodes
-the one with the fewest cells is kept, and of these the one whose requests run on the earliest replicas. Each further
-cell goes to the type that has most to do per cell.
+the one with the fewest devices is kept, and of these the one whose requests run on the earliest replicas. Each further
+device goes to the type that has most to do per device.
 
 Source: TridentServe appendix C.1 says only that tiny budgets prioritise feasibility over proportion.
 """
@@ -50,7 +50,7 @@ def can_share(demands: Sequence[ClassDemand], nodes: Nodes) -> bool:
 
 
 def _smallest_blocks(demands: Sequence[ClassDemand], nodes: Nodes) -> tuple[Counts, Assigned] | None:
-    wide = widest(nodes.values())
+    wide = widest(nodes)
     widths = [
         sorted({0, *(demand.fits[kind][0] for demand in demands if kind in demand.fits)}) for kind in PlacementType
     ]

@@ -1,6 +1,6 @@
 """Split: how the budget of a virtual replica divides among its primary and its auxiliaries.
 
-Theory of operation. v is how many requests one cell of a type serves per time that it is busy. With n_P primaries, an
+Theory of operation. v is how many requests one device of a type serves per time that it is busy. With n_P primaries, an
 auxiliary keeps pace if n_A v_A >= n_P v_P. The most primaries with which all auxiliaries keep pace are about N / (1 +
 sum of v_P / v_A): the auxiliaries get what they need for these, in whole units, and what is left over.
 
@@ -18,23 +18,23 @@ from math import ceil
 from tilework.policy.placement.roles import PlacementType, VirtualReplica
 
 Counts = dict[PlacementType, int]
-"""How many cells each type gets."""
+"""How many devices each type gets."""
 
 Rates = Mapping[PlacementType, float]
-"""How many requests a cell of each type serves per time that it is busy; any unit of time, one for all types."""
+"""How many requests a device of each type serves per time that it is busy; any unit of time, one for all types."""
 
 Units = Mapping[PlacementType, int]
-"""How many cells of one node a replica of each type is; 1 where a type is missing."""
+"""How many devices of one node a replica of each type is; 1 where a type is missing."""
 
 
 def split(replica: VirtualReplica, budget: int, rates: Rates, units: Units) -> Counts:
-    """The cells of each type of a virtual replica, `budget` in all.
+    """The devices of each type of a virtual replica, `budget` in all.
 
     Each auxiliary keeps pace with the primary unless one unit of each leaves no room for that; see `keeps_pace`.
     `rates` has all types of the replica, above 0. `budget` is at least one unit of each.
     """
     least = {kind: units.get(kind, 1) for kind in replica.types}
-    assert budget >= sum(least.values()), f"{budget} cells are less than one unit of each type of {replica}"
+    assert budget >= sum(least.values()), f"{budget} devices are less than one unit of each type of {replica}"
     primary = replica.primary
     ratios = [rates[primary] / rates[kind] for kind in replica.auxiliaries]
     num = max(least[primary], 1 + int(budget / (1 + sum(ratios))))  # One more: the quotient may be rounded down.
@@ -65,7 +65,7 @@ def _with_rest(counts: Counts, total: int, rates: Rates, least: Units) -> Counts
 
 
 def _needed(replica: VirtualReplica, num: int, rates: Rates, least: Units) -> Counts:
-    """The fewest cells, in whole units, with which each auxiliary keeps pace with `num` primaries."""
+    """The fewest devices, in whole units, with which each auxiliary keeps pace with `num` primaries."""
     served, needed = num * rates[replica.primary], {}
     for kind in replica.auxiliaries:
         unit = least[kind]

@@ -116,9 +116,9 @@ class SwitchRule:
 
 
 def is_worthwhile(before: Placement, after: Placement, nodes: Nodes) -> bool:
-    """Whether every cell of at least one node changes its type. A single node is always mixed: any change of it counts.
+    """Whether every device of at least one node changes its type. Of a single node, always mixed, any change counts.
 
     Devices that are in one placement only, as when a node was lost, count as changed.
     """
-    rows = [[before.of(cell[0]) is not after.of(cell[0]) for cell in row] for row in nodes.values() if row]
+    rows = [[before.of(device_id) is not after.of(device_id) for device_id in row] for row in nodes.values() if row]
     return any(map(any if len(rows) == 1 else all, rows))

@@ -152,7 +152,7 @@ def _are_alike(one: LoadedModel, other: LoadedModel) -> bool:
     ours, theirs = one.info, other.info
     sizes = [{name: part.num_bytes for name, part in each.components.items()} for each in (one, other)]
     alike = ("family", "dtype", "parameters", "max_degree", "two_passes", "library", "stages", "default_frames")
-    return sizes[0] == sizes[1] and all(getattr(ours, name) == getattr(theirs, name) for name in alike)
+    return sizes[0] == sizes[1] and all(getattr(ours, name) == getattr(theirs, name) for name in (*alike, "vae_tiling"))
 
 
 def with_weights(

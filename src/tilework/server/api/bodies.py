@@ -17,7 +17,17 @@ from tilework.server.calls.parsing.pictures import NO_PICTURES, GivenPicture, Pi
 from tilework.server.calls.parsing.video_call import video_fields
 from tilework.server.calls.served_models import ServedModels
 from tilework.server.config import ServerConfig
-from tilework.server.http.body import FORM, JSON, BodyLimits, BodyPlace, BodyRoom, media_type, read_form, read_json
+from tilework.server.http.body import (
+    FORM,
+    JSON,
+    TEXT_FORM,
+    BodyLimits,
+    BodyPlace,
+    BodyRoom,
+    media_type,
+    read_form,
+    read_json,
+)
 from tilework.server.http.body import wrong_media_type as wrong_type
 from tilework.server.tenants import Tenant
 
@@ -72,7 +82,7 @@ class Bodies:
         limits = BodyLimits(max_bytes=max_bytes, timeout_s=self.config.read_timeout_s, place=place)
         if not route.takes_forms:
             return await read_json(http, limits)
-        if media_type(http) == FORM:
+        if media_type(http) in (FORM, TEXT_FORM):
             form = await read_form(http, limits)
             return form_fields(form, models.named(dict(form).get("model") or None))
         if media_type(http) != JSON:

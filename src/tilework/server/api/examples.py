@@ -134,7 +134,7 @@ ERRORS: dict[int, tuple[str, str, str, str | None, str]] = {
     ),
 }
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "examples.json").read_text("utf-8"))
-"""Answers of a server with the shipped model: `record` has written them."""
+"""Answers of a server with the shipped model, and of one with a simulated model of clips: `record` has written them."""
 
 
 def _stream(events: list[dict[str, Any]]) -> str:
@@ -145,43 +145,6 @@ PROGRESS = _stream(RECORDED["progress"])
 PICTURES = _stream(RECORDED["pictures"])
 EXAMPLES: dict[str, object] = {**RECORDED, "edits": {**RECORDED["images"], "size": "16x16"}}
 """An edit is answered like any image; the shipped model makes none."""
-_JOB = {
-    "id": UID,
-    "object": "video",
-    "model": "wan",
-    "status": "in_progress",
-    "progress": 46,
-    "created_at": 1764089000,
-    "completed_at": None,
-    "expires_at": None,
-    "size": "480x320",
-    "seconds": "5.062",
-    "prompt": "a lighthouse in a storm",
-    "remixed_from_video_id": None,
-    "error": None,
-    "stage_durations": {},
-    "tilework": {
-        "state": "running",
-        "step": 23,
-        "steps": 50,
-        "eta_s": 71.25,
-        "eta": "2025-11-25T16:44:31.250000Z",
-        "slo_s": 90.0,
-        "slo_source": "request",
-        "is_promised": False,
-        "frames": 81,
-        "fps": 16.0,
-        "queue_s": 0.02,
-        "timeline": None,
-    },
-}
-EXAMPLES |= {
-    "video": _JOB,
-    "videos": {"object": "list", "data": [_JOB], "first_id": UID, "last_id": UID, "has_more": False},
-    "video deleted": {"id": UID, "object": "video.deleted", "deleted": True},
-}
-"""Made by hand, as the shipped model makes no videos."""
-
 _MORE: Mapping[int, Mapping[str, object]] = {
     429: {"uid": f"{UID}-0", "slo_s": 1.0, "earliest_s": 3.251},
     503: {"status": "stopping", "devices_up": 8, "devices": 8, "open_requests": 3},

@@ -89,6 +89,7 @@ def _model_card(info: ModelInfo, images: ImageService, created: int) -> ModelCar
         "default_guidance_scale": info.default_guidance_scale,
         "dtype": info.dtype,
         "attention_backend": info.attention_backend,
+        "vae_tiling": info.vae_tiling,
         "exact": images.config.exact,
         "lacks": list(limits_of(info)),
         "arguments": [{"name": one.name, "value": wanted(one)} for one in info.arguments],

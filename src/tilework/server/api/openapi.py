@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from tilework.server.api.examples import ERRORS, EXAMPLES
+from tilework.server.http.body import FORM, TEXT_FORM
 from tilework.server.http.sse import MEDIA_TYPE
 from tilework.server.schema.answers import ErrorResponse
 from tilework.server.schema.chat_request import EXAMPLE as CHAT_EXAMPLE
@@ -31,9 +32,12 @@ _ANY_CALL = (431, 500, 503)
 IMAGE_BODY = _body(request_schema(), EXAMPLE)
 CHAT_BODY = _body(chat_schema(), CHAT_EXAMPLE)
 EDIT_BODY = _body(edit_schema(), EDIT_EXAMPLE)
-EDIT_BODY["requestBody"]["content"]["multipart/form-data"] = {"schema": edit_form_schema()}
+EDIT_BODY["requestBody"]["content"][FORM] = {"schema": edit_form_schema()}
 VIDEO_BODY = _body(video_schema(), VIDEO_EXAMPLE)
-VIDEO_BODY["requestBody"]["content"]["multipart/form-data"] = {"schema": video_form_schema()}
+VIDEO_BODY["requestBody"]["content"] |= {
+    FORM: {"schema": video_form_schema(has_files=True)},
+    TEXT_FORM: {"schema": video_form_schema(has_files=False)},
+}
 IDEMPOTENCY_KEY = {
     "name": "Idempotency-Key",
     "in": "header",
@@ -108,6 +112,15 @@ def files(description: str) -> dict[str, Any]:
 def video_file(description: str, *headers: str) -> dict[str, Any]:
     content = {"video/mp4": {"schema": {"type": "string", "format": "binary"}, "example": "the bytes of a video"}}
     return {"description": description, "headers": header_docs(*headers), "content": content}
+
+
+def video_variants() -> dict[str, Any]:
+    """The file of a video, or a picture of it."""
+    answer = video_file("The file, or a picture of it")
+    for form in ("jpeg", "webp"):
+        schema = {"type": "string", "format": "binary"}
+        answer["content"][f"image/{form}"] = {"schema": schema, "example": "the bytes of a picture"}
+    return answer
 
 
 def file_part() -> dict[str, Any]:

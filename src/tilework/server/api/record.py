@@ -1,6 +1,7 @@
 """Records the examples of the API reference: `python -m tilework.server.api.record` starts a server with the shipped
-model, asks it, and prints `examples.json`; with a URL it asks the server there. Answers are as they came, but long
-lists show their first entries, a picture shows its first bytes, and every call has the same uid.
+model, and one with a simulated model of clips, asks them, and prints `examples.json`. With two URLs it asks the servers
+there. Answers are as they came, but long lists show their first entries, a picture shows its first bytes, and every
+call has the same uid.
 """
 
 from __future__ import annotations
@@ -9,20 +10,32 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 
+from tilework.core.cost_row import CostRow
+from tilework.core.graph.graph import Graph
+from tilework.core.graph.shipped import latent_diffusion
+from tilework.cost.table import CostTable
+from tilework.cost.table_file import table_json
+from tilework.pipelines.video.export import EXPORT
 from tilework.server.api.examples import UID
 from tilework.server.schema.chat_request import EXAMPLE as CHAT
 from tilework.server.schema.image_request import EXAMPLE
+from tilework.server.schema.video_request import EXAMPLE as VIDEO
 
 MOST_ENTRIES = 2
 PNG_HEAD = "iVBORw0KGgo="  # The first bytes of every PNG file.
 ASYNC = {"Prefer": "respond-async"}
+CLIPS = Graph("clips", (*latent_diffusion("").specs, EXPORT))
+SECONDS = (0.05, 0.4, 0.8, 0.6)
+"""What the stages of the simulated model take for the clip of the example, in their order, or a step of one."""
 _FROM_SERVER = re.compile(r"[0-9a-f]{32}")
 
 
@@ -56,13 +69,26 @@ def record(http: httpx.Client) -> dict[str, Any]:
     }
 
 
+def record_videos(http: httpx.Client) -> dict[str, Any]:
+    """The same for videos."""
+    video_id = http.post("/v1/videos", json=VIDEO).raise_for_status().json()["id"]
+    return {
+        "video": _once(http, f"/v1/videos/{video_id}", lambda job: job["progress"] > 0),
+        "videos": http.get("/v1/videos", params={"limit": 1}).json(),
+        "video deleted": http.delete(f"/v1/videos/{video_id}").json(),
+    }
+
+
 def _running(http: httpx.Client, uid: str) -> Any:
-    while True:
-        status = http.get(f"/v1/requests/{uid}").json()
-        if status["status"] == "running" and status["images"][0]["step"] > 0:
-            return status
-        assert status["status"] in ("queued", "running"), status
+    return _once(http, f"/v1/requests/{uid}", lambda status: status["images"][0]["step"] > 0)
+
+
+def _once(http: httpx.Client, path: str, has_begun: Callable[[Any], bool]) -> Any:
+    """The state of a call as soon as it has made a step."""
+    while not has_begun(status := http.get(path).raise_for_status().json()):
+        assert status["status"] in ("queued", "running", "in_progress"), status
         time.sleep(0.01)
+    return status
 
 
 def _events(stream: str) -> list[Any]:
@@ -85,9 +111,9 @@ def shortened(value: Any, name: str = "") -> Any:
 
 
 @contextmanager
-def _started() -> Iterator[str]:
-    """The URL of a server with the shipped model, while the block runs."""
-    command = [sys.executable, "-m", "tilework", "serve", "--port", "0", "--json"]
+def _started(*more: str) -> Iterator[str]:
+    """The URL of a server, while the block runs."""
+    command = [sys.executable, "-m", "tilework", "serve", "--port", "0", "--json", *more]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -96,10 +122,31 @@ def _started() -> Iterator[str]:
             process.terminate()
 
 
+def clips_table() -> CostTable:
+    """The cost table of a simulated model that makes the video of the example, of 81 frames."""
+    rows = [
+        CostRow(pipeline=CLIPS.pipeline, stage=stage.name, height=320, width=480, frames=81, degree=1, seconds=seconds)
+        for stage, seconds in zip(CLIPS.stages, SECONDS, strict=True)
+    ]
+    return CostTable(hardware="example", rows=tuple(rows), graphs={CLIPS.pipeline: CLIPS})
+
+
+@contextmanager
+def _both() -> Iterator[tuple[str, str]]:
+    """The URLs of a server with the shipped model, and of one with a simulated model of clips."""
+    with tempfile.TemporaryDirectory() as directory:
+        costs = Path(directory) / "clips.json"
+        costs.write_text(json.dumps(table_json(clips_table())), encoding="utf-8")
+        simulated = ("--backend", "modelled", "--devices", "1", "--cost", str(costs))
+        with _started() as pictures, _started(*simulated) as videos:
+            yield pictures, videos
+
+
 def main() -> None:
-    server = nullcontext(sys.argv[1]) if sys.argv[1:] else _started()
-    with server as url, httpx.Client(base_url=url, timeout=120) as http:
-        answers = record(http)
+    with ExitStack() as stack:
+        urls: Sequence[str] = sys.argv[1:] or stack.enter_context(_both())
+        pictures, videos = (stack.enter_context(httpx.Client(base_url=url, timeout=120)) for url in urls)
+        answers = record(pictures) | record_videos(videos)
     json.dump(shortened(answers), sys.stdout, indent=1)
     sys.stdout.write("\n")
 

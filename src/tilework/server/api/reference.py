@@ -25,9 +25,10 @@ HEAD = """\
 Written by `make docs` from the OpenAPI document, which every server shows at `/docs`. How deadlines, streams, keys,
 tenants and limits work together is in [serving](serving.md).
 
-The examples are for `URL=http://127.0.0.1:8000`. Answers are those of a server with the shipped model on two CPU cores;
-long lists show their first entries, and pictures their first bytes. If the server has keys, every call needs
-`-H "Authorization: Bearer KEY"`, except `/health` and `/ready`. HEAD works wherever GET does.
+The examples are for `URL=http://127.0.0.1:8000`. Answers are those of a server with the shipped model on two CPU cores,
+and about videos those of a simulated model; long lists show their first entries, and pictures their first bytes. If the
+server has keys, every call needs `-H "Authorization: Bearer KEY"`, except `/health` and `/ready`. HEAD works wherever
+GET does.
 """
 
 

@@ -32,7 +32,7 @@ from tilework.server.http.middleware import is_head, tenant_of
 from tilework.server.http.sse import EventStream
 from tilework.server.schema.answers import Decisions, RequestList, RequestStatus
 from tilework.server.text import counted, shown
-from tilework.store.results import ResultStore
+from tilework.store.results import Result, ResultStore
 
 _UID = re.compile(r"([0-9a-f]{32})(?:-([0-9]{1,3}))?", re.ASCII)
 MAX_RETRY_S = 60
@@ -138,17 +138,27 @@ class RequestService:
             PicturesGone: it will not come, or is not kept any more.
         """
         uid, index = _image(uid, index)
-        name = stored_name(tenant_of(http.scope).name, uid, index, frame)
-        result = await self.store.get(name, self.engine.now_ns())
         entry = self.call_registry.find(uid, tenant_of(http.scope).name, self.engine.now_ns())
         if isinstance(entry, Record) and not is_head(http.scope):
             self.call_registry.mark_fetched(entry, index, frame)
+        result = await self.result(uid, index, frame, http)
+        return await file_answer(result, f"{uid}-{index}.{frame}", http)
+
+    async def result(self, uid: str, index: int, frame: int, http: Request) -> Result:
+        """The file of an image, of a frame of a clip, or of a video, which the caller closes.
+
+        Raises:
+            UnknownCall, NotDone, PicturesGone: see `content`.
+        """
+        tenant = tenant_of(http.scope).name
+        result = await self.store.get(stored_name(tenant, uid, index, frame), self.engine.now_ns())
+        entry = self.call_registry.find(uid, tenant, self.engine.now_ns())
         if result is None:
             raise self._no_content(uid, index, frame, entry)
         if isinstance(entry, Call):
             result.close()
             raise self._no_content(uid, index, frame, entry)
-        return await file_answer(result, f"{uid}-{index}.{frame}", http)
+        return result
 
     def _no_content(self, uid: str, index: int, frame: int, entry: Call | Record | None) -> CallError:
         status = None if entry is None else self._status(entry)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import FastAPI, Path, Query, Request
 from fastapi.responses import Response
@@ -17,9 +17,10 @@ from tilework.server.api.openapi import (
     file_part,
     good,
     video_file,
+    video_variants,
 )
 from tilework.server.api.request_routes import MAX_LISTED
-from tilework.server.api.videos import Order, VideoService
+from tilework.server.api.videos import Order, Variant, VideoService
 from tilework.server.schema.video_answers import VideoDeleted, VideoJob, VideoList
 
 VideoId = Annotated[str, Path(description="a video", examples=[UID])]
@@ -28,7 +29,10 @@ Limit = Annotated[
 ]
 After = Annotated[str | None, Query(description="the `last_id` of a page: list those that follow", examples=[UID])]
 Sorting = Annotated[Order, Query(description='"desc" for newest first (default), or "asc"')]
-Variant = Annotated[Literal["video"], Query(description='"video", or nothing: there are no thumbnails')]
+Wanted = Annotated[
+    Variant,
+    Query(description='"video" (default), "thumbnail" or "spritesheet", or "preview" of a video that is not done'),
+]
 _BODY_ERRORS = (400, 401, 404, 408, 409, 410, 413, 415, 422, 429)
 
 
@@ -93,9 +97,9 @@ def _add_routes_of_one(app: FastAPI, videos: VideoService) -> None:
         "/v1/videos/{video_id}/content",
         tags=["videos"],
         response_class=Response,
-        responses={200: video_file("The file"), 206: file_part(), **errors(400, 401, 404, 409, 410, 416, 504)},
+        responses={200: video_variants(), 206: file_part(), **errors(400, 401, 404, 409, 410, 416, 504)},
         openapi_extra={"parameters": [RANGE]},
     )
-    async def video_content(video_id: VideoId, http: Request, variant: Variant = "video") -> Response:
-        """The file of a video, or a part of it."""
-        return await videos.content(video_id, http)
+    async def video_content(video_id: VideoId, http: Request, variant: Wanted = "video") -> Response:
+        """The file of a video or a part of it, a picture of it, or its latest preview."""
+        return await videos.content(video_id, variant, http)

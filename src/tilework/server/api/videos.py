@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
@@ -10,11 +11,13 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from tilework.core.request import OnMiss
+from tilework.pipelines.video.stills import spritesheet, thumbnail
 from tilework.server.api.bodies import VIDEOS
 from tilework.server.api.images import ImageService
 from tilework.server.api.requests import RequestService
 from tilework.server.calls.call import Call
-from tilework.server.calls.errors import UnknownCall, invalid
+from tilework.server.calls.encode import encode_preview
+from tilework.server.calls.errors import NotDone, PicturesGone, UnknownCall, invalid
 from tilework.server.calls.records import Record
 from tilework.server.calls.status import call_status
 from tilework.server.calls.timeline import stage_durations
@@ -24,6 +27,9 @@ from tilework.server.schema.video_answers import VideoDeleted, VideoError, Video
 from tilework.server.text import shown
 
 _ALMOST = 99
+Variant = Literal["video", "thumbnail", "spritesheet", "preview"]
+"""What there is of a video. OpenAI has the first three."""
+_STILLS = {"thumbnail": thumbnail, "spritesheet": spritesheet}
 Order = Literal["asc", "desc"]
 _STATUSES: dict[str, Literal["queued", "in_progress", "completed", "failed"]] = {
     "queued": "queued",
@@ -86,9 +92,36 @@ class VideoService:
             self.requests.call_registry.remove(ended)
         return VideoDeleted(id=video_id)
 
-    async def content(self, video_id: str, http: Request) -> Response:
-        self._found(video_id, http)
-        return await self.requests.content(video_id, 0, 0, http)
+    async def content(self, video_id: str, variant: Variant, http: Request) -> Response:
+        """The file of a video, a picture of it, or the latest preview of one that is not done."""
+        entry = self._found(video_id, http)
+        if variant == "video":
+            return await self.requests.content(video_id, 0, 0, http)
+        if variant == "preview":
+            return await self._preview(entry)
+        with closing(await self.requests.result(video_id, 0, 0, http)) as kept:
+            content = await kept.read()
+        still = await self.images.threads.run(_STILLS[variant], content)
+        return Response(still.content, media_type=still.media_type)
+
+    async def _preview(self, entry: Call | Record) -> Response:
+        """Raises:
+        InvalidValue: the video was asked for without previews.
+        NotDone: there is none yet.
+        PicturesGone: the video has ended.
+        """
+        if not entry.ask.specs[0].preview_every:
+            remedy = "The video was asked for without previews: give preview_every or preview_every_s with the next."
+            raise invalid("variant", "preview", remedy)
+        if isinstance(entry, Record) or entry.end.done():
+            message = f"Video {entry.uid} has ended, and its previews are gone. Ask for another variant."
+            raise PicturesGone(message, field="variant")
+        (ticket,) = entry.tickets
+        if ticket.preview is None:
+            message = f"Video {entry.uid} has no preview yet: there is one after {ticket.request.preview_every} steps."
+            raise NotDone(f"{message} Retry in 1 second.", field="variant", retry_s=1)
+        form, content = await self.images.threads.run(encode_preview, ticket.preview.image, "mp4", 0)
+        return Response(content, headers={"Cache-Control": "no-store"}, media_type=f"image/{form}")
 
     def _find(self, video_id: str, http: Request) -> Call | Record | None:
         """The tenant's video of this id."""
@@ -131,6 +164,7 @@ def _job(entry: Call | Record, status: RequestStatus) -> VideoJob:
         prompt=spec.prompt if isinstance(entry, Call) and spec.prompt else None,
         error=None if error is None else VideoError(code=error.code or error.type, message=error.message),
         stage_durations={} if timeline is None else stage_durations(timeline),
+        num_outputs=int(timeline is not None),
         tilework=VideoProgress(
             state=status.status,
             step=image.step,

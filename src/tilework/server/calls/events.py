@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from tilework.runtime.ticket import Preview, Ticket
 from tilework.server.calls.call import Call, Finished, changes
-from tilework.server.calls.encode import Threads, encode_base64
+from tilework.server.calls.encode import Threads, encode_base64, encode_preview
 from tilework.server.calls.errors import CallError, Cancelled
 from tilework.server.calls.parsing.sizes import size_text
 from tilework.server.calls.status import eta
@@ -121,14 +121,16 @@ class CallEvents:
         if not (is_partial or self.view.has_progress):
             return
         ask = self.call.ask
-        text = await self.threads.run(encode_base64, preview.image, ask.output_format, ask.quality)
         about = {"uid": f"{self.call.uid}-{index}", "index": index, "step": preview.steps_done}
         if is_partial:
+            text = await self.threads.run(encode_base64, preview.image, ask.output_format, ask.quality)
             partial = {**self._picture(text), "partial_image_index": sent.num_partial, "tilework": about}
             sent.num_partial += 1
             yield Event(f"{ask.stream_of}.partial_image", partial)
         if self.view.has_progress:
-            yield Event("tilework.preview", {**about, "output_format": ask.output_format, "b64_json": text})
+            form, content = await self.threads.run(encode_preview, preview.image, ask.output_format, ask.quality)
+            coded = {"output_format": form, "b64_json": base64.b64encode(content).decode("ascii")}
+            yield Event("tilework.preview", {**about, **coded})
 
     def _is_due(self, preview: Preview, num_shown: int) -> bool:
         """Unfinished pictures are spread evenly over the steps; the one after the k-th would be the finished one."""

@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from urllib.parse import parse_qsl
 
 from fastapi import Request
 from starlette.datastructures import UploadFile
@@ -19,6 +20,8 @@ MAX_DEPTH = 64  # Far below the depth at which writing the value as JSON again w
 
 
 FORM = "multipart/form-data"
+TEXT_FORM = "application/x-www-form-urlencoded"
+"""A form of texts alone, which some libraries send where there is no file."""
 JSON = "application/json"
 MAX_FILES = 64
 MAX_FIELDS = 200
@@ -86,10 +89,7 @@ async def read_json(http: Request, limits: BodyLimits) -> dict[str, object]:
     """
     if media_type(http) != JSON:
         raise wrong_media_type(http, f'JSON with "Content-Type: {JSON}"')
-    content = bytearray()
-    async with _in_time(limits.timeout_s):
-        async for chunk in _chunks(http, limits):
-            content += chunk
+    content = await _content(http, limits)
     try:
         body = json.loads(content)
     except RecursionError:
@@ -106,13 +106,15 @@ async def read_json(http: Request, limits: BodyLimits) -> dict[str, object]:
 async def read_form(http: Request, limits: BodyLimits) -> list[tuple[str, str | bytes]]:
     """Read the fields of a form, in their order: texts, and files as bytes.
 
-    The body is parsed as it comes, and kept in memory: it is bounded.
+    The body is parsed as it comes, and kept in memory: it is bounded. It may be of texts alone (TEXT_FORM).
 
     Raises:
         ApiError: 413 and 408 beyond the limits, 503 without room for it, 400 for anything but a form of at most
             `MAX_FILES` files and `MAX_FIELDS` other fields.
         ClientDisconnect: the client went away while sending.
     """
+    if media_type(http) == TEXT_FORM:
+        return _texts(await _content(http, limits))
     parser = MultiPartParser(
         http.headers,
         _chunks(http, limits),
@@ -137,6 +139,23 @@ async def read_form(http: Request, limits: BodyLimits) -> list[tuple[str, str | 
 def wrong_media_type(http: Request, remedy: str) -> ApiError:
     message = f"Content-Type = {shown(http.headers.get('content-type'))} is not accepted; send {remedy}."
     return ApiError(415, message, code="unsupported_media_type")
+
+
+def _texts(content: bytearray) -> list[tuple[str, str | bytes]]:
+    try:
+        return [*parse_qsl(content.decode("ascii"), keep_blank_values=True, max_num_fields=MAX_FIELDS, errors="strict")]
+    except UnicodeError:
+        raise _no_form("it is no text") from None
+    except ValueError:
+        raise _no_form(f"Too many fields. Maximum number of fields is {MAX_FIELDS}") from None
+
+
+async def _content(http: Request, limits: BodyLimits) -> bytearray:
+    content = bytearray()
+    async with _in_time(limits.timeout_s):
+        async for chunk in _chunks(http, limits):
+            content += chunk
+    return content
 
 
 @asynccontextmanager

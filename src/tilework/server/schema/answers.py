@@ -44,6 +44,7 @@ class RequestTimeline(BaseModel):
     slo_source: str | None = Field(None, description=_SOURCE)
     on_time: bool | None
     exact: bool = Field(description="Whether it was exact, and each work of it ran on one device, alone and whole")
+    vae_tiling: bool = Field(False, description="Whether it was decoded in tiles, as after stock `enable_tiling()`")
     segments: list[SegmentModel]
 
 

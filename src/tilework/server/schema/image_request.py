@@ -84,6 +84,12 @@ class ImageRequest(BaseModel):
     preview_every: int | None = Field(
         None, ge=0, description="an integer, at least 0: after how many steps there is a preview each time (0: never)"
     )
+    preview_every_s: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="a number above 0: about every how many seconds there is a preview (instead of preview_every)",
+    )
     seed: int | None = Field(
         None, ge=0, le=MAX_SEED, description="an integer from 0 to 2**63 - 1 - n, or nothing for a random one"
     )

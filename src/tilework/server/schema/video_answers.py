@@ -50,6 +50,7 @@ class VideoJob(BaseModel):
     remixed_from_video_id: None = None
     error: VideoError | None
     stage_durations: dict[str, float] = Field(description="Seconds by stage, once it is done")
+    num_outputs: int = Field(description="1 once it is done, else 0: SGLang's benchmark counts them")
     tilework: VideoProgress
 
 

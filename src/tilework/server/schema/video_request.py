@@ -22,8 +22,7 @@ EXAMPLE: dict[str, Any] = {
 SECONDS = 'a number of seconds above 0, also as a text such as "4"'
 MIN_FPS, MAX_FPS = 1, 240
 NOT_IN_VIDEOS = {
-    *("output_compression", "output_format", "partial_images", "preview_every", "response_format", "stream"),
-    "tilework_events",
+    *("output_compression", "output_format", "partial_images", "response_format", "stream", "tilework_events"),
 }
 ONE_IN_VIDEOS = {"n", "num_outputs_per_prompt"}
 """Numbers of results: a call makes one video."""
@@ -59,11 +58,11 @@ def video_schema() -> dict[str, Any]:
     return {**images, "title": "VideoRequest", "properties": fields, "examples": [EXAMPLE]}
 
 
-def video_form_schema() -> dict[str, Any]:
-    """The schema of a form: the same fields, with a picture as a file."""
+def video_form_schema(*, has_files: bool) -> dict[str, Any]:
+    """The schema of a form: the same fields, with a picture as a file or, in a form without files, as a text."""
     schema = video_schema()
     fields = {name: {**rules, "anyOf": _without_null(rules)} for name, rules in schema["properties"].items()}
-    fields[INPUT_REFERENCE]["anyOf"] = [_FILE]
+    fields[INPUT_REFERENCE]["anyOf"] = [_FILE if has_files else {"type": "string"}]
     return {"type": "object", "required": schema["required"], "properties": fields}
 
 

@@ -31,5 +31,6 @@ def described(
         dtype=source.dtype,
         attention_backend=ATTENTION,
         loras=tuple(loras),
+        vae_tiling=bool(getattr(family.modules.get("vae"), "use_tiling", False)),
     )
     return LoadedModel(info=info, identity=model_identity(source), components=components, loras=loras, refused=refused)

@@ -78,14 +78,14 @@ class Layout:
 
     def lines(self, nodes: Nodes, seen: SeenRequests) -> tuple[Line, ...]:
         """The lines of these devices, each role in at least one. A request must have been seen."""
-        num_cells, mean_ns = sum(map(len, nodes.values())), seen.mean_ns()
+        num_devices, mean_ns = sum(map(len, nodes.values())), seen.mean_ns()
         placement = colocated(nodes)
-        if self.is_pooled and num_cells >= len(mean_ns):
+        if self.is_pooled and num_devices >= len(mean_ns):
             sizes = mean_ns if self.pools is None else {role: self.pools[role] for role in mean_ns}
-            placement = disaggregated(nodes, pool_sizes(num_cells, {role: 1 / size for role, size in sizes.items()}))
+            placement = disaggregated(nodes, pool_sizes(num_devices, {role: 1 / size for role, size in sizes.items()}))
         found: list[Line] = []
         for kind in placement.counts():
-            rows = [[cell[0] for cell in row if placement.of(cell[0]) is kind] for row in nodes.values()]
+            rows = [[one for one in row if placement.of(one) is kind] for row in nodes.values()]
             found += self._lines_of(Line(kind, tuple([tuple(row) for row in rows if row])), seen)
         return tuple(found)
 

@@ -11,7 +11,6 @@ from tilework.core.request import Request, RequestClass, cost_key
 from tilework.core.work import Group, NewPlacement, Plan, Start
 from tilework.policy.placement.footprints import footprint
 from tilework.policy.placement.launch import Launch
-from tilework.policy.placement.placement import cells
 from tilework.policy.placement.roles import PlacementType, Role, role_of
 from tilework.policy.published.trident_baselines.aging import priority
 from tilework.policy.published.trident_baselines.layout import Layout, Line, Room, line_of, lines_text, narrowed
@@ -127,7 +126,7 @@ class TridentBaseline(ArrivalOrdered):
         nodes: dict[int, list[int]] = {}
         for device in view.devices:
             nodes.setdefault(device.node, []).append(device.device_id)
-        lines = self.layout.lines(cells(nodes), self._seen)
+        lines = self.layout.lines(dict(sorted(nodes.items())), self._seen)
         if lines == self._lines:
             return False
         self._lines = lines
@@ -214,7 +213,7 @@ class TridentBaseline(ArrivalOrdered):
     def _launched(self, job: JobView, line: Line, group: Group, costs: CostModel, now_ns: int) -> Sequence[Start]:
         """The stages of a job that run on the devices of a line."""
         used = group[: usable_degree(job.request, len(group), costs)] if line.leader is Role.D else group
-        launch = Launch(job.job_id, job.request, job.left, costs, self._why(job, used, costs, now_ns))
+        launch = Launch((job.job_id,), job.request, job.left, costs, self._why(job, used, costs, now_ns))
         for role in line.kind.roles:
             launch.run(role, used, len(used) if self._holds else None)
         return launch.starts

@@ -40,7 +40,7 @@ def works_ns(
     With `holds`, stages without steps run on as much of the group as was profiled; else on what is optimal for them.
     Raises UnknownCost.
     """
-    launch = Launch(0, request, left, costs, "")
+    launch = Launch((0,), request, left, costs, "")
     while (stage := launch.left.stage) is not None:
         role = launch.role
         if role is None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import Stage
 from tilework.core.interfaces import ClusterView, CostModel, DeviceView, JobView
+from tilework.core.request import Shape
 from tilework.core.work import Group, Start
+from tilework.policy.placement.batches import batch_ns, optimal_batch, parts_of
 from tilework.policy.placement.launch import Launch
 from tilework.policy.placement.profile import ClassProfile
 from tilework.policy.placement.roles import PlacementType, Role, role_of
@@ -22,13 +24,20 @@ from tilework.policy.toolkit.open_devices import LEAD_NS
 from tilework.policy.toolkit.tasks import Task, TaskReader
 from tilework.policy.toolkit.wording import devices_text, explain
 
+_EncodeKey = tuple[tuple[Stage, ...], Shape | None, int | None]
+"""The stages of an encode, the shape if only one may share them, and the job if it may not."""
+
+_BatchKey = int | tuple[Group, ClassProfile, int]
+"""A job, or the device, class and position of several."""
+
 
 @dataclass(slots=True)
 class Dispatch:
     """Places tasks on devices, and collects their starts.
 
     `chunk_ns` is how long a chunk of steps takes. Unless it `is_stage_aware`, a stage without steps gets as many
-    devices as the steps have. `runs` is what the starts keep each pool busy with.
+    devices as the steps have. With `batches`, encodes on auxiliaries are merged. `runs` is what the starts keep each
+    pool busy with.
     """
 
     view: ClusterView
@@ -39,8 +48,10 @@ class Dispatch:
     profiles: Profiles
     chunk_ns: int
     is_stage_aware: bool
+    batches: bool
     starts: list[Start] = field(default_factory=list)
     runs: list[PoolRun] = field(default_factory=list)
+    _encodes: dict[_EncodeKey, list[Task]] = field(default_factory=dict)  # On auxiliaries, not queued yet.
     _keeps: dict[int, bool] = field(default_factory=dict)  # What `_is_kept` has found of jobs.
 
     @property
@@ -54,21 +65,36 @@ class Dispatch:
         begun and lost its group is to be dispatched: a device of it is down, or was reserved for another.
         """
         others = []
-        for task in tasks:
-            group = task.job.last_devices
-            if not self._is_ready(task):
-                continue
+        for batch in self._begun_together(tasks):
+            task = batch[0]
             if not self._has_begun(task):
                 others.append(task)
             elif (own := self._own_group(task)) and self.devices.take_whole(own):
-                why = explain(task.job, "keeps its devices until it is finished", self.now_ns)
-                self._start(task, own, self._launch(task, why))
-            elif task.job.works:  # Its works are not over yet, and its devices not all open.
-                self.devices.keep(group)
-                self.devices.take_some(group, len(group))
+                self._start(task, own, self._launch(batch, "keeps its devices until it is finished"))
             else:
-                others.append(task)
+                others += [one for one in batch if not self._keeps_on(one)]
         return others
+
+    def _begun_together(self, tasks: Sequence[Task]) -> Iterable[tuple[Task, ...]]:
+        """The tasks that are ready, in order; those of one class that are at the same step on one device, together."""
+        found: dict[_BatchKey, tuple[Task, ...]] = {}
+        for task in tasks:
+            if self._is_ready(task):
+                job = task.job
+                key: _BatchKey = job.job_id
+                if task.num_steps and len(job.last_devices) == 1 and job.may_share and self._has_begun(task):
+                    key = job.last_devices, self._profile(task), job.left.position
+                found[key] = (*found.get(key, ()), task)
+        return found.values()
+
+    def _keeps_on(self, task: Task) -> bool:
+        """Whether a task's works are not over yet, and its devices not all open; they are kept for it."""
+        if not task.job.works:
+            return False
+        group = task.job.last_devices
+        self.devices.keep(group)
+        self.devices.take_some(group, len(group))
+        return True
 
     def _is_ready(self, task: Task) -> bool:
         return task.ready_ns <= self.now_ns + LEAD_NS
@@ -99,7 +125,7 @@ class Dispatch:
             return group
         if role is None or not self._holds_next(task, group, task.job.left):
             return ()
-        widths = [width for width, _ in self._pieces(task, role, len(group))]
+        widths = [width for width, _ in self._pieces((task,), role, len(group))]
         return group[: max(widths)] if self.is_stage_aware else group
 
     def _holds_next(self, task: Task, group: Group, left: Cursor) -> bool:
@@ -128,8 +154,8 @@ class Dispatch:
             if role is None or role is Role.D or not self._width(task, role):
                 others.append(task)
                 continue
-            launch = self._launch(task, explain(task.job, f"is next for devices with {role}", self.now_ns))
-            self._queue(task, role, launch)
+            launch = self._launch((task,), f"is next for devices with {role}")
+            self._queue((task,), role, launch)
             self.starts += self._ordered(launch)
         return others
 
@@ -139,27 +165,62 @@ class Dispatch:
         return roles.pop() if len(roles) == 1 else None
 
     def place(self, bid: Bid, way: Way, why: str) -> bool:
-        """Dispatch a request, if its devices are open and its encode finds an auxiliary; `why` it, in words."""
-        task = bid.task
+        """Dispatch a bid, if its devices are open and its encode finds an auxiliary; `why` it, in words."""
+        task = bid.tasks[0]
         group = self.devices.take(way.pool, way.degree, task.job.last_devices)
         if group is None:
             return False
-        launch = self._launch(task, explain(task.job, f"is dispatched on {self._where(way)}, {why}", self.now_ns))
-        is_encoded_here = launch.role is not Role.E or Role.E in way.pool.kind.roles
-        if not is_encoded_here and not self._queue(task, Role.E, launch):
-            self.devices.give(group)
-            return False
-        own_ns = sum(self._run_ns(task, role, way.degree) for role in way.pool.kind.roles)
-        self.runs.append(PoolRun(way.pool, self.now_ns, self.now_ns + own_ns, self._busy_ns(task, way)))
+        launch = self._launch(bid.tasks, f"is dispatched on {self._where(way)}, {why}")
+        if launch.role is Role.E and Role.E not in way.pool.kind.roles:
+            if self._auxiliary_group(task, Role.E) is None:
+                self.devices.give(group)
+                return False
+            self._note_encode(bid.tasks)
+            launch.skip(Role.E)
+        pieces = [piece for role in way.pool.kind.roles for piece in self._pieces(bid.tasks, role, way.degree)]
+        own_ns, busy_ns = sum(one_ns for _, one_ns in pieces), sum(width * one_ns for width, one_ns in pieces)
+        self.runs.append(PoolRun(way.pool, self.now_ns, self.now_ns + own_ns, busy_ns, len(bid.tasks)))
         self._start(task, group, launch)
         return True
+
+    def _note_encode(self, tasks: Sequence[Task]) -> None:
+        """Have tasks encoded on auxiliaries, with others that begin now."""
+        for task in tasks:
+            stages = tuple(stage for stage, _ in task.job.left.pieces if self._role_of(task, stage) is Role.E)
+            shape = task.job.request.shape if any(stage.spec.one_shape for stage in stages) else None
+            key = stages, shape, None if task.job.may_share else task.job.job_id
+            self._encodes.setdefault(key, []).append(task)
+
+    def queue_encodes(self) -> None:
+        """Queue the encodes of what was placed on primaries without E, in batches of the optimal size, as first starts.
+
+        Source: TridentServe appendix E.1: E plans that run on auxiliaries alone are merged up to E's optimum.
+        """
+        others, self.starts = self.starts, []
+        for (stages, _, _), tasks in self._encodes.items():
+            most = 1
+            if self.batches and self._width(tasks[0], Role.E) == 1:
+                most = min(self._optimal_batch(task, stage) for task in tasks for stage in stages)
+            for some in parts_of(tasks, most):
+                launch = self._launch(some, "is encoded beside its steps")
+                is_queued = self._queue(some, Role.E, launch)
+                assert is_queued, "a primary was given to a request whose encode has no auxiliary"
+                self.starts += self._ordered(launch)
+        self.starts += others
 
     def _where(self, way: Way) -> str:
         text = devices_text(way.degree)
         return text if self.layout.is_colocated else f"{text} for {way.pool.kind}"
 
-    def _launch(self, task: Task, why: str) -> Launch:
-        return Launch(task.job.job_id, task.job.request, task.job.left, self.costs, why)
+    def _optimal_batch(self, task: Task, stage: Stage) -> int:
+        return optimal_batch(stage, task.job.request, self.costs, self._profile(task).footprint.room_bytes)
+
+    def _launch(self, tasks: Sequence[Task], what: str) -> Launch:
+        """What happens to the tasks is said in words."""
+        job, num_others = tasks[0].job, len(tasks) - 1
+        why = f"{what}, in one batch with {num_others} more" if num_others else explain(job, what, self.now_ns)
+        ids, room_bytes = tuple([task.job.job_id for task in tasks]), self._profile(tasks[0]).footprint.room_bytes
+        return Launch(ids, job.request, job.left, self.costs, why, room_bytes)
 
     def _start(self, task: Task, group: Group, launch: Launch) -> None:
         """All up to a chunk of steps; and what comes after the steps, if these are the last and the group is for it."""
@@ -173,17 +234,23 @@ class Dispatch:
             launch.run(Role.C, group, None if self.is_stage_aware else len(group))
         self.starts += self._ordered(launch)
 
-    def _queue(self, task: Task, role: Role, launch: Launch) -> bool:
+    def _queue(self, tasks: Sequence[Task], role: Role, launch: Launch) -> bool:
         """Start the stages of a role on the auxiliaries that are free first; returns whether there were enough."""
-        pool, width = self._auxiliary(task, role), self._width(task, role)
-        group = self.devices.earliest(pool, width, self._is_kept) if width else None
+        task = tasks[0]
+        group = self._auxiliary_group(task, role)
         if group is None:
             return False
-        run_ns = self._run_ns(task, role, width)
+        width = len(group)
+        run_ns = sum(one_ns for _, one_ns in self._pieces(tasks, role, width))
         end_ns = self.devices.queue(group, task.ready_ns, run_ns)
-        self.runs.append(PoolRun(pool, end_ns - run_ns, end_ns, run_ns * width))
+        self.runs.append(PoolRun(self._auxiliary(task, role), end_ns - run_ns, end_ns, run_ns * width, len(tasks)))
         launch.run(role, group, None if self.is_stage_aware else width)
         return True
+
+    def _auxiliary_group(self, task: Task, role: Role) -> Group | None:
+        """The auxiliaries for a role that are free first; None if there are not enough."""
+        width = self._width(task, role)
+        return self.devices.earliest(self._auxiliary(task, role), width, self._is_kept) if width else None
 
     def _auxiliary(self, task: Task, role: Role) -> Pool:
         return Pool(self.layout.part_of(task.job.request.pipeline), PlacementType(role.value))
@@ -203,22 +270,18 @@ class Dispatch:
     def _profile(self, task: Task) -> ClassProfile:
         return self.profiles.of(task.job.request, self.costs)
 
-    def _run_ns(self, task: Task, role: Role, degree: int) -> int:
-        """How long the stages of a role that are left take on a group of this width."""
-        return sum(one_ns for _, one_ns in self._pieces(task, role, degree))
-
-    def _busy_ns(self, task: Task, way: Way) -> int:
-        return sum(
-            width * one_ns for role in way.pool.kind.roles for width, one_ns in self._pieces(task, role, way.degree)
-        )
-
-    def _pieces(self, task: Task, role: Role, degree: int) -> list[tuple[int, int]]:
-        """Of each stage of a role that is left, its degree on a group of this width, and its time."""
-        request, found = task.job.request, []
+    def _pieces(self, tasks: Sequence[Task], role: Role, degree: int) -> list[tuple[int, int]]:
+        """Of each stage of a role that is left, its degree on a group of this width, and its time; of a batch, on 1."""
+        task, request, found = tasks[0], tasks[0].job.request, []
         for stage, num_steps in task.job.left.pieces:
-            if self._role_of(task, stage) is role:
-                own = degree if stage.has_steps else optimal_degree(stage, request, self.costs, degree)
-                found.append((own, self.costs.work_ns(stage, (request,), own, num_steps)))
+            if self._role_of(task, stage) is not role:
+                continue
+            if len(tasks) > 1:
+                room_bytes = self._profile(task).footprint.room_bytes
+                found.append((1, num_steps * batch_ns(stage, request, len(tasks), self.costs, room_bytes)))
+                continue
+            own = degree if stage.has_steps else optimal_degree(stage, request, self.costs, degree)
+            found.append((own, self.costs.work_ns(stage, (request,), own, num_steps)))
         return found
 
     def _ordered(self, launch: Launch) -> list[Start]:

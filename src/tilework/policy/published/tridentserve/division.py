@@ -18,9 +18,9 @@ from tilework.core.shares import apportioned
 from tilework.policy.placement.demand import By, ClassDemand, Mix, grouped, mix_of
 from tilework.policy.placement.feasible import virtual_replica
 from tilework.policy.placement.orchestrator import plan_placement
-from tilework.policy.placement.placement import cells, widest
+from tilework.policy.placement.placement import Nodes, widest
 from tilework.policy.placement.roles import PlacementType, VirtualReplica
-from tilework.policy.published.tridentserve.layout import SHARED, Layout, Pool, Rows
+from tilework.policy.published.tridentserve.layout import SHARED, Layout, Pool
 from tilework.policy.published.tridentserve.ways import Profiles
 
 Demands = Mapping[str, Sequence[ClassDemand]]
@@ -63,9 +63,9 @@ def mixes_of(demands: Demands, wide: int, by: By) -> dict[str, Mix]:
     return {part: mix_of(grouped(some, wide), by) for part, some in demands.items() if part != SHARED}
 
 
-def divide(demands: Demands, rows: Rows, before: Layout, by: By) -> Division:
+def divide(demands: Demands, rows: Nodes, before: Layout, by: By) -> Division:
     """The layout for these demands. Where there is a choice, devices keep their types."""
-    wide = widest([[(one,) for one in row] for row in rows.values()])
+    wide = widest(rows)
     shares, mixes = shares_of(demands), mixes_of(demands, wide, by)
     if demands.keys() <= {SHARED}:
         why = "all stages of each request fit on one device" if demands else "no request is known"
@@ -73,22 +73,22 @@ def divide(demands: Demands, rows: Rows, before: Layout, by: By) -> Division:
     pools: dict[int, Pool] = {}
     reasons: tuple[str, ...] = ()
     for part, own in _divided(shares, rows).items():
-        own_nodes, prefix = cells(own), f"{part}: " if len(shares) > 1 else ""
-        if part == SHARED or not own_nodes:
+        prefix = f"{part}: " if len(shares) > 1 else ""
+        if part == SHARED or not own:
             pools |= {one: Pool(part, PlacementType.EDC) for row in own.values() for one in row}
             continue
-        plan = plan_placement(demands[part], own_nodes, by=by, before=before.placement_of(part))
+        plan = plan_placement(demands[part], own, by=by, before=before.placement_of(part))
         reasons += tuple(prefix + reason for reason in plan.reasons)
-        pools |= {cell[0]: Pool(part, kind) for cell, kind in plan.placement.types}
+        pools |= {device_id: Pool(part, kind) for device_id, kind in plan.placement.types}
     return Division(Layout(rows, pools), mixes, shares, reasons)
 
 
-def _divided(shares: Mapping[str, float], rows: Rows) -> dict[str, Rows]:
+def _divided(shares: Mapping[str, float], rows: Nodes) -> dict[str, Nodes]:
     """The devices of each part: whole nodes if there is one for each, else neighbours, at least one if there is."""
     if len(shares) == 1:
         return dict.fromkeys(shares, rows)
     if len(rows) >= len(shares):
-        nodes, found = iter(sorted(rows)), dict[str, Rows]()
+        nodes, found = iter(sorted(rows)), dict[str, Nodes]()
         for part, num in _at_least_one(shares, len(rows)).items():
             found[part] = {node: rows[node] for node in [next(nodes) for _ in range(num)]}
         return found

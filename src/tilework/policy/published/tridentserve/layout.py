@@ -6,21 +6,18 @@ placement type in a part: they stand for each other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from tilework.core.component import LEAST_RECENTLY_USED, Component, DropOrder
 from tilework.core.interfaces import CostModel
 from tilework.core.work import Group
 from tilework.policy.placement.feasible import FitsAt
-from tilework.policy.placement.placement import Cell, Placement
+from tilework.policy.placement.placement import Nodes, Placement
 from tilework.policy.placement.roles import PlacementType, Role, VirtualReplica, role_of
 
 SHARED = ""
 """The part of all pipelines that have none of their own."""
-
-Rows = Mapping[int, Sequence[int]]
-"""The devices of each node, ascending."""
 
 
 class Pool(NamedTuple):
@@ -36,7 +33,7 @@ class Pool(NamedTuple):
 class Layout:
     """The pool of each device. Read-only."""
 
-    def __init__(self, rows: Rows, pools: Mapping[int, Pool]) -> None:
+    def __init__(self, rows: Nodes, pools: Mapping[int, Pool]) -> None:
         """`rows` are all devices, `pools` those of them that have one."""
         self.rows, self._pools = rows, pools
         self._parts = {pool.part for pool in pools.values()}
@@ -52,7 +49,7 @@ class Layout:
         self._order_of: dict[Pool, DropOrder] = {}
 
     @classmethod
-    def colocated(cls, rows: Rows) -> Layout:
+    def colocated(cls, rows: Nodes) -> Layout:
         """All stages of all pipelines on each device."""
         pool = Pool(SHARED, PlacementType.EDC)
         return cls(rows, {device_id: pool for row in rows.values() for device_id in row})
@@ -103,10 +100,8 @@ class Layout:
 
     def placement_of(self, part: str) -> Placement:
         """The placement of a part."""
-        cells: Iterator[tuple[Cell, PlacementType]] = (
-            ((device_id,), pool.kind) for device_id, pool in self._pools.items() if pool.part == part
-        )
-        return Placement(tuple(cells))
+        own = [(device_id, pool.kind) for device_id, pool in self._pools.items() if pool.part == part]
+        return Placement(tuple(own))
 
     def changed(self, before: Layout) -> list[int]:
         """The devices of both layouts whose pool is another one."""

@@ -24,12 +24,13 @@ _MOST_WINDOW_NS = 600 * NS_PER_S
 
 @dataclass(frozen=True, slots=True)
 class PoolRun:
-    """Stages of one request on a pool, predicted when they were started. `busy_ns` is of all devices together."""
+    """Stages of requests on a pool, predicted when they were started. `busy_ns` is of all devices together."""
 
     pool: Pool
     begin_ns: int
     end_ns: int
     busy_ns: int
+    num_requests: int = 1
 
 
 class _Seen(NamedTuple):
@@ -124,9 +125,9 @@ class Monitor:
             if run.pool.part != part or run.end_ns <= now_ns - self.window_ns:
                 continue
             kind = run.pool.kind
-            done[kind] += run.end_ns <= now_ns
+            done[kind] += run.num_requests if run.end_ns <= now_ns else 0
             busy_ns[kind] += run.busy_ns if run.end_ns <= now_ns else 0
-            queued[kind] += run.begin_ns > now_ns
+            queued[kind] += run.num_requests if run.begin_ns > now_ns else 0
         replicas = layout.placement_of(part).counts()
         return {
             kind: WindowStats(

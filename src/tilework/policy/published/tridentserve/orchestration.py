@@ -26,11 +26,11 @@ from tilework.core.request import Request, RequestClass, cost_key
 from tilework.core.work import NewPlacement
 from tilework.policy.placement.demand import By
 from tilework.policy.placement.feasible import virtual_replica
-from tilework.policy.placement.placement import cells
+from tilework.policy.placement.placement import Nodes, widest
 from tilework.policy.placement.roles import PlacementType
 from tilework.policy.placement.switching import SwitchRule, WindowStats, is_worthwhile
 from tilework.policy.published.tridentserve.division import Division, demands_by_part, divide, mixes_of, shares_of
-from tilework.policy.published.tridentserve.layout import SHARED, Layout, Pool, Rows
+from tilework.policy.published.tridentserve.layout import SHARED, Layout, Pool
 from tilework.policy.published.tridentserve.monitor import Monitor
 from tilework.policy.published.tridentserve.ways import Profiles
 from tilework.policy.toolkit.order import by_urgency
@@ -116,7 +116,7 @@ class Orchestration:
 
     def widest_node(self) -> int:
         """The most devices of a node."""
-        return max(map(len, self.layout.rows.values()), default=0)
+        return widest(self.layout.rows)
 
     def update(self, view: ClusterView, costs: CostModel, tasks: Sequence[Task], now_ns: int) -> None:
         """Look at what has changed, and derive a new layout if that is due. `tasks` are all that wait, and others.
@@ -246,7 +246,7 @@ class Orchestration:
         known: Sequence[tuple[Request, float]] = tuple(classes.values())
         if self.declared and self._now is None:
             known = self.declared
-        rows: Rows = self.layout.rows
+        rows: Nodes = self.layout.rows
         division = divide(demands_by_part(known, self.profiles, costs, self.widest_node()), rows, self.layout, self.by)
         if is_switch:
             if not self._is_worthwhile(division):
@@ -267,12 +267,12 @@ class Orchestration:
         before, after = self.layout, division.layout
         if before.parts != after.parts:
             return True
-        nodes, moved = cells(before.rows), set(after.changed(before))
+        moved = set(after.changed(before))
         for part in after.parts:
             was, will = before.placement_of(part), after.placement_of(part)
-            if {cell for cell, _ in was.types} != {cell for cell, _ in will.types}:
+            if {one for one, _ in was.types} != {one for one, _ in will.types}:
                 return True
-            own = {node: [one for one in row if will.of(one[0]) is not None] for node, row in nodes.items()}
+            own = {node: [one for one in row if will.of(one) is not None] for node, row in before.rows.items()}
             if part != SHARED and moved and is_worthwhile(was, will, {node: row for node, row in own.items() if row}):
                 return True
         return False

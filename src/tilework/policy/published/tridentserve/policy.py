@@ -6,23 +6,21 @@ says what each way is worth, `program` chooses the requests that begin now. `dis
 chosen devices, encode and decode on the same if these hold them, else on auxiliaries. Devices hold all stages (type
 EDC) as long as all requests fit there: then this is the dispatcher alone, as for a table without weights.
 
-Left out: batches of small requests (appendix E.1). Models that exceed one device (E.2) are a matter of the cost table
-(`cost.table.in_cells`).
+Small requests of one class begin in batches (appendix E.1). Models that exceed one device (E.2) are a matter of the
+cost table (`cost.table.in_cells`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Literal
 
 from tilework.core.interfaces import ClusterView, CostModel, PlacementStatus
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, ns_from_s
 from tilework.core.work import Plan
-from tilework.policy.placement.demand import By
-from tilework.policy.published.tridentserve.bids import MOST_SPEED, Bid, read_bids
+from tilework.policy.published.tridentserve.bids import MOST_SPEED, Bid, batched, one_by_one, read_bids
 from tilework.policy.published.tridentserve.devices import Devices
 from tilework.policy.published.tridentserve.dispatch import Dispatch
 from tilework.policy.published.tridentserve.ilp import require_solver, solve_by_ilp
@@ -76,46 +74,34 @@ class TridentServe(DeadlinePolicy):
     - A decode for an auxiliary is queued when its steps end, not when they begin: it would block the queue meanwhile.
     - Steps are started in chunks; a group keeps its request when its type changes, and the decode follows the new type.
     - Without a deadline, a request is late from a minute after its arrival on (`DeadlineOrder`).
+    - A batch is worth what its members are. Batches run on one device, are formed of what waits, and are made smaller
+      where a member would be late by its batch. Devices are divided as if each request ran by itself.
     - Of equal rewards, fewer devices come first, then the more urgent request.
     - A request that waits even beyond the patience of `DeadlineOrder` goes before all others, one at each decision. If
       it needs several devices, they are held for it: no reward does that, and narrower requests would always take them.
 
     Attributes:
+        batches: whether small requests of one class begin together (`bids.batched`), and encodes on auxiliaries.
         is_stage_aware: whether encode and decode get their own number of devices; else they hold as many as the steps.
-        switches, downtime_s, declared, by, theta, reading: see `Orchestration`.
+        orchestration: which devices are for what. It keeps state, so each policy needs its own.
     """
 
     solver: Solver = solve_quickly
     chunk_ns: int = 200 * NS_PER_MS
     paper_times: bool = False
     is_stage_aware: bool = True
-    switches: bool = True
-    downtime_s: float = 0.0
-    declared: Sequence[tuple[Request, float]] = ()
-    by: By = "device_time"
-    theta: float = 1.5
-    reading: Literal["capacity", "completions"] = "capacity"
-    _orchestration: Orchestration = field(init=False)
+    batches: bool = True
+    orchestration: Orchestration = field(default_factory=Orchestration)
     _up: OpenDevices = field(init=False, default_factory=OpenDevices)
     _prices: TaskPrices = field(init=False, default_factory=TaskPrices)
     _ways: Ways | None = field(init=False, default=None)
-
-    def __post_init__(self) -> None:
-        self._orchestration = Orchestration(
-            switches=self.switches,
-            downtime_ns=ns_from_s(self.downtime_s),
-            declared=self.declared,
-            by=self.by,
-            theta=self.theta,
-            reading=self.reading,
-        )
 
     def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
         return [speed.degree for speed in efficient_speeds(step_speeds(request, costs))]
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
         """A plan that drops jobs to best effort starts nothing, and is asked for again in the new order."""
-        orchestration, up = self._orchestration, self._up
+        orchestration, up = self.orchestration, self._up
         if orchestration.monitor.first_ns is None and next(iter(view.waiting()), None) is None:
             return Plan()  # Thousands of devices may join before the first request comes.
         up.update(view.devices, now_ns)
@@ -125,10 +111,12 @@ class TridentServe(DeadlinePolicy):
         tasks = _tasks(view, up, reader)
         orchestration.update(view, costs, tasks, now_ns)
         devices, profiles = Devices(up, orchestration.layout, orchestration.closed(now_ns)), orchestration.profiles
-        dispatch = Dispatch(view, costs, now_ns, devices, reader, profiles, self.chunk_ns, self.is_stage_aware)
+        how = self.chunk_ns, self.is_stage_aware, self.batches
+        dispatch = Dispatch(view, costs, now_ns, devices, reader, profiles, *how)
         others = dispatch.after(dispatch.keep(tasks))
-        bids = read_bids(others, self._ways_on(orchestration.layout, costs))
-        if late := late_jobs([(bid.task.job, bid.earliest_ns) for bid in bids]):
+        ways = self._ways_on(orchestration.layout, costs)
+        bids = read_bids(batched(others, ways) if self.batches else one_by_one(others), ways)
+        if late := late_jobs([(task.job, bid.earliest_ns) for bid in bids for task in bid.tasks]):
             return Plan(dropped_to_best_effort=late)
         if (longest := _past_patience(bids, now_ns)) is not None:
             bids.remove(longest)
@@ -137,16 +125,17 @@ class TridentServe(DeadlinePolicy):
         return self._plan(dispatch, bool(tasks) or _has_tasks(view))
 
     def placement_status(self, now_ns: int) -> Sequence[PlacementStatus]:
-        return self._orchestration.status(now_ns)
+        return self.orchestration.status(now_ns)
 
     def _ways_on(self, layout: Layout, costs: CostModel) -> Ways:
         """The ways on this layout, with what was computed since it changed."""
         if self._ways is None or not self._ways.is_of(layout):
-            self._ways = Ways(layout, self._orchestration.profiles, costs, self.paper_times)
+            self._ways = Ways(layout, self.orchestration.profiles, costs, self.paper_times)
         return self._ways
 
     def _plan(self, dispatch: Dispatch, has_tasks: bool) -> Plan:
-        orchestration = self._orchestration
+        orchestration = self.orchestration
+        dispatch.queue_encodes()
         for run in dispatch.runs:
             orchestration.monitor.note(run)
         wakes_ns = (self._up.next_open_ns(), orchestration.wake_ns(has_tasks, dispatch.now_ns))
@@ -169,13 +158,13 @@ class TridentServe(DeadlinePolicy):
             ]
             chosen.sort(key=lambda one: -one[1].width)
             placed = {
-                bid.task.job.job_id
+                bid.tasks[0].job.job_id
                 for bid, option in chosen
                 if dispatch.place(bid, bid.way(option), f"for a reward of {option.value // MOST_SPEED}")
             }
             if not placed or len(placed) == len(chosen):
                 break
-            waiting = [bid for bid in waiting if bid.task.job.job_id not in placed]
+            waiting = [bid for bid in waiting if bid.tasks[0].job.job_id not in placed]
 
 
 def _tasks(view: ClusterView, up: OpenDevices, reader: TaskReader) -> list[Task]:
@@ -197,8 +186,8 @@ def _has_tasks(view: ClusterView) -> bool:
 
 def _past_patience(bids: Sequence[Bid], now_ns: int) -> Bid | None:
     """Of the requests that are past their turn, though late or without a deadline, the one that is so for longest."""
-    late = [bid for bid in bids if bid.task.due_ns <= now_ns]
-    return min(late, key=lambda bid: by_urgency(bid.task.job), default=None)
+    late = [bid for bid in bids if bid.tasks[0].due_ns <= now_ns]
+    return min(late, key=lambda bid: by_urgency(bid.tasks[0].job), default=None)
 
 
 def _go_first(dispatch: Dispatch, bid: Bid) -> None:
@@ -215,10 +204,6 @@ def _go_first(dispatch: Dispatch, bid: Bid) -> None:
     devices.take_some(max(wide, key=devices.num_open), way.degree)
 
 
-def _variant(**changes: Any) -> Callable[[], TridentServe]:
-    return lambda: TridentServe(**changes)
-
-
 def _by_ilp() -> TridentServe:
     """Raises UnknownPolicy without the solver."""
     require_solver()
@@ -227,7 +212,7 @@ def _by_ilp() -> TridentServe:
 
 policy("tridentserve")(TridentServe)
 policy("tridentserve-ilp", is_extra=True)(_by_ilp)
-policy("tridentserve-wo-switch")(_variant(switches=False))
-policy("tridentserve-wo-stageaware")(_variant(is_stage_aware=False))
-policy("tridentserve-wo-scheduler")(_variant(solver=shortest_first))
-policy("tridentserve-downtime")(_variant(downtime_s=DOWNTIME_S))
+policy("tridentserve-wo-switch")(lambda: TridentServe(orchestration=Orchestration(switches=False)))
+policy("tridentserve-wo-stageaware")(lambda: TridentServe(is_stage_aware=False))
+policy("tridentserve-wo-scheduler")(lambda: TridentServe(solver=shortest_first))
+policy("tridentserve-downtime")(lambda: TridentServe(orchestration=Orchestration(downtime_ns=ns_from_s(DOWNTIME_S))))

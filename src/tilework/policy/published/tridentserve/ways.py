@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from tilework.core.graph.stage import Stage
 from tilework.core.interfaces import CostModel
 from tilework.core.request import Request, RequestClass, cost_key
 from tilework.core.shares import PIXELS_PER_TOKEN
+from tilework.policy.placement.batches import batch_ns, optimal_batch
 from tilework.policy.placement.feasible import is_placeable
 from tilework.policy.placement.profile import ClassProfile, class_profile
 from tilework.policy.placement.roles import PlacementType, Role, VirtualReplica, role_of
@@ -22,7 +24,7 @@ _UNKNOWN: tuple[int, tuple[Way, ...]] = (-1, ())
 
 
 class Way(NamedTuple):
-    """Dispatch on `degree` devices of a pool: all that is left takes `run_ns`.
+    """Dispatch on `degree` devices of a pool: all that is left takes `run_ns`, of a batch until all of it is done.
 
     `penalty` is what its communication takes from the reward, in thousandths.
     """
@@ -93,25 +95,71 @@ class Ways:
     def __init__(self, layout: Layout, profiles: Profiles, costs: CostModel, paper_times: bool = False) -> None:
         self._layout, self._profiles, self._costs, self._paper_times = layout, profiles, costs, paper_times
         self._version = profiles.version
-        self._known: dict[tuple[ClassProfile, int], tuple[int, tuple[Way, ...]]] = {}
+        self._known: dict[tuple[ClassProfile, int, int], tuple[int, tuple[Way, ...]]] = {}
+        self._together: dict[tuple[ClassProfile, int], tuple[int, int]] = {}
 
     def is_of(self, layout: Layout) -> bool:
         """Whether these are the ways on this layout, by profiles that have not been forgotten."""
         return self._layout is layout and self._version == self._profiles.version
 
-    def of(self, task: Task) -> tuple[Way, ...]:
-        """The ways of a task, the slowest first; empty if it can run nowhere. Raises UnknownCost.
+    def of(self, task: Task, num: int = 1) -> tuple[Way, ...]:
+        """The ways of a task, or of a batch of `num` like it, the slowest first; empty if it can run nowhere.
 
-        Tasks that have the same remaining work have the same object: there are many tasks, few of them differ.
+        Tasks that have the same remaining work have the same object: there are many tasks, few of them differ. Raises
+        UnknownCost.
         """
         profile, version = self._profiles.of(task.job.request, self._costs), self._costs.version_of(task.job.request)
-        key = profile, task.job.left.position
+        key = profile, task.job.left.position, num
         known_version, found = self._known.get(key, _UNKNOWN)
         if known_version != version:
-            ways = self._steps(task, profile) if _has_steps(task, self._costs) else self._alone(task, profile)
+            if num > 1:
+                ways = self._batch(task, profile, num)
+            else:
+                ways = self._steps(task, profile) if _has_steps(task, self._costs) else self._alone(task, profile)
             found = tuple(sorted(ways, key=lambda way: (-way.run_ns, way.degree, way.penalty)))
             self._known[key] = version, found
         return found
+
+    def profile_of(self, task: Task) -> ClassProfile:
+        """The profile of a task's class. Raises UnknownCost."""
+        return self._profiles.of(task.job.request, self._costs)
+
+    def most_together(self, task: Task) -> int:
+        """How many tasks like this one make a batch: what is optimal for its steps, if these run best on one device.
+
+        1 without steps.
+
+        Raises UnknownCost.
+        """
+        request = task.job.request
+        profile, version = self._profiles.of(request, self._costs), self._costs.version_of(request)
+        key = profile, task.job.left.position
+        known = self._together.get(key)
+        if known is None or known[0] != version:
+            degrees = [speed.degree for speed in worthwhile(efficient_speeds(task.group_speeds))]
+            stages = [stage for stage, _ in task.job.left.pieces if stage.has_steps and degrees == [1]]
+            room_bytes = profile.footprint.room_bytes
+            most = min([optimal_batch(stage, request, self._costs, room_bytes) for stage in stages], default=1)
+            known = self._together[key] = version, most
+        return known[1]
+
+    def _batch(self, task: Task, profile: ClassProfile, num: int) -> Iterator[Way]:
+        """On one primary, where the class fits on one."""
+        request, room_bytes = task.job.request, profile.footprint.room_bytes
+        for way in self._steps(task, profile):
+            if way.degree > 1:
+                continue
+            run_ns = way.run_ns
+            for stage, num_steps in task.job.left.pieces:
+                role = self._role(request, stage)
+                if role is Role.E or role in way.pool.kind.roles:  # Each decode elsewhere has devices of its own.
+                    alone_ns = self._costs.work_ns(stage, (request,), 1)
+                    whole_ns = batch_ns(stage, request, num, self._costs, room_bytes)
+                    run_ns += num_steps * (whole_ns - alone_ns)
+            yield way._replace(run_ns=run_ns)
+
+    def _role(self, request: Request, stage: Stage) -> Role | None:
+        return role_of(self._costs.graph(request.pipeline), stage)
 
     def _steps(self, task: Task, profile: ClassProfile) -> Iterator[Way]:
         """On primaries, at the degrees that are efficient and fit; at the least that fits if no efficient one does."""

@@ -33,7 +33,7 @@ class ImageCall:
 
     Image i has the seed of image 0 plus i. A stream shows at most `num_partial` unfinished pictures of each image, and
     `tilework` events if `has_progress`; its events are named `stream_of`. `files` are those of given pictures, if they
-    are to be kept for a later start.
+    are to be kept for a later start. With `vae_tiling` its model decodes in tiles.
     """
 
     model: str
@@ -49,6 +49,7 @@ class ImageCall:
     has_progress: bool = False
     stream_of: StreamOf = "image_generation"
     files: tuple[PictureFile, ...] = ()
+    vae_tiling: bool = False
 
     @property
     def slo_s(self) -> float | None:
@@ -154,6 +155,7 @@ def image_call(
         has_progress=ask.tilework_events,
         stream_of=stream_of,
         files=pictures.files,
+        vae_tiling=info.vae_tiling,
     )
 
 

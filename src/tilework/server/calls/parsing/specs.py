@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from random import Random
 
@@ -12,6 +12,7 @@ from tilework.core.model import ArgumentValue, ModelInfo
 from tilework.core.wire import Image, Spec, VideoFormat
 from tilework.server.calls.errors import invalid
 from tilework.server.calls.parsing.pictures import main_picture
+from tilework.server.calls.parsing.preview_interval import AloneSeconds, preview_interval
 from tilework.server.calls.parsing.sizes import shape_of
 from tilework.server.calls.parsing.steps import steps_of
 from tilework.server.config import ServerConfig
@@ -37,7 +38,7 @@ class Rules:
 
     info: ModelInfo
     defaults: DefaultSlos = field(default_factory=DefaultSlos)
-    alone_s: Callable[[Sequence[Spec]], float | None] = _unknown
+    alone_s: AloneSeconds = _unknown
     config: ServerConfig
     tenants: Tenants
     tenant: Tenant
@@ -67,28 +68,24 @@ def specs_of(
     given = pictures.get(main.name) if main is not None else None
     clip = pictures.get(info.frames_of)
     shape = shape_of(ask, info, config, given[0] if given else None, None if clip is None else len(clip))
-    first_seed = rng.randrange(RANDOM_SEEDS) if ask.seed is None else ask.seed
-    preview_every = _preview_every(ask, steps.made, config.max_previews)
-    return tuple(
-        Spec(
-            prompt=ask.prompt,
-            negative_prompt=ask.negative_prompt,
-            height=shape.height,
-            width=shape.width,
-            frames=shape.frames,
-            steps=steps.made,
-            whole_steps=steps.whole,
-            guidance_scale=info.default_guidance_scale if ask.guidance_scale is None else ask.guidance_scale,
-            seed=first_seed + index,
-            preview_every=preview_every,
-            exact=exact,
-            arguments=arguments,
-            pictures=pictures,
-            video=video,
-            loras=loras,
-        )
-        for index in range(ask.n)
+    first = Spec(
+        prompt=ask.prompt,
+        negative_prompt=ask.negative_prompt,
+        height=shape.height,
+        width=shape.width,
+        frames=shape.frames,
+        steps=steps.made,
+        whole_steps=steps.whole,
+        guidance_scale=info.default_guidance_scale if ask.guidance_scale is None else ask.guidance_scale,
+        seed=rng.randrange(RANDOM_SEEDS) if ask.seed is None else ask.seed,
+        exact=exact,
+        arguments=arguments,
+        pictures=pictures,
+        video=video,
+        loras=loras,
     )
+    every = preview_interval(ask, first, info, rules.alone_s, config.max_previews)
+    return tuple(replace(first, seed=first.seed + index, preview_every=every) for index in range(ask.n))
 
 
 def _loras(ask: ImageRequest, info: ModelInfo) -> tuple[UsedLora, ...]:
@@ -109,18 +106,3 @@ def _named(loras: Sequence[str]) -> str:
     others = len(loras) - _MOST_NAMED
     first = ", ".join(map(shown, loras[:_MOST_NAMED]))
     return f"{first}, and {others} more (GET /v1/models has all)" if others > 0 else first
-
-
-def _preview_every(ask: ImageRequest, steps: int, max_previews: int) -> int:
-    """As asked for, or what a stream shows; never after the last step.
-
-    That is the shortest interval with no more previews than unfinished pictures are wanted, so that none is drawn in
-    vain; it spreads them most evenly, too. Where no interval brings the very number (3 in 5 steps), there are fewer.
-    """
-    if ask.preview_every is None:
-        return -(-steps // (ask.partial_images + 1)) if ask.partial_images else 0
-    if ask.preview_every and (steps - 1) // ask.preview_every > max_previews:
-        least = (steps - 1) // (max_previews + 1) + 1
-        remedy = f"There are at most {max_previews} previews: give 0, or at least {least} for {steps} steps."
-        raise invalid("preview_every", ask.preview_every, remedy)
-    return ask.preview_every

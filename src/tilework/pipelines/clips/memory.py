@@ -1,0 +1,230 @@
+"""What memory a decode takes, before it runs: the code that decodes, on tensors that have no numbers.
+
+`torch.device("meta")` makes tensors with shapes alone. What is counted is every tensor that is made and still there,
+and what a convolution takes beside them on a CPU. A decode repeats itself from latent to latent and from tile to tile,
+so each kind of chunk runs once, and counts as often as it is made.
+
+Rejected: a formula with factors for each class. It would have to be measured again for each configuration.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tilework.pipelines.clips.decoders import ROWS, Chunks, decoder_of
+from tilework.pipelines.clips.decoding import decode
+from tilework.pipelines.errors import ModelNotFound, UnsupportedModel
+
+_META = torch.device("meta")
+_TILING = ("use_tiling", "tile_")
+"""How the names of the settings of an autoencoder's tiles begin."""
+_UNFOLDED = 20_480
+"""Up to this product of the first four sizes torch's own convolution unfolds an input of float32 on a CPU
+(`ConvParams::use_mkldnn`); above it, and of other types, oneDNN copies it."""
+
+_BLOCK = 32
+"""Channels come in multiples of at most this number in oneDNN's own layouts."""
+_FORMATS: dict[int, tuple[Any, ...]] = {
+    4: (torch.contiguous_format, torch.channels_last),
+    5: (torch.contiguous_format, torch.channels_last_3d),
+}
+
+
+def decode_bytes(vae: Any, frames: int, height: int, width: int) -> int | None:
+    """The most memory that the tensors of a clip's decode take at a time, beside the weights; its pixels included.
+
+    Of pixels the two copies count that are there at the end. `vae` may lie on the device "meta" (`from_config`). It
+    decodes in tiles if it is set to that. None: nothing is known of its class.
+    """
+    decoder = decoder_of(vae)
+    if decoder is None:
+        return None
+    bare = _bare(vae)
+    temporal, spatial = decoder.scales(bare)
+    latents = torch.empty(
+        (1, decoder.latent_channels(bare), 1 + (frames - 1) // temporal, height // spatial, width // spatial),
+        dtype=next(vae.parameters()).dtype,
+        device=_META,
+    )
+    given = (latents.new_empty(1),) if vae.config.get("timestep_conditioning") else ()
+    with torch.no_grad(), TensorMeter() as meter:
+        rehearsed = replace(
+            decoder, whole=_Rehearsal(meter, decoder.whole, frames), tile=_Rehearsal(meter, decoder.tile, frames)
+        )
+        decode(rehearsed, bare, _pixels, latents, *given)
+        return int(meter.peak_bytes)
+
+
+def autoencoder_of(directory: Path, dtype: torch.dtype) -> Any:
+    """The autoencoder of a model's directory by its configuration alone: it has shapes, and no weights.
+
+    Raises:
+        ModelNotFound: there is no configuration.
+        UnsupportedModel: its class has no row in `decoders`, or is not in diffusers.
+    """
+    file = directory / "vae" / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelNotFound(f"{file}: cannot be read ({error}); name the directory of a diffusers model") from error
+    name = config.get("_class_name")
+    if name not in ROWS:
+        raise UnsupportedModel(f"{file} names {name!r}; what a decode takes is known of {', '.join(ROWS)}")
+    with _META:
+        vae = getattr(diffusers, name).from_config(config)
+    return nn.Module.to(vae, dtype)
+
+
+class TensorMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While entered, counts the bytes of tensors that are made and still there: `live_bytes`, at most `peak_bytes`.
+
+    A convolution counts with what its kernel takes beside its tensors on a CPU. What other kernels take, and those of
+    other devices, is not counted.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live_bytes = 0
+        self.peak_bytes = 0
+        self._known: dict[int, weakref.ref[Any]] = {}
+
+    def rise(self, num_bytes: int) -> None:
+        """Count bytes that are there for a moment."""
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes + num_bytes)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for one in _tensors(args):
+            self._note(one, 0)  # It was there before.
+        result = func(*args, **(kwargs or {}))
+        for one in _tensors((result,)):
+            self._note(one, one.untyped_storage().nbytes())
+        self.rise(_workspace(args, result) if func is torch.ops.aten.convolution.default else 0)
+        return result
+
+    def _note(self, tensor: Tensor, num_bytes: int) -> None:
+        storage: Any = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self._known:
+            self._known[key] = weakref.ref(storage, functools.partial(self._forget, key, num_bytes))
+            self.live_bytes += num_bytes
+
+    def _forget(self, key: int, num_bytes: int, _: object) -> None:
+        del self._known[key]
+        self.live_bytes -= num_bytes
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    for one in values:
+        if isinstance(one, Tensor):
+            yield one
+        elif isinstance(one, list | tuple):
+            yield from _tensors(one)
+
+
+def _workspace(args: Any, result: Tensor) -> int:
+    """The bytes that a convolution takes on a CPU beside its tensors, at most.
+
+    Its input is copied if its numbers do not lie one after the other. Then it is unfolded, or input, weights and result
+    are copied into blocks of channels.
+    """
+    inputs, weight = args[0], args[1]
+    copied = 0 if any(inputs.is_contiguous(memory_format=one) for one in _FORMATS[inputs.ndim]) else inputs.nbytes
+    if inputs.dtype == torch.float32 and prod(inputs.shape[:4]) <= _UNFOLDED:
+        return int(copied + prod(weight.shape[1:]) * prod(result.shape[2:]) * inputs.element_size())
+    return int(copied + sum(map(_in_blocks, (inputs, weight, result))))
+
+
+def _in_blocks(tensor: Tensor) -> int:
+    """The bytes of a tensor whose channels are filled up."""
+    return int(tensor.nbytes // tensor.shape[1] * -(-tensor.shape[1] // _BLOCK) * _BLOCK)
+
+
+@dataclass(frozen=True, slots=True)
+class _Course:
+    """The chunks of a clip: their shapes, what is kept between them, and what one takes beyond that for a moment."""
+
+    shapes: tuple[torch.Size, ...]
+    kept_bytes: int
+    rise_bytes: int
+
+
+@dataclass(slots=True)
+class _Rehearsal:
+    """The chunks of a decoder. Once they repeat themselves, and for latents of a known shape, none is computed."""
+
+    meter: TensorMeter
+    chunks: Chunks
+    frames: int
+    _courses: dict[torch.Size, _Course] = field(default_factory=dict)
+
+    def __call__(self, vae: Any, latents: Tensor, *given: Any, **named: Any) -> Iterator[Tensor]:
+        course = self._courses.get(latents.shape)
+        if course is None:
+            yield from self._first(latents, self.chunks(vae, latents, *given, **named))
+            return
+        kept = torch.empty(course.kept_bytes, dtype=torch.uint8, device=_META)
+        yield from self._repeated(latents, course.shapes, course.rise_bytes)
+        del kept
+
+    def _first(self, latents: Tensor, chunks: Iterator[Tensor]) -> Iterator[Tensor]:
+        shapes: list[torch.Size] = []
+        kept = rise = 0
+        while (made := self._next(chunks)) is not None:
+            chunk, grown, risen = made
+            del made
+            shapes.append(chunk.shape)
+            kept, rise = kept + grown, max(rise, risen)
+            yield chunk
+            del chunk
+            if len(shapes) > 1 and shapes[-1] == shapes[-2] and grown == 0:
+                left = (self.frames - sum(shape[2] for shape in shapes)) // shapes[-1][2]
+                yield from self._repeated(latents, (shapes[-1],) * left, rise)
+                shapes += [shapes[-1]] * left
+                break
+        self._courses[latents.shape] = _Course(tuple(shapes), max(kept, 0), rise)
+
+    def _next(self, chunks: Iterator[Tensor]) -> tuple[Tensor, int, int] | None:
+        """The next chunk, what more is kept behind it, and what it took for a moment; None behind the last one."""
+        before, peak = self.meter.live_bytes, self.meter.peak_bytes
+        self.meter.peak_bytes = before
+        chunk = next(chunks, None)
+        risen = self.meter.peak_bytes - before
+        self.meter.peak_bytes = max(peak, self.meter.peak_bytes)
+        if chunk is None:
+            return None
+        return chunk, self.meter.live_bytes - before - chunk.untyped_storage().nbytes(), risen
+
+    def _repeated(self, latents: Tensor, shapes: tuple[torch.Size, ...], rise_bytes: int) -> Iterator[Tensor]:
+        for shape in shapes:
+            self.meter.rise(rise_bytes)
+            yield latents.new_empty(shape)
+
+
+def _pixels(frames: Tensor) -> Tensor:
+    """What a processor makes of frames, as far as memory goes."""
+    values = (frames * 0.5 + 0.5).clamp(0, 1)
+    return values[0].permute(1, 2, 3, 0).float().to(torch.uint8)
+
+
+def _bare(vae: Any) -> Any:
+    """The same autoencoder without its weights, with the same tiles."""
+    with _META:
+        bare = type(vae).from_config(vae.config)
+    nn.Module.to(bare, next(vae.parameters()).dtype)
+    for name, value in vars(vae).items():
+        if name.startswith(_TILING):
+            setattr(bare, name, value)
+    bare.blend_v = bare.blend_h = lambda _beside, tile, _extent: tile  # Row by row in its place, in thousands of calls.
+    return bare
