@@ -1,13 +1,15 @@
 """What a process is born with; in a module of its own, which imports nothing else that takes time."""
 
+import socket
 import sys
 import time
-from multiprocessing.connection import Connection
+
+from tilework.comm.messages import send_message
 
 MARKER = "tilework.worker.preload"
 
 
-def report_birth(connection: Connection) -> None:
+def report_birth(connection: socket.socket) -> None:
     """Body of a process that says whether it has the marker, and what processor time it took until it could serve."""
     marker = sys.modules.get(MARKER)
     import tilework.pipelines.families.flux
@@ -16,4 +18,4 @@ def report_birth(connection: Connection) -> None:
     import tilework.pipelines.families.sdxl
     import tilework.worker.process  # noqa: F401  All of them should be here already.
 
-    connection.send((getattr(marker, "PRELOADED", False), time.process_time()))
+    send_message(connection, (getattr(marker, "PRELOADED", False), time.process_time()))

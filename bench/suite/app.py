@@ -42,6 +42,7 @@ from suite.cases.promises import Reservations
 from suite.cases.queue import QueueLength
 from suite.cases.ready import Ready
 from suite.cases.replace import Replace
+from suite.cases.reports import ReportCost
 from suite.cases.residency import Residency
 from suite.cases.ring import RingSpeed
 from suite.cases.robust import Robust
@@ -106,6 +107,7 @@ CASES: dict[str, tuple[str, type[Case]]] = {
         "Messages between processes of a node: the ring, pipes and ZeroMQ, also when a sender is killed",
         RingSpeed,
     ),
+    "reports": ("A picture on its way from a worker to the engine: pipe, ring, file", ReportCost),
     "groups": ("Forming a group of workers, and opening it again", GroupTime),
     "elastic": ("Changing the degree, moving the state, sharing guidance", Elastic),
     "modelled": ("Deadlines kept by each policy on eight simulated GPUs, live and simulated", Modelled),

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import gc
 import os
 import signal
+import sys
+import termios
 import time
 from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass, field, replace
 from multiprocessing import forkserver
-from multiprocessing.connection import Connection
 from pathlib import Path
-from socket import socketpair
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from commands import MODEL, decode, encode
+from commands import MODEL, decode, encode, steps
 from stages import DIFFUSE
 from tilework.core.cost_row import CostRow
 from tilework.core.model import ModelSource, SimulatedSource, Source
@@ -28,7 +27,6 @@ from tilework.core.wire import Command, Ended, Forget, Report, Spec, StopWork, W
 from tilework.pipelines.model_index import shipped_directory
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.executor import WorkerStartFailed
-from tilework.runtime.frames import FrameDecoder, encode_frame
 from tilework.runtime.local_executor import LocalConfig, LocalExecutor
 
 ROWS = (CostRow(pipeline=MODEL, stage=DIFFUSE, height=64, width=64, seconds=0.01),)
@@ -153,23 +151,33 @@ def test_a_work_is_stopped_that_waits_for_a_command_that_is_to_come() -> None:
     run(scenario)
 
 
-@given(st.lists(st.binary(max_size=300), max_size=5), st.lists(st.integers(1, 50), min_size=1, max_size=5))
-def test_messages_are_decoded_from_any_fragments(messages: list[bytes], cuts: list[int]) -> None:
-    """What a connection of multiprocessing writes, in pieces; and what we write, as such a connection reads it."""
-    ours, theirs = socketpair()
-    with ours, Connection(theirs.detach()) as connection:
-        for message in messages:
-            connection.send_bytes(message)
-            ours.sendall(encode_frame(message))
-            assert connection.recv_bytes() == message
-        sent = ours.recv(1 << 20) if messages else b""
-    frames, received, begin = FrameDecoder(), list[bytes](), 0
-    for index in range(len(sent)):
-        if begin < len(sent):
-            end = begin + cuts[index % len(cuts)]
-            received += frames.feed(sent[begin:end])
-            begin = end
-    assert received == messages
+def test_a_worker_killed_in_the_middle_of_a_picture_has_not_reported_it() -> None:
+    """Its pipe holds the beginning of 12 MB."""
+
+    async def scenario(executor: LocalExecutor, listener: Listener) -> None:
+        spec = Spec(prompt="", negative_prompt="", height=2048, width=2048, steps=1, guidance_scale=1.0, seed=0)
+        executor.send(0, encode(1, 1, spec))
+        executor.send(0, steps(2, ((1, 0),), 1))
+        await until(lambda: len(listener.reports) == 2)
+        transport = executor._workers[0]._transport
+        assert transport is not None
+        connection = transport.get_extra_info("socket")
+        executor.send(0, decode(3, 1, num_steps=1))
+        while not _num_waiting(connection.fileno()):  # The event loop does not read meanwhile.
+            time.sleep(0.001)
+        send_signal(executor, 0, signal.SIGKILL)
+        await until(lambda: listener.joined)
+        assert listener.lost == [(0, "it was killed by signal 9")]
+        assert len(listener.reports) == 2
+        executor.send(0, encode(4, 2, spec))
+        await until(lambda: len(listener.reports) == 3)
+
+    run(scenario)
+
+
+def _num_waiting(descriptor: int) -> int:
+    """How many bytes can be read."""
+    return int.from_bytes(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def test_all_workers_killed_at_once_are_restarted() -> None:

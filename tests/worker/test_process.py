@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -20,6 +20,7 @@ import tilework
 import tiny
 from birth import report_birth
 from commands import MODEL, decode, encode, steps
+from tilework.comm.messages import receive_messages, send_message
 from tilework.core.model import ModelSource
 from tilework.core.wire import (
     Command,
@@ -39,17 +40,19 @@ SITE = Site(device_id=0, blobs=tempfile.mkdtemp(prefix="tilework-test-"))
 PATIENCE_S = 30.0
 
 
-def drive(connection: Connection, worker: Connection) -> None:
+def drive(connection: socket.socket, worker: socket.socket) -> None:
     """Body of a process that sets a worker a long work, says so, and then waits to be killed."""
-    worker.send(encode(1, 1, tiny.spec(steps=100_000)))
-    worker.send(steps(2, ((1, 0),), 100_000))
-    while worker.recv() != Progress(2, 1):
-        pass
-    connection.send("begun")
+    worker.settimeout(None)
+    send_message(worker, encode(1, 1, tiny.spec(steps=100_000)))
+    send_message(worker, steps(2, ((1, 0),), 100_000))
+    for report in receive_messages(worker):
+        if report == Progress(2, 1):
+            break
+    send_message(connection, "begun")
     time.sleep(PATIENCE_S)
 
 
-def serve_interruptibly(connection: Connection, source: ModelSource) -> None:
+def serve_interruptibly(connection: socket.socket, source: ModelSource) -> None:
     """Body of a worker whose shell has not set it to ignore Ctrl-C already."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     serve(connection, (source,), SITE)
@@ -60,18 +63,19 @@ class Child:
 
     def __init__(self, target: Any, *arguments: Any) -> None:
         context = forkserver_context()
-        self.connection, theirs = context.Pipe()
+        self.connection, theirs = socket.socketpair()
+        self.connection.settimeout(PATIENCE_S)
+        self._reports = receive_messages(self.connection)
         self.process: BaseProcess = context.Process(target=target, args=(theirs, *arguments))
         self.process.start()
         theirs.close()
 
     def send(self, *commands: Command) -> None:
         for command in commands:
-            self.connection.send(command)
+            send_message(self.connection, command)
 
     def receive(self) -> Any:
-        assert self.connection.poll(PATIENCE_S), "the worker says nothing"
-        return self.connection.recv()
+        return next(self._reports)
 
     def receive_until_end_of(self, work_id: int) -> list[Report]:
         reports: list[Report] = [self.receive()]

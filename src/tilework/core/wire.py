@@ -1,10 +1,9 @@
-"""Messages between the runtime and a worker process, both ways; they are pickled onto a local pipe.
+"""Messages between the runtime and a worker process, both ways, through a local pipe (`comm.messages`).
 
 A worker executes commands first in, first out; only `StopWork` and `BreakGroup` overtake.
 
 A job's state travels as blobs: a worker serializes what a stage has written, named values, to a place that all workers
-of the node can read, and names the blob in its report. A worker that needs it gets the name in a command. Blobs are not
-pickled.
+of the node can read, and names the blob in its report. A worker that needs it gets the name in a command.
 """
 
 from __future__ import annotations
@@ -12,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pickle import PickleBuffer
+from typing import SupportsIndex
 
 from tilework.core.component import Component, num_bytes
 from tilework.core.cost_row import Batch, CostRow
@@ -24,12 +25,20 @@ from tilework.core.work import Group
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """Pixels of a picture: RGB, 8 bits, row by row. Those of a clip's `frames` follow each other."""
+    """Pixels of a picture: RGB, 8 bits, row by row. Those of a clip's `frames` follow each other.
+
+    Where they are pickled beside the picture, not into it, they are not copied, and arrive as a memoryview. The type
+    does not say so, since pydantic, which reads pictures from the journal, knows none.
+    """
 
     height: int
     width: int
     pixels: bytes = field(repr=False)
     frames: int = 1
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[type[Image], tuple[int, int, object, int]]:
+        pixels = PickleBuffer(self.pixels) if int(protocol) >= 5 else bytes(self.pixels)
+        return Image, (self.height, self.width, pixels, self.frames)
 
 
 @dataclass(frozen=True, slots=True)

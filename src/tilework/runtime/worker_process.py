@@ -5,20 +5,17 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
-import pickle
 import signal
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
-from typing import Any
 
+from tilework.comm.messages import MessageReader, encode_message
 from tilework.core.model import Source
 from tilework.core.wire import BreakGroup, Command, Execute, Quit, Report, Site, StopWork
-from tilework.runtime.frames import FrameDecoder, encode_frame
 
 PRELOAD = "tilework.worker.preload"
 _EXIT_S = 5.0
@@ -35,7 +32,7 @@ def forkserver_context() -> ForkServerContext:
     return context
 
 
-class WorkerProcess(asyncio.Protocol):
+class WorkerProcess(asyncio.BufferedProtocol):
     """Starts a process at once. Use it on the event loop's thread; callbacks are called there.
 
     `on_exit` is the last callback and comes once, also if the process could not be started. The loop never blocks: not
@@ -57,17 +54,16 @@ class WorkerProcess(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._outbox: deque[Outgoing] = deque()
         self._blocked = False
-        self._decoder = FrameDecoder()
+        self._reader = MessageReader()
         self._transport: asyncio.Transport | None = None
         self._closed: asyncio.Future[None] = self._loop.create_future()
         self._reason: str | None = None
         self._killed = False
         ours, theirs = socket.socketpair()
-        connection: Connection[Any, Any] = Connection(theirs.detach())
         self._process = forkserver_context().Process(
-            target=serve, args=(connection, sources, site), name=f"tilework-worker-{site.device_id}", daemon=True
+            target=serve, args=(theirs, sources, site), name=f"tilework-worker-{site.device_id}", daemon=True
         )
-        self._task = self._loop.create_task(self._run(ours, connection))
+        self._task = self._loop.create_task(self._run(ours, theirs))
 
     @property
     def pid(self) -> int | None:
@@ -116,7 +112,7 @@ class WorkerProcess(asyncio.Protocol):
             self.kill("it did not quit")
             await self._task
 
-    async def _run(self, ours: socket.socket, theirs: Connection[Any, Any]) -> None:
+    async def _run(self, ours: socket.socket, theirs: socket.socket) -> None:
         """Start the process, wait for its end, and call `on_exit`."""
         self._transport, _ = await self._loop.create_unix_connection(lambda: self, sock=ours)
         self._pump()
@@ -165,14 +161,18 @@ class WorkerProcess(asyncio.Protocol):
     def _write(self, command: Command) -> None:
         """Write a command. Nothing is written to a process that has gone: `on_exit` follows."""
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(encode_frame(pickle.dumps(command, protocol=pickle.HIGHEST_PROTOCOL)))
+            for piece in encode_message(command):
+                self._transport.write(piece)
 
     # For the transport.
 
-    def data_received(self, data: bytes) -> None:
-        for message in self._decoder.feed(data):
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._reader.room()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        for report in self._reader.received(nbytes):
             # Called later, so that a bug in handling a report does not close the transport.
-            self._loop.call_soon(self._on_report, pickle.loads(message))
+            self._loop.call_soon(self._on_report, report)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closed.set_result(None)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import signal
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import zip_longest
-from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -17,6 +17,7 @@ import torch
 from setproctitle import setproctitle
 
 from tilework.comm.groups import Groups
+from tilework.comm.messages import receive_messages, send_message
 from tilework.core.component import Component
 from tilework.core.model import ModelInfo, ModelSource, SimulatedSource, Source
 from tilework.core.wire import (
@@ -54,8 +55,8 @@ from tilework.worker.worker import Worker, describe
 from tilework.worker.works import OpenWorks
 
 
-def serve(connection: Connection, sources: Sequence[Source], site: Site) -> None:
-    """Load the models and execute commands from `connection`, one pickled message each way at a time.
+def serve(connection: socket.socket, sources: Sequence[Source], site: Site) -> None:
+    """Load the models and execute commands from `connection`, a pipe for messages both ways (`comm.messages`).
 
     All `sources` have one device, number of threads and memory. Answers first `Loaded` or `LoadFailed` (and returns).
     Returns on `Quit`, and when the other end is closed, for which the running work is stopped at its next step, and
@@ -189,7 +190,7 @@ def _prepare(source: Source, device_id: int) -> None:
 class _Link:
     """The worker's end of the pipe. A separate thread receives, so that some commands overtake queued ones."""
 
-    def __init__(self, connection: Connection, groups: Groups) -> None:
+    def __init__(self, connection: socket.socket, groups: Groups) -> None:
         self._groups = groups
         self.queue: SimpleQueue[Command] = SimpleQueue()
         self.works = OpenWorks()
@@ -202,15 +203,14 @@ class _Link:
             pass
 
     def send(self, report: Report) -> None:
-        # If the pipe is closed, the receiver sees it, too, and ends the process.
+        # If the other end is closed, the receiver sees it, too, and ends the process.
         with suppress(BrokenPipeError, ConnectionResetError):
-            self._connection.send(report)
+            send_message(self._connection, report)
 
     def _receive(self) -> None:
         try:
-            while True:
-                self._route(self._connection.recv())
-        except (EOFError, ConnectionResetError):
+            for command in receive_messages(self._connection):
+                self._route(command)
             self.works.stop_all()
             self._groups.break_all()
         finally:

@@ -13,6 +13,7 @@ QUICK: dict[str, dict[str, Any]] = {
     "a producer that ends": {"sizes": ((1, 2),), "slots": 2, "units": 4, "crashes": 1},
     "two producers": {"sizes": ((1,), (2,)), "slots": 2, "units": 4},
     "late bytes": {"sizes": ((2,), (2,)), "slots": 2, "units": 2, "abandons": 1},
+    "another owner id": {"sizes": ((1, 1),), "slots": 2, "units": 4, "limit": 2, "rejoins": 0},
     "an owner that lives on": {"sizes": ((2,), (2,)), "slots": 2, "units": 2, "abandons": 1, "is_fenced": False},
 }
 LONG: dict[str, dict[str, Any]] = {
@@ -20,6 +21,21 @@ LONG: dict[str, dict[str, Any]] = {
     "one ends": {"sizes": ((1, 1), (1,)), "slots": 2, "units": 2, "crashes": 1},
     "abandoned, and late": {"sizes": ((2,), (2, 2)), "slots": 2, "units": 4, "abandons": 1},
     "the consumer begins anew": {"sizes": ((1, 2), (1,)), "slots": 2, "units": 4, "restarts": 1, "limit": 2},
+    "one ends while there is no consumer": {
+        "sizes": ((1,), (1,)),
+        "slots": 2,
+        "units": 2,
+        "crashes": 1,
+        "restarts": 1,
+    },
+    "another owner id from the next consumer": {
+        "sizes": ((1, 1), (1,)),
+        "slots": 2,
+        "units": 4,
+        "limit": 2,
+        "restarts": 1,
+        "rejoins": 0,
+    },
     "a peer abandons": {"sizes": ((2,), (1,)), "slots": 2, "units": 2, "has_peer": True},
     "an owner that lives on beside two messages": {
         "sizes": ((2,), (2, 2)),

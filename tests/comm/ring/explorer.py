@@ -68,6 +68,21 @@ class Fence:
 
 
 @dataclass(frozen=True, slots=True)
+class Ask:
+    """A producer asks the consumer for another owner id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Returns when the consumer has answered that since."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The consumer answers producers that have asked."""
+
+
+@dataclass(frozen=True, slots=True)
 class Pause:
     """The consumer has done what there was to do."""
 
@@ -180,6 +195,7 @@ class Global(NamedTuple):
     crashes: int
     restarts: int
     abandons: int
+    asking: int  # Processes that wait for another owner id.
     journal: Journal
 
 
@@ -249,6 +265,7 @@ class Explorer:
             crashes=self.setting.crashes,
             restarts=self.setting.restarts,
             abandons=self.setting.abandons,
+            asking=0,
             journal=Journal((0,) * count),
         )
         for process in range(count):
@@ -301,7 +318,13 @@ class Explorer:
                 yield f"put {verb.offset}", self._answered(self._posted(state, process, verb), process, None)
             case Flush() if state.pending[process]:
                 pass  # It waits.
-            case Flush() | Pause():
+            case Asked() if state.asking >> process & 1:
+                pass  # It waits.
+            case Ask():
+                yield "asks", self._answered(state._replace(asking=state.asking | 1 << process), process, None)
+            case Grant():
+                yield "grants", self._answered(state._replace(asking=0), process, None)
+            case Flush() | Pause() | Asked():
                 yield type(verb).__name__, self._answered(state, process, None)
             case Choose():
                 yield f"{verb.what} {verb.owner}: no", self._answered(state, process, False)

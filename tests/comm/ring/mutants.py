@@ -107,6 +107,12 @@ MISTAKES = (
         where={"sizes": ((1, 1),), "slots": 2, "units": 4},
     ),
     Mistake(
+        name="a message sent as the old owner after the new id was asked for",
+        module=consume,
+        changes={},
+        where={"sizes": ((1, 1),), "slots": 2, "units": 4, "limit": 2, "rejoins": 1},
+    ),
+    Mistake(
         name="a released entry behind an open one that is not marked",
         module=consume,
         changes={"    if first_needed(window) == window.head:\n": "    if False:\n"},

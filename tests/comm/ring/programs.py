@@ -9,12 +9,27 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from comm.ring.explorer import Choose, Deliver, Done, Fence, Pause, Released, Sending, Setting, Told
+from comm.ring.explorer import (
+    Ask,
+    Asked,
+    Choose,
+    Deliver,
+    Done,
+    Fence,
+    Grant,
+    Pause,
+    Released,
+    Sending,
+    Setting,
+    Told,
+)
 from tilework.comm.ring import consume, entry, produce
 from tilework.comm.ring.layout import UNIT, Layout, State
 from tilework.comm.ring.verbs import Get
 
 Steps = Generator[Any, Any, None]
+OTHER = 9
+"""The owner id that a producer gets when it asks for another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +54,23 @@ def setting(
     units: int,
     protocol: Protocol | None = None,
     has_peer: bool = False,
+    rejoins: int | None = None,
     limit: int = 1,
     **faults: Any,
 ) -> Setting:
-    """Producers that send messages of these sizes, in units, one behind the other."""
+    """Producers that send messages of these sizes, in units, one behind the other.
+
+    Before its last message the first one asks for another owner id, `rejoins` messages earlier, if that is given.
+    """
     protocol = protocol or Protocol()
     layout = protocol.layout(slots, units)
     return Setting(
         layout=layout,
-        consumer=partial(consumer, protocol, layout, limit),
-        producers=tuple(partial(producer, protocol, layout, owner, one) for owner, one in enumerate(sizes, 1)),
+        consumer=partial(consumer, protocol, layout, limit, rejoins is not None),
+        producers=tuple(
+            partial(producer, protocol, layout, owner, one, rejoins if owner == 1 else None)
+            for owner, one in enumerate(sizes, 1)
+        ),
         contents={
             b"".join(message(owner, index, units)): (owner, index)
             for owner, messages in enumerate(sizes, 1)
@@ -60,10 +82,18 @@ def setting(
     )
 
 
-def producer(protocol: Protocol, layout: Layout, owner: int, sizes: tuple[int, ...]) -> Steps:
+def producer(
+    protocol: Protocol, layout: Layout, owner: int, sizes: tuple[int, ...], rejoins: int | None = None
+) -> Steps:
+    holder, last = owner, len(sizes) - 1
     for index, units in enumerate(sizes):
+        if rejoins is not None and index == last - rejoins:
+            yield Ask()
+        if rejoins is not None and index == last:
+            yield Asked()
+            holder = OTHER
         yield Sending(index)
-        reservation = yield from protocol.produce.reserve(layout, owner, units)
+        reservation = yield from protocol.produce.reserve(layout, holder, units)
         if reservation is None:
             yield Told(index, "full")
             continue
@@ -74,10 +104,12 @@ def producer(protocol: Protocol, layout: Layout, owner: int, sizes: tuple[int, .
         yield Told(index, "sent" if is_sent else "lost")
 
 
-def consumer(protocol: Protocol, layout: Layout, limit: int) -> Steps:
+def consumer(protocol: Protocol, layout: Layout, limit: int, grants: bool) -> Steps:
     consume = protocol.consume
     window = yield from consume.recover(layout)
     while True:
+        if grants:
+            yield Grant()
         ready = yield from consume.look(layout, window, limit)
         for one in ready:
             yield from _deliver(protocol, layout, one)

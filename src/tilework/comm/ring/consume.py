@@ -169,6 +169,19 @@ def drop_fenced(layout: Layout, window: Window, owner: int) -> Steps[list[Entry]
     return dropped
 
 
+def find_owners(layout: Layout, window: Window) -> Steps[set[int]]:
+    """Whose entries are in the ring, from where the window looks on. Raises RingCorrupted."""
+    owners: set[int] = set()
+    position = window.scan
+    while position.distance(window.head) < layout.slots:
+        entry = Entry(position, (yield from read_word(layout.slot(position.slot))))
+        if not in_use(layout, entry):
+            break
+        owners.add(entry.owner)
+        position = position.after(entry.units)
+    return owners
+
+
 def recover(layout: Layout) -> Steps[Window]:
     """The window of a consumer that begins, also after one that crashed anywhere.
 

@@ -5,27 +5,29 @@ from __future__ import annotations
 import asyncio
 import os
 import selectors
-import shutil
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from fcntl import F_ADD_SEALS, F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK, fcntl
+from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from tilework.comm.ring.errors import RingClosed, RingCorrupted
+from tilework.comm.ring.errors import RingClosed, RingCorrupted, RingError
 from tilework.comm.ring.handshake import Grant, listen
 from tilework.comm.ring.layout import UNIT, Layout, State
 from tilework.comm.ring.members import Members
+from tilework.comm.ring.owners import OwnerFiles
+from tilework.comm.ring.place import Place
 from tilework.comm.ring.transport import Found, has_extension, map_memory, spans, transport
 
 Got = TypeVar("Got")
 _PREFETCH = 16
 _TEND_NS = 1_000_000
 _VERB_NS = 1_000_000_000
+_ADOPTED_NS = 10_000_000
+"""How often to look for messages of producers that still ring the bell of a former consumer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,24 +85,25 @@ class Ring:
     processes), so that its bytes can be used again. `kill_after_s=None` never does; the ring then fills up behind it.
     """
 
-    def __init__(self, layout: Layout, is_checked: bool, abandon_after_s: float, kill_after_s: float | None) -> None:
-        self._layout, self._is_checked = layout, is_checked
+    def __init__(self, place: Place, abandon_after_s: float, kill_after_s: float | None) -> None:
+        self._place, self._layout = place, place.layout
         self._abandon_after_ns = round(abandon_after_s * 1e9)
         self._kill_after_ns = None if kill_after_s is None else round(kill_after_s * 1e9)
-        self.is_one_sided = has_extension()
+        self.is_one_sided = place.is_atomic
         """False where the C extension is missing: then a stopped producer can stop all others."""
-        self._fd = _make_memory(layout.size)
-        self._memory = map_memory(self._fd, layout.size)
+        self._memory = map_memory(place.memory, place.layout.size)
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._transport = transport(layout, self._memory, self._fd, self.is_one_sided, is_checked)
+        self._transport = transport(place.layout, self._memory, place.memory, place.is_atomic, place.is_checked)
         self._view = memoryview(self._memory).toreadonly()
         self._window = self._transport.recover(_soon())
-        self._directory = tempfile.mkdtemp(prefix="ring-")
-        self._listener = listen(self.address())
+        self._members = Members(self._transport.epochs, OwnerFiles(place.directory))
+        ended = set(self._members.adopt())
+        if ended:
+            self._members.note_ended(ended & self._transport.find_owners(self._window, _soon()))
+        self._listener = listen(place.address)
         self._selector = selectors.EpollSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._bell, selectors.EVENT_READ, self._hear_bell)
-        self._members = Members(self._transport.epochs)
         self._since_ns: dict[tuple[int, int], int] = {}  # By slot and state: when it was first seen so.
         self._ready: deque[Found] = deque()
         self._tend_at_ns = 0
@@ -113,29 +116,54 @@ class Ring:
         num_bytes: int,
         slots: int = 1024,
         *,
+        directory: Path | None = None,
         is_checked: bool = True,
         abandon_after_s: float = 1.0,
         kill_after_s: float | None = 10.0,
     ) -> Ring:
         """A ring of `num_bytes` for at most `slots` messages at once; both are rounded up to powers of two.
 
-        A message takes at most half of the bytes. With `is_checked` each message has a checksum of all its bytes.
+        A message takes at most half of the bytes. With `is_checked` each message has a checksum of all its bytes. With
+        a `directory`, a new or empty one in shared memory, the ring outlives this process if that is killed: see
+        `resume`. Until then its bytes stay there.
 
         Raises:
             ValueError: `num_bytes` is more than 4 GiB, or `slots` more than a million.
+            RingError: the directory is not empty, or has no room.
         """
         units = max(2, 1 << (-(-num_bytes // UNIT) - 1).bit_length())
-        return cls(Layout(max(2, 1 << (slots - 1).bit_length()), units), is_checked, abandon_after_s, kill_after_s)
+        layout = Layout(max(2, 1 << (slots - 1).bit_length()), units)
+        return cls(Place.make(layout, has_extension(), is_checked, directory), abandon_after_s, kill_after_s)
+
+    @classmethod
+    def resume(cls, directory: Path, *, abandon_after_s: float = 1.0, kill_after_s: float | None = 10.0) -> Ring:
+        """The ring in a directory, whose consumer has ended without closing it.
+
+        What that had received and not released comes again. Producers go on: they write what there is room for while
+        there is no consumer, and connect to this one, each with a new id, when they send next.
+
+        Raises:
+            RingError: there is no ring, its consumer lives, or it needs the C extension, which is missing here.
+            RingCorrupted: the memory holds words that no producer writes.
+        """
+        place = Place.find(directory)
+        try:
+            if place.is_atomic and not has_extension():
+                raise RingError("the ring needs the C extension, which is missing here; install with a C compiler")
+            return cls(place, abandon_after_s, kill_after_s)
+        except RingError:
+            place.close()
+            raise
 
     def address(self) -> str:
         """What producers connect to: the path of a socket that only this user can open."""
-        return f"{self._directory}/ring"
+        return self._place.address
 
     @property
     def stats(self) -> RingStats:
         quarantined = sum(e.units for e in self._window.undecided.values() if e.state == State.ABANDONED)
         return RingStats(
-            producers=len(self._members.connected),
+            producers=len(self._members.present),
             delivered=self._delivered,
             damaged=self._damaged,
             lost=self._lost,
@@ -230,13 +258,15 @@ class Ring:
         """Until something must be looked at although no bell rings; None is for ever."""
         due = [] if end_ns is None else [end_ns]
         due += [since_ns + patience_ns for since_ns, patience_ns in self._patience(now_ns)]
+        if self._members.adopted:
+            due.append(now_ns + _ADOPTED_NS)
         return max(0.0, (min(due) - now_ns) / 1e9) if due else None
 
     def _patience(self, now_ns: int) -> Iterator[tuple[int, int]]:
         """Since when each entry is reserved or abandoned, and for how long it may be."""
         for slot, entry in self._window.undecided.items():
             since_ns = self._since_ns.get((slot, entry.state), now_ns)
-            member = self._members.connected.get(entry.owner)
+            member = self._members.present.get(entry.owner)
             if member is None:
                 yield now_ns, 0  # It has ended: this was seen after its other entries were taken back.
             elif entry.state == State.RESERVED:
@@ -262,19 +292,23 @@ class Ring:
         """Take producers in, notice which have ended, and see to entries that are not committed."""
         for key, _ in self._selector.select(timeout_s):
             key.data()
+        for owner in tuple(self._members.adopted):
+            self._hear_end(owner)
         self._see_to_undecided(time.monotonic_ns())
         self._free_ids()
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
         connection.setblocking(False)
-        member = self._members.accept(connection, self._grant, [self._fd, self._bell])
+        member = self._members.accept(connection, self._grant, [self._place.memory, self._bell])
         if member is not None:
             owner = member.owner
             self._selector.register(connection, selectors.EVENT_READ, lambda: self._hear_end(owner))
 
     def _grant(self, owner: int, epoch: int) -> Grant:
-        return Grant(self._layout, owner, epoch, self._abandon_after_ns, self.is_one_sided, self._is_checked)
+        place = self._place
+        kind = (place.is_atomic, place.is_checked, place.is_lasting)
+        return Grant(place.layout, owner, epoch, self._abandon_after_ns, *kind)
 
     def _hear_bell(self) -> None:
         with suppress(BlockingIOError):
@@ -283,7 +317,8 @@ class Ring:
     def _hear_end(self, owner: int) -> None:
         member = self._members.look(owner)
         if member is not None:
-            self._selector.unregister(member.connection)
+            if member.connection is not None:
+                self._selector.unregister(member.connection)
             member.close()
 
     def _see_to_undecided(self, now_ns: int) -> None:
@@ -298,7 +333,7 @@ class Ring:
             if entry.owner in self._members.ended:
                 self._lost += len(self._transport.drop_fenced(self._window, entry.owner, _soon()))
                 continue
-            member = self._members.connected.get(entry.owner)
+            member = self._members.present.get(entry.owner)
             if member is None:
                 raise RingCorrupted(f"an entry belongs to producer {entry.owner}, which there is not")
             if entry.state == State.RESERVED:
@@ -323,12 +358,11 @@ class Ring:
         self._members.close()
         self._selector.close()
         self._listener.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._place.remove()
         self._view.release()
         with suppress(BufferError):  # Payloads that are in use keep the memory.
             self._memory.close()
         os.close(self._bell)
-        os.close(self._fd)
 
     def __enter__(self) -> Ring:
         return self
@@ -337,14 +371,6 @@ class Ring:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _make_memory(size: int) -> int:
-    """Memory without a name, which no process can make longer or shorter."""
-    fd = os.memfd_create("tilework-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, size)
-    fcntl(fd, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL)
-    return fd
 
 
 def _soon() -> int:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import os
 import socket
 import struct
+from contextlib import suppress
 from dataclasses import dataclass
 
 from tilework.comm.ring.errors import RingClosed, RingError
 from tilework.comm.ring.layout import Layout
 
-MAGIC = b"tw-ring1"
-_GRANT = struct.Struct("<8sIIIIQBB")
+MAGIC = b"tw-ring2"
+_GRANT = struct.Struct("<8sIIIIQBBB")
+_FDS = 3
 _REFUSAL = b"refused "
 _CREDENTIALS = struct.Struct("3i")
 
@@ -30,13 +32,18 @@ class Grant:
     abandon_after_ns: int
     is_atomic: bool
     is_checked: bool
+    is_lasting: bool
 
 
 def listen(path: str) -> socket.socket:
+    """Listen at a path, also where a former listener has ended. The path is never without a socket meanwhile."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.setblocking(False)
-    listener.bind(path)
+    with suppress(FileNotFoundError):
+        os.unlink(f"{path}-")
+    listener.bind(f"{path}-")
     listener.listen(64)
+    os.rename(f"{path}-", path)
     return listener
 
 
@@ -48,9 +55,9 @@ def peer_of(connection: socket.socket) -> tuple[int, int]:
 
 
 def grant(connection: socket.socket, given: Grant, fds: list[int]) -> None:
-    """Hand the memory and the bell over. Raises OSError if the producer is gone."""
+    """Hand the memory, the bell and the owner's file over. Raises OSError if the producer is gone."""
     layout = given.layout
-    rest = (given.owner, given.epoch, given.abandon_after_ns, given.is_atomic, given.is_checked)
+    rest = (given.owner, given.epoch, given.abandon_after_ns, given.is_atomic, given.is_checked, given.is_lasting)
     data = _GRANT.pack(MAGIC, layout.slots, layout.units, *rest)
     socket.send_fds(connection, [data], fds)
 
@@ -61,36 +68,57 @@ def refuse(connection: socket.socket, reason: str) -> None:
         connection.send(_REFUSAL + reason.encode())
 
 
+def connect(address: str, timeout_s: float) -> socket.socket:
+    """A connection to the consumer at `address`, which has not answered yet. Raises OSError if none listens there."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        connection.settimeout(timeout_s)
+        connection.connect(address)
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def answer(connection: socket.socket) -> tuple[Grant, list[int]]:
+    """What the consumer grants, and descriptors of the memory, the bell and the owner's file.
+
+    Raises:
+        OSError: it has not answered in the time of the connection (BlockingIOError, TimeoutError), or is gone.
+        RingError: it refused, or speaks another version.
+    """
+    data, fds, _, _ = socket.recv_fds(connection, 4096, _FDS, socket.MSG_CMSG_CLOEXEC)
+    if not data:
+        raise ConnectionResetError("it has ended")
+    if data.startswith(_REFUSAL):
+        raise RingError(data.removeprefix(_REFUSAL).decode())
+    if len(data) != _GRANT.size or not data.startswith(MAGIC) or len(fds) != _FDS:
+        for fd in fds:
+            os.close(fd)
+        raise RingError("address: this is no ring of this version; run one version on both ends")
+    _, slots, units, owner, epoch, abandon_after_ns, *kind = _GRANT.unpack(data)
+    is_atomic, is_checked, is_lasting = map(bool, kind)
+    return Grant(Layout(slots, units), owner, epoch, abandon_after_ns, is_atomic, is_checked, is_lasting), fds
+
+
 def join(address: str, timeout_s: float) -> tuple[socket.socket, Grant, list[int]]:
-    """Connect to the ring at `address`: the connection, what is granted, and descriptors of the memory and the bell.
+    """Connect to the ring at `address`: the connection, and its answer.
 
     Raises:
         RingClosed: no consumer listens there, or it did not answer in time.
         RingError: it refused, or speaks another version.
     """
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        connection.settimeout(timeout_s)
-        connection.connect(address)
-        data, fds, _, _ = socket.recv_fds(connection, 4096, 2)
+        connection = connect(address, timeout_s)
+        try:
+            given, fds = answer(connection)
+        except (OSError, RingError):
+            connection.close()
+            raise
     except OSError as error:
-        connection.close()
         raise RingClosed(f"address: no consumer answers at {address!r} within {timeout_s:g} s ({error})") from error
-    if data.startswith(_REFUSAL):
-        connection.close()
-        raise RingError(data.removeprefix(_REFUSAL).decode())
-    if len(data) != _GRANT.size or not data.startswith(MAGIC) or len(fds) != 2:
-        connection.close()
-        for fd in fds:
-            os.close(fd)
-        raise RingError(f"address: {address!r} is no ring of this version; run one version on both ends")
-    _, slots, units, owner, epoch, abandon_after_ns, is_atomic, is_checked = _GRANT.unpack(data)
     connection.setblocking(False)
-    return (
-        connection,
-        Grant(Layout(slots, units), owner, epoch, abandon_after_ns, bool(is_atomic), bool(is_checked)),
-        fds,
-    )
+    return connection, given, fds
 
 
 def is_ended(connection: socket.socket) -> bool:

@@ -6,21 +6,25 @@ import os
 import signal
 import socket
 from collections import deque
-from collections.abc import Callable, MutableSequence
+from collections.abc import Callable, Collection, MutableSequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from tilework.comm.ring.handshake import Grant, grant, is_ended, peer_of, refuse
 from tilework.comm.ring.layout import MAX_OWNERS
+from tilework.comm.ring.owners import OwnerFiles, open_process
 
 
 @dataclass(slots=True)
 class Member:
-    """A connected producer. `process` is a descriptor of its process, None if that cannot be named here."""
+    """A producer that may write. `process` is a descriptor of its process, None if that cannot be named here.
+
+    One that was a former consumer's has no connection. It connects when it notices, as a new member.
+    """
 
     owner: int
     epoch: int
-    connection: socket.socket
+    connection: socket.socket | None
     process: int | None
     is_killed: bool = False
 
@@ -37,7 +41,8 @@ class Member:
         return True
 
     def close(self) -> None:
-        self.connection.close()
+        if self.connection is not None:
+            self.connection.close()
         if self.process is not None:
             os.close(self.process)
 
@@ -45,12 +50,33 @@ class Member:
 class Members:
     """By owner id; `epochs` counts the holders of each. An id that was freed is given away again."""
 
-    def __init__(self, epochs: MutableSequence[int]) -> None:
+    def __init__(self, epochs: MutableSequence[int], files: OwnerFiles) -> None:
         self._free = deque(range(MAX_OWNERS))
-        self._epochs = epochs
-        self.connected: dict[int, Member] = {}
+        self._epochs, self._files = epochs, files
+        self.present: dict[int, Member] = {}
         self.ended: set[int] = set()
         """Fenced owners: their processes have ended or have left. Their last entries may still be in the ring."""
+        self.adopted: set[int] = set()
+        """Owners that are present, but not connected: a former consumer has taken them in."""
+
+    def adopt(self) -> Collection[int]:
+        """Take over from a former consumer; returns those who have ended since. Their entries are all in the ring."""
+        ended = []
+        for owner, holder in self._files.read().items():
+            self._epochs[owner] = holder.epoch
+            if self._files.is_held(owner):
+                self._free.remove(owner)
+                self.present[owner] = Member(owner, holder.epoch, None, holder.open_process())
+                self.adopted.add(owner)
+            else:
+                ended.append(owner)
+        return ended
+
+    def note_ended(self, owners: Collection[int]) -> None:
+        """Do not give these ids away: entries of their former holders are in the ring."""
+        self.ended.update(owners)
+        for owner in owners:
+            self._free.remove(owner)
 
     def accept(
         self, connection: socket.socket, make_grant: Callable[[int, int], Grant], fds: list[int]
@@ -65,25 +91,30 @@ class Members:
             return None
         owner = self._free.popleft()
         epoch = self._epochs[owner] = self._epochs[owner] + 1
-        member = Member(owner, epoch, connection, _open_process(pid))
+        member = Member(owner, epoch, connection, open_process(pid))
         try:
             # It lives after its process was opened, so this is its process and not a later one of the same number.
             if is_ended(connection):
                 raise BrokenPipeError
-            grant(connection, make_grant(owner, epoch), fds)
+            file = self._files.admit(owner, epoch, pid)
+            try:
+                grant(connection, make_grant(owner, epoch), [*fds, file])
+            finally:
+                os.close(file)
         except OSError:
             member.close()
             self._free.append(owner)
             return None
-        self.connected[owner] = member
+        self.present[owner] = member
         return member
 
     def look(self, owner: int) -> Member | None:
-        """The member, if its connection has just ended; it is then fenced."""
-        member = self.connected[owner]
-        if not is_ended(member.connection):
+        """The member, if it has just ended; it is then fenced."""
+        member = self.present[owner]
+        if self._files.is_held(owner) if member.connection is None else not is_ended(member.connection):
             return None
-        del self.connected[owner]
+        del self.present[owner]
+        self.adopted.discard(owner)
         self.ended.add(owner)
         return member
 
@@ -92,17 +123,11 @@ class Members:
         self._free.append(owner)
 
     def close(self) -> None:
-        for member in self.connected.values():
+        for member in self.present.values():
             member.close()
-        self.connected.clear()
+        self.present.clear()
 
 
 def _refuse(connection: socket.socket, reason: str) -> None:
     with suppress(OSError):
         refuse(connection, reason)
-
-
-def _open_process(pid: int) -> int | None:
-    with suppress(OSError):
-        return os.pidfd_open(pid) if pid else None
-    return None

@@ -8,17 +8,18 @@ import socket
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from mmap import mmap
 from types import TracebackType
 
 from tilework.comm.ring.errors import RingClosed, RingError, RingFull, VerbTimeout
-from tilework.comm.ring.handshake import Grant, is_ended, join
-from tilework.comm.ring.transport import Message, Outcome, Transport, has_extension, map_memory, transport
+from tilework.comm.ring.handshake import Grant, answer, connect, is_ended, join
+from tilework.comm.ring.transport import Message, Outcome, has_extension, map_memory, transport
 from tilework.comm.ring.verbs import Buffer
 
 _LEAST_PAUSE_S = 20e-6
 _LONGEST_PAUSE_S = 1e-3
 _LOOK_AT_CONSUMER_NS = 5_000_000
+_ANSWER_NS = 20_000_000
+_ASK_AGAIN_NS = 200_000_000
 
 
 @dataclass(slots=True)
@@ -38,14 +39,12 @@ class Producer:
     A child that is forked after `connect` must not use it, and connects itself.
     """
 
-    def __init__(self, connection: socket.socket, grant: Grant, memory: mmap, ring: Transport, bell: int) -> None:
-        self._connection, self._memory, self._bell = connection, memory, bell
-        self._owner, self._epoch = grant.owner, grant.epoch
-        self._transport = ring
-        self._abandon_after_ns = grant.abandon_after_ns
+    def __init__(self, address: str, connection: socket.socket, grant: Grant, fds: list[int]) -> None:
+        self._address = address
         self._look_at_ns = 0
         self._is_open = True
         self.stats = ProducerStats()
+        self._begin(connection, grant, fds)
 
     @classmethod
     def connect(cls, address: str, timeout_s: float = 10.0) -> Producer:
@@ -56,20 +55,34 @@ class Producer:
             RingError: the ring has no room for another producer, is another user's, or needs the C extension, which
                 this installation does not have.
         """
-        connection, grant, (memory_fd, bell) = join(address, timeout_s)
+        return cls(address, *join(address, timeout_s))
+
+    def _begin(self, connection: socket.socket, grant: Grant, fds: list[int]) -> None:
+        """Write to the ring as the owner that is granted. Takes all that is given over, also when it raises."""
+        memory_fd, bell, file = fds
         if grant.is_atomic and not has_extension():
             connection.close()
-            os.close(memory_fd)
-            os.close(bell)
+            for fd in fds:
+                os.close(fd)
             raise RingError("the ring needs the C extension, which is missing here; install with a C compiler")
-        memory = map_memory(memory_fd, grant.layout.size)
-        ring = transport(grant.layout, memory, memory_fd, grant.is_atomic, grant.is_checked)
+        self._connection, self._bell, self._file = connection, bell, file
+        self._owner, self._epoch = grant.owner, grant.epoch
+        self._abandon_after_ns, self._is_lasting = grant.abandon_after_ns, grant.is_lasting
+        self._memory = map_memory(memory_fd, grant.layout.size)
+        self._transport = transport(grant.layout, self._memory, memory_fd, grant.is_atomic, grant.is_checked)
         os.close(memory_fd)
-        return cls(connection, grant, memory, ring, bell)
+
+    def _end(self) -> None:
+        """Write as this owner no more. The memory first: the end of the others says that this process cannot."""
+        del self._transport
+        self._memory.close()
+        self._connection.close()
+        os.close(self._file)
+        os.close(self._bell)
 
     @property
     def owner(self) -> tuple[int, int]:
-        """The id and its epoch by which the consumer knows this producer."""
+        """The id and its epoch by which the consumer knows this producer; others once another consumer took over."""
         return self._owner, self._epoch
 
     def send(self, header: Buffer, *buffers: Buffer, timeout_s: float = 10.0) -> None:
@@ -79,7 +92,7 @@ class Producer:
 
         Raises:
             RingFull: there was no room until the end of `timeout_s`.
-            RingClosed: the consumer has closed the ring or ended.
+            RingClosed: the consumer has closed the ring, or ended and cannot be replaced.
             ValueError: the message is longer than half of the ring.
         """
         self.send_all([(header, *buffers)], timeout_s)
@@ -100,7 +113,7 @@ class Producer:
             raise RingClosed("the producer is closed")
         now_ns = time.monotonic_ns()
         deadline_ns = now_ns + round(timeout_s * 1e9)
-        self._check_consumer(now_ns)
+        yield from self._see_to_consumer(now_ns)
         next_index, pause_s, peers = 0, _LEAST_PAUSE_S, None
         while True:
             count, outcome = self._try(messages, next_index, deadline_ns)
@@ -110,14 +123,14 @@ class Producer:
                 return
             now_ns = time.monotonic_ns()
             if now_ns >= deadline_ns:
-                raise RingFull(f"timeout_s: no room for a message within {timeout_s:g} s; the consumer is behind")
+                raise RingFull(f"timeout_s: no room for a message in {timeout_s:g} s; the consumer is behind, or away")
             if outcome == Outcome.LOST:
                 self.stats.lost += 1
                 continue
             if count or peers is None:
                 self.stats.waits += 1
                 pause_s, peers = _LEAST_PAUSE_S, _Peers(now_ns)
-            self._check_consumer(now_ns)
+            yield from self._see_to_consumer(now_ns)
             self._look_at_peers(peers, now_ns, deadline_ns)
             yield pause_s
             self.stats.waited_ns += time.monotonic_ns() - now_ns
@@ -137,21 +150,58 @@ class Producer:
             self.close()  # A verb may still be under way. The end of the connection tells the consumer.
             raise
 
-    def _check_consumer(self, now_ns: int) -> None:
-        if now_ns >= self._look_at_ns:
-            self._look_at_ns = now_ns + _LOOK_AT_CONSUMER_NS
-            if is_ended(self._connection):
+    def _see_to_consumer(self, now_ns: int) -> Generator[float, None, None]:
+        """Notice that the consumer has ended, and connect to the one that has taken over, if one has."""
+        if now_ns < self._look_at_ns:
+            return
+        self._look_at_ns = now_ns + _LOOK_AT_CONSUMER_NS
+        if not is_ended(self._connection):
+            return
+        if not self._is_lasting:
+            self.close()
+            raise RingClosed("the consumer has closed the ring or ended")
+        try:
+            connection = connect(self._address, timeout_s=0)
+        except FileNotFoundError:
+            self.close()
+            raise RingClosed("the consumer has closed the ring") from None
+        except OSError:
+            return  # None listens yet.
+        yield from self._rejoin(connection, now_ns)
+
+    def _rejoin(self, connection: socket.socket, now_ns: int) -> Generator[float, None, None]:
+        """Wait for the consumer's answer, and write as a new owner from then on; as the old one if it is slow.
+
+        Nothing is sent between the question and the answer. The consumer answers between two looks, so it has seen all
+        that was sent before as decided when it first sees something of the new owner: its order holds.
+        """
+        pause_s = _LEAST_PAUSE_S
+        while time.monotonic_ns() < now_ns + _ANSWER_NS:
+            try:
+                grant, fds = answer(connection)
+            except BlockingIOError:
+                yield pause_s
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            except OSError:  # It has ended, too.
+                break
+            except RingError:
+                connection.close()
                 self.close()
-                raise RingClosed("the consumer has closed the ring or ended")
+                raise
+            else:
+                self._end()
+                self._is_open = False
+                self._begin(connection, grant, fds)
+                self._is_open = True
+                return
+        connection.close()
+        self._look_at_ns = now_ns + _ASK_AGAIN_NS
 
     def close(self) -> None:
         """Leave the ring. What was sent arrives."""
         if self._is_open:
             self._is_open = False
-            del self._transport
-            self._memory.close()  # First: the end of the connection says that this process cannot write any more.
-            self._connection.close()
-            os.close(self._bell)
+            self._end()
 
     def __enter__(self) -> Producer:
         return self

@@ -128,6 +128,9 @@ class Transport:
     def recover(self, deadline_ns: int) -> Window:
         return self._run(consume.recover(self.layout), deadline_ns)
 
+    def find_owners(self, window: Window, deadline_ns: int) -> set[int]:
+        return self._run(consume.find_owners(self.layout, window), deadline_ns)
+
     def is_all_seen(self, window: Window, deadline_ns: int) -> bool:
         """Whether nothing is behind what the consumer has looked at."""
         word = self._run(produce.read_word(self.layout.slot(window.scan.slot)), deadline_ns)

@@ -1,0 +1,123 @@
+"""Messages between two processes over a Unix socket: pickles, with large buffers beside them.
+
+A message is the number of buffers and the length of the pickle, the lengths of the buffers, the pickle, the buffers.
+Buffers are those that objects hand out when they are pickled (pickle protocol 5). They are neither copied where they
+are sent, nor where they arrive: they are read into the memory that the object then has.
+"""
+
+from __future__ import annotations
+
+import pickle
+import socket
+from collections.abc import Generator, Iterator
+from struct import Struct
+from typing import Any
+
+import numpy as np
+
+Buffer = bytes | memoryview
+
+_HEAD = Struct("!II")
+_LENGTH = Struct("!Q")
+_CHUNK = 1 << 16
+
+
+def encode_message(message: object) -> list[Buffer]:
+    """The message as pieces, to be sent one behind the other."""
+    handed_out: list[pickle.PickleBuffer] = []
+    pickled = pickle.dumps(message, protocol=5, buffer_callback=handed_out.append)
+    buffers = [one.raw() for one in handed_out]
+    lengths = b"".join(_LENGTH.pack(len(one)) for one in buffers)
+    return [_HEAD.pack(len(buffers), len(pickled)) + lengths + pickled, *buffers]
+
+
+def send_message(connection: socket.socket, message: object) -> None:
+    """Send a message over a socket that waits for room. Raises OSError, among others BrokenPipeError."""
+    pieces = encode_message(message)
+    num_sent = connection.sendmsg(pieces)
+    for piece in pieces:
+        if num_sent < len(piece):
+            connection.sendall(memoryview(piece)[num_sent:])
+        num_sent = max(0, num_sent - len(piece))
+
+
+def receive_messages(connection: socket.socket) -> Iterator[Any]:
+    """The messages that come over a socket that waits for them, until its other end is closed."""
+    reader = MessageReader()
+    while num_bytes := _receive(connection, reader.room()):
+        yield from reader.received(num_bytes)
+
+
+def _receive(connection: socket.socket, room: memoryview) -> int:
+    try:
+        return connection.recv_into(room)
+    except ConnectionResetError:
+        return 0
+
+
+class MessageReader:
+    """Puts messages together from what a socket gives, without I/O: receive into `room()`, then call `received`.
+
+    Long pieces are received where they stay. Short ones share a chunk of memory, so that one call of the system gets
+    several messages.
+    """
+
+    def __init__(self) -> None:
+        self._chunk = memoryview(bytearray(_CHUNK))
+        self._start = self._end = 0  # What the chunk holds.
+        self._long: memoryview | None = None
+        self._filled = 0  # Of the long piece.
+        self._message = _read_message()
+        self._wanted = next(self._message)
+
+    def room(self) -> memoryview:
+        """Where the next bytes belong; never empty."""
+        return self._chunk[self._end :] if self._long is None else self._long[self._filled :]
+
+    def received(self, num_bytes: int) -> list[Any]:
+        """The messages that are complete with the next `num_bytes`, which lie in `room()`."""
+        messages: list[Any] = []
+        if self._long is None:
+            self._end += num_bytes
+        else:
+            self._filled += num_bytes
+            if self._filled < len(self._long):
+                return messages
+            piece, self._long = self._long, None
+            self._take(piece, messages)
+        while self._end - self._start >= self._wanted:
+            start, self._start = self._start, self._start + self._wanted
+            self._take(memoryview(bytes(self._chunk[start : self._start])), messages)
+        self._make_room()
+        return messages
+
+    def _take(self, piece: memoryview, messages: list[Any]) -> None:
+        try:
+            self._wanted = self._message.send(piece)
+        except StopIteration as end:
+            messages.append(end.value)
+            self._message = _read_message()
+            self._wanted = next(self._message)
+
+    def _make_room(self) -> None:
+        """Move the beginning of a piece to where the rest of it has room."""
+        num_bytes = self._end - self._start
+        if self._wanted > _CHUNK:
+            # Not a bytearray: it would be filled with zeros first, at once.
+            self._long, self._filled = memoryview(np.empty(self._wanted, np.uint8)), num_bytes  # type: ignore[arg-type]
+            self._long[:num_bytes] = self._chunk[self._start : self._end]
+            self._start = self._end = 0
+        elif self._start:
+            self._chunk[:num_bytes] = self._chunk[self._start : self._end]
+            self._start, self._end = 0, num_bytes
+
+
+def _read_message() -> Generator[int, memoryview, Any]:
+    """Yields the length of the next piece, is sent that, and returns the message."""
+    num_buffers, num_bytes = _HEAD.unpack((yield _HEAD.size))
+    lengths = _LENGTH.iter_unpack((yield num_buffers * _LENGTH.size))
+    pickled = yield num_bytes
+    buffers: list[memoryview] = []
+    for (length,) in lengths:
+        buffers.append((yield length))
+    return pickle.loads(pickled, buffers=buffers)
