@@ -19,7 +19,7 @@ from tilework.comm.groups import Groups
 from tilework.comm.nccl import NcclComm
 from tilework.comm.rendezvous import Rendezvous
 from tilework.core.comm import Comm, GroupBroken
-from tilework.core.wire import GroupRef
+from tilework.core.wire.commands import GroupRef
 from tilework.runtime.worker_process import forkserver_context
 
 CONTEXT = forkserver_context()

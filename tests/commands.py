@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from stages import DECODE, DIFFUSE, ENCODE
-from tilework.core.wire import Execute, GroupRef, ImportState, SavedState, Spec, StateBlob
+from tilework.core.wire.blobs import SavedState, StateBlob
+from tilework.core.wire.commands import Execute, GroupRef, ImportState
+from tilework.core.wire.spec import Spec
 
 MODEL = "model"
 Members = tuple[tuple[int, int], ...]

@@ -22,7 +22,7 @@ from tilework.core.graph.stage import DeviceKind, ResultKind, StageSpec
 from tilework.core.model import Argument, ArgumentKind, ModelInfo, PictureInput, StrengthRule
 from tilework.core.request import DEFAULT_TERMS, RefusalCode, Request, Status, Terms
 from tilework.core.time import NS_PER_S, ns_from_s
-from tilework.core.wire import File, Image, Spec
+from tilework.core.wire.spec import File, Image, Spec
 from tilework.runtime.observer import Observer, Usage
 from tilework.runtime.ticket import Outcome, Preview, Segment, Ticket, Wanted
 from tilework.server.config import ServerConfig

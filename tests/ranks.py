@@ -12,7 +12,7 @@ from torch import Tensor
 from tilework.comm.groups import Groups
 from tilework.comm.rendezvous import Rendezvous
 from tilework.core.comm import Comm
-from tilework.core.wire import GroupRef
+from tilework.core.wire.commands import GroupRef
 from tilework.runtime.worker_process import forkserver_context
 
 

@@ -31,7 +31,7 @@ from tilework.core.graph.stage import DeviceKind, StageSpec, StepShare
 from tilework.core.model import ModelSource
 from tilework.core.request import OnMiss, Request, Status, Terms
 from tilework.core.time import NS_PER_S
-from tilework.core.wire import Spec
+from tilework.core.wire.spec import Spec
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import parse_table, table_json

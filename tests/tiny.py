@@ -29,7 +29,7 @@ from diffusers import (
 from transformers import CLIPTextModel, T5Config, T5EncoderModel, T5Tokenizer
 
 from tilework.core.model import ModelSource
-from tilework.core.wire import Image, Spec
+from tilework.core.wire.spec import Image, Spec
 from tilework.pipelines.draw import begin_steps
 from tilework.pipelines.families.latent_state import LatentState
 from tilework.pipelines.family import Family

@@ -11,19 +11,10 @@ from itertools import count
 from suite.case import CaseFailed
 from suite.stages import DIFFUSE, ENCODE, STAGES
 from tilework.core.model import Source
-from tilework.core.wire import (
-    Command,
-    Ended,
-    Execute,
-    Failed,
-    Forget,
-    ImportState,
-    Report,
-    SavedState,
-    Spec,
-    StateBlob,
-    WeightsRead,
-)
+from tilework.core.wire.blobs import SavedState, StateBlob
+from tilework.core.wire.commands import Command, Execute, Forget, ImportState
+from tilework.core.wire.reports import Ended, Failed, Report, WeightsRead
+from tilework.core.wire.spec import Spec
 from tilework.core.work import Group
 from tilework.runtime.local_executor import LocalConfig, LocalExecutor
 

@@ -8,7 +8,7 @@ from typing import Any
 import diffusers
 import torch
 
-from tilework.core.wire import Spec
+from tilework.core.wire.spec import Spec
 from tilework.pipelines.draw import begin_steps
 from tilework.pipelines.families.flux import Flux
 from tilework.pipelines.families.latent_state import Conditioning, LatentState

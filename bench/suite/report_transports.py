@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from tilework.comm.messages import MessageReader, send_message
 from tilework.comm.ring.consumer import Ring
 from tilework.comm.ring.producer import Producer
-from tilework.core.wire import Image
+from tilework.core.wire.spec import Image
 
 _LENGTH = struct.Struct("!i")
 

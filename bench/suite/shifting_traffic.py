@@ -20,7 +20,7 @@ from tilework.core.interfaces import PlacementStatus
 from tilework.core.model import ModelSource
 from tilework.core.request import Shape, Status
 from tilework.core.time import ns_from_s, s_from_ns
-from tilework.core.wire import Spec
+from tilework.core.wire.spec import Spec
 from tilework.core.work import NewPlacement
 from tilework.cost.table_costs import TableCosts
 from tilework.runtime.engine import Engine, EngineConfig

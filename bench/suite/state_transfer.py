@@ -18,7 +18,10 @@ from typing import Any
 
 import torch
 
-from tilework.core.wire import Ended, ImportState, SavedState, Spec, StateBlob
+from tilework.core.wire.blobs import SavedState, StateBlob
+from tilework.core.wire.commands import ImportState
+from tilework.core.wire.reports import Ended
+from tilework.core.wire.spec import Spec
 from tilework.pipelines import serialization
 from tilework.runtime.state_blobs import StateBlobDirectory
 from tilework.runtime.worker_process import forkserver_context

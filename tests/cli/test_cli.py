@@ -32,7 +32,7 @@ from tilework.control.log import entry_line, header_line
 from tilework.core.actions import Action
 from tilework.core.events import Event
 from tilework.core.request import OnMiss, Request
-from tilework.core.wire import Image as Pixels
+from tilework.core.wire.spec import Image as Pixels
 from tilework.cost.table_file import table_json
 from tilework.formats.schedule import read_schedule
 from tilework.formats.workload import WorkloadRequest, write_workload

@@ -23,7 +23,7 @@ from tilework.cli.console import UserError
 from tilework.core.cost_row import CostRow
 from tilework.core.model import ModelSource
 from tilework.core.request import Shape
-from tilework.core.wire import LoadedModel
+from tilework.core.wire.reports import LoadedModel
 from tilework.cost.profile import ProfileKey, ProfileOrigin
 from tilework.cost.profiles import Profiles
 from tilework.cost.table_costs import TableCosts

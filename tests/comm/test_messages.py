@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilework.comm.messages import MessageReader, encode_message, receive_messages, send_message
-from tilework.core.wire import Image, Preview
+from tilework.core.wire.reports import Preview
+from tilework.core.wire.spec import Image
 
 LONG = 300_000
 

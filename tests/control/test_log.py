@@ -25,7 +25,7 @@ from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.graph.stage import Stage
 from tilework.core.lora import LORA_NAME, Lora, UsedLora
 from tilework.core.request import OnMiss
-from tilework.core.wire import Spec
+from tilework.core.wire.spec import Spec
 from tilework.cost.table_file import table_json
 from tilework.policy.registry import UnknownPolicy
 from tilework.sim.config import SimConfig

@@ -117,7 +117,7 @@ def test_a_profile_precedes_a_later_calibration_which_fills_its_gaps(store: Prof
 WRITER = """
 import sys
 from pathlib import Path
-from tilework.core.wire import CostRow
+from tilework.core.cost_row import CostRow
 from tilework.cost.profile import Profile, ProfileKey, ProfileOrigin
 from tilework.cost.profiles import Profiles
 store, name = Profiles(Path(sys.argv[1])), sys.argv[2]

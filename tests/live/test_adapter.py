@@ -20,7 +20,7 @@ import tiny
 from tilework.control.history_recorder import read_history
 from tilework.control.log import replay
 from tilework.core.model import ModelSource
-from tilework.core.wire import Spec
+from tilework.core.wire.spec import Spec
 from tilework.pipelines.draw import draw
 from tilework.pipelines.loading import load
 

@@ -19,7 +19,7 @@ from tilework.core.cost_row import CostRow
 from tilework.core.events import LeftOut, WorkFailed
 from tilework.core.model import ModelSource, SimulatedSource
 from tilework.core.request import Shape, Status
-from tilework.core.wire import Spec
+from tilework.core.wire.spec import Spec
 from tilework.runtime.ticket import Outcome, Ticket
 
 BUILD = {

@@ -23,7 +23,7 @@ from tilework.core.actions import Reject
 from tilework.core.lora import UsedLora
 from tilework.core.model import LoraSource, ModelSource, NewModel
 from tilework.core.request import Status
-from tilework.core.wire import Spec
+from tilework.core.wire.spec import Spec
 from tilework.runtime.executor import ModelRefused
 
 

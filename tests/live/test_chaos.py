@@ -33,7 +33,7 @@ from tilework.control.controller import ControllerConfig
 from tilework.control.watchdog import WatchdogConfig
 from tilework.core.model import ModelSource
 from tilework.core.time import NS_PER_MS
-from tilework.core.wire import STATES_BYTES
+from tilework.core.wire.commands import STATES_BYTES
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.local_executor import LocalConfig, LocalExecutor
 from tilework.runtime.log_file import LogFile

@@ -28,7 +28,10 @@ from tilework.control.log import replay
 from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.model import ModelSource
 from tilework.core.request import Status
-from tilework.core.wire import Ended, Forget, ImportState, Spec, StateBlob
+from tilework.core.wire.blobs import StateBlob
+from tilework.core.wire.commands import Forget, ImportState
+from tilework.core.wire.reports import Ended
+from tilework.core.wire.spec import Spec
 from tilework.core.work import Group, Plan, Start
 from tilework.pipelines import serialization
 from tilework.policy import registry

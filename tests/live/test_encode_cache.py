@@ -19,7 +19,7 @@ from tilework.control.log import replay
 from tilework.core.checkpoint import Checkpoint
 from tilework.core.model import ModelSource
 from tilework.core.request import Status
-from tilework.core.wire import Spec
+from tilework.core.wire.spec import Spec
 from tilework.pipelines.stock.stock_pipeline import StockPipeline
 from tilework.runtime.ticket import Outcome, Ticket
 from zoo import requests

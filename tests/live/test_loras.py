@@ -28,7 +28,8 @@ from tilework.core.lora import UsedLora
 from tilework.core.model import LoraSource, ModelSource
 from tilework.core.request import OnMiss, Status, Terms
 from tilework.core.time import NS_PER_S
-from tilework.core.wire import LoadWeights, Spec
+from tilework.core.wire.commands import LoadWeights
+from tilework.core.wire.spec import Spec
 from tilework.cost.table import merged
 from tilework.pipelines.components import modules_of
 from tilework.runtime.ticket import Outcome, Ticket

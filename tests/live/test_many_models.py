@@ -26,7 +26,8 @@ from tilework.control.log import replay
 from tilework.core.component import LoadSource
 from tilework.core.model import ModelSource
 from tilework.core.request import Status
-from tilework.core.wire import WEIGHTS, LoadWeights, Spec
+from tilework.core.wire.commands import WEIGHTS, LoadWeights
+from tilework.core.wire.spec import Spec
 from tilework.cost.table import CostTable, merged
 from tilework.runtime.executor import WorkerStartFailed
 from tilework.runtime.local_executor import LocalExecutor

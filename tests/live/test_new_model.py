@@ -24,7 +24,7 @@ from builders import table
 from runtime.rig import PingPong, Rig, assert_nothing_is_left
 from tilework.core.model import ModelSource
 from tilework.core.request import Status
-from tilework.core.wire import Spec
+from tilework.core.wire.spec import Spec
 from tilework.pipelines.errors import UnsupportedModel
 from tilework.pipelines.loading import load
 from tilework.policy import registry

@@ -14,7 +14,7 @@ from runtime.rig import Rig, kill, until
 from tilework.core.actions import Reject
 from tilework.core.model import ModelSource
 from tilework.core.request import RefusalCode, Status
-from tilework.core.wire import LoadWeights
+from tilework.core.wire.commands import LoadWeights
 from tilework.cost.table import CostTable, merged
 from tilework.runtime.ticket import Outcome
 

@@ -27,7 +27,8 @@ from tilework.core.interfaces import PlacementStatus
 from tilework.core.model import ModelSource
 from tilework.core.request import Shape, Status
 from tilework.core.time import NS_PER_S
-from tilework.core.wire import LoadWeights, Spec
+from tilework.core.wire.commands import LoadWeights
+from tilework.core.wire.spec import Spec
 from tilework.core.work import NewPlacement
 from tilework.policy import registry
 from tilework.policy.published.tridentserve import monitor

@@ -18,7 +18,7 @@ from tilework.control.history import PastWork
 from tilework.control.history_recorder import read_history
 from tilework.core.model import ModelSource
 from tilework.core.request import Status
-from tilework.core.wire import Spec
+from tilework.core.wire.spec import Spec
 from tilework.cost.table_costs import TableCosts
 from training.shapes_motion.model import DEFAULTS
 from zoo.registry import quiet

@@ -29,7 +29,7 @@ from tilework.core.actions import RunWork
 from tilework.core.interfaces import ClusterView, CostModel, JobView
 from tilework.core.model import ModelSource
 from tilework.core.request import Status
-from tilework.core.wire import Spec
+from tilework.core.wire.spec import Spec
 from tilework.core.work import Group, Plan, Start, Work
 from tilework.pipelines.stock.stock_pipeline import StockPipeline
 from tilework.policy import registry

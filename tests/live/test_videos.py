@@ -22,7 +22,7 @@ from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.model import ModelSource, NewModel
 from tilework.core.request import OnMiss, Status, Terms
 from tilework.core.time import NS_PER_S
-from tilework.core.wire import File, Spec, VideoFormat
+from tilework.core.wire.spec import File, Spec, VideoFormat
 from tilework.cost.table import CostTable
 from tilework.pipelines.video.export import EXPORT
 from tilework.runtime.ticket import Outcome, Preview, Ticket

@@ -22,7 +22,7 @@ from torch.nn.functional import group_norm, silu
 import tiny
 from quick import quick
 from tilework.core.packing import IMAGE, Pack, Size
-from tilework.core.wire import Spec
+from tilework.core.wire.spec import Spec
 from tilework.patches.layout import PatchLayout, pack
 from tilework.pipelines.families.latent_state import Conditioning, LatentState
 from tilework.pipelines.families.sdxl import StableDiffusionXL

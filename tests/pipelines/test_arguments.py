@@ -14,7 +14,7 @@ import torch
 
 import tiny
 from tilework.core.model import ArgumentKind, ArgumentValue, ModelInfo
-from tilework.core.wire import Spec
+from tilework.core.wire.spec import Spec
 from tilework.patches.layout import pack
 from tilework.pipelines.families.flux import Flux
 from tilework.pipelines.families.sd import StableDiffusion

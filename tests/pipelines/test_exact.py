@@ -13,7 +13,7 @@ import torch
 import tilework
 import tiny
 from tilework.core.model import ModelSource
-from tilework.core.wire import Spec
+from tilework.core.wire.spec import Spec
 from tilework.pipelines.families.sd import StableDiffusion
 from tilework.pipelines.family import Family
 from tilework.pipelines.loading import load

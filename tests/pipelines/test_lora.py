@@ -18,7 +18,7 @@ from quick import quick
 from ranks import Ranks
 from tilework.core.comm import Comm
 from tilework.core.lora import UsedLora
-from tilework.core.wire import Spec
+from tilework.core.wire.spec import Spec
 from tilework.patches.layout import pack
 from tilework.pipelines.draw import begin_steps, draw
 from tilework.pipelines.families.flux import Flux

@@ -15,7 +15,7 @@ import tiny
 from ranks import Counting, Ranks, Spoilt
 from tilework.core.comm import Comm
 from tilework.core.model import ModelSource
-from tilework.core.wire import Spec
+from tilework.core.wire.spec import Spec
 from tilework.pipelines.draw import begin_steps
 from tilework.pipelines.families.flux import Flux
 from tilework.pipelines.families.sd3 import StableDiffusion3

@@ -26,17 +26,10 @@ from tilework.core.cost_row import CostRow
 from tilework.core.model import ModelSource, SimulatedSource
 from tilework.core.preview import preview_shape, shown_frames
 from tilework.core.request import Shape
-from tilework.core.wire import (
-    Command,
-    Ended,
-    Execute,
-    GroupRef,
-    Image,
-    Preview,
-    Progress,
-    Report,
-    StateBlob,
-)
+from tilework.core.wire.blobs import StateBlob
+from tilework.core.wire.commands import Command, Execute, GroupRef
+from tilework.core.wire.reports import Ended, Preview, Progress, Report
+from tilework.core.wire.spec import Image
 from tilework.pipelines.families.flux import Flux
 from tilework.pipelines.families.latent_state import LatentState
 from tilework.pipelines.families.sd3 import StableDiffusion3

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 import tilework
 import tiny
 from pipelines.test_samplers import CASES, sampler
-from tilework.core.wire import StateBlob
+from tilework.core.wire.blobs import StateBlob
 from tilework.pipelines.errors import UnsupportedModel
 from tilework.pipelines.families.sdxl import StableDiffusionXL
 from tilework.pipelines.sampler import memory_of

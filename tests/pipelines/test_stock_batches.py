@@ -13,7 +13,7 @@ from diffusers.models.autoencoders.vae import AutoencoderMixin
 from torch import Tensor
 
 import tiny
-from tilework.core.wire import Spec
+from tilework.core.wire.spec import Spec
 from tilework.patches.layout import pack
 from tilework.pipelines.components import denoisers_of
 from tilework.pipelines.family import Values

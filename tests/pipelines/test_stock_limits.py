@@ -13,7 +13,7 @@ import torch
 import tiny
 from tilework.core.model import TRUE_SCALE, ModelInfo
 from tilework.core.request import DEFAULT_TERMS
-from tilework.core.wire import Spec
+from tilework.core.wire.spec import Spec
 from tilework.pipelines.errors import InvalidDefaults
 from tilework.pipelines.model_index import ADAPTERS
 from tilework.pipelines.stock.component_calls import ComponentCall, Role

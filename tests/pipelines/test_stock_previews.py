@@ -13,7 +13,7 @@ import torch
 import tiny
 from tilework.core.preview import preview_shape, spread
 from tilework.core.request import Shape
-from tilework.core.wire import Image, Spec
+from tilework.core.wire.spec import Image, Spec
 from tilework.patches.layout import pack
 from tilework.pipelines.family import Family, StepState
 from tilework.pipelines.previews.shrink import shrunk

@@ -15,7 +15,7 @@ from tilework.core.graph.graph import Graph
 from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.graph.stage import DeviceKind
 from tilework.core.model import ModelInfo, ModelSource, SimulatedSource
-from tilework.core.wire import File, Spec, VideoCodec, VideoFormat
+from tilework.core.wire.spec import File, Spec, VideoCodec, VideoFormat
 from tilework.pipelines.errors import ModelError
 from tilework.pipelines.video.export import EXPORT, EXPORT_WITH_SOUND, Sound, sound_values, video_file
 from tilework.pipelines.video.exporter import Exporter, can_export

@@ -16,7 +16,8 @@ from tilework.control.controller import ControllerConfig
 from tilework.core.actions import Reject
 from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.model import Source
-from tilework.core.wire import STATES_BYTES, Spec
+from tilework.core.wire.commands import STATES_BYTES
+from tilework.core.wire.spec import Spec
 from tilework.core.work import Plan, Start
 from tilework.cost.table import CostTable
 from tilework.runtime.engine import Engine, EngineConfig

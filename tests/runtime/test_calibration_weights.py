@@ -11,7 +11,8 @@ from tilework.core.component import Component, LoadSource
 from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.lora import Lora, UsedLora
 from tilework.core.time import NS_PER_S
-from tilework.core.wire import DropWeights, Loaded, LoadedModel, LoadWeights, WeightsLoaded
+from tilework.core.wire.commands import DropWeights, LoadWeights
+from tilework.core.wire.reports import Loaded, LoadedModel, WeightsLoaded
 from tilework.runtime.executor import WorkerStartFailed
 from tilework.runtime.models.calibration_weights import CalibrationWeights
 from worker.test_calibrate import INFO

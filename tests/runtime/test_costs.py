@@ -16,7 +16,7 @@ from stages import DECODE, DIFFUSE, STAGES
 from tilework.core.cost_row import CostRow
 from tilework.core.model import ModelSource
 from tilework.core.request import Shape
-from tilework.core.wire import LoadedModel
+from tilework.core.wire.reports import LoadedModel
 from tilework.cost.profile import Profile, ProfileKey, ProfileOrigin
 from tilework.cost.profiles import Profiles
 from tilework.runtime.models.costs import (

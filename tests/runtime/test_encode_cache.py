@@ -11,7 +11,8 @@ import tiny
 from builders import request, table
 from tilework.core.checkpoint import Checkpoint
 from tilework.core.request import Request
-from tilework.core.wire import Image, SavedState, Spec, StateBlob
+from tilework.core.wire.blobs import SavedState, StateBlob
+from tilework.core.wire.spec import Image, Spec
 from tilework.cost.table_costs import TableCosts
 from tilework.runtime.encode_cache import EncodeCache
 

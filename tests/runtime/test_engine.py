@@ -22,7 +22,7 @@ from tilework.core.actions import Reject
 from tilework.core.model import ModelSource
 from tilework.core.request import OnMiss, Status, Terms
 from tilework.core.time import NS_PER_MS
-from tilework.core.wire import Spec
+from tilework.core.wire.spec import Spec
 from tilework.policy import registry
 from tilework.runtime.executor import WorkerStartFailed
 from tilework.runtime.ticket import Outcome, Ticket

@@ -11,7 +11,8 @@ from runtime.test_worker_process import Listener, run, until
 from stages import DIFFUSE, stage_of
 from tilework.core.actions import ReadComponents
 from tilework.core.model import ModelSource
-from tilework.core.wire import WEIGHTS, LoadWeights, WeightsLoaded, WeightsRead
+from tilework.core.wire.commands import WEIGHTS, LoadWeights
+from tilework.core.wire.reports import WeightsLoaded, WeightsRead
 from tilework.pipelines.model_index import shipped_directory
 from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.models.host_reader import HostReader

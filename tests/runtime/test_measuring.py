@@ -13,7 +13,7 @@ from runtime.fake_measurer import INFO, KEY, FakeMeasurer
 from tilework.core.component import Component, LoadSource
 from tilework.core.cost_row import CostRow
 from tilework.core.lora import Lora
-from tilework.core.wire import LoadedModel
+from tilework.core.wire.reports import LoadedModel
 from tilework.cost.profile import ProfileKey
 from tilework.cost.table import CostTable
 from tilework.runtime.models.measuring import Measuring, with_weights

@@ -15,7 +15,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilework.core.wire import GroupRef, StateBlob
+from tilework.core.wire.blobs import StateBlob
+from tilework.core.wire.commands import GroupRef
 from tilework.core.work import Group
 from tilework.pipelines import serialization
 from tilework.runtime import state_blobs

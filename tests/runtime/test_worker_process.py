@@ -23,7 +23,9 @@ from stages import DIFFUSE
 from tilework.core.cost_row import CostRow
 from tilework.core.model import ModelSource, SimulatedSource, Source
 from tilework.core.request import Shape
-from tilework.core.wire import Command, Ended, Forget, Report, Spec, StopWork, WeightsRead
+from tilework.core.wire.commands import Command, Forget, StopWork
+from tilework.core.wire.reports import Ended, Report, WeightsRead
+from tilework.core.wire.spec import Spec
 from tilework.pipelines.model_index import shipped_directory
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.executor import WorkerStartFailed

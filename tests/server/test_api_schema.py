@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from schemathesis.checks import CHECKS, load_all_checks
 
 from fake_engine import EDITOR, VIDEOS, FakeEngine, Plan, Served, eventually, serving
-from tilework.core.wire import VideoFormat
+from tilework.core.wire.spec import VideoFormat
 from tilework.pipelines.video.export import video_file
 from tilework.server.api.app import create_app
 from tilework.server.config import ServerConfig

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilework.core.request import DEFAULT_TERMS, Terms
-from tilework.core.wire import Spec
+from tilework.core.wire.spec import Spec
 from tilework.runtime.ticket import Ticket
 from tilework.server.calls.call import Call
 from tilework.server.calls.errors import KeyReused

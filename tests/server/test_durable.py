@@ -21,7 +21,7 @@ import pytest
 
 from fake_engine import FakeEngine, Plan, Served, eventually, serving
 from tilework.core.checkpoint import Checkpoint
-from tilework.core.wire import SavedState, StateBlob
+from tilework.core.wire.blobs import SavedState, StateBlob
 from tilework.runtime.state_blobs import StateBlobDirectory
 from tilework.server.calls.journal import DurableJournal
 from tilework.store import files

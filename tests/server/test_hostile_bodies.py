@@ -26,7 +26,7 @@ import pytest
 from fake_engine import EDITOR, FakeEngine, Plan, Served, eventually, serving
 from tilework.core.actions import Reject
 from tilework.core.request import RefusalCode
-from tilework.core.wire import Spec
+from tilework.core.wire.spec import Spec
 from tilework.runtime.ticket import Ticket
 from tilework.server.calls.call import Call
 from tilework.server.schema.chat_request import EXAMPLE as CHAT

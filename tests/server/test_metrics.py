@@ -34,7 +34,7 @@ from tilework.core.model import SimulatedSource
 from tilework.core.priority import DEFAULT_CLASSES
 from tilework.core.request import DEFAULT_TERMS, OnMiss, RefusalCode, Request, Shape, Status, Terms
 from tilework.core.time import NS_PER_S, ns_from_s
-from tilework.core.wire import Ended, KeptStates
+from tilework.core.wire.reports import Ended, KeptStates
 from tilework.core.work import Group, NewPlacement, Work
 from tilework.cost.table import CostTable
 from tilework.runtime.bubbles import Bubbles

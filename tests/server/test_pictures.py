@@ -33,7 +33,7 @@ from server.picture_files import (
     text_of,
 )
 from tilework.core.model import PictureInput, StrengthRule
-from tilework.core.wire import Image as Pixels
+from tilework.core.wire.spec import Image as Pixels
 from tilework.server.calls.parsing.decode import Undecodable, decode
 
 LIMITS = {"max_picture_bytes": 100_000, "max_input_pixels": 500_000, "max_input_bytes": 400_000}

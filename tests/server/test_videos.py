@@ -20,7 +20,7 @@ from PIL import Image
 
 from fake_engine import CLIPS, INFO, VIDEOS, FakeEngine, Plan, Served, eventually, serving
 from tilework.core.request import OnMiss
-from tilework.core.wire import VideoFormat
+from tilework.core.wire.spec import VideoFormat
 from tilework.pipelines.video.export import video_file
 
 FPS = 4.0

@@ -7,7 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from commands import MODEL
-from tilework.core.wire import Command, Ended, Execute, Image, ImportState, SavedState, Spec, StateBlob
+from tilework.core.wire.blobs import SavedState, StateBlob
+from tilework.core.wire.commands import Command, Execute, ImportState
+from tilework.core.wire.reports import Ended
+from tilework.core.wire.spec import Image, Spec
 from worker.worker_bench import WorkerBench
 
 JOB = 5

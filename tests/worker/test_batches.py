@@ -12,17 +12,10 @@ import torch
 import tiny
 from commands import decode, decode_all, encode, import_state, steps
 from tilework.core.packing import Pack
-from tilework.core.wire import (
-    Absent,
-    Ended,
-    Failed,
-    Forget,
-    Preview,
-    Progress,
-    Report,
-    Spec,
-    StateBlob,
-)
+from tilework.core.wire.blobs import StateBlob
+from tilework.core.wire.commands import Forget
+from tilework.core.wire.reports import Absent, Ended, Failed, Preview, Progress, Report
+from tilework.core.wire.spec import Spec
 from tilework.pipelines import serialization
 from tilework.pipelines.families.latent_state import LatentState
 from tilework.pipelines.families.sd3 import StableDiffusion3

@@ -9,7 +9,9 @@ from diffusers.models.attention_dispatch import AttentionBackendName, _Attention
 
 import tiny
 from commands import decode, encode, steps
-from tilework.core.wire import Ended, Failed, GroupRef, Spec
+from tilework.core.wire.commands import GroupRef
+from tilework.core.wire.reports import Ended, Failed
+from tilework.core.wire.spec import Spec
 from tilework.pipelines.families.sd3 import StableDiffusion3
 from tilework.pipelines.numerics import ATTENTION, pin_numerics
 from tilework.worker.exact import NotExact, check_exact

@@ -14,7 +14,9 @@ import tiny
 from commands import MODEL, encode, steps
 from tilework.core.comm import GroupBroken
 from tilework.core.model import ModelSource
-from tilework.core.wire import Command, Ended, Execute, Failed, GroupRef, Progress, Report, StateBlob
+from tilework.core.wire.blobs import StateBlob
+from tilework.core.wire.commands import Command, Execute, GroupRef
+from tilework.core.wire.reports import Ended, Failed, Progress, Report
 from tilework.pipelines import serialization
 from tilework.pipelines.family import Family
 from tilework.pipelines.loading import load

@@ -12,7 +12,7 @@ import pytest
 
 import tiny
 from tilework.core.model import ModelSource
-from tilework.core.wire import Spec
+from tilework.core.wire.spec import Spec
 from tilework.pipelines.family import Family
 from tilework.pipelines.loading import load
 from tilework.pipelines.support.record import served_classes

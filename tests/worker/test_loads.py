@@ -14,7 +14,8 @@ import tiny
 from commands import MODEL, decode, encode, steps
 from stages import DECODE, DIFFUSE, ENCODE
 from tilework.core.component import Component
-from tilework.core.wire import DropWeights, Ended, LoadWeights, WeightsLoaded
+from tilework.core.wire.commands import DropWeights, LoadWeights
+from tilework.core.wire.reports import Ended, WeightsLoaded
 from tilework.pipelines.draw import draw
 from tilework.pipelines.families.sd3 import StableDiffusion3
 from tilework.worker.models import shared_weights

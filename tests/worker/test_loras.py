@@ -15,7 +15,8 @@ from loras import save_lora
 from tilework.core.component import Component
 from tilework.core.lora import Lora, UsedLora
 from tilework.core.model import LoraSource
-from tilework.core.wire import Ended, Failed, Spec
+from tilework.core.wire.reports import Ended, Failed
+from tilework.core.wire.spec import Spec
 from tilework.pipelines.draw import draw
 from tilework.pipelines.families.sd3 import StableDiffusion3
 from tilework.pipelines.lora import InvalidLora

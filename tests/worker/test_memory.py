@@ -31,7 +31,8 @@ from tilework.core.cost_row import CostRow
 from tilework.core.model import ModelSource, SimulatedSource
 from tilework.core.request import RefusalCode, Shape, Status
 from tilework.core.time import NS_PER_S
-from tilework.core.wire import Ended, Failed, Report, Spec
+from tilework.core.wire.reports import Ended, Failed, Report
+from tilework.core.wire.spec import Spec
 from tilework.cost.memory import FORGET_NS, MemoryLimits
 from tilework.cost.table import CostTable
 from tilework.pipelines.family import Family

@@ -22,17 +22,8 @@ from birth import report_birth
 from commands import MODEL, decode, encode, steps
 from tilework.comm.messages import receive_messages, send_message
 from tilework.core.model import ModelSource
-from tilework.core.wire import (
-    Command,
-    Ended,
-    Loaded,
-    LoadFailed,
-    Progress,
-    Quit,
-    Report,
-    Site,
-    StopWork,
-)
+from tilework.core.wire.commands import Command, Quit, Site, StopWork
+from tilework.core.wire.reports import Ended, Loaded, LoadFailed, Progress, Report
 from tilework.runtime.worker_process import forkserver_context
 from tilework.worker.process import serve
 

@@ -13,7 +13,8 @@ from torch import nn
 
 from tilework.core.component import Component
 from tilework.core.model import ModelSource
-from tilework.core.wire import ComponentFiles, ReadWeights, WeightsRead
+from tilework.core.wire.commands import ComponentFiles, ReadWeights
+from tilework.core.wire.reports import WeightsRead
 from tilework.pipelines.loading import load, load_component
 from tilework.pipelines.model_index import shipped_directory
 from tilework.worker.models import reader

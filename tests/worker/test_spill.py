@@ -15,7 +15,10 @@ from greenlet import getcurrent, greenlet
 import tiny
 from commands import decode, encode, import_state, steps
 from tilework.core.model import ModelSource
-from tilework.core.wire import Ended, Execute, Failed, Forget, Image, KeptStates, NoteSaved, Report, SavedState
+from tilework.core.wire.blobs import SavedState
+from tilework.core.wire.commands import Execute, Forget, NoteSaved
+from tilework.core.wire.reports import Ended, Failed, KeptStates, Report
+from tilework.core.wire.spec import Image
 from tilework.pipelines.family import Family
 from tilework.pipelines.loading import load
 from tilework.pipelines.stock.coroutine import StockCall

@@ -19,20 +19,9 @@ from commands import MODEL, decode, encode, import_state, steps
 from stages import STAGES
 from tilework.core.model import ModelSource
 from tilework.core.request import Shape
-from tilework.core.wire import (
-    Calibrate,
-    Calibrated,
-    Ended,
-    Execute,
-    Failed,
-    Forget,
-    ImportState,
-    Progress,
-    Quit,
-    Report,
-    SavedState,
-    StateBlob,
-)
+from tilework.core.wire.blobs import SavedState, StateBlob
+from tilework.core.wire.commands import Calibrate, Execute, Forget, ImportState, Quit
+from tilework.core.wire.reports import Calibrated, Ended, Failed, Progress, Report
 from tilework.pipelines import serialization
 from tilework.pipelines.family import Family
 from tilework.pipelines.loading import load

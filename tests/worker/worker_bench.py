@@ -7,7 +7,9 @@ from pathlib import Path
 
 from commands import MODEL
 from tilework.comm.groups import Groups
-from tilework.core.wire import STATES_BYTES, Command, Ended, Execute, Report, StateBlob
+from tilework.core.wire.blobs import StateBlob
+from tilework.core.wire.commands import STATES_BYTES, Command, Execute
+from tilework.core.wire.reports import Ended, Report
 from tilework.pipelines.family import Family
 from tilework.worker.models.loras import WorkerLoras
 from tilework.worker.models.models import Models

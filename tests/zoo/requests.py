@@ -11,7 +11,7 @@ import PIL.Image
 import torch
 
 from tilework.core.model import ModelInfo, ModelSource
-from tilework.core.wire import Image, Spec
+from tilework.core.wire.spec import Image, Spec
 from tilework.pipelines.family import LIVE, Family, StepState, Values
 from tilework.pipelines.loading import load
 from tilework.pipelines.model_index import STOCK

@@ -15,7 +15,7 @@ from suite.killed_workers import Kill, KillingDriver, killing_driver
 from suite.stages import STAGES
 from suite.stats import bootstrap, exact, percentile
 from tilework.core.request import Status
-from tilework.core.wire import Spec
+from tilework.core.wire.spec import Spec
 from tilework.runtime.ticket import Outcome
 
 PROMPTS = ("a large red circle on a blue background", "a small green cross on a white background")

@@ -15,7 +15,7 @@ from suite.server import tilework_json
 from suite.stats import extremes
 from tilework.core.model import ModelSource
 from tilework.core.time import ns_from_s, s_from_ns
-from tilework.core.wire import Spec
+from tilework.core.wire.spec import Spec
 from tilework.formats.workload import WorkloadRequest
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.local_executor import LocalConfig, LocalExecutor

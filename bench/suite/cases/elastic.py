@@ -17,7 +17,7 @@ from suite.stats import bootstrap, extremes, median, percentile
 from tilework.core.comm import Comm
 from tilework.core.cost_row import CostRow
 from tilework.core.model import ModelSource, SimulatedSource
-from tilework.core.wire import Spec
+from tilework.core.wire.spec import Spec
 from tilework.core.work import Group
 from tilework.pipelines.parallel import Parallel
 

@@ -17,7 +17,7 @@ from suite.stats import bootstrap, exact
 from tilework.control.controller import ControllerConfig
 from tilework.core.cost_row import CostRow
 from tilework.core.model import SimulatedSource
-from tilework.core.wire import Spec
+from tilework.core.wire.spec import Spec
 from tilework.cost.table import CostTable
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.local_executor import LocalConfig, LocalExecutor

@@ -17,7 +17,7 @@ from suite.cases.weights import save_model
 from suite.stats import extremes
 from tilework.core.lora import UsedLora
 from tilework.core.model import ModelSource
-from tilework.core.wire import Spec
+from tilework.core.wire.spec import Spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from tilework.core.actions import Reject
 from tilework.core.cost_row import CostRow
 from tilework.core.model import SimulatedSource
 from tilework.core.request import Status
-from tilework.core.wire import Spec
+from tilework.core.wire.spec import Spec
 from tilework.cost.table import CostTable
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.local_executor import LocalConfig, LocalExecutor

@@ -16,7 +16,7 @@ import numpy as np
 from suite.case import Check, Finding, Note, Table
 from suite.report_transports import WAYS, Way
 from suite.stats import Interval, extremes
-from tilework.core.wire import Image
+from tilework.core.wire.spec import Image
 
 _CONTEXT = multiprocessing.get_context("fork")  # A worker that is started otherwise imports all cases first.
 _WARM = 3

@@ -13,7 +13,7 @@ import numpy as np
 from suite import stock_models
 from suite.case import Check, Finding, Note, Table
 from suite.stats import Interval, bootstrap, median
-from tilework.core.wire import Spec
+from tilework.core.wire.spec import Spec
 from tilework.pipelines.draw import draw
 from tilework.pipelines.family import Family
 from tilework.pipelines.loading import quiet

@@ -17,7 +17,9 @@ from suite.cases.weights import save_model
 from suite.stats import extremes
 from tilework.core.component import LoadSource
 from tilework.core.model import ModelSource
-from tilework.core.wire import DropWeights, Ended, Execute, Forget, Loaded, LoadWeights, Quit, Site, Spec, WeightsLoaded
+from tilework.core.wire.commands import DropWeights, Execute, Forget, LoadWeights, Quit, Site
+from tilework.core.wire.reports import Ended, Loaded, WeightsLoaded
+from tilework.core.wire.spec import Spec
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.local_executor import LocalConfig, LocalExecutor
 from tilework.runtime.observer import Observer

@@ -14,7 +14,7 @@ from tilework.core.cost_row import Batch, CostRow
 from tilework.core.graph.graph import Graph
 from tilework.core.model import ModelInfo
 from tilework.core.request import Shape
-from tilework.core.wire import Report, WeightsRead
+from tilework.core.wire.reports import Report, WeightsRead
 from tilework.cost.batch_latency import BatchLatencyModel
 from tilework.cost.profile import ProfileKey, ProfileOrigin
 from tilework.cost.profiles import Profiles

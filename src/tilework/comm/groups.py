@@ -16,7 +16,7 @@ from tilework.comm.rendezvous import Meeting
 from tilework.comm.sockets import SocketComm
 from tilework.core.comm import Comm, GroupBroken
 from tilework.core.model import DEVICES
-from tilework.core.wire import GroupRef
+from tilework.core.wire.commands import GroupRef
 
 _LEAST_PAUSE_S = 50e-6
 _LONGEST_PAUSE_S = 4e-3

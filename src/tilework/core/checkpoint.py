@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from tilework.core.wire import SavedState, StateBlob
+from tilework.core.wire.blobs import SavedState, StateBlob
 
 
 @dataclass(frozen=True, slots=True)

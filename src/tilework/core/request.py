@@ -1,4 +1,4 @@
-"""A request as the scheduler sees it. Prompts are not part of it: see `core.wire.Spec`."""
+"""A request as the scheduler sees it. Prompts are not part of it: see `core.wire.spec.Spec`."""
 
 from __future__ import annotations
 

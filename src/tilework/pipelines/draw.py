@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tilework.core.wire import Image, Spec
+from tilework.core.wire.spec import Image, Spec
 from tilework.pipelines.family import Family, StepState, Values
 
 

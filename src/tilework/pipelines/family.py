@@ -18,7 +18,7 @@ import torch
 from tilework.core.comm import Comm
 from tilework.core.model import ModelInfo
 from tilework.core.packing import Pack
-from tilework.core.wire import File, Image, Spec
+from tilework.core.wire.spec import File, Image, Spec
 from tilework.pipelines.lora import LoadedLoras
 from tilework.pipelines.parallel import Parallel
 

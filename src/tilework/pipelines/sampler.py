@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from tilework.core.model import ModelInfo, StepRange
-from tilework.core.wire import Spec
+from tilework.core.wire.spec import Spec
 from tilework.pipelines.errors import UnsupportedModel
 from tilework.pipelines.serialization import NotSerializable, serialize
 

@@ -20,7 +20,7 @@ from tilework.core.graph.stage import StageSpec
 from tilework.core.model import ModelInfo
 from tilework.core.packing import Layout, Pack, Size
 from tilework.core.preview import preview_shape
-from tilework.core.wire import File, Image, Spec
+from tilework.core.wire.spec import File, Image, Spec
 from tilework.pipelines.arguments import GENERATOR_DEVICE, generator_device, offered
 from tilework.pipelines.components import ComponentGroups, decodes_in_tiles, modules_of
 from tilework.pipelines.defaults import Defaults, resolve

@@ -14,7 +14,7 @@ from tilework.core.checkpoint import Checkpoint
 from tilework.core.events import Event, Restored, Submitted, Woke
 from tilework.core.request import Request, Status
 from tilework.core.time import NS_PER_S
-from tilework.core.wire import File, Image, Spec
+from tilework.core.wire.spec import File, Image, Spec
 from tilework.runtime.log_file import LogFile
 from tilework.runtime.observer import Observer
 from tilework.runtime.request_table import RequestTable

@@ -21,7 +21,8 @@ from tilework.core.checkpoint import Checkpoint
 from tilework.core.graph.itinerary import Itinerary
 from tilework.core.interfaces import CostModel
 from tilework.core.request import Request
-from tilework.core.wire import SavedState, Spec, StateBlob
+from tilework.core.wire.blobs import SavedState, StateBlob
+from tilework.core.wire.spec import Spec
 
 _NOT_ENCODED = frozenset({"seed", "preview_every", "pictures"})
 """Fields of a spec that are not in a key; pictures are, by their pixels."""

@@ -25,7 +25,9 @@ from tilework.core.interfaces import PlacesStages
 from tilework.core.model import ModelInfo
 from tilework.core.request import DEFAULT_TERMS, RefusalCode, Request, Status, Terms
 from tilework.core.time import NS_PER_S
-from tilework.core.wire import DropWeights, Report, Spec, WeightsRead
+from tilework.core.wire.commands import DropWeights
+from tilework.core.wire.reports import Report, WeightsRead
+from tilework.core.wire.spec import Spec
 from tilework.cost.degrees import alone_ns
 from tilework.cost.table import CostTable
 from tilework.cost.tabled import UnknownCost

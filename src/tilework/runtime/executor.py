@@ -10,7 +10,9 @@ from tilework.core.component import LoadSource
 from tilework.core.cost_row import Batch, CostRow
 from tilework.core.lora import Lora, UsedLora
 from tilework.core.model import LoraSource, ModelSource
-from tilework.core.wire import GroupRef, LoadedModel, Report, StateBlob, WeightsRead
+from tilework.core.wire.blobs import StateBlob
+from tilework.core.wire.commands import GroupRef
+from tilework.core.wire.reports import LoadedModel, Report, WeightsRead
 from tilework.core.work import Group
 from tilework.cost.profile import ProfileKey
 from tilework.runtime.worker_process import Outgoing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from tilework.core.wire import GroupRef
+from tilework.core.wire.commands import GroupRef
 from tilework.core.work import Group
 
 MAX_PER_WORKER = 32

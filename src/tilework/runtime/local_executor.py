@@ -17,25 +17,27 @@ from tilework.core.component import LoadSource
 from tilework.core.cost_row import Batch, CostRow
 from tilework.core.lora import Lora, UsedLora
 from tilework.core.model import LoraSource, ModelInfo, ModelSource, SimulatedSource, Source
-from tilework.core.wire import (
+from tilework.core.wire.blobs import StateBlob
+from tilework.core.wire.commands import (
     STATES_BYTES,
     WEIGHTS,
     BreakGroup,
     Calibrate,
-    Calibrated,
     CloseGroup,
-    Ended,
     EnterNode,
     GroupRef,
+    RemoveLora,
+    Site,
+)
+from tilework.core.wire.reports import (
+    Calibrated,
+    Ended,
     Loaded,
     LoadedModel,
     LoadFailed,
     LoraAdded,
     ModelAdded,
-    RemoveLora,
     Report,
-    Site,
-    StateBlob,
     WeightsLoaded,
 )
 from tilework.core.work import Group

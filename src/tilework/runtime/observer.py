@@ -9,7 +9,7 @@ from tilework.control.driver.result import Ending
 from tilework.core.component import LoadSource
 from tilework.core.interfaces import PlacementStatus
 from tilework.core.request import RefusalCode, Request
-from tilework.core.wire import KeptStates
+from tilework.core.wire.reports import KeptStates
 from tilework.core.work import NewPlacement, Work
 from tilework.runtime.encode_cache import CacheUsage
 from tilework.runtime.ticket import Outcome, Ticket

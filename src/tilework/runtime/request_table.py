@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tilework.core.wire import File, Image, Spec
+from tilework.core.wire.spec import File, Image, Spec
 from tilework.runtime.ticket import Ticket
 
 

@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterator
 from itertools import count
 from pathlib import Path
 
-from tilework.core.wire import WEIGHTS, StateBlob
+from tilework.core.wire.blobs import StateBlob
+from tilework.core.wire.commands import WEIGHTS
 
 _MIN_FREE_BYTES = 1 << 30
 _SHARED = Path("/dev/shm")

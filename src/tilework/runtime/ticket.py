@@ -10,7 +10,7 @@ from tilework.core.actions import Action, RunWork
 from tilework.core.checkpoint import Checkpoint
 from tilework.core.model import ModelInfo
 from tilework.core.request import Request, Status, Terms
-from tilework.core.wire import File, Image, Spec
+from tilework.core.wire.spec import File, Image, Spec
 from tilework.core.work import Group
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tilework.control.driver.state_registry import StateMove
-from tilework.core.wire import Execute, GroupRef, ImportState, Spec
+from tilework.core.wire.commands import Execute, GroupRef, ImportState
+from tilework.core.wire.spec import Spec
 from tilework.core.work import Work
 
 

@@ -27,21 +27,9 @@ from tilework.core.checkpoint import Checkpoint, CheckpointKeeper
 from tilework.core.events import ComponentsLoaded, Event
 from tilework.core.request import Request
 from tilework.core.time import s_from_ns
-from tilework.core.wire import (
-    Command,
-    DropWeights,
-    Ended,
-    Failed,
-    GroupRef,
-    KeptStates,
-    LoadWeights,
-    NoteSaved,
-    Preview,
-    Progress,
-    Report,
-    StateBlob,
-    WeightsLoaded,
-)
+from tilework.core.wire.blobs import StateBlob
+from tilework.core.wire.commands import Command, DropWeights, GroupRef, LoadWeights, NoteSaved
+from tilework.core.wire.reports import Ended, Failed, KeptStates, Preview, Progress, Report, WeightsLoaded
 from tilework.core.work import Work
 from tilework.runtime.encode_cache import EncodeCache
 from tilework.runtime.executor import Executor

@@ -12,7 +12,8 @@ from tilework.control.driver.result import WorkResult
 from tilework.core.actions import LoadComponents
 from tilework.core.checkpoint import CheckpointKeeper
 from tilework.core.request import Request
-from tilework.core.wire import Ended, Preview, SavedState
+from tilework.core.wire.blobs import SavedState
+from tilework.core.wire.reports import Ended, Preview
 from tilework.core.work import Work
 from tilework.runtime.observer import EndedWork, Observer
 from tilework.runtime.request_table import RequestTable

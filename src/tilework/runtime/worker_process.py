@@ -15,7 +15,8 @@ from multiprocessing.context import ForkServerContext
 
 from tilework.comm.messages import MessageReader, encode_message
 from tilework.core.model import Source
-from tilework.core.wire import BreakGroup, Command, Execute, Quit, Report, Site, StopWork
+from tilework.core.wire.commands import BreakGroup, Command, Execute, Quit, Site, StopWork
+from tilework.core.wire.reports import Report
 
 PRELOAD = "tilework.worker.preload"
 _EXIT_S = 5.0

@@ -39,7 +39,7 @@ class ServerConfig(BaseSettings):
     of all tenants may wait or run at a time, and `max_backlog_s` how long the devices may need for them when another
     comes in (see `admission.admission_limits`). `max_input_bytes` is for a body with pictures, `max_picture_bytes` for
     one file, `max_input_pixels` for all pictures of a call, and `input_bytes` for the memory of all calls' pictures.
-    `video_codec` is how videos are compressed (see `core.wire.VideoCodec`).
+    `video_codec` is how videos are compressed (see `core.wire.spec.VideoCodec`).
     `encode_cache_bytes` is for what was encoded of earlier requests (see `runtime.encode_cache`).
     `max_batch` is how many share a forward pass at most; `exact` makes all requests exact (see `core.request.Request`).
     `reconnect_s` is how long a call with an idempotency key goes

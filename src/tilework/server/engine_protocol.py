@@ -9,7 +9,7 @@ from tilework.core.actions import Reject
 from tilework.core.checkpoint import Checkpoint
 from tilework.core.model import LoraSource, ModelInfo, NewModel
 from tilework.core.request import DEFAULT_TERMS, Terms
-from tilework.core.wire import Spec
+from tilework.core.wire.spec import Spec
 from tilework.runtime.observer import Observer, Usage
 from tilework.runtime.ticket import Ticket, Wanted
 

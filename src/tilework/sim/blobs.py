@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from tilework.control.driver.state_registry import StateMove
-from tilework.core.wire import StateBlob
+from tilework.core.wire.blobs import StateBlob
 from tilework.sim.clock import Clock
 from tilework.sim.device import StateTransfer
 from tilework.sim.runs import State

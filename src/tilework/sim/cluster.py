@@ -18,7 +18,8 @@ from tilework.core.events import ComponentsLoaded, ComponentsRead, DeviceJoined,
 from tilework.core.graph.stage import DeviceKind
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_S
-from tilework.core.wire import Ended, Failed, Forget, StopWork
+from tilework.core.wire.commands import Forget, StopWork
+from tilework.core.wire.reports import Ended, Failed
 from tilework.core.work import Work
 from tilework.cost.table_costs import TableCosts
 from tilework.sim.blobs import BlobStore, StateTransfers

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tilework.core.wire import Absent, Ended, Failed, StateBlob
+from tilework.core.wire.blobs import StateBlob
+from tilework.core.wire.reports import Absent, Ended, Failed
 from tilework.sim.blobs import BlobStore
 from tilework.sim.fleet import Fleet
 from tilework.sim.runs import DROPS_STATES, Run, RunEnd

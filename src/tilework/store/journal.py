@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tilework.core.checkpoint import Checkpoint
-from tilework.core.wire import SavedState, StateBlob
+from tilework.core.wire.blobs import SavedState, StateBlob
 
 _log = logging.getLogger(__name__)
 _APPLICATION_ID = 0x746A726E  # "tjrn"; marks the file as ours.

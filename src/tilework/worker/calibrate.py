@@ -19,7 +19,7 @@ from tilework.core.graph.stage import ResultKind, Stage
 from tilework.core.model import ModelInfo
 from tilework.core.request import Shape
 from tilework.core.time import NS_PER_S, s_from_ns
-from tilework.core.wire import Image, Spec, VideoFormat
+from tilework.core.wire.spec import Image, Spec, VideoFormat
 from tilework.patches.layout import pack
 from tilework.pipelines.family import LIVE, Family, Values
 from tilework.pipelines.serialization import serialize

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tilework.core.wire import Execute, Spec
+from tilework.core.wire.commands import Execute
+from tilework.core.wire.spec import Spec
 
 
 class NotExact(RuntimeError):

@@ -14,7 +14,8 @@ from typing import Any
 
 from tilework.core.graph.itinerary import Itinerary
 from tilework.core.graph.stage import Stage
-from tilework.core.wire import SavedState, Spec, StateBlob
+from tilework.core.wire.blobs import SavedState, StateBlob
+from tilework.core.wire.spec import Spec
 from tilework.pipelines.family import LIVE, Family, StepState
 from tilework.worker.held_bytes import held_bytes
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tilework.core.wire import ImportState, SavedState, StateBlob
+from tilework.core.wire.blobs import SavedState, StateBlob
+from tilework.core.wire.commands import ImportState
 from tilework.pipelines import serialization
 from tilework.pipelines.family import LIVE, Family, Values
 from tilework.worker.jobs import Job, JobMissing, Jobs, outputs_read

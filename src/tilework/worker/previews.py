@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from tilework.core.wire import Image, Preview, Report
+from tilework.core.wire.reports import Preview, Report
+from tilework.core.wire.spec import Image
 from tilework.pipelines.family import StepState
 from tilework.worker.jobs import Job
 

@@ -20,20 +20,8 @@ from tilework.comm.groups import Groups
 from tilework.comm.messages import receive_messages, send_message
 from tilework.core.component import Component
 from tilework.core.model import ModelInfo, ModelSource, SimulatedSource, Source
-from tilework.core.wire import (
-    WEIGHTS,
-    BreakGroup,
-    Command,
-    Execute,
-    Loaded,
-    LoadedModel,
-    LoadFailed,
-    Quit,
-    ReadWeights,
-    Report,
-    Site,
-    StopWork,
-)
+from tilework.core.wire.commands import WEIGHTS, BreakGroup, Command, Execute, Quit, ReadWeights, Site, StopWork
+from tilework.core.wire.reports import Loaded, LoadedModel, LoadFailed, Report
 from tilework.pipelines.errors import InvalidSource
 from tilework.pipelines.family import Family
 from tilework.pipelines.loading import load, load_component, quiet

@@ -19,7 +19,7 @@ from tilework.core.packing import Pack
 from tilework.core.preview import preview_shape
 from tilework.core.request import Shape
 from tilework.core.time import NS_PER_S
-from tilework.core.wire import File, Image, Spec
+from tilework.core.wire.spec import File, Image, Spec
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.pipelines.arguments import generator_device

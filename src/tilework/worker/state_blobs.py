@@ -10,7 +10,7 @@ import time
 from itertools import count
 from pathlib import Path
 
-from tilework.core.wire import StateBlob
+from tilework.core.wire.blobs import StateBlob
 from tilework.pipelines.serialization import BadState, SerializedState, room
 
 _log = logging.getLogger(__name__)

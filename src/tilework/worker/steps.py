@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from tilework.core.wire import Progress, Report
+from tilework.core.wire.reports import Progress, Report
 from tilework.patches.layout import pack
 from tilework.pipelines.family import Family, StepState
 from tilework.worker.jobs import Job

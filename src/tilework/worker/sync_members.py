@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from tilework.core.comm import Comm, GroupBroken
-from tilework.core.wire import Absent, Execute
+from tilework.core.wire.commands import Execute
+from tilework.core.wire.reports import Absent
 from tilework.worker.jobs import JobMissing, Jobs
 from tilework.worker.steps import WorkJob
 

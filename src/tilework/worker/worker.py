@@ -11,31 +11,26 @@ from functools import partial
 from tilework.comm.groups import Groups
 from tilework.core.comm import Comm, GroupBroken
 from tilework.core.cost_row import CostRow
-from tilework.core.wire import (
+from tilework.core.wire.commands import (
     STATES_BYTES,
-    Absent,
     AddLora,
     AddModel,
     Calibrate,
-    Calibrated,
     CloseGroup,
     Command,
     DropWeights,
-    Ended,
     EnterNode,
     Execute,
-    Failed,
     Forget,
     GroupRef,
     ImportState,
-    KeptStates,
     LoadWeights,
     NoteSaved,
     RemoveLora,
     RemoveModel,
-    Report,
-    Spec,
 )
+from tilework.core.wire.reports import Absent, Calibrated, Ended, Failed, KeptStates, Report
+from tilework.core.wire.spec import Spec
 from tilework.pipelines.family import ANY_SEED, Family
 from tilework.pipelines.serialization import BadState
 from tilework.worker.calibrate import calibrate

@@ -16,7 +16,8 @@ from tilework.control.driver.state_registry import StateMove
 from tilework.control.watchdog import WatchdogConfig
 from tilework.core.actions import MoveState, RunWork
 from tilework.core.checkpoint import Checkpoint
-from tilework.core.wire import Ended, Failed, SavedState, StateBlob
+from tilework.core.wire.blobs import SavedState, StateBlob
+from tilework.core.wire.reports import Ended, Failed
 from tilework.core.work import Group, Work
 from tilework.cost.table_costs import TableCosts
 

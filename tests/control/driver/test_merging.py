@@ -8,7 +8,7 @@ import pytest
 
 from control.driver.rig import Rig, ended
 from tilework.core.events import Broken, DeviceLost, OutOfMemory, Stopped, WorkFailed, WorkFinished
-from tilework.core.wire import Failed
+from tilework.core.wire.reports import Failed
 
 LOST = DeviceLost(0, "killed")
 

@@ -16,7 +16,8 @@ from tilework.core.events import DeviceLost, LeftOut, Stopped, WorkFailed, WorkF
 from tilework.core.graph.graph import Graph
 from tilework.core.graph.itinerary import Itinerary
 from tilework.core.graph.stage import StageSpec, StepShare
-from tilework.core.wire import Absent, Failed, SavedState
+from tilework.core.wire.blobs import SavedState
+from tilework.core.wire.reports import Absent, Failed
 
 LONG = Graph(
     "toy",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from control.driver.rig import Rig, ended
 from tilework.core.actions import DropState, Stop, WakeAt
-from tilework.core.wire import Forget, StopWork
+from tilework.core.wire.commands import Forget, StopWork
 
 
 def test_a_device_that_runs_a_stuck_work_alone_is_killed() -> None:

@@ -15,7 +15,7 @@ from tilework.cli.console import UserError, console, out, print_json, progress, 
 from tilework.cli.models import model_source
 from tilework.cli.options.common import Adapter, AsJson, VaeTiling, examples
 from tilework.core.model import ModelInfo, ModelSource
-from tilework.core.wire import Image, Spec
+from tilework.core.wire.spec import Image, Spec
 
 if TYPE_CHECKING:
     from tilework.server.schema.image_request import FileFormat

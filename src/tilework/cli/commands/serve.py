@@ -13,7 +13,7 @@ from tilework.cli.options.common import Adapter, Device, Dtype, ProfilesFile, Va
 from tilework.control.watchdog import WatchdogConfig
 from tilework.core.model import SimulatedSource, Source
 from tilework.core.time import s_from_ns
-from tilework.core.wire import STATES_BYTES
+from tilework.core.wire.commands import STATES_BYTES
 from tilework.cost.table import BadCostTable, CostTable, check_devices
 from tilework.cost.table_file import read_table
 from tilework.policy.registry import DEFAULT_POLICY, UnknownPolicy, check_live, check_pools

@@ -35,7 +35,9 @@ from tilework.core.actions import Action, DropComponents, DropState, LoadCompone
 from tilework.core.checkpoint import Checkpoint
 from tilework.core.events import DeviceLost, LeftOut, WorkFailed
 from tilework.core.request import Request
-from tilework.core.wire import Absent, Ended, Failed, Forget, StateBlob, StopWork
+from tilework.core.wire.blobs import StateBlob
+from tilework.core.wire.commands import Forget, StopWork
+from tilework.core.wire.reports import Absent, Ended, Failed
 from tilework.core.work import Group, Work
 
 

@@ -13,7 +13,8 @@ from tilework.control.driver.result import WorkResult
 from tilework.control.driver.state_registry import StateMove
 from tilework.core.actions import DropComponents, LoadComponents
 from tilework.core.events import DeviceLost, LeftOut
-from tilework.core.wire import Forget, StateBlob, StopWork
+from tilework.core.wire.blobs import StateBlob
+from tilework.core.wire.commands import Forget, StopWork
 from tilework.core.work import Group, Work
 
 Message = Work | StopWork | StateMove | Forget | LoadComponents | DropComponents

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass, field, replace
 
-from tilework.core.wire import Ended, StateBlob
+from tilework.core.wire.blobs import StateBlob
+from tilework.core.wire.reports import Ended
 from tilework.core.work import Work
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from tilework.core.events import Broken, OutOfMemory, Stopped, WorkFailed, WorkFinished
-from tilework.core.wire import Ended
+from tilework.core.wire.reports import Ended
 from tilework.core.work import Work
 
 

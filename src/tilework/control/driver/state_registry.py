@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tilework.core.checkpoint import Checkpoint
 from tilework.core.graph.itinerary import Itinerary
-from tilework.core.wire import SavedState, StateBlob
+from tilework.core.wire.blobs import SavedState, StateBlob
 from tilework.core.work import Group
 
 Blobs = tuple[StateBlob, ...]

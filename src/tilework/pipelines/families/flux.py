@@ -11,7 +11,7 @@ from diffusers.pipelines.flux.pipeline_flux import calculate_shift, retrieve_tim
 from torch import Tensor
 
 from tilework.core.packing import Layout, Size
-from tilework.core.wire import Spec
+from tilework.core.wire.spec import Spec
 from tilework.pipelines import slices
 from tilework.pipelines.arguments import as_number, as_tuple
 from tilework.pipelines.defaults import Defaults

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilework.core.wire import Spec
+from tilework.core.wire.spec import Spec
 
 
 @dataclass(frozen=True, slots=True, eq=False)

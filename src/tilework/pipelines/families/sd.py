@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilework.core.wire import Spec
+from tilework.core.wire.spec import Spec
 from tilework.pipelines import slices
 from tilework.pipelines.arguments import clip_layers
 from tilework.pipelines.defaults import Defaults, sides_of

@@ -10,7 +10,7 @@ from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import c
 from torch import Tensor
 
 from tilework.core.packing import Layout
-from tilework.core.wire import Spec
+from tilework.core.wire.spec import Spec
 from tilework.pipelines import slices
 from tilework.pipelines.arguments import SKIPS, TEXTS, as_number, as_tuple, clip_layers
 from tilework.pipelines.defaults import Defaults, sides_of

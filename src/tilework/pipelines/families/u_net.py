@@ -13,7 +13,7 @@ from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
 from tilework.core.packing import Layout
-from tilework.core.wire import Spec
+from tilework.core.wire.spec import Spec
 from tilework.pipelines.arguments import as_number, as_tuple
 from tilework.pipelines.defaults import Defaults
 from tilework.pipelines.families.latent_state import LatentState

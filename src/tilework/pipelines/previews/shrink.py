@@ -9,7 +9,7 @@ from torch.nn.functional import interpolate
 
 from tilework.core.preview import shown_frames, spread
 from tilework.core.request import Shape
-from tilework.core.wire import Image
+from tilework.core.wire.spec import Image
 
 
 def shrunk(latents: Tensor, whole: Shape, small: Shape) -> Tensor:

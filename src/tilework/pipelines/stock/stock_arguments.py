@@ -12,7 +12,7 @@ from diffusers.modular_pipelines import ModularPipeline
 from PIL import Image as Pillow
 
 from tilework.core.model import TRUE_SCALE, PictureInput
-from tilework.core.wire import Spec
+from tilework.core.wire.spec import Spec
 from tilework.pipelines.arguments import ARGUMENTS, GENERATOR_DEVICE
 from tilework.pipelines.stock.modular import input_defaults
 

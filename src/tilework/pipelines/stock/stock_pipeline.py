@@ -22,7 +22,7 @@ from tilework.core.graph.stage import StageSpec
 from tilework.core.model import ModelInfo
 from tilework.core.packing import Pack
 from tilework.core.preview import preview_shape
-from tilework.core.wire import File, Image, Spec
+from tilework.core.wire.spec import File, Image, Spec
 from tilework.pipelines import slices
 from tilework.pipelines.arguments import GENERATOR_DEVICE
 from tilework.pipelines.clips.undecoded import Undecoded, pixels_of, take_undecoded, undecoded

@@ -20,7 +20,7 @@ from av.video.stream import VideoStream
 from torch import Tensor
 
 from tilework.core.graph.stage import DeviceKind, ResultKind, StageSpec
-from tilework.core.wire import File, Spec, VideoCodec, VideoFormat
+from tilework.core.wire.spec import File, Spec, VideoCodec, VideoFormat
 from tilework.pipelines.family import Values
 
 EXPORT = StageSpec(

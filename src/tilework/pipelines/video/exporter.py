@@ -11,7 +11,7 @@ from tilework.core.comm import Comm
 from tilework.core.graph.stage import DeviceKind
 from tilework.core.model import ModelInfo
 from tilework.core.packing import Pack
-from tilework.core.wire import File, Image, Spec
+from tilework.core.wire.spec import File, Image, Spec
 from tilework.pipelines.family import Values, Watch
 from tilework.pipelines.parallel import Parallel
 from tilework.pipelines.video.export import EXPORT, EXPORT_WITH_SOUND, exported, exported_file

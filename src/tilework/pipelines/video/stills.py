@@ -9,7 +9,7 @@ import av
 from PIL import Image as Pillow
 
 from tilework.core.preview import spread
-from tilework.core.wire import File
+from tilework.core.wire.spec import File
 
 _THUMBNAIL_SIDE, _TILE_SIDE = 512, 160
 _MOST_TILES = 25

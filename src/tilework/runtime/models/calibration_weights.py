@@ -9,7 +9,8 @@ from statistics import median
 from tilework.core.component import Component, LoadSource, num_bytes
 from tilework.core.lora import UsedLora
 from tilework.core.time import NS_PER_S
-from tilework.core.wire import DropWeights, Loaded, LoadedModel, LoadWeights, WeightsLoaded
+from tilework.core.wire.commands import DropWeights, LoadWeights
+from tilework.core.wire.reports import Loaded, LoadedModel, WeightsLoaded
 from tilework.runtime.executor import WorkerStartFailed
 
 

@@ -12,7 +12,7 @@ from tilework.core.events import Event, ModelRemoved, ModelServed
 from tilework.core.lora import Lora
 from tilework.core.model import LoraSource, ModelInfo, ModelSource, NewModel
 from tilework.core.request import Request
-from tilework.core.wire import LoadedModel
+from tilework.core.wire.reports import LoadedModel
 from tilework.cost.table import CostTable, without
 from tilework.cost.table_file import table_json
 from tilework.runtime.executor import Executor, ModelRefused, name_taken

@@ -10,21 +10,8 @@ from pathlib import Path
 
 from tilework.core.lora import Lora
 from tilework.core.model import LoraSource, ModelSource
-from tilework.core.wire import (
-    WEIGHTS,
-    AddLora,
-    AddModel,
-    Command,
-    Loaded,
-    LoadedModel,
-    LoadFailed,
-    LoraAdded,
-    ModelAdded,
-    RemoveLora,
-    RemoveModel,
-    Report,
-    Site,
-)
+from tilework.core.wire.commands import WEIGHTS, AddLora, AddModel, Command, RemoveLora, RemoveModel, Site
+from tilework.core.wire.reports import Loaded, LoadedModel, LoadFailed, LoraAdded, ModelAdded, Report
 from tilework.runtime.executor import ModelRefused, name_taken
 from tilework.runtime.worker_process import WorkerProcess
 

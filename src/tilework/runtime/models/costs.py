@@ -15,7 +15,7 @@ from tilework.core.cost_row import Batch, CostRow
 from tilework.core.lora import UsedLora
 from tilework.core.model import ModelInfo, ModelSource, Source
 from tilework.core.request import Shape
-from tilework.core.wire import LoadedModel
+from tilework.core.wire.reports import LoadedModel
 from tilework.cost.profile import Profile, ProfileKey, ProfileOrigin
 from tilework.cost.profiles import Profiles, ProfilesUnavailable
 from tilework.cost.rows import merge_rows, missing_batches, row_key

@@ -10,7 +10,8 @@ from pathlib import Path
 from tilework.core.actions import ReadComponents
 from tilework.core.lora import Lora
 from tilework.core.model import ModelSource, Source
-from tilework.core.wire import ComponentFiles, LoadedModel, ReadWeights, Report, Site, WeightsRead
+from tilework.core.wire.commands import ComponentFiles, ReadWeights, Site
+from tilework.core.wire.reports import LoadedModel, Report, WeightsRead
 from tilework.runtime.worker_process import WorkerProcess
 
 _NO_DEVICE = -1

@@ -10,7 +10,7 @@ from functools import partial
 from tilework.core.cost_row import CostRow
 from tilework.core.lora import Lora
 from tilework.core.model import ModelInfo
-from tilework.core.wire import LoadedModel
+from tilework.core.wire.reports import LoadedModel
 from tilework.cost.rows import missing_batches
 from tilework.cost.table import CostTable, graphs_of, merged
 from tilework.runtime.executor import Executor, ModelRefused, WorkerStartFailed

@@ -17,7 +17,7 @@ from fastapi.responses import Response
 
 from tilework.core.model import ModelInfo
 from tilework.core.time import s_from_ns
-from tilework.core.wire import Spec
+from tilework.core.wire.spec import Spec
 from tilework.server.api.bodies import IMAGES, Bodies, Route
 from tilework.server.calls.call import Call, Finished
 from tilework.server.calls.encode import Threads

@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 
 from PIL import Image as Pillow
 
-from tilework.core.wire import Image
+from tilework.core.wire.spec import Image
 from tilework.server.schema.image_request import FileFormat
 
 ANIMATED: FileFormat = "webp"

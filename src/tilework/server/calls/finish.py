@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tilework.core.request import Status
 from tilework.core.time import s_from_ns
-from tilework.core.wire import Image
+from tilework.core.wire.spec import Image
 from tilework.runtime.ticket import Outcome
 from tilework.server.calls.call import Call, Finished
 from tilework.server.calls.encode import Threads, encode

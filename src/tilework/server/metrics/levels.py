@@ -14,7 +14,7 @@ import tilework
 from tilework.core.interfaces import PlacementStatus
 from tilework.core.priority import DEFAULT_CLASSES
 from tilework.core.time import s_from_ns
-from tilework.core.wire import KeptStates
+from tilework.core.wire.reports import KeptStates
 from tilework.server.engine_protocol import Engine
 from tilework.server.metrics.meters import Names
 from tilework.store.results import ResultStore

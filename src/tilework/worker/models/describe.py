@@ -8,7 +8,7 @@ from dataclasses import replace
 from tilework.core.component import Component
 from tilework.core.lora import Lora
 from tilework.core.model import SimulatedSource, Source
-from tilework.core.wire import LoadedModel
+from tilework.core.wire.reports import LoadedModel
 from tilework.pipelines.family import Family
 from tilework.pipelines.identity import model_identity
 from tilework.pipelines.model_index import location

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass, field
 
-from tilework.core.wire import LoadWeights, WeightsLoaded
+from tilework.core.wire.commands import LoadWeights
+from tilework.core.wire.reports import WeightsLoaded
 from tilework.worker.memory import Budget
 from tilework.worker.models.models import Models
 from tilework.worker.synchronize import synchronize

@@ -11,7 +11,8 @@ import torch
 from tilework.core.component import Component
 from tilework.core.lora import UsedLora
 from tilework.core.model import ModelSource
-from tilework.core.wire import AddLora, AddModel, LoraAdded, ModelAdded, ModelChange, RemoveLora, RemoveModel
+from tilework.core.wire.commands import AddLora, AddModel, ModelChange, RemoveLora, RemoveModel
+from tilework.core.wire.reports import LoraAdded, ModelAdded
 from tilework.pipelines.family import Family
 from tilework.pipelines.lora import InvalidLora
 from tilework.worker.models.loras import WorkerLoras

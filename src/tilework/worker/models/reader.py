@@ -9,7 +9,8 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from tilework.core.wire import ComponentFiles, ReadWeights, WeightsRead
+from tilework.core.wire.commands import ComponentFiles, ReadWeights
+from tilework.core.wire.reports import WeightsRead
 from tilework.pipelines.loading import load_component
 from tilework.worker.models.shared_weights import SharedWeights, weights_of
 

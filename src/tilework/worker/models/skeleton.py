@@ -19,7 +19,7 @@ import torch
 from tilework.core.component import Component
 from tilework.core.lora import Lora
 from tilework.core.model import LoraSource, ModelSource
-from tilework.core.wire import LoadedModel
+from tilework.core.wire.reports import LoadedModel
 from tilework.pipelines.components import modules_of
 from tilework.pipelines.errors import UnsupportedModel
 from tilework.pipelines.family import Family

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image as Pillow
 from PIL import ImageChops, ImageOps, UnidentifiedImageError
 
-from tilework.core.wire import Image
+from tilework.core.wire.spec import Image
 
 FORMATS = ("PNG", "JPEG", "WEBP")
 _ANIMATED_FORMATS = ("PNG", "WEBP")  # A JPEG may hold more pictures, too (MPO): phones add a small one.

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from tilework.core.model import TRUE_SCALE, ArgumentValue, ModelInfo
 from tilework.core.request import OnMiss, Terms
-from tilework.core.wire import Spec
+from tilework.core.wire.spec import Spec
 from tilework.server.calls.errors import InvalidValue, invalid
 from tilework.server.calls.parsing.arguments import arguments_of
 from tilework.server.calls.parsing.deadlines import Deadline, asked_deadline, usual_deadline

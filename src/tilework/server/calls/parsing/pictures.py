@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pydantic import Base64Bytes
 
 from tilework.core.model import ModelInfo, PictureInput
-from tilework.core.wire import Image
+from tilework.core.wire.spec import Image
 from tilework.server.calls.errors import InvalidValue, invalid
 from tilework.server.calls.parsing.decode import Undecodable, decode
 from tilework.server.config import ServerConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tilework.core.model import ModelInfo
-from tilework.core.wire import Spec
+from tilework.core.wire.spec import Spec
 from tilework.server.calls.errors import invalid
 from tilework.server.schema.image_request import ImageRequest
 

@@ -7,7 +7,7 @@ import re
 
 from tilework.core.model import ModelInfo
 from tilework.core.request import Shape
-from tilework.core.wire import Image
+from tilework.core.wire.spec import Image
 from tilework.server.calls.errors import invalid
 from tilework.server.config import ServerConfig
 from tilework.server.schema.image_request import ImageRequest

@@ -9,7 +9,7 @@ from random import Random
 
 from tilework.core.lora import UsedLora
 from tilework.core.model import ArgumentValue, ModelInfo
-from tilework.core.wire import Image, Spec, VideoFormat
+from tilework.core.wire.spec import Image, Spec, VideoFormat
 from tilework.server.calls.errors import invalid
 from tilework.server.calls.parsing.pictures import main_picture
 from tilework.server.calls.parsing.preview_interval import AloneSeconds, preview_interval

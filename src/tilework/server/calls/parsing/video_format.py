@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tilework.core.graph.stage import ResultKind
 from tilework.core.model import ModelInfo
-from tilework.core.wire import VideoCodec, VideoFormat
+from tilework.core.wire.spec import VideoCodec, VideoFormat
 from tilework.server.calls.errors import invalid
 from tilework.server.config import ServerConfig
 

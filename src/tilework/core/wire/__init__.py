@@ -1,0 +1,7 @@
+"""Messages between the runtime and a worker process, both ways, through a local pipe (`comm.messages`).
+
+A worker executes commands first in, first out; only `StopWork` and `BreakGroup` overtake.
+
+A job's state travels as blobs: a worker serializes what a stage has written, named values, to a place that all workers
+of the node can read, and names the blob in its report. A worker that needs it gets the name in a command.
+"""

@@ -1,0 +1,25 @@
+"""Serialized states of jobs, in a place that all workers of a node can read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StateBlob:
+    """The name and size of a serialized state, in the directory of blobs of its node."""
+
+    name: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SavedState:
+    """What a stage has written of a request: its outputs, or the state between two of its steps.
+
+    `position` is where the request is after it (`core.graph.itinerary.Itinerary`), `index` that of the stage.
+    """
+
+    index: int
+    position: int
+    blob: StateBlob

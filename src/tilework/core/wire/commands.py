@@ -1,0 +1,247 @@
+"""From the runtime to a worker. A `revoked` work was stopped before it was sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tilework.core.component import Component
+from tilework.core.cost_row import Batch
+from tilework.core.lora import UsedLora
+from tilework.core.model import LoraSource, ModelInfo, ModelSource
+from tilework.core.wire.blobs import SavedState
+from tilework.core.wire.spec import Spec
+from tilework.core.work import Group
+
+STATES_BYTES = 2 * 10**9
+"""What a device keeps of the states of jobs that have no work there, unless it is told otherwise."""
+
+
+WEIGHTS = "weights"
+"""The directory, inside that of the blobs, of the weights that all CPU workers of a node share."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """The place of a worker: its device, the directory of `blobs`, and the directory where groups meet.
+
+    `rendezvous` is empty where no groups are formed. With `loads_on_demand` a worker has no weights on its device until
+    a command loads them; otherwise it has those of all its models from the start. One that `replaces` a lost worker
+    serves what it can of its models. Of jobs that have no work there it keeps `states_bytes` at most; of others their
+    blobs are read again. With a `skeleton` it serves nothing: it reads its one model, leaves the skeleton
+    in this file and waits for its end. One that `reads` serves nothing either: it takes `ReadWeights` alone.
+
+    A CPU slot is told what its models are, in `infos`, in the order of its sources: it may need nothing else of them.
+    """
+
+    device_id: int
+    blobs: str
+    rendezvous: str = ""
+    loads_on_demand: bool = False
+    states_bytes: int = STATES_BYTES
+    replaces: bool = False
+    skeleton: str = ""
+    reads: bool = False
+    infos: tuple[ModelInfo, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRef:
+    """A group that can communicate. An id is never used again, so no worker can meet a former member under it."""
+
+    group_id: int
+    devices: Group
+
+
+@dataclass(frozen=True, slots=True)
+class Execute:
+    """Run a stage of a model for each member, (job, position), from its state on this worker.
+
+    A stage with steps makes `num_steps` of them, a group in lockstep. Several members share forward passes; a member
+    whose state is missing is left out. A group has one member only, and the group's first worker decides whether and
+    where it stops. `specs`, by job, are there for members of which nothing is done yet. `sliced` takes less memory and
+    more time; results differ by rounding.
+    """
+
+    work_id: int
+    model: str
+    stage: str
+    members: tuple[tuple[int, int], ...]
+    num_steps: int = 1
+    specs: Mapping[int, Spec] = field(default_factory=dict, hash=False)
+    group: GroupRef | None = None
+    sliced: bool = False
+    revoked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StopWork:
+    work_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ImportState:
+    """Load a job of a model from blobs, in the order of its stages; it is at `position` then.
+
+    With `known` the worker has what the stages before the first of `states` wrote, and keeps it. A state that it has
+    of a later stage is dropped.
+    """
+
+    job_id: int
+    model: str
+    spec: Spec
+    position: int
+    states: tuple[SavedState, ...]
+    known: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NoteSaved:
+    """A blob holds what a work of a group has made of a job: another member than this worker has written it."""
+
+    job_id: int
+    saved: SavedState
+
+
+@dataclass(frozen=True, slots=True)
+class EnterNode:
+    """Connect with all workers of the node; later groups are subsets of it. Only accelerators need it."""
+
+    node: GroupRef
+
+
+@dataclass(frozen=True, slots=True)
+class CloseGroup:
+    """Forget a group that will not be used again."""
+
+    group_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class BreakGroup:
+    """A member of this group is lost: end the work that is running in it, and do not begin those queued for it."""
+
+    group_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    job_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrate:
+    """Warm up and time a model's stages for these batches, with a group at its degree; answered by `Calibrated`.
+
+    Batches of several have no group; they are timed for batchable stages, groups for stages that they may share.
+    `num_runs` None means a few, within a short time. Requests use these `loras`. Where a device has no room for all
+    stages, `weights` are the digests of what each stage needs, by its name: they are loaded before it, the others
+    dropped.
+    """
+
+    model: str
+    batches: tuple[Batch, ...]
+    group: GroupRef | None = None
+    num_runs: int | None = None
+    loras: tuple[UsedLora, ...] = ()
+    weights: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadWeights:
+    """Bring components, by digest, to the device. Answered by `WeightsLoaded`; a worker that cannot do it ends.
+
+    It does so block by block while it has no other command, or one that needs them. Others need not wait.
+
+    Where the host has no room to keep what is read, it forgets `forgets` first, in this order.
+    """
+
+    load_id: int
+    components: tuple[str, ...]
+    forgets: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DropWeights:
+    """Give back the device's memory of components, by digest. What is still to be loaded of them never is."""
+
+    components: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentFiles:
+    """Where a component can be read: as this part of a model, or as the file of a LoRA."""
+
+    component: Component
+    source: ModelSource
+    part: str = ""
+    lora: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadWeights:
+    """Read components from the disk into the memory of the host; answered by `WeightsRead`. For a reader alone.
+
+    Where the host has no room, it forgets `forgets` first, by digest, in this order.
+    """
+
+    read_id: int
+    files: tuple[ComponentFiles, ...]
+    forgets: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AddModel:
+    """Serve another model, from its skeleton in a file; answered by `ModelAdded`. For workers that load on demand."""
+
+    source: ModelSource
+    skeleton: str
+
+
+@dataclass(frozen=True, slots=True)
+class AddLora:
+    """Let requests for a model use another LoRA; answered by `LoraAdded`."""
+
+    model: str
+    source: LoraSource
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveModel:
+    """Serve a model no more."""
+
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveLora:
+    """Let requests for a model use this LoRA no more."""
+
+    model: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Quit:
+    pass
+
+
+ModelChange = AddModel | AddLora | RemoveModel | RemoveLora
+
+
+Command = (
+    Execute
+    | StopWork
+    | ImportState
+    | NoteSaved
+    | EnterNode
+    | CloseGroup
+    | BreakGroup
+    | Forget
+    | Calibrate
+    | LoadWeights
+    | DropWeights
+    | ReadWeights
+    | ModelChange
+    | Quit
+)

@@ -1,0 +1,207 @@
+"""From a worker to the runtime. Times are of the machine-wide monotonic clock."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from tilework.core.component import Component, num_bytes
+from tilework.core.cost_row import CostRow
+from tilework.core.lora import Lora
+from tilework.core.model import ModelInfo
+from tilework.core.wire.blobs import StateBlob
+from tilework.core.wire.spec import File, Image
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model of a worker. `identity` distinguishes models of the same name.
+
+    `components` are those of its stages, by name; empty if all stay on the device. `loras` are those that its requests
+    may use, by name, and `refused` says of the others why they may not.
+    """
+
+    info: ModelInfo
+    identity: str = "unknown"
+    components: Mapping[str, Component] = field(default_factory=dict)
+    loras: Mapping[str, Lora] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+    def needed(self, loras: Collection[str] = ()) -> dict[str, tuple[Component, ...]]:
+        """What each stage needs, by its name, for a request that uses these LoRAs."""
+        used = [self.loras[name] for name in loras]
+        return {
+            stage.name: tuple(
+                dict.fromkeys(
+                    [
+                        *(self.components[name] for name in stage.spec.components if name in self.components),
+                        *(
+                            one.component
+                            for one in used
+                            if one.component is not None and not one.changes.isdisjoint(stage.spec.components)
+                        ),
+                    ]
+                )
+            )
+            for stage in self.info.graph.stages
+        }
+
+    def largest_stage(self, loras: Collection[str] = ()) -> tuple[str, int]:
+        """The stage whose weights are the most for a request that uses these LoRAs, and their bytes."""
+        sizes = {stage: num_bytes(needed) for stage, needed in self.needed(loras).items()}
+        largest = max(sizes, key=sizes.__getitem__)
+        return largest, sizes[largest]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The worker is ready. `hardware` describes the device."""
+
+    models: tuple[LoadedModel, ...]
+    load_ns: int
+    hardware: str = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsLoaded:
+    """A `LoadWeights` is done, in `run_ns` without what the worker did meanwhile, but with the drops just before it.
+
+    It was told to drop `dropped` before it had loaded them.
+    """
+
+    load_id: int
+    run_ns: int
+    dropped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsRead:
+    """The answer to `ReadWeights`. Not `is_kept`: the host could not read them, or has no room for them."""
+
+    read_id: int
+    is_kept: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ModelAdded:
+    """The answer to `AddModel`; `error` says why the model cannot be served."""
+
+    model: str
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LoraAdded:
+    """The answer to `AddLora`: the LoRA, or why it cannot be used."""
+
+    lora: Lora | None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrated:
+    rows: tuple[CostRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A step of a running work has ended; sent between steps, not at the end of a work."""
+
+    work_id: int
+    steps_done: int
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """A preview of a member after a step of a running work; sent before the `Progress` or `Ended` of that step.
+
+    Only the first worker of a group sends it. `steps_done` counts within the work, as in `Progress`; `image` has the
+    size that `core.preview.preview_shape` gives.
+    """
+
+    work_id: int
+    job_id: int
+    steps_done: int
+    image: Image
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """A member that was left out, since the worker lacks its state; with `state_lost` its blobs are gone, too."""
+
+    job_id: int
+    reason: str
+    state_lost: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KeptStates:
+    """What a worker keeps of jobs that have no work there: tensors of `num_bytes`.
+
+    Since its start it dropped those of a job `num_spills` times, and read them again `num_returns` times.
+    """
+
+    num_bytes: int
+    num_spills: int
+    num_returns: int
+
+
+@dataclass(slots=True)
+class Ended:
+    """A work is done; or after `steps_done` steps it was `stopped`, `broken` off with its group, or `out_of_memory`.
+
+    `blobs` are what it has written, by job: the outputs of its stage, or the state after its last step. The first
+    worker of a group writes them; when the group breaks, every survivor does. The last stage on a request's way writes
+    `images` or `files`, by job, instead. `absent` are the members that were left out. `memory_bytes` is the memory in
+    use on an accelerator at the end; `kept` is what the worker kept of jobs when the work before this one had ended.
+    For jobs `for_any_seed`, a stage without steps has written what it would for any other seed. Not frozen, since
+    simulations make one per work.
+    """
+
+    work_id: int
+    start_ns: int
+    end_ns: int
+    steps_done: int
+    stopped: bool = False
+    broken: bool = False
+    out_of_memory: bool = False
+    blobs: Mapping[int, StateBlob] = field(default_factory=dict)
+    absent: tuple[Absent, ...] = ()
+    images: Mapping[int, Image] = field(default_factory=dict)
+    files: Mapping[int, File] = field(default_factory=dict)
+    memory_bytes: int | None = None
+    for_any_seed: frozenset[int] = frozenset()
+    kept: KeptStates | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A work raised an error. With `state_lost` the blobs that it should have started from are gone.
+
+    `by_model`: the model raised it, so that the same request may raise it again.
+    """
+
+    work_id: int
+    reason: str
+    state_lost: bool = False
+    by_model: bool = False
+
+
+Report = (
+    Loaded
+    | LoadFailed
+    | WeightsLoaded
+    | WeightsRead
+    | ModelAdded
+    | LoraAdded
+    | Calibrated
+    | Progress
+    | Preview
+    | Ended
+    | Failed
+)
