@@ -15,7 +15,7 @@ import torch
 from torch.nn.functional import interpolate
 
 from tilework.core.graph.stage import StageSpec
-from tilework.core.wire import Spec
+from tilework.core.wire.spec import Spec
 from tilework.pipelines.families.sd3 import StableDiffusion3
 from tilework.pipelines.family import Values
 from tilework.pipelines.staged import one_by_one

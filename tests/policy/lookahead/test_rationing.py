@@ -79,7 +79,7 @@ def overloaded(on_miss: OnMiss = OnMiss.BEST_EFFORT) -> list[Request]:
     table, found = shipped("hunyuanvideo_l20"), []
     sizes = ("960x544x17", "1280x720x129")
     for index in range(60):
-        size = sizes[index % 6 == 0]
+        size = sizes[index % 5 == 0]
         arrival_ns = ns_from_s(8.0 * index)
         deadline_ns = arrival_ns + ns_from_s(table.slo_s[size])
         found.append(
