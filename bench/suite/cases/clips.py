@@ -66,7 +66,7 @@ class Clips:
 
     def _round(self, index: int, url: str, stock: StockProcess) -> _Round:
         count = self.warm_up if index < 0 else self.block
-        seeds = [self.seed + index * self.block + i for i in range(count)]
+        seeds = [self.seed + (index + 1) * self.block + i for i in range(count)]
         if index % 2:
             return _Round(stock=[self._stock(stock, seed) for seed in seeds], ours=self._one_by_one(url, seeds))
         return _Round(ours=self._one_by_one(url, seeds), stock=[self._stock(stock, seed) for seed in seeds])
