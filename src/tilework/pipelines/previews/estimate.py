@@ -24,6 +24,8 @@ def clean(
         sigmas = token_times.float() / sampler.config.num_train_timesteps
         by_token: Tensor = latents.float() + prediction.float() * sigmas[..., None]
         return by_token
+    if sampler.config.get("prediction_type") == "trigflow":
+        return _clean_by_angle(prediction, timestep, latents)
     by = clean_by_flow if _is_of_flow(sampler) else clean_by_noise
     return by(sampler, prediction, timestep, latents)
 
@@ -58,6 +60,13 @@ def clean_by_noise(sampler: Any, prediction: Tensor, timestep: Any, latents: Ten
             return signal * scaled - noise * prediction.float()
         case _:
             return (scaled - noise * prediction.float()) / signal
+
+
+def _clean_by_angle(prediction: Tensor, timestep: Any, latents: Tensor) -> Tensor:
+    """Of a model of TrigFlow (SCM, sCM), whose latents are cos(t) x image + sin(t) x noise; float32."""
+    angle = float(timestep)
+    clean: Tensor = math.cos(angle) * latents.float() - math.sin(angle) * prediction.float()
+    return clean
 
 
 def _is_of_flow(sampler: Any) -> bool:
