@@ -272,7 +272,8 @@ def test_live_pictures_equal_the_stock_pipelines_while_they_move_after_every_ste
     assert_nothing_is_left(rig.engine)
 
 
-@pytest.mark.parametrize("victim", [2, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [2, 0])
 def test_live_requests_survive_the_loss_of_a_device_and_of_the_cpu_slot(
     start: Callable[..., Rig], stock: Callable[[Spec], np.ndarray], victim: int
 ) -> None:

@@ -155,6 +155,7 @@ def test_a_member_that_is_cancelled_midway_costs_the_others_nothing(start: Calla
     assert replay(rig.log.getvalue().splitlines())[1] is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [pytest.param("batches", marks=pytest.mark.slow), "entangled"])
 def test_a_worker_that_is_killed_midway_loses_no_member(start: Callable[..., Rig], policy: str) -> None:
     rig, specs = start("sdxl", policy), mixed_specs("sdxl", 6, steps=20)

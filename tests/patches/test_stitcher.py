@@ -144,6 +144,7 @@ def test_each_kind_of_edge_by_the_kernel(stitch_by_kernel: Stitch, mix: Mix) -> 
     check(stitch_by_kernel, DEVICE, mix, 12, torch.float32, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", [80, 90, 100])
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
 def test_the_kernel_compiles_for_devices(

@@ -153,6 +153,7 @@ def test_a_work_is_stopped_that_waits_for_a_command_that_is_to_come() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_worker_killed_in_the_middle_of_a_picture_has_not_reported_it() -> None:
     """Its pipe holds the beginning of 12 MB."""
 
@@ -285,7 +286,8 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("num_workers", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_workers", [1, 2])
 def test_a_start_that_is_cancelled_is_quiet(num_workers: int) -> None:
     """The workers go on to load meanwhile, and say so to an engine that has not begun."""
     complaints: list[dict[str, Any]] = []

@@ -402,6 +402,7 @@ def test_calls_with_one_key_at_a_time_are_one(server: Served) -> None:
     assert len(server.engine.requests) == before + 1
 
 
+@pytest.mark.slow
 def test_a_call_that_has_ended_holds_no_pictures() -> None:
     """Whatever may still be read of it: its record, its answer, its events."""
 

@@ -30,6 +30,7 @@ if not transport.has_extension():
     pytest.skip("the C extension was not built: no compiler", allow_module_level=True)
 
 
+@pytest.mark.slow
 def test_a_killed_producer_holds_no_bytes() -> None:
     with Ring.create(1 << 14, 16, abandon_after_s=60) as ring:
         stopped = _stopped_producer(ring)

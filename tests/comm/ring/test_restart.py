@@ -149,6 +149,7 @@ def test_a_new_consumer_wakes_for_a_producer_that_rings_the_old_bell(directory: 
             thread.join()
 
 
+@pytest.mark.slow
 def test_an_entry_of_a_producer_that_ended_meanwhile_is_given_up_at_once(directory: Path) -> None:
     ring = create(directory, abandon_after_s=60)
     stopped = _stopped_producer(ring)

@@ -131,6 +131,7 @@ def flux_kinds(scale: float) -> list[ClassBudget]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scale", "spread"), [(1.0, 0.1), (1.5, 0.02)])
 def test_the_chosen_round_is_among_the_best_there_are(
     monkeypatch: pytest.MonkeyPatch, scale: float, spread: float
