@@ -14,6 +14,7 @@ from suite.allocated import peak_bytes
 from torch import Tensor
 
 import tiny
+from quick import quick
 from tilework.pipelines.clips.decoders import ROWS, Decoder, decoder_of
 from tilework.pipelines.clips.decoding import decode
 from tilework.pipelines.clips.memory import decode_bytes
@@ -183,9 +184,7 @@ def measured(vae: Any, frames: int, rows: int, columns: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == "ltx" else pytest.mark.slow) for name in BUILDERS]
-)
+@pytest.mark.parametrize("name", quick(("ltx",), BUILDERS))
 def test_a_decode_takes_no_more_memory_than_planned(name: str, dtype: torch.dtype) -> None:
     vae, _ = built(name, dtype)
     planned, taken = measured(vae, 9, 2, 5)

@@ -9,13 +9,14 @@ import pytest
 import torch
 
 import tiny
+from quick import quick
 from tilework.pipelines.family import Family
 from tilework.pipelines.stock.stock_pipeline import StockPipeline
 from tilework.pipelines.video.export import EXPORT, EXPORT_WITH_SOUND, SOUND
 from zoo import requests
 from zoo.registry import ZOO, build
 
-SOUNDING = [pytest.param(name, marks=[] if name == "ltx2" else pytest.mark.slow) for name in ("ltx2", "modular-ltx2")]
+SOUNDING = quick(("ltx2",), ("ltx2", "modular-ltx2"))
 RATE = 16000
 
 

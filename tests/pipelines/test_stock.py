@@ -15,6 +15,7 @@ import pytest
 from torch import Tensor
 
 import tiny
+from quick import quick
 from tilework.core.graph.stage import StageSpec
 from tilework.pipelines.errors import UnsupportedModel
 from tilework.pipelines.family import ANY_SEED, LIVE
@@ -46,7 +47,7 @@ def test_the_record_has_every_class_of_the_zoo_and_serves_no_other() -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in ZOO])
+@pytest.mark.parametrize("name", quick(QUICK, ZOO))
 def test_stages_and_steps_that_move_and_take_turns_equal_the_stock_call(name: str, tmp_path: Path) -> None:
     """Each model does what the record says of its class; a class that is not served has a model that shows why."""
     model = ZOO[name]

@@ -13,6 +13,7 @@ from diffusers.models.autoencoders.vae import AutoencoderMixin
 from torch import Tensor
 
 import tiny
+from quick import quick
 from tilework.core.wire.spec import Spec
 from tilework.patches.layout import pack
 from tilework.pipelines.components import denoisers_of
@@ -58,7 +59,7 @@ def latents(made: StockPipeline, specs: list[Spec], *, together: bool) -> list[T
     return [answer[0] if isinstance(answer, tuple) else answer["prev_sample"] for answer in answers]
 
 
-@pytest.mark.parametrize("name", [pytest.param(one, marks=[] if one in QUICK else pytest.mark.slow) for one in MODELS])
+@pytest.mark.parametrize("name", quick(QUICK, MODELS))
 def test_shared_passes_change_nothing_but_rounding(name: str) -> None:
     pipeline = build(ZOO[name])
     made = StockPipeline(pipeline, name, {}, "")
@@ -76,7 +77,7 @@ def test_shared_passes_change_nothing_but_rounding(name: str) -> None:
         assert (one - other).abs().max() <= TOLERANCE * one.abs().max()
 
 
-@pytest.mark.parametrize("name", [pytest.param(one, marks=[] if one in QUICK else pytest.mark.slow) for one in MODELS])
+@pytest.mark.parametrize("name", quick(QUICK, MODELS))
 def test_shared_decodes_change_nothing_but_rounding(name: str) -> None:
     pipeline = build(ZOO[name])
     made = StockPipeline(pipeline, name, {}, "")

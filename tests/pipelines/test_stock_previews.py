@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import tiny
+from quick import quick
 from tilework.core.preview import preview_shape, spread
 from tilework.core.request import Shape
 from tilework.core.wire.spec import Image, Spec
@@ -55,9 +56,7 @@ def frames(image: Image) -> np.ndarray:
     return np.frombuffer(image.pixels, np.uint8).reshape(image.frames, image.height, image.width, 3).astype(int)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in SERVED]
-)
+@pytest.mark.parametrize("name", quick(QUICK, SERVED))
 def test_what_the_model_believes_in_at_last_is_the_result_and_nothing_changes(name: str) -> None:
     spec = spec_of(name)
     if not made(name).info.stages[1].previews:

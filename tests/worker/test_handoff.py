@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import tiny
+from quick import quick
 from tilework.core.model import ModelSource
 from tilework.core.wire.spec import Spec
 from tilework.pipelines.family import Family
@@ -60,9 +61,7 @@ def check_all_ways(here: Family, there: Family, spec: Spec, directory: Path) -> 
     assert np.array_equal(requests.alone(here, spec), merged.picture)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in BY_HAND_QUICK else pytest.mark.slow) for name in BY_HAND]
-)
+@pytest.mark.parametrize("name", quick(BY_HAND_QUICK, BY_HAND))
 def test_of_families_with_steps_of_their_own(name: str, tmp_path: Path) -> None:
     model = tmp_path / "model"
     tiny.save(BY_HAND[name](), model, f"tiny-{name}")

@@ -7,7 +7,7 @@ tests/pipelines/test_clips.py holds it to that, bit for bit.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -193,14 +193,7 @@ _LTX = Decoder(
     scales=_ratios,
     latent_channels=lambda vae: int(vae.config.latent_channels),
 )
-_LTX_2 = Decoder(
-    whole=_ltx2,
-    tile=_ltx2,
-    finish=_unchanged,
-    tiles=_ltx_tiles,
-    scales=_ratios,
-    latent_channels=lambda vae: int(vae.config.latent_channels),
-)
+_LTX_2 = replace(_LTX, whole=_ltx2, tile=_ltx2)
 _HUNYUAN_VIDEO_1_5 = Decoder(
     whole=_at_once,
     tile=_at_once,
