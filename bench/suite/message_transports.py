@@ -45,7 +45,7 @@ class RingReceiver:
     """A ring for all senders. Long messages are received in place. Sleeps when there is nothing, as the others do."""
 
     def __init__(self, num_senders: int, size: int, *, is_checked: bool) -> None:
-        self.ring = Ring.create(RING_BYTES, SLOTS, is_checked=is_checked, abandon_after_s=0.2, kill_after_s=10.0)
+        self.ring = Ring.create(RING_BYTES, SLOTS, is_checked=is_checked, abandon_after_s=0.2, fence_after_s=10.0)
         self.addresses = [self.ring.address()] * num_senders
         self._size = size
 
