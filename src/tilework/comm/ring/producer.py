@@ -40,7 +40,7 @@ class ProducerStats:
 class Producer:
     """Sends messages through the ring of another process. Belongs to one thread.
 
-    A child that is forked after `connect` must not use it, and connects itself.
+    A child that is forked after `connect` must not use it, and connects itself; over a network it cannot.
     """
 
     def __init__(self, address: str, attachment: Attachment) -> None:
@@ -57,8 +57,8 @@ class Producer:
         Raises:
             RingClosed: no consumer answers there within `timeout_s`.
             RingError: the ring has no room for another producer, is another user's, or needs the C extension, which
-                this installation does not have; for one over a network: UCX is missing or of another version, or the
-                secret in the address is not the ring's.
+                this installation does not have; for one over a network: UCX is missing or of another version, the
+                secret in the address is not the ring's, or its memory cannot be reached.
         """
         if address.startswith(SCHEME):
             return cls(address, _attach_by_network(address, timeout_s))

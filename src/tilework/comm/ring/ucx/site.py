@@ -35,8 +35,8 @@ class UcxSite:
 
     def __init__(self, network: Network, layout: Layout, is_checked: bool) -> None:
         self.layout, self._is_checked, self._transports = layout, is_checked, network.transports
-        self._context = Context(network.transports)
         self.listener = _listen(network)
+        self._context = Context(network.transports)
         self._secret = joining.new_secret()
         host = f"[{network.host}]" if ":" in network.host else network.host
         self.address = f"{SCHEME}{host}:{self.listener.getsockname()[1]}/{self._secret}"
