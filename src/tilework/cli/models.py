@@ -22,6 +22,7 @@ def model_source(
     loras: tuple[LoraSource, ...] = (),
     devices: tuple[int, ...] | None = None,
     vae_tiling: bool = False,
+    previews: bool = True,
 ) -> ModelSource:
     """Where a model is and how it runs, if its files show that it can be served.
 
@@ -49,4 +50,5 @@ def model_source(
         loras=loras,
         devices=devices,
         vae_tiling=vae_tiling,
+        previews=previews,
     )

@@ -41,6 +41,7 @@ def command(
     dtype: Dtype = None,
     threads: WorkerThreads = 1,
     vae_tiling: VaeTiling = False,
+    previews: options.Previews = True,
     worker_memory: options.WorkerMemory = None,
     weights_memory: options.WeightsMemory = None,
     states_memory: options.StatesMemory = None,
@@ -72,7 +73,9 @@ def command(
     if backend is options.Backend.MODELLED:
         sources = _simulated_sources(table, models, worker_memory, weights_memory)
     else:
-        sources = _model_sources(models, models_file, loras, adapter, dtype, device, threads, worker_memory, vae_tiling)
+        sources = _model_sources(
+            models, models_file, loras, adapter, dtype, device, threads, worker_memory, vae_tiling, previews
+        )
     from tilework.cli.serving import Serving
 
     Serving(
@@ -142,6 +145,7 @@ def _model_sources(
     threads: int,
     worker_memory: int | None,
     vae_tiling: bool,
+    previews: bool,
 ) -> tuple[Source, ...]:
     """The models that are named, or those of a file, whose own adapters, dtypes, LoRAs and devices count."""
     from tilework.server.config import ConfigError
@@ -153,7 +157,7 @@ def _model_sources(
         if file is None:
             named = models or ("shapes",)
             return tuple(
-                model_source(one, adapter, device, dtype, threads, worker_memory, usual, None, vae_tiling)
+                model_source(one, adapter, device, dtype, threads, worker_memory, usual, None, vae_tiling, previews)
                 for one in named
             )
         return tuple(
@@ -167,6 +171,7 @@ def _model_sources(
                 usual if one.loras is None else loras_in(Path(one.loras)),
                 one.devices,
                 vae_tiling if one.vae_tiling is None else one.vae_tiling,
+                previews if one.previews is None else one.previews,
             )
             for name, one in read_models(str(file)).items()
         )

@@ -42,6 +42,10 @@ CpuSlots = Annotated[
     typer.Option(min=1, max=1024, help="Worker processes for stages that need no accelerator, if the model has any."),
 ]
 Policy = Annotated[str, typer.Option(help="Scheduling policy, by a name of docs/policies.md.")]
+Previews = Annotated[
+    bool,
+    typer.Option(help="Draw previews for requests that ask for them. Steps need the autoencoder then, too."),
+]
 WorkerMemory = Annotated[
     int | None,
     typer.Option(
