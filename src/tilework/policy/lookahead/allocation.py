@@ -78,9 +78,9 @@ def allocate(
     num_free: int,
     now: float,
 ) -> tuple[list[RemainingJob], bool]:
-    """Set the rank of each job that gets devices; returns these jobs in order of service, and whether all is settled.
+    """Set the rank of each job that gets devices; returns these jobs in order of service, and whether all is safe.
 
-    It is settled if every pinned and overdue job has its usual group, and every feasible one a group with which it is
+    It is safe if every pinned and overdue job has its usual group, and every feasible one a group with which it is
     on time. Then none will be late: at later moments, each of them needs at most as many devices as now.
 
     Devices go, in this order:
@@ -94,7 +94,7 @@ def allocate(
     No job has devices before the call.
     """
     running: list[RemainingJob] = []
-    is_settled = True
+    is_safe = True
     for job in chain(certain, feasible):
         if not num_free:
             return running, False
@@ -105,16 +105,16 @@ def allocate(
             rank = _widest(job, job.forecast.usual, num_free)
             is_enough = rank == job.forecast.usual
         job.rank = rank
-        is_settled = is_settled and is_enough
+        is_safe = is_safe and is_enough
         if rank >= 0:
             num_free -= speeds[rank].degree
             running.append(job)
     if not num_free:
-        return running, is_settled
+        return running, is_safe
     num_free = _widen(running, num_free, _LEAST_SPEEDUP)
     for job in others:
         if not num_free:
-            return running, is_settled
+            return running, is_safe
         job.rank = _widest(job, job.forecast.usual, num_free)
         while job.rank >= 0 and job.degree == num_free and job.keeps_too_long():
             job.rank -= 1
@@ -122,7 +122,7 @@ def allocate(
             num_free -= job.degree
             running.append(job)
     _widen(running, num_free, 1.0)
-    return running, is_settled
+    return running, is_safe
 
 
 def available_now(

@@ -55,12 +55,12 @@ def simulate_ahead(forecasts: Sequence[JobForecast], num_devices: int, now_ns: i
     now, next_ns = float(now_ns), inf
     moments: list[list[int]] = []
     while certain or feasible or (others and len(moments) < 2):
-        (running, is_settled), change_ns = allocate(certain, feasible, others, num_devices, now), inf
+        (running, is_safe), change_ns = allocate(certain, feasible, others, num_devices, now), inf
         if not moments or (len(moments) < 2 and next_ns < inf):
             moments.append(_degrees(running, len(forecasts)))
         if in_step:
             running, change_ns = available_now(running, in_step, num_devices)
-        if not running or (is_settled and len(moments) == 2 and not in_step):
+        if not running or (is_safe and len(moments) == 2 and not in_step):
             break
         runs_ns = [job.run_ns() for job in running]
         span_ns = min(*runs_ns, change_ns)
