@@ -100,6 +100,7 @@ def test_nonsense_and_silence_do_not_disturb_the_consumer() -> None:
             joining.send(leaver, hello)
             while not ring._site._lanes._workers:  # type: ignore[attr-defined]
                 assert ring.recv(timeout_s=0.01) is None
+            assert ring.stats.producers == 0, "it has not shown that it is connected by its lane"
         while ring._site._lanes._workers:  # type: ignore[attr-defined]
             assert ring.recv(timeout_s=0.01) is None
         with connected(ring) as producer:

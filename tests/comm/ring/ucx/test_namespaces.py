@@ -37,65 +37,82 @@ with Producer.connect(sys.argv[1]) as producer:
 """
 
 
-@pytest.fixture
-def nodes() -> Iterator[tuple[str, str]]:
-    """Names of two namespaces, whose addresses are 10.77.0.1 and 10.77.0.2."""
-    if shutil.which("ip") is None:
-        pytest.skip("there is no ip command (Debian package iproute2)")
-    first, second = (f"ring-{os.getpid()}-{number}" for number in (1, 2))
-    try:
-        made = _ip("netns", "add", first)
+class Nodes:
+    """Two namespaces, whose addresses are 10.77.0.1 and 10.77.0.2, and what was started there."""
+
+    def __init__(self) -> None:
+        self.names = [f"ring-{os.getpid()}-{number}" for number in (1, 2)]
+        self._started: list[subprocess.Popen[str]] = []
+
+    def make(self) -> None:
+        first, second = self.names
+        made = ip("netns", "add", first)
         if made.returncode:
             pytest.skip(f"namespaces cannot be made here: {made.stderr.strip()}")
-        setup = (
+        for arguments in (
             ("netns", "add", second),
             ("-n", first, "link", "add", "wire", "type", "veth", "peer", "name", "wire", "netns", second),
             ("-n", first, "addr", "add", "10.77.0.1/24", "dev", "wire"),
             ("-n", second, "addr", "add", "10.77.0.2/24", "dev", "wire"),
-            *(("-n", name, "link", "set", device, "up") for name in (first, second) for device in ("lo", "wire")),
-        )
-        for arguments in setup:
-            result = _ip(*arguments)
+            *(("-n", name, "link", "set", device, "up") for name in self.names for device in ("lo", "wire")),
+        ):
+            result = ip(*arguments)
             assert result.returncode == 0, result.stderr
-        yield first, second
-    finally:
-        _ip("netns", "del", first)
-        _ip("netns", "del", second)
+
+    def start(self, node: int, program: str, *arguments: str) -> subprocess.Popen[str]:
+        command = ["ip", "netns", "exec", self.names[node], sys.executable, "-c", program, *arguments]
+        path = os.pathsep.join([os.path.dirname(tilework.__path__[0]), os.environ.get("PYTHONPATH", "")])
+        environment = os.environ | {"PYTHONPATH": path}
+        pipe = subprocess.PIPE
+        self._started.append(subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment))
+        return self._started[-1]
+
+    def close(self) -> None:
+        for process in self._started:
+            process.kill()
+            process.communicate()
+        for name in self.names:
+            ip("netns", "del", name)
 
 
-def _ip(*arguments: str) -> subprocess.CompletedProcess[str]:
+def ip(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
 
 
-def _start(node: str, program: str, *arguments: str) -> subprocess.Popen[str]:
-    command = ["ip", "netns", "exec", node, sys.executable, "-c", program, *arguments]
-    path = os.pathsep.join([os.path.dirname(tilework.__path__[0]), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {"PYTHONPATH": path}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+@pytest.fixture
+def nodes() -> Iterator[Nodes]:
+    if shutil.which("ip") is None:
+        pytest.skip("there is no ip command (Debian package iproute2)")
+    made = Nodes()
+    try:
+        made.make()
+        yield made
+    finally:
+        made.close()
 
 
-@pytest.mark.slow
-def test_messages_pass_between_nodes(nodes: tuple[str, str]) -> None:
-    consumer = _start(nodes[0], CONSUMER)
+def address_of(consumer: subprocess.Popen[str]) -> str:
     assert consumer.stdout is not None
     address = consumer.stdout.readline().strip()
     assert address.startswith("ucx://10.77.0.1:"), consumer.communicate()[1]
-    producer = _start(nodes[1], PRODUCER, address)
+    return address
+
+
+@pytest.mark.slow
+def test_messages_pass_between_nodes(nodes: Nodes) -> None:
+    consumer = nodes.start(0, CONSUMER)
+    producer = nodes.start(1, PRODUCER, address_of(consumer))
     errors = [process.communicate(timeout=90)[1] for process in (producer, consumer)]
     assert (producer.returncode, consumer.returncode) == (0, 0), errors
 
 
 @pytest.mark.slow
-def test_a_node_that_is_cut_off_is_noticed(nodes: tuple[str, str]) -> None:
+def test_a_node_that_is_cut_off_is_noticed(nodes: Nodes) -> None:
     """Nothing says that the wire is gone: the consumer's probes are not answered."""
-    consumer = _start(nodes[0], CONSUMER)
-    assert consumer.stdout is not None
-    address = consumer.stdout.readline().strip()
+    consumer = nodes.start(0, CONSUMER)
     stays = "    import signal\n    print('sent', flush=True)\n    signal.pause()\n"
-    producer = _start(nodes[1], PRODUCER + stays, address)
+    producer = nodes.start(1, PRODUCER + stays, address_of(consumer))
     assert producer.stdout is not None
     assert producer.stdout.readline() == "sent\n"
-    _ip("-n", nodes[1], "link", "set", "wire", "down")
-    assert consumer.wait(timeout=40) == 0
-    producer.kill()
-    producer.communicate()
+    ip("-n", nodes.names[1], "link", "set", "wire", "down")
+    assert consumer.wait(timeout=60) == 0
