@@ -86,7 +86,7 @@ def test_order_and_contents_over_many_laps(ring: Ring) -> None:
 def test_a_full_ring_makes_producers_wait(ring: Ring) -> None:
     with connected(ring) as producer:
         with pytest.raises(RingFull, match="timeout_s"):
-            producer.send_all([(b"", bytes(20_000))] * 10, timeout_s=0.01)
+            producer.send_all([(b"", bytes(20_000))] * 10, timeout_s=0.1)
         sent = producer.stats.sent
         assert 1 < sent < 10
         assert producer.stats.waits == 1

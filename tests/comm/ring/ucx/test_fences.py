@@ -90,11 +90,11 @@ def test_a_killed_producer_holds_no_bytes(network: Network) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_10_rounds_of_killed_and_fenced_producers(tmp_path: Path) -> None:
+def test_6_rounds_of_killed_and_fenced_producers(tmp_path: Path) -> None:
     """Every committed message arrives once, intact, and in each producer's order."""
     rng = random.Random(3)
     progress = tmp_path / "progress"
-    with Ring.create(1 << 18, 32, network=TCP, abandon_after_s=0.05, fence_after_s=0.3) as ring:
+    with Ring.create(1 << 18, 32, network=TCP, abandon_after_s=0.5, fence_after_s=1.0) as ring:
         checker = Checker(ring, 3, progress)
         seeds = iter(range(10_000))
 
@@ -103,7 +103,7 @@ def test_10_rounds_of_killed_and_fenced_producers(tmp_path: Path) -> None:
 
         senders = [begin(sender) for sender in range(3)]
         num_told = 0
-        for number in range(10):
+        for number in range(6):
             victim = rng.randrange(3)
             before = checker.next_number[victim]
             while checker.next_number[victim] == before and senders[victim].is_alive():  # It may have just begun.
@@ -135,6 +135,6 @@ def _stop(checker: Checker, process: BaseProcess) -> None:
     before = checker.ring.stats.fenced
     while process.is_alive() and checker.ring.stats.fenced == before:
         os.kill(process.pid, signal.SIGSTOP)
-        checker.receive(0.5)  # If it has nothing in the ring, it is not fenced.
+        checker.receive(2)  # If it has nothing in the ring, it is not fenced.
         os.kill(process.pid, signal.SIGCONT)
         checker.receive(0.01)
