@@ -17,7 +17,7 @@ from tilework.comm.ring.errors import RingClosed, RingError
 from tilework.comm.ring.network import Network
 from tilework.comm.ring.producer import Producer
 from tilework.comm.ring.ucx import joining
-from tilework.comm.ring.ucx.library import version
+from tilework.comm.ring.ucx.library import Context, version
 
 HERE = Network(host="127.0.0.1")
 
@@ -47,6 +47,10 @@ def test_who_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("tilework.comm.ring.ucx.site.version", versions.__next__)
         assert f"the ring has UCX {version()}, not 1.0" in refusal(ring, address)
         assert not ring._site._lanes._workers  # type: ignore[attr-defined]
+        monkeypatch.undo()
+        monkeypatch.setattr("tilework.comm.ring.ucx.lanes.Worker", lambda context: Context("warp"))
+        assert "warp" in refusal(ring, address), "a lane cannot be opened"
+        assert ring.stats.producers == len(ring._admissions) == 0
 
 
 @pytest.mark.parametrize("address", ["ucx://host/secret", "ucx://host:1/", "ucx://host:x/secret", "ucx://:1/secret"])

@@ -199,7 +199,10 @@ class Worker:
         params = _WorkerParams(mask=1, thread_mode=_SERIALIZED)
         _check(self._lib.ucp_worker_create(context.handle, byref(params), byref(self.handle)), "making a worker")
         fd = c_int()
-        _check(self._lib.ucp_worker_get_efd(self.handle, byref(fd)), "making a worker that can be waited for")
+        status = self._lib.ucp_worker_get_efd(self.handle, byref(fd))
+        if status < 0:
+            self.close()
+        _check(status, "making a worker that can be waited for")
         self.fd: int = fd.value
         """Readable when there is something to do, after `arm`."""
 

@@ -54,7 +54,6 @@ class UcxSite:
             joining.watch(connection)
             hello = yield from joining.receive(connection)
             if reason := self._refusal(hello, members):
-                joining.send(connection, {"refused": reason})
                 raise RingError(reason)
             lane = self._lanes.open()
             joining.send(connection, self._offer(lane) | {"abandon_after_ns": abandon_after_ns})
@@ -70,9 +69,11 @@ class UcxSite:
         except BaseException as error:
             if lane is not None:
                 lane.close()
-            connection.close()
-            if not isinstance(error, OSError | RingError):
-                raise
+            with connection:
+                if isinstance(error, RingError):
+                    _refuse(connection, str(error))
+                elif not isinstance(error, OSError):
+                    raise
             return None
         return member
 
@@ -97,6 +98,11 @@ class UcxSite:
         self._own.close()
         self._lanes.close()
         self._context.close()
+
+
+def _refuse(connection: socket.socket, reason: str) -> None:
+    with suppress(OSError):
+        joining.send(connection, {"refused": reason})
 
 
 def _listen(network: Network) -> socket.socket:
