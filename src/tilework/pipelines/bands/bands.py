@@ -37,12 +37,15 @@ class Bands:
 
     def own(self, tensor: Tensor) -> Tensor:
         """This rank's rows of a whole tensor, whose last dimensions are rows and columns."""
-        return tensor.split_with_sizes(self._scaled(tensor.shape[_ROWS], sum(self._lengths)), dim=_ROWS)[
-            self.group.rank
-        ].contiguous()
+        if self.group.size == 1:
+            return tensor
+        lengths = self._scaled(tensor.shape[_ROWS], sum(self._lengths))
+        return tensor.split_with_sizes(lengths, dim=_ROWS)[self.group.rank].contiguous()
 
     def joined(self, tensor: Tensor, dim: int = _ROWS) -> Tensor:
         """The rows of all ranks, along `dim`."""
+        if self.group.size == 1:
+            return tensor
         return self.group.joined(tensor, self._scaled(tensor.shape[dim], self._lengths[self.group.rank]), dim)
 
     def _scaled(self, found: int, of_latents: int) -> list[int]:
@@ -56,15 +59,33 @@ class Bands:
         Raises:
             RuntimeError: bands have fewer rows.
         """
-        if min(self._scaled(tensor.shape[_ROWS], self._lengths[self.group.rank])) < count:
-            raise RuntimeError(f"a layer looks {count} rows far, and bands have fewer; use degree 1")
         rows = tensor.shape[_ROWS]
+        if min(self._scaled(rows, self._lengths[self.group.rank])) < count:
+            raise RuntimeError(f"a layer looks {count} rows far, and bands have fewer; use degree 1")
         above, below = self.group.traded(
             tensor.narrow(_ROWS, 0, count).contiguous(), tensor.narrow(_ROWS, rows - count, count).contiguous()
         )
         parts = [*([] if above is None else [above]), tensor, *([] if below is None else [below])]
         edges = (0, 0, count if above is None else 0, count if below is None else 0, *([0, 0] * (tensor.ndim - 4)))
         return functional.pad(torch.cat(parts, dim=_ROWS), edges, mode, value)
+
+
+def decode(vae: Any, comm: Comm | None, stock: Callable[..., Any], latents: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """What `stock`, the `decode` of `vae`, makes of latents; the ranks of a `comm` have a band each, and get the whole.
+
+    An autoencoder that cuts pictures into tiles itself does so on each rank.
+
+    Raises:
+        GroupBroken: a rank is lost.
+    """
+    if comm is None or getattr(vae, "use_tiling", False):
+        return stock(latents, *args, **kwargs)
+    with in_bands(vae, comm, latents) as bands:
+        made = stock(bands.own(latents), *args, **kwargs)
+        if isinstance(made, tuple):
+            return (bands.joined(made[0]), *made[1:])
+        made.sample = bands.joined(made.sample)
+        return made
 
 
 @contextmanager
@@ -99,7 +120,7 @@ def _made_whole(module: nn.Module, bands: Bands, beyond: _Beyond) -> Iterator[No
         beyond.is_paused = False
         return bands.own(made)
 
-    setattr(module, "forward", forward)
+    module.forward = forward
     try:
         yield
     finally:

@@ -13,9 +13,11 @@ from torch import nn
 ATTENTIONS: Mapping[str, str | None] = {
     "AutoencoderKL": "Attention",
     "AutoencoderKLCogVideoX": None,
+    "AutoencoderKLFlux2": "Attention",
     "AutoencoderKLHunyuanVideo15": "HunyuanVideo15AttnBlock",
     "AutoencoderKLLTX2Video": None,
     "AutoencoderKLLTXVideo": None,
+    "AutoencoderKLQwenImage": "QwenImageAttentionBlock",
     "AutoencoderKLWan": "WanAttentionBlock",
 }
 """By class of the autoencoder the class of its attentions, if it has some. One without a row runs at degree 1."""

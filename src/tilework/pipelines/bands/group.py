@@ -23,7 +23,7 @@ class DecodeGroup:
         self.rank, self.size = (0, 1) if comm is None else (comm.rank, comm.size)
 
     def of(self, root: int, tensor: Tensor | None) -> Tensor:
-        """What rank `root` has, which need not be known elsewhere; where `tensor` was, or on the device of the group."""
+        """What rank `root` has, of which the others know nothing; there where it was, elsewhere on the `device`."""
         if self._comm is None:
             assert tensor is not None
             return tensor
@@ -55,7 +55,7 @@ class DecodeGroup:
         self._comm.all_gather(gathered, source)
         pieces = [
             piece[: length * each].view(length, *moved.shape[1:])
-            for piece, length in zip(gathered.split(source.numel()), lengths, strict=True)
+            for piece, length in zip(torch.split(gathered, source.numel()), lengths, strict=True)
         ]
         return torch.cat(pieces).movedim(0, dim).contiguous().to(tensor.device)
 
@@ -79,7 +79,7 @@ class DecodeGroup:
         source = torch.cat([*([to_above.reshape(-1)] * above), *([to_below.reshape(-1)] * below)])
         output = torch.empty_like(source)
         self._comm.all_to_all(output, source, splits, splits)
-        pieces = [piece.view(to_above.shape) for piece in output.split(count)]
+        pieces = [piece.view(to_above.shape) for piece in torch.split(output, count)]
         return pieces[0] if above else None, pieces[-1] if below else None
 
 
