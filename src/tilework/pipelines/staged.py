@@ -120,7 +120,7 @@ class StagedPipeline(ABC):
                     sliceable=one.sliceable and not decodes_in_tiles(self._pipeline),
                     degrees=self._degrees(one),
                 )
-                for one in ComponentGroups.of(self._pipeline).named(self.stages)
+                for one in ComponentGroups.of(self._pipeline).named(self.stages, previews=self._defaults.previews)
             ),
             step_ranges=step_ranges(self._info, self._sampler),
             arguments=(
