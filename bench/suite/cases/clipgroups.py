@@ -204,17 +204,21 @@ def _computed_shares(note: Note) -> Table:
         latents = torch.empty(1, channels, 21, LARGE[1] // side // 2 * 2, LARGE[0] // side // 2 * 2, device="meta")
         texts = torch.empty(1, 512, 4096, device="meta")
         times = torch.zeros(1, device="meta")
-        step = _operations(lambda model=denoiser, given=(latents, times, texts): model(*given))  # type: ignore[misc]
-        after = _operations(lambda one=vae, given=latents: list(_WAN.whole(one, given)))  # type: ignore[misc]
-        rows.append((name, f"{step / 1e12:.0f}", f"{after / 1e12:.0f}", *_share(step, after)))
-    columns = ("", "a step, 10^12", "the decode, 10^12", *(f"of {one} steps" for one in _STEPS))
+        step, _ = _operations(lambda model=denoiser, given=(latents, times, texts): model(*given))  # type: ignore[misc]
+        after, others = _operations(lambda one=vae, given=latents: list(_WAN.whole(one, given)))  # type: ignore[misc]
+        sizes = f"{step / 1e12:.0f}", f"{after / 1e12:.0f}", f"{100 * others / after:.1f}%"
+        rows.append((name, *sizes, *_share(step, after)))
+    columns = ("", "a step, 10^12", "the decode, 10^12", "its attention", *(f"of {one} steps" for one in _STEPS))
     return Table(title="Share of the decode in the operations of Wan", columns=columns, rows=tuple(rows))
 
 
-def _operations(run: Callable[[], object]) -> float:
+def _operations(run: Callable[[], object]) -> tuple[float, float]:
+    """All of them, and those outside of convolutions."""
     with FlopCounterMode(display=False) as counter:
         run()
-    return float(counter.get_total_flops())
+    counts = counter.get_flop_counts()["Global"]
+    others = sum(count for kind, count in counts.items() if kind != torch.ops.aten.convolution)
+    return float(counter.get_total_flops()), float(others)
 
 
 def _seconds(run: Callable[[], object]) -> float:

@@ -1,7 +1,7 @@
 """A decoder of diffusers, as it is, on a band of the rows of a picture or clip: what looks beyond the band is answered.
 
 Convolutions, and what pads for them, get the rows at the edges of the bands beside theirs. Group normalisation gets the
-moments of all bands. An attention gets all rows, and each rank makes it whole: it is a few hundredths of a decode. All
+moments of all bands. An attention gets all rows, and each rank makes it whole: it is a small part of a decode. All
 else treats rows alike, or makes several of each. Results differ from those of one device by rounding.
 
 Rejected: a forward of our own for each class (a copy to keep up with diffusers), and rows around a band that are

@@ -96,8 +96,8 @@ def _refused(memory: DecodeMemory, shape: Shape, needed: int, degree: int) -> In
     return invalid(
         "size",
         size_text(shape),
-        f"Its decode takes {needed / _GB:.2f} GB or more{each}, and {memory.most_bytes / _GB:.2f} GB are there: "
-        f"give a smaller one{fewer}.{tiles}",
+        f"Its decode is planned to take {needed / _GB:.2f} GB or more{each}, and {memory.most_bytes / _GB:.2f} GB are "
+        f"there: give a smaller one{fewer}.{tiles}",
     )
 
 
