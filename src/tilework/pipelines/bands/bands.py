@@ -53,21 +53,21 @@ class Bands:
         assert not rest, f"{found} rows are no multiple of {of_latents}"
         return [length * scale for length in self._lengths]
 
-    def padded(self, tensor: Tensor, count: int, mode: str = "constant", value: float | None = None) -> Tensor:
-        """With `count` rows on either side: those of the bands beside it, or what `functional.pad` makes of an edge.
+    def padded(self, tensor: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
+        """As by `functional.pad`, with as many rows above as below: those of the bands beside it, where there are some.
 
         Raises:
             RuntimeError: bands have fewer rows.
         """
-        rows = tensor.shape[_ROWS]
+        count, rows = pad[2], tensor.shape[_ROWS]
         if min(self._scaled(rows, self._lengths[self.group.rank])) < count:
             raise RuntimeError(f"a layer looks {count} rows far, and bands have fewer; use degree 1")
         above, below = self.group.traded(
             tensor.narrow(_ROWS, 0, count).contiguous(), tensor.narrow(_ROWS, rows - count, count).contiguous()
         )
-        parts = [*([] if above is None else [above]), tensor, *([] if below is None else [below])]
-        edges = (0, 0, count if above is None else 0, count if below is None else 0, *([0, 0] * (tensor.ndim - 4)))
-        return functional.pad(torch.cat(parts, dim=_ROWS), edges, mode, value)
+        found = torch.cat([one for one in (above, tensor, below) if one is not None], dim=_ROWS)
+        missing = *pad[:2], count if above is None else 0, count if below is None else 0, *pad[4:]
+        return functional.pad(found, missing, mode, value) if any(missing) else found
 
 
 def decode(vae: Any, comm: Comm | None, stock: Callable[..., Any], latents: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -158,7 +158,7 @@ def _convolution(
     if stride[_ROWS] != 1 or dilation[_ROWS] != 1 or padding[_ROWS] not in (0, reach):
         raise RuntimeError("a convolution that makes other numbers of rows cannot be shared; use degree 1")
     if padding[_ROWS]:
-        rows, padding = bands.padded(rows, reach), (*padding[:_ROWS], 0, padding[-1])
+        rows, padding = bands.padded(rows, (0, 0, reach, reach)), (*padding[:_ROWS], 0, padding[-1])
     return stock(rows, weight, bias, stride, padding, dilation, groups)
 
 
@@ -170,12 +170,10 @@ def _pad(
     mode: str = "constant",
     value: float | None = None,
 ) -> Tensor:
-    left, right, above, below, *others = *pad, *([0, 0] if len(pad) < 4 else [])
+    above, below = pad[2:4] or (0, 0)
     if above != below:
         raise RuntimeError("a padding of one side cannot be shared; use degree 1")
-    if above:
-        rows = bands.padded(rows, above, mode, value)
-    return stock(rows, (left, right, 0, 0, *others), mode, value)
+    return bands.padded(rows, pad, mode, value) if above else stock(rows, pad, mode, value)
 
 
 def _group_norm(
