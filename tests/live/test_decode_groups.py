@@ -21,6 +21,7 @@ from tilework.core.request import Status
 from tilework.core.wire.spec import Spec
 from tilework.core.work import Plan, Start, Work
 from tilework.cost.table import graphs_of
+from tilework.cost.table_costs import TableCosts
 from tilework.pipelines.loading import load
 from tilework.policy import registry
 from tilework.runtime.ticket import Outcome, Ticket
@@ -122,3 +123,25 @@ def test_a_clip_that_two_workers_decode_is_the_stock_pipelines(served: Served, v
     assert decodes == [(0, 1)] if victim is None else victim not in decodes[-1] or len(decodes) > 1
     assert replay(rig.log.getvalue().splitlines())[1] is None
     assert_nothing_is_left(rig.engine)
+
+
+@pytest.mark.parametrize("policy", ["tilework", "tridentserve"])
+@pytest.mark.parametrize("gain", [1.9, 1.0])
+def test_a_decode_is_shared_if_the_cost_table_says_that_it_pays(
+    policy: str, gain: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TableCosts, "observe", lambda *_: None)  # Whatever this machine would measure.
+    tiny.prepare()
+    source = ModelSource(path="shapes-motion")
+    alone = table(step_s=0.05, degrees=(1, 2), pipeline="shapes-motion")
+    decodes = [replace(row, degree=2, seconds=row.seconds / gain) for row in alone.rows if row.stage == DECODE]
+    costs = replace(alone, rows=(*alone.rows, *decodes), graphs=graphs_of(load(source).info.graph))
+    rig = Rig(source, policy, costs=costs)
+    try:
+        rig.run(rig.engine.start())
+        (outcome,) = rig.outcomes({"one": tiny.spec(height=64, width=64, frames=9, steps=3)})
+    finally:
+        rig.close()
+    assert outcome.status is Status.DONE, outcome.reason
+    (devices,) = (segment.devices for segment in outcome.segments if segment.stage == DECODE)
+    assert len(devices) == (2 if gain > 1.5 else 1)
