@@ -34,7 +34,7 @@ Taken = tuple[float, float]
 Pair = tuple[Taken, Taken]
 """By one worker, and by two."""
 _PAIR = GroupRef(1, (0, 1))
-_TILE, _STRIDE = 128, 96
+_TILE, _STRIDE = 64, 48
 _STEPS = (4, 8)
 _SMALL = {"attention_head_dim": 128, "num_layers": 30}
 _WANS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -63,18 +63,18 @@ _WANS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 class ClipGroups:
     """Two processes of one thread. The autoencoder of Wan with `channels`, random weights, float32.
 
-    A clip has `frames` of `rows` by `columns` latents; tiles have sides of 128 px, of which 32 overlap.
+    A clip has `frames` of `rows` by `columns` latents; tiles have sides of 64 px, of which 16 overlap.
     """
 
-    channels: int = 24
-    frames: int = 9
-    rows: int = 28
-    columns: int = 40
-    pairs: int = 8
+    channels: int = 16
+    frames: int = 5
+    rows: int = 20
+    columns: int = 28
+    pairs: int = 5
 
     @classmethod
     def make(cls, quick: bool) -> ClipGroups:
-        return cls(channels=8, rows=20, columns=20, pairs=2) if quick else cls()
+        return cls(channels=8, rows=10, columns=10, pairs=2) if quick else cls()
 
     def measure(self, note: Note) -> Finding:
         found = {how: self._pairs(how, note) for how in ("whole", "in tiles")}
