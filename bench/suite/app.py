@@ -17,6 +17,7 @@ from suite.cases.batch_model import BatchModelCase
 from suite.cases.bubbles import Bubbles
 from suite.cases.chaos import Chaos
 from suite.cases.checkpoints import Checkpoints
+from suite.cases.clipgroups import ClipGroups
 from suite.cases.clipmemory import ClipMemory
 from suite.cases.clips import Clips
 from suite.cases.controller import ControllerTime
@@ -114,6 +115,7 @@ CASES: dict[str, tuple[str, type[Case]]] = {
     ),
     "reports": ("A picture on its way from a worker to the engine: pipe, ring, file", ReportCost),
     "groups": ("Forming a group of workers, and opening it again", GroupTime),
+    "clipgroups": ("Decodes of clips on two workers, and what share of a clip they are", ClipGroups),
     "elastic": ("Changing the degree, moving the state, sharing guidance", Elastic),
     "modelled": ("Deadlines kept by each policy on eight simulated GPUs, live and simulated", Modelled),
     "opensora": ("DDiT's videos on eight simulated GPUs behind a live server: latency by policy", OpenSora),
