@@ -90,7 +90,7 @@ def test_a_killed_producer_holds_no_bytes(network: Network) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_6_rounds_of_killed_and_fenced_producers(tmp_path: Path) -> None:
+def test_4_rounds_of_killed_and_fenced_producers(tmp_path: Path) -> None:
     """Every committed message arrives once, intact, and in each producer's order."""
     rng = random.Random(3)
     progress = tmp_path / "progress"
@@ -103,7 +103,7 @@ def test_6_rounds_of_killed_and_fenced_producers(tmp_path: Path) -> None:
 
         senders = [begin(sender) for sender in range(3)]
         num_told = 0
-        for number in range(6):
+        for number in range(4):
             victim = rng.randrange(3)
             before = checker.next_number[victim]
             while checker.next_number[victim] == before and senders[victim].is_alive():  # It may have just begun.
@@ -126,7 +126,7 @@ def test_6_rounds_of_killed_and_fenced_producers(tmp_path: Path) -> None:
             checker.receive_all(sender)
         stats = ring.stats
         assert stats.damaged == 0
-        assert 2 < num_told <= stats.fenced, "a sender ends by itself only if it is told that it was fenced"
+        assert 1 < num_told <= stats.fenced, "a sender ends by itself only if it is told that it was fenced"
 
 
 def _stop(checker: Checker, process: BaseProcess) -> None:
