@@ -15,7 +15,7 @@ from tilework.core.wire.commands import GroupRef
 from tilework.core.wire.reports import LoadedModel, Report, WeightsRead
 from tilework.core.work import Group
 from tilework.cost.profile import ProfileKey
-from tilework.runtime.worker_process import Outgoing
+from tilework.runtime.outbox import Outgoing
 
 
 class WorkerStartFailed(RuntimeError):

@@ -48,8 +48,9 @@ from tilework.runtime.models.calibration_weights import CalibrationWeights
 from tilework.runtime.models.changes import ModelChanges
 from tilework.runtime.models.costs import profile_key
 from tilework.runtime.models.host_reader import HostReader
+from tilework.runtime.outbox import Outgoing
 from tilework.runtime.state_blobs import StateBlobDirectory
-from tilework.runtime.worker_process import Outgoing, WorkerProcess
+from tilework.runtime.worker_process import WorkerProcess
 
 _log = logging.getLogger(__name__)
 

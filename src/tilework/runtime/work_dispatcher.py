@@ -34,11 +34,11 @@ from tilework.core.work import Work
 from tilework.runtime.encode_cache import EncodeCache
 from tilework.runtime.executor import Executor
 from tilework.runtime.observer import Observer
+from tilework.runtime.outbox import Outgoing
 from tilework.runtime.request_table import RequestTable
 from tilework.runtime.stuck_works import StuckWorkMonitor
 from tilework.runtime.wire_commands import import_command, run_command
 from tilework.runtime.work_recorder import WorkRecorder
-from tilework.runtime.worker_process import Outgoing
 
 _log = logging.getLogger(__name__)
 
