@@ -117,6 +117,14 @@ class LocalExecutor:
     def num_slots(self) -> int:
         return self._num_slots
 
+    def node(self, device_id: int) -> int:
+        return 0
+
+    @property
+    def blobs(self) -> StateBlobDirectory:
+        """The state blobs of this node, once its workers start."""
+        return self._blobs
+
     @property
     def serving(self) -> Mapping[str, tuple[int, ...]]:
         return {

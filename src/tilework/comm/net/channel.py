@@ -45,3 +45,7 @@ class Channel:
 
     def close(self) -> None:
         self._writer.close()
+
+    def abort(self) -> None:
+        """Close at once, without what has not been sent yet. `messages` ends."""
+        self._writer.transport.abort()
