@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import time
 from collections.abc import Collection, Coroutine, Iterable
@@ -54,6 +55,8 @@ Result = TypeVar("Result")
 
 async def serve_node(host: str, port: int, token: bytes) -> None:
     """Be a node of the server that listens there, and of the next one when that has ended, until cancelled."""
+    # Starting workers imports this, which takes seconds, and a node must not be silent for so long.
+    importlib.import_module("tilework.worker.process")
     codec, last = node_codec(), ""
     while True:
         try:

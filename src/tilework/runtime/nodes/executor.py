@@ -214,6 +214,7 @@ class NodesExecutor:
         except BadFrame as error:
             reason = str(error)
         finally:
+            reason = f"it said nothing for {self._config.silence_s:g} s" if node.is_silent else reason
             node.close(reason)
             self._loop.call_soon(self._lose, node, reason)
 

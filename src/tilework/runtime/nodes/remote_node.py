@@ -41,6 +41,7 @@ class RemoteNode:
         self._ping_s, self._silence_s = ping_s, silence_s
         self._outboxes: dict[int, Outbox] = {}
         self._awaited: list[tuple[type, asyncio.Future[Any]]] = []
+        self.is_silent = False
         self._heard_s = time.monotonic()
         self._pinging = asyncio.get_running_loop().create_task(self._ping())
 
@@ -110,6 +111,7 @@ class RemoteNode:
         while time.monotonic() - self._heard_s < self._silence_s:
             self.tell(Ping(time.monotonic_ns()))
             await asyncio.sleep(self._ping_s)
+        self.is_silent = True
         self.channel.abort()
 
 

@@ -1,0 +1,49 @@
+"""The options of a server over several nodes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tilework.cli.console import UserError
+
+TOKEN = "TILEWORK_CLUSTER_TOKEN"
+
+Nodes = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=1024,
+        help="Serve with this many nodes instead of this machine, with --workers on each (docs/cluster.md).",
+    ),
+]
+Agents = Annotated[
+    str,
+    typer.Option(
+        metavar="HOST:PORT", help="With --nodes: where to listen for agents (`tilework agent HOST:PORT`, one per node)."
+    ),
+]
+Cluster = Annotated[
+    str | None,
+    typer.Option(
+        metavar="auto|ADDRESS",
+        help="With --nodes: let Ray start the agents, on the cluster of this address, or on the one that Ray finds.",
+    ),
+]
+Token = Annotated[
+    str,
+    typer.Option(
+        envvar=TOKEN,
+        help="What server and agents must both know. Better set the variable, which no list of processes shows.",
+        show_default=False,
+    ),
+]
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """HOST:PORT. Raises UserError."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise UserError(f"HOST:PORT is {text!r}; give an address and a port, such as 0.0.0.0:7070")
+    return host.strip("[]"), int(port)
