@@ -10,6 +10,7 @@ from tilework.cli.console import UserError, require_serve_extra, user_errors
 from tilework.cli.models import model_source
 from tilework.cli.options import serve as options
 from tilework.cli.options.common import Adapter, Device, Dtype, ProfilesFile, VaeTiling, WorkerThreads, examples
+from tilework.cli.options.nodes import Agents, Nodes, StateCopies, Token
 from tilework.control.watchdog import WatchdogConfig
 from tilework.core.model import SimulatedSource, Source
 from tilework.core.time import s_from_ns
@@ -26,6 +27,7 @@ EXAMPLE = examples(
     "tilework serve ./sdxl --loras ./loras",
     "tilework serve --durable ./state",
     "tilework serve --default-slo 3x",
+    "tilework serve ./sd3-medium --device cuda --workers 4 --nodes 2 --agents 10.0.0.5:7070",
     "tilework serve --backend modelled --devices 8 --cost flux1dev_h100_eager",
 )
 STUCK_AFTER_S = s_from_ns(WatchdogConfig().least_ns)
@@ -59,6 +61,10 @@ def command(
     max_batch: options.MaxBatch = None,
     exact: options.Exact = False,
     default_slo: options.DefaultSlo = None,
+    nodes: Nodes = None,
+    agents: Agents = "127.0.0.1:7070",
+    state_copies: StateCopies = 1,
+    token: Token = "",
     log: options.Log = None,
     stuck_after: options.StuckAfter = STUCK_AFTER_S,
     log_level: options.LogLevelName = options.LogLevel.WARNING,
@@ -73,6 +79,7 @@ def command(
         sources = _simulated_sources(table, models, worker_memory, weights_memory)
     else:
         sources = _model_sources(models, models_file, loras, adapter, dtype, device, threads, worker_memory, vae_tiling)
+    from tilework.cli.nodes import nodes_wanted
     from tilework.cli.serving import Serving
 
     Serving(
@@ -80,6 +87,7 @@ def command(
         weights_bytes=weights_memory,
         states_bytes=states_memory or STATES_BYTES,
         num_workers=workers,
+        nodes=None if nodes is None else nodes_wanted(nodes, agents, state_copies, token),
         num_slots=cpu_slots,
         policy=policy,
         table=table,

@@ -31,6 +31,14 @@ Cluster = Annotated[
         help="With --nodes: let Ray start the agents, on the cluster of this address, or on the one that Ray finds.",
     ),
 ]
+StateCopies = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        help="With --nodes: on how many nodes the state of a request is kept. With 2 a lost node costs its requests "
+        "little, and each state crosses the network once more.",
+    ),
+]
 Token = Annotated[
     str,
     typer.Option(

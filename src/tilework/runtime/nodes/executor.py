@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from itertools import count
 from typing import Any
@@ -266,6 +266,17 @@ class NodesExecutor:
             for blob in report.blobs.values():
                 self._places.add(blob, node.node)
         self._listener.on_report(device_id, report)
+        if isinstance(report, Ended) and report.blobs:
+            self._copy_to_others(node, report.blobs.values())
+
+    def _copy_to_others(self, node: RemoteNode, blobs: Iterable[StateBlob]) -> None:
+        """Let the next nodes fetch what is still kept of these, after what the engine has sent them by now."""
+        kept = [blob for blob in blobs if self._places.nodes(blob)]
+        others = sorted(one for one, other in self._nodes.items() if other.started and other is not node)
+        others.sort(key=lambda one: one < node.node)
+        for place in others[: self._config.state_copies - 1]:
+            if wanted := self._places.lacking(kept, place).get(node.node):
+                self._fetch(self._nodes[place], node, tuple(wanted))
 
     def _on_started(self, node: RemoteNode, started: Started) -> None:
         """The workers of a node are up: they join, unless others are still awaited for the start."""
