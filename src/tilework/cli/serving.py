@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from tilework.cli.measured import open_profiles
 from tilework.cli.nodes import NodesWanted
 from tilework.control.controller import ControllerConfig
 from tilework.control.watchdog import WatchdogConfig
-from tilework.core.model import ModelInfo, SimulatedSource, Source
+from tilework.core.model import ModelInfo, SimulatedSource
 from tilework.core.time import ns_from_s
 from tilework.cost.table import CostTable
 from tilework.pipelines.support.record import limits_of
@@ -50,14 +50,13 @@ _NOT_OF_THE_SERVER = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """What `tilework serve` was asked for. `settings` are those of the server that were given as options, or None."""
+    """What `tilework serve` was asked for: `each` are the workers of this machine, or of each of its nodes.
 
-    sources: tuple[Source, ...]
-    weights_bytes: int | None
-    states_bytes: int
-    num_workers: int
+    `settings` are those of the server that were given as options, or None.
+    """
+
+    each: LocalConfig
     nodes: NodesWanted | None
-    num_slots: int
     policy: str
     table: CostTable | None
     profiles: Path | None
@@ -83,7 +82,7 @@ class Serving:
             def on_ready(url: str) -> None:
                 status.stop()
                 seconds = round(time.monotonic() - started_s, 3)
-                ready: dict[str, object] = {"url": url, "models": list(engine.models), "workers": self.num_workers}
+                ready: dict[str, object] = {"url": url, "models": list(engine.models), "workers": self.each.num_workers}
                 ready |= {"ready_s": seconds}
                 ready |= {"restored": engine.health().num_jobs} if state is not None else {}
                 print_json(ready) if self.json else self._greet(ready, config.durable, engine.models)
@@ -94,12 +93,14 @@ class Serving:
     @property
     def _device(self) -> str:
         """What the workers run on, in a word."""
-        return "simulated device" if isinstance(self.sources[0], SimulatedSource) else self.sources[0].device
+        return "simulated device" if isinstance(self.each.sources[0], SimulatedSource) else self.each.sources[0].device
 
     @property
     def _workers(self) -> str:
         """What there is of workers, in words."""
-        return f"{self.num_workers} x {self._device}" + ("" if self.nodes is None else f" on {self.nodes.nodes_text}")
+        return f"{self.each.num_workers} x {self._device}" + (
+            "" if self.nodes is None else f" on {self.nodes.nodes_text}"
+        )
 
     def _engine(self, config: ServerConfig, state: DurableDirectory | None, stack: ExitStack, status: Status) -> Engine:
         """The engine, not yet started. Its log is closed with `stack`; `status` shows what it measures."""
@@ -121,14 +122,7 @@ class Serving:
             begin_ns=0 if state is None else state.now_ns(),
         )
         owner, journal = (None, None) if state is None else (state.path, state.journal)
-        local = LocalConfig(
-            num_workers=self.num_workers,
-            num_slots=self.num_slots,
-            sources=self.sources,
-            weights_bytes=self.weights_bytes,
-            states_bytes=self.states_bytes,
-            owner=owner,
-        )
+        local = replace(self.each, owner=owner)
         executor = LocalExecutor(local) if self.nodes is None else self.nodes.executor(local)
         return Engine(engine_config, executor, lines, partial(_show, status), keeper=journal)
 

@@ -20,7 +20,7 @@ def test_the_true_offset_is_within_the_stated_error(offset_ns: int, delays: list
     assert clock.error_ns is not None
     assert abs(clock.offset_ns - offset_ns) <= clock.error_ns
     assert clock.error_ns <= (min(there + back for there, back in delays[-32:]) + 1) // 2
-    assert abs(clock.ours_ns(500 + offset_ns) - 500) <= clock.error_ns
+    assert abs(clock.engine_ns(500 + offset_ns) - 500) <= clock.error_ns
 
 
 def test_old_samples_are_forgotten_since_clocks_drift() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tilework.cli.console import UserError, require_serve_extra, user_errors
 from tilework.cli.models import model_source
+from tilework.cli.nodes import nodes_wanted
 from tilework.cli.options import serve as options
 from tilework.cli.options.common import Adapter, Device, Dtype, ProfilesFile, VaeTiling, WorkerThreads, examples
-from tilework.cli.options.nodes import Agents, Nodes, StateCopies, Token
+from tilework.cli.options.nodes import Agents, Nodes, StateCopies
 from tilework.control.watchdog import WatchdogConfig
 from tilework.core.model import SimulatedSource, Source
 from tilework.core.time import s_from_ns
@@ -18,6 +20,9 @@ from tilework.core.wire.commands import STATES_BYTES
 from tilework.cost.table import BadCostTable, CostTable, check_devices
 from tilework.cost.table_file import read_table
 from tilework.policy.registry import DEFAULT_POLICY, UnknownPolicy, check_live, check_pools
+
+if TYPE_CHECKING:
+    from tilework.runtime.local_executor import LocalConfig
 
 EXAMPLE = examples(
     "tilework serve",
@@ -27,7 +32,7 @@ EXAMPLE = examples(
     "tilework serve ./sdxl --loras ./loras",
     "tilework serve --durable ./state",
     "tilework serve --default-slo 3x",
-    "tilework serve ./sd3-medium --device cuda --workers 4 --nodes 2 --agents 10.0.0.5:7070",
+    "tilework serve ./sdxl --nodes 2 --agents 10.0.0.5:7070",
     "tilework serve --backend modelled --devices 8 --cost flux1dev_h100_eager",
 )
 STUCK_AFTER_S = s_from_ns(WatchdogConfig().least_ns)
@@ -64,7 +69,6 @@ def command(
     nodes: Nodes = None,
     agents: Agents = "127.0.0.1:7070",
     state_copies: StateCopies = 1,
-    token: Token = "",
     log: options.Log = None,
     stuck_after: options.StuckAfter = STUCK_AFTER_S,
     log_level: options.LogLevelName = options.LogLevel.WARNING,
@@ -79,16 +83,11 @@ def command(
         sources = _simulated_sources(table, models, worker_memory, weights_memory)
     else:
         sources = _model_sources(models, models_file, loras, adapter, dtype, device, threads, worker_memory, vae_tiling)
-    from tilework.cli.nodes import nodes_wanted
     from tilework.cli.serving import Serving
 
     Serving(
-        sources=sources,
-        weights_bytes=weights_memory,
-        states_bytes=states_memory or STATES_BYTES,
-        num_workers=workers,
-        nodes=None if nodes is None else nodes_wanted(nodes, agents, state_copies, token),
-        num_slots=cpu_slots,
+        each=_each(sources, workers, cpu_slots, weights_memory, states_memory),
+        nodes=nodes_wanted(nodes, agents, state_copies),
         policy=policy,
         table=table,
         profiles=profiles,
@@ -99,6 +98,18 @@ def command(
         stuck_after_s=stuck_after,
         json=json,
     ).run()
+
+
+def _each(
+    sources: tuple[Source, ...], workers: int, slots: int, weights_memory: int | None, states_memory: int | None
+) -> LocalConfig:
+    """The workers of this machine, or of each node."""
+    from tilework.runtime.local_executor import LocalConfig
+
+    states_bytes = states_memory or STATES_BYTES
+    return LocalConfig(
+        num_workers=workers, sources=sources, num_slots=slots, weights_bytes=weights_memory, states_bytes=states_bytes
+    )
 
 
 def _prepare(log_level: str, models: Sequence[str] | None, file: Path | None) -> None:

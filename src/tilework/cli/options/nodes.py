@@ -9,6 +9,7 @@ import typer
 from tilework.cli.console import UserError
 
 TOKEN = "TILEWORK_CLUSTER_TOKEN"
+"""The variable of the environment that says what server and agents must both know."""
 
 Nodes = Annotated[
     int | None,
@@ -24,27 +25,12 @@ Agents = Annotated[
         metavar="HOST:PORT", help="With --nodes: where to listen for agents (`tilework agent HOST:PORT`, one per node)."
     ),
 ]
-Cluster = Annotated[
-    str | None,
-    typer.Option(
-        metavar="auto|ADDRESS",
-        help="With --nodes: let Ray start the agents, on the cluster of this address, or on the one that Ray finds.",
-    ),
-]
 StateCopies = Annotated[
     int,
     typer.Option(
         min=1,
         help="With --nodes: on how many nodes the state of a request is kept. With 2 a lost node costs its requests "
         "little, and each state crosses the network once more.",
-    ),
-]
-Token = Annotated[
-    str,
-    typer.Option(
-        envvar=TOKEN,
-        help="What server and agents must both know. Better set the variable, which no list of processes shows.",
-        show_default=False,
     ),
 ]
 

@@ -1,7 +1,7 @@
 """Frames on a TCP connection: a payload with its length, its checksum and the epoch of the connection.
 
 A frame is the bytes "TLW1", the CRC-32 of all that follows, the epoch (4 bytes), the length (8 bytes), the payload. An
-epoch is one session of a node; frames of an earlier one are refused, from whomever they come.
+epoch is one session of a node; frames of an earlier one are refused.
 """
 
 from __future__ import annotations

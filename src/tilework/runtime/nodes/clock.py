@@ -1,4 +1,4 @@
-"""How far the clock of another node is ahead of ours, from messages there and back."""
+"""How far the clock of another node is ahead of that of the engine, from messages there and back."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class ClockOffset:
         self._samples: deque[tuple[int, int]] = deque(maxlen=_MAX_SAMPLES)  # Way there and back, offset.
 
     def add(self, sent_ns: int, node_ns: int, received_ns: int) -> None:
-        """Add a sample: when the ping was sent and its answer received on our clock, and the node's in between."""
+        """Add a sample: the engine sent a ping and received its answer at these times, and the node's clock between."""
         self._samples.append((received_ns - sent_ns, node_ns - (sent_ns + received_ns) // 2))
 
     @property
     def offset_ns(self) -> int:
-        """What the node's clock shows more than ours; 0 without a sample."""
+        """What the node's clock shows more than that of the engine; 0 without a sample."""
         return min(self._samples, default=(0, 0))[1]
 
     @property
@@ -31,6 +31,6 @@ class ClockOffset:
         """The true offset differs by at most this; None without a sample."""
         return (min(self._samples)[0] + 1) // 2 if self._samples else None
 
-    def ours_ns(self, node_ns: int) -> int:
-        """A time of the node on our clock."""
+    def engine_ns(self, node_ns: int) -> int:
+        """A time of the node on the clock of the engine."""
         return node_ns - self.offset_ns

@@ -28,7 +28,7 @@ class RemoteNode:
     """The node at place `node`, over a connection that has been greeted.
 
     It is pinged every `ping_s`, and its connection is closed after a silence of `silence_s`. Times of its reports are
-    converted to our clock, with an error of at most `clock.error_ns`.
+    converted to the clock of the engine, with an error of at most `clock.error_ns`.
     """
 
     def __init__(self, node: int, channel: Channel, ping_s: float, silence_s: float) -> None:
@@ -85,8 +85,8 @@ class RemoteNode:
             self.clock.add(message.sent_ns, message.now_ns, time.monotonic_ns())
             return True
         if isinstance(message, Ended):
-            message.start_ns = self.clock.ours_ns(message.start_ns)
-            message.end_ns = self.clock.ours_ns(message.end_ns)
+            message.start_ns = self.clock.engine_ns(message.start_ns)
+            message.end_ns = self.clock.engine_ns(message.end_ns)
         for index, (kind, answer) in enumerate(self._awaited if address == THE_NODE else ()):
             if isinstance(message, kind):
                 del self._awaited[index]
