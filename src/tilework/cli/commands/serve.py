@@ -12,7 +12,7 @@ from tilework.cli.models import model_source
 from tilework.cli.nodes import nodes_wanted
 from tilework.cli.options import serve as options
 from tilework.cli.options.common import Adapter, Device, Dtype, ProfilesFile, VaeTiling, WorkerThreads, examples
-from tilework.cli.options.nodes import Agents, Nodes, StateCopies
+from tilework.cli.options.nodes import Agents, Cluster, Nodes, StateCopies
 from tilework.control.watchdog import WatchdogConfig
 from tilework.core.model import SimulatedSource, Source
 from tilework.core.time import s_from_ns
@@ -67,7 +67,8 @@ def command(
     exact: options.Exact = False,
     default_slo: options.DefaultSlo = None,
     nodes: Nodes = None,
-    agents: Agents = "127.0.0.1:7070",
+    agents: Agents = None,
+    cluster: Cluster = None,
     state_copies: StateCopies = 1,
     log: options.Log = None,
     stuck_after: options.StuckAfter = STUCK_AFTER_S,
@@ -78,16 +79,14 @@ def command(
 
     Further settings come from the environment: TILEWORK_MAX_STEPS, TILEWORK_RESULT_TTL_S, ... (docs/serving.md)."""
     _prepare(log_level, models, models_file)
-    table, sources = _checked_table(policy, cost, workers, models_file), tuple[Source, ...]()
-    if backend is options.Backend.MODELLED:
-        sources = _simulated_sources(table, models, worker_memory, weights_memory)
-    else:
-        sources = _model_sources(models, models_file, loras, adapter, dtype, device, threads, worker_memory, vae_tiling)
+    table = _checked_table(policy, cost, workers, models_file)
+    models_named = models, models_file, loras, adapter, dtype, device, threads, worker_memory, vae_tiling
+    simulated = _simulated_sources(table, models, worker_memory, weights_memory, backend)
     from tilework.cli.serving import Serving
 
     Serving(
-        each=_each(sources, workers, cpu_slots, weights_memory, states_memory),
-        nodes=nodes_wanted(nodes, agents, state_copies),
+        each=_each(simulated or _model_sources(*models_named), workers, cpu_slots, weights_memory, states_memory),
+        nodes=nodes_wanted(nodes, agents, cluster, state_copies),
         policy=policy,
         table=table,
         profiles=profiles,
@@ -192,8 +191,15 @@ def _model_sources(
 
 
 def _simulated_sources(
-    table: CostTable | None, models: Sequence[str] | None, worker_memory: int | None, weights_memory: int | None
+    table: CostTable | None,
+    models: Sequence[str] | None,
+    worker_memory: int | None,
+    weights_memory: int | None,
+    backend: options.Backend,
 ) -> tuple[Source, ...]:
+    """Simulated devices for the pipelines that are named; none if the backend is another. Raises UserError."""
+    if backend is not options.Backend.MODELLED:
+        return ()
     if weights_memory is not None:
         raise UserError("--weights-memory needs --backend diffusers: simulated devices have no weights; leave it out")
     return tuple(simulated_source(table, one, worker_memory) for one in models or ("",))

@@ -20,9 +20,18 @@ Nodes = Annotated[
     ),
 ]
 Agents = Annotated[
-    str,
+    str | None,
     typer.Option(
-        metavar="HOST:PORT", help="With --nodes: where to listen for agents (`tilework agent HOST:PORT`, one per node)."
+        metavar="HOST:PORT",
+        help="With --nodes: where to listen for agents (`tilework agent HOST:PORT`, one per node); default "
+        "127.0.0.1:7070, or with --cluster any port.",
+    ),
+]
+Cluster = Annotated[
+    str | None,
+    typer.Option(
+        metavar="auto|ADDRESS",
+        help="Let Ray start the agents, on --nodes of the cluster at this address, or on all. Needs the extra cluster.",
     ),
 ]
 StateCopies = Annotated[

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
 from tilework.comm.net.channel import Channel
 from tilework.comm.net.frames import BadFrame
@@ -25,20 +25,15 @@ from tilework.core.work import Group
 from tilework.cost.profile import ProfileKey
 from tilework.runtime.executor import ModelRefused, NodesListener, WorkerStartFailed
 from tilework.runtime.groups import GroupTable
-from tilework.runtime.nodes.blob_places import BlobPlaces
 from tilework.runtime.nodes.config import NodesConfig
 from tilework.runtime.nodes.messages import (
     THE_NODE,
     Begin,
     BlobsFetched,
     BreakOff,
-    CopyBlob,
-    DiscardBlob,
     EndMeasuring,
-    FetchBlobs,
     KillWorker,
     Leave,
-    LeaveOrigin,
     Loading,
     LoadSpeeds,
     Measure,
@@ -51,11 +46,21 @@ from tilework.runtime.nodes.messages import (
     node_codec,
 )
 from tilework.runtime.nodes.numbers import DeviceNumbers
+from tilework.runtime.nodes.remote_blobs import RemoteBlobs
 from tilework.runtime.nodes.remote_node import RemoteNode, with_devices
 from tilework.runtime.outbox import Outgoing
 
 _log = logging.getLogger(__name__)
 _ONE_MACHINE = "models and LoRAs cannot be added to a server over several nodes yet; name them when it starts"
+
+
+class AgentStarter(Protocol):
+    """Starts the agents of a server, and ends them. Both may wait, and are called on a thread."""
+
+    def start(self, num_nodes: int, host: str, port: int, token: bytes) -> None:
+        """Let this number of agents connect to this address. Raises WorkerStartFailed."""
+
+    def close(self) -> None: ...
 
 
 class NodesExecutor:
@@ -65,17 +70,16 @@ class NodesExecutor:
     number of workers. A job goes on on another node from its blobs: the node fetches them from the one that has them.
     """
 
-    def __init__(self, config: NodesConfig) -> None:
-        self._config, each = config, config.each
+    def __init__(self, config: NodesConfig, starter: AgentStarter | None = None) -> None:
+        """`starter` starts the agents; without one they are started by hand."""
+        self._config, each, self._starter = config, config.each, starter
         self._codec = node_codec()
         self._sources = each.sources
         self._numbers = DeviceNumbers(num_nodes=config.num_nodes, num_workers=each.num_workers, num_slots=0)
         self._nodes: dict[int, RemoteNode] = {}
         self._first: Started | None = None
         self._groups = GroupTable(max_per_worker=1 << 30)  # Agents close what has not been used for long.
-        self._places = BlobPlaces()
-        self._fetches: dict[int, tuple[int, tuple[StateBlob, ...]]] = {}  # By id: who fetches what.
-        self._ids = count(1)
+        self._blobs = RemoteBlobs(self._nodes, fetch_s=config.fetch_s, copies=config.state_copies)
         self._epochs = count(secrets.randbelow(1 << 30) + 1)
         self._connections: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -152,6 +156,9 @@ class NodesExecutor:
         await self.listen()
         timeout_s = self._config.each.start_timeout_s
         try:
+            if self._starter is not None:
+                where = self._config.num_nodes, self._config.host, self.port, self._config.token
+                await self._loop.run_in_executor(None, self._starter.start, *where)
             async with asyncio.timeout(timeout_s):
                 await self._ready
         except TimeoutError:
@@ -180,6 +187,8 @@ class NodesExecutor:
             await asyncio.wait(self._connections, timeout=self._config.each.stop_grace_s)
         for task in self._connections:
             task.cancel()
+        if self._starter is not None:
+            await self._loop.run_in_executor(None, self._starter.close)
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection of an agent, from its greeting to its end."""
@@ -254,7 +263,7 @@ class NodesExecutor:
                 node.left = frozenset(left)
                 self._listener.on_given_up(self._left())
             case BlobsFetched():
-                self._on_fetched(node, message)
+                self._blobs.fetched(message, node)
             case WeightsRead():
                 node.reads.discard(message.read_id)
                 self._listener.on_read(message)
@@ -263,20 +272,10 @@ class NodesExecutor:
 
     def _report(self, node: RemoteNode, device_id: int, report: Report) -> None:
         if isinstance(report, Ended):
-            for blob in report.blobs.values():
-                self._places.add(blob, node.node)
+            self._blobs.written(report.blobs.values(), node)
         self._listener.on_report(device_id, report)
-        if isinstance(report, Ended) and report.blobs:
-            self._copy_to_others(node, report.blobs.values())
-
-    def _copy_to_others(self, node: RemoteNode, blobs: Iterable[StateBlob]) -> None:
-        """Let the next nodes fetch what is still kept of these, after what the engine has sent them by now."""
-        kept = [blob for blob in blobs if self._places.nodes(blob)]
-        others = sorted(one for one, other in self._nodes.items() if other.started and other is not node)
-        others.sort(key=lambda one: one < node.node)
-        for place in others[: self._config.state_copies - 1]:
-            if wanted := self._places.lacking(kept, place).get(node.node):
-                self._fetch(self._nodes[place], node, tuple(wanted))
+        if isinstance(report, Ended):
+            self._blobs.copy_to_others(report.blobs.values(), node)
 
     def _on_started(self, node: RemoteNode, started: Started) -> None:
         """The workers of a node are up: they join, unless others are still awaited for the start."""
@@ -329,13 +328,10 @@ class NodesExecutor:
         devices = self._numbers.all_of(node.node) if node.started is not None else ()
         for device_id in devices:
             self._groups.forget_device(device_id)
-        gone = self._places.lose(node.node)
+        gone = self._blobs.lose(node)
         if self._is_stopping:
             return
         self._fail_start(f"node {node.node} was lost: {reason}")
-        for other in self._nodes.values():
-            if node.started is not None:
-                other.tell(LeaveOrigin(node.origin))
         if node.started is not None:
             self._listener.on_node_lost(node.node, devices, gone, reason)
         for read_id in sorted(node.reads):
@@ -354,27 +350,8 @@ class NodesExecutor:
     def _prepared(self, node: RemoteNode, command: Command) -> Command:
         """A command as the node understands it. What an import needs and the node lacks it is told to fetch first."""
         if isinstance(command, ImportState):
-            wanted = [state.blob for state in command.states]
-            for other, blobs in self._places.lacking(wanted, node.node).items():
-                self._fetch(node, self._nodes[other], tuple(blobs))
+            self._blobs.bring([state.blob for state in command.states], node)
         return with_devices(command, self._numbers)
-
-    def _fetch(self, node: RemoteNode, other: RemoteNode, blobs: tuple[StateBlob, ...]) -> None:
-        fetch_id = next(self._ids)
-        self._fetches[fetch_id] = node.node, blobs
-        for blob in blobs:
-            self._places.fetch(blob, node.node)
-        node.tell(FetchBlobs(fetch_id, blobs, other.origin, self._config.fetch_s))
-
-    def _on_fetched(self, node: RemoteNode, answer: BlobsFetched) -> None:
-        _, asked = self._fetches.pop(answer.fetch_id)
-        for blob in asked:
-            if blob not in answer.blobs:
-                self._places.not_fetched(blob, node.node)
-            elif not self._places.fetched(blob, node.node):
-                node.tell(DiscardBlob(blob))
-        if answer.reason:
-            _log.warning("node %d: %s", node.node, answer.reason)
 
     def read_ahead(self, read: ReadComponents) -> None:
         node = self._nodes.get(read.node)
@@ -406,19 +383,10 @@ class NodesExecutor:
         return set()
 
     def copy(self, blob: StateBlob) -> StateBlob | None:
-        """A second name on all nodes that have it. One that has no room for it lacks the copy when that is imported."""
-        nodes = self._places.nodes(blob)
-        if not nodes:
-            return None
-        copied = StateBlob(f"copy-{next(self._epochs):x}-{next(self._ids)}", blob.num_bytes)
-        for place in sorted(nodes):
-            self._nodes[place].tell(CopyBlob(blob, copied.name))
-            self._places.add(copied, place)
-        return copied
+        return self._blobs.copy(blob)
 
     def discard(self, blob: StateBlob) -> None:
-        for place in sorted(self._places.discard(blob)):
-            self._nodes[place].tell(DiscardBlob(blob))
+        self._blobs.discard(blob)
 
     # Models.
 

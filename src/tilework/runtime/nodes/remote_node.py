@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from tilework.comm.net.channel import Channel
 from tilework.comm.net.files import Origin
+from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import Command, Execute, GroupRef
 from tilework.core.wire.reports import Ended
 from tilework.runtime.executor import WorkerStartFailed
@@ -37,6 +38,7 @@ class RemoteNode:
         self.started: Started | None = None
         self.up: set[int] = set()  # As they are called on the node, and so everywhere here.
         self.left: frozenset[int] = frozenset()
+        self.fetches: dict[int, tuple[StateBlob, ...]] = {}  # What it was told to fetch, by id.
         self.reads: set[int] = set()  # Reads ahead of need that it has not answered.
         self._ping_s, self._silence_s = ping_s, silence_s
         self._outboxes: dict[int, Outbox] = {}
