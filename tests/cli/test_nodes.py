@@ -23,7 +23,7 @@ def wanted(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[NodesWante
 
     monkeypatch.setattr("tilework.cli.serving.Serving", serving)
     invoke("serve", *arguments)
-    return given["nodes"], given["each"]
+    return given["workers"].nodes, given["workers"].each
 
 
 def test_a_server_has_the_nodes_that_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

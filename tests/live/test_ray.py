@@ -21,7 +21,7 @@ from tilework.runtime.nodes.ray_agents import RayAgents, new_token
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 # Ray asks for a token on every address but loopback, which it avoids, and reads it when it is imported.
-os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4}
+os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4, "RAY_worker_niceness": "0"}
 ray = pytest.importorskip("ray")
 COSTS = table(encode_s=0.02, step_s=0.05, decode_s=0.05, pipeline="shapes")
 EACH = LocalConfig(num_workers=1, sources=(ModelSource(path="shapes"),), start_timeout_s=240)
@@ -39,7 +39,7 @@ def cluster() -> Iterator[str]:
 
 
 def test_ray_starts_agents_and_starts_them_again(cluster: str) -> None:
-    agents = RayAgents(address=cluster, num_cpus=1, num_gpus=0)
+    agents = RayAgents(address=cluster, num_cpus=1, num_accelerators=0)
     host = agents.connect()
     assert agents.num_nodes() == 2
     asyncio.run(_serve(agents, host))

@@ -45,7 +45,7 @@ class NodesWanted:
             return NodesExecutor(self._config(each, self.num_nodes or 1, self.host or "", token()))
         is_cuda = each.sources[0].device == "cuda"
         starter = RayAgents(
-            address=self.cluster, num_cpus=each.num_workers, num_gpus=each.num_workers if is_cuda else 0
+            address=self.cluster, num_cpus=each.num_workers, num_accelerators=each.num_workers if is_cuda else 0
         )
         host = starter.connect(self.host)
         num_nodes = self.num_nodes or starter.num_nodes()

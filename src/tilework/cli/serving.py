@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -18,16 +18,15 @@ from setproctitle import setproctitle
 
 from tilework.cli.console import console, out, print_json, user_errors
 from tilework.cli.measured import open_profiles
-from tilework.cli.nodes import NodesWanted
+from tilework.cli.workers import Workers
 from tilework.control.controller import ControllerConfig
 from tilework.control.watchdog import WatchdogConfig
-from tilework.core.model import ModelInfo, SimulatedSource
+from tilework.core.model import ModelInfo
 from tilework.core.time import ns_from_s
 from tilework.cost.table import CostTable
 from tilework.pipelines.support.record import limits_of
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.executor import WorkerStartFailed
-from tilework.runtime.local_executor import LocalConfig, LocalExecutor
 from tilework.runtime.models.costs import CostCache
 from tilework.runtime.nodes.config import BadNodes
 from tilework.server.config import ConfigError, ServerConfig, load_config
@@ -50,13 +49,9 @@ _NOT_OF_THE_SERVER = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """What `tilework serve` was asked for: `each` are the workers of this machine, or of each of its nodes.
+    """What `tilework serve` was asked for. `settings` are those of the server that were given as options, or None."""
 
-    `settings` are those of the server that were given as options, or None.
-    """
-
-    each: LocalConfig
-    nodes: NodesWanted | None
+    workers: Workers
     policy: str
     table: CostTable | None
     profiles: Path | None
@@ -76,31 +71,23 @@ class Serving:
         ):
             config = load_config(self.settings, others=_NOT_OF_THE_SERVER)
             state = stack.enter_context(closing(DurableDirectory(Path(config.durable)))) if config.durable else None
-            status = stack.enter_context(console.status(f"starting {self._workers}"))
+            status = stack.enter_context(console.status(f"starting {self.workers}"))
             engine = self._engine(config, state, stack, status)
 
             def on_ready(url: str) -> None:
                 status.stop()
                 seconds = round(time.monotonic() - started_s, 3)
-                ready: dict[str, object] = {"url": url, "models": list(engine.models), "workers": self.each.num_workers}
+                ready: dict[str, object] = {
+                    "url": url,
+                    "models": list(engine.models),
+                    "workers": self.workers.each.num_workers,
+                }
                 ready |= {"ready_s": seconds}
                 ready |= {"restored": engine.health().num_jobs} if state is not None else {}
                 print_json(ready) if self.json else self._greet(ready, config.durable, engine.models)
 
             serving = serve_http(engine, config, on_ready=on_ready, on_progress=partial(_show, None), durable=state)
             asyncio.run(serving)
-
-    @property
-    def _device(self) -> str:
-        """What the workers run on, in a word."""
-        return "simulated device" if isinstance(self.each.sources[0], SimulatedSource) else self.each.sources[0].device
-
-    @property
-    def _workers(self) -> str:
-        """What there is of workers, in words."""
-        return f"{self.each.num_workers} x {self._device}" + (
-            "" if self.nodes is None else f" on {self.nodes.nodes_text}"
-        )
 
     def _engine(self, config: ServerConfig, state: DurableDirectory | None, stack: ExitStack, status: Status) -> Engine:
         """The engine, not yet started. Its log is closed with `stack`; `status` shows what it measures."""
@@ -122,12 +109,10 @@ class Serving:
             begin_ns=0 if state is None else state.now_ns(),
         )
         owner, journal = (None, None) if state is None else (state.path, state.journal)
-        local = replace(self.each, owner=owner)
-        executor = LocalExecutor(local) if self.nodes is None else self.nodes.executor(local)
-        return Engine(engine_config, executor, lines, partial(_show, status), keeper=journal)
+        return Engine(engine_config, self.workers.executor(owner), lines, partial(_show, status), keeper=journal)
 
     def _greet(self, ready: Mapping[str, object], durable: str | None, models: Mapping[str, ModelInfo]) -> None:
-        url, workers = ready["url"], self._workers
+        url, workers = ready["url"], self.workers
         head = f"{', '.join(models)} on {workers}, policy {self.policy}: ready in {ready['ready_s']:.1f} s at {url}"
         restored = f"  {ready['restored']} images taken over from {durable}" if durable else None
         lacking = {name: lacks for name, info in models.items() if (lacks := limits_of(info))}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilework.cli.console import UserError, require_serve_extra, user_errors
-from tilework.cli.models import model_source
+from tilework.cli.models import ModelOptions, model_source
 from tilework.cli.nodes import nodes_wanted
 from tilework.cli.options import serve as options
 from tilework.cli.options.common import Adapter, Device, Dtype, ProfilesFile, VaeTiling, WorkerThreads, examples
@@ -22,7 +23,7 @@ from tilework.cost.table_file import read_table
 from tilework.policy.registry import DEFAULT_POLICY, UnknownPolicy, check_live, check_pools
 
 if TYPE_CHECKING:
-    from tilework.runtime.local_executor import LocalConfig
+    from tilework.cli.workers import Workers
 
 EXAMPLE = examples(
     "tilework serve",
@@ -48,6 +49,7 @@ def command(
     dtype: Dtype = None,
     threads: WorkerThreads = 1,
     vae_tiling: VaeTiling = False,
+    no_previews: options.NoPreviews = False,
     worker_memory: options.WorkerMemory = None,
     weights_memory: options.WeightsMemory = None,
     states_memory: options.StatesMemory = None,
@@ -62,6 +64,7 @@ def command(
     api_key: options.ApiKey = None,
     tenants: options.Tenants = None,
     durable: options.Durable = None,
+    results: options.Results = None,
     max_backlog: options.MaxBacklog = None,
     max_batch: options.MaxBatch = None,
     exact: options.Exact = False,
@@ -69,7 +72,7 @@ def command(
     nodes: Nodes = None,
     agents: Agents = None,
     cluster: Cluster = None,
-    state_copies: StateCopies = 1,
+    copies: StateCopies = 1,
     log: options.Log = None,
     stuck_after: options.StuckAfter = STUCK_AFTER_S,
     log_level: options.LogLevelName = options.LogLevel.WARNING,
@@ -78,46 +81,65 @@ def command(
     """Serve models behind OpenAI's images API, with deadlines.
 
     Further settings come from the environment: TILEWORK_MAX_STEPS, TILEWORK_RESULT_TTL_S, ... (docs/serving.md)."""
-    _prepare(log_level, models, models_file)
-    table = _checked_table(policy, cost, workers, models_file)
-    models_named = models, models_file, loras, adapter, dtype, device, threads, worker_memory, vae_tiling
-    simulated = _simulated_sources(table, models, worker_memory, weights_memory, backend)
+    table = _prepared(log_level, models, models_file, policy, cost, workers)
     from tilework.cli.serving import Serving
 
+    usual = ModelOptions(adapter, device, dtype, threads, worker_memory, vae_tiling, not no_previews)
+    sources = _sources(backend, table, models, models_file, loras, usual, weights_memory)
     Serving(
-        each=_each(simulated or _model_sources(*models_named), workers, cpu_slots, weights_memory, states_memory),
-        nodes=nodes_wanted(nodes, agents, cluster, state_copies),
+        workers=_workers(sources, workers, cpu_slots, weights_memory, states_memory, nodes, agents, cluster, copies),
         policy=policy,
         table=table,
         profiles=profiles,
         recalibrate=recalibrate,
-        settings=_settings(tenants=tenants, durable=durable, models=models_file, host=host, port=port, api_key=api_key)
-        | {"max_backlog_s": max_backlog, "max_batch": max_batch, "exact": exact or None, "default_slo": default_slo},
+        settings=_settings(tenants=tenants, durable=durable, models=models_file, host=host, port=port, results=results)
+        | {"api_key": api_key, "max_backlog_s": max_backlog, "max_batch": max_batch, "exact": exact or None}
+        | {"default_slo": default_slo},
         log=log,
         stuck_after_s=stuck_after,
         json=json,
     ).run()
 
 
-def _each(
-    sources: tuple[Source, ...], workers: int, slots: int, weights_memory: int | None, states_memory: int | None
-) -> LocalConfig:
-    """The workers of this machine, or of each node."""
-    from tilework.runtime.local_executor import LocalConfig
-
-    states_bytes = states_memory or STATES_BYTES
-    return LocalConfig(
-        num_workers=workers, sources=sources, num_slots=slots, weights_bytes=weights_memory, states_bytes=states_bytes
-    )
-
-
-def _prepare(log_level: str, models: Sequence[str] | None, file: Path | None) -> None:
-    """Raises UserError if the models are given twice."""
+def _prepared(
+    log_level: str,
+    models: Sequence[str] | None,
+    file: Path | None,
+    policy: str,
+    cost: str | None,
+    num_workers: int,
+) -> CostTable | None:
+    """The cost table that is given, if any. Raises UserError, also if the models are given twice."""
     if models and file is not None:
         raise UserError(f"models are given twice, as {models[0]!r} and by --models; leave one out")
     require_serve_extra()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("tilework").setLevel(log_level.upper())  # Libraries stay as they are.
+    return _checked_table(policy, cost, num_workers, file)
+
+
+def _workers(
+    sources: tuple[Source, ...],
+    workers: int,
+    slots: int,
+    weights_memory: int | None,
+    states_memory: int | None,
+    nodes: int | None,
+    agents: str | None,
+    cluster: str | None,
+    copies: int,
+) -> Workers:
+    from tilework.cli.workers import Workers
+    from tilework.runtime.local_executor import LocalConfig
+
+    each = LocalConfig(
+        num_workers=workers,
+        sources=sources,
+        num_slots=slots,
+        weights_bytes=weights_memory,
+        states_bytes=states_memory or STATES_BYTES,
+    )
+    return Workers(each, nodes_wanted(nodes, agents, cluster, copies))
 
 
 def _settings(**options: object) -> dict[str, object]:
@@ -150,56 +172,52 @@ def _check_devices(file: Path | None, policy: str, num_workers: int) -> None:
         check_pools(policy, [name for name, one in models.items() if one.devices is not None])
 
 
-def _model_sources(
+def _sources(
+    backend: options.Backend,
+    table: CostTable | None,
     models: Sequence[str] | None,
     file: Path | None,
     loras: Path | None,
-    adapter: str | None,
-    dtype: str | None,
-    device: str,
-    threads: int,
-    worker_memory: int | None,
-    vae_tiling: bool,
+    usual: ModelOptions,
+    weights_memory: int | None,
 ) -> tuple[Source, ...]:
-    """The models that are named, or those of a file, whose own adapters, dtypes, LoRAs and devices count."""
+    if backend is options.Backend.MODELLED:
+        return _simulated_sources(table, models, usual.memory_bytes, weights_memory)
+    return _model_sources(models, file, loras, usual)
+
+
+def _model_sources(
+    models: Sequence[str] | None, file: Path | None, loras: Path | None, options: ModelOptions
+) -> tuple[Source, ...]:
+    """The models that are named, or those of a file, whose own options count."""
     from tilework.server.config import ConfigError
     from tilework.server.lora_directory import loras_in
     from tilework.server.models_file import read_models
 
     with user_errors(ConfigError):
-        usual = loras_in(loras) if loras is not None else ()
+        usual = replace(options, loras=loras_in(loras) if loras is not None else ())
         if file is None:
-            named = models or ("shapes",)
-            return tuple(
-                model_source(one, adapter, device, dtype, threads, worker_memory, usual, None, vae_tiling)
-                for one in named
-            )
+            return tuple(model_source(one, usual) for one in models or ("shapes",))
         return tuple(
             model_source(
                 f"{name}={one.path}",
-                one.adapter or adapter,
-                device,
-                one.dtype or dtype,
-                threads,
-                worker_memory,
-                usual if one.loras is None else loras_in(Path(one.loras)),
-                one.devices,
-                vae_tiling if one.vae_tiling is None else one.vae_tiling,
+                replace(
+                    usual,
+                    adapter=one.adapter or usual.adapter,
+                    dtype=one.dtype or usual.dtype,
+                    loras=usual.loras if one.loras is None else loras_in(Path(one.loras)),
+                    devices=one.devices,
+                    vae_tiling=usual.vae_tiling if one.vae_tiling is None else one.vae_tiling,
+                    previews=usual.previews if one.previews is None else one.previews,
+                ),
             )
             for name, one in read_models(str(file)).items()
         )
 
 
 def _simulated_sources(
-    table: CostTable | None,
-    models: Sequence[str] | None,
-    worker_memory: int | None,
-    weights_memory: int | None,
-    backend: options.Backend,
+    table: CostTable | None, models: Sequence[str] | None, worker_memory: int | None, weights_memory: int | None
 ) -> tuple[Source, ...]:
-    """Simulated devices for the pipelines that are named; none if the backend is another. Raises UserError."""
-    if backend is not options.Backend.MODELLED:
-        return ()
     if weights_memory is not None:
         raise UserError("--weights-memory needs --backend diffusers: simulated devices have no weights; leave it out")
     return tuple(simulated_source(table, one, worker_memory) for one in models or ("",))

@@ -37,6 +37,7 @@ Cluster = Annotated[
 StateCopies = Annotated[
     int,
     typer.Option(
+        "--state-copies",
         min=1,
         help="With --nodes: on how many nodes the state of a request is kept. With 2 a lost node costs its requests "
         "little, and each state crosses the network once more.",

@@ -29,12 +29,12 @@ class _RayAgent:
 class RayAgents:
     """Agents on nodes of the Ray cluster at `address`; "auto" is the one that Ray finds.
 
-    Each takes `num_cpus` and `num_gpus` of its node. They end with this process, or at `close`.
+    Each takes `num_cpus` and `num_accelerators` of its node. They end with this process, or at `close`.
     """
 
     address: str
     num_cpus: int
-    num_gpus: int
+    num_accelerators: int
     actors: list[Any] = field(default_factory=list)
     _group: Any = None
 
@@ -65,7 +65,7 @@ class RayAgents:
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        wanted = {"CPU": self.num_cpus} | ({"GPU": self.num_gpus} if self.num_gpus else {})
+        wanted = {"CPU": self.num_cpus} | ({"GPU": self.num_accelerators} if self.num_accelerators else {})
         self._group = placement_group([wanted] * num_nodes, strategy="STRICT_SPREAD")
         if not self._group.wait(_PLACE_S):
             raise WorkerStartFailed(
@@ -75,7 +75,7 @@ class RayAgents:
             place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
             agent = ray.remote(_RayAgent).options(
                 num_cpus=self.num_cpus,
-                num_gpus=self.num_gpus,
+                num_gpus=self.num_accelerators,
                 max_restarts=-1,
                 max_task_retries=-1,
                 scheduling_strategy=place,
