@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,14 +15,20 @@ from itertools import pairwise
 from suite.case import Check, Finding, Note, Table
 from suite.chain import Chains, chains, chains_over
 from suite.stats import Interval, extremes, median
+from tilework.comm.messages import MessageReader, encode_message
 from tilework.core.model import ModelSource
-from tilework.core.wire.spec import Spec
+from tilework.core.wire.blobs import StateBlob
+from tilework.core.wire.commands import Execute, GroupRef
+from tilework.core.wire.reports import Ended
+from tilework.core.wire.spec import Image, Spec
 from tilework.core.work import Group
 from tilework.runtime.local_executor import LocalConfig
 from tilework.runtime.nodes.config import NodesConfig
 from tilework.runtime.nodes.executor import NodesExecutor
+from tilework.runtime.nodes.messages import node_codec
 
 _TOKEN = "for this bench"
+_CODEC_RUNS = 200
 _SOURCE = ModelSource(path="shapes")
 FIRST: Group = (0,)
 CROSSING: tuple[Group, ...] = ((0,), (1,))
@@ -64,7 +70,7 @@ class Nodes:
         return Finding(
             checks=(Check(what="a work on another node, over one on a worker of its own", measured=ratio, high=2),),
             method=_METHOD,
-            tables=(_table(alone, gaps),),
+            tables=(_table(alone, gaps), _codec_table(self.rounds)),
         )
 
     async def _overhead_ms(self, driver: Chains) -> float:
@@ -115,6 +121,48 @@ def _table(alone: dict[str, list[float]], gaps: dict[str, list[float]]) -> Table
             ("a state to the other worker", *(_shown(extremes(gaps[name])) for name in ("pipes", "agents"))),
         ),
     )
+
+
+def _codec_table(rounds: int) -> Table:
+    """Microseconds of messages there and back, as they go through a pipe and over a network."""
+    spec = Spec(prompt="a red circle", negative_prompt="", height=64, width=64, steps=20, guidance_scale=4.0, seed=1)
+    messages = {
+        "command": Execute(1, "shapes", "steps", ((3, 0),), 5, {3: spec}, GroupRef(3, (0, 1))),
+        "report": Ended(1, 1, 2, 5, blobs={3: StateBlob("0-123-abc-1", 66_000)}),
+        "report with a picture of 1024 px": Ended(1, 1, 2, 1, images={3: Image(1024, 1024, bytes(3 << 20))}),
+    }
+    codec = node_codec()
+    rows = []
+    for name, message in messages.items():
+        ways = (_pickled, lambda one: codec.decode(codec.encode(one)))
+        times = [[_microseconds(way, message) for way in ways] for _ in range(rounds)]
+        rows.append((name, *(_shown(extremes([one[index] for one in times])) for index in range(2))))
+    return Table(
+        title="Microseconds of a message, there and back, without its way",
+        columns=("", "pickle, pixels beside it", "by schema"),
+        rows=tuple(rows),
+    )
+
+
+def _pickled(message: object) -> object:
+    """The message after its way through a pipe."""
+    reader, received = MessageReader(), list[object]()
+    for piece in map(memoryview, encode_message(message)):
+        left = piece
+        while left:
+            room = reader.room()
+            part = left[: len(room)]
+            room[: len(part)] = part
+            received += reader.received(len(part))
+            left = left[len(part) :]
+    return received[0]
+
+
+def _microseconds(way: Callable[[object], object], message: object) -> float:
+    start_ns = time.perf_counter_ns()
+    for _ in range(_CODEC_RUNS):
+        way(message)
+    return (time.perf_counter_ns() - start_ns) / 1e3 / _CODEC_RUNS
 
 
 def _shown(interval: Interval) -> str:
