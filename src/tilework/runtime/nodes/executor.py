@@ -253,7 +253,8 @@ class NodesExecutor:
             case StartFailed(reason):
                 self._fail_start(f"node {node.node} could not start: {reason}")
             case Loading():
-                self._listener.on_loading(sum(len(one.up) for one in self._nodes.values()) + message.num_ready)
+                if not self._ready.done():
+                    self._listener.on_loading(sum(len(one.up) for one in self._nodes.values()) + message.num_ready)
             case WorkerLost(on_node, reason):
                 self._on_worker_lost(node, on_node, reason)
             case WorkerJoined(on_node):
