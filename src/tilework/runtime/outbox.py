@@ -39,6 +39,11 @@ class Outbox:
             self._waiting.append(outgoing)
             self._pump()
 
+    def clear(self) -> None:
+        """Forget what waits, since the device was lost: what is sent from now on does not wait for it."""
+        self._waiting.clear()
+        self._is_blocked = False
+
     def _revoke(self, work_id: int) -> bool:
         """Mark a work that has not been sent as revoked; returns whether there is one."""
         for index, waiting in enumerate(self._waiting):

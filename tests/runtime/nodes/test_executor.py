@@ -109,6 +109,23 @@ def test_commands_wait_for_a_future_and_a_stop_does_not() -> None:
     run(test())
 
 
+def test_what_waits_for_a_lost_worker_is_not_sent_to_the_next() -> None:
+    async def test() -> None:
+        async with nodes() as (executor, heard, (zero, _)):
+            future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            for outgoing in (future, execute(7)):
+                executor.send(0, outgoing)
+            zero.say(WorkerLost(0, "killed"))
+            zero.say(WorkerJoined(0))
+            await heard.hears(("lost", 0, "killed"), ("joined", 0))
+            executor.send(0, Forget(3))
+            future.set_result(Forget(2))
+            executor.send(0, Forget(4))
+            assert [await zero.hears_for(0) for _ in range(2)] == [Forget(3), Forget(4)]
+
+    run(test())
+
+
 def test_a_node_fetches_what_an_import_needs_before_it_gets_it() -> None:
     """Once, for all its devices; what it has and what is discarded meanwhile needs no fetch, or is discarded."""
 

@@ -311,7 +311,7 @@ class NodesExecutor:
 
     def _on_worker_lost(self, node: RemoteNode, on_node: int, reason: str) -> None:
         device_id = self._numbers.of(node.node, on_node)
-        node.up.discard(on_node)
+        node.lose(on_node)
         self._groups.forget_device(device_id)
         self._listener.on_lost(device_id, reason)
 

@@ -62,6 +62,11 @@ class RemoteNode:
             outbox = self._outboxes[device_id] = Outbox(partial(self._write, prepared, device_id))
             outbox.open()
 
+    def lose(self, device_id: int) -> None:
+        """The worker of a device is lost; what waits for it is not sent to the next one."""
+        self.up.discard(device_id)
+        self._outboxes[device_id].clear()
+
     def send(self, device_id: int, outgoing: Outgoing) -> None:
         """Send a command to a device, as `Outbox` does."""
         self._outboxes[device_id].send(outgoing)
