@@ -147,8 +147,8 @@ def _codec_table(rounds: int) -> Table:
 def _pickled(message: object) -> object:
     """The message after its way through a pipe."""
     reader, received = MessageReader(), list[object]()
-    for piece in map(memoryview, encode_message(message)):
-        left = piece
+    for piece in encode_message(message):
+        left = memoryview(piece)
         while left:
             room = reader.room()
             part = left[: len(room)]
