@@ -56,6 +56,7 @@ from suite.cases.stock import StockCalls
 from suite.cases.swaps import Swaps
 from suite.cases.together import Together
 from suite.cases.trident import Trident
+from suite.cases.ucx import UcxMessages
 from suite.cases.weights import Weights
 from suite.cases.yardsticks import Yardsticks
 from suite.environment import environment
@@ -107,6 +108,10 @@ CASES: dict[str, tuple[str, type[Case]]] = {
     "ring": (
         "Messages between processes of a node: the ring, pipes and ZeroMQ, also when a sender is killed",
         RingSpeed,
+    ),
+    "ucx": (
+        "Messages between nodes: the ring over UCX, NIXL, Redis Streams, also when a sender is killed",
+        UcxMessages,
     ),
     "reports": ("A picture on its way from a worker to the engine: pipe, ring, file", ReportCost),
     "groups": ("Forming a group of workers, and opening it again", GroupTime),
