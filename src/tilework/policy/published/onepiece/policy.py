@@ -1,0 +1,227 @@
+"""OnePiece's rules: requests go from instance to instance, the oldest first, and no faster than the slowest stage.
+
+Theory of operation. `node_manager` says which instances are for which service (a stage), `request_monitor` how many
+requests are accepted. A request that comes from outside waits for any instance of its first service; one that has been
+served hands its state to the next service, to each of its instances in turn (round robin), and waits there. Workers of
+an instance that are idle take the oldest request that waits for it, as many workers as the request needs.
+
+So there is one planner for all stages; what OnePiece's instances, proxies and node manager each do by themselves are
+rules of this policy, and promises, replay and explanation hold for them as for any other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from tilework.core.actions import Reject
+from tilework.core.graph.progress import Cursor
+from tilework.core.interfaces import ClusterView, CostModel, Demand, JobView, PlacementStatus
+from tilework.core.request import Request
+from tilework.core.work import Group, Plan, Start
+from tilework.policy.placement.launch import Launch
+from tilework.policy.placement.roles import Role, role_of
+from tilework.policy.placement.utilisation import UtilisationRule
+from tilework.policy.published.onepiece.modes import Mode, Run
+from tilework.policy.published.onepiece.node_manager import NodeManager
+from tilework.policy.published.onepiece.request_monitor import Claim, RequestMonitor
+from tilework.policy.published.onepiece.services import Service, Services
+from tilework.policy.published.onepiece.traffic import Traffic
+from tilework.policy.registry import policy
+from tilework.policy.toolkit.demand import demand_at, usable_degree
+from tilework.policy.toolkit.order import ArrivalOrdered, by_urgency
+from tilework.policy.toolkit.wording import devices_text
+
+_SPARE_HOPS = 1024
+
+
+@dataclass(slots=True, kw_only=True)
+class OnePiece(ArrivalOrdered):
+    """Serve the oldest request first on instances of its next stage, and refuse what is more than these can do.
+
+    Deadlines, weights and tenants are ignored. All steps of a request are one work, so none is interrupted.
+
+    Source: OnePiece §4.3 (pull), §4.5 (round robin), §5 (fast reject), §8.2 (instances change their stage).
+    Departures, beside those of `request_monitor`, `node_manager`, `services` and `modes`:
+
+    - A request that is lost between two stages, with its device, is served again; the paper drops it (§9).
+    - Refusals name when there will be room. The paper's client goes to another set.
+    - The paper has one kind of requests per workflow. Here sizes differ, so that a request takes as many workers of an
+      instance as it can use, not one or all; the oldest that waits for an instance blocks those behind it.
+    - Instances queue by themselves in the paper; here the controller keeps their queues, and requests that wait for an
+      instance that changes its service are handed on to another.
+
+    Attributes:
+        mode: how many workers a request gets.
+        in_turn: whether requests are handed on round robin; else they wait for any instance of the next service.
+        rejects: whether requests are refused that are more than the services can do.
+        moves: whether instances change their service (the placement `utilisation`).
+        monitor, rule: see there.
+    """
+
+    mode: Mode = Mode.EFFICIENT
+    in_turn: bool = True
+    rejects: bool = True
+    moves: bool = True
+    monitor: RequestMonitor = field(default_factory=RequestMonitor)
+    rule: UtilisationRule = field(default_factory=UtilisationRule)
+    _traffic: Traffic = field(init=False)
+    _manager: NodeManager = field(init=False)
+    _next_id: int = field(default=0, init=False)  # Jobs from this one on are new.
+    _num_waiting: int = field(default=0, init=False)
+    _hops: dict[int, tuple[int, Group]] = field(default_factory=dict, init=False)  # By id: position, and instance.
+    _turns: Counter[Service] = field(default_factory=Counter, init=False)
+
+    def __post_init__(self) -> None:
+        self._traffic = Traffic(mode=self.mode, services=Services())
+        self._manager = NodeManager(traffic=self._traffic, rule=self.rule, moves=self.moves)
+
+    def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
+        most = costs.common_degrees(request.pipeline)[-1]
+        return (self.mode.degree(Role.D, request, costs, most),)
+
+    def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
+        """The remaining work, as if one group did all of it."""
+        (degree,) = self.degrees(request, costs)
+        return demand_at(request, left, degree, costs)
+
+    def placement_status(self, now_ns: int) -> Sequence[PlacementStatus]:
+        return self._manager.status(now_ns)
+
+    # Fast reject.
+
+    def refusal(self, request: Request, costs: CostModel, now_ns: int) -> Reject | None:
+        """Requests of a pipeline that was not seen yet are accepted: it has no instances, and gets one."""
+        if not self.rejects or not self._traffic.services.knows(request.pipeline):
+            return None
+        refusal = self.monitor.refusal(request, self._claims(request, costs), now_ns)
+        if refusal is not None:
+            self._manager.refused(request, costs)
+        return refusal
+
+    def _claims(self, request: Request, costs: CostModel) -> dict[Service, Claim]:
+        """What a request takes of each service that has instances."""
+        return {
+            service: Claim(
+                device_ns=sum(run.device_ns for run in runs),
+                num_workers=num,
+                longest_ns=self._traffic.longest_ns(service, costs),
+            )
+            for service, runs in self._traffic.parts(request, costs).items()
+            if (num := self._manager.num_workers(service))
+        }
+
+    # The plan.
+
+    def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
+        waiting = list(view.waiting())
+        self._num_waiting = len(waiting)
+        new = self._note(waiting, view, costs)
+        if not view.devices or not self._traffic.num:
+            return Plan()
+        self._manager.look(view.devices, costs, now_ns)
+        self._manager.update(costs, Counter(self._service_of(job, costs) for job in waiting), now_ns)
+        for request in new:
+            self.monitor.accept(request, self._claims(request, costs), now_ns)
+        starts = tuple(self._starts(waiting, view, costs, now_ns))
+        return Plan(starts=starts, placement=self._manager.take_news(), wake_ns=self._manager.wake_ns())
+
+    def _note(self, waiting: Sequence[JobView], view: ClusterView, costs: CostModel) -> list[Request]:
+        """The requests that came since the latest plan; those that begin on a CPU slot come with the next one that
+        does not.
+        """
+        end = max((job.job_id + 1 for job in waiting), default=0)
+        new = [job.request for one in range(self._next_id, end) if (job := view.job(one)) is not None]
+        self._next_id = max(self._next_id, end)
+        for request in new:
+            self._traffic.note(request, costs)
+        return new
+
+    def _service_of(self, job: JobView, costs: CostModel) -> Service:
+        assert job.stage is not None, f"job {job.job_id} waits for no stage"
+        role = role_of(costs.graph(job.request.pipeline), job.stage)
+        assert role is not None, f"job {job.job_id} waits for a CPU slot"
+        self._traffic.services.note(job.request.pipeline, costs)
+        return self._traffic.services.of(job.request.pipeline, role)
+
+    def _starts(self, waiting: Sequence[JobView], view: ClusterView, costs: CostModel, now_ns: int) -> Iterator[Start]:
+        """Idle workers of each instance take the oldest of those that wait for it, or for any of its service."""
+        at_instance, at_service = dict[Group, deque[JobView]](), dict[Service, deque[JobView]]()
+        for job in waiting:
+            service = self._service_of(job, costs)
+            instance = self._instance_of(job, service)
+            if instance is None:
+                at_service.setdefault(service, deque()).append(job)
+            else:
+                at_instance.setdefault(instance, deque()).append(job)
+        for instance, own in self._manager.instances.items():
+            if own is None:
+                continue
+            queues = at_instance.get(instance), at_service.get(own)
+            idle = [one for one in instance if (device := view.device(one)) is not None and not device.works]
+            while idle and (oldest := min(filter(None, queues), key=_age, default=None)) is not None:
+                launch = self._launch(oldest[0], own, instance, idle, costs)
+                if launch is None:
+                    break
+                oldest.popleft()
+                used = {one for start in launch.starts for one in start.devices}
+                idle = [one for one in idle if one not in used]
+                self._manager.started(own, now_ns + _run_ns(launch))
+                yield from launch.starts
+
+    def _instance_of(self, job: JobView, service: Service) -> Group | None:
+        """The instance that a request was handed on to, chosen now if it was not yet; None if any may take it."""
+        if not self.in_turn or not job.last_devices:
+            return None
+        known, instances = self._hops.get(job.job_id), self._manager.instances
+        if known is not None and known[0] == job.left.position and instances.get(known[1]) == service:
+            return known[1]
+        others = self._manager.of(service)
+        if not others:
+            return None
+        if len(self._hops) >= _SPARE_HOPS + 2 * self._num_waiting:  # Most of them are of jobs that have ended.
+            self._hops.clear()
+        instance = others[self._turns[service] % len(others)]
+        self._turns[service] += 1
+        self._hops[job.job_id] = job.left.position, instance
+        return instance
+
+    def _launch(
+        self, job: JobView, service: Service, instance: Group, idle: Sequence[int], costs: CostModel
+    ) -> Launch | None:
+        """The stages of a job that a service has, on as many idle workers as it takes; None if there are too few."""
+        request, services = job.request, self._traffic.services
+        degrees = {
+            role: self._degree(role, run, request, len(instance), costs)
+            for role, run in self._traffic.runs(request, costs).items()
+            if services.of(request.pipeline, role) == service
+        }
+        width = max(degrees.values())
+        if len(idle) < width:
+            return None
+        why = f"has waited longest for {service}; it gets {devices_text(width)}"
+        launch = Launch((job.job_id,), request, job.left, costs, why)
+        while (role := launch.role) in degrees and role is not None:
+            launch.run(role, tuple(idle[: degrees[role]]))
+        return launch
+
+    def _degree(self, role: Role, run: Run, request: Request, most: int, costs: CostModel) -> int:
+        if run.degree <= most:
+            return run.degree
+        return usable_degree(request, most, costs) if role is Role.D else most
+
+
+def _age(queue: deque[JobView]) -> tuple[int, int]:
+    return by_urgency(queue[0])
+
+
+def _run_ns(launch: Launch) -> int:
+    works = ((start.stage, len(start.devices), start.num_steps) for start in launch.starts)
+    return sum(launch.costs.work_ns(stage, (launch.request,), degree, num) for stage, degree, num in works)
+
+
+policy("onepiece")(OnePiece)
+policy("onepiece-collaboration")(lambda: OnePiece(mode=Mode.COLLABORATION))
+policy("onepiece-individual")(lambda: OnePiece(mode=Mode.INDIVIDUAL))
+policy("onepiece-wo-utilisation")(lambda: OnePiece(moves=False))
