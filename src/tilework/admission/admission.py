@@ -60,7 +60,7 @@ class Admission:
         if left.position:
             demand = policy.demand(request, left, costs)
         no_room = self.limits.refusal(request, backlog, now_ns)
-        if no_room is None and isinstance(policy, RefusesRequests):
+        if no_room is None and backlog.devices and isinstance(policy, RefusesRequests):
             no_room = policy.refusal(request, costs, now_ns)
         if no_room is not None:
             if request.is_promise or no_room.retry_ns is None:

@@ -359,7 +359,7 @@ class RefusesRequests(Protocol):
     def refusal(self, request: Request, costs: CostModel, now_ns: int) -> Reject | None:
         """The refusal of a request, with `retry_ns`; None if the policy has room for it. Raises UnknownCost.
 
-        Requests submitted together are asked for before any of them is accepted.
+        Asked while a device is up; of requests submitted together, of each as if the others were not there.
         """
 
 

@@ -6,15 +6,16 @@ a node work on one. The user of OnePiece chooses the mode of each stage; here a 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 from typing import NamedTuple
 
 from tilework.core.interfaces import CostModel
 from tilework.core.request import Request
 from tilework.policy.placement.footprints import pieces_by_role
-from tilework.policy.placement.profile import class_profile
+from tilework.policy.placement.profile import optimal_for
 from tilework.policy.placement.roles import Role
-from tilework.policy.toolkit.demand import optimal_degree, usable_degree
+from tilework.policy.toolkit.demand import optimal_degree, step_degrees, usable_degree
 
 
 class Mode(Enum):
@@ -28,14 +29,17 @@ class Mode(Enum):
     COLLABORATION = "collaboration"
     INDIVIDUAL = "individual"
 
-    def degree(self, role: Role, request: Request, costs: CostModel, widest: int) -> int:
-        """How many workers a request gets for a role, of at most `widest`. Raises UnknownCost."""
-        if self is Mode.INDIVIDUAL:
-            return 1
-        wanted = class_profile(request, costs, None).footprint.optimal.get(role, 1)
-        if role is not Role.D:
-            return min(wanted, widest)
-        return usable_degree(request, widest if self is Mode.COLLABORATION else min(wanted, widest), costs)
+    def degrees(self, request: Request, costs: CostModel) -> dict[Role, int]:
+        """How many workers a request wants for each role. Raises UnknownCost."""
+        found = {}
+        for role, pieces in pieces_by_role(request, costs).items():
+            if self is Mode.INDIVIDUAL:
+                found[role] = 1
+            elif self is Mode.COLLABORATION and role is Role.D:
+                found[role] = step_degrees(request, costs)[-1]
+            else:
+                found[role] = optimal_for(role, pieces, request, costs)
+        return found
 
 
 class Run(NamedTuple):
@@ -49,13 +53,20 @@ class Run(NamedTuple):
         return self.degree * self.run_ns
 
 
-def runs_of(request: Request, costs: CostModel, mode: Mode, widest: int) -> dict[Role, Run]:
-    """What a request takes of each role, on at most `widest` workers. Raises UnknownCost."""
+def runs_of(request: Request, degrees: Mapping[Role, int], costs: CostModel) -> dict[Role, Run]:
+    """What a request takes of each role, on this many workers. Raises UnknownCost."""
     found = {}
     for role, pieces in pieces_by_role(request, costs).items():
-        degree, run_ns = mode.degree(role, request, costs, widest), 0
+        degree, run_ns = degrees[role], 0
         for stage, num_steps in pieces:
             width = degree if stage.has_steps else optimal_degree(stage, request, costs, degree)
             run_ns += costs.work_ns(stage, (request,), width, num_steps)
         found[role] = Run(degree, run_ns)
     return found
+
+
+def narrowed(role: Role, degree: int, most: int, request: Request, costs: CostModel) -> int:
+    """How many of `most` workers a request gets for a role for which it wants `degree`. Raises UnknownCost."""
+    if degree <= most:
+        return degree
+    return usable_degree(request, most, costs) if role is Role.D else most

@@ -27,6 +27,7 @@ from tilework.policy.published.onepiece.services import Service
 from tilework.policy.published.onepiece.traffic import Traffic
 from tilework.policy.toolkit.buddy_allocator import nodes
 from tilework.policy.toolkit.open_devices import LaneDivision
+from tilework.policy.toolkit.wording import devices_text
 
 _NO_DEVICES: Sequence[DeviceView] = ()
 _IDLE = "idle"
@@ -40,17 +41,20 @@ class NodeManager:
         rule: when a service gets more instances.
         moves: whether instances change their service after the first window.
         instances: the service of each instance, in order of their devices; None: it is idle.
+        services: all services.
     """
 
     traffic: Traffic
     rule: UtilisationRule
     moves: bool = True
     instances: dict[Group, Service | None] = field(default_factory=dict, init=False)
+    services: Sequence[Service] = field(default=(), init=False)
     _devices: Sequence[DeviceView] = field(default=_NO_DEVICES, init=False)
     _of_device: dict[int, Group] = field(default_factory=dict, init=False)
-    _services: Sequence[Service] = field(default=(), init=False)
     _occasion: tuple[int, int] = field(default=(0, 0), init=False)
     _is_cut: bool = field(default=False, init=False)  # Whether the latest look cut the devices anew.
+    _told: dict[Group, Service | None] = field(default_factory=dict, init=False)
+    _reasons: list[str] = field(default_factory=list, init=False)  # Why instances have changed since they were told.
     _news: NewPlacement | None = field(default=None, init=False)
     _waiting: Counter[Service] = field(default_factory=Counter, init=False)
     _since_ns: int | None = field(default=None, init=False)  # The begin of this window.
@@ -84,8 +88,8 @@ class NodeManager:
 
     def refused(self, request: Request, costs: CostModel) -> None:
         """Note a request that was refused: its services were asked for its time."""
-        for service, runs in self.traffic.parts(request, costs).items():
-            self._refused_ns[service] += sum(run.device_ns for run in runs)
+        for service, run in self.traffic.parts(request, costs).items():
+            self._refused_ns[service] += run.device_ns
 
     def started(self, service: Service, end_ns: int) -> None:
         """Note that a request began on a service; `end_ns` is predicted."""
@@ -103,18 +107,15 @@ class NodeManager:
                 busy_ns=self._used_ns[service],
                 backlog=self._waiting[service],
             )
-            for service in self._services
+            for service in self.services
         ]
 
-    def look(self, devices: Sequence[DeviceView], costs: CostModel, now_ns: int) -> None:
-        """Count what devices did since the latest look, and cut them into instances. A request was seen.
-
-        Raises UnknownCost.
-        """
+    def look(self, devices: Sequence[DeviceView], now_ns: int) -> None:
+        """Count what devices did since the latest look, and cut them into instances. A request was seen."""
         self._count_use(devices, now_ns)
         if self._since_ns is None:
             self._since_ns = now_ns
-        self._is_cut = self._cut(devices, costs, now_ns)
+        self._is_cut = self._cut(devices, now_ns)
 
     def update(self, costs: CostModel, waiting: Counter[Service], now_ns: int) -> None:
         """Change what instances are for if that is due, after a look at the devices, of which some are up.
@@ -123,37 +124,42 @@ class NodeManager:
         """
         assert self._since_ns is not None
         self._waiting = waiting
-        before, self._services = self._services, self.traffic.services.all()
+        before, self.services = self.services, self.traffic.services.all()
         occasion = self._is_cut, *self.traffic.occasion
         has_changed = occasion != (False, *self._occasion)
         self._occasion = self.traffic.occasion
-        if set(before) - set(self._services):
-            self._divide(costs, f"stages are served apart as {len(self._services)} services", now_ns)
+        if set(before) - set(self.services):
+            self._divide(costs, f"stages are served apart as {len(self.services)} services", now_ns)
         elif has_changed and not self._is_settled:
             self._divide(costs, f"by the times of the stages, for the first {self.traffic.num} requests", now_ns)
         if now_ns >= self._since_ns + self.rule.window_ns:
             self._end_window(now_ns)
-        for service in self._services:
+        for service in self.services:
             if waiting[service] and service not in self.instances.values():
                 self._give_one(service, now_ns)
+        if self.instances != self._told:
+            groups = sorted((one, _IDLE if own is None else str(own)) for one, own in self.instances.items())
+            self._news = NewPlacement(groups=tuple(groups), why="; ".join(self._reasons))
+            self._told = dict(self.instances)
+        self._reasons.clear()
 
-    def _cut(self, devices: Sequence[DeviceView], costs: CostModel, now_ns: int) -> bool:
+    def _cut(self, devices: Sequence[DeviceView], now_ns: int) -> bool:
         """Cut the devices into instances, if they or what requests want have changed; returns whether it did.
 
         An instance is for what its first device was for.
         """
-        most = max(map(len, nodes(devices)), default=1)
-        width = max(self.traffic.widest, self.traffic.wanted_width(costs, most))
+        width = min(self.traffic.wanted, max(map(len, nodes(devices)), default=1))
         if self._devices is devices and width == self.traffic.widest:
             return False
+        what = "devices have joined or were lost" if self._devices is not devices else "a request wants wider ones"
+        self._reasons.append(f"instances of {devices_text(width)}, as {what}")
         self._note_time(now_ns)
         self._devices = devices
-        self.traffic.set_widest(width)
         of_device = {device_id: own for ids, own in self.instances.items() for device_id in ids}
         lanes = sorted(lane.ids for lane in LaneDivision(width).lanes(devices))
         self.instances = {ids: of_device.get(ids[0]) for ids in lanes}
         self._of_device = {device_id: ids for ids in lanes for device_id in ids}
-        self.traffic.services.set_instances(len(lanes))
+        self.traffic.set_instances(len(lanes), width)
         return True
 
     # Use.
@@ -200,7 +206,7 @@ class NodeManager:
         """What each service that has instances did in this window, up to when it was noted."""
         nums = Counter(self.instances.values())
         asked_ns = self._used_ns + self._refused_ns
-        return {one: Use(nums[one], asked_ns[one] / max(1, self._had_ns[one])) for one in self._services if nums[one]}
+        return {one: Use(nums[one], asked_ns[one] / max(1, self._had_ns[one])) for one in self.services if nums[one]}
 
     # Changes.
 
@@ -212,7 +218,7 @@ class NodeManager:
         if change is not None:
             for giver in change.givers:
                 self.instances[self._least_used(giver)] = change.to
-            self._tell(change.why)
+            self._reasons.append(change.why)
         self._is_settled, self._since_ns = True, now_ns
         for counter in (self._used_ns, self._refused_ns, self._had_ns):
             counter.clear()
@@ -229,7 +235,7 @@ class NodeManager:
             giver = min(may, key=lambda one: uses[one].share_with(-1))
             what = f"one of {giver}, which was asked for {uses[giver].share:.0%} of its time"
         self.instances[self._least_used(giver)] = service
-        self._tell(f"a request waits for {service}, which has no instance; it gets {what}")
+        self._reasons.append(f"a request waits for {service}, which has no instance; it gets {what}")
 
     def _least_used(self, service: Service | None) -> Group:
         """Of the instances of a service, or of the idle ones, one with the fewest busy devices, the last of equals."""
@@ -250,9 +256,4 @@ class NodeManager:
         lacking = [service for service, num in left.items() for _ in range(num)]
         free = [one for one, own in self.instances.items() if own is None]
         self.instances.update(zip(free, lacking, strict=True))
-        if self.instances != before:
-            self._tell(why)
-
-    def _tell(self, why: str) -> None:
-        groups = sorted((one, _IDLE if own is None else str(own)) for one, own in self.instances.items())
-        self._news = NewPlacement(groups=tuple(groups), why=why)
+        self._reasons.append(why)

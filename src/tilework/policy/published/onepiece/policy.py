@@ -11,7 +11,7 @@ rules of this policy, and promises, replay and explanation hold for them as for 
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -23,14 +23,14 @@ from tilework.core.work import Group, Plan, Start
 from tilework.policy.placement.launch import Launch
 from tilework.policy.placement.roles import Role, role_of
 from tilework.policy.placement.utilisation import UtilisationRule
-from tilework.policy.published.onepiece.modes import Mode, Run
+from tilework.policy.published.onepiece.modes import Mode, narrowed
 from tilework.policy.published.onepiece.node_manager import NodeManager
 from tilework.policy.published.onepiece.request_monitor import Claim, RequestMonitor
 from tilework.policy.published.onepiece.services import Service, Services
 from tilework.policy.published.onepiece.traffic import Traffic
 from tilework.policy.registry import policy
-from tilework.policy.toolkit.demand import demand_at, usable_degree
-from tilework.policy.toolkit.order import ArrivalOrdered, by_urgency
+from tilework.policy.toolkit.demand import demand_at
+from tilework.policy.toolkit.order import ArrivalOrdered
 from tilework.policy.toolkit.wording import devices_text
 
 _SPARE_HOPS = 1024
@@ -78,8 +78,7 @@ class OnePiece(ArrivalOrdered):
         self._manager = NodeManager(traffic=self._traffic, rule=self.rule, moves=self.moves)
 
     def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
-        most = costs.common_degrees(request.pipeline)[-1]
-        return (self.mode.degree(Role.D, request, costs, most),)
+        return (self._traffic.degrees(request, costs).get(Role.D, 1),)
 
     def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
         """The remaining work, as if one group did all of it."""
@@ -104,11 +103,9 @@ class OnePiece(ArrivalOrdered):
         """What a request takes of each service that has instances."""
         return {
             service: Claim(
-                device_ns=sum(run.device_ns for run in runs),
-                num_workers=num,
-                longest_ns=self._traffic.longest_ns(service, costs),
+                device_ns=run.device_ns, num_workers=num, longest_ns=self._traffic.longest_ns(service, costs)
             )
-            for service, runs in self._traffic.parts(request, costs).items()
+            for service, run in self._traffic.parts(request, costs).items()
             if (num := self._manager.num_workers(service))
         }
 
@@ -120,7 +117,7 @@ class OnePiece(ArrivalOrdered):
         new = self._note(waiting, view, costs)
         if not view.devices or not self._traffic.num:
             return Plan()
-        self._manager.look(view.devices, costs, now_ns)
+        self._manager.look(view.devices, now_ns)
         self._manager.update(costs, Counter(self._service_of(job, costs) for job in waiting), now_ns)
         for request in new:
             self.monitor.accept(request, self._claims(request, costs), now_ns)
@@ -146,29 +143,36 @@ class OnePiece(ArrivalOrdered):
         return self._traffic.services.of(job.request.pipeline, role)
 
     def _starts(self, waiting: Sequence[JobView], view: ClusterView, costs: CostModel, now_ns: int) -> Iterator[Start]:
-        """Idle workers of each instance take the oldest of those that wait for it, or for any of its service."""
-        at_instance, at_service = dict[Group, deque[JobView]](), dict[Service, deque[JobView]]()
+        """The oldest first on idle workers of its instance, or of any of its service: the one with the fewest that are
+        enough.
+
+        If there are too few, an instance is held for it, so that it becomes free for it: of any, the one with the most.
+        """
+        idle = {
+            instance: [one for one in instance if (device := view.device(one)) is not None and not device.works]
+            for instance in self._manager.instances
+        }
+        open_to = {
+            service: [one for one in self._manager.of(service) if idle[one]] for service in self._manager.services
+        }
         for job in waiting:
             service = self._service_of(job, costs)
-            instance = self._instance_of(job, service)
-            if instance is None:
-                at_service.setdefault(service, deque()).append(job)
-            else:
-                at_instance.setdefault(instance, deque()).append(job)
-        for instance, own in self._manager.instances.items():
-            if own is None:
+            own, others = self._instance_of(job, service), open_to[service]
+            usable = others if own is None else [one for one in others if one == own]
+            if not usable:
                 continue
-            queues = at_instance.get(instance), at_service.get(own)
-            idle = [one for one in instance if (device := view.device(one)) is not None and not device.works]
-            while idle and (oldest := min(filter(None, queues), key=_age, default=None)) is not None:
-                launch = self._launch(oldest[0], own, instance, idle, costs)
-                if launch is None:
-                    break
-                oldest.popleft()
-                used = {one for start in launch.starts for one in start.devices}
-                idle = [one for one in idle if one not in used]
-                self._manager.started(own, now_ns + _run_ns(launch))
-                yield from launch.starts
+            fitting = [one for one in usable if len(idle[one]) >= self._width(job, service, one, costs)]
+            if not fitting:
+                others.remove(max(usable, key=lambda one: len(idle[one])))
+                continue
+            instance = min(fitting, key=lambda one: len(idle[one]))
+            launch = self._launch(job, service, instance, idle[instance], costs)
+            used = {one for start in launch.starts for one in start.devices}
+            idle[instance] = [one for one in idle[instance] if one not in used]
+            if not idle[instance]:
+                others.remove(instance)
+            self._manager.started(service, now_ns + _run_ns(launch))
+            yield from launch.starts
 
     def _instance_of(self, job: JobView, service: Service) -> Group | None:
         """The instance that a request was handed on to, chosen now if it was not yet; None if any may take it."""
@@ -187,33 +191,26 @@ class OnePiece(ArrivalOrdered):
         self._hops[job.job_id] = job.left.position, instance
         return instance
 
-    def _launch(
-        self, job: JobView, service: Service, instance: Group, idle: Sequence[int], costs: CostModel
-    ) -> Launch | None:
-        """The stages of a job that a service has, on as many idle workers as it takes; None if there are too few."""
+    def _degrees(self, job: JobView, service: Service, instance: Group, costs: CostModel) -> dict[Role, int]:
+        """How many workers of an instance a request gets for each role of a service."""
         request, services = job.request, self._traffic.services
-        degrees = {
-            role: self._degree(role, run, request, len(instance), costs)
+        return {
+            role: narrowed(role, run.degree, len(instance), request, costs)
             for role, run in self._traffic.runs(request, costs).items()
             if services.of(request.pipeline, role) == service
         }
-        width = max(degrees.values())
-        if len(idle) < width:
-            return None
-        why = f"has waited longest for {service}; it gets {devices_text(width)}"
-        launch = Launch((job.job_id,), request, job.left, costs, why)
+
+    def _width(self, job: JobView, service: Service, instance: Group, costs: CostModel) -> int:
+        return max(self._degrees(job, service, instance, costs).values())
+
+    def _launch(self, job: JobView, service: Service, instance: Group, idle: Sequence[int], costs: CostModel) -> Launch:
+        """The stages of a job that a service has, on the first of these workers."""
+        degrees = self._degrees(job, service, instance, costs)
+        why = f"has waited longest for {service}; it gets {devices_text(max(degrees.values()))}"
+        launch = Launch((job.job_id,), job.request, job.left, costs, why)
         while (role := launch.role) in degrees and role is not None:
             launch.run(role, tuple(idle[: degrees[role]]))
         return launch
-
-    def _degree(self, role: Role, run: Run, request: Request, most: int, costs: CostModel) -> int:
-        if run.degree <= most:
-            return run.degree
-        return usable_degree(request, most, costs) if role is Role.D else most
-
-
-def _age(queue: deque[JobView]) -> tuple[int, int]:
-    return by_urgency(queue[0])
 
 
 def _run_ns(launch: Launch) -> int:
