@@ -25,7 +25,7 @@ from tilework.policy.placement.roles import Role, role_of
 from tilework.policy.placement.utilisation import UtilisationRule
 from tilework.policy.published.onepiece.modes import Mode, narrowed
 from tilework.policy.published.onepiece.node_manager import NodeManager
-from tilework.policy.published.onepiece.request_monitor import Claim, RequestMonitor
+from tilework.policy.published.onepiece.request_monitor import Claim, RateLimit, RequestMonitor
 from tilework.policy.published.onepiece.services import Service, Services
 from tilework.policy.published.onepiece.traffic import Traffic
 from tilework.policy.registry import policy
@@ -57,15 +57,17 @@ class OnePiece(ArrivalOrdered):
         in_turn: whether requests are handed on round robin; else they wait for any instance of the next service.
         rejects: whether requests are refused that are more than the services can do.
         moves: whether instances change their service (the placement `utilisation`).
-        monitor, rule: see there.
+        limit: how fast requests may come.
+        rule: when instances change their service.
     """
 
     mode: Mode = Mode.EFFICIENT
     in_turn: bool = True
     rejects: bool = True
     moves: bool = True
-    monitor: RequestMonitor = field(default_factory=RequestMonitor)
+    limit: RateLimit = field(default_factory=RateLimit)
     rule: UtilisationRule = field(default_factory=UtilisationRule)
+    _monitor: RequestMonitor = field(init=False)
     _traffic: Traffic = field(init=False)
     _manager: NodeManager = field(init=False)
     _next_id: int = field(default=0, init=False)  # Jobs from this one on are new.
@@ -74,6 +76,7 @@ class OnePiece(ArrivalOrdered):
     _turns: Counter[Service] = field(default_factory=Counter, init=False)
 
     def __post_init__(self) -> None:
+        self._monitor = RequestMonitor(self.limit)
         self._traffic = Traffic(mode=self.mode, services=Services())
         self._manager = NodeManager(traffic=self._traffic, rule=self.rule, moves=self.moves)
 
@@ -94,7 +97,7 @@ class OnePiece(ArrivalOrdered):
         """Requests of a pipeline that was not seen yet are accepted: it has no instances, and gets one."""
         if not self.rejects or not self._traffic.services.knows(request.pipeline):
             return None
-        refusal = self.monitor.refusal(request, self._claims(request, costs), now_ns)
+        refusal = self._monitor.refusal(request, self._claims(request, costs), now_ns)
         if refusal is not None:
             self._manager.refused(request, costs)
         return refusal
@@ -120,7 +123,7 @@ class OnePiece(ArrivalOrdered):
         self._manager.look(view.devices, now_ns)
         self._manager.update(costs, Counter(self._service_of(job, costs) for job in waiting), now_ns)
         for request in new:
-            self.monitor.accept(request, self._claims(request, costs), now_ns)
+            self._monitor.accept(request, self._claims(request, costs), now_ns)
         starts = tuple(self._starts(waiting, view, costs, now_ns))
         return Plan(starts=starts, placement=self._manager.take_news(), wake_ns=self._manager.wake_ns())
 

@@ -34,9 +34,9 @@ class Claim:
     longest_ns: int
 
 
-@dataclass(slots=True, kw_only=True)
-class RequestMonitor:
-    """Refuses what is more than the services can do.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateLimit:
+    """How fast requests may come.
 
     Attributes:
         headroom: the share of the workers' time that may be asked for.
@@ -49,6 +49,13 @@ class RequestMonitor:
     depth: float = 1.0
     burst_ns: int = NS_PER_S
     num_proxies: int = 1
+
+
+@dataclass(slots=True)
+class RequestMonitor:
+    """Refuses what is more than the services can do."""
+
+    limit: RateLimit
     _until_ns: dict[tuple[int, Service], float] = field(default_factory=dict, init=False)
 
     def refusal(self, request: Request, claims: Mapping[Service, Claim], now_ns: int) -> Reject | None:
@@ -72,11 +79,13 @@ class RequestMonitor:
             self._until_ns[key] = max(self._until_ns.get(key, now_ns), now_ns) + self._booked_ns(claim)
 
     def _booked_ns(self, claim: Claim) -> float:
-        return claim.device_ns * self.num_proxies / (claim.num_workers * self.headroom)
+        return claim.device_ns * self.limit.num_proxies / (claim.num_workers * self.limit.headroom)
 
     def _most_ns(self, claim: Claim) -> float:
         """How much may be booked before a request: with it, `depth` requests for each worker, or a burst."""
-        return max(self.burst_ns, self.depth * claim.longest_ns / self.headroom - self._booked_ns(claim))
+        return max(
+            self.limit.burst_ns, self.limit.depth * claim.longest_ns / self.limit.headroom - self._booked_ns(claim)
+        )
 
     def _proxy(self, request: Request) -> int:
-        return crc32(request.uid.encode()) % self.num_proxies
+        return crc32(request.uid.encode()) % self.limit.num_proxies
