@@ -31,6 +31,7 @@ from tilework.policy.placement.footprints import pieces_by_role
 from tilework.policy.placement.roles import Role
 from tilework.policy.placement.utilisation import proportional
 from tilework.policy.published.fixed import FixedDegree
+from tilework.policy.published.onepiece.dispatch import OnePieceDispatch
 from tilework.policy.published.onepiece.modes import Mode
 from tilework.policy.published.onepiece.policy import OnePiece
 from tilework.policy.published.onepiece.request_monitor import RateLimit
@@ -43,7 +44,6 @@ from tilework.sim.trace import Trace
 ANY = "onepiece-any-instance"
 NO_REJECT = "onepiece-wo-reject"
 policy(ANY)(lambda: OnePiece(in_turn=False))
-policy(NO_REJECT)(lambda: OnePiece(rejects=False))
 
 EXAMPLES = ((1, 4.0, 12.0), (2, 4.0, 12.0), (3, 4.0, 7.0), (2, 3.0, 11.0), (5, 2.0, 2.5), (8, 4.0, 12.0))
 """K, T_X and T_Y; the first two are the paper's (§5)."""
@@ -63,8 +63,8 @@ WIDTH = 8
 USED = 0.97
 """How much of the monolith's capacity is asked for."""
 COMPARED = ("onepiece", ANY, "onepiece-wo-utilisation", NO_REJECT, "trident-b6", "tridentserve", "tilework")
-COMPARED_CELLS = (("flux", "medium"), ("flux", "dynamic"), ("cogvideox", "medium"), ("cogvideox", "dynamic"))
-SHOWN_GENTD26 = ("gentd26,load=0.3", "gentd26,load=0.5")
+COMPARED_CELLS = (("flux", "medium"), ("flux", "dynamic"), ("cogvideox", "medium"))
+GENTD26 = ("gentd26,load=0.3", "gentd26,load=0.5")
 
 
 # Two stages.
@@ -108,9 +108,9 @@ def theorem_1(cached: CachedRuns) -> RemadeFigure:
 
 def saturation(cached: CachedRuns) -> RemadeFigure:
     """Random arrivals and times, near K / T_X: how long requests wait, and how many are refused."""
-    kinds: dict[str, Callable[[], OnePiece]] = {
-        "in turn": lambda: OnePiece(rejects=False, moves=False),
-        "any instance": lambda: OnePiece(rejects=False, moves=False, in_turn=False),
+    kinds: dict[str, Callable[[], OnePieceDispatch]] = {
+        "in turn": lambda: OnePieceDispatch(moves=False),
+        "any instance": lambda: OnePieceDispatch(moves=False, in_turn=False),
         "refused above K/T": lambda: OnePiece(limit=RateLimit(headroom=1.0), moves=False),
         "refused above 0.95 K/T": lambda: OnePiece(moves=False),
         "4 proxies, K/T each": lambda: OnePiece(limit=RateLimit(headroom=4.0), moves=False),
@@ -306,7 +306,7 @@ def _fewest(clip: Clip, num_nodes: int, rate: float) -> int:
     """The fewest nodes that keep up, of those from what the stages need at best."""
     low = ceil(clip.least_devices(num_nodes) / WIDTH)
     for num in range(low, 2 * num_nodes):
-        if clip.keeps_up(lambda: OnePiece(mode=Mode.COLLABORATION, rejects=False, moves=False), num, rate):
+        if clip.keeps_up(lambda: OnePieceDispatch(mode=Mode.COLLABORATION, moves=False), num, rate):
             return num
     raise AssertionError(f"{clip} needs twice as many nodes apart")
 
@@ -322,7 +322,7 @@ def against_others(cached: CachedRuns) -> RemadeFigure:
         for pipeline, load in loads
         for rate in rates_of(pipeline, load)
     }
-    cells |= {text: cached.cell(text) for text in cached.points(SHOWN_GENTD26)}
+    cells |= {text: cached.cell(text) for text in cached.points(GENTD26)}
     runs = cached.runs(cells.values(), COMPARED)
     shares = {name: [attainment(runs[cell.name, name]) for cell in cells.values()] for name in COMPARED}
     latencies = {name: [mean_of(runs[cell.name, name], mean_s) for cell in cells.values()] for name in COMPARED}

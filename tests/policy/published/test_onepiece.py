@@ -24,6 +24,7 @@ from tilework.cost.table import CostTable, graphs_of
 from tilework.cost.table_costs import TableCosts
 from tilework.policy.placement.roles import Role
 from tilework.policy.placement.utilisation import UtilisationRule
+from tilework.policy.published.onepiece.dispatch import OnePieceDispatch
 from tilework.policy.published.onepiece.modes import Mode
 from tilework.policy.published.onepiece.policy import OnePiece
 from tilework.policy.published.onepiece.request_monitor import Claim, RateLimit, RequestMonitor
@@ -76,7 +77,11 @@ def poisson(rate_per_s: float, num: int, seed: int) -> list[Request]:
 
 
 def run(
-    policy: OnePiece, table: CostTable, requests: Sequence[Request], num_devices: int, faults: Faults | None = None
+    policy: OnePieceDispatch,
+    table: CostTable,
+    requests: Sequence[Request],
+    num_devices: int,
+    faults: Faults | None = None,
 ) -> tuple[Trace, list[tuple[float, NewPlacement]]]:
     """The trace, and the placements with their times in seconds."""
     placements: list[tuple[float, NewPlacement]] = []
@@ -138,7 +143,7 @@ def test_output_keeps_up_with_input(k: int, x_s: float, y_s: float, m: int) -> N
 
 
 def test_one_instance_fewer_falls_behind() -> None:
-    policy = OnePiece(limit=LITERAL, rejects=False, moves=False)
+    policy = OnePieceDispatch(moves=False)
     trace, _ = run(policy, workflow(4, 12), every(4, 100), 3)
     waits_s = [s_from_ns(one.latency_ns) - 16 for one in trace.endings]
     assert waits_s[-1] > waits_s[49] > waits_s[0] + 60
@@ -219,7 +224,7 @@ def test_in_turn_waits_where_others_are_idle() -> None:
     mixed = [replace(one, shape=Shape(side, side)) for one, side in zip(every(5.5, 20), (64, 128) * 10, strict=True)]
     waits = {}
     for in_turn in (True, False):
-        policy = OnePiece(in_turn=in_turn, rejects=False, moves=False)
+        policy = OnePieceDispatch(in_turn=in_turn, moves=False)
         trace, _ = run(policy, replace(graph, rows=tuple(rows)), mixed, 3)
         waits[in_turn] = sum(one.latency_ns for one in trace.endings)
     assert waits[False] <= waits[True]
@@ -240,7 +245,7 @@ def test_a_wide_request_is_not_overtaken_for_ever() -> None:
     rows = [replace(row, seconds=4.0) if row.height == 128 else row for row in table.rows]
     wide = every(0, 1, begin_s=3)
     narrow = every(0.9, 60, side=128)
-    policy = OnePiece(rejects=False, moves=False)
+    policy = OnePieceDispatch(moves=False)
     trace, _ = run(policy, replace(table, rows=tuple(rows)), [*narrow, *wide], 8)
     (ending,) = [one for one in trace.endings if one.request.uid == wide[0].uid]
     assert ending.latency_ns < 12 * NS_PER_S
@@ -328,7 +333,7 @@ def test_a_service_without_instances_gets_one_at_once() -> None:
 def test_devices_that_are_lost_and_come_back() -> None:
     """Nothing is lost, and what the lost ones were for goes on."""
     faults = Faults({"crash": Fault("crash", 0.03, 5.0)})
-    trace, placements = run(OnePiece(rejects=False), workflow(1, 3), every(1.5, 150), 6, faults)
+    trace, placements = run(OnePieceDispatch(), workflow(1, 3), every(1.5, 150), 6, faults)
     assert _num_done(trace) == 150
     assert any("devices have joined or were lost" in one.why for at_s, one in placements if at_s > 5)
 
