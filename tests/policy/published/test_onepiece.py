@@ -11,10 +11,10 @@ from random import Random
 import pytest
 
 from tilework.control.controller import Controller, ControllerConfig
-from tilework.core.actions import Action, Place
+from tilework.core.actions import Accept, Action, Place
 from tilework.core.component import Component, LoadSource
 from tilework.core.cost_row import CostRow
-from tilework.core.events import Event
+from tilework.core.events import Cancelled, DeviceJoined, Event, ModelRemoved, Submitted
 from tilework.core.graph.graph import Graph
 from tilework.core.graph.stage import StageSpec, StepShare
 from tilework.core.request import OnMiss, Request, Shape, Status
@@ -131,15 +131,15 @@ def test_more_than_k_over_t_is_refused(k: int, m: int) -> None:
 
 @pytest.mark.parametrize(("k", "x_s", "y_s", "m"), [(1, 4, 12, 3), (3, 4, 7, 6), (2, 3, 11, 8), (5, 2, 2.5, 7)])
 def test_output_keeps_up_with_input(k: int, x_s: float, y_s: float, m: int) -> None:
-    """Ten minutes at K / T_X with as many instances as Theorem 1 asks for: output is input, and no queue grows.
+    """Two minutes at K / T_X with as many instances as Theorem 1 asks for: output is input, and no queue grows.
 
     But where M T_X = K T_Y there is no time for the hop between the stages, which takes 2 ms each time.
     """
-    requests = every(x_s / k, int(600 * k / x_s))
+    requests = every(x_s / k, int(120 * k / x_s))
     trace, _ = run(OnePiece(limit=LITERAL, moves=False), workflow(x_s, y_s), requests, k + m)
     assert all(one.status is Status.DONE for one in trace.endings)
     waits_ns = [one.latency_ns - (x_s + y_s) * NS_PER_S for one in trace.endings]
-    assert max(waits_ns[-k:]) < 0.2 * NS_PER_S
+    assert max(waits_ns[-k:]) < 0.05 * NS_PER_S
 
 
 def test_one_instance_fewer_falls_behind() -> None:
@@ -166,7 +166,7 @@ def accepted(limit: RateLimit, requests: Sequence[Request], num_workers: int, ru
 
 @pytest.mark.parametrize("num_proxies", [1, 2, 4])
 def test_proxies_share_the_rate(num_proxies: int) -> None:
-    """Eight workers with a second each, for 500 s, at three times that: together the proxies admit 8 per second."""
+    """Eight workers with a second each, for 250 s, at three times that: together the proxies admit 8 per second."""
     assert accepted(replace(LITERAL, num_proxies=num_proxies), poisson(24, 12_000, seed=1), 8, 1.0) == pytest.approx(
         4000, rel=0.04
     )
@@ -301,8 +301,9 @@ def shifting() -> list[Request]:
     return [*every(2.2, 270), *every(0.9, 1300, side=128, begin_s=600)]
 
 
+@pytest.mark.slow
 def test_instances_follow_the_load() -> None:
-    """Twelve devices: first half of them for each stage; later a quarter of the work is in the first stage."""
+    """Eight devices: first half of them for each stage; later a fifth of the work is in the first stage."""
     trace, placements = run(OnePiece(rule=UtilisationRule(window_ns=120 * NS_PER_S)), workflow(4, 4), shifting(), 8)
     first, last = sizes(placements[0][1]), sizes(placements[-1][1])
     assert first == {"E": 4, "D": 4}
@@ -330,6 +331,20 @@ def test_a_service_without_instances_gets_one_at_once() -> None:
     assert "a request waits for D of w, which has no instance" in placement.why
 
 
+def test_a_model_that_is_removed() -> None:
+    """Its requests were among those that instances are divided by, and its instances go to others."""
+    controller = Controller(ControllerConfig(policy="onepiece"), two_pipelines())
+    for device_id in range(3):
+        controller.handle(DeviceJoined(device_id, 0), 0)
+    (first,) = every(0, 1, pipeline="v")
+    controller.handle(Submitted(first), 0)
+    controller.handle(Cancelled(first.uid, "test"), 1)
+    controller.handle(ModelRemoved("v"), 2)
+    for one in every(10, 3, begin_s=301):
+        actions = controller.handle(Submitted(one), one.arrival_ns)
+        assert any(isinstance(action, Accept) for action in actions)
+
+
 def test_devices_that_are_lost_and_come_back() -> None:
     """Nothing is lost, and what the lost ones were for goes on."""
     faults = Faults({"crash": Fault("crash", 0.03, 5.0)})
@@ -342,7 +357,7 @@ def test_a_log_replays_with_placements_and_refusals() -> None:
     """The simulation rebuilds its controller from its log again and again, and compares every action."""
     faults = Faults({"replay": Fault("replay", 0.05, 1.0)})
     trace, placements = run(
-        OnePiece(rule=UtilisationRule(window_ns=60 * NS_PER_S)), workflow(4, 4), shifting()[:400], 8, faults
+        OnePiece(rule=UtilisationRule(window_ns=60 * NS_PER_S)), workflow(4, 4), shifting()[:300], 8, faults
     )
     assert placements
     assert any(one.status is Status.REJECTED for one in trace.endings)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tilework.core.interfaces import CostModel
 from tilework.core.request import Request, RequestClass, cost_key
+from tilework.cost.tabled import UnknownCost
 from tilework.policy.placement.roles import Role
 from tilework.policy.published.onepiece.modes import Mode, Run, narrowed, runs_of
 from tilework.policy.published.onepiece.services import Service, Services
@@ -110,16 +111,26 @@ class Traffic:
         return self._parts[key]
 
     def loads(self, costs: CostModel) -> dict[Service, float]:
-        """The device time that all these requests take of each service, at least a nanosecond. Raises UnknownCost."""
+        """The device time that all these requests take of each service, at least a nanosecond."""
         found = dict.fromkeys(self.services.all(), 1.0)
-        for key, num in (self._counts + self._before).items():
-            for service, run in self.parts(self._one_of[key], costs).items():
-                found[service] += num * run.device_ns
+        nums = self._counts + self._before
+        for key, one in self._served(costs):
+            for service, run in self.parts(one, costs).items():
+                found[service] += nums[key] * run.device_ns
         return found
 
     def longest_ns(self, service: Service, costs: CostModel) -> int:
-        """The longest that one of these requests keeps its workers of a service. Raises UnknownCost."""
+        """The longest that one of these requests keeps its workers of a service."""
         if service not in self._longest_ns:
-            runs = (self.parts(one, costs).get(service) for one in self._one_of.values())
+            runs = (self.parts(one, costs).get(service) for _, one in self._served(costs))
             self._longest_ns[service] = max((run.run_ns for run in runs if run is not None), default=0)
         return self._longest_ns[service]
+
+    def _served(self, costs: CostModel) -> Iterator[tuple[RequestClass, Request]]:
+        """One request of each class, without those of models that were removed meanwhile."""
+        for key, one in self._one_of.items():
+            try:
+                costs.start(one)
+            except UnknownCost:
+                continue
+            yield key, one
