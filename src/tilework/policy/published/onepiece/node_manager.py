@@ -4,8 +4,9 @@ Theory of operation. Devices of a node are cut into instances as wide as the wid
 follows the requests that were seen, by the times of their stages (`proportional`, Theorem 1). It is made anew while it
 has not been tried, until the first window ends: when a class of requests comes for the first time, and when their
 number has doubled. From then on `UtilisationRule` decides at the end of each window. A service that has no instance
-gets one at once, when a request waits for it: an idle one, or one of the least used. Instances of devices that have
-joined are idle until a service needs them; only if the services are others than before are all divided again.
+gets one at once, when a request waits for it: an idle one, or one of the least used. Devices that have joined are idle
+until a service needs them, and those that come back are for what they were for; only if the services are others than
+before are all divided again.
 
 Nothing moves with a change: devices load what their next start needs, and end what they have.
 
@@ -53,6 +54,7 @@ class NodeManager:
     _of_device: dict[int, Group] = field(default_factory=dict, init=False)
     _occasion: tuple[int, int] = field(default=(0, 0), init=False)
     _is_cut: bool = field(default=False, init=False)  # Whether the latest look cut the devices anew.
+    _was_for: dict[int, Service | None] = field(default_factory=dict, init=False)  # By device, as of the latest cut.
     _told: dict[Group, Service | None] = field(default_factory=dict, init=False)
     _reasons: list[str] = field(default_factory=list, init=False)  # Why instances have changed since they were told.
     _news: NewPlacement | None = field(default=None, init=False)
@@ -128,6 +130,8 @@ class NodeManager:
         occasion = self._is_cut, *self.traffic.occasion
         has_changed = occasion != (False, *self._occasion)
         self._occasion = self.traffic.occasion
+        if self._is_cut:
+            self.instances = {one: own if own in self.services else None for one, own in self.instances.items()}
         if set(before) - set(self.services):
             self._divide(costs, f"stages are served apart as {len(self.services)} services", now_ns)
         elif has_changed and not self._is_settled:
@@ -146,7 +150,7 @@ class NodeManager:
     def _cut(self, devices: Sequence[DeviceView], now_ns: int) -> bool:
         """Cut the devices into instances, if they or what requests want have changed; returns whether it did.
 
-        An instance is for what its first device was for.
+        An instance is for what its first device was for, which may have been lost meanwhile.
         """
         width = min(self.traffic.wanted, max(map(len, nodes(devices)), default=1))
         if self._devices is devices and width == self.traffic.widest:
@@ -155,9 +159,9 @@ class NodeManager:
         self._reasons.append(f"instances of {devices_text(width)}, as {what}")
         self._note_time(now_ns)
         self._devices = devices
-        of_device = {device_id: own for ids, own in self.instances.items() for device_id in ids}
+        self._was_for.update({device_id: own for ids, own in self.instances.items() for device_id in ids})
         lanes = sorted(lane.ids for lane in LaneDivision(width).lanes(devices))
-        self.instances = {ids: of_device.get(ids[0]) for ids in lanes}
+        self.instances = {ids: self._was_for.get(ids[0]) for ids in lanes}
         self._of_device = {device_id: ids for ids in lanes for device_id in ids}
         self.traffic.set_instances(len(lanes), width)
         return True
