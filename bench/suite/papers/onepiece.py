@@ -52,16 +52,16 @@ LITERAL = RateLimit(headroom=1.0, burst_ns=0)
 LOADS = (0.7, 0.8, 0.9, 0.95, 1.0, 1.1)
 K, X_S, Y_S = 8, 4.0, 12.0
 JITTER = 0.3
-CLIPS = (
+CLIPS = (  # The first two are nearest to Wan2.1's, which has 81 frames of 720p.
     ("hunyuanvideo_l20", "1280x720x129"),
     ("hunyuanvideo_l20", "1280x720x65"),
     ("cogvideox15_l20", "1360x768x81"),
 )
-NODES = (16, 64, 256)
+NODES = (16, 64)
 """How many nodes of eight devices the monolith has."""
 WIDTH = 8
-USED = 0.97
-"""How much of the monolith's capacity is asked for."""
+KEPT = 0.97
+"""Output over input from which on the nodes keep up, as in the check of Theorem 1."""
 COMPARED = ("onepiece", ANY, "onepiece-wo-utilisation", NO_REJECT, "trident-b6", "tridentserve", "tilework")
 COMPARED_CELLS = (("flux", "medium"), ("flux", "dynamic"), ("cogvideox", "medium"))
 GENTD26 = ("gentd26,load=0.3", "gentd26,load=0.5")
@@ -242,8 +242,8 @@ class Clip:
         }
 
     def rate_per_s(self, num_nodes: int) -> float:
-        """Nearly what a monolith of this many nodes can do, each node with one request at a time."""
-        return USED * num_nodes / sum(self.seconds().values())
+        """What a monolith of this many nodes can do, each node with one request at a time."""
+        return num_nodes / sum(self.seconds().values())
 
     def least_devices(self, num_nodes: int) -> float:
         """The devices that the stages apart would need for as much, could devices be divided at will."""
@@ -260,12 +260,12 @@ class Clip:
         done = sorted(one.finish_ns for one in trace.endings if one.status is Status.DONE)
         half = len(done) // 2
         output = (len(done) - half - 1) / s_from_ns(done[-1] - done[half])
-        return len(done) == num and output >= USED * rate_per_s
+        return len(done) == num and output >= KEPT * rate_per_s
 
 
 def sixteen(cached: CachedRuns) -> RemadeFigure:
     """The fewest nodes that do as much as a monolith, with the stages on instances of their own."""
-    rows, saved = [], []
+    rows, saved = [], dict[tuple[Clip, int], float]()
     nodes = NODES[:1] if cached.brief else NODES
     for table, size in CLIPS:
         clip = Clip(table, size)
@@ -274,7 +274,7 @@ def sixteen(cached: CachedRuns) -> RemadeFigure:
             rate = clip.rate_per_s(num_nodes)
             assert clip.keeps_up(lambda: FixedDegree(degree=WIDTH), num_nodes, rate), f"{clip} does not keep up"
             fewest = _fewest(clip, num_nodes, rate)
-            saved.append(1 - fewest / num_nodes)
+            saved[clip, num_nodes] = 1 - fewest / num_nodes
             rows.append(
                 (
                     f"{table} {size}",
@@ -287,11 +287,18 @@ def sixteen(cached: CachedRuns) -> RemadeFigure:
             )
     columns = ("clip", "s of each role", "monolith", "apart, simulated", "apart, at best", "monolith over that")
     groups = tuple(f"{size}\n{num}" for _, size in CLIPS for num in nodes)
-    panel = BarPanel(title="devices saved", y_label="share", groups=groups, bars={"apart": tuple(saved)}, is_share=True)
+    panel = BarPanel(
+        title="devices saved", y_label="share", groups=groups, bars={"apart": tuple(saved.values())}, is_share=True
+    )
     return RemadeFigure(
         tables=(Table(title="Devices for equal throughput", columns=columns, rows=tuple(rows)),),
         checks=(
-            Check(what="devices saved, most; the conclusion has 0.16", measured=most(saved), low=0.11, high=0.21),
+            Check(
+                what=f"devices saved at 720p, {WIDTH * nodes[-1]} devices; the conclusion has 0.16",
+                measured=range_of([share for (_, num), share in saved.items() if num == nodes[-1]][:2]),
+                low=0.11,
+                high=0.21,
+            ),
             Check(
                 what="monolith over apart, at best, most; the abstract has 16",
                 measured=most([num / Clip(*clip).least_devices(num) * WIDTH for clip in CLIPS for num in nodes]),

@@ -60,7 +60,7 @@ class NodeManager:
     _news: NewPlacement | None = field(default=None, init=False)
     _waiting: Counter[Service] = field(default_factory=Counter, init=False)
     _since_ns: int | None = field(default=None, init=False)  # The begin of this window.
-    _is_settled: bool = field(default=False, init=False)  # Whether a window has ended.
+    _has_tried: bool = field(default=False, init=False)  # Whether a window has ended.
     _looked_ns: int = field(default=0, init=False)
     _noted_ns: int = field(default=0, init=False)
     _num_changes: dict[int, int] = field(default_factory=dict, init=False)
@@ -134,7 +134,7 @@ class NodeManager:
             self.instances = {one: own if own in self.services else None for one, own in self.instances.items()}
         if set(before) - set(self.services):
             self._divide(costs, f"stages are served apart as {len(self.services)} services", now_ns)
-        elif has_changed and not self._is_settled:
+        elif has_changed and not self._has_tried:
             self._divide(costs, f"by the times of the stages, for the first {self.traffic.num} requests", now_ns)
         if now_ns >= self._since_ns + self.rule.window_ns:
             self._end_window(now_ns)
@@ -223,7 +223,7 @@ class NodeManager:
             for giver in change.givers:
                 self.instances[self._least_used(giver)] = change.to
             self._reasons.append(change.why)
-        self._is_settled, self._since_ns = True, now_ns
+        self._has_tried, self._since_ns = True, now_ns
         for counter in (self._used_ns, self._refused_ns, self._had_ns):
             counter.clear()
         self._ends_ns = {one: [at_ns for at_ns in ends if at_ns > now_ns] for one, ends in self._ends_ns.items()}
