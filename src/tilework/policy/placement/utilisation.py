@@ -36,7 +36,7 @@ class Use:
     share: float
 
     def share_with(self, num_more: int) -> float:
-        """The share, had it had this many more instances, or fewer: infinite without any, unless it had nothing to do."""
+        """The share, had it had this many more instances, or fewer; infinite without any, unless it had no work."""
         if not self.share:
             return 0.0
         num = self.num_instances + num_more
