@@ -15,7 +15,7 @@ import typer
 import tilework
 from tilework.cli.console import UserError, console, print_json, require_serve_extra, user_errors
 from tilework.cli.measured import Scaling, in_order, open_profiles, parse_size, print_costs, row_json
-from tilework.cli.models import model_source
+from tilework.cli.models import ModelOptions, model_source
 from tilework.cli.options.common import AsJson, ProfilesFile, VaeTiling, examples
 from tilework.cli.profile_run import Measured, ProfilePlan, run
 from tilework.cost.batch_latency import BatchLatencyModel
@@ -68,7 +68,7 @@ def command(
         num_runs=runs,
         combinations=combinations if mixed else 0,
     )
-    source = model_source(model, None, device, dtype, threads, vae_tiling=vae_tiling)
+    source = model_source(model, ModelOptions(None, device, dtype, threads, vae_tiling=vae_tiling))
     executor = LocalExecutor(LocalConfig(num_workers=workers, sources=(source,)))
     with user_errors(WorkerStartFailed, ProfilesUnavailable, OSError):
         store = open_profiles(profiles)
