@@ -24,9 +24,10 @@ from tilework.core.model import ModelInfo, SimulatedSource, Source
 from tilework.core.time import ns_from_s
 from tilework.cost.table import CostTable
 from tilework.pipelines.support.record import limits_of
+from tilework.runtime.cell_executor import local_executor
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.executor import WorkerStartFailed
-from tilework.runtime.local_executor import LocalConfig, LocalExecutor
+from tilework.runtime.local_executor import LocalConfig
 from tilework.runtime.models.costs import CostCache
 from tilework.server.config import ConfigError, ServerConfig, load_config
 from tilework.server.main import AddressInUse
@@ -34,7 +35,7 @@ from tilework.server.main import serve as serve_http
 from tilework.store.durable import DurableDirectory
 from tilework.store.journal import JournalUnusable
 
-_NOT_OF_THE_SERVER = ("profiles", "log_level", "worker_memory", "weights_memory", "states_memory", "loras")
+_NOT_OF_THE_SERVER = ("profiles", "log_level", "worker_memory", "weights_memory", "states_memory", "loras", "cell")
 """Settings of the environment that belong to the command."""
 
 
@@ -46,6 +47,7 @@ class Serving:
     weights_bytes: int | None
     states_bytes: int
     num_workers: int
+    cell_size: int
     num_slots: int
     policy: str
     table: CostTable | None
@@ -65,14 +67,17 @@ class Serving:
             ExitStack() as stack,
         ):
             config = load_config(self.settings, others=_NOT_OF_THE_SERVER)
+            if config.exact and self.cell_size > 1:
+                raise ConfigError(f"cell is {self.cell_size}: its devices round otherwise than one; leave out exact")
             state = stack.enter_context(closing(DurableDirectory(Path(config.durable)))) if config.durable else None
-            status = stack.enter_context(console.status(f"starting {self.num_workers} x {self._device}"))
+            status = stack.enter_context(console.status(f"starting {self._workers}"))
             engine = self._engine(config, state, stack, status)
 
             def on_ready(url: str) -> None:
                 status.stop()
                 seconds = round(time.monotonic() - started_s, 3)
                 ready: dict[str, object] = {"url": url, "models": list(engine.models), "workers": self.num_workers}
+                ready |= {"cell": self.cell_size} if self.cell_size > 1 else {}
                 ready |= {"ready_s": seconds}
                 ready |= {"restored": engine.health().num_jobs} if state is not None else {}
                 print_json(ready) if self.json else self._greet(ready, config.durable, engine.models)
@@ -81,9 +86,11 @@ class Serving:
             asyncio.run(serving)
 
     @property
-    def _device(self) -> str:
-        """What the workers run on, in a word."""
-        return "simulated device" if isinstance(self.sources[0], SimulatedSource) else self.sources[0].device
+    def _workers(self) -> str:
+        """The workers in a few words."""
+        device = "simulated device" if isinstance(self.sources[0], SimulatedSource) else self.sources[0].device
+        cells = f" in cells of {self.cell_size}" if self.cell_size > 1 else ""
+        return f"{self.num_workers} x {device}{cells}"
 
     def _engine(self, config: ServerConfig, state: DurableDirectory | None, stack: ExitStack, status: Status) -> Engine:
         """The engine, not yet started. Its log is closed with `stack`; `status` shows what it measures."""
@@ -105,22 +112,24 @@ class Serving:
             begin_ns=0 if state is None else state.now_ns(),
         )
         owner, journal = (None, None) if state is None else (state.path, state.journal)
-        executor = LocalExecutor(
+        executor = local_executor(
             LocalConfig(
                 num_workers=self.num_workers,
                 num_slots=self.num_slots,
                 sources=self.sources,
                 weights_bytes=self.weights_bytes,
                 states_bytes=self.states_bytes,
+                cell_size=self.cell_size,
                 owner=owner,
             )
         )
-
         return Engine(engine_config, executor, lines, partial(_show, status), keeper=journal)
 
     def _greet(self, ready: Mapping[str, object], durable: str | None, models: Mapping[str, ModelInfo]) -> None:
-        url, workers = ready["url"], f"{self.num_workers} x {self._device}"
-        head = f"{', '.join(models)} on {workers}, policy {self.policy}: ready in {ready['ready_s']:.1f} s at {url}"
+        url = ready["url"]
+        head = (
+            f"{', '.join(models)} on {self._workers}, policy {self.policy}: ready in {ready['ready_s']:.1f} s at {url}"
+        )
         restored = f"  {ready['restored']} images taken over from {durable}" if durable else None
         lacking = {name: lacks for name, info in models.items() if (lacks := limits_of(info))}
         limits = [f"  {name} has no {', no '.join(lacks)} (docs/models.md)" for name, lacks in lacking.items()]

@@ -13,10 +13,12 @@ from typing import Annotated
 import typer
 
 import tilework
+from tilework.cli.cells import check_cell
 from tilework.cli.console import UserError, console, print_json, require_serve_extra, user_errors
 from tilework.cli.measured import Scaling, in_order, open_profiles, parse_size, print_costs, row_json
 from tilework.cli.models import model_source
 from tilework.cli.options.common import AsJson, ProfilesFile, VaeTiling, examples
+from tilework.cli.options.serve import Cell, WeightsMemory
 from tilework.cli.profile_run import Measured, ProfilePlan, run
 from tilework.cost.batch_latency import BatchLatencyModel
 from tilework.cost.learning import MIN_MIXED, can_learn, learn
@@ -35,8 +37,10 @@ EXAMPLE = examples(
 def command(
     model: Annotated[str, typer.Argument(help="shapes, shapes-motion, a diffusers directory, or a hub id.")] = "shapes",
     workers: Annotated[int, typer.Option(min=1, max=1024, help="Worker processes, one per device.")] = 2,
+    cell: Cell = 1,
+    weights_memory: WeightsMemory = None,
     degrees: Annotated[
-        str | None, typer.Option(help="Group sizes, such as 1,2,4; default: powers of two up to --workers.")
+        str | None, typer.Option(help="Group sizes, such as 1,2,4; default: powers of two up to the number of devices.")
     ] = None,
     sizes: Annotated[
         str | None, typer.Option(help="Such as 512,1024x768; default: 0.5, 1 and 1.5 times the model's own.")
@@ -57,19 +61,23 @@ def command(
     All workers measure at the same time. What was measured before Ctrl-C is kept. See docs/profiling.md.
     """
     require_serve_extra()
+    from tilework.runtime.cell_executor import local_executor
     from tilework.runtime.executor import WorkerStartFailed
-    from tilework.runtime.local_executor import LocalConfig, LocalExecutor
+    from tilework.runtime.local_executor import LocalConfig
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    check_cell(cell, workers, weights_memory)
+    num_devices = workers // cell
     plan = ProfilePlan(
-        workers=workers,
+        num_devices=num_devices,
         shapes=None if sizes is None else tuple(dict.fromkeys(parse_size(size) for size in sizes.split(","))),
-        degrees=None if degrees is None else _parse_degrees(degrees, workers),
+        degrees=None if degrees is None else _parse_degrees(degrees, num_devices),
         num_runs=runs,
         combinations=combinations if mixed else 0,
     )
     source = model_source(model, None, device, dtype, threads, vae_tiling=vae_tiling)
-    executor = LocalExecutor(LocalConfig(num_workers=workers, sources=(source,)))
+    config = LocalConfig(num_workers=workers, sources=(source,), cell_size=cell, weights_bytes=weights_memory)
+    executor = local_executor(config)
     with user_errors(WorkerStartFailed, ProfilesUnavailable, OSError):
         store = open_profiles(profiles)
         measured = run(executor, plan, store, model, quiet=json)
@@ -107,10 +115,12 @@ def _learned(measured: Measured, store: Profiles) -> BatchLatencyModel | None:
     return batch_model
 
 
-def _parse_degrees(text: str, workers: int) -> tuple[int, ...]:
+def _parse_degrees(text: str, num_devices: int) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and 1 <= int(part) <= workers for part in parts):
-        raise UserError(f"degrees is {text!r}; use whole numbers from 1 to the number of --workers, such as 1,2")
+    if not all(part.isascii() and part.isdigit() and 1 <= int(part) <= num_devices for part in parts):
+        raise UserError(
+            f"degrees is {text!r}; use whole numbers from 1 to {num_devices}, the number of devices, such as 1"
+        )
     return tuple(sorted({int(part) for part in parts}))
 
 

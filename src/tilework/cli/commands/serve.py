@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from tilework.cli.cells import check_cell
 from tilework.cli.console import UserError, require_serve_extra, user_errors
 from tilework.cli.models import model_source
 from tilework.cli.options import serve as options
@@ -23,6 +24,7 @@ EXAMPLE = examples(
     "tilework serve ./sd3-medium --device cuda --workers 4 --port 8000",
     "tilework serve sdxl=./sdxl anime=./animagine --weights-memory 12GB",
     "tilework serve --models models.toml --weights-memory 24GB",
+    "tilework serve ./flux2-dev --device cuda --devices 4 --cell 2 --weights-memory 40GB",
     "tilework serve ./sdxl --loras ./loras",
     "tilework serve --durable ./state",
     "tilework serve --default-slo 3x",
@@ -35,6 +37,7 @@ def command(
     models: options.Models = None,
     adapter: Adapter = None,
     workers: options.Workers = 2,
+    cell: options.Cell = 1,
     cpu_slots: options.CpuSlots = 1,
     policy: options.Policy = DEFAULT_POLICY,
     device: Device = "cpu",
@@ -68,7 +71,8 @@ def command(
 
     Further settings come from the environment: TILEWORK_MAX_STEPS, TILEWORK_RESULT_TTL_S, ... (docs/serving.md)."""
     _prepare(log_level, models, models_file)
-    table, sources = _checked_table(policy, cost, workers, models_file), tuple[Source, ...]()
+    _check_cell(cell, workers, weights_memory, backend, max_batch)
+    table, sources = _checked_table(policy, cost, workers // cell, models_file), tuple[Source, ...]()
     if backend is options.Backend.MODELLED:
         sources = _simulated_sources(table, models, worker_memory, weights_memory)
     else:
@@ -80,6 +84,7 @@ def command(
         weights_bytes=weights_memory,
         states_bytes=states_memory or STATES_BYTES,
         num_workers=workers,
+        cell_size=cell,
         num_slots=cpu_slots,
         policy=policy,
         table=table,
@@ -100,6 +105,17 @@ def _prepare(log_level: str, models: Sequence[str] | None, file: Path | None) ->
     require_serve_extra()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("tilework").setLevel(log_level.upper())  # Libraries stay as they are.
+
+
+def _check_cell(
+    cell: int, workers: int, weights_memory: int | None, backend: options.Backend, max_batch: int | None
+) -> None:
+    """Raises UserError if the devices cannot be cells, or something is asked for that cells cannot do."""
+    if cell > 1 and backend is options.Backend.MODELLED:
+        raise UserError(f"cell is {cell}, and simulated devices have no weights; give --cost NAME,cell={cell} instead")
+    if cell > 1 and max_batch is not None and max_batch > 1:
+        raise UserError(f"max_batch is {max_batch}, and requests share no forward pass in cells; leave it out")
+    check_cell(cell, workers, weights_memory)
 
 
 def _settings(**options: object) -> dict[str, object]:
