@@ -90,7 +90,7 @@ class Rig:
 
     async def outcome(self, spec: Spec, uid: str) -> Outcome:
         ticket = self.submit(spec, uid)
-        assert isinstance(ticket, Ticket)
+        assert isinstance(ticket, Ticket), ticket
         return await ticket.outcome
 
     def outcomes(self, specs: dict[str, Spec]) -> list[Outcome]:

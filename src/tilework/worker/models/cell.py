@@ -146,6 +146,19 @@ class SplitModule:
             block.module.register_forward_pre_hook(partial(self._gather, pieces, index))
             block.module.register_forward_hook(partial(self._let_go, block), always_call=True)
 
+    @contextmanager
+    def shaped(self) -> Iterator[None]:
+        """While entered, the weights of blocks have their shapes, and no memory: for libraries that look at shapes."""
+        indices = [index for block in self.blocks for index in block.indices]
+        for index in indices:
+            form = self.forms[index]
+            self.weights[index].data = torch.empty((), dtype=form.dtype, device=form.device).expand(form.shape)
+        try:
+            yield
+        finally:
+            for index in indices:
+                self.weights[index].data = self.forms[index].empty()
+
     def _gather(self, pieces: Sequence[Tensor], number: int, _module: nn.Module, _args: Any) -> None:
         block, memory = self.blocks[number], self.cell.gather(pieces[number])
         for index, offset in zip(block.indices, block.offsets, strict=True):

@@ -64,7 +64,8 @@ class Models:
                 return self._add(source, Path(skeleton))
             case AddLora(model, one):
                 try:
-                    return LoraAdded(self._loras.add(model, self[model], one))
+                    with self._shaped():
+                        return LoraAdded(self._loras.add(model, self[model], one))
                 except InvalidLora as error:
                     return LoraAdded(None, str(error))
             case RemoveModel(model):
@@ -156,7 +157,12 @@ class Models:
         """
         if self._weights is not None:
             yield from self._weights.loading(digest, forgets)
-            self._loras.load((digest,))
+            with self._shaped():
+                self._loras.load((digest,))
+
+    def _shaped(self) -> AbstractContextManager[None]:
+        """While entered, LoRAs can be read: their weights must fit those of the model."""
+        return nullcontext() if self._weights is None else self._weights.shaped()
 
     def drop(self, digests: Collection[str]) -> None:
         """Give back the memory of components on the device."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
@@ -106,6 +107,15 @@ class Weights:
         """The component of a module, with the bytes that a device needs for it."""
         whole = kept.component
         return whole if self.cell is None else component_in(self.cell, module, whole, kept.forms)
+
+    @contextmanager
+    def shaped(self) -> Iterator[None]:
+        """While entered, modules that are split in a cell have weights of their shapes."""
+        with ExitStack() as stack:
+            for module in (one for known in self._known.values() for one in known.modules):
+                if module.split is not None:
+                    stack.enter_context(module.split.shaped())
+            yield
 
     def remove(self, module: nn.Module) -> None:
         """Let go of a module. A component that no module has any more is forgotten; its file stays for a while."""
