@@ -182,7 +182,7 @@ class Shift:
 
 async def serve_shift(policy: str, model: str, num_workers: int, weights_bytes: int, phases: Sequence[Phase]) -> Shift:
     """Serve all phases one after another, and wait until all requests have ended. Raises CaseFailed."""
-    source = ModelSource(path=model, name=MODEL, adapter=ADAPTER)
+    source = ModelSource(path=model, name=MODEL, adapter=ADAPTER, previews=False)
     executor = LocalExecutor(LocalConfig(num_workers=num_workers, sources=(source,), weights_bytes=weights_bytes))
     log, shift = io.StringIO(), Shift(policy)
     engine = Engine(EngineConfig(controller=ControllerConfig(policy=policy), exact=True), executor, log)

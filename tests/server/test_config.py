@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from tilework.cli.app import app
 from tilework.control.controller import ControllerConfig
 from tilework.runtime.engine import EngineConfig
+from tilework.server.api.app import new_store
 from tilework.server.config import ConfigError, ServerConfig, load_config
 
 
@@ -105,3 +106,9 @@ def test_wrong_override_names_value_and_remedy(settings: dict[str, Any], words: 
     with pytest.raises(ConfigError) as caught:
         loaded({}, settings)
     assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:6379", "127.0.0.1"])
+def test_an_address_of_results_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match=f"results is '{url}': .*give redis://HOST:PORT"):
+        new_store(ServerConfig(results=url))

@@ -20,6 +20,7 @@ default_slo = "5s"
 devices = [1, 0]
 loras = "loras"
 vae_tiling = false
+previews = false
 [models."a/b"]
 path = "someone/else"
 """
@@ -44,6 +45,7 @@ def test_models_are_read_in_order_with_paths_from_the_file_on(tmp_path: Path) ->
     assert (first[1].devices, second[1].devices) == ((0, 1), None)
     assert (first[1].loras, second[1].loras) == (str(tmp_path / "loras"), None)
     assert (first[1].vae_tiling, second[1].vae_tiling) == (False, None)
+    assert (first[1].previews, second[1].previews) == (False, None)
     assert (second[0], second[1].path, second[1].default_slo) == ("a/b", "someone/else", None)
     assert read_models(None) == {}
 

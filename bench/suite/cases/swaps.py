@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
+from select import select
 from statistics import median
 from tempfile import TemporaryDirectory
 
 from suite.case import CaseFailed, Check, Finding, Note, Table
 from suite.cases.weights import save_model
 from suite.stats import extremes
+from tilework.comm.messages import receive_messages, send_message
 from tilework.core.component import LoadSource
 from tilework.core.model import ModelSource
 from tilework.core.wire.commands import DropWeights, Execute, Forget, LoadWeights, Quit, Site
@@ -171,10 +173,10 @@ class Swaps:
 class Worker:
     """A worker process of two models, at the other end of `connection`."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection, self._answers = connection, receive_messages(connection)
         self._count = 0
-        loaded = connection.recv()
+        loaded = next(self._answers)
         if not isinstance(loaded, Loaded):
             raise CaseFailed(str(loaded))
         self._one, other = loaded.models
@@ -191,7 +193,7 @@ class Worker:
         """Seconds until an encode of the first model is answered."""
         start_s = time.perf_counter()
         self._encode(side)
-        self._connection.recv()
+        next(self._answers)
         return time.perf_counter() - start_s
 
     def encode_into_load_s(self, side: int, after_s: float) -> tuple[float, float] | None:
@@ -201,13 +203,13 @@ class Worker:
         """
         self._load(self._denoiser)
         time.sleep(after_s)
-        if self._connection.poll():
+        if select([self._connection], [], [], 0)[0]:
             self._drop()
             return None
         start_s = time.perf_counter()
         self._encode(side)
-        answers = [(self._connection.recv(), time.perf_counter() - start_s) for _ in range(2)]
-        self._connection.send(DropWeights(self._denoiser))
+        answers = [(next(self._answers), time.perf_counter() - start_s) for _ in range(2)]
+        send_message(self._connection, DropWeights(self._denoiser))
         seconds = next(at_s for answer, at_s in answers if isinstance(answer, Ended))
         (load,) = (answer for answer, _ in answers if isinstance(answer, WeightsLoaded))
         return seconds, load.run_ns / 1e9
@@ -224,28 +226,30 @@ class Worker:
             seed=self._count,
         )
         name, stage = self._one.info.name, self._one.info.graph.stages[0].name
-        self._connection.send(Execute(self._count, name, stage, ((self._count, 0),), specs={self._count: spec}))
-        self._connection.send(Forget(self._count))
+        send_message(
+            self._connection, Execute(self._count, name, stage, ((self._count, 0),), specs={self._count: spec})
+        )
+        send_message(self._connection, Forget(self._count))
 
     def _load(self, digests: tuple[str, ...]) -> None:
-        self._connection.send(LoadWeights(0, digests))
+        send_message(self._connection, LoadWeights(0, digests))
 
     def _loaded_s(self) -> float:
-        if not isinstance(loaded := self._connection.recv(), WeightsLoaded):
+        if not isinstance(loaded := next(self._answers), WeightsLoaded):
             raise CaseFailed(f"the answer to a load is {loaded}")
         return loaded.run_ns / 1e9
 
     def _drop(self) -> float:
         """Drop the other denoiser once it is there; returns the seconds of its load."""
         seconds = self._loaded_s()
-        self._connection.send(DropWeights(self._denoiser))
+        send_message(self._connection, DropWeights(self._denoiser))
         return seconds
 
 
 @contextmanager
 def _worker(sources: Sequence[ModelSource], blobs: str) -> Iterator[Worker]:
     context = forkserver_context()
-    ours, theirs = context.Pipe()
+    ours, theirs = socket.socketpair()
     process = context.Process(
         target=serve, args=(theirs, tuple(sources), Site(device_id=0, blobs=blobs, loads_on_demand=True))
     )
@@ -254,8 +258,9 @@ def _worker(sources: Sequence[ModelSource], blobs: str) -> Iterator[Worker]:
     try:
         yield Worker(ours)
     finally:
-        ours.send(Quit())
+        send_message(ours, Quit())
         process.join()
+        ours.close()
 
 
 class Loads(Observer):

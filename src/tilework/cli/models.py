@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from tilework.cli.console import UserError, user_errors
 from tilework.core.model import DEVICES, DTYPES, LoraSource, ModelSource
 
@@ -12,17 +14,22 @@ def named_model(text: str) -> tuple[str, str]:
     return (name, path) if equals and path and not name.startswith((".", "/", "~")) else ("", text)
 
 
-def model_source(
-    model: str,
-    adapter: str | None,
-    device: str,
-    dtype: str | None,
-    threads: int,
-    memory_bytes: int | None = None,
-    loras: tuple[LoraSource, ...] = (),
-    devices: tuple[int, ...] | None = None,
-    vae_tiling: bool = False,
-) -> ModelSource:
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """How a model runs: see `core.model.ModelSource`. Without a `dtype` it has that which suits the device."""
+
+    adapter: str | None = None
+    device: str = "cpu"
+    dtype: str | None = None
+    threads: int = 1
+    memory_bytes: int | None = None
+    vae_tiling: bool = False
+    previews: bool = True
+    loras: tuple[LoraSource, ...] = ()
+    devices: tuple[int, ...] | None = None
+
+
+def model_source(model: str, options: ModelOptions) -> ModelSource:
     """Where a model is and how it runs, if its files show that it can be served.
 
     `model` is PATH or NAME=PATH. Nothing here needs torch: `model_index.json` says what the model is. So a mistake is
@@ -31,22 +38,23 @@ def model_source(
     from tilework.pipelines.errors import ModelError
     from tilework.pipelines.model_index import read_model_index
 
-    for name, value, known in (("device", device, DEVICES), ("dtype", dtype or DTYPES[0], DTYPES)):
+    dtype = options.dtype or ("bfloat16" if options.device == "cuda" else "float32")
+    for name, value, known in (("device", options.device, DEVICES), ("dtype", dtype, DTYPES)):
         if value not in known:
             raise UserError(f"{name} is {value!r}; choose one of {', '.join(known)}")
     name, path = named_model(model)
     with user_errors(ModelError):
-        read_model_index(path, adapter)
-    dtype = dtype or ("bfloat16" if device == "cuda" else "float32")
+        read_model_index(path, options.adapter)
     return ModelSource(
         path=path,
         name=name,
-        adapter=adapter,
-        device=device,
+        adapter=options.adapter,
+        device=options.device,
         dtype=dtype,
-        threads=threads,
-        memory_bytes=memory_bytes,
-        loras=loras,
-        devices=devices,
-        vae_tiling=vae_tiling,
+        threads=options.threads,
+        memory_bytes=options.memory_bytes,
+        loras=options.loras,
+        devices=options.devices,
+        vae_tiling=options.vae_tiling,
+        previews=options.previews,
     )

@@ -34,6 +34,7 @@ class ModelSource:
     to the class of its pipeline; if it is the class of a pipeline itself, the model is loaded as that. Its requests may
     use those of the `loras` that are LoRAs of this model. Only the accelerators `devices` serve it; None: all do. With
     `vae_tiling` its autoencoder works in tiles, as after `enable_tiling()`; without, if its `tilework.json` says so.
+    Without `previews` requests get none, and its steps do not need the autoencoder; with, unless that file says so.
     """
 
     path: str
@@ -46,6 +47,7 @@ class ModelSource:
     loras: tuple[LoraSource, ...] = ()
     devices: tuple[int, ...] | None = None
     vae_tiling: bool = False
+    previews: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

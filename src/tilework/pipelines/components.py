@@ -55,11 +55,13 @@ class ComponentGroups:
         before = [name for name in others if name not in after or (takes_pictures and name not in _AFTER)]
         return ComponentGroups(tuple(before), tuple(within), tuple(sorted(after)))
 
-    def named(self, stages: Sequence[StageSpec]) -> tuple[StageSpec, ...]:
+    def named(self, stages: Sequence[StageSpec], *, previews: bool = True) -> tuple[StageSpec, ...]:
         """The stages, with the modules in place of the components that the shipped graph names.
 
-        A stage with previews calls what draws them, too.
+        A stage with previews calls what draws them, too. Without `previews` there are none.
         """
+        if not previews:
+            stages = [replace(one, previews="") for one in stages]
         groups = {"text_encoder": self.before, "denoiser": self.within, "vae": self.after}
         found = {
             one.name: tuple(module for name in one.components for module in groups.get(name, (name,))) for one in stages

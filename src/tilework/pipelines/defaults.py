@@ -14,6 +14,7 @@ from tilework.pipelines.errors import InvalidDefaults, UnsupportedModel
 FILE = "tilework.json"
 MAX_SEQUENCE_LENGTH = 512
 _TILING = "vae_tiling"
+_FLAGS = (_TILING, "previews")
 _INTEGERS = ("steps", "height", "width", "num_frames", "max_side", "max_frames", "max_sequence_length")
 
 
@@ -22,7 +23,7 @@ class Defaults:
     """The values of fields that a request leaves open; sides in pixels.
 
     `max_sequence_length` (tokens of the long text encoder) cannot be chosen per request, nor `vae_tiling`: whether the
-    autoencoder works in tiles.
+    autoencoder works in tiles. Without `previews` requests get none, and the steps do not need the autoencoder.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Defaults:
     num_frames: int = 1
     max_frames: int = 1
     vae_tiling: bool = False
+    previews: bool = True
 
 
 def sides_of(sample_size: Any, pixels: int, place: str) -> tuple[int, int]:
@@ -114,7 +116,7 @@ def _check_type(key: str, value: Any) -> None:
         if not isinstance(value, str) or not value:
             raise InvalidDefaults(f"{FILE}: name is {value!r}; write a text that is not empty")
         return
-    if key == _TILING:
+    if key in _FLAGS:
         if not isinstance(value, bool):
             raise InvalidDefaults(f"{FILE}: {key} is {value!r}; write true or false")
         return

@@ -57,6 +57,8 @@ def family_of(source: ModelSource, pipeline: Any) -> Family:
     overrides = {} if index.directory is None else read_overrides(index.directory)
     if source.name:
         overrides = {**overrides, "name": source.name}
+    if not source.previews:
+        overrides = {**overrides, "previews": False}
     name = source.path if index.directory is None else index.directory.resolve().name
     with _explained(index.path):
         family: Family = adapter(pipeline, name, overrides, library_versions())

@@ -118,7 +118,7 @@ class StagedPipeline(ABC):
                     batchable=one.batchable and self._packing.is_possible,
                     sliceable=one.sliceable and not decodes_in_tiles(self._pipeline),
                 )
-                for one in ComponentGroups.of(self._pipeline).named(self.stages)
+                for one in ComponentGroups.of(self._pipeline).named(self.stages, previews=self._defaults.previews)
             ),
             step_ranges=step_ranges(self._info, self._sampler),
             arguments=(

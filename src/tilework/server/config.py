@@ -45,7 +45,8 @@ class ServerConfig(BaseSettings):
     `reconnect_s` is how long a call with an idempotency key goes
     on after its client has gone. `read_timeout_s` is for a whole request head, and for a whole body; `send_timeout_s`
     is after how long a client that takes too little of an answer is cut off (how little is in `protocol`). `durable` is
-    a directory that keeps accepted calls when the server ends (see `store.durable`). `max_records` and `record_bytes`
+    a directory that keeps accepted calls when the server ends (see `store.durable`). `results` are addresses of Redis
+    servers for pictures, by commas (see `store.redis_results`). `max_records` and `record_bytes`
     bound what is remembered of calls that have ended. `drain_s` is how long a stop waits for open calls and for answers
     under way.
 
@@ -62,6 +63,7 @@ class ServerConfig(BaseSettings):
     tenants: str | None = None
     models: str | None = None
     durable: str | None = None
+    results: str | None = None
     public_url: str | None = None
     max_body_bytes: int = Field(1 << 20, ge=1024, le=1 << 30)
     max_prompt_chars: int = Field(4096, ge=1, le=1 << 20)

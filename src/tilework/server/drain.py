@@ -9,7 +9,7 @@ from contextlib import suppress
 from tilework.server.calls.finish import stored_name
 from tilework.server.calls.registry import CallRegistry
 from tilework.server.text import counted
-from tilework.store.results import ResultStore
+from tilework.store.results import ResultStore, StoreUnreachable
 
 SWEEP_S = 1.0  # How often the store is asked: it does not report that a picture expired or was evicted.
 
@@ -18,8 +18,9 @@ async def drained(call_registry: CallRegistry, store: ResultStore, now_ns: Calla
     """Return when no call is open, and every picture of an asynchronous call was fetched or is gone."""
     while True:
         for record, index, frame in call_registry.unfetched():
-            if not await store.holds(stored_name(record.tenant, record.uid, index, frame), now_ns()):
-                call_registry.mark_fetched(record, index, frame)
+            with suppress(StoreUnreachable):
+                if not await store.holds(stored_name(record.tenant, record.uid, index, frame), now_ns()):
+                    call_registry.mark_fetched(record, index, frame)
         with suppress(TimeoutError):
             async with asyncio.timeout(SWEEP_S):
                 return await call_registry.wait_until_idle()

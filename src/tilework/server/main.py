@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -24,6 +24,7 @@ from tilework.server.engine_protocol import Engine
 from tilework.server.garbage import give_back_large_blocks, rare_collections, sweep
 from tilework.server.http.protocol import LimitedProtocol, protocol_class
 from tilework.store.durable import DurableDirectory
+from tilework.store.results import ResultStore
 
 CLOSE_S = 5  # For the last answers, after the drain or after a second signal.
 # Longer than clients keep idle connections (httpx 5 s, aiohttp 15 s), so that a client closes first and no new request
@@ -69,9 +70,9 @@ async def serve(
 
     Raises:
         AddressInUse: the address cannot be listened on.
-        ConfigError: the file of tenants cannot be used.
+        ConfigError: the file of tenants, or the address of the results, cannot be used.
         JournalUnusable: the directory has open calls of another model, or was written by another version.
-        OSError: results cannot be kept there.
+        OSError: results cannot be kept.
     """
     signals = signals or StopSignals()
     journal = None if durable is None else DurableJournal(durable.journal)
@@ -83,7 +84,7 @@ async def serve(
     server = _Server(_uvicorn_config(app, config, protocol))
     loop = asyncio.get_running_loop()
     deadline_s = loop.time()  # Of a stop, on the loop's clock; it moves when one is asked for.
-    with _handled(signals), listener:
+    async with _held(signals, listener, store):
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
             await _first(serving, server.listening.wait())
@@ -164,6 +165,17 @@ async def _close(server: _Server, serving: asyncio.Task[None], signals: StopSign
     await asyncio.wait({serving}, timeout=CLOSE_S)
     server.abort_connections()
     await serving
+
+
+@asynccontextmanager
+async def _held(signals: StopSignals, listener: socket.socket, store: ResultStore) -> AsyncIterator[None]:
+    """What a server holds from its start to its end. Raises OSError if results cannot be kept."""
+    with _handled(signals), listener:
+        await store.check()
+        try:
+            yield
+        finally:
+            await store.close()
 
 
 def _uvicorn_config(app: FastAPI, config: ServerConfig, protocol: type[LimitedProtocol]) -> uvicorn.Config:

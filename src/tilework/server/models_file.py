@@ -24,6 +24,7 @@ _WANTED = {
     "default_slo": WANTED,
     "devices": "a list of workers from 0 that serve it, each once, devices = [0, 1]; without it all do",
     "vae_tiling": "true or false",
+    "previews": "true or false",
     "loras": 'the directory of its LoRAs, loras = "./loras"',
 }
 
@@ -34,7 +35,8 @@ class ModelEntry:
 
     `default_slo` is the deadline of requests that give none.
     `loras` is the directory of the LoRAs that requests for this model may use. `devices` are the accelerators that
-    serve it, ascending; None: all. `vae_tiling` is whether it decodes in tiles; None: as the server says.
+    serve it, ascending; None: all. `vae_tiling` is whether it decodes in tiles, `previews` whether it draws any; None:
+    as the server says.
     """
 
     path: str
@@ -45,6 +47,7 @@ class ModelEntry:
     loras: str | None = None
     devices: tuple[int, ...] | None = None
     vae_tiling: bool | None = None
+    previews: bool | None = None
 
 
 def _checked_devices(value: Any) -> Any:
@@ -64,6 +67,7 @@ class _Model(BaseModel):
     loras: str | None = Field(None, min_length=1)
     devices: Annotated[Any, AfterValidator(_checked_devices)] = None
     vae_tiling: bool | None = None
+    previews: bool | None = None
 
 
 class _File(BaseModel):
@@ -105,6 +109,7 @@ def _entry(one: _Model, place: Path) -> ModelEntry:
         loras=None if one.loras is None else str(place / one.loras),
         devices=None if one.devices is None else tuple(sorted(one.devices)),
         vae_tiling=one.vae_tiling,
+        previews=one.previews,
     )
 
 

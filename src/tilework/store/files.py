@@ -70,6 +70,9 @@ class FileStore:
     def __len__(self) -> int:
         return len(self._index)
 
+    async def check(self) -> None:
+        """Nothing can be unreachable."""
+
     async def put(self, uid: str, content: bytes, media_type: str, now_ns: int) -> Stored | TooLarge | Unwritten:
         _remove(self._index.sweep(now_ns))
         if len(content) > self._index.max_bytes:
@@ -100,6 +103,9 @@ class FileStore:
 
     async def delete(self, uid: str) -> None:
         _remove(self._index.remove(uid))
+
+    async def close(self) -> None:
+        """There is nothing to close."""
 
     def _load(self) -> int:
         """Load the results of earlier processes; returns the last number that one of them used."""

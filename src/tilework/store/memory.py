@@ -42,6 +42,9 @@ class MemoryStore:
     def __len__(self) -> int:
         return len(self._index)
 
+    async def check(self) -> None:
+        """Nothing can be unreachable."""
+
     async def put(self, uid: str, content: bytes, media_type: str, now_ns: int) -> Stored | TooLarge:
         self._index.sweep(now_ns)
         if len(content) > self._index.max_bytes:
@@ -60,3 +63,6 @@ class MemoryStore:
 
     async def delete(self, uid: str) -> None:
         self._index.remove(uid)
+
+    async def close(self) -> None:
+        """There is nothing to close."""

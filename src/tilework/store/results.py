@@ -28,6 +28,10 @@ class Unwritten:
     reason: str
 
 
+class StoreUnreachable(OSError):
+    """Results cannot be read or written at the moment."""
+
+
 class Result(Protocol):
     """A result that is being read. It can be read to its end, even if it is deleted meanwhile; then it is closed."""
 
@@ -36,13 +40,16 @@ class Result(Protocol):
     @property
     def media_type(self) -> str: ...
     async def read(self, part: range | None = None) -> bytes:
-        """The bytes at these places, or all."""
+        """The bytes at these places, or all. Raises StoreUnreachable."""
 
     def close(self) -> None: ...
 
 
 class ResultStore(Protocol):
-    """Keeps results for a while. Times are of one clock of the caller's choice, and do not go backwards."""
+    """Keeps results for a while. Times are of one clock of the caller's choice, and do not go backwards.
+
+    Where results are on other machines, all but `put` and `close` raise StoreUnreachable.
+    """
 
     @property
     def num_bytes(self) -> int:
@@ -50,6 +57,9 @@ class ResultStore(Protocol):
 
     def __len__(self) -> int:
         """The number of results."""
+
+    async def check(self) -> None:
+        """Raises StoreUnreachable if nothing could be kept now."""
 
     async def put(self, uid: str, content: bytes, media_type: str, now_ns: int) -> Stored | TooLarge | Unwritten:
         """Keep a result; one with the same uid is replaced."""
@@ -62,3 +72,6 @@ class ResultStore(Protocol):
 
     async def delete(self, uid: str) -> None:
         """Delete a result before its expiry; does nothing if there is none."""
+
+    async def close(self) -> None:
+        """Close connections. Results stay where they are."""

@@ -6,16 +6,15 @@ last lines say so; the exit status is then that of the explorer.
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import debian
 from comm.ring.cases import LONG, QUICK
 from comm.ring.explorer import Explorer, Violation
 from comm.ring.mutants import MISTAKES
@@ -23,7 +22,6 @@ from comm.ring.programs import setting
 
 MODELS = Path(__file__).parent / "models"
 SPIN_S = 300
-APT_S = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +103,7 @@ def _missing() -> str:
     """What keeps the models from being run, after trying to install SPIN; empty if nothing does."""
     if shutil.which("cc") is None:
         return "there is no C compiler"
-    if shutil.which("spin") is None and os.geteuid() == 0 and shutil.which("apt-get"):
-        command = ["apt-get", "install", "--yes", "--no-install-recommends", "spin"]
-        with suppress(subprocess.TimeoutExpired):  # No network.
-            subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=APT_S, check=False)
-    return "" if shutil.which("spin") else "SPIN is missing and apt-get cannot install it here"
+    return "" if debian.has("spin", "spin") else "SPIN is missing and apt-get cannot install it here"
 
 
 if __name__ == "__main__":

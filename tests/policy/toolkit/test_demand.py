@@ -18,6 +18,7 @@ from tilework.policy.toolkit.demand import (
     Speed,
     cheapest_in_time,
     demand_at,
+    demands_at,
     fits_at,
     head_and_tail_ns,
     step_degrees,
@@ -101,8 +102,9 @@ def test_the_cheapest_degree_in_time_counts_all_stages_with_steps() -> None:
     start = WAY.at[0]
     alone, both = Demand(1, 1290 * MS), Demand(2, 810 * MS, 10 * MS, 50 * MS)
     assert both.device_ns == (2 * 810 - 60) * MS
-    assert cheapest_in_time(ASKED, start, (1, 2), 1290 * MS, COSTS) == alone
-    assert cheapest_in_time(ASKED, start, (1, 2), 1289 * MS, COSTS) == both
+    demands = demands_at(ASKED, start, (1, 2), COSTS)
+    assert cheapest_in_time(demands, 1290 * MS) == alone
+    assert cheapest_in_time(demands, 1289 * MS) == both
 
 
 def task(position: int) -> Task:

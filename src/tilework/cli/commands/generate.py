@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tilework.cli.console import UserError, console, out, print_json, progress, require_serve_extra
-from tilework.cli.models import model_source
+from tilework.cli.models import ModelOptions, model_source
 from tilework.cli.options.common import Adapter, AsJson, VaeTiling, examples
 from tilework.core.model import ModelInfo, ModelSource
 from tilework.core.wire.spec import Image, Spec
@@ -54,7 +54,7 @@ def command(
         raise UserError(f"output is {str(output)!r}; use a name that ends in {', '.join(FORMATS)}")
     if not output.absolute().parent.is_dir():
         raise UserError(f"output is {str(output)!r}; the directory {output.absolute().parent} does not exist")
-    source = model_source(model, adapter, device, dtype, threads, vae_tiling=vae_tiling)
+    source = model_source(model, ModelOptions(adapter, device, dtype, threads, vae_tiling=vae_tiling))
     fields: dict[str, object] = {
         "prompt": prompt,
         "size": size,

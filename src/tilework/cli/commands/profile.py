@@ -16,7 +16,7 @@ import tilework
 from tilework.cli.cells import check_cell
 from tilework.cli.console import UserError, console, print_json, require_serve_extra, user_errors
 from tilework.cli.measured import Scaling, in_order, open_profiles, parse_size, print_costs, row_json
-from tilework.cli.models import model_source
+from tilework.cli.models import ModelOptions, model_source
 from tilework.cli.options.common import AsJson, ProfilesFile, VaeTiling, examples
 from tilework.cli.options.serve import Cell, WeightsMemory
 from tilework.cli.profile_run import Measured, ProfilePlan, run
@@ -75,7 +75,7 @@ def command(
         num_runs=runs,
         combinations=combinations if mixed else 0,
     )
-    source = model_source(model, None, device, dtype, threads, vae_tiling=vae_tiling)
+    source = model_source(model, ModelOptions(None, device, dtype, threads, vae_tiling=vae_tiling))
     config = LocalConfig(num_workers=workers, sources=(source,), cell_size=cell, weights_bytes=weights_memory)
     executor = local_executor(config)
     with user_errors(WorkerStartFailed, ProfilesUnavailable, OSError):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tilework.cli.cells import check_cell
 from tilework.cli.console import UserError, require_serve_extra, user_errors
-from tilework.cli.models import model_source
+from tilework.cli.models import ModelOptions, model_source
 from tilework.cli.options import serve as options
 from tilework.cli.options.common import Adapter, Device, Dtype, ProfilesFile, VaeTiling, WorkerThreads, examples
 from tilework.control.watchdog import WatchdogConfig
@@ -44,6 +45,7 @@ def command(
     dtype: Dtype = None,
     threads: WorkerThreads = 1,
     vae_tiling: VaeTiling = False,
+    no_previews: options.NoPreviews = False,
     worker_memory: options.WorkerMemory = None,
     weights_memory: options.WeightsMemory = None,
     states_memory: options.StatesMemory = None,
@@ -58,6 +60,7 @@ def command(
     api_key: options.ApiKey = None,
     tenants: options.Tenants = None,
     durable: options.Durable = None,
+    results: options.Results = None,
     max_backlog: options.MaxBacklog = None,
     max_batch: options.MaxBatch = None,
     exact: options.Exact = False,
@@ -72,15 +75,12 @@ def command(
     Further settings come from the environment: TILEWORK_MAX_STEPS, TILEWORK_RESULT_TTL_S, ... (docs/serving.md)."""
     _prepare(log_level, models, models_file)
     _check_cell(cell, workers, weights_memory, backend, max_batch)
-    table, sources = _checked_table(policy, cost, workers // cell, models_file), tuple[Source, ...]()
-    if backend is options.Backend.MODELLED:
-        sources = _simulated_sources(table, models, worker_memory, weights_memory)
-    else:
-        sources = _model_sources(models, models_file, loras, adapter, dtype, device, threads, worker_memory, vae_tiling)
     from tilework.cli.serving import Serving
 
+    table = _checked_table(policy, cost, workers // cell, models_file)
+    usual = ModelOptions(adapter, device, dtype, threads, worker_memory, vae_tiling, not no_previews)
     Serving(
-        sources=sources,
+        sources=_sources(backend, table, models, models_file, loras, usual, weights_memory),
         weights_bytes=weights_memory,
         states_bytes=states_memory or STATES_BYTES,
         num_workers=workers,
@@ -90,8 +90,9 @@ def command(
         table=table,
         profiles=profiles,
         recalibrate=recalibrate,
-        settings=_settings(tenants=tenants, durable=durable, models=models_file, host=host, port=port, api_key=api_key)
-        | {"max_backlog_s": max_backlog, "max_batch": max_batch, "exact": exact or None, "default_slo": default_slo},
+        settings=_settings(tenants=tenants, durable=durable, models=models_file, host=host, port=port, results=results)
+        | {"api_key": api_key, "max_backlog_s": max_backlog, "max_batch": max_batch, "exact": exact or None}
+        | {"default_slo": default_slo},
         log=log,
         stuck_after_s=stuck_after,
         json=json,
@@ -148,41 +149,44 @@ def _check_devices(file: Path | None, policy: str, num_workers: int) -> None:
         check_pools(policy, [name for name, one in models.items() if one.devices is not None])
 
 
-def _model_sources(
+def _sources(
+    backend: options.Backend,
+    table: CostTable | None,
     models: Sequence[str] | None,
     file: Path | None,
     loras: Path | None,
-    adapter: str | None,
-    dtype: str | None,
-    device: str,
-    threads: int,
-    worker_memory: int | None,
-    vae_tiling: bool,
+    usual: ModelOptions,
+    weights_memory: int | None,
 ) -> tuple[Source, ...]:
-    """The models that are named, or those of a file, whose own adapters, dtypes, LoRAs and devices count."""
+    if backend is options.Backend.MODELLED:
+        return _simulated_sources(table, models, usual.memory_bytes, weights_memory)
+    return _model_sources(models, file, loras, usual)
+
+
+def _model_sources(
+    models: Sequence[str] | None, file: Path | None, loras: Path | None, options: ModelOptions
+) -> tuple[Source, ...]:
+    """The models that are named, or those of a file, whose own options count."""
     from tilework.server.config import ConfigError
     from tilework.server.lora_directory import loras_in
     from tilework.server.models_file import read_models
 
     with user_errors(ConfigError):
-        usual = loras_in(loras) if loras is not None else ()
+        usual = replace(options, loras=loras_in(loras) if loras is not None else ())
         if file is None:
-            named = models or ("shapes",)
-            return tuple(
-                model_source(one, adapter, device, dtype, threads, worker_memory, usual, None, vae_tiling)
-                for one in named
-            )
+            return tuple(model_source(one, usual) for one in models or ("shapes",))
         return tuple(
             model_source(
                 f"{name}={one.path}",
-                one.adapter or adapter,
-                device,
-                one.dtype or dtype,
-                threads,
-                worker_memory,
-                usual if one.loras is None else loras_in(Path(one.loras)),
-                one.devices,
-                vae_tiling if one.vae_tiling is None else one.vae_tiling,
+                replace(
+                    usual,
+                    adapter=one.adapter or usual.adapter,
+                    dtype=one.dtype or usual.dtype,
+                    loras=usual.loras if one.loras is None else loras_in(Path(one.loras)),
+                    devices=one.devices,
+                    vae_tiling=usual.vae_tiling if one.vae_tiling is None else one.vae_tiling,
+                    previews=usual.previews if one.previews is None else one.previews,
+                ),
             )
             for name, one in read_models(str(file)).items()
         )

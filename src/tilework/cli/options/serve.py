@@ -53,6 +53,10 @@ CpuSlots = Annotated[
     typer.Option(min=1, max=1024, help="Worker processes for stages that need no accelerator, if the model has any."),
 ]
 Policy = Annotated[str, typer.Option(help="Scheduling policy, by a name of docs/policies.md.")]
+NoPreviews = Annotated[
+    bool,
+    typer.Option("--no-previews", help="Draw no previews, so that steps do not need the autoencoder."),
+]
 WorkerMemory = Annotated[
     int | None,
     typer.Option(
@@ -121,6 +125,13 @@ Tenants = Annotated[
 Durable = Annotated[
     Path | None,
     typer.Option(help="Keep accepted requests in this directory, so that the next start finishes what is open."),
+]
+Results = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL[,URL]",
+        help="Keep pictures and videos in Redis, redis://HOST:PORT, and look for them on its replicas, too.",
+    ),
 ]
 MaxBacklog = Annotated[
     float | None,

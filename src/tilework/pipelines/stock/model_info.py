@@ -89,7 +89,7 @@ def describe(
         frames_of=limits.frames_of,
         default_fps=frame_rate(pipeline, arguments) if limits.frames > 1 else 0.0,
         stages=(
-            *_stages(pipeline, max_degree, batchable, limits),
+            *_stages(pipeline, max_degree, batchable, limits, defaults.previews),
             *_export(pipeline, limits),
         ),
     )
@@ -171,10 +171,10 @@ def _schedule_options(sampler: Any) -> dict[str, float | None]:
     return options | ({between: None} if between in inspect.signature(sampler.set_timesteps).parameters else {})
 
 
-def _stages(pipeline: Any, max_degree: int, batchable: bool, limits: Limits) -> tuple[StageSpec, ...]:
+def _stages(pipeline: Any, max_degree: int, batchable: bool, limits: Limits, previews: bool) -> tuple[StageSpec, ...]:
     encode, loop, decode = latent_diffusion("").specs
     called = ComponentGroups.of(pipeline, takes_pictures=bool(limits.pictures()))
-    draws = can_glance(pipeline)
+    draws = previews and can_glance(pipeline)
     stages = (
         replace(encode, components=called.before),
         replace(

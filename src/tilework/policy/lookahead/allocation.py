@@ -77,8 +77,11 @@ def allocate(
     others: Sequence[RemainingJob],
     num_free: int,
     now: float,
-) -> list[RemainingJob]:
-    """Set the rank of each job that gets devices; returns these jobs in order of service.
+) -> tuple[list[RemainingJob], bool]:
+    """Set the rank of each job that gets devices; returns these jobs in order of service, and whether all is safe.
+
+    It is safe if every pinned and overdue job has its usual group, and every feasible one a group with which it is
+    on time. Then none will be late: at later moments, each of them needs at most as many devices as now.
 
     Devices go, in this order:
 
@@ -91,23 +94,27 @@ def allocate(
     No job has devices before the call.
     """
     running: list[RemainingJob] = []
+    is_safe = True
     for job in chain(certain, feasible):
         if not num_free:
-            return running
+            return running, False
         speeds = job.forecast.speeds
         if job.forecast.claim is Claim.FEASIBLE:
-            job.rank = rank = _narrowest_in_time(job, num_free, now)
+            rank, is_enough = _narrowest_in_time(job, num_free, now)
         else:
-            job.rank = rank = _widest(job, job.forecast.usual, num_free)
+            rank = _widest(job, job.forecast.usual, num_free)
+            is_enough = rank == job.forecast.usual
+        job.rank = rank
+        is_safe = is_safe and is_enough
         if rank >= 0:
             num_free -= speeds[rank].degree
             running.append(job)
     if not num_free:
-        return running
+        return running, is_safe
     num_free = _widen(running, num_free, _LEAST_SPEEDUP)
     for job in others:
         if not num_free:
-            return running
+            return running, is_safe
         job.rank = _widest(job, job.forecast.usual, num_free)
         while job.rank >= 0 and job.degree == num_free and job.keeps_too_long():
             job.rank -= 1
@@ -115,7 +122,7 @@ def allocate(
             num_free -= job.degree
             running.append(job)
     _widen(running, num_free, 1.0)
-    return running
+    return running, is_safe
 
 
 def available_now(
@@ -143,8 +150,8 @@ def available_now(
     return available, min(job.hold_ns for job in changing)
 
 
-def _narrowest_in_time(job: RemainingJob, num_free: int, now: float) -> int:
-    """The narrowest rank that is on time, or else the widest that fits; -1 if there is no room."""
+def _narrowest_in_time(job: RemainingJob, num_free: int, now: float) -> tuple[int, bool]:
+    """The narrowest rank that is on time, and True; or else the widest that fits, -1 if there is no room."""
     forecast = job.forecast
     budget_ns, num_steps, found = forecast.due_ns - now - job.head_ns - job.tail_ns, job.num_steps, -1
     factors = forecast.tail_factors
@@ -154,8 +161,8 @@ def _narrowest_in_time(job: RemainingJob, num_free: int, now: float) -> int:
         found += 1
         spared_ns = job.tail_ns * (1 - factors[found]) if factors else 0.0
         if num_steps * speed.step_ns <= budget_ns + spared_ns:
-            break
-    return found
+            return found, True
+    return found, False
 
 
 def _widest(job: RemainingJob, max_rank: int, num_free: int) -> int:

@@ -27,7 +27,6 @@ from tilework.policy.lookahead.reading import Reading
 from tilework.policy.lookahead.request_costs import RequestCosts
 from tilework.policy.registry import policy
 from tilework.policy.toolkit.deadline_policy import DeadlinePolicy
-from tilework.policy.toolkit.demand import demand_at
 
 _MOST_WAITING = 24  # Per node: the most urgent.
 _MOST_CLASSES = 256
@@ -69,20 +68,20 @@ class LookaheadPolicy(DeadlinePolicy):
         return max(request.deadline_ns or 0, request.arrival_ns + delay_ns + patience_ns)
 
     def demand(self, request: Request, left: Cursor, costs: CostModel) -> Demand:
-        demand = DeadlinePolicy.demand(self, request, left, costs)  # Dataclasses with slots know no super().
+        choices = self.known.of(request, left, costs)
+        demand = self.cheapest(request, choices)
         if not left.position:
-            key, degrees = cost_key(request), self.degrees(request, costs)
+            key = cost_key(request)
             is_new = self._rates.add(request, costs)
             if request.deadline_ns is not None:
-                narrowest = demand_at(request, left, degrees[0], costs)
-                slack_ns = request.deadline_ns - request.arrival_ns - narrowest.run_ns
+                slack_ns = request.deadline_ns - request.arrival_ns - choices.demands[0].run_ns
                 within = costs.pools.within(request.pipeline)
                 if is_new:
                     rationing = self._rationing.setdefault(within, Rationing())
                     rationing.add(key, request.arrival_ns, float(demand.device_ns), request.weight)
                 self._tight.setdefault(within, TightClasses()).add(key, request.arrival_ns, slack_ns)
             self._alone_ns.pop(key, None)
-            self._alone_ns[key] = self._request_costs.of(request, left, degrees[-1], costs).alone_ns(
+            self._alone_ns[key] = self._request_costs.of(request, left, choices.degrees[-1], costs).alone_ns(
                 left.num_steps_left
             )
             if len(self._alone_ns) > _MOST_CLASSES:

@@ -4,8 +4,8 @@ Theory of operation. A rollout starts with the jobs of a node in an order of ser
 simulator does. At each event all devices are divided again among the jobs that are left (`allocation.allocate`): each
 feasible job gets the narrowest group with which it is on time if it keeps that group, and what is left makes jobs wider
 or goes to jobs without a deadline. The next event is the first end of a job, or the first end of a step for which
-another job waits. The rollout ends when no feasible job is left, or when one is late. A held job gets no devices, and
-keeps those that it has to the end of its step.
+another job waits. The rollout ends when no feasible job is left, when one is late, or when it is certain that none will
+be (`allocate`). A held job gets no devices, and keeps those that it has to the end of its step.
 
 It is an estimate in one respect: a step that runs now holds its devices to its end, but later steps are not counted one
 by one. From then on, a job makes progress at the speed of its degree and can change it at any time.
@@ -37,7 +37,7 @@ class RolloutResult:
 
 
 def simulate_ahead(forecasts: Sequence[JobForecast], num_devices: int, now_ns: int) -> RolloutResult:
-    """Simulate jobs in this order of service until no feasible one is left, or one is late.
+    """Simulate jobs in this order of service until no feasible one is left, one is late, or certainly none will be.
 
     The order goes by claim, and among feasible jobs by deadline.
 
@@ -55,12 +55,12 @@ def simulate_ahead(forecasts: Sequence[JobForecast], num_devices: int, now_ns: i
     now, next_ns = float(now_ns), inf
     moments: list[list[int]] = []
     while certain or feasible or (others and len(moments) < 2):
-        running, change_ns = allocate(certain, feasible, others, num_devices, now), inf
+        (running, is_safe), change_ns = allocate(certain, feasible, others, num_devices, now), inf
         if not moments or (len(moments) < 2 and next_ns < inf):
             moments.append(_degrees(running, len(forecasts)))
         if in_step:
             running, change_ns = available_now(running, in_step, num_devices)
-        if not running:
+        if not running or (is_safe and len(moments) == 2 and not in_step):
             break
         runs_ns = [job.run_ns() for job in running]
         span_ns = min(*runs_ns, change_ns)

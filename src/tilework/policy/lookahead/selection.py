@@ -141,8 +141,12 @@ class Selection:
 
     def num_needed(self) -> int:
         """The number of devices that the jobs that are on time need now."""
-        needed = sum(forecast.needed_degree(self.node.now_ns) for forecast in self.choose().served)
-        return min(len(self.node.devices), needed)
+        num_devices, needed = len(self.node.devices), 0
+        for forecast in self.choose().served:
+            needed += forecast.needed_degree(self.node.now_ns)
+            if needed >= num_devices:  # Thousands of requests may come at once.
+                return num_devices
+        return needed
 
     def share_steps(self) -> ServiceOrder:
         """Let jobs that have no device join batches, if that saves time of the device and makes no job late.

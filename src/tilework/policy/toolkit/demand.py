@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
 from math import ceil
@@ -66,25 +66,26 @@ def reserved_at(
     return Demand(degree, 1) if left.stage is not None and not demand.run_ns else demand
 
 
-def cheapest_in_time(
-    request: Request, left: Cursor, degrees: Sequence[int], budget_ns: int, costs: CostModel
-) -> Demand:
-    """The remaining work at the degree that takes the least device time within a budget; at the quickest if none does.
+def demands_at(request: Request, left: Cursor, degrees: Sequence[int], costs: CostModel) -> list[Demand]:
+    """The remaining work at each degree; only on one device if no steps are left. Raises UnknownCost."""
+    return [demand_at(request, left, degree, costs) for degree in (degrees if left.num_steps_left else (1,))]
 
-    Raises UnknownCost.
-    """
-    if not left.num_steps_left:
-        return demand_at(request, left, 1, costs)
-    blocks = [demand_at(request, left, degree, costs) for degree in degrees]
-    in_time = [block for block in blocks if block.run_ns <= budget_ns]
+
+def cheapest_in_time(demands: Collection[Demand], budget_ns: int) -> Demand:
+    """Of the same work at several degrees, that of the least device time within a budget; the quickest if none is."""
+    in_time = [demand for demand in demands if demand.run_ns <= budget_ns]
     if in_time:
-        return min(in_time, key=lambda block: (block.device_ns, block.width))
-    return min(blocks, key=lambda block: (block.run_ns, block.width))
+        return min(in_time, key=lambda demand: (demand.device_ns, demand.width))
+    return _quickest(demands)
 
 
 def fastest(request: Request, left: Cursor, degrees: Sequence[int], costs: CostModel) -> Demand:
     """The remaining work at the degree at which it ends first. Raises UnknownCost."""
-    return cheapest_in_time(request, left, degrees, -1, costs)
+    return _quickest(demands_at(request, left, degrees, costs))
+
+
+def _quickest(demands: Collection[Demand]) -> Demand:
+    return min(demands, key=lambda demand: (demand.run_ns, demand.width))
 
 
 def step_degrees(request: Request, costs: CostModel) -> tuple[int, ...]:

@@ -32,7 +32,7 @@ from tilework.server.calls.journal import CallJournal
 from tilework.server.calls.readiness import Readiness
 from tilework.server.calls.registry import CallRegistry
 from tilework.server.calls.submitter import CallSubmitter
-from tilework.server.config import ServerConfig
+from tilework.server.config import ConfigError, ServerConfig
 from tilework.server.engine_protocol import Engine
 from tilework.server.http.errors import install_error_handlers
 from tilework.server.http.middleware import CatchBugs, HeadAsGet, InPieces, LimitHead, RequireKey
@@ -161,11 +161,24 @@ def new_call_registry(config: ServerConfig, journal: CallJournal | None = None) 
 
 
 def new_store(config: ServerConfig, durable: DurableDirectory | None = None) -> ResultStore:
-    """Raises OSError if a durable one cannot be opened."""
+    """Raises OSError if a durable one cannot be opened, ConfigError if that of `results` cannot be used."""
     ttl_ns = ns_from_s(config.result_ttl_s)
+    if config.results is not None:
+        return _redis_store(config.results, config.result_bytes, ttl_ns)
     if durable is None:
         return MemoryStore(max_bytes=config.result_bytes, ttl_ns=ttl_ns)
     return durable.results(max_bytes=config.result_bytes, ttl_ns=ttl_ns)
+
+
+def _redis_store(urls: str, max_bytes: int, ttl_ns: int) -> ResultStore:
+    try:
+        from tilework.store.redis_results import RedisStore
+
+        return RedisStore(urls.split(","), max_bytes=max_bytes, ttl_ns=ttl_ns)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"results is {urls!r}, which needs a package: pip install 'tilework[redis]'") from error
+    except ValueError as error:
+        raise ConfigError(f"results is {urls!r}: {error}; give redis://HOST:PORT, several by commas") from error
 
 
 def _closing(threads: Threads) -> Any:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from tilework.server.calls import errors
 from tilework.server.calls.errors import CallError, NotReady
 from tilework.server.http.errors import ApiError
+from tilework.store.results import StoreUnreachable
+
+_log = logging.getLogger("tilework.server")
 
 STATUSES: dict[type[CallError], int] = {
     errors.InvalidValue: 400,
@@ -20,6 +25,7 @@ STATUSES: dict[type[CallError], int] = {
     errors.Refused: 429,
     errors.Failed: 500,
     errors.NotReady: 503,
+    errors.ResultsUnreachable: 503,
     errors.Expired: 504,
 }
 
@@ -45,10 +51,17 @@ def api_error(error: CallError) -> ApiError:
 
 
 def install_call_errors(app: FastAPI) -> None:
-    """Answer every `CallError` that a route raises."""
+    """Answer every `CallError` that a route raises, and results that cannot be reached."""
     app.add_exception_handler(CallError, _answer)
+    app.add_exception_handler(StoreUnreachable, _unreachable)
 
 
 async def _answer(_request: Request, error: Exception) -> Response:
     assert isinstance(error, CallError)
     return api_error(error).response()
+
+
+async def _unreachable(_request: Request, error: Exception) -> Response:
+    _log.error("results cannot be reached: %s", error)
+    message = "The pictures are kept on other machines, of which none answers now. Ask again in a moment."
+    return api_error(errors.ResultsUnreachable(message, retry_s=1, resend=True)).response()

@@ -83,6 +83,13 @@ class PicturesGone(CallError):
     code = "result_expired"
 
 
+class ResultsUnreachable(CallError):
+    """The pictures are kept on other machines, of which none answers."""
+
+    type = "server_error"
+    code = "results_unreachable"
+
+
 class KeyReused(CallError):
     """The idempotency key was sent with another body before."""
 
