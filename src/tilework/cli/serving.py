@@ -16,7 +16,8 @@ from pathlib import Path
 from rich.status import Status
 from setproctitle import setproctitle
 
-from tilework.cli.console import console, out, print_json, user_errors
+from tilework.cli.cells import Workers
+from tilework.cli.console import UserError, console, out, print_json, user_errors
 from tilework.cli.measured import open_profiles
 from tilework.control.controller import ControllerConfig
 from tilework.control.watchdog import WatchdogConfig
@@ -44,11 +45,8 @@ class Serving:
     """What `tilework serve` was asked for. `settings` are those of the server that were given as options, or None."""
 
     sources: tuple[Source, ...]
-    weights_bytes: int | None
+    workers: Workers
     states_bytes: int
-    num_workers: int
-    cell_size: int
-    num_slots: int
     policy: str
     table: CostTable | None
     profiles: Path | None
@@ -67,17 +65,16 @@ class Serving:
             ExitStack() as stack,
         ):
             config = load_config(self.settings, others=_NOT_OF_THE_SERVER)
-            if config.exact and self.cell_size > 1:
-                raise ConfigError(f"cell is {self.cell_size}: its devices round otherwise than one; leave out exact")
+            self._check_cells(config)
             state = stack.enter_context(closing(DurableDirectory(Path(config.durable)))) if config.durable else None
-            status = stack.enter_context(console.status(f"starting {self._workers}"))
+            status = stack.enter_context(console.status(f"starting {self._told_workers}"))
             engine = self._engine(config, state, stack, status)
 
             def on_ready(url: str) -> None:
                 status.stop()
                 seconds = round(time.monotonic() - started_s, 3)
-                ready: dict[str, object] = {"url": url, "models": list(engine.models), "workers": self.num_workers}
-                ready |= {"cell": self.cell_size} if self.cell_size > 1 else {}
+                ready: dict[str, object] = {"url": url, "models": list(engine.models), "workers": self.workers.number}
+                ready |= {"cell": self.workers.cell_size} if self.workers.cell_size > 1 else {}
                 ready |= {"ready_s": seconds}
                 ready |= {"restored": engine.health().num_jobs} if state is not None else {}
                 print_json(ready) if self.json else self._greet(ready, config.durable, engine.models)
@@ -85,12 +82,20 @@ class Serving:
             serving = serve_http(engine, config, on_ready=on_ready, on_progress=partial(_show, None), durable=state)
             asyncio.run(serving)
 
+    def _check_cells(self, config: ServerConfig) -> None:
+        """Raises UserError if something is asked for that cells cannot do."""
+        size, max_batch = self.workers.cell_size, self.settings.get("max_batch")
+        if size > 1 and config.exact:
+            raise UserError(f"cell is {size}: its devices round otherwise than one; leave out --exact")
+        if size > 1 and max_batch not in (None, 1):
+            raise UserError(f"max_batch is {max_batch}, and requests share no forward pass in cells; leave it out")
+
     @property
-    def _workers(self) -> str:
+    def _told_workers(self) -> str:
         """The workers in a few words."""
         device = "simulated device" if isinstance(self.sources[0], SimulatedSource) else self.sources[0].device
-        cells = f" in cells of {self.cell_size}" if self.cell_size > 1 else ""
-        return f"{self.num_workers} x {device}{cells}"
+        size = self.workers.cell_size
+        return f"{self.workers.number} x {device}" + (f" in cells of {size}" if size > 1 else "")
 
     def _engine(self, config: ServerConfig, state: DurableDirectory | None, stack: ExitStack, status: Status) -> Engine:
         """The engine, not yet started. Its log is closed with `stack`; `status` shows what it measures."""
@@ -114,22 +119,20 @@ class Serving:
         owner, journal = (None, None) if state is None else (state.path, state.journal)
         executor = local_executor(
             LocalConfig(
-                num_workers=self.num_workers,
-                num_slots=self.num_slots,
+                num_workers=self.workers.number,
+                num_slots=self.workers.num_slots,
                 sources=self.sources,
-                weights_bytes=self.weights_bytes,
+                weights_bytes=self.workers.weights_bytes,
                 states_bytes=self.states_bytes,
-                cell_size=self.cell_size,
+                cell_size=self.workers.cell_size,
                 owner=owner,
             )
         )
         return Engine(engine_config, executor, lines, partial(_show, status), keeper=journal)
 
     def _greet(self, ready: Mapping[str, object], durable: str | None, models: Mapping[str, ModelInfo]) -> None:
-        url = ready["url"]
-        head = (
-            f"{', '.join(models)} on {self._workers}, policy {self.policy}: ready in {ready['ready_s']:.1f} s at {url}"
-        )
+        url, seconds = ready["url"], f"{ready['ready_s']:.1f} s"
+        head = f"{', '.join(models)} on {self._told_workers}, policy {self.policy}: ready in {seconds} at {url}"
         restored = f"  {ready['restored']} images taken over from {durable}" if durable else None
         lacking = {name: lacks for name, info in models.items() if (lacks := limits_of(info))}
         limits = [f"  {name} has no {', no '.join(lacks)} (docs/models.md)" for name, lacks in lacking.items()]

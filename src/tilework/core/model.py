@@ -167,7 +167,7 @@ class ModelInfo:
     `dtype` and `attention_backend` are those with which it computes; empty if there is no model. `step_ranges` are the
     numbers of steps that the model's sampler can run, ascending. `arguments` are what a request may give beside what
     all models take. `stages` are those of its pipeline's graph. `loras` are the names of the LoRAs that requests may
-    use. With `vae_tiling` its autoencoder works in tiles. A device of those that serve it is a `cell` of so many.
+    use. With `vae_tiling` its autoencoder works in tiles. Each device that serves it is a `cell` of this number.
     """
 
     name: str

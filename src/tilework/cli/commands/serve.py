@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tilework.cli.cells import check_cell
+from tilework.cli.cells import Workers
 from tilework.cli.console import UserError, require_serve_extra, user_errors
 from tilework.cli.models import ModelOptions, model_source
 from tilework.cli.options import serve as options
@@ -25,7 +25,7 @@ EXAMPLE = examples(
     "tilework serve ./sd3-medium --device cuda --workers 4 --port 8000",
     "tilework serve sdxl=./sdxl anime=./animagine --weights-memory 12GB",
     "tilework serve --models models.toml --weights-memory 24GB",
-    "tilework serve ./flux2-dev --device cuda --devices 4 --cell 2 --weights-memory 40GB",
+    "tilework serve ./flux2-dev --device cuda --workers 4 --cell 2 \\\n  --weights-memory 40GB",
     "tilework serve ./sdxl --loras ./loras",
     "tilework serve --durable ./state",
     "tilework serve --default-slo 3x",
@@ -74,18 +74,15 @@ def command(
 
     Further settings come from the environment: TILEWORK_MAX_STEPS, TILEWORK_RESULT_TTL_S, ... (docs/serving.md)."""
     _prepare(log_level, models, models_file)
-    _check_cell(cell, workers, weights_memory, backend, max_batch)
     from tilework.cli.serving import Serving
 
-    table = _checked_table(policy, cost, workers // cell, models_file)
+    asked = _checked(Workers(workers, cell, weights_memory, cpu_slots), backend)
+    table = _checked_table(policy, cost, asked.num_devices, models_file)
     usual = ModelOptions(adapter, device, dtype, threads, worker_memory, vae_tiling, not no_previews)
     Serving(
         sources=_sources(backend, table, models, models_file, loras, usual, weights_memory),
-        weights_bytes=weights_memory,
+        workers=asked,
         states_bytes=states_memory or STATES_BYTES,
-        num_workers=workers,
-        cell_size=cell,
-        num_slots=cpu_slots,
         policy=policy,
         table=table,
         profiles=profiles,
@@ -108,15 +105,13 @@ def _prepare(log_level: str, models: Sequence[str] | None, file: Path | None) ->
     logging.getLogger("tilework").setLevel(log_level.upper())  # Libraries stay as they are.
 
 
-def _check_cell(
-    cell: int, workers: int, weights_memory: int | None, backend: options.Backend, max_batch: int | None
-) -> None:
-    """Raises UserError if the devices cannot be cells, or something is asked for that cells cannot do."""
-    if cell > 1 and backend is options.Backend.MODELLED:
-        raise UserError(f"cell is {cell}, and simulated devices have no weights; give --cost NAME,cell={cell} instead")
-    if cell > 1 and max_batch is not None and max_batch > 1:
-        raise UserError(f"max_batch is {max_batch}, and requests share no forward pass in cells; leave it out")
-    check_cell(cell, workers, weights_memory)
+def _checked(workers: Workers, backend: options.Backend) -> Workers:
+    """Raises UserError if there cannot be such workers."""
+    if workers.cell_size > 1 and backend is options.Backend.MODELLED:
+        size = workers.cell_size
+        raise UserError(f"cell is {size}, and simulated devices have no weights; give --cost NAME,cell={size} instead")
+    workers.check()
+    return workers
 
 
 def _settings(**options: object) -> dict[str, object]:

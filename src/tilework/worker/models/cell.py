@@ -25,6 +25,7 @@ from tilework.core.comm import Comm
 from tilework.core.component import Component
 from tilework.core.model import ModelInfo
 from tilework.core.work import Group
+from tilework.pipelines.components import blocks_of
 from tilework.pipelines.errors import UnsupportedModel
 from tilework.worker.models.shared_weights import ALIGNMENT, Form, laid_out, placed, weights_of
 
@@ -61,7 +62,7 @@ class Cell:
         """What a model is in this cell: a device is all devices of it, and requests share no forward pass.
 
         Raises:
-            UnsupportedModel: so many devices cannot share its steps.
+            UnsupportedModel: the devices of a cell cannot share its steps.
         """
         if info.max_degree < self.size:
             raise UnsupportedModel(
@@ -99,7 +100,7 @@ class SplitModule:
     def of(module: nn.Module, forms: Sequence[Form], cell: Cell) -> SplitModule:
         """Weights that several blocks have, or a block and what is in none, are whole."""
         weights = weights_of(module)
-        found = list(_blocks(module))
+        found = list(blocks_of(module))
         uses = Counter(id(weight) for block in found for weight in weights_of(block))
         uses.update(id(weight) for weight in _outside(module, found))
         blocks: list[Block] = []
@@ -172,31 +173,6 @@ class SplitModule:
 def component_in(cell: Cell, module: nn.Module, component: Component, forms: Sequence[Form]) -> Component:
     """A component with the bytes that a device of the cell needs for it."""
     return replace(component, num_bytes=SplitModule.of(module, forms, cell).held_bytes)
-
-
-def _blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """What is gathered at once: the members of lists of modules, and what stands beside these.
-
-    An autoencoder has none: the first rank of a group draws previews with it while the others do something else.
-    """
-    if not hasattr(module, "decode") and _has_list(module):
-        yield from _blocks_within(module, set())
-
-
-def _blocks_within(module: nn.Module, seen: set[nn.Module]) -> Iterator[nn.Module]:
-    for child in module.children():
-        is_called = type(child).forward is not nn.Module.forward
-        if child in seen:
-            continue
-        if is_called and (isinstance(module, nn.ModuleList) or not _has_list(child)):
-            seen.add(child)
-            yield child
-        else:
-            yield from _blocks_within(child, seen)
-
-
-def _has_list(module: nn.Module) -> bool:
-    return any(isinstance(one, nn.ModuleList) for one in module.modules())
 
 
 def _outside(module: nn.Module, blocks: Sequence[nn.Module]) -> Iterator[Tensor]:
