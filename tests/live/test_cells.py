@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ import tilework
 import tiny
 from builders import table
 from live.test_many_models import actions
+from live.test_stock import Served, Turns, assert_pictures
 from runtime.rig import Rig, assert_nothing_is_left, until
 from stages import DIFFUSE, STAGES
 from tilework.control.log import replay
@@ -27,9 +29,12 @@ from tilework.core.lora import UsedLora
 from tilework.core.model import LoraSource, ModelSource, NewModel
 from tilework.core.request import Shape, Status
 from tilework.core.wire.spec import Spec
+from tilework.cost.table import CostTable
+from tilework.policy import registry
 from tilework.runtime.cell_executor import CellExecutor
 from tilework.runtime.executor import WorkerStartFailed
 from tilework.runtime.ticket import Outcome, Ticket
+from zoo.registry import ZOO, build, quiet
 
 WHOLE = 5_330_880
 ROOM = 4_000_000
@@ -64,13 +69,16 @@ def stock(source: ModelSource) -> Callable[[Spec], np.ndarray]:
     return picture
 
 
-@contextmanager
-def serving(source: ModelSource, policy: str = "tilework", room: int = ROOM) -> Iterator[Rig]:
-    costs = replace(
-        table(encode_s=0.05, step_s=0.05, decode_s=0.05, degrees=(1, 2), pipeline="flux"),
+def costs(pipeline: str) -> CostTable:
+    return replace(
+        table(encode_s=0.05, step_s=0.05, decode_s=0.05, degrees=(1, 2), pipeline=pipeline),
         load_bytes_per_s={LoadSource.HOST: 1e9, LoadSource.DISK: 1e8},
     )
-    rig = Rig(source, policy, 4, costs, room, cell_size=2)
+
+
+@contextmanager
+def serving(source: ModelSource, policy: str = "tilework", room: int = ROOM) -> Iterator[Rig]:
+    rig = Rig(source, policy, 4, costs(source.name), room, cell_size=2)
     rig.run(rig.engine.start())
     try:
         yield rig
@@ -141,6 +149,40 @@ def test_a_cell_that_loses_a_worker_is_started_again_and_its_request_resumes(
         lost = [one for one in map(json.loads, rig.log.getvalue().splitlines()[1:]) if "DeviceLost" in json.dumps(one)]
         assert len(lost) == 1
         assert_served(rig, {"next": tiny.spec()}, stock)
+
+
+@pytest.mark.slow
+def test_clips_move_between_cells_share_them_and_lose_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stock call, which is replayed where it goes on: Wan, one step at a time on one cell, both, the other, both."""
+    monkeypatch.setitem(registry._REGISTRY, "turns", Turns)
+    tiny.prepare()
+    model, directory = ZOO["wan21"], tmp_path / "wan21"
+    build(model).save_pretrained(str(directory), safe_serialization=True)
+    tiny.write_defaults(directory, **{side: model.inputs.get(side, 64) for side in ("height", "width")})
+    stock = tilework.reference(str(directory))
+    quiet(stock)
+    rig = Rig(ModelSource(path=str(directory)), "turns", 4, costs("wan21"), 10**8, cell_size=2)
+    served = Served(model, rig, stock)
+    asked = {uid: (replace(spec, exact=False), picture) for uid, (spec, picture) in served.specs("clip").items()}
+    try:
+        rig.run(rig.engine.start())
+
+        async def scenario() -> list[Outcome]:
+            tickets = [rig.submit(spec, uid) for uid, (spec, _) in asked.items()]
+            assert all(isinstance(ticket, Ticket) for ticket in tickets)
+            await until(lambda: max(one.steps_done for one in tickets) >= 3)
+            os.kill(executor_of(rig).pids["1.1"], signal.SIGKILL)
+            outcomes = await asyncio.gather(*(one.outcome for one in tickets))
+            await until(lambda: rig.engine.health().num_devices_up == 2)
+            return outcomes
+
+        assert_pictures(rig.run(scenario()), asked)
+        rig.wait_until_idle()
+        assert_nothing_is_left(rig.engine)
+        assert replay(rig.log.getvalue().splitlines())[1] is None
+        assert {tuple(one["work"]["devices"]) for one in actions(rig, "RunWork")} >= {(0,), (1,), (0, 1)}
+    finally:
+        rig.close()
 
 
 @pytest.mark.slow
