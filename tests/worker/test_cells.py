@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -222,14 +223,24 @@ def test_weights_of_every_form_come_back_as_they_were(has_room: bool, tmp_path: 
         assert after == 0
 
 
-def test_a_model_that_is_split_runs_in_works_alone_and_a_lost_device_breaks_them_off(tmp_path: Path) -> None:
-    module, cell = Blocks(), Cell((4, 5), 5)
+def test_a_block_that_runs_outside_of_works_has_the_weights_of_the_host(tmp_path: Path) -> None:
+    module, weights = blocks(), Weights(SharedWeights(tmp_path), Cell((4, 5), 5))
+    expected = module()
+    bring(weights, weights.add(module, never).digest)
+    for _ in range(2):
+        assert all(map(torch.equal, module(), expected))
+        assert not module.blocks[0].turned.numel(), "it does not keep them"
+    shutil.rmtree(tmp_path)
+    with pytest.raises(RuntimeError, match="the host has no copy of it to run it alone"):
+        module()
+
+
+def test_a_lost_device_breaks_the_work_off(tmp_path: Path) -> None:
+    module, cell = blocks(), Cell((4, 5), 5)
     weights = Weights(SharedWeights(tmp_path), cell)
     bring(weights, weights.add(module, never).digest)
-    with pytest.raises(RuntimeError, match="called outside of their works"):
-        module.blocks[0]()
     with cell.running(Lost(), (4, 5)), pytest.raises(GroupBroken):
-        module.blocks[0]()
+        module()
     assert not module.blocks[0].turned.numel(), "nothing is left of it"
 
 

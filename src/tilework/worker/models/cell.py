@@ -27,7 +27,7 @@ from tilework.core.model import ModelInfo
 from tilework.core.work import Group
 from tilework.pipelines.components import blocks_of
 from tilework.pipelines.errors import UnsupportedModel
-from tilework.worker.models.shared_weights import ALIGNMENT, Form, laid_out, placed, weights_of
+from tilework.worker.models.shared_weights import ALIGNMENT, Form, WeightsFile, laid_out, placed, weights_of
 
 
 class Cell:
@@ -46,14 +46,14 @@ class Cell:
         finally:
             self._comm = None
 
-    def gather(self, piece: Tensor) -> Tensor:
-        """The bytes of a block, of which each device has a piece.
+    def gather(self, piece: Tensor) -> Tensor | None:
+        """The bytes of a block, of which each device has a piece; None if the cell runs no work now.
 
         Raises:
             GroupBroken: a device of the cell is lost, or the work was broken off.
         """
         if self._comm is None:
-            raise RuntimeError("a model that is split among devices is called outside of their works")
+            return None
         whole = piece.new_empty(self.size * piece.numel())
         self._comm.all_gather(whole, piece)
         return whole
@@ -141,10 +141,14 @@ class SplitModule:
                 piece[begin - first : end - first] = memory[begin - offset : end - offset]
         return piece.to(self.forms[block.indices[0]].device)
 
-    def gather_into(self, pieces: Sequence[Tensor]) -> None:
-        """Let each block have its weights while it runs, from the `pieces` that lie on this device then."""
+    def gather_into(self, pieces: Sequence[Tensor], on_host: Callable[[], WeightsFile | None]) -> None:
+        """Let each block have its weights while it runs, from the `pieces` that lie on this device then.
+
+        A block that runs outside of works gets them from the host: some models call one when they get a state, and the
+        other devices do not wait for that.
+        """
         for index, block in enumerate(self.blocks):
-            block.module.register_forward_pre_hook(partial(self._gather, pieces, index))
+            block.module.register_forward_pre_hook(partial(self._bring_block, pieces, on_host, index))
             block.module.register_forward_hook(partial(self._let_go, block), always_call=True)
 
     @contextmanager
@@ -160,10 +164,25 @@ class SplitModule:
             for index in indices:
                 self.weights[index].data = self.forms[index].empty()
 
-    def _gather(self, pieces: Sequence[Tensor], number: int, _module: nn.Module, _args: Any) -> None:
-        block, memory = self.blocks[number], self.cell.gather(pieces[number])
+    def _bring_block(
+        self,
+        pieces: Sequence[Tensor],
+        on_host: Callable[[], WeightsFile | None],
+        number: int,
+        _module: nn.Module,
+        _args: Any,
+    ) -> None:
+        block = self.blocks[number]
+        memory = self.cell.gather(pieces[number])
+        file = on_host() if memory is None else None
         for index, offset in zip(block.indices, block.offsets, strict=True):
-            self.weights[index].data = placed(memory, offset, self.forms[index])
+            form = self.forms[index]
+            if memory is not None:
+                self.weights[index].data = placed(memory, offset, form)
+            elif file is not None:
+                self.weights[index].data = file.weight(index).to(form.device)
+            else:
+                raise RuntimeError("a model is split among devices, and the host has no copy of it to run it alone")
 
     def _let_go(self, block: Block, _module: nn.Module, _args: Any, _output: Any) -> None:
         for index in block.indices:

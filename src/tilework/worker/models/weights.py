@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -94,9 +95,9 @@ class Weights:
         digest = kept.component.digest
         known = self._known.setdefault(digest, _Known(kept.component))
         split = None if self.cell is None else SplitModule.of(module, kept.forms, self.cell)
-        if split is not None:
-            split.gather_into(known.pieces)
         added = _Module(weights_of(module), kept.forms, read, split)
+        if split is not None:
+            split.gather_into(known.pieces, partial(self._open, known, added))
         if known.is_here and known.modules:
             _share(known.modules[0], added)
         else:
