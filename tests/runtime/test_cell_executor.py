@@ -36,6 +36,7 @@ class Workers:
     killed: list[int] = field(default_factory=list)
     discarded: list[str] = field(default_factory=list)
     groups: dict[Group, GroupRef] = field(default_factory=dict)
+    broken: list[GroupRef] = field(default_factory=list)
 
     @property
     def devices_up(self) -> Group:
@@ -57,6 +58,9 @@ class Workers:
     def group(self, workers: Group) -> GroupRef:
         return self.groups.setdefault(workers, GroupRef(len(self.groups) + 1, workers))
 
+    def break_off(self, ref: GroupRef) -> None:
+        self.broken.append(ref)
+
     def pid(self, worker: int) -> int | None:
         return 100 + worker if worker in self.up else None
 
@@ -69,6 +73,13 @@ class Cells:
         self.workers, self.listener = Workers(), Listener()
         self.executor._inner, self.executor._listener = self.workers, self.listener  # type: ignore[assignment]
         self.executor._up = {0, 1, 2}
+
+    def run(self, work_id: int, *devices: int) -> GroupRef:
+        """Let cells run a work; returns its group."""
+        group = self.executor.group(devices)
+        for device_id in devices:
+            self.executor.send(device_id, steps(work_id, ((1, 0),), 3, group=group))
+        return group
 
     def report(self, worker: int, report: Report) -> list[Report]:
         """Returns what the cell reports because of it."""
@@ -117,6 +128,7 @@ def test_devices_are_cells_and_slots_follow_them(cells: Cells) -> None:
 
 
 def test_a_cell_reports_when_all_its_workers_have(cells: Cells) -> None:
+    cells.run(1, 0, 1)
     assert cells.report(0, Progress(1, 1)) == [Progress(1, 1)]
     first, second = ended(1, blob="a"), ended(1)
     assert cells.report(1, second) == []
@@ -126,6 +138,9 @@ def test_a_cell_reports_when_all_its_workers_have(cells: Cells) -> None:
     assert cells.report(2, WeightsLoaded(4, 30, ("x",))) == [WeightsLoaded(4, 30, ("x",))]
     assert cells.report(SLOT, ended(7)) == [ended(7)]
     assert cells.workers.discarded == []
+    assert cells.workers.broken == []
+    assert cells.report(3, ended(1)) == [ended(1)]
+    assert not cells.executor._running
 
 
 @pytest.mark.parametrize(
@@ -148,13 +163,17 @@ def test_a_cell_reports_when_all_its_workers_have(cells: Cells) -> None:
 def test_the_report_of_a_cell_that_could_not_go_on(
     cells: Cells, first: Report, second: Report, merged: Report, discarded: list[str]
 ) -> None:
+    group = cells.run(1, 0)
     assert cells.report(0, first) == []
+    is_cut_off = isinstance(first, Failed) or (isinstance(first, Ended) and first.broken)
+    assert cells.workers.broken == [group] * is_cut_off, "the other worker must not wait"
     assert cells.report(1, second) == [merged]
     assert cells.workers.discarded == discarded
 
 
 def test_a_cell_is_lost_with_one_of_its_workers_and_joins_when_all_are_back(cells: Cells) -> None:
     executor, workers, listener = cells.executor, cells.workers, cells.listener
+    cells.run(1, 1)
     cells.report(3, ended(1, blob="early"))
     workers.up -= {2}
     executor.on_lost(2, "signal 9")
@@ -173,6 +192,7 @@ def test_a_cell_is_lost_with_one_of_its_workers_and_joins_when_all_are_back(cell
     executor.on_joined(3)
     assert listener.joined == [1]
     assert listener.lost == [(1, "signal 9")], "it is lost once"
+    cells.run(1, 1)
     assert cells.report(2, ended(1, blob="new")) == [], "nothing is left of the reports before"
 
 

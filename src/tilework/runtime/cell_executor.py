@@ -42,6 +42,7 @@ class CellExecutor:
         self._inner = LocalExecutor(replace(config, sources=sources))
         self._up: set[int] = set()
         self._ending: set[int] = set()  # Workers that were ended with their cells, and have not exited.
+        self._running: dict[tuple[int, int], GroupRef] = {}  # By cell and work that it has not ended.
         self._reported: dict[tuple[int, str, int], dict[int, _Together]] = {}  # By cell and work or load, by worker.
 
     @property
@@ -126,8 +127,9 @@ class CellExecutor:
 
     def send(self, device_id: int, outgoing: Outgoing) -> None:
         workers = self._members(device_id)
-        if isinstance(outgoing, Execute) and outgoing.group is None and len(workers) > 1:
-            outgoing = replace(outgoing, group=self._inner.group(workers))
+        if isinstance(outgoing, Execute) and len(workers) > 1:
+            group = outgoing.group or self._inner.group(workers)
+            outgoing, self._running[device_id, outgoing.work_id] = replace(outgoing, group=group), group
         for worker in workers[:1] if isinstance(outgoing, StopWork) else workers:  # The first decides where to stop.
             self._inner.send(worker, outgoing)
 
@@ -168,13 +170,23 @@ class CellExecutor:
             self._discard([report], None)
         elif device_id >= self.num_devices or not isinstance(report, _Together):
             self._listener.on_report(device_id, report)
+        elif isinstance(report, WeightsLoaded):
+            self._collect(device_id, worker, "load", report.load_id, report)
         else:
-            kind, number = ("load", report.load_id) if isinstance(report, WeightsLoaded) else ("work", report.work_id)
-            reports = self._reported.setdefault((device_id, kind, number), {})
-            reports[worker] = report
-            if len(reports) == self._size:
-                del self._reported[device_id, kind, number]
-                self._listener.on_report(device_id, self._merged([reports[one] for one in self._members(device_id)]))
+            if isinstance(report, Failed) or is_cut_off(report):  # The others must not wait for it.
+                self._inner.break_off(self._running[device_id, report.work_id])
+            if self._collect(device_id, worker, "work", report.work_id, report):
+                del self._running[device_id, report.work_id]
+
+    def _collect(self, device_id: int, worker: int, kind: str, number: int, report: _Together) -> bool:
+        """Keep what a worker of a cell reports; if all have, the cell does. Returns whether it has."""
+        reports = self._reported.setdefault((device_id, kind, number), {})
+        reports[worker] = report
+        if len(reports) < self._size:
+            return False
+        del self._reported[device_id, kind, number]
+        self._listener.on_report(device_id, self._merged([reports[one] for one in self._members(device_id)]))
+        return True
 
     def on_lost(self, worker: int, reason: str) -> None:
         self._ending.discard(worker)
@@ -183,6 +195,7 @@ class CellExecutor:
             self._listener.on_lost(device_id, reason)
         elif device_id in self._up:
             self._up.remove(device_id)
+            self._running = {key: ref for key, ref in self._running.items() if key[0] != device_id}
             for key in [one for one in self._reported if one[0] == device_id]:
                 self._discard(self._reported.pop(key).values(), None)
             others = [one for one in self._members(device_id) if one != worker]

@@ -221,7 +221,8 @@ class LocalExecutor:
                 self.send(device_id, Calibrate(model, batches, ref, num_runs, loras, weights))
         await asyncio.gather(*self._calibrated.values())
         for group, ref in refs.items():
-            if ref is not None and any(len(self._calibrated[device_id].result()) < len(batches) for device_id in group):
+            found = [{row.shapes for row in self._calibrated[device_id].result()} for device_id in group]
+            if ref is not None and any(len(shapes) < len(batches) for shapes in found):
                 self.break_off(ref)  # A member that could not run a shape has left the group.
         return tuple(row for future in self._calibrated.values() for row in future.result())
 
