@@ -196,7 +196,8 @@ def test_cells_are_measured_as_devices(source: ModelSource) -> None:
             assert {(row.stage, row.degree) for row in rows} == {(stage, 1) for stage in STAGES}
             assert all(row.state_bytes for row in rows if row.stage != STAGES[-1])
             rows = await executor.calibrate("flux", batches, degree=2, num_runs=1)
-            assert {(row.stage, row.degree) for row in rows} == {(DIFFUSE, 2)}
+            assert {row.degree for row in rows} == {2}, "pairs of cells"
+            assert DIFFUSE in {row.stage for row in rows}
             assert executor.profile_key("flux").hardware.startswith("2 x ")
             await executor.end_calibration()
             rig.engine._join()
