@@ -251,10 +251,11 @@ class Worker:
 
     def _run_at_once(self, command: Execute, comm: Comm | None) -> Ended:
         """Run a stage without steps."""
-        start_ns, family = time.monotonic_ns(), self._models[command.model]
+        family = self._models[command.model]
         check = self._sync_members(command, comm)
         if not check.present:
             return replace(_revoked(command.work_id), absent=check.absent)
+        start_ns = time.monotonic_ns()
         jobs = [member.job for member in check.present]
         self._check_specs(command, [job.spec for job in jobs])
         if comm is not None:
