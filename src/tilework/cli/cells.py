@@ -8,7 +8,7 @@ from tilework.cli.console import UserError
 
 
 @dataclass(frozen=True, slots=True)
-class Workers:
+class Devices:
     """How many workers there are, how many of them are one device, and what each has for weights; and CPU slots."""
 
     number: int

@@ -21,7 +21,8 @@ from tilework.cost.profiles import Profiles
 from tilework.cost.table import CostTable, graphs_of
 
 if TYPE_CHECKING:
-    from tilework.runtime.executor import Executor
+    from tilework.runtime.cell_executor import CellExecutor
+    from tilework.runtime.local_executor import LocalExecutor
 
 _MIXED_RUNS = 5
 
@@ -71,7 +72,9 @@ class _Listener:
     def on_loading(self, num_ready: int) -> None: ...
 
 
-def run(executor: Executor, plan: ProfilePlan, store: Profiles, model: str, quiet: bool) -> Measured:
+def run(
+    executor: CellExecutor | LocalExecutor, plan: ProfilePlan, store: Profiles, model: str, quiet: bool
+) -> Measured:
     with ExitStack() as stack:
         status = stack.enter_context(console.status(f"starting {plan.num_devices} devices with {model}"))
         bar = progress(quiet)
@@ -87,7 +90,7 @@ def run(executor: Executor, plan: ProfilePlan, store: Profiles, model: str, quie
 
 
 async def _measure(
-    executor: Executor, plan: ProfilePlan, store: Profiles, on_progress: Callable[[int, int], None]
+    executor: CellExecutor | LocalExecutor, plan: ProfilePlan, store: Profiles, on_progress: Callable[[int, int], None]
 ) -> Measured:
     """Raises CancelledError if it is cancelled before anything is measured."""
     from tilework.runtime.models.costs import ModelMeasurer, calibration_shapes, measure

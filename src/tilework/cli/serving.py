@@ -16,27 +16,35 @@ from pathlib import Path
 from rich.status import Status
 from setproctitle import setproctitle
 
-from tilework.cli.cells import Workers
 from tilework.cli.console import UserError, console, out, print_json, user_errors
 from tilework.cli.measured import open_profiles
+from tilework.cli.workers import Workers
 from tilework.control.controller import ControllerConfig
 from tilework.control.watchdog import WatchdogConfig
-from tilework.core.model import ModelInfo, SimulatedSource, Source
+from tilework.core.model import ModelInfo
 from tilework.core.time import ns_from_s
 from tilework.cost.table import CostTable
 from tilework.pipelines.support.record import limits_of
-from tilework.runtime.cell_executor import local_executor
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.executor import WorkerStartFailed
-from tilework.runtime.local_executor import LocalConfig
 from tilework.runtime.models.costs import CostCache
+from tilework.runtime.nodes.config import BadNodes
 from tilework.server.config import ConfigError, ServerConfig, load_config
 from tilework.server.main import AddressInUse
 from tilework.server.main import serve as serve_http
 from tilework.store.durable import DurableDirectory
 from tilework.store.journal import JournalUnusable
 
-_NOT_OF_THE_SERVER = ("profiles", "log_level", "worker_memory", "weights_memory", "states_memory", "loras", "cell")
+_NOT_OF_THE_SERVER = (
+    "profiles",
+    "log_level",
+    "worker_memory",
+    "weights_memory",
+    "states_memory",
+    "loras",
+    "cluster_token",
+    "cell",
+)
 """Settings of the environment that belong to the command."""
 
 
@@ -44,9 +52,7 @@ _NOT_OF_THE_SERVER = ("profiles", "log_level", "worker_memory", "weights_memory"
 class Serving:
     """What `tilework serve` was asked for. `settings` are those of the server that were given as options, or None."""
 
-    sources: tuple[Source, ...]
     workers: Workers
-    states_bytes: int
     policy: str
     table: CostTable | None
     profiles: Path | None
@@ -61,20 +67,24 @@ class Serving:
         setproctitle("tilework: server")
         started_s = time.monotonic()
         with (
-            user_errors(ConfigError, AddressInUse, WorkerStartFailed, JournalUnusable, OSError),
+            user_errors(BadNodes, ConfigError, AddressInUse, WorkerStartFailed, JournalUnusable, OSError),
             ExitStack() as stack,
         ):
             config = load_config(self.settings, others=_NOT_OF_THE_SERVER)
             self._check_cells(config)
             state = stack.enter_context(closing(DurableDirectory(Path(config.durable)))) if config.durable else None
-            status = stack.enter_context(console.status(f"starting {self._told_workers}"))
+            status = stack.enter_context(console.status(f"starting {self.workers}"))
             engine = self._engine(config, state, stack, status)
 
             def on_ready(url: str) -> None:
                 status.stop()
                 seconds = round(time.monotonic() - started_s, 3)
-                ready: dict[str, object] = {"url": url, "models": list(engine.models), "workers": self.workers.number}
-                ready |= {"cell": self.workers.cell_size} if self.workers.cell_size > 1 else {}
+                ready: dict[str, object] = {
+                    "url": url,
+                    "models": list(engine.models),
+                    "workers": self.workers.each.num_workers,
+                }
+                ready |= {"cell": self.workers.each.cell_size} if self.workers.each.cell_size > 1 else {}
                 ready |= {"ready_s": seconds}
                 ready |= {"restored": engine.health().num_jobs} if state is not None else {}
                 print_json(ready) if self.json else self._greet(ready, config.durable, engine.models)
@@ -84,18 +94,11 @@ class Serving:
 
     def _check_cells(self, config: ServerConfig) -> None:
         """Raises UserError if something is asked for that cells cannot do."""
-        size, max_batch = self.workers.cell_size, self.settings.get("max_batch")
+        size, max_batch = self.workers.each.cell_size, self.settings.get("max_batch")
         if size > 1 and config.exact:
             raise UserError(f"cell is {size}: its devices round otherwise than one; leave out --exact")
         if size > 1 and max_batch not in (None, 1):
             raise UserError(f"max_batch is {max_batch}, and requests share no forward pass in cells; leave it out")
-
-    @property
-    def _told_workers(self) -> str:
-        """The workers in a few words."""
-        device = "simulated device" if isinstance(self.sources[0], SimulatedSource) else self.sources[0].device
-        size = self.workers.cell_size
-        return f"{self.workers.number} x {device}" + (f" in cells of {size}" if size > 1 else "")
 
     def _engine(self, config: ServerConfig, state: DurableDirectory | None, stack: ExitStack, status: Status) -> Engine:
         """The engine, not yet started. Its log is closed with `stack`; `status` shows what it measures."""
@@ -117,22 +120,11 @@ class Serving:
             begin_ns=0 if state is None else state.now_ns(),
         )
         owner, journal = (None, None) if state is None else (state.path, state.journal)
-        executor = local_executor(
-            LocalConfig(
-                num_workers=self.workers.number,
-                num_slots=self.workers.num_slots,
-                sources=self.sources,
-                weights_bytes=self.workers.weights_bytes,
-                states_bytes=self.states_bytes,
-                cell_size=self.workers.cell_size,
-                owner=owner,
-            )
-        )
-        return Engine(engine_config, executor, lines, partial(_show, status), keeper=journal)
+        return Engine(engine_config, self.workers.executor(owner), lines, partial(_show, status), keeper=journal)
 
     def _greet(self, ready: Mapping[str, object], durable: str | None, models: Mapping[str, ModelInfo]) -> None:
-        url, seconds = ready["url"], f"{ready['ready_s']:.1f} s"
-        head = f"{', '.join(models)} on {self._told_workers}, policy {self.policy}: ready in {seconds} at {url}"
+        url, workers = ready["url"], self.workers
+        head = f"{', '.join(models)} on {workers}, policy {self.policy}: ready in {ready['ready_s']:.1f} s at {url}"
         restored = f"  {ready['restored']} images taken over from {durable}" if durable else None
         lacking = {name: lacks for name, info in models.items() if (lacks := limits_of(info))}
         limits = [f"  {name} has no {', no '.join(lacks)} (docs/models.md)" for name, lacks in lacking.items()]

@@ -18,7 +18,7 @@ from tilework.core.work import Group
 from tilework.cost.profile import ProfileKey
 from tilework.runtime.executor import Listener
 from tilework.runtime.local_executor import LocalConfig, LocalExecutor
-from tilework.runtime.worker_process import Outgoing
+from tilework.runtime.outbox import Outgoing
 
 _End = Ended | Failed
 _Together = _End | WeightsLoaded
@@ -60,6 +60,9 @@ class CellExecutor:
     @property
     def num_slots(self) -> int:
         return self._inner.num_slots
+
+    def node(self, device_id: int) -> int:
+        return 0
 
     @property
     def serving(self) -> Mapping[str, tuple[int, ...]]:

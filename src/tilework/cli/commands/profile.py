@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import tilework
-from tilework.cli.cells import Workers
+from tilework.cli.cells import Devices
 from tilework.cli.console import UserError, console, print_json, require_serve_extra, user_errors
 from tilework.cli.measured import Scaling, in_order, open_profiles, parse_size, print_costs, row_json
 from tilework.cli.models import ModelOptions, model_source
@@ -29,7 +29,8 @@ from tilework.cost.rows import row_key
 from tilework.cost.table_file import table_json
 
 if TYPE_CHECKING:
-    from tilework.runtime.executor import Executor
+    from tilework.runtime.cell_executor import CellExecutor
+    from tilework.runtime.local_executor import LocalExecutor
 
 EXAMPLE = examples(
     "tilework profile",
@@ -69,7 +70,7 @@ def command(
     from tilework.runtime.executor import WorkerStartFailed
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    asked = Workers(workers, cell, weights_memory)
+    asked = Devices(workers, cell, weights_memory)
     asked.check()
     plan = ProfilePlan(
         num_devices=asked.num_devices,
@@ -94,7 +95,7 @@ def command(
     console.print(f"saved in {store.path}", soft_wrap=True, style="dim")
 
 
-def _executor(source: ModelSource, workers: Workers) -> Executor:
+def _executor(source: ModelSource, workers: Devices) -> CellExecutor | LocalExecutor:
     from tilework.runtime.cell_executor import local_executor
     from tilework.runtime.local_executor import LocalConfig
 

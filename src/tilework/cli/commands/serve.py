@@ -6,12 +6,15 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tilework.cli.cells import Workers
+from tilework.cli.cells import Devices
 from tilework.cli.console import UserError, require_serve_extra, user_errors
 from tilework.cli.models import ModelOptions, model_source
+from tilework.cli.nodes import NodesWanted, nodes_wanted
 from tilework.cli.options import serve as options
 from tilework.cli.options.common import Adapter, Device, Dtype, ProfilesFile, VaeTiling, WorkerThreads, examples
+from tilework.cli.options.nodes import Agents, Cluster, Nodes, StateCopies
 from tilework.control.watchdog import WatchdogConfig
 from tilework.core.model import SimulatedSource, Source
 from tilework.core.time import s_from_ns
@@ -19,6 +22,9 @@ from tilework.core.wire.commands import STATES_BYTES
 from tilework.cost.table import BadCostTable, CostTable, check_devices
 from tilework.cost.table_file import read_table
 from tilework.policy.registry import DEFAULT_POLICY, UnknownPolicy, check_live, check_pools
+
+if TYPE_CHECKING:
+    from tilework.cli.workers import Workers
 
 EXAMPLE = examples(
     "tilework serve",
@@ -29,6 +35,7 @@ EXAMPLE = examples(
     "tilework serve ./sdxl --loras ./loras",
     "tilework serve --durable ./state",
     "tilework serve --default-slo 3x",
+    "tilework serve ./sdxl --nodes 2 --agents 10.0.0.5:7070",
     "tilework serve --backend modelled --devices 8 --cost flux1dev_h100_eager",
 )
 STUCK_AFTER_S = s_from_ns(WatchdogConfig().least_ns)
@@ -65,6 +72,10 @@ def command(
     max_batch: options.MaxBatch = None,
     exact: options.Exact = False,
     default_slo: options.DefaultSlo = None,
+    nodes: Nodes = None,
+    agents: Agents = None,
+    cluster: Cluster = None,
+    copies: StateCopies = 1,
     log: options.Log = None,
     stuck_after: options.StuckAfter = STUCK_AFTER_S,
     log_level: options.LogLevelName = options.LogLevel.WARNING,
@@ -73,45 +84,85 @@ def command(
     """Serve models behind OpenAI's images API, with deadlines.
 
     Further settings come from the environment: TILEWORK_MAX_STEPS, TILEWORK_RESULT_TTL_S, ... (docs/serving.md)."""
-    _prepare(log_level, models, models_file)
+    asked = _checked(backend, workers, cell, weights_memory, cpu_slots, nodes_wanted(nodes, agents, cluster, copies))
+    table = _prepared(log_level, models, models_file, policy, cost, asked[0].num_devices)
+    usual = ModelOptions(adapter, device, dtype, threads, worker_memory, vae_tiling, not no_previews)
     from tilework.cli.serving import Serving
 
-    asked = _checked(Workers(workers, cell, weights_memory, cpu_slots), backend)
-    table = _checked_table(policy, cost, asked.num_devices, models_file)
-    usual = ModelOptions(adapter, device, dtype, threads, worker_memory, vae_tiling, not no_previews)
     Serving(
-        sources=_sources(backend, table, models, models_file, loras, usual, weights_memory),
-        workers=asked,
-        states_bytes=states_memory or STATES_BYTES,
+        workers=_workers(asked, states_memory, _sources(backend, table, models, models_file, loras, usual)),
         policy=policy,
         table=table,
         profiles=profiles,
         recalibrate=recalibrate,
         settings=_settings(tenants=tenants, durable=durable, models=models_file, host=host, port=port, results=results)
-        | {"api_key": api_key, "max_backlog_s": max_backlog, "max_batch": max_batch, "exact": exact or None}
-        | {"default_slo": default_slo},
+        | _limits(api_key, max_backlog, max_batch, exact=exact, default_slo=default_slo),
         log=log,
         stuck_after_s=stuck_after,
         json=json,
     ).run()
 
 
-def _prepare(log_level: str, models: Sequence[str] | None, file: Path | None) -> None:
-    """Raises UserError if the models are given twice."""
+def _prepared(
+    log_level: str,
+    models: Sequence[str] | None,
+    file: Path | None,
+    policy: str,
+    cost: str | None,
+    num_workers: int,
+) -> CostTable | None:
+    """The cost table that is given, if any. Raises UserError, also if the models are given twice."""
     if models and file is not None:
         raise UserError(f"models are given twice, as {models[0]!r} and by --models; leave one out")
     require_serve_extra()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("tilework").setLevel(log_level.upper())  # Libraries stay as they are.
+    return _checked_table(policy, cost, num_workers, file)
 
 
-def _checked(workers: Workers, backend: options.Backend) -> Workers:
-    """Raises UserError if there cannot be such workers."""
-    if workers.cell_size > 1 and backend is options.Backend.MODELLED:
-        size = workers.cell_size
+def _limits(
+    api_key: str | None, max_backlog: float | None, max_batch: int | None, *, exact: bool, default_slo: str | None
+) -> dict[str, object]:
+    found: dict[str, object] = {"api_key": api_key, "max_backlog_s": max_backlog, "max_batch": max_batch}
+    return found | {"exact": exact or None, "default_slo": default_slo}
+
+
+def _checked(
+    backend: options.Backend,
+    workers: int,
+    size: int,
+    weights_bytes: int | None,
+    num_slots: int,
+    nodes: NodesWanted | None,
+) -> tuple[Devices, NodesWanted | None]:
+    """The devices that are asked for, here or on each of several nodes. Raises UserError if there cannot be such."""
+    if size > 1 and backend is options.Backend.MODELLED:
         raise UserError(f"cell is {size}, and simulated devices have no weights; give --cost NAME,cell={size} instead")
-    workers.check()
-    return workers
+    if size > 1 and nodes is not None:
+        raise UserError(f"cell is {size}, and there are no cells on several nodes yet; serve on one machine")
+    if weights_bytes is not None and backend is options.Backend.MODELLED:
+        raise UserError("--weights-memory needs --backend diffusers: simulated devices have no weights; leave it out")
+    devices = Devices(workers, size, weights_bytes, num_slots)
+    devices.check()
+    return devices, nodes
+
+
+def _workers(
+    asked: tuple[Devices, NodesWanted | None], states_memory: int | None, sources: tuple[Source, ...]
+) -> Workers:
+    from tilework.cli.workers import Workers
+    from tilework.runtime.local_executor import LocalConfig
+
+    devices, nodes = asked
+    each = LocalConfig(
+        num_workers=devices.number,
+        cell_size=devices.cell_size,
+        sources=sources,
+        num_slots=devices.num_slots,
+        weights_bytes=devices.weights_bytes,
+        states_bytes=states_memory or STATES_BYTES,
+    )
+    return Workers(each, nodes)
 
 
 def _settings(**options: object) -> dict[str, object]:
@@ -151,10 +202,9 @@ def _sources(
     file: Path | None,
     loras: Path | None,
     usual: ModelOptions,
-    weights_memory: int | None,
 ) -> tuple[Source, ...]:
     if backend is options.Backend.MODELLED:
-        return _simulated_sources(table, models, usual.memory_bytes, weights_memory)
+        return tuple(simulated_source(table, one, usual.memory_bytes) for one in models or ("",))
     return _model_sources(models, file, loras, usual)
 
 
@@ -185,14 +235,6 @@ def _model_sources(
             )
             for name, one in read_models(str(file)).items()
         )
-
-
-def _simulated_sources(
-    table: CostTable | None, models: Sequence[str] | None, worker_memory: int | None, weights_memory: int | None
-) -> tuple[Source, ...]:
-    if weights_memory is not None:
-        raise UserError("--weights-memory needs --backend diffusers: simulated devices have no weights; leave it out")
-    return tuple(simulated_source(table, one, worker_memory) for one in models or ("",))
 
 
 def simulated_source(table: CostTable | None, pipeline: str, memory_bytes: int | None = None) -> SimulatedSource:
