@@ -15,6 +15,7 @@ from rich.console import Console
 from suite.case import Case, CaseFailed
 from suite.cases.batch_model import BatchModelCase
 from suite.cases.bubbles import Bubbles
+from suite.cases.cells import Cells
 from suite.cases.chaos import Chaos
 from suite.cases.checkpoints import Checkpoints
 from suite.cases.clipgroups import ClipGroups
@@ -97,6 +98,7 @@ CASES: dict[str, tuple[str, type[Case]]] = {
     "batch_model": ("The predicted time of batches: how well, on a CPU and simulated, and how fast", BatchModelCase),
     "together": ("Mixed traffic on a live server, in batches and one by one", Together),
     "ready": ("Time from the start of the server to ready", Ready),
+    "cells": ("A denoiser whose weights two devices have together: memory of each, and time of a step", Cells),
     "weights": ("Memory of CPU workers with one copy of the weights, and with one each", Weights),
     "swaps": ("Two models in turn on a device with room for one: the cost beyond their loads", Swaps),
     "loras": ("LoRAs on a device: what they cost steps that use one, and others", Loras),

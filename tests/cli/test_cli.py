@@ -225,6 +225,23 @@ def test_a_model_decodes_in_tiles_as_its_entry_says_or_else_the_server(
     assert handed == [[False], [True], [False, False], [True, False]]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--cell", "3", "--devices", "4"], "cell is 3, which does not divide the 4 devices; give another number"),
+        (["--cell", "2"], "cell is 2, and --weights-memory does not say what a device has for weights; give it"),
+        (["--cell", "2", "--weights-memory", "1GB", "--max-batch", "4"], "max_batch is 4, and requests share no"),
+        (["--cell", "2", "--weights-memory", "1GB", "--exact"], "cell is 2: its devices round otherwise than one"),
+        (
+            ["--cell", "2", "--backend", "modelled", "--cost", "flux1dev_h100_eager"],
+            "cell is 2, and simulated devices have no weights; give --cost NAME,cell=2 instead",
+        ),
+    ],
+)
+def test_what_cells_cannot_do_is_refused_by_name(mistake: Callable[..., str], arguments: list[str], said: str) -> None:
+    assert mistake("serve", *arguments).startswith(said)
+
+
 def test_simulated_devices_have_no_weights_to_load(mistake: Callable[..., str]) -> None:
     simulated = "--backend", "modelled", "--cost", "flux1dev_h100_eager"
     assert "--weights-memory needs --backend diffusers" in mistake("serve", *simulated, "--weights-memory", "1GB")

@@ -72,7 +72,7 @@ def measurers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[FakeExecu
         made.append(FakeExecutor(config))
         return made[-1]
 
-    monkeypatch.setattr("tilework.runtime.local_executor.LocalExecutor", make)
+    monkeypatch.setattr("tilework.runtime.cell_executor.local_executor", make)
     monkeypatch.setattr(
         "tilework.pipelines.model_index.read_model_index", lambda path, adapter: None
     )  # Models are made up.
@@ -137,11 +137,16 @@ def test_a_size_that_does_not_run_is_reported(monkeypatch: pytest.MonkeyPatch) -
         (["--sizes", "0x64"], "size is '0x64'; use WIDTHxHEIGHT"),
         (["--sizes", "72"], "size is 72x72; sides of toy are multiples of 16 up to 192"),
         (["--sizes", "208"], "size is 208x208; sides of toy are multiples of 16 up to 192"),
-        (["--degrees", "1,3"], "degrees is '1,3'; use whole numbers from 1 to the number of --workers"),
+        (["--degrees", "1,3"], "degrees is '1,3'; use whole numbers from 1 to 2, the number of devices"),
         (["--degrees", "0"], "degrees is '0'; use whole numbers"),
         (["--degrees", "1,,2"], "degrees is '1,,2'; use whole numbers"),
         (["--mixed"], "requests of toy of several sizes cannot share a forward pass; leave out --mixed"),
         (["--workers", "8", "--degrees", "8"], "toy runs on at most 4 devices at once, not 8"),
+        (["--workers", "3", "--cell", "2"], "cell is 2, which does not divide the 3 devices"),
+        (
+            ["--workers", "4", "--cell", "2"],
+            "cell is 2, and --weights-memory does not say what a device has",
+        ),
     ],
 )
 @pytest.mark.usefixtures("measurers")

@@ -20,8 +20,9 @@ from tilework.core.wire.commands import STATES_BYTES
 from tilework.core.wire.spec import Spec
 from tilework.core.work import Plan, Start
 from tilework.cost.table import CostTable
+from tilework.runtime.cell_executor import CellExecutor, local_executor
 from tilework.runtime.engine import Engine, EngineConfig
-from tilework.runtime.local_executor import LocalConfig, LocalExecutor
+from tilework.runtime.local_executor import LocalConfig
 from tilework.runtime.ticket import Outcome, Ticket
 
 T = TypeVar("T")
@@ -59,15 +60,17 @@ class Rig:
         weights_bytes: int | None = None,
         states_bytes: int = STATES_BYTES,
         encode_cache_bytes: int = 0,
+        cell_size: int = 1,
     ) -> None:
         self.runner = asyncio.Runner()
         self.log = io.StringIO()
-        self.executor = LocalExecutor(
+        self.executor = local_executor(
             LocalConfig(
                 num_workers=num_workers,
                 sources=source if isinstance(source, tuple) else (source,),
                 weights_bytes=weights_bytes,
                 states_bytes=states_bytes,
+                cell_size=cell_size,
                 restart_delay_s=0.05,
                 max_restarts=1,
                 stop_grace_s=1.0,
@@ -87,7 +90,7 @@ class Rig:
 
     async def outcome(self, spec: Spec, uid: str) -> Outcome:
         ticket = self.submit(spec, uid)
-        assert isinstance(ticket, Ticket)
+        assert isinstance(ticket, Ticket), ticket
         return await ticket.outcome
 
     def outcomes(self, specs: dict[str, Spec]) -> list[Outcome]:
@@ -126,7 +129,8 @@ def assert_nothing_is_left(engine: Engine) -> None:
     assert not left_behind(engine._executor), "blobs of requests that have ended"
 
 
-def left_behind(executor: LocalExecutor) -> list[Path]:
+def left_behind(executor: Any) -> list[Path]:
     """The blobs that have not been removed."""
-    files = [path for path in executor._blobs.path.iterdir() if path.is_file()]
+    workers = executor._inner if isinstance(executor, CellExecutor) else executor
+    files = [path for path in workers._blobs.path.iterdir() if path.is_file()]
     return [path for path in files if path.name != "lock"]

@@ -70,6 +70,16 @@ def test_every_image_of_a_call_and_of_a_chat_is_exact(server: Served) -> None:
     assert server.engine.specs[-1].exact
 
 
+def test_a_model_that_is_split_among_devices_draws_none() -> None:
+    with serving(FakeEngine(info=replace(INFO, cell=2)), drain_s=0) as server:
+        assert server.post({"prompt": "x"}).status_code == 200
+        answer = server.post({"prompt": "x", "exact": True})
+        assert answer.status_code == 400
+        assert "exact = true is not accepted" in answer.text
+        assert "is split among 2 devices" in answer.text
+        assert server.http.get("/v1/models").json()["data"][0]["tilework"]["cell"] == 2
+
+
 def test_another_value_is_refused(server: Served) -> None:
     answer = server.post({"prompt": "x", "exact": "yes"})
     assert answer.status_code == 400

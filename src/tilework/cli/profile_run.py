@@ -21,6 +21,7 @@ from tilework.cost.profiles import Profiles
 from tilework.cost.table import CostTable, graphs_of
 
 if TYPE_CHECKING:
+    from tilework.runtime.cell_executor import CellExecutor
     from tilework.runtime.local_executor import LocalExecutor
 
 _MIXED_RUNS = 5
@@ -33,7 +34,7 @@ class ProfilePlan:
     `combinations` is how many batches of several outputs are measured beside single outputs.
     """
 
-    workers: int
+    num_devices: int
     shapes: tuple[Shape, ...] | None
     degrees: tuple[int, ...] | None
     num_runs: int
@@ -71,9 +72,11 @@ class _Listener:
     def on_loading(self, num_ready: int) -> None: ...
 
 
-def run(executor: LocalExecutor, plan: ProfilePlan, store: Profiles, model: str, quiet: bool) -> Measured:
+def run(
+    executor: CellExecutor | LocalExecutor, plan: ProfilePlan, store: Profiles, model: str, quiet: bool
+) -> Measured:
     with ExitStack() as stack:
-        status = stack.enter_context(console.status(f"starting {plan.workers} workers with {model}"))
+        status = stack.enter_context(console.status(f"starting {plan.num_devices} devices with {model}"))
         bar = progress(quiet)
         task = bar.add_task("measuring", total=None)
 
@@ -87,7 +90,7 @@ def run(executor: LocalExecutor, plan: ProfilePlan, store: Profiles, model: str,
 
 
 async def _measure(
-    executor: LocalExecutor, plan: ProfilePlan, store: Profiles, on_progress: Callable[[int, int], None]
+    executor: CellExecutor | LocalExecutor, plan: ProfilePlan, store: Profiles, on_progress: Callable[[int, int], None]
 ) -> Measured:
     """Raises CancelledError if it is cancelled before anything is measured."""
     from tilework.runtime.models.costs import ModelMeasurer, calibration_shapes, measure
@@ -143,7 +146,7 @@ def _profiled(store: Profiles, key: ProfileKey) -> set[Batch]:
 
 
 def _degrees(plan: ProfilePlan, info: ModelInfo) -> tuple[int, ...]:
-    most = min(info.max_degree, plan.workers)
+    most = min(info.max_degree, plan.num_devices)
     if plan.degrees is None:
         return tuple(1 << power for power in range(most.bit_length()))
     if plan.degrees[-1] > most:

@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.status import Status
 from setproctitle import setproctitle
 
-from tilework.cli.console import console, out, print_json, user_errors
+from tilework.cli.console import UserError, console, out, print_json, user_errors
 from tilework.cli.measured import open_profiles
 from tilework.cli.workers import Workers
 from tilework.control.controller import ControllerConfig
@@ -43,6 +43,7 @@ _NOT_OF_THE_SERVER = (
     "states_memory",
     "loras",
     "cluster_token",
+    "cell",
 )
 """Settings of the environment that belong to the command."""
 
@@ -70,6 +71,7 @@ class Serving:
             ExitStack() as stack,
         ):
             config = load_config(self.settings, others=_NOT_OF_THE_SERVER)
+            self._check_cells(config)
             state = stack.enter_context(closing(DurableDirectory(Path(config.durable)))) if config.durable else None
             status = stack.enter_context(console.status(f"starting {self.workers}"))
             engine = self._engine(config, state, stack, status)
@@ -82,12 +84,21 @@ class Serving:
                     "models": list(engine.models),
                     "workers": self.workers.each.num_workers,
                 }
+                ready |= {"cell": self.workers.each.cell_size} if self.workers.each.cell_size > 1 else {}
                 ready |= {"ready_s": seconds}
                 ready |= {"restored": engine.health().num_jobs} if state is not None else {}
                 print_json(ready) if self.json else self._greet(ready, config.durable, engine.models)
 
             serving = serve_http(engine, config, on_ready=on_ready, on_progress=partial(_show, None), durable=state)
             asyncio.run(serving)
+
+    def _check_cells(self, config: ServerConfig) -> None:
+        """Raises UserError if something is asked for that cells cannot do."""
+        size, max_batch = self.workers.each.cell_size, self.settings.get("max_batch")
+        if size > 1 and config.exact:
+            raise UserError(f"cell is {size}: its devices round otherwise than one; leave out --exact")
+        if size > 1 and max_batch not in (None, 1):
+            raise UserError(f"max_batch is {max_batch}, and requests share no forward pass in cells; leave it out")
 
     def _engine(self, config: ServerConfig, state: DurableDirectory | None, stack: ExitStack, status: Status) -> Engine:
         """The engine, not yet started. Its log is closed with `stack`; `status` shows what it measures."""

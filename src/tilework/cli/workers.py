@@ -7,8 +7,9 @@ from pathlib import Path
 
 from tilework.cli.nodes import NodesWanted
 from tilework.core.model import SimulatedSource
+from tilework.runtime.cell_executor import local_executor
 from tilework.runtime.executor import Executor
-from tilework.runtime.local_executor import LocalConfig, LocalExecutor
+from tilework.runtime.local_executor import LocalConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +22,11 @@ class Workers:
     def __str__(self) -> str:
         first = self.each.sources[0]
         device = "simulated device" if isinstance(first, SimulatedSource) else first.device
-        return f"{self.each.num_workers} x {device}" + ("" if self.nodes is None else f" on {self.nodes.nodes_text}")
+        cells = f" in cells of {self.each.cell_size}" if self.each.cell_size > 1 else ""
+        where = "" if self.nodes is None else f" on {self.nodes.nodes_text}"
+        return f"{self.each.num_workers} x {device}{cells}{where}"
 
     def executor(self, owner: Path | None) -> Executor:
         """What runs them, for a durable server if it has an `owner`. Raises BadNodes, WorkerStartFailed."""
         each = replace(self.each, owner=owner)
-        return LocalExecutor(each) if self.nodes is None else self.nodes.executor(each)
+        return local_executor(each) if self.nodes is None else self.nodes.executor(each)

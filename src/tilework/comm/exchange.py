@@ -9,6 +9,8 @@ from datetime import timedelta
 import torch
 from torch import Tensor
 
+from tilework.core.comm import Comm
+
 PATIENCE = timedelta(hours=1)
 """How long a member waits for another that is alive: it may be busy with other works, for minutes."""
 
@@ -78,6 +80,9 @@ class ExchangeComm(ABC):
         if tensor.numel():
             self.exchange([], [(source, tensor)])
 
+    def among(self, ranks: Sequence[int]) -> Comm:
+        return _PartComm(self, ranks)
+
     def meet(self, device: str) -> None:
         """Return when every member has called this. Raises GroupBroken."""
         hello = torch.zeros(1, dtype=torch.uint8, device=device)
@@ -90,6 +95,26 @@ class ExchangeComm(ABC):
         sends = [(peer, ours[peer]) for peer in self._peers if ours[peer].numel()]
         receives = [(peer, theirs[peer]) for peer in reversed(self._peers) if theirs[peer].numel()]
         self.exchange(sends, receives)
+
+
+class _PartComm(ExchangeComm):
+    """Some ranks of a group, whose messages go through its connections."""
+
+    def __init__(self, whole: ExchangeComm, ranks: Sequence[int]) -> None:
+        super().__init__(ranks.index(whole.rank), len(ranks))
+        self._whole, self._ranks = whole, tuple(ranks)
+
+    def exchange(self, sends: Sequence[Piece], receives: Sequence[Piece]) -> None:
+        self._whole.exchange(self._in_whole(sends), self._in_whole(receives))
+
+    def abort(self) -> None:
+        self._whole.abort()
+
+    def close(self) -> None:
+        """Nothing was set up."""
+
+    def _in_whole(self, pieces: Sequence[Piece]) -> list[Piece]:
+        return [(self._ranks[rank], tensor) for rank, tensor in pieces]
 
 
 def _flat(tensor: Tensor) -> Tensor:

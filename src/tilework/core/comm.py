@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 
@@ -32,6 +33,12 @@ class Comm(Protocol):
     def broadcast(self, tensor: Any, root: int) -> None: ...
     def send(self, tensor: Any, target: int) -> None: ...
     def recv(self, tensor: Any, source: int) -> None: ...
+    def among(self, ranks: Sequence[int]) -> Comm:
+        """The collectives of these ranks alone, one of which is this one; each rank's own index is its rank there.
+
+        They break off with the group, and it with them.
+        """
+
     def abort(self) -> None:
         """Make the calls of every member fail with GroupBroken, also running ones. May be called from any thread."""
 

@@ -190,7 +190,7 @@ class ModelInfo:
     numbers of steps that the model's sampler can run, ascending. `arguments` are what a request may give beside what
     all models take. `stages` are those of its pipeline's graph. `loras` are the names of the LoRAs that requests may
     use. With `vae_tiling` its autoencoder works in tiles. `decode` is known if a plan can say that a decode needs more
-    memory than there is.
+    memory than there is. Each device that serves it is a `cell` of this number.
     """
 
     name: str
@@ -224,6 +224,7 @@ class ModelInfo:
     loras: tuple[str, ...] = ()
     vae_tiling: bool = False
     decode: DecodeMemory | None = None
+    cell: int = 1
 
     @property
     def graph(self) -> Graph:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,6 +44,32 @@ def is_denoiser(component: Any) -> bool:
 def denoisers_of(pipeline: Any) -> dict[str, Any]:
     """The denoisers of a pipeline, by the names of their components."""
     return {name: component for name, component in pipeline.components.items() if is_denoiser(component)}
+
+
+def blocks_of(component: nn.Module) -> Iterator[nn.Module]:
+    """Modules of a component that run one after another, each with weights that nothing else reads meanwhile.
+
+    They are the members of lists of modules, and what stands beside these. An autoencoder has none: the first rank of a
+    group draws previews with it while the others do something else.
+    """
+    if not hasattr(component, "decode") and _has_list(component):
+        yield from _blocks_within(component, set())
+
+
+def _blocks_within(module: nn.Module, seen: set[nn.Module]) -> Iterator[nn.Module]:
+    for child in module.children():
+        is_called = type(child).forward is not nn.Module.forward
+        if child in seen:
+            continue
+        if is_called and (isinstance(module, nn.ModuleList) or not _has_list(child)):
+            seen.add(child)
+            yield child
+        else:
+            yield from _blocks_within(child, seen)
+
+
+def _has_list(module: nn.Module) -> bool:
+    return any(isinstance(one, nn.ModuleList) for one in module.modules())
 
 
 @dataclass(frozen=True, slots=True)

@@ -232,10 +232,6 @@ class Engine:
         now_ns, policy = self.now_ns(), self._controller.policy
         occupancy = self._controller.occupancy(now_ns)
         free = {one.device_id: one.memory.free_bytes for one in self._controller.tracker.devices}
-        pids = {
-            device_id: self._executor.pid(device_id)
-            for device_id in range(self._executor.num_devices + self._executor.num_slots)
-        }
         return Usage(
             waiting=occupancy.waiting,
             running=occupancy.running,
@@ -244,7 +240,7 @@ class Engine:
             encode_cache=self._encode_cache.usage,
             memory_bytes=dict(self._dispatcher.memory_bytes),
             kept=dict(self._dispatcher.kept),
-            pids={device_id: pid for device_id, pid in pids.items() if pid is not None},
+            pids=self._executor.pids,
             weights_free_bytes={device_id: size for device_id, size in free.items() if size is not None},
             placements=policy.placement_status(now_ns) if isinstance(policy, PlacesStages) else (),
         )

@@ -62,6 +62,10 @@ class Executor(Protocol):
         """Accelerators; their ids count from 0."""
 
     @property
+    def cell_size(self) -> int:
+        """How many workers each accelerator is. They have its weights together, and run its works together."""
+
+    @property
     def devices_up(self) -> Group:
         """The accelerators that have loaded and are not lost."""
 
@@ -132,8 +136,9 @@ class Executor(Protocol):
     def remove_lora(self, model: str, name: str) -> None:
         """Let requests for a model use a LoRA no more."""
 
-    def pid(self, device_id: int) -> int | None:
-        """Process id of a device's worker; None while there is none."""
+    @property
+    def pids(self) -> Mapping[str, int]:
+        """Process ids of the workers that there are, by device: "0"; in a cell by device and rank: "0.1"."""
 
     def send(self, device_id: int, outgoing: Outgoing) -> None: ...
     def read_ahead(self, read: ReadComponents) -> None:

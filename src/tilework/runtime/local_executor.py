@@ -61,7 +61,8 @@ class LocalConfig:
 
     The `sources` of their models agree on threads, memory and the kind of device. Each worker has those that it serves
     from the start; with `weights_bytes` it knows all, and an accelerator holds no more weights than that at a time.
-    Of jobs that have no work there each worker keeps `states_bytes` at most.
+    Of jobs that have no work there each worker keeps `states_bytes` at most. Accelerators are in cells of `cell_size`,
+    which divides their number: see `CellExecutor`.
 
     A worker that dies is restarted after `restart_delay_s`. From the third death in a row without a finished work the
     delay doubles each time, up to `max_delay_s`, so that a broken device does not interrupt one request after another.
@@ -74,6 +75,7 @@ class LocalConfig:
     num_slots: int = 1
     weights_bytes: int | None = None
     states_bytes: int = STATES_BYTES
+    cell_size: int = 1
     restart_delay_s: float = 0.5
     max_delay_s: float = 30.0
     max_restarts: int = 6
@@ -108,6 +110,10 @@ class LocalExecutor:
     @property
     def num_devices(self) -> int:
         return self._config.num_workers
+
+    @property
+    def cell_size(self) -> int:
+        return self._config.cell_size
 
     @property
     def devices_up(self) -> Group:
@@ -146,7 +152,12 @@ class LocalExecutor:
     def profile_key(self, model: str) -> ProfileKey:
         return self._keys[model]
 
+    @property
+    def pids(self) -> Mapping[str, int]:
+        return {str(device_id): worker.pid for device_id, worker in self._workers.items() if worker.pid is not None}
+
     def pid(self, device_id: int) -> int | None:
+        """Process id of a device's worker; None while there is none."""
         worker = self._workers.get(device_id)
         return None if worker is None else worker.pid
 
@@ -158,6 +169,7 @@ class LocalExecutor:
             directory=self._blobs.path,
             timeout_s=self._config.start_timeout_s,
             grace_s=self._config.stop_grace_s,
+            cell_size=self._config.cell_size,
             up=lambda: sorted(self._up),
             slots=lambda: range(self.num_devices, self.num_devices + self._num_slots),
             send=self.send,
@@ -204,8 +216,8 @@ class LocalExecutor:
         num_runs: int | None = None,
         loras: tuple[UsedLora, ...] = (),
     ) -> tuple[CostRow, ...]:
-        served = self.serving.get(model, self.devices_up)
-        up = [device_id for device_id in self.devices_up if device_id in served]
+        served = set(self.serving.get(model, self.devices_up)) & self._up
+        up = [device_id for device_id in sorted(served) if served.issuperset(self._cell(device_id))]
         for command in self._measuring.commands(model, loras):
             for device_id in up:
                 self.send(device_id, command)
@@ -218,7 +230,8 @@ class LocalExecutor:
                 self.send(device_id, Calibrate(model, batches, ref, num_runs, loras, weights))
         await asyncio.gather(*self._calibrated.values())
         for group, ref in refs.items():
-            if ref is not None and any(len(self._calibrated[device_id].result()) < len(batches) for device_id in group):
+            found = [{row.shapes for row in self._calibrated[device_id].result()} for device_id in group]
+            if ref is not None and any(len(shapes) < len(batches) for shapes in found):
                 self.break_off(ref)  # A member that could not run a shape has left the group.
         return tuple(row for future in self._calibrated.values() for row in future.result())
 
@@ -345,6 +358,12 @@ class LocalExecutor:
         ]
         return tuple(served) or self._sources[:1]
 
+    def _cell(self, device_id: int) -> Group:
+        """The accelerators that are in a cell with this one, which is among them."""
+        size = self._config.cell_size
+        first = device_id // size * size
+        return tuple(range(first, first + size))
+
     def _spawn(self, device_id: int) -> WorkerProcess:
         """Start a process. Its first message is Loaded or LoadFailed."""
         is_slot = device_id >= self.num_devices
@@ -358,6 +377,7 @@ class LocalExecutor:
             states_bytes=self._config.states_bytes,
             replaces=self._loaded[device_id].done(),
             infos=self._infos if is_slot else (),
+            cell=() if is_slot or self._config.cell_size == 1 else self._cell(device_id),
         )
         worker = self._workers[device_id] = WorkerProcess(
             site, sources, partial(self._report, device_id), partial(self._on_exit, device_id)

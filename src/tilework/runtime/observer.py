@@ -51,7 +51,7 @@ class Usage:
     state_blob_bytes: int
     memory_bytes: Mapping[int, int]
     kept: Mapping[int, KeptStates]
-    pids: Mapping[int, int]
+    pids: Mapping[str, int]
     weights_free_bytes: Mapping[int, int] = field(default_factory=dict)
     placements: Sequence[PlacementStatus] = ()
     encode_cache: CacheUsage = field(default_factory=CacheUsage)

@@ -265,8 +265,11 @@ class WorkDispatcher:
                 self._recorder.observer.on_preempted(job_id)
 
     def _tell_members(self, result: WorkResult) -> None:
-        """Tell the other members of a group which blob its first has written, so that they can spill the job."""
-        _, *others = result.work.devices
+        """Tell the other members of a group which blob its first has written, so that they can spill the job.
+
+        In a cell the first device has other workers, too.
+        """
+        others = result.work.devices[0 if self._executor.cell_size > 1 else 1 :]
         for job_id, position in result.members.items() if others else ():
             saved = self._core.states.saved(job_id, position + result.steps_done)
             if saved is not None:

@@ -45,24 +45,27 @@ def calibrate(
     comm: Comm | None = None,
     num_runs: int | None = None,
     prepare: Callable[[str], None] = lambda _stage: None,
+    cell_size: int = 1,
 ) -> tuple[CostRow, ...]:
     """Time the stages for every batch, with guidance; rows in the order of `batches`.
 
     Without a `comm`: every stage for a single output, and those that take it for a batch. An output that cannot run
     here (for lack of memory, for example) is left out; of a batch, the stage that cannot and those after it.
 
-    With a `comm`: stages that several devices may share, for single outputs, at the degree of the group. All ranks make
-    the same call, and each returns rows of its own. A batch that cannot run on one rank breaks the group, since the
+    With a `comm`: stages that several devices may share, for single outputs, at the degree of the group; in that of a
+    single cell, which has `cell_size` ranks and counts as one device, every stage. All ranks make the same call, and
+    each returns rows of its own. A batch that cannot run on one rank breaks the group, since the
     others wait for that rank; the rows so far are returned.
 
     `num_runs` runs follow three warm-up runs; None means one warm-up run and then up to five within a second. Before it
     runs a stage it calls `prepare` with its name, which is not timed.
     """
     rows: list[CostRow] = []
+    degree = 1 if comm is None else comm.size // cell_size
     for batch in batches:
         timings: dict[str, _Timing] = {}
         try:
-            _time_stages(family, batch, comm, num_runs, timings, prepare)
+            _time_stages(family, batch, comm, degree, num_runs, timings, prepare)
         except Exception:
             _log.exception("%s cannot run here; it is left out of the calibration", " + ".join(map(str, batch)))
             if comm is not None:
@@ -70,7 +73,6 @@ def calibrate(
                 break
             if len(batch) == 1:
                 continue
-        degree = 1 if comm is None else comm.size
         rows += [_row(family, stage, batch, degree, timing) for stage, timing in timings.items()]
     return tuple(rows)
 
@@ -79,6 +81,7 @@ def _time_stages(
     family: Family,
     batch: Batch,
     comm: Comm | None,
+    degree: int,
     num_runs: int | None,
     timings: dict[str, _Timing],
     prepare: Callable[[str], None],
@@ -94,7 +97,7 @@ def _time_stages(
     wanted = {
         stage.name
         for stage in family.info.graph.stages
-        if (stage.is_parallel if comm is not None else stage.spec.takes(batch))
+        if (stage.is_parallel if degree > 1 else stage.spec.takes(batch))
     }
     for stage in family.info.graph.stages:
         prepare(stage.name)
@@ -114,7 +117,7 @@ def _time_stages(
             break
         state = steps.export() if stage.has_steps else None
         outputs = {spec: _moved(of_spec) for spec, of_spec in write().items()}
-        if comm is None and len(batch) == 1:
+        if degree == 1 and len(batch) == 1:
             size = serialize(outputs[specs[0]] if state is None else state).num_bytes
             timings[stage.name] = replace(timings[stage.name], state_bytes=size)
         values = {spec: {**values[spec], **of_spec} for spec, of_spec in outputs.items()}

@@ -29,13 +29,14 @@ from tilework.pipelines.numerics import pin_numerics
 from tilework.pipelines.video.exporter import Exporter, can_export
 from tilework.worker.hardware import describe_hardware
 from tilework.worker.memory import Budget
+from tilework.worker.models.cell import Cell
 from tilework.worker.models.describe import described
 from tilework.worker.models.loads import WeightsNotLoaded
 from tilework.worker.models.loras import WorkerLoras
 from tilework.worker.models.models import Models
 from tilework.worker.models.reader import read_ahead
 from tilework.worker.models.shared_weights import SharedWeights
-from tilework.worker.models.skeleton import leave_skeleton
+from tilework.worker.models.skeleton import leave_skeleton, take_over
 from tilework.worker.models.weights import Weights
 from tilework.worker.simulated import SimulatedFamily
 from tilework.worker.state_blobs import StateBlobs
@@ -53,7 +54,8 @@ def serve(connection: socket.socket, sources: Sequence[Source], site: Site) -> N
     # Ctrl-C reaches the whole process group; when to end is the parent's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     source = sources[0]
-    setproctitle(f"tilework: worker {site.device_id} ({_device_name(source, site.device_id)})")
+    place = f", cell of {', '.join(map(str, site.cell))}" if site.cell else ""
+    setproctitle(f"tilework: worker {site.device_id} ({_device_name(source, site.device_id)}{place})")
     groups = Groups(site.device_id, site.rendezvous, source.device)
     link = _Link(connection, groups)
     start_ns = time.monotonic_ns()
@@ -95,7 +97,7 @@ def _execute_all(link: _Link, worker: Worker) -> None:
 def _left_skeleton(source: Source, site: Site, start_ns: int) -> Loaded:
     """Read a model for workers that serve already."""
     assert isinstance(source, ModelSource)
-    weights = Weights(SharedWeights(Path(site.blobs) / WEIGHTS))
+    weights = Weights(SharedWeights(Path(site.blobs) / WEIGHTS), _cell(site))
     model = leave_skeleton(source, weights, Path(site.skeleton))
     return Loaded((model,), time.monotonic_ns() - start_ns)
 
@@ -110,7 +112,7 @@ def _read_for_others(link: _Link, site: Site) -> None:
 def _load(sources: Sequence[Source], site: Site, start_ns: int) -> tuple[Models, Loaded]:
     """The models, and the report about them. With `loads_on_demand` each gives its weights away before the next one."""
     files = SharedWeights(Path(site.blobs) / WEIGHTS)
-    weights = Weights(files) if site.loads_on_demand else None
+    weights = Weights(files, _cell(site)) if site.loads_on_demand else None
     loras = WorkerLoras(on_demand=weights is not None)
     families: dict[str, Family] = {}
     components: dict[str, Mapping[str, Component]] = {}
@@ -118,7 +120,10 @@ def _load(sources: Sequence[Source], site: Site, start_ns: int) -> tuple[Models,
     broken: dict[str, str] = {}
     for source, info in zip_longest(sources, site.infos):
         try:
-            family = _family(source, info, files if weights is None else None)
+            if weights is not None and weights.cell is not None and isinstance(source, ModelSource):
+                family, model, parts = _split(source, site, weights, loras)
+            else:
+                family, model, parts = _whole(source, info, files, weights, loras)
         except Exception as error:
             if not site.replaces or (source is sources[-1] and not families):
                 raise
@@ -127,17 +132,41 @@ def _load(sources: Sequence[Source], site: Site, start_ns: int) -> tuple[Models,
         name = family.info.name
         if name in families:
             raise InvalidSource(f"two models are called {name!r}; give one another name: NAME={_location(source)}")
-        families[name], components[name] = family, {}
-        usable, refused = loras.add_all(family, source)
-        if weights is not None and isinstance(source, ModelSource):
-            components[name] = {
-                part: weights.add(module, partial(load_component, source, part))
-                for part, module in family.modules.items()
-            }
-        loaded.append(described(family, source, components[name], usable, refused))
+        families[name], components[name] = family, parts
+        loaded.append(model)
     models = Models(families, weights, components, broken, loras)
     hardware = sources[0].hardware if isinstance(sources[0], SimulatedSource) else describe_hardware(models.device)
     return models, Loaded(tuple(loaded), time.monotonic_ns() - start_ns, hardware)
+
+
+_Read = tuple[Family, LoadedModel, Mapping[str, Component]]
+"""A model, what the server must know of it, and its components by name."""
+
+
+def _whole(
+    source: Source, info: ModelInfo | None, files: SharedWeights, weights: Weights | None, loras: WorkerLoras
+) -> _Read:
+    """A model of which each device has all."""
+    family = _family(source, info, files if weights is None else None)
+    usable, refused = loras.add_all(family, source)
+    parts: dict[str, Component] = {}
+    if weights is not None and isinstance(source, ModelSource):
+        for part, module in family.modules.items():
+            parts[part] = weights.add(module, partial(load_component, source, part))
+    return family, described(family, source, parts, usable, refused), parts
+
+
+def _split(source: ModelSource, site: Site, weights: Weights, loras: WorkerLoras) -> _Read:
+    """A model of which no device has all: not even while it is read."""
+    file = Path(site.blobs) / WEIGHTS / f"{site.device_id}.skeleton"
+    model = leave_skeleton(source, weights, file)
+    family, parts = take_over(source, file, weights, loras, torch.device(source.device))
+    file.unlink()
+    return family, model, parts
+
+
+def _cell(site: Site) -> Cell | None:
+    return Cell(site.cell, site.device_id) if site.cell else None
 
 
 def _family(source: Source, info: ModelInfo | None, files: SharedWeights | None) -> Family:

@@ -237,7 +237,9 @@ class Worker:
         if command.group is None:
             return run(command, None)
         try:
-            return run(command, self._groups.open(command.group))
+            comm = self._groups.open(command.group)
+            with self._models.running(comm, command.group):
+                return run(command, comm)
         except GroupBroken as error:
             _log.warning("work %d of %s broke off: %s", command.work_id, _names(command), error)
             return replace(self._cut_off(command), broken=True)
@@ -369,11 +371,21 @@ class Worker:
             _log.warning("the workers of this node did not meet: %s", error)
 
     def _calibrate(self, command: Calibrate) -> tuple[CostRow, ...]:
-        try:
-            comm = None if command.group is None else self._groups.open(command.group)
+        measure = partial(
+            calibrate,
+            self._models[command.model],
+            command.batches,
+            num_runs=command.num_runs,
+            prepare=partial(self._prepare, command),
+            cell_size=self._models.cell_size,
+        )
+        if command.group is None:
             with self._budget.hold():
-                family, prepare = self._models[command.model], partial(self._prepare, command)
-                return calibrate(family, command.batches, comm, command.num_runs, prepare)
+                return measure()
+        try:
+            comm = self._groups.open(command.group)
+            with self._models.running(comm, command.group), self._budget.hold():
+                return measure(comm=comm)
         except GroupBroken:
             _log.warning("a measurement broke off with its group")
             return ()

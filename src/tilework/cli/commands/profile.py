@@ -8,16 +8,19 @@ import time
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import tilework
+from tilework.cli.cells import Devices
 from tilework.cli.console import UserError, console, print_json, require_serve_extra, user_errors
 from tilework.cli.measured import Scaling, in_order, open_profiles, parse_size, print_costs, row_json
 from tilework.cli.models import ModelOptions, model_source
 from tilework.cli.options.common import AsJson, ProfilesFile, VaeTiling, examples
+from tilework.cli.options.serve import Cell, WeightsMemory
 from tilework.cli.profile_run import Measured, ProfilePlan, run
+from tilework.core.model import ModelSource
 from tilework.cost.batch_latency import BatchLatencyModel
 from tilework.cost.learning import MIN_MIXED, can_learn, learn
 from tilework.cost.profile import Profile, ProfileOrigin
@@ -25,9 +28,14 @@ from tilework.cost.profiles import Profiles, ProfilesUnavailable
 from tilework.cost.rows import row_key
 from tilework.cost.table_file import table_json
 
+if TYPE_CHECKING:
+    from tilework.runtime.cell_executor import CellExecutor
+    from tilework.runtime.local_executor import LocalExecutor
+
 EXAMPLE = examples(
     "tilework profile",
     "tilework profile ./flux-dev --device cuda --workers 4 \\\n  --degrees 1,2,4 --sizes 512,1024,1024x768",
+    "tilework profile ./flux2-dev --device cuda --workers 4 --cell 2 \\\n  --weights-memory 40GB",
     "tilework profile ./sdxl --device cuda --mixed",
 )
 
@@ -35,8 +43,10 @@ EXAMPLE = examples(
 def command(
     model: Annotated[str, typer.Argument(help="shapes, shapes-motion, a diffusers directory, or a hub id.")] = "shapes",
     workers: Annotated[int, typer.Option(min=1, max=1024, help="Worker processes, one per device.")] = 2,
+    cell: Cell = 1,
+    weights_memory: WeightsMemory = None,
     degrees: Annotated[
-        str | None, typer.Option(help="Group sizes, such as 1,2,4; default: powers of two up to --workers.")
+        str | None, typer.Option(help="Group sizes, such as 1,2,4; default: powers of two up to the number of devices.")
     ] = None,
     sizes: Annotated[
         str | None, typer.Option(help="Such as 512,1024x768; default: 0.5, 1 and 1.5 times the model's own.")
@@ -58,18 +68,18 @@ def command(
     """
     require_serve_extra()
     from tilework.runtime.executor import WorkerStartFailed
-    from tilework.runtime.local_executor import LocalConfig, LocalExecutor
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    asked = Devices(workers, cell, weights_memory)
+    asked.check()
     plan = ProfilePlan(
-        workers=workers,
+        num_devices=asked.num_devices,
         shapes=None if sizes is None else tuple(dict.fromkeys(parse_size(size) for size in sizes.split(","))),
-        degrees=None if degrees is None else _parse_degrees(degrees, workers),
+        degrees=None if degrees is None else _parse_degrees(degrees, asked.num_devices),
         num_runs=runs,
         combinations=combinations if mixed else 0,
     )
-    source = model_source(model, ModelOptions(None, device, dtype, threads, vae_tiling=vae_tiling))
-    executor = LocalExecutor(LocalConfig(num_workers=workers, sources=(source,)))
+    executor = _executor(model_source(model, ModelOptions(None, device, dtype, threads, vae_tiling=vae_tiling)), asked)
     with user_errors(WorkerStartFailed, ProfilesUnavailable, OSError):
         store = open_profiles(profiles)
         measured = run(executor, plan, store, model, quiet=json)
@@ -78,20 +88,36 @@ def command(
         if export is not None:
             _export(export, measured, runs)
         _print(measured, json)
-        store.save(
-            Profile(
-                key=measured.key,
-                origin=ProfileOrigin.PROFILE,
-                rows=measured.rows,
-                tilework=tilework.__version__,
-                created_unix_ns=time.time_ns(),
-                batch_model=measured.batch_model,
-            )
-        )
+        store.save(_profile(measured))
     if len(measured.tried) < measured.num_wanted:
         done = f"{len(measured.tried)} of {measured.num_wanted} are measured"
         raise UserError(f"interrupted: {done}, and saved in {store.path}; to resume, run it again")
     console.print(f"saved in {store.path}", soft_wrap=True, style="dim")
+
+
+def _executor(source: ModelSource, workers: Devices) -> CellExecutor | LocalExecutor:
+    from tilework.runtime.cell_executor import local_executor
+    from tilework.runtime.local_executor import LocalConfig
+
+    return local_executor(
+        LocalConfig(
+            num_workers=workers.number,
+            cell_size=workers.cell_size,
+            sources=(source,),
+            weights_bytes=workers.weights_bytes,
+        )
+    )
+
+
+def _profile(measured: Measured) -> Profile:
+    return Profile(
+        key=measured.key,
+        origin=ProfileOrigin.PROFILE,
+        rows=measured.rows,
+        tilework=tilework.__version__,
+        created_unix_ns=time.time_ns(),
+        batch_model=measured.batch_model,
+    )
 
 
 def _learned(measured: Measured, store: Profiles) -> BatchLatencyModel | None:
@@ -107,10 +133,12 @@ def _learned(measured: Measured, store: Profiles) -> BatchLatencyModel | None:
     return batch_model
 
 
-def _parse_degrees(text: str, workers: int) -> tuple[int, ...]:
+def _parse_degrees(text: str, num_devices: int) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and 1 <= int(part) <= workers for part in parts):
-        raise UserError(f"degrees is {text!r}; use whole numbers from 1 to the number of --workers, such as 1,2")
+    if not all(part.isascii() and part.isdigit() and 1 <= int(part) <= num_devices for part in parts):
+        raise UserError(
+            f"degrees is {text!r}; use whole numbers from 1 to {num_devices}, the number of devices, such as 1"
+        )
     return tuple(sorted({int(part) for part in parts}))
 
 

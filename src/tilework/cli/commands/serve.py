@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tilework.cli.cells import Devices
 from tilework.cli.console import UserError, require_serve_extra, user_errors
 from tilework.cli.models import ModelOptions, model_source
-from tilework.cli.nodes import nodes_wanted
+from tilework.cli.nodes import NodesWanted, nodes_wanted
 from tilework.cli.options import serve as options
 from tilework.cli.options.common import Adapter, Device, Dtype, ProfilesFile, VaeTiling, WorkerThreads, examples
 from tilework.cli.options.nodes import Agents, Cluster, Nodes, StateCopies
@@ -30,6 +31,7 @@ EXAMPLE = examples(
     "tilework serve ./sd3-medium --device cuda --workers 4 --port 8000",
     "tilework serve sdxl=./sdxl anime=./animagine --weights-memory 12GB",
     "tilework serve --models models.toml --weights-memory 24GB",
+    "tilework serve ./flux2-dev --device cuda --workers 4 --cell 2 \\\n  --weights-memory 40GB",
     "tilework serve ./sdxl --loras ./loras",
     "tilework serve --durable ./state",
     "tilework serve --default-slo 3x",
@@ -43,6 +45,7 @@ def command(
     models: options.Models = None,
     adapter: Adapter = None,
     workers: options.Workers = 2,
+    cell: options.Cell = 1,
     cpu_slots: options.CpuSlots = 1,
     policy: options.Policy = DEFAULT_POLICY,
     device: Device = "cpu",
@@ -81,20 +84,19 @@ def command(
     """Serve models behind OpenAI's images API, with deadlines.
 
     Further settings come from the environment: TILEWORK_MAX_STEPS, TILEWORK_RESULT_TTL_S, ... (docs/serving.md)."""
-    table = _prepared(log_level, models, models_file, policy, cost, workers)
+    asked = _checked(backend, workers, cell, weights_memory, cpu_slots, nodes_wanted(nodes, agents, cluster, copies))
+    table = _prepared(log_level, models, models_file, policy, cost, asked[0].num_devices)
+    usual = ModelOptions(adapter, device, dtype, threads, worker_memory, vae_tiling, not no_previews)
     from tilework.cli.serving import Serving
 
-    usual = ModelOptions(adapter, device, dtype, threads, worker_memory, vae_tiling, not no_previews)
-    sources = _sources(backend, table, models, models_file, loras, usual, weights_memory)
     Serving(
-        workers=_workers(sources, workers, cpu_slots, weights_memory, states_memory, nodes, agents, cluster, copies),
+        workers=_workers(asked, states_memory, _sources(backend, table, models, models_file, loras, usual)),
         policy=policy,
         table=table,
         profiles=profiles,
         recalibrate=recalibrate,
         settings=_settings(tenants=tenants, durable=durable, models=models_file, host=host, port=port, results=results)
-        | {"api_key": api_key, "max_backlog_s": max_backlog, "max_batch": max_batch, "exact": exact or None}
-        | {"default_slo": default_slo},
+        | _limits(api_key, max_backlog, max_batch, exact=exact, default_slo=default_slo),
         log=log,
         stuck_after_s=stuck_after,
         json=json,
@@ -118,28 +120,49 @@ def _prepared(
     return _checked_table(policy, cost, num_workers, file)
 
 
-def _workers(
-    sources: tuple[Source, ...],
+def _limits(
+    api_key: str | None, max_backlog: float | None, max_batch: int | None, *, exact: bool, default_slo: str | None
+) -> dict[str, object]:
+    found: dict[str, object] = {"api_key": api_key, "max_backlog_s": max_backlog, "max_batch": max_batch}
+    return found | {"exact": exact or None, "default_slo": default_slo}
+
+
+def _checked(
+    backend: options.Backend,
     workers: int,
-    slots: int,
-    weights_memory: int | None,
-    states_memory: int | None,
-    nodes: int | None,
-    agents: str | None,
-    cluster: str | None,
-    copies: int,
+    size: int,
+    weights_bytes: int | None,
+    num_slots: int,
+    nodes: NodesWanted | None,
+) -> tuple[Devices, NodesWanted | None]:
+    """The devices that are asked for, here or on each of several nodes. Raises UserError if there cannot be such."""
+    if size > 1 and backend is options.Backend.MODELLED:
+        raise UserError(f"cell is {size}, and simulated devices have no weights; give --cost NAME,cell={size} instead")
+    if size > 1 and nodes is not None:
+        raise UserError(f"cell is {size}, and there are no cells on several nodes yet; serve on one machine")
+    if weights_bytes is not None and backend is options.Backend.MODELLED:
+        raise UserError("--weights-memory needs --backend diffusers: simulated devices have no weights; leave it out")
+    devices = Devices(workers, size, weights_bytes, num_slots)
+    devices.check()
+    return devices, nodes
+
+
+def _workers(
+    asked: tuple[Devices, NodesWanted | None], states_memory: int | None, sources: tuple[Source, ...]
 ) -> Workers:
     from tilework.cli.workers import Workers
     from tilework.runtime.local_executor import LocalConfig
 
+    devices, nodes = asked
     each = LocalConfig(
-        num_workers=workers,
+        num_workers=devices.number,
+        cell_size=devices.cell_size,
         sources=sources,
-        num_slots=slots,
-        weights_bytes=weights_memory,
+        num_slots=devices.num_slots,
+        weights_bytes=devices.weights_bytes,
         states_bytes=states_memory or STATES_BYTES,
     )
-    return Workers(each, nodes_wanted(nodes, agents, cluster, copies))
+    return Workers(each, nodes)
 
 
 def _settings(**options: object) -> dict[str, object]:
@@ -179,10 +202,9 @@ def _sources(
     file: Path | None,
     loras: Path | None,
     usual: ModelOptions,
-    weights_memory: int | None,
 ) -> tuple[Source, ...]:
     if backend is options.Backend.MODELLED:
-        return _simulated_sources(table, models, usual.memory_bytes, weights_memory)
+        return tuple(simulated_source(table, one, usual.memory_bytes) for one in models or ("",))
     return _model_sources(models, file, loras, usual)
 
 
@@ -213,14 +235,6 @@ def _model_sources(
             )
             for name, one in read_models(str(file)).items()
         )
-
-
-def _simulated_sources(
-    table: CostTable | None, models: Sequence[str] | None, worker_memory: int | None, weights_memory: int | None
-) -> tuple[Source, ...]:
-    if weights_memory is not None:
-        raise UserError("--weights-memory needs --backend diffusers: simulated devices have no weights; leave it out")
-    return tuple(simulated_source(table, one, worker_memory) for one in models or ("",))
 
 
 def simulated_source(table: CostTable | None, pipeline: str, memory_bytes: int | None = None) -> SimulatedSource:

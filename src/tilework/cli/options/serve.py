@@ -37,6 +37,17 @@ Models = Annotated[
 Workers = Annotated[
     int, typer.Option("--workers", "--devices", min=1, max=1024, help="Worker processes, one per device.")
 ]
+Cell = Annotated[
+    int,
+    typer.Option(
+        "--cell",
+        min=1,
+        max=64,
+        envvar="TILEWORK_CELL",
+        help="Devices that have the weights of a model together, for a model that exceeds one: --devices 4 --cell 2 "
+        "are two devices of twice the size. Needs --weights-memory, which stays that of one device.",
+    ),
+]
 CpuSlots = Annotated[
     int,
     typer.Option(min=1, max=1024, help="Worker processes for stages that need no accelerator, if the model has any."),

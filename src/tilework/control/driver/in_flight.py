@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from tilework.core.wire.blobs import StateBlob
@@ -55,16 +55,20 @@ class InFlightWork:
         """The report with the most steps; the first of several. None while others are awaited."""
         if self.awaited or not self.reports:
             return None
-        reports = [self.reports[device_id] for device_id in self.work.devices if device_id in self.reports]
-        farthest = max(reports, key=_steps_kept)
-        no_memory = any(report.out_of_memory for report in reports)
-        return replace(
-            farthest,
-            stopped=False,
-            broken=not no_memory,
-            out_of_memory=no_memory,
-            steps_done=_steps_kept(farthest),
-        )
+        return merge_cut_off([self.reports[one] for one in self.work.devices if one in self.reports])
+
+
+def merge_cut_off(reports: Sequence[Ended]) -> Ended:
+    """The report of a work that its devices could not end: the one with the most steps; the first of several."""
+    farthest = max(reports, key=_steps_kept)
+    no_memory = any(report.out_of_memory for report in reports)
+    return replace(
+        farthest,
+        stopped=False,
+        broken=not no_memory,
+        out_of_memory=no_memory,
+        steps_done=_steps_kept(farthest),
+    )
 
 
 def is_cut_off(report: Ended) -> bool:

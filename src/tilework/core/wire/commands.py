@@ -31,6 +31,8 @@ class Site:
     blobs are read again. With a `skeleton` it serves nothing: it reads its one model, leaves the skeleton
     in this file and waits for its end. One that `reads` serves nothing either: it takes `ReadWeights` alone.
 
+    The workers of a `cell`, of which this is one, have a part of all weights each, and run every work together.
+
     A CPU slot is told what its models are, in `infos`, in the order of its sources: it may need nothing else of them.
     """
 
@@ -43,6 +45,7 @@ class Site:
     skeleton: str = ""
     reads: bool = False
     infos: tuple[ModelInfo, ...] = ()
+    cell: Group = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,8 @@ class CalibrationWeights:
             if self.total_bytes is not None and size > self.total_bytes:
                 raise WorkerStartFailed(
                     f"the weights of {model.info.name} for its stage {stage} are {size} bytes, and a device has "
-                    f"{self.total_bytes} for weights; give it more (--weights-memory), or choose a dtype of 16 bits"
+                    f"{self.total_bytes} for weights; give it more (--weights-memory), choose a dtype of 16 bits, or "
+                    "let several devices be one (--cell)"
                 )
             self.know(model)
         everything = num_bytes({one for model in loaded.models for one in model.components.values()})

@@ -23,12 +23,13 @@ class ModelChanges:
     """Tells the workers that are `up` what they serve more or less; one change at a time. CPU `slots` use no LoRAs.
 
     A process of its own reads a further model and leaves a skeleton of it in `directory`, so that workers take it over
-    between two works.
+    between two works. They are in cells of `cell_size`.
     """
 
     directory: Path
     timeout_s: float
     grace_s: float
+    cell_size: int
     up: Callable[[], Sequence[int]]
     slots: Callable[[], Collection[int]]
     send: Callable[[int, Command], None]
@@ -38,7 +39,8 @@ class ModelChanges:
     async def read(self, source: ModelSource, served: Collection[str]) -> LoadedModel:
         """Read a further model. Raises ModelRefused, also if its name is one of `served`."""
         skeleton = self.directory / WEIGHTS / f"{sha256(repr(source).encode()).hexdigest()[:16]}.skeleton"
-        site = Site(device_id=_READER, blobs=str(self.directory), skeleton=str(skeleton))
+        cell = tuple(range(_READER, _READER + self.cell_size)) if self.cell_size > 1 else ()
+        site = Site(device_id=_READER, blobs=str(self.directory), skeleton=str(skeleton), cell=cell)
         answer: asyncio.Future[LoadedModel] = asyncio.get_running_loop().create_future()
 
         def on_report(report: Report) -> None:

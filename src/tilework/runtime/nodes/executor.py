@@ -137,9 +137,15 @@ class NodesExecutor:
         first = self._sources[0]
         return first if isinstance(first, ModelSource) else ModelSource(path="")
 
-    def pid(self, device_id: int) -> int | None:
-        """None: it is a process of another machine."""
-        return None
+    @property
+    def pids(self) -> Mapping[str, int]:
+        """None: they are processes of other machines."""
+        return {}
+
+    @property
+    def cell_size(self) -> int:
+        """Workers of nodes are in no cells."""
+        return 1
 
     # Start and end.
 

@@ -103,6 +103,7 @@ def _model_card(info: ModelInfo, images: ImageService, created: int) -> ModelCar
         "aliases": images.models.aliases(info.name),
         "default_slo": None if slo is None else str(slo),
         "devices": images.engine.devices_with(info.name),
+        "cell": info.cell,
         "serves_on": images.engine.devices_serving(info.name),
         "on_host": images.engine.is_on_host(info.name),
         "policy": images.engine.policy,

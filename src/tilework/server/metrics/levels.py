@@ -83,12 +83,12 @@ class Levels(Collector):
         ):
             yield self._by_device(name, text, {device_id: getattr(one, field) for device_id, one in kept.items()})
 
-    def _resident(self, pids: Mapping[int, int]) -> Iterator[Metric]:
+    def _resident(self, pids: Mapping[str, int]) -> Iterator[Metric]:
         """Only where there is /proc."""
         family = GaugeMetricFamily(
             "tilework_resident_bytes", "Memory of a process, shared pages included", labels=("process",)
         )
-        processes = {"server": os.getpid()} | {f"worker-{device_id}": pid for device_id, pid in pids.items()}
+        processes = {"server": os.getpid()} | {f"worker-{name}": pid for name, pid in pids.items()}
         for process, pid in processes.items():
             if (num_bytes := resident_bytes(pid)) is not None:
                 family.add_metric((process,), num_bytes)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
 
+from tilework.core.comm import Comm
 from tilework.core.component import Component
 from tilework.core.lora import UsedLora
 from tilework.core.model import ModelSource
-from tilework.core.wire.commands import AddLora, AddModel, ModelChange, RemoveLora, RemoveModel
+from tilework.core.wire.commands import AddLora, AddModel, GroupRef, ModelChange, RemoveLora, RemoveModel
 from tilework.core.wire.reports import LoraAdded, ModelAdded
 from tilework.pipelines.family import Family
 from tilework.pipelines.lora import InvalidLora
@@ -62,7 +64,8 @@ class Models:
                 return self._add(source, Path(skeleton))
             case AddLora(model, one):
                 try:
-                    return LoraAdded(self._loras.add(model, self[model], one))
+                    with self._shaped():
+                        return LoraAdded(self._loras.add(model, self[model], one))
                 except InvalidLora as error:
                     return LoraAdded(None, str(error))
             case RemoveModel(model):
@@ -95,6 +98,17 @@ class Models:
     @property
     def device(self) -> torch.device:
         return self._device
+
+    @property
+    def cell_size(self) -> int:
+        """How many devices are one here."""
+        return 1 if self._weights is None or self._weights.cell is None else self._weights.cell.size
+
+    def running(self, comm: Comm, group: GroupRef) -> AbstractContextManager[None]:
+        """While entered, a group runs a work. In a cell the blocks of a component are gathered in it."""
+        if self._weights is None or self._weights.cell is None:
+            return nullcontext()
+        return self._weights.cell.running(comm, group.devices)
 
     def require(self, model: str, stage: str) -> None:
         """Raises WeightsMissing if a component of the stage is not on the device."""
@@ -143,7 +157,12 @@ class Models:
         """
         if self._weights is not None:
             yield from self._weights.loading(digest, forgets)
-            self._loras.load((digest,))
+            with self._shaped():
+                self._loras.load((digest,))
+
+    def _shaped(self) -> AbstractContextManager[None]:
+        """While entered, LoRAs can be read: their weights must fit those of the model."""
+        return nullcontext() if self._weights is None else self._weights.shaped()
 
     def drop(self, digests: Collection[str]) -> None:
         """Give back the memory of components on the device."""

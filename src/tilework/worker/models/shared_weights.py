@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from tilework.core.component import Component
 
 _log = logging.getLogger(__name__)
-_ALIGNMENT = 64  # Of torch's own memory. Kernels round differently where tensors begin elsewhere.
+ALIGNMENT = 64
+"""Of torch's own memory, in bytes. Kernels round differently where tensors begin elsewhere."""
 _MADV_POPULATE_READ = 22  # Since Linux 5.14; Python has no name for it.
 _BLOCK_BYTES = 64 << 20  # What is mapped at once: a multiple of any page size, and some hundredths of a second.
 _RESERVE_BYTES = 1 << 30  # Left free for the states of jobs, which lie on the same device.
@@ -83,7 +84,7 @@ class SharedWeights:
             try:
                 self.keep(component.digest, weights)
             except NoRoom:
-                self.make_room(component.num_bytes, forgets)
+                self.make_room(sum(Form.of(weight).num_bytes for weight in weights), forgets)
                 self.keep(component.digest, weights)
         except OSError as error:
             _log.warning("the host keeps no copy of a component of %d bytes: %s", component.num_bytes, error)
@@ -132,7 +133,7 @@ class SharedWeights:
         Raises FileNotFoundError.
         """
         path = self._directory / name
-        offsets, size = _layout(forms)
+        offsets, size = laid_out(forms)
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
         with suppress(FileNotFoundError):  # Another worker may have needed the room since.
@@ -141,7 +142,7 @@ class SharedWeights:
 
     def _write(self, path: Path, tensors: Sequence[Tensor]) -> None:
         """Write the file under another name, and rename it when it is complete. Raises NoRoom, OSError."""
-        offsets, size = _layout([Form.of(tensor) for tensor in tensors])
+        offsets, size = laid_out([Form.of(tensor) for tensor in tensors])
         free = shutil.disk_usage(self._directory).free
         if size + _RESERVE_BYTES > free:
             raise NoRoom(f"{self._directory} has {free} bytes left, and a component takes {size}")
@@ -168,12 +169,16 @@ class WeightsFile:
     def bring(self, tensors: Sequence[Tensor]) -> Iterator[None]:
         """Let the weights lie in the file, or in a copy on their device, a block after each `next`."""
         end = 0
-        for tensor, offset, form in zip(tensors, self.offsets, self.forms, strict=True):
+        for index, (tensor, offset, form) in enumerate(zip(tensors, self.offsets, self.forms, strict=True)):
             while end < offset + form.num_bytes:
                 self._populate(end)
                 end += _BLOCK_BYTES
                 yield
-            tensor.data = _placed(self.mapped, offset, form).to(form.device)
+            tensor.data = self.weight(index).to(form.device)
+
+    def weight(self, index: int) -> Tensor:
+        """A weight as it lies in the file."""
+        return placed(torch.frombuffer(self.mapped, dtype=torch.uint8), self.offsets[index], self.forms[index])
 
     def _populate(self, start: int) -> None:
         """Map the pages of a block. Older kernels do it page by page, when a run first reads them."""
@@ -203,6 +208,10 @@ class Form:
     def num_bytes(self) -> int:
         return self.count * self.dtype.itemsize
 
+    def empty(self) -> Tensor:
+        """A weight without memory."""
+        return torch.empty(0, dtype=self.dtype, device=self.device)
+
 
 def weights_of(module: nn.Module) -> list[Tensor]:
     """All weights of a module, tied ones once, in the order of their names."""
@@ -224,23 +233,23 @@ def _bytes(tensor: Tensor) -> memoryview:
     return flat.numpy().data
 
 
-def _layout(forms: Sequence[Form]) -> tuple[list[int], int]:
-    """The offset of each weight in the file, and the length of the file."""
+def laid_out(forms: Sequence[Form]) -> tuple[list[int], int]:
+    """The offset of each weight in memory where one follows another, as in the file, and the length of all."""
     offsets, end = [], 0
     for form in forms:
         offsets.append(end)
-        end += -(-form.num_bytes // _ALIGNMENT) * _ALIGNMENT
-    return offsets, max(end, _ALIGNMENT)
+        end += -(-form.num_bytes // ALIGNMENT) * ALIGNMENT
+    return offsets, max(end, ALIGNMENT)
 
 
-def _placed(mapped: mmap.mmap, offset: int, form: Form) -> Tensor:
-    """A weight as it lies in the file; a copy of one that is empty, or whose rows do not follow each other."""
+def placed(memory: Tensor, offset: int, form: Form) -> Tensor:
+    """A weight as it lies in these bytes; a copy of one that is empty, or whose rows do not follow each other."""
     if not form.count:
-        return torch.empty_strided(form.shape, form.stride, dtype=form.dtype)
-    placed = torch.frombuffer(mapped, dtype=form.dtype, count=form.count, offset=offset).view(form.shape)
+        return torch.empty_strided(form.shape, form.stride, dtype=form.dtype, device=memory.device)
+    there = memory[offset : offset + form.num_bytes].view(form.dtype).view(form.shape)
     if form.is_contiguous:
-        return placed
-    return torch.empty_strided(form.shape, form.stride, dtype=form.dtype).copy_(placed)
+        return there
+    return torch.empty_strided(form.shape, form.stride, dtype=form.dtype, device=memory.device).copy_(there)
 
 
 def _used_ns(path: Path) -> int:

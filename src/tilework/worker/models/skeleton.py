@@ -1,8 +1,9 @@
-"""Models without their weights, so that workers that serve can take one over in a moment.
+"""Models without their weights, so that workers that serve can take one over in a moment, and cells one that is large.
 
 A process of its own reads a model that is added while the server runs, keeps its weights on the host, and leaves the
-rest of it in a file. Pickled, since it consists of the libraries' own objects; it lies in the server's own directory,
-which no other user can write.
+rest of it in a file. A worker of a cell reads its models in the same way: no device of a cell could hold one whole.
+Pickled, since it consists of the libraries' own objects; it lies in the server's own directory, which no other user can
+write.
 """
 
 from __future__ import annotations
@@ -50,12 +51,15 @@ def leave_skeleton(source: ModelSource, weights: Weights, file: Path) -> LoadedM
     pipeline = load_stock(replace(source, device="cpu"))
     modules = modules_of(pipeline)
     kept = {name: KeptWeights.of(module) for name, module in modules.items()}
+    components = {name: weights.component(module, kept[name]) for name, module in modules.items()}
     for name, module in modules.items():
         weights.keep(kept[name], weights_of(module))
     pickled = _without_weights(pipeline)
     family, loras = family_of(source, pipeline), WorkerLoras(on_demand=True)
     usable, refused = loras.add_all(family, source)
-    model = described(family, source, {name: one.component for name, one in kept.items()}, usable, refused)
+    model = described(family, source, components, usable, refused)
+    if weights.cell is not None:
+        model = replace(model, info=weights.cell.serves(model.info))
     name = family.info.name
     known = {
         one.name: (one, usable[one.name], loras.content(name, one.name)) for one in source.loras if one.name in usable
@@ -76,8 +80,8 @@ def _without_weights(pipeline: Any) -> bytes:
         return pickle.dumps(pipeline)
     except Exception as error:
         raise UnsupportedModel(
-            f"{type(pipeline).__name__} cannot be added while the server runs ({type(error).__name__}: {error}); name "
-            "it when the server is started"
+            f"{type(pipeline).__name__} can neither be added while the server runs nor served by cells, since it is no "
+            f"data ({type(error).__name__}: {error}); name it when the server is started, without --cell"
         ) from error
     finally:
         for one, data in held:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from tilework.core.component import Component
+from tilework.worker.models.cell import Cell, SplitModule, component_in
 from tilework.worker.models.shared_weights import Form, SharedWeights, WeightsFile, digest_of, weights_of
 
 _POLL_S = 0.002  # Between two looks whether another process has read a component.
@@ -42,27 +44,35 @@ class KeptWeights:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Module:
-    """The weights of a module of one model, what they are like, and how they are read."""
+    """The weights of a module of one model, what they are like, how they are read, and how they lie in a cell."""
 
     weights: Sequence[Tensor]
     forms: Sequence[Form]
     read: Read
+    split: SplitModule | None
 
 
 @dataclass(slots=True, eq=False)
 class _Known:
-    """A component, and the modules that have it: one of each model with this component."""
+    """A component, and the modules that have it: one of each model with this component.
+
+    In a cell `pieces` are this device's of its blocks.
+    """
 
     component: Component
     modules: list[_Module] = field(default_factory=list)
+    pieces: list[Tensor] = field(default_factory=list)
     is_here: bool = False
 
 
 class Weights:
-    """The components of a worker by digest. Equal ones of several models lie on the device once."""
+    """The components of a worker by digest. Equal ones of several models lie on the device once.
 
-    def __init__(self, files: SharedWeights) -> None:
-        self._files = files
+    A device of a `cell` has its part of each.
+    """
+
+    def __init__(self, files: SharedWeights, cell: Cell | None = None) -> None:
+        self._files, self.cell = files, cell
         self._known: dict[str, _Known] = {}
 
     def add(self, module: nn.Module, read: Read) -> Component:
@@ -84,12 +94,29 @@ class Weights:
         """Take over a module whose weights are known; those that it has are let go."""
         digest = kept.component.digest
         known = self._known.setdefault(digest, _Known(kept.component))
-        added = _Module(weights_of(module), kept.forms, read)
+        split = None if self.cell is None else SplitModule.of(module, kept.forms, self.cell)
+        added = _Module(weights_of(module), kept.forms, read, split)
+        if split is not None:
+            split.gather_into(known.pieces, partial(self._open, known, added))
         if known.is_here and known.modules:
             _share(known.modules[0], added)
         else:
             _empty(added)
         known.modules.append(added)
+
+    def component(self, module: nn.Module, kept: KeptWeights) -> Component:
+        """The component of a module, with the bytes that a device needs for it."""
+        whole = kept.component
+        return whole if self.cell is None else component_in(self.cell, module, whole, kept.forms)
+
+    @contextmanager
+    def shaped(self) -> Iterator[None]:
+        """While entered, modules that are split in a cell have weights of their shapes."""
+        with ExitStack() as stack:
+            for module in (one for known in self._known.values() for one in known.modules):
+                if module.split is not None:
+                    stack.enter_context(module.split.shaped())
+            yield
 
     def remove(self, module: nn.Module) -> None:
         """Let go of a module. A component that no module has any more is forgotten; its file stays for a while."""
@@ -123,6 +150,7 @@ class Weights:
         for digest in filter(self._known.__contains__, digests):
             known = self._known[digest]
             known.is_here = False
+            known.pieces.clear()
             for module in known.modules:
                 _empty(module)
 
@@ -137,8 +165,10 @@ class Weights:
             if not is_read:
                 time.sleep(_POLL_S)
             yield
-        if file is not None:
+        if file is not None and first.split is None:
             yield from file.bring(first.weights)
+        elif file is not None and first.split is not None:
+            yield from first.split.bring(file.weight, known.pieces)
         for other in others:
             _share(first, other)
         known.is_here = True
@@ -150,6 +180,10 @@ class Weights:
             file = self._open(known, module)
             if file is not None:
                 return file
+        if module.split is not None:
+            for _ in module.split.bring(weights.__getitem__, known.pieces):
+                pass
+            return None
         for mine, read, form in zip(module.weights, weights, module.forms, strict=True):
             mine.data = read.data.clone().to(form.device)
         return None
@@ -177,4 +211,4 @@ def _share(first: _Module, other: _Module) -> None:
 
 def _empty(module: _Module) -> None:
     for weight, form in zip(module.weights, module.forms, strict=True):
-        weight.data = torch.empty(0, dtype=form.dtype, device=form.device)
+        weight.data = form.empty()

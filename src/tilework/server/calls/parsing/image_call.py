@@ -275,7 +275,14 @@ def _priority(name: str | None, rules: Rules) -> str:
 
 def _is_exact(ask: ImageRequest, priority: str, rules: Rules) -> bool:
     """Whether the request, its class or the server asks for it; none of them can take it back."""
-    return bool(ask.exact) or priority in rules.tenants.exact_classes or rules.config.exact
+    is_exact = bool(ask.exact) or priority in rules.tenants.exact_classes or rules.config.exact
+    if is_exact and rules.info.cell > 1:
+        remedy = (
+            f"{rules.info.name} is split among {rules.info.cell} devices, which round otherwise than one: leave it "
+            "out, and give a priority that does not ask for it."
+        )
+        raise invalid("exact", True, remedy)
+    return is_exact
 
 
 def _quality(ask: ImageRequest) -> int:

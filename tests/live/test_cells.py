@@ -1,0 +1,229 @@
+"""A model that exceeds one device, served by pairs of real workers that have its weights together."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import loras
+import tilework
+import tiny
+from builders import table
+from live.test_many_models import actions
+from live.test_stock import Served, Turns, assert_pictures
+from runtime.rig import Rig, assert_nothing_is_left, until
+from stages import DIFFUSE, STAGES
+from tilework.control.log import replay
+from tilework.core.component import LoadSource
+from tilework.core.lora import UsedLora
+from tilework.core.model import LoraSource, ModelSource, NewModel
+from tilework.core.request import Shape, Status
+from tilework.core.wire.spec import Spec
+from tilework.cost.table import CostTable
+from tilework.policy import registry
+from tilework.runtime.cell_executor import CellExecutor
+from tilework.runtime.executor import WorkerStartFailed
+from tilework.runtime.ticket import Outcome, Ticket
+from zoo.registry import ZOO, build, quiet
+
+WHOLE = 5_330_880
+ROOM = 4_000_000
+"""Bytes for weights of a device, fewer than the transformer has. A cell of two has room for each stage, and not for all
+of them together."""
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> ModelSource:
+    tiny.prepare()
+    directory = tmp_path_factory.mktemp("flux")
+    pipeline = tiny.build_flux()
+    config = dict(pipeline.transformer.config) | {"num_layers": 2, "num_single_layers": 8}
+    pipeline.transformer = type(pipeline.transformer).from_config(config).eval()
+    tiny.save(pipeline, directory / "model", "flux")
+    file = loras.save_lora(pipeline, directory / "loras" / "ink.safetensors", seed=5)
+    return ModelSource(path=str(directory / "model"), name="flux", loras=(LoraSource("ink", str(file)),))
+
+
+@pytest.fixture(scope="module")
+def stock(source: ModelSource) -> Callable[[Spec], np.ndarray]:
+    known = dict[Spec, np.ndarray]()
+
+    def picture(spec: Spec) -> np.ndarray:
+        if spec not in known:
+            pipeline = tilework.reference(source.path)
+            if spec.loras:
+                loras.use_stock(pipeline, {"ink": Path(source.loras[0].path)}, {"ink": spec.loras[0].scale})
+            known[spec] = tiny.run_stock(pipeline, spec).pixels
+        return known[spec]
+
+    return picture
+
+
+def costs(pipeline: str) -> CostTable:
+    return replace(
+        table(encode_s=0.05, step_s=0.05, decode_s=0.05, degrees=(1, 2), pipeline=pipeline),
+        load_bytes_per_s={LoadSource.HOST: 1e9, LoadSource.DISK: 1e8},
+    )
+
+
+@contextmanager
+def serving(source: ModelSource, policy: str = "tilework", room: int = ROOM) -> Iterator[Rig]:
+    rig = Rig(source, policy, 4, costs(source.name), room, cell_size=2)
+    rig.run(rig.engine.start())
+    try:
+        yield rig
+    finally:
+        rig.close()
+
+
+def assert_served(rig: Rig, asked: dict[str, Spec], stock: Callable[[Spec], np.ndarray]) -> None:
+    """Each request is done once, with the picture of the stock pipeline; the log replays, and nothing is left."""
+    for uid, outcome in zip(asked, rig.outcomes(asked), strict=True):
+        assert outcome.status is Status.DONE, outcome.reason
+        assert outcome.image is not None
+        difference = tiny.pixels(outcome.image).astype(int) - stock(asked[uid])
+        assert abs(difference).max() <= 1, "the same but for the rounding of a pixel"
+    rig.wait_until_idle()
+    assert_nothing_is_left(rig.engine)
+    assert Counter(one["uid"] for one in actions(rig, "Finish"))[uid] == 1
+    assert replay(rig.log.getvalue().splitlines())[1] is None
+
+
+def executor_of(rig: Rig) -> CellExecutor:
+    assert isinstance(rig.executor, CellExecutor)
+    return rig.executor
+
+
+@pytest.mark.slow
+def test_a_model_that_exceeds_a_device_is_served_by_cells(
+    source: ModelSource, stock: Callable[[Spec], np.ndarray]
+) -> None:
+    with serving(source) as rig:
+        info, health = rig.engine.models["flux"], rig.engine.health()
+        assert (info.cell, info.max_degree, health.num_devices, health.num_devices_up) == (2, 2, 2, 2)
+        assert set(rig.engine.usage().pids) == {"0.0", "0.1", "1.0", "1.1"}
+        asked = {str(seed): tiny.spec(seed=seed, height=128, width=64 * (1 + seed % 2)) for seed in range(5)}
+        asked["inked"] = tiny.spec(loras=(UsedLora("ink", 1.0),))
+        assert_served(rig, asked, stock)
+        assert len(actions(rig, "DropComponents")) > 2, "not all stages fit at once"
+        assert all(0 <= room < ROOM for room in rig.engine.usage().weights_free_bytes.values())
+        assert rig.log.getvalue().count('"is":"DeviceLost"') == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("policy", ["fixed-sp1", "fixed-sp2"])
+def test_a_cell_that_loses_a_worker_is_started_again_and_its_request_resumes(
+    source: ModelSource, stock: Callable[[Spec], np.ndarray], policy: str, rank: int
+) -> None:
+    """At degree 2 the other cell has its part in the request, too, and lives on."""
+    with serving(source, policy) as rig:
+        executor, spec = executor_of(rig), tiny.spec(steps=40, height=128, width=128)
+        before = executor.pids
+
+        async def scenario() -> None:
+            ticket = rig.submit(spec, "killed")
+            assert isinstance(ticket, Ticket)
+            await until(lambda: ticket.steps_done >= 8)
+            os.kill(before[f"0.{rank}"], signal.SIGKILL)
+            outcome = await ticket.outcome
+            assert outcome.status is Status.DONE, outcome.reason
+            assert outcome.image is not None
+            assert abs(tiny.pixels(outcome.image).astype(int) - stock(spec)).max() <= 1
+            assert sum(one.num_steps for one in outcome.segments if one.stage == DIFFUSE) < 40 + 40, "it resumes"
+            await until(lambda: len(executor.devices_up) == 2)
+
+        rig.run(scenario())
+        after = executor.pids
+        assert {name for name in after if after[name] != before[name]} == {"0.0", "0.1"}
+        lost = [one for one in map(json.loads, rig.log.getvalue().splitlines()[1:]) if "DeviceLost" in json.dumps(one)]
+        assert len(lost) == 1
+        assert_served(rig, {"next": tiny.spec()}, stock)
+
+
+@pytest.mark.slow
+def test_clips_move_between_cells_share_them_and_lose_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stock call, which is replayed where it goes on: Wan, one step at a time on one cell, both, the other, both."""
+    monkeypatch.setitem(registry._REGISTRY, "turns", Turns)
+    tiny.prepare()
+    model, directory = ZOO["wan21"], tmp_path / "wan21"
+    build(model).save_pretrained(str(directory), safe_serialization=True)
+    tiny.write_defaults(directory, **{side: model.inputs.get(side, 64) for side in ("height", "width")})
+    stock = tilework.reference(str(directory))
+    quiet(stock)
+    rig = Rig(ModelSource(path=str(directory)), "turns", 4, costs("wan21"), 10**8, cell_size=2)
+    served = Served(model, rig, stock)
+    asked = {uid: (replace(spec, exact=False), picture) for uid, (spec, picture) in served.specs("clip").items()}
+    try:
+        rig.run(rig.engine.start())
+
+        async def scenario() -> list[Outcome]:
+            tickets = [rig.submit(spec, uid) for uid, (spec, _) in asked.items()]
+            assert all(isinstance(ticket, Ticket) for ticket in tickets)
+            await until(lambda: max(one.steps_done for one in tickets) >= 3)
+            os.kill(executor_of(rig).pids["1.1"], signal.SIGKILL)
+            outcomes = await asyncio.gather(*(one.outcome for one in tickets))
+            await until(lambda: rig.engine.health().num_devices_up == 2)
+            return outcomes
+
+        assert_pictures(rig.run(scenario()), asked)
+        rig.wait_until_idle()
+        assert_nothing_is_left(rig.engine)
+        assert replay(rig.log.getvalue().splitlines())[1] is None
+        assert {tuple(one["work"]["devices"]) for one in actions(rig, "RunWork")} >= {(0,), (1,), (0, 1)}
+    finally:
+        rig.close()
+
+
+@pytest.mark.slow
+def test_cells_are_measured_as_devices(source: ModelSource) -> None:
+    with serving(source) as rig:
+
+        async def scenario() -> None:
+            executor, batches = executor_of(rig), ((Shape(64, 64),),)
+            rig.engine._leave()
+            rows = await executor.calibrate("flux", batches, num_runs=1)
+            assert {(row.stage, row.degree) for row in rows} == {(stage, 1) for stage in STAGES}
+            assert all(row.state_bytes for row in rows if row.stage != STAGES[-1])
+            rows = await executor.calibrate("flux", batches, degree=2, num_runs=1)
+            assert {row.degree for row in rows} == {2}, "pairs of cells"
+            assert DIFFUSE in {row.stage for row in rows}
+            assert executor.profile_key("flux").hardware.startswith("2 x ")
+            await executor.end_calibration()
+            rig.engine._join()
+
+        rig.run(scenario())
+
+
+@pytest.mark.slow
+def test_a_stage_that_no_cell_has_room_for_is_named(source: ModelSource) -> None:
+    with (
+        pytest.raises(WorkerStartFailed, match="the weights of flux for its stage diffuse are"),
+        serving(source, room=WHOLE // 2),
+    ):
+        pass
+
+
+@pytest.mark.slow
+def test_a_model_that_comes_later_is_split_as_well(source: ModelSource, stock: Callable[[Spec], np.ndarray]) -> None:
+    with serving(source) as rig:
+        rig.run(rig.engine.catalog.add(NewModel(path=source.path, name="later"), measure=False))
+        assert rig.engine.models["later"].cell == 2
+        outcome = rig.run(later(rig))
+        assert outcome.image is not None
+        assert abs(tiny.pixels(outcome.image).astype(int) - stock(tiny.spec())).max() <= 1
+
+
+async def later(rig: Rig) -> Outcome:
+    (ticket,) = rig.engine.submit({"later": tiny.spec()}, model="later")  # type: ignore[misc]
+    return await ticket.outcome
