@@ -63,9 +63,9 @@ def stage(function: Any = None, *, devices: str = "accelerator", batch: int = 1,
     """Say how a function or class runs as a stage of a workflow; what it decorates is returned as it is.
 
     `devices` is "accelerator", or "cpu" for a stage that needs none: then it runs on a CPU slot. With a `batch` above 1
-    it is called for up to so many requests at once: each argument is a list, and it returns a list, of one value for
-    each request. A function that returns several values says their names, `returns`, and returns a tuple; the one value
-    of others is named like the function.
+    it is called for up to this number of requests at once: each argument is a list, and it returns a list with a value
+    for each request. A function that returns several values says their names, `returns`, and returns a tuple; the one
+    value of others is named like the function.
 
     Raises:
         InvalidWorkflow: a value cannot be used.
@@ -114,7 +114,8 @@ class Function:
         parameters = list(inspect.signature(made.__call__ if is_class else made).parameters.values())[is_class:]
         for one in parameters:
             if one.kind not in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY):
-                raise InvalidWorkflow(f"stage {name!r} takes {str(one)!r}; give each value that it reads a name")
+                shown = str(one.replace(annotation=one.empty))
+                raise InvalidWorkflow(f"stage {name!r} takes {shown!r}; give each value that it reads a name")
         optional = frozenset(one.name for one in parameters if one.default is not one.empty)
         settings = getattr(made, _SETTINGS, StageSettings())
         return Function(name, made, settings, tuple(one.name for one in parameters), optional)
