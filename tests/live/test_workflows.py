@@ -24,12 +24,13 @@ import tilework
 import tiny
 from runtime.rig import PingPong, Rig, assert_nothing_is_left, kill, until
 from tilework.control.log import replay
+from tilework.core.actions import Reject
 from tilework.core.component import LoadSource
 from tilework.core.cost_row import CostRow
 from tilework.core.model import ModelSource
 from tilework.core.request import Shape, Status
 from tilework.core.wire.spec import Spec, VideoFormat
-from tilework.cost.table import CostTable, graphs_of
+from tilework.cost.table import CostTable, graphs_of, merged
 from tilework.pipelines.loading import load
 from tilework.pipelines.workflow.source import read_workflow
 from tilework.policy import registry
@@ -78,6 +79,7 @@ def framed(light, words):
 
 
 studio = tilework.Workflow("studio", tilework.Pipeline("shapes"), read, mirrored, softened, framed)
+simple = tilework.Workflow("simple", tilework.Pipeline("shapes"), softened)
 """
 
 
@@ -106,9 +108,11 @@ def start() -> Iterator[Callable[..., Rig]]:
     rigs: list[Rig] = []
     registry._REGISTRY["ping-pong"] = PingPong
 
-    def start(path: str, policy: str = "tilework", frames: int = 1, **options: int) -> Rig:
+    def start(*paths: str, policy: str = "tilework", frames: int = 1, **options: int) -> Rig:
         tiny.prepare()
-        rigs.append(rig := Rig(ModelSource(path=path), policy, costs=costs_of(path, frames), **options))
+        costs = merged([costs_of(path, frames) for path in paths])
+        sources = tuple(ModelSource(path=path) for path in paths)
+        rigs.append(rig := Rig(sources, policy, costs=costs, **options))
         rig.run(rig.engine.start())
         return rig
 
@@ -147,7 +151,7 @@ def assert_posters(outcomes: list[Outcome], specs: dict[str, Spec], poster: Call
 def test_pictures_equal_the_parts_in_a_row_while_they_move_after_every_step(
     start: Callable[..., Rig], poster: Callable[[Spec], np.ndarray]
 ) -> None:
-    rig, specs = start(POSTER, "ping-pong"), specs_of("moved")
+    rig, specs = start(POSTER, policy="ping-pong"), specs_of("moved")
     assert_posters(rig.outcomes(specs), specs, poster)
     assert replay(rig.log.getvalue().splitlines())[1] is None
     assert_nothing_is_left(rig.engine)
@@ -158,7 +162,7 @@ def test_pictures_equal_the_parts_in_a_row_while_they_move_after_every_step(
 def test_requests_survive_the_loss_of_a_device_and_of_the_cpu_slot(
     start: Callable[..., Rig], poster: Callable[[Spec], np.ndarray], victim: int
 ) -> None:
-    rig, specs = start(POSTER, "edf"), specs_of("lost", steps=16)
+    rig, specs = start(POSTER, policy="edf"), specs_of("lost", steps=16)
 
     async def scenario() -> list[Outcome]:
         tickets = [rig.submit(spec, uid) for uid, spec in specs.items()]
@@ -180,7 +184,7 @@ def studio(tmp_path_factory: pytest.TempPathFactory, start: Callable[..., Rig]) 
     family = load(ModelSource(path=path))
     steps = family.info.graph.stage("diffuse").spec.components
     size = sum(KeptWeights.of(family.modules[name]).component.num_bytes for name in steps)
-    return path, start(path, weights_bytes=size)
+    return path, start(path, f"{file}:simple", weights_bytes=size)
 
 
 @pytest.mark.slow
@@ -203,8 +207,32 @@ def test_branches_join_and_a_class_has_weights_that_are_loaded_and_dropped(studi
 
 
 @pytest.mark.slow
+def test_workflows_share_the_weights_of_a_pipeline_and_of_a_class(studio: tuple[str, Rig]) -> None:
+    path, rig = studio
+    spec = tiny.spec(height=64, width=64, steps=2, exact=True)
+    (outcome,) = rig.run(_outcomes_of(rig, "simple", {"one": spec}))
+    stock, soften = tilework.reference("shapes"), read_workflow(path).functions[2].make()
+    with torch.no_grad():
+        (soft,) = soften([Picture.fromarray(tiny.run_stock(stock, spec, max_sequence_length=0).pixels)])
+    assert outcome.image is not None
+    assert np.array_equal(tiny.pixels(outcome.image), soft.numpy())
+    costs = rig.engine._controller.costs
+    needed = [
+        {one for stage in costs.graph(name).stages for one in costs.components(stage)} for name in ("studio", "simple")
+    ]
+    assert needed[0] == needed[1]
+    assert len(needed[0]) > 4
+
+
+async def _outcomes_of(rig: Rig, model: str, specs: dict[str, Spec]) -> list[Outcome]:
+    tickets = rig.engine.submit(specs, model=model)
+    assert not isinstance(tickets, Reject)
+    return [await ticket.outcome for ticket in tickets]
+
+
+@pytest.mark.slow
 def test_requests_share_a_stage_with_a_batch(studio: tuple[str, Rig], start: Callable[..., Rig]) -> None:
-    rig = start(studio[0], "tridentserve")
+    rig = start(studio[0], policy="tridentserve")
     specs = {f"shared{seed}": tiny.spec(height=64, width=64, seed=seed, steps=4) for seed in range(8)}
     outcomes = rig.outcomes(specs)
     assert {outcome.status for outcome in outcomes} == {Status.DONE}
@@ -229,7 +257,7 @@ def test_the_picture_of_one_pipeline_begins_the_clip_of_another(tmp_path: Path, 
     tiny.prepare()
     build(ZOO["wan21-image"]).save_pretrained(tmp_path / "wan")
     shutil.copy(EXAMPLES / "film.py", tmp_path)
-    rig, spec = start(f"{tmp_path}/film.py:film", "ping-pong", frames=5), film_spec()
+    rig, spec = start(f"{tmp_path}/film.py:film", policy="ping-pong", frames=5), film_spec()
     pixels, file = rig.outcomes({"pixels": spec, "file": replace(spec, video=VideoFormat(8.0))})
     assert pixels.status is file.status is Status.DONE, pixels.reason + file.reason
     still = tiny.run_stock(tilework.reference("shapes"), spec, max_sequence_length=0).pixels

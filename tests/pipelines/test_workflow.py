@@ -21,13 +21,14 @@ from tilework.core.model import Argument, ArgumentKind, ModelInfo, ModelSource, 
 from tilework.pipelines.draw import draw
 from tilework.pipelines.errors import InvalidSource, InvalidWorkflow, ModelError
 from tilework.pipelines.identity import model_identity
-from tilework.pipelines.loading import load
+from tilework.pipelines.loading import load, load_component
 from tilework.pipelines.model_index import check_model
 from tilework.pipelines.workflow.definition import Function
 from tilework.pipelines.workflow.family import describe_workflow, parts_of
 from tilework.pipelines.workflow.functions import LoadedFunction, StageFailed, StageRefused
 from tilework.pipelines.workflow.parts import Part
 from tilework.pipelines.workflow.pictures import for_user, from_user, image_of, tensor_of
+from tilework.pipelines.workflow.source import read_workflow
 
 POSTER = f"{Path(__file__).parents[2] / 'examples' / 'poster.py'}:poster"
 LIMITS: dict[str, Any] = {
@@ -43,6 +44,23 @@ LIMITS: dict[str, Any] = {
     "default_guidance_scale": 4.0,
     "max_degree": 4,
 }
+CLASS = """
+import tilework, torch
+
+class softened:
+    def __init__(self):
+        torch.manual_seed(1)
+        self.blur = torch.nn.Conv2d(3, 3, 3)
+
+    def __call__(self, picture):
+        return picture
+
+def chosen(x, y):
+    return x
+
+one = tilework.Workflow("one", softened, tilework.Pipeline("shapes"))
+two = tilework.Workflow("two", *(tilework.Pipeline("shapes", name=n, returns=m) for n, m in ("ax", "by")), chosen)
+"""
 SHAPES = tilework.Pipeline("shapes", prompt="long_prompt")
 
 
@@ -176,6 +194,22 @@ def test_a_stage_cannot_read_a_picture_that_requests_do_not_give() -> None:
     workflow = tilework.Workflow("w", tilework.Pipeline("x", returns="drawn"), _named("made", "drawn, image"))
     with pytest.raises(InvalidWorkflow, match="'made' reads 'image', which no stage writes"):
         describe_workflow(workflow, "", parts_of(workflow, [ModelInfo(**LIMITS)]), ())
+
+
+def test_a_component_is_read_again_from_where_it_is(tmp_path: Path) -> None:
+    tiny.prepare()
+    (tmp_path / "flow.py").write_text(CLASS)
+    one, two = (ModelSource(path=f"{tmp_path}/flow.py:{name}") for name in ("one", "two"))
+    again, stock = load_component(one, "softened.blur"), load_component(ModelSource(path="shapes"), "vae")
+    assert torch.equal(
+        again.weight, LoadedFunction.of(_softened(one), torch.device("cpu")).modules["softened.blur"].weight
+    )
+    for found in (load_component(one, "vae"), load_component(two, "b.vae")):
+        assert all(map(torch.equal, found.parameters(), stock.parameters()))
+
+
+def _softened(source: ModelSource) -> Function:
+    return read_workflow(source.path).functions[0]
 
 
 def test_measurements_are_those_of_the_text_of_the_workflow(tmp_path: Path) -> None:
