@@ -17,5 +17,5 @@ film = tilework.Workflow(
     "film",
     tilework.Pipeline("shapes", name="still"),
     motion,
-    tilework.Pipeline("./wan", image="picture", prompt="motion", returns="clip", settings={"steps": 20}),
+    tilework.Pipeline("./wan", image="picture", prompt="motion", returns="clip", settings={"steps": 8}),
 )

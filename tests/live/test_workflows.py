@@ -31,6 +31,7 @@ from tilework.core.model import ModelSource
 from tilework.core.request import Shape, Status
 from tilework.core.wire.spec import Spec, VideoFormat
 from tilework.cost.table import CostTable, graphs_of, merged
+from tilework.pipelines.draw import draw
 from tilework.pipelines.loading import load
 from tilework.pipelines.workflow.source import read_workflow
 from tilework.policy import registry
@@ -91,12 +92,13 @@ def costs_of(path: str, frames: int = 1) -> CostTable:
             (Shape(side, side, frames),) * num,
             pipeline=info.name,
             stage=stage.name,
-            degree=1,
-            seconds=0.02 * num**0.2,
+            degree=degree,
+            seconds=0.02 * num**0.2 / degree,
         )
         for stage in info.graph.stages
         for side in (32, 64, 128)
-        for num in ((1, 2, 4) if stage.spec.batchable else (1,))
+        for num, degree in ((1, 1), (2, 1), (4, 1), (1, 2))
+        if (num == 1 or stage.spec.batchable) and (degree == 1 or stage.is_parallel)
     ]
     speeds = dict.fromkeys(LoadSource, 1e9)
     return CostTable(hardware="here", rows=tuple(rows), graphs=graphs_of(info.graph), load_bytes_per_s=speeds)
@@ -252,16 +254,23 @@ def test_an_error_of_a_stage_fails_its_request_alone_and_names_the_stage(studio:
     assert_nothing_is_left(rig.engine)
 
 
-@pytest.mark.slow
-def test_the_picture_of_one_pipeline_begins_the_clip_of_another(tmp_path: Path, start: Callable[..., Rig]) -> None:
+@pytest.fixture(scope="module")
+def film(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The example, with a tiny model beside it."""
     tiny.prepare()
-    build(ZOO["wan21-image"]).save_pretrained(tmp_path / "wan")
-    shutil.copy(EXAMPLES / "film.py", tmp_path)
-    rig, spec = start(f"{tmp_path}/film.py:film", policy="ping-pong", frames=5), film_spec()
+    folder = tmp_path_factory.mktemp("film")
+    build(ZOO["wan21-image"]).save_pretrained(folder / "wan")
+    shutil.copy(EXAMPLES / "film.py", folder)
+    return f"{folder}/film.py:film"
+
+
+@pytest.mark.slow
+def test_the_picture_of_one_pipeline_begins_the_clip_of_another(film: str, start: Callable[..., Rig]) -> None:
+    rig, spec = start(film, policy="ping-pong", frames=5), film_spec()
     pixels, file = rig.outcomes({"pixels": spec, "file": replace(spec, video=VideoFormat(8.0))})
     assert pixels.status is file.status is Status.DONE, pixels.reason + file.reason
     still = tiny.run_stock(tilework.reference("shapes"), spec, max_sequence_length=0).pixels
-    clip = moved(tilework.reference(str(tmp_path / "wan")), still, spec)
+    clip = moved(tilework.reference(str(Path(film).parent / "wan")), still, spec)
     assert pixels.image is not None
     assert np.array_equal(np.frombuffer(pixels.image.pixels, np.uint8).reshape(clip.shape), clip)
     assert file.file is not None
@@ -269,6 +278,19 @@ def test_the_picture_of_one_pipeline_begins_the_clip_of_another(tmp_path: Path, 
         assert len(list(container.decode(video=0))) == spec.frames
     assert file.segments[-1].devices == SLOT
     assert replay(rig.log.getvalue().splitlines())[1] is None
+
+
+@pytest.mark.slow
+def test_several_devices_share_the_steps_of_both_pipelines(film: str, start: Callable[..., Rig]) -> None:
+    rig = start(film, policy="fixed-sp2", frames=5)
+    alone, spec = load(ModelSource(path=film)), replace(film_spec(), exact=False)
+    (outcome,) = rig.outcomes({"shared": spec})
+    assert outcome.status is Status.DONE, outcome.reason
+    assert outcome.image is not None
+    stages = {segment.stage for segment in outcome.segments if len(segment.devices) == 2}
+    assert stages == {"still.diffuse", "wan.diffuse"}
+    clips = [np.frombuffer(image.pixels, np.uint8).astype(int) for image in (outcome.image, draw(alone, spec))]
+    assert np.abs(clips[0] - clips[1]).max() <= 2, "the same but for rounding"
 
 
 def film_spec() -> Spec:
@@ -285,7 +307,7 @@ def moved(stock: Any, still: np.ndarray, spec: Spec) -> np.ndarray:
         height=spec.height,
         width=spec.width,
         num_frames=spec.frames,
-        num_inference_steps=20,
+        num_inference_steps=8,
         generator=torch.Generator().manual_seed(spec.seed),
     ).frames
     return (clip * 255).round().astype(np.uint8)

@@ -19,13 +19,14 @@ import tiny
 from tilework.core.graph.stage import DeviceKind
 from tilework.core.model import Argument, ArgumentKind, ModelInfo, ModelSource, PictureInput, StrengthRule
 from tilework.pipelines.draw import draw
-from tilework.pipelines.errors import InvalidSource, InvalidWorkflow, ModelError
+from tilework.pipelines.errors import InvalidSource, InvalidWorkflow, ModelError, UnsupportedModel
+from tilework.pipelines.family import LIVE
 from tilework.pipelines.identity import model_identity
 from tilework.pipelines.loading import load, load_component
 from tilework.pipelines.model_index import check_model
 from tilework.pipelines.workflow.definition import Function
 from tilework.pipelines.workflow.family import describe_workflow, parts_of
-from tilework.pipelines.workflow.functions import LoadedFunction, StageFailed, StageRefused
+from tilework.pipelines.workflow.functions import LoadedFunction, StageFailed, StageRefused, require_picture
 from tilework.pipelines.workflow.parts import Part
 from tilework.pipelines.workflow.pictures import for_user, from_user, image_of, tensor_of
 from tilework.pipelines.workflow.source import read_workflow
@@ -250,6 +251,9 @@ def test_a_later_pipeline_gets_the_picture_before_it_and_makes_the_steps_that_it
     (steps,) = (stage.steps for stage in part.stages if stage.steps is not None)
     assert steps.of(7) == steps.of(100) == 10
     assert [stage.name for stage in part.stages] == ["second.encode", "second.diffuse", "second.decode"]
+    ended = part.outer_values({"picture": 1, "any_seed": True})
+    assert ended == {"picture": 1, "any_seed": True, LIVE: None}, "nothing of it stays alive"
+    assert part.inner_values({"second.latents": 2, "latents": 3, LIVE: 4}) == {"latents": 2, LIVE: 4}
     first = Part(tilework.Pipeline("x"), info, "", is_first=True)
     assert first.spec(asked, {}) == asked, "the first one takes all of the request"
 
@@ -270,6 +274,13 @@ def test_a_stage_gets_what_it_names_of_values_and_of_the_request() -> None:
         return text, seed, width, factor
 
     assert run(made, {"text": "one", "other": 1}) == [("one", tiny.spec().seed, tiny.spec().width, 2)]
+
+
+def test_a_result_that_is_no_picture_is_named() -> None:
+    require_picture("end", torch.zeros(4, 5, 3, dtype=torch.uint8))
+    for value in ("text", torch.zeros(4, 5, 3)):
+        with pytest.raises(UnsupportedModel, match=r"the result 'end' is a (str|Tensor); the last stage returns a"):
+            require_picture("end", value)
 
 
 def test_a_stage_with_a_batch_is_called_for_as_many_requests() -> None:
