@@ -29,7 +29,7 @@ class OpenSora:
     requests: int = 80
     rate_per_s: float = 0.5
     mix: str = "1:1:1"
-    time_scale: float = 3.0
+    time_scale: float = 1.0
     file_s: float = 0.3
     seed: int = 1
 
