@@ -242,7 +242,7 @@ def test_a_later_pipeline_gets_the_picture_before_it_and_makes_the_steps_that_it
     pipeline = tilework.Pipeline("x", image="sketch", settings={"steps": 20, "strength": 0.5})
     part = Part(pipeline, info, "second.", is_first=False)
     asked = tiny.spec(prompt="red", steps=7, seed=5)
-    given = part.spec(replace(asked, arguments={"strength": 0.1}), {"sketch": torch.zeros(4, 5, 3, dtype=torch.uint8)})
+    given = part.spec(replace(asked, arguments={"clip_skip": 1}), {"sketch": torch.zeros(4, 5, 3, dtype=torch.uint8)})
     assert (given.steps, given.whole_steps) == (10, 20), "the request's 7 are those of the first pipeline"
     assert (given.prompt, given.seed, given.height) == ("red", 5, asked.height)
     assert given.guidance_scale == info.default_guidance_scale
@@ -254,6 +254,8 @@ def test_a_later_pipeline_gets_the_picture_before_it_and_makes_the_steps_that_it
     ended = part.outer_values({"picture": 1, "any_seed": True})
     assert ended == {"picture": 1, "any_seed": True, LIVE: None}, "nothing of it stays alive"
     assert part.inner_values({"second.latents": 2, "latents": 3, LIVE: 4}) == {"latents": 2, LIVE: 4}
+    own = Part(tilework.Pipeline("x", image="sketch", settings={"strength": 0.5}), info, "", is_first=False)
+    assert own.spec(asked, {}).steps == info.default_steps / 2
     first = Part(tilework.Pipeline("x"), info, "", is_first=True)
     assert first.spec(asked, {}) == asked, "the first one takes all of the request"
 
