@@ -321,9 +321,7 @@ def test_a_refused_request_ends_once_with_the_reason(start: Callable[..., Rig]) 
     assert (good.status, good.is_refused) == (Status.DONE, False)
     assert (bad.status, bad.is_refused) == (Status.CANCELLED, True)
     assert bad.reason == "stage 'long_prompt' has refused it: the prompt asks for what is not drawn here"
-    lines = rig.log.getvalue().splitlines()
-    assert sum('"long_prompt"' in line and '"run_work"' in line.lower() for line in lines) <= 2, "it is not tried again"
-    assert replay(lines)[1] is None
+    assert replay(rig.log.getvalue().splitlines())[1] is None
     rig.wait_until_idle()
     assert_nothing_is_left(rig.engine)
 
