@@ -17,6 +17,7 @@ from suite.cases.batch_model import BatchModelCase
 from suite.cases.bubbles import Bubbles
 from suite.cases.chaos import Chaos
 from suite.cases.checkpoints import Checkpoints
+from suite.cases.clipgroups import ClipGroups
 from suite.cases.clipmemory import ClipMemory
 from suite.cases.clips import Clips
 from suite.cases.controller import ControllerTime
@@ -55,6 +56,7 @@ from suite.cases.stock import StockCalls
 from suite.cases.swaps import Swaps
 from suite.cases.together import Together
 from suite.cases.trident import Trident
+from suite.cases.ucx import UcxMessages
 from suite.cases.weights import Weights
 from suite.cases.yardsticks import Yardsticks
 from suite.environment import environment
@@ -107,8 +109,13 @@ CASES: dict[str, tuple[str, type[Case]]] = {
         "Messages between processes of a node: the ring, pipes and ZeroMQ, also when a sender is killed",
         RingSpeed,
     ),
+    "ucx": (
+        "Messages between nodes: the ring over UCX, NIXL, Redis Streams, also when a sender is killed",
+        UcxMessages,
+    ),
     "reports": ("A picture on its way from a worker to the engine: pipe, ring, file", ReportCost),
     "groups": ("Forming a group of workers, and opening it again", GroupTime),
+    "clipgroups": ("Decodes of clips on two workers, and what share of a clip they are", ClipGroups),
     "elastic": ("Changing the degree, moving the state, sharing guidance", Elastic),
     "modelled": ("Deadlines kept by each policy on eight simulated GPUs, live and simulated", Modelled),
     "opensora": ("DDiT's videos on eight simulated GPUs behind a live server: latency by policy", OpenSora),

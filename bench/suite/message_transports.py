@@ -1,4 +1,4 @@
-"""Ways for processes of one node to send messages to one receiver, under one interface: rings, pipes, ZeroMQ."""
+"""Ways to send messages to one receiver, under one interface: rings, pipes, ZeroMQ; network_transports.py has more."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import multiprocessing
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
@@ -45,8 +47,8 @@ class RingReceiver:
     """A ring for all senders. Long messages are received in place. Sleeps when there is nothing, as the others do."""
 
     def __init__(self, num_senders: int, size: int, *, is_checked: bool) -> None:
-        self.ring = Ring.create(RING_BYTES, SLOTS, is_checked=is_checked, abandon_after_s=0.2, kill_after_s=10.0)
-        self.addresses = [self.ring.address()] * num_senders
+        self.ring = Ring.create(RING_BYTES, SLOTS, is_checked=is_checked, abandon_after_s=0.2, fence_after_s=10.0)
+        self.addresses: Sequence[Any] = [self.ring.address()] * num_senders
         self._size = size
 
     def hand_over(self) -> None:
@@ -162,27 +164,25 @@ class ZmqSender:
         zmq.Context.instance().term()
 
 
-SENDERS: dict[str, Callable[[Any], Sender]] = {
-    "ring": RingSender,
-    "ring, checked": RingSender,
-    "pipe": PipeSender,
-    "ZeroMQ": ZmqSender,
+@dataclass(frozen=True, slots=True)
+class Way:
+    """`receiver` is made with the number of senders and the bytes of a message, `sender` with one of its addresses."""
+
+    receiver: Callable[[int, int], Receiver]
+    sender: Callable[[Any], Sender]
+
+
+NODE_WAYS = {
+    "ring": Way(partial(RingReceiver, is_checked=False), RingSender),
+    "ring, checked": Way(partial(RingReceiver, is_checked=True), RingSender),
+    "pipe": Way(PipeReceiver, PipeSender),
+    "ZeroMQ": Way(ZmqReceiver, ZmqSender),
 }
 
 
-def open_sender(name: str, addresses: Sequence[Any], index: int) -> Sender:
+def open_sender(way: Way, addresses: Sequence[Any], index: int) -> Sender:
     """The sender of this number, in its forked process."""
     for other, address in enumerate(addresses):
         if other != index and isinstance(address, Connection):
             address.close()  # Else the end of the other sender is not seen.
-    return SENDERS[name](addresses[index])
-
-
-def receiver(name: str, num_senders: int, size: int) -> Receiver:
-    """A way by its name, which is one of SENDERS."""
-    match name:
-        case "pipe":
-            return PipeReceiver(num_senders, size)
-        case "ZeroMQ":
-            return ZmqReceiver(num_senders, size)
-    return RingReceiver(num_senders, size, is_checked=name == "ring, checked")
+    return way.sender(addresses[index])

@@ -117,6 +117,7 @@ class FakeFamily:
     calls: list[str] = field(default_factory=list)
     specs: list[Any] = field(default_factory=list)
     batches: list[int] = field(default_factory=list)
+    decoded_in: list[int] = field(default_factory=list)
     wait: Callable[[float], None] = time.sleep
 
     @property
@@ -132,6 +133,8 @@ class FakeFamily:
         for spec, of_spec in zip(specs, values, strict=True):
             assert stage == ENCODE or of_spec["latents"] == str(spec), "the outputs of the stages before"
             assert LIVE not in of_spec
+        if stage == DECODE:
+            self.decoded_in.append(1 if self.parallel.comm is None else self.parallel.comm.size)
         if stage == DECODE and len(specs) > self.most_decoded:
             raise MemoryError("too many")
         if stage == ENCODE:
@@ -306,6 +309,16 @@ def test_a_group_times_steps_only_and_leaves_afterwards() -> None:
         assert family.parallel.guided
         assert (family.parallel.comm, family.parallel.num_left) == (None, 2)
         assert DECODE not in family.calls
+
+
+def test_a_group_times_a_decode_that_it_can_share() -> None:
+    stages = tuple(replace(one, degrees=None) if one.name == DECODE else one for one in INFO.stages)
+    families = [FakeFamily(info=replace(INFO, stages=stages)) for _ in range(2)]
+    for family, rows in zip(families, in_group(families, ONE_SMALL, num_runs=2), strict=True):
+        assert [(row.stage, row.degree, row.num_runs) for row in rows] == [(DIFFUSE, 2, 2), (DECODE, 2, 2)]
+        assert family.decoded_in == [2] * (3 + 2), "a group made it"
+        assert not family.parallel.guided
+        assert (family.parallel.comm, family.parallel.num_left) == (None, 2)
 
 
 @pytest.mark.parametrize("slow_rank", [0, 1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 import tiny
-from commands import MODEL, encode, steps
+from commands import MODEL, decode, encode, steps
 from tilework.core.comm import GroupBroken
 from tilework.core.model import ModelSource
 from tilework.core.wire.blobs import StateBlob
@@ -46,6 +47,10 @@ class EchoComm:
         output.view(self.size, -1)[:] = source
         if self.other_flag is not None and source.dtype is torch.uint8:
             output[1 - self.rank] = self.other_flag
+
+    def all_to_all(self, output: Tensor, source: Tensor, *_: Any) -> None:
+        self.all_gather(torch.empty(2 * source.numel()), source)
+        output[:] = source
 
 
 class EchoGroups:
@@ -194,6 +199,37 @@ def test_a_running_group_stops_where_its_leader_wants_to(member: Member) -> None
     assert isinstance(ended, Ended)
     assert (ended.steps_done, ended.stopped) == (2, True)
     assert member.steps_in(ended.blobs[JOB]) == 2
+
+
+def decode_together(work_id: int) -> Execute:
+    return replace(decode(work_id, JOB), group=GROUP)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_decode_runs_in_a_group_whose_leader_reports(member: Member, rank: int) -> None:
+    member.run(steps(2, ((JOB, 0),), 4))
+    (ended,) = member.run(decode_together(3), rank=rank)
+    assert isinstance(ended, Ended)
+    assert (ended.steps_done, ended.broken, len(ended.images)) == (1, False, 1 - rank)
+    assert member.groups.comm.calls_left < 90, "it was shared"
+
+
+def test_a_decode_whose_group_breaks_is_not_done_and_can_be_done_again(member: Member) -> None:
+    member.run(steps(2, ((JOB, 0),), 4))
+    (ended,) = member.run(decode_together(3), calls_left=MUSTER + 3)
+    assert isinstance(ended, Ended)
+    assert (ended.steps_done, ended.broken, ended.images) == (0, True, {})
+    (alone,) = member.run(decode(4, JOB))
+    assert isinstance(alone, Ended)
+    assert len(alone.images) == 1
+
+
+def test_a_decode_that_fails_breaks_its_group_off(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+    member.run(steps(2, ((JOB, 0),), 4))
+    monkeypatch.setattr(member.family.modules["vae"].decoder, "forward", lambda *_: 1 / 0)
+    (failed,) = member.run(decode_together(3))
+    assert isinstance(failed, Failed)
+    assert member.groups.broken == [GROUP.group_id], "the others wait for one who has given up"
 
 
 def test_an_error_in_the_model_breaks_the_group_off(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:

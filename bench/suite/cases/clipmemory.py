@@ -185,7 +185,7 @@ class ClipMemory:
 
 def in_parts(vae: Any, latents: Tensor) -> Tensor:
     """The pixels of a clip, of which no more than a part is there in full precision."""
-    return decode(_decoder(vae), vae, _pictures, latents)
+    return decode(_decoder(vae), vae, pictures, latents)
 
 
 def at_once(vae: Any, latents: Tensor) -> Any:
@@ -194,10 +194,10 @@ def at_once(vae: Any, latents: Tensor) -> Any:
 
 
 def _stock_pixels(vae: Any, latents: Tensor) -> Tensor:
-    return _pictures(vae.decode(latents, return_dict=False)[0])
+    return pictures(vae.decode(latents, return_dict=False)[0])
 
 
-def _pictures(frames: Tensor) -> Tensor:
+def pictures(frames: Tensor) -> Tensor:
     return pixels_of(VideoProcessor().postprocess_video(frames, "pil")[0])
 
 

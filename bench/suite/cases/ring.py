@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from mmap import mmap
-from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Event
-from threading import Timer
 from typing import Any
 
 from suite.case import Check, Finding, Note, Table
-from suite.message_transports import SENDERS, SMALL, RingReceiver, RingSender, open_sender, receiver
+from suite.disturbed import Disturbed
+from suite.message_transports import NODE_WAYS, SMALL, RingReceiver, RingSender, Way, open_sender
 from suite.stats import Interval, extremes
 
 _CONTEXT = multiprocessing.get_context("fork")  # A sender that is started otherwise imports all cases first.
@@ -75,8 +72,8 @@ class RingSpeed:
                 note(f"round {number + 1}, {size} bytes")
                 rates.setdefault(("memcpy", size, 1), []).append(_memcpy_rate(size, megabytes))
                 for num_senders in self.num_senders:
-                    for name in SENDERS:
-                        rate = _rate(name, size, num_senders, (megabytes << 20) // size)
+                    for name, way in NODE_WAYS.items():
+                        rate = _rate(way, size, num_senders, (megabytes << 20) // size)
                         rates.setdefault((name, size, num_senders), []).append(rate)
         return rates
 
@@ -143,7 +140,7 @@ class RingSpeed:
         missing = doubled = damaged = 0
         pauses_ms = []
         for _ in range(self.faults):
-            one = _Disturbed(name, fault, self.stopped_s)
+            one = Disturbed(NODE_WAYS[name], fault, self.stopped_s)
             counts, pause_ms = one.run()
             missing, doubled, damaged = missing + counts[0], doubled + counts[1], damaged + counts[2]
             pauses_ms.append(pause_ms)
@@ -158,14 +155,14 @@ class RingSpeed:
         )
 
 
-def _rate(name: str, size: int, num_senders: int, count: int) -> _Rate:
+def _rate(way: Way, size: int, num_senders: int, count: int) -> _Rate:
     count //= num_senders
     if size < SMALL:
         count -= count % _BATCH
-    ours = receiver(name, num_senders, size)
+    ours = way.receiver(num_senders, size)
     go, ready, cpu_s = _CONTEXT.Event(), _CONTEXT.Semaphore(0), _CONTEXT.SimpleQueue()
     senders = [
-        _CONTEXT.Process(target=_send, args=(name, ours.addresses, index, size, count, go, ready, cpu_s), daemon=True)
+        _CONTEXT.Process(target=_send, args=(way, ours.addresses, index, size, count, go, ready, cpu_s), daemon=True)
         for index in range(num_senders)
     ]
     for sender in senders:
@@ -189,9 +186,9 @@ def _rate(name: str, size: int, num_senders: int, count: int) -> _Rate:
 
 
 def _send(
-    name: str, addresses: Sequence[Any], index: int, size: int, count: int, go: Event, ready: Any, cpu_s: Any
+    way: Way, addresses: Sequence[Any], index: int, size: int, count: int, go: Event, ready: Any, cpu_s: Any
 ) -> None:
-    sender = open_sender(name, addresses, index)
+    sender = open_sender(way, addresses, index)
     message = os.urandom(size)
     batch = [message] * (_BATCH if size < SMALL else 1)
     ready.release()
@@ -249,94 +246,6 @@ def _latency_checks(latencies: dict[str, list[float]]) -> tuple[Check, ...]:
         measured = extremes([statistics.median(quarter) for quarter in quarters])
         checks.append(Check(what=f"one way of 64 bytes, {name}, p50", measured=measured, high=goals[name], unit="us"))
     return tuple(checks)
-
-
-class _Disturbed:
-    """Two senders: one of long messages, to which something happens, and one of short ones, 10,000 a second at most."""
-
-    def __init__(self, name: str, fault: str, stopped_s: float) -> None:
-        self._fault, self._stopped_s = fault, stopped_s
-        self._ours = receiver(name, 2, 1 << 20)
-        self._file = tempfile.NamedTemporaryFile()  # noqa: SIM115
-        self._file.write(bytes(4096))
-        self._file.flush()
-        self._progress = mmap(self._file.fileno(), 4096)
-        self._senders: list[BaseProcess] = [
-            _CONTEXT.Process(
-                target=_send_numbered, args=(name, self._ours.addresses, index, size, self._file.name), daemon=True
-            )
-            for index, size in enumerate((1 << 20, 1 << 10))
-        ]
-        self._got: dict[int, list[int]] = {0: [], 1: []}
-        self._damaged = 0
-        self._last_s = 0.0
-        self._longest_s = 0.0
-
-    def run(self) -> tuple[tuple[int, int, int], float]:
-        for sender in self._senders:
-            sender.start()
-        self._ours.hand_over()
-        while not (self._got[0] and self._got[1]):
-            self._receive(0.01)
-        self._receive(0.2)
-        self._longest_s = 0.0
-        victim = self._senders[0]
-        assert victim.pid is not None
-        os.kill(victim.pid, getattr(signal, self._fault))
-        # Of its own, since a receiver in the middle of a message may wait for the rest.
-        Timer(self._stopped_s, os.kill, (victim.pid, signal.SIGCONT)).start()
-        self._receive(self._stopped_s + 0.3)
-        for sender in self._senders:
-            os.kill(sender.pid or 0, signal.SIGUSR1)
-        self._receive(1.0)
-        for sender in self._senders:
-            sender.kill()
-            sender.join()
-        self._receive(0.2)
-        self._ours.close()
-        self._file.close()
-        missing = sum(
-            self._sent(index) - len(set(got) & set(range(self._sent(index)))) for index, got in self._got.items()
-        )
-        doubled = sum(len(got) - len(set(got)) for got in self._got.values())
-        return (missing, doubled, self._damaged), self._longest_s * 1e3
-
-    def _sent(self, index: int) -> int:
-        return int.from_bytes(self._progress[index * 8 : index * 8 + 8], "little")
-
-    def _receive(self, seconds: float) -> None:
-        end_s = time.monotonic() + seconds
-        while (now_s := time.monotonic()) < end_s:
-            for message in self._ours.receive(end_s - now_s):
-                index, number = message[0], int.from_bytes(message[1:9], "little")
-                if index not in self._got or bytes(message[9:16]) != b"intact.":
-                    self._damaged += 1
-                    continue
-                self._got[index].append(number)
-                if index == 1:
-                    self._longest_s = max(self._longest_s, time.monotonic() - self._last_s)
-                    self._last_s = time.monotonic()
-
-
-def _send_numbered(name: str, addresses: Sequence[Any], index: int, size: int, path: str) -> None:
-    """Until SIGUSR1. The shared file has the number of messages for which `send` has returned."""
-    is_stopped = False
-
-    def stop(*_: object) -> None:
-        nonlocal is_stopped
-        is_stopped = True
-
-    signal.signal(signal.SIGUSR1, stop)
-    with open(path, "r+b") as file:
-        progress = mmap(file.fileno(), 4096)
-    sender, number = open_sender(name, addresses, index), 0
-    while not is_stopped:
-        sender.send((bytes([index]) + number.to_bytes(8, "little") + b"intact." + bytes(size - 16),))
-        number += 1
-        progress[index * 8 : index * 8 + 8] = number.to_bytes(8, "little")
-        if index:
-            time.sleep(1e-4)
-    time.sleep(60)
 
 
 def _fault_table(rows: tuple[tuple[str, ...], ...]) -> Table:

@@ -153,6 +153,28 @@ class PictureInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeMemory:
+    """What the memory of a model's decodes can be planned from, before they run.
+
+    `autoencoder` is the class of its autoencoder, `config` its configuration as JSON, `tiling` its settings of tiles,
+    and `dtype` the type of its numbers. A decode may take `most_bytes` beside the weights. What convolutions take
+    beside their tensors `counts_kernels` where it is known: for float32 on a CPU.
+    """
+
+    autoencoder: str
+    config: str = field(repr=False)
+    tiling: tuple[tuple[str, bool | int | float], ...] = field(repr=False)
+    dtype: str
+    most_bytes: int
+    counts_kernels: bool
+
+    @property
+    def in_tiles(self) -> bool:
+        """Whether pictures that are larger than a tile are decoded tile by tile."""
+        return ("use_tiling", True) in self.tiling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
     """What the server and the command line need to know of a loaded model: its limits and the defaults of a request.
 
@@ -167,7 +189,8 @@ class ModelInfo:
     `dtype` and `attention_backend` are those with which it computes; empty if there is no model. `step_ranges` are the
     numbers of steps that the model's sampler can run, ascending. `arguments` are what a request may give beside what
     all models take. `stages` are those of its pipeline's graph. `loras` are the names of the LoRAs that requests may
-    use. With `vae_tiling` its autoencoder works in tiles.
+    use. With `vae_tiling` its autoencoder works in tiles. `decode` is known if a plan can say that a decode needs more
+    memory than there is.
     """
 
     name: str
@@ -200,6 +223,7 @@ class ModelInfo:
     stages: tuple[StageSpec, ...] = latent_diffusion("").specs
     loras: tuple[str, ...] = ()
     vae_tiling: bool = False
+    decode: DecodeMemory | None = None
 
     @property
     def graph(self) -> Graph:

@@ -11,6 +11,8 @@ from diffusers import ModelMixin
 from torch import nn
 
 from tilework.core.graph.stage import StageSpec
+from tilework.pipelines.bands.decoders import is_known
+from tilework.pipelines.clips.decoders import decoder_of
 
 TIMES = frozenset({"timestep", "timesteps", "t", "time", "sigma", "time_step"})
 _AFTER = frozenset({"safety_checker", "vocoder"})  # What is called after the loop, besides autoencoders.
@@ -24,6 +26,12 @@ def modules_of(pipeline: Any) -> dict[str, nn.Module]:
 def decodes_in_tiles(pipeline: Any) -> bool:
     """Whether its autoencoder is set to cut pictures into tiles, and to blend these where they meet."""
     return bool(getattr(getattr(pipeline, "vae", None), "use_tiling", False))
+
+
+def shares_decode(pipeline: Any) -> bool:
+    """Whether several devices can share what its autoencoder decodes: bands of rows, or tiles of clips."""
+    vae = getattr(pipeline, "vae", None)
+    return is_known(vae) and (not decodes_in_tiles(pipeline) or decoder_of(vae) is not None)
 
 
 def is_denoiser(component: Any) -> bool:

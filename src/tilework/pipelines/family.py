@@ -82,7 +82,10 @@ class Family(Protocol):
 
     @property
     def parallel(self) -> Parallel:
-        """The group in which steps are made: `join` one before `step`, and leave it here afterwards."""
+        """The group in which steps are made: `join` one before `step`, and leave it here afterwards.
+
+        To `run` a stage in a group, join it here, without guidance.
+        """
 
     def join(self, comm: Comm, spec: Spec) -> None:
         """Share the steps of this request with a group from now on; all else is the same at any degree."""
@@ -90,7 +93,8 @@ class Family(Protocol):
     def run(self, stage: str, specs: Sequence[Spec], values: Sequence[Values], sliced: bool = False) -> list[Values]:
         """The outputs of a stage without steps for each request, whose `values` hold at least its inputs.
 
-        `sliced` takes less memory and more time; results differ by rounding.
+        In a group every rank gives the same request and gets the same outputs. `sliced` takes less memory and more
+        time; results differ by rounding.
         """
 
     def begin(self, stage: str, spec: Spec, values: Values) -> StepState:

@@ -97,6 +97,11 @@ class Parallel:
         return [half.reshape(-1)[: flat.numel()].view(output.shape) for half in pieces[:, :length].chunk(2)]
 
     @property
+    def comm(self) -> Comm | None:
+        """The group itself; None at degree 1."""
+        return self._comm
+
+    @property
     def width(self) -> int:
         """How many ranks have a piece each of the same sequence."""
         return self._width

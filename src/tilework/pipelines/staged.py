@@ -22,7 +22,7 @@ from tilework.core.packing import Layout, Pack, Size
 from tilework.core.preview import preview_shape
 from tilework.core.wire.spec import File, Image, Spec
 from tilework.pipelines.arguments import GENERATOR_DEVICE, generator_device, offered
-from tilework.pipelines.components import ComponentGroups, decodes_in_tiles, modules_of
+from tilework.pipelines.components import ComponentGroups, decodes_in_tiles, modules_of, shares_decode
 from tilework.pipelines.defaults import Defaults, resolve
 from tilework.pipelines.errors import UnsupportedModel
 from tilework.pipelines.families.latent_state import Conditioning, LatentState
@@ -35,6 +35,7 @@ from tilework.pipelines.sampler import check_sampler, generator_argument, memory
 Pieces = Mapping[str, Sequence[Tensor]]
 """Conditioning by name, of each picture of a packed batch, in the order in which they were given."""
 
+_DECODE = "decode"
 
 Run = Callable[[Sequence[Spec], Sequence[Values], bool], list[Values]]
 """Runs a stage without steps, in slices or not, for one or several requests."""
@@ -102,7 +103,7 @@ class StagedPipeline(ABC):
         )
         self._at_once: dict[str, Run] = {
             "encode": one_by_one(self._run_encode),
-            "decode": self._run_decode,
+            _DECODE: self._run_decode,
         }
         self._shares = {stage.name: stage.steps for stage in self.stages if stage.steps is not None}
         self._step_arguments = self._accepted_by(pipeline.scheduler)
@@ -117,6 +118,7 @@ class StagedPipeline(ABC):
                     one,
                     batchable=one.batchable and self._packing.is_possible,
                     sliceable=one.sliceable and not decodes_in_tiles(self._pipeline),
+                    degrees=self._degrees(one),
                 )
                 for one in ComponentGroups.of(self._pipeline).named(self.stages, previews=self._defaults.previews)
             ),
@@ -126,6 +128,10 @@ class StagedPipeline(ABC):
                 *offered(self._pipeline, self._arguments, self._scheduled_steps),
             ),
         )
+
+    def _degrees(self, stage: StageSpec) -> tuple[int, ...] | None:
+        shares = stage.name == _DECODE and self._info.max_degree > 1 and shares_decode(self._pipeline)
+        return None if shares else stage.degrees
 
     @property
     def device(self) -> torch.device:
@@ -172,10 +178,11 @@ class StagedPipeline(ABC):
         """The clean latents that the model predicts, by its prediction for the next iteration; float32."""
 
     @abstractmethod
-    def _decode(self, latents: Tensor, sliced: bool = False) -> Tensor:
+    def _decode(self, latents: Tensor, sliced: bool = False, comm: Comm | None = None) -> Tensor:
         """The pictures as a tensor, before the stock pipeline's `image_processor`; `latents` lie as in them.
 
-        (pictures, channels, rows, columns), of the type that `begin` draws. `sliced`, of one: see `slices.decode`.
+        (pictures, channels, rows, columns), of the type that `begin` draws. `sliced` and `comm`, of one: see
+        `slices.decode`.
         """
 
     @torch.no_grad()
@@ -189,7 +196,8 @@ class StagedPipeline(ABC):
         latents = [self._unpack(one["latents"], spec) for spec, one in zip(specs, values, strict=True)]
         # Several have one size. Slices save memory, which several at a time would need again.
         batches = latents if sliced else [torch.cat(latents)]
-        pictures = [one for batch in batches for one in self._pictures_of(self._decode(batch, sliced))]
+        comm = self._parallel.comm
+        pictures = [one for batch in batches for one in self._pictures_of(self._decode(batch, sliced, comm))]
         return [{"picture": torch.from_numpy(np.array(picture))} for picture in pictures]
 
     @torch.no_grad()

@@ -101,14 +101,15 @@ def _time_stages(
         if stage.has_steps:
             steps = _Steps(family, stage, specs, values)
             if stage.name in wanted:
-                with nullcontext() if comm is None else _joined(family, comm, specs[0]):
+                with nullcontext() if comm is None else _joined(family, partial(family.join, comm, specs[0])):
                     timings[stage.name] = clock.time(steps.step, steps.ensure)
             write: Callable[[], dict[Spec, Values]] = steps.finish
         else:
             write = partial(_run, family, stage.name, values)
             if stage.name in wanted:
                 read = [values[spec] for spec in specs]
-                timings[stage.name] = clock.time(partial(family.run, stage.name, specs, read))
+                with nullcontext() if comm is None else _joined(family, partial(family.parallel.join, comm, False)):
+                    timings[stage.name] = clock.time(partial(family.run, stage.name, specs, read))
         if timings.keys() == wanted:
             break
         state = steps.export() if stage.has_steps else None
@@ -125,8 +126,8 @@ def _moved(values: Values) -> Values:
 
 
 @contextmanager
-def _joined(family: Family, comm: Comm, spec: Spec) -> Iterator[None]:
-    family.join(comm, spec)
+def _joined(family: Family, join: Callable[[], None]) -> Iterator[None]:
+    join()
     try:
         yield
     finally:

@@ -109,8 +109,9 @@ class SimulatedFamily:
 
     def run(self, stage: str, specs: Sequence[Spec], values: Sequence[Values], sliced: bool = False) -> list[Values]:
         shapes = [spec.shape for spec in specs]
-        self._check_memory(stage, shapes, 1, share=0.5 if sliced else 1.0)
-        time.sleep(self._run_ns(stage, shapes, 1) / NS_PER_S)
+        degree = self._parallel.degree
+        self._check_memory(stage, shapes, degree, share=0.5 if sliced else 1.0)
+        time.sleep(self._run_ns(stage, shapes, degree) / NS_PER_S)
         return [dict.fromkeys(self._graph.stage(stage).spec.outputs) for _ in specs]
 
     def begin(self, stage: str, spec: Spec, values: Values) -> SimulatedState:

@@ -98,7 +98,7 @@ class Worker:
                 self._emit(Failed(command.work_id, self._models.broken[command.model], by_model=True))
             case Execute():
                 self._await_weights(command.model, command.stage, partial(self._works.is_stopped, command.work_id))
-                self._work(command, self._run_steps if self._has_steps(command) else self._run_at_once)
+                self._work(command, self._run)
             case ImportState():
                 self._await_weights(command.model, self._next_stage(command))
                 self._import(command)
@@ -232,26 +232,53 @@ class Worker:
                 spec = command.specs[job_id]
                 self._jobs.put(job_id, Job(spec=spec, itinerary=graph.itinerary(spec.steps, result=spec.result)))
 
-    def _run_at_once(self, command: Execute) -> Ended:
-        """Run a stage without steps."""
-        start_ns, family = time.monotonic_ns(), self._models[command.model]
+    def _run(self, command: Execute) -> Ended:
+        """Run a work: at once, or up to `num_steps` steps.
+
+        Steps are fewer if a stop is agreed between two of them, or if the group breaks; a stage without steps is not
+        done then.
+        """
+        self._absent = ()
         if not self._works.is_stopped(command.work_id):
             self._begin_jobs(command)
-        check = self._sync_members(command, None)
+        run = self._run_steps if self._has_steps(command) else self._run_at_once
+        if command.group is None:
+            return run(command, None)
+        try:
+            return run(command, self._groups.open(command.group))
+        except GroupBroken as error:
+            _log.warning("work %d of %s broke off: %s", command.work_id, _names(command), error)
+            return replace(self._cut_off(command), broken=True)
+        except JobMissing:
+            raise
+        except Exception:
+            self._groups.break_off(command.group.group_id)
+            raise
+
+    def _run_at_once(self, command: Execute, comm: Comm | None) -> Ended:
+        """Run a stage without steps."""
+        family = self._models[command.model]
+        check = self._sync_members(command, comm)
         if not check.present:
             return replace(_revoked(command.work_id), absent=check.absent)
+        start_ns = time.monotonic_ns()
         jobs = [member.job for member in check.present]
         self._check_specs(command, [job.spec for job in jobs])
-        with self._budget.hold():
-            outputs = family.run(
-                command.stage, [job.spec for job in jobs], [job.values for job in jobs], command.sliced
-            )
+        if comm is not None:
+            family.parallel.join(comm, guided=False)
+        try:
+            with self._budget.hold():
+                outputs = family.run(
+                    command.stage, [job.spec for job in jobs], [job.values for job in jobs], command.sliced
+                )
+        finally:
+            family.parallel.leave()
         for job, of_job in zip(jobs, outputs, strict=True):
             job.take_outputs(dict(of_job))
         ended = Ended(command.work_id, start_ns, self._now_ns(), steps_done=1, absent=check.absent)
         members = zip(check.present, outputs, strict=True)
         ended.for_any_seed = frozenset(member.job_id for member, of_job in members if of_job.get(ANY_SEED))
-        return self._with_results(family, ended, check.present)
+        return self._with_results(family, ended, check.present) if _leads(comm) else ended
 
     def _sync_members(self, command: Execute, comm: Comm | None) -> MemberCheck:
         device = self._models.device
@@ -282,25 +309,7 @@ class Worker:
             job.values = {}  # The report has it.
         return replace(ended, blobs=write_states(family, self._blobs, others), images=images, files=files)
 
-    def _run_steps(self, command: Execute) -> Ended:
-        """Run `num_steps` steps; fewer if a stop is agreed between two of them, or if the group breaks."""
-        self._absent = ()
-        if not self._works.is_stopped(command.work_id):
-            self._begin_jobs(command)
-        if command.group is None:
-            return self._run_steps_with(command, None)
-        try:
-            return self._run_steps_with(command, self._groups.open(command.group))
-        except GroupBroken as error:
-            _log.warning("work %d of %s broke off: %s", command.work_id, _names(command), error)
-            return replace(self._cut_off(command), broken=True)
-        except JobMissing:
-            raise
-        except Exception:
-            self._groups.break_off(command.group.group_id)
-            raise
-
-    def _run_steps_with(self, command: Execute, comm: Comm | None) -> Ended:
+    def _run_steps(self, command: Execute, comm: Comm | None) -> Ended:
         family = self._models[command.model]
         check = self._sync_members(command, comm)
         self._absent = check.absent
@@ -308,7 +317,7 @@ class Worker:
             return replace(_revoked(command.work_id), absent=check.absent)
         self._check_specs(command, [member.job.spec for member in check.present])
         start_ns = time.monotonic_ns()
-        leads = comm is None or comm.rank == 0
+        leads = _leads(comm)
         if comm is not None:
             (member,) = check.present
             family.join(comm, member.job.spec)
@@ -388,6 +397,11 @@ class Worker:
     def _now_ns(self) -> int:
         synchronize(self._models.device)
         return time.monotonic_ns()
+
+
+def _leads(comm: Comm | None) -> bool:
+    """Whether this worker is alone, or the one that reports for its group."""
+    return comm is None or comm.rank == 0
 
 
 def _revoked(work_id: int) -> Ended:

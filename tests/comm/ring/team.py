@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from mmap import mmap
+from pathlib import Path
 from threading import Thread
 
 from tilework.comm.ring.consumer import Ring
@@ -24,6 +25,7 @@ CONTEXT = multiprocessing.get_context("forkserver")
 NUMBER = struct.Struct("<IQI")
 """Header: the sender, its message's number, and what the payload is made of."""
 LONGEST = 60_000
+PATIENCE_S = 60.0
 
 
 def payload_of(seed: int, size: int) -> bytes:
@@ -114,3 +116,40 @@ def connected(ring: Ring) -> Iterator[Producer]:
         assert ring.poll() is None
     with found[0] as producer:
         yield producer
+
+
+class Checker:
+    """Takes messages and holds them against what each sender says that it has sent."""
+
+    def __init__(self, ring: Ring, num_senders: int, progress: Path) -> None:
+        self.ring = ring
+        progress.write_bytes(bytes(4096))
+        self.progress = map_progress(str(progress))
+        self.next_number = [0] * num_senders
+
+    def sent(self, sender: int) -> int:
+        return int.from_bytes(self.progress[sender * 8 : sender * 8 + 8], "little")
+
+    def receive(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            message = self.ring.recv(timeout_s=left)
+            if message is None:
+                return
+            with message:
+                sender, number, content = NUMBER.unpack(message.header)
+                assert bytes(message.payload) == payload_of(content, len(message.payload)), "a message is not intact"
+                assert number == self.next_number[sender], "a message is missing, doubled or out of order"
+                self.next_number[sender] += 1
+
+    def receive_all(self, sender: int) -> None:
+        """Until what an ended sender took for sent has arrived, and at most the one that it was told nothing of."""
+        end = time.monotonic() + PATIENCE_S
+        while self.next_number[sender] < self.sent(sender):
+            assert time.monotonic() < end, "a message that was sent does not arrive"
+            self.receive(0.01)
+        assert self.next_number[sender] <= self.sent(sender) + 1
+
+    def go_on_behind(self, sender: int) -> None:
+        """Its successor begins behind the message that arrived without the sender being told."""
+        self.progress[sender * 8 : sender * 8 + 8] = self.next_number[sender].to_bytes(8, "little")

@@ -16,18 +16,23 @@ from comm.ring.team import connected
 from tilework.comm.ring import transport
 from tilework.comm.ring.consumer import Ring
 from tilework.comm.ring.errors import RingClosed, RingCorrupted, RingError, RingFull
+from tilework.comm.ring.network import Network
 from tilework.comm.ring.producer import Producer
 
 
-@pytest.fixture(params=["extension", "lock"])
+@pytest.fixture(params=["extension", "lock", pytest.param("network", marks=pytest.mark.slow)])
 def ring(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> object:
-    """On both back ends."""
+    """On all back ends."""
+    network = None
     if request.param == "lock":
         monkeypatch.setattr("tilework.comm.ring.consumer.has_extension", lambda: False)
     elif not transport.has_extension():
         pytest.skip("the C extension was not built: no compiler")
-    with Ring.create(1 << 16, 16, kill_after_s=None) as made:
-        assert made.is_one_sided == (request.param == "extension")
+    elif request.param == "network":
+        pytest.importorskip("libucx", reason="the extra ucx is not installed")
+        network = Network(host="127.0.0.1")
+    with Ring.create(1 << 16, 16, network=network, fence_after_s=None) as made:
+        assert made.is_one_sided == (request.param != "lock")
         yield made
 
 
@@ -81,7 +86,7 @@ def test_order_and_contents_over_many_laps(ring: Ring) -> None:
 def test_a_full_ring_makes_producers_wait(ring: Ring) -> None:
     with connected(ring) as producer:
         with pytest.raises(RingFull, match="timeout_s"):
-            producer.send_all([(b"", bytes(20_000))] * 10, timeout_s=0.01)
+            producer.send_all([(b"", bytes(20_000))] * 10, timeout_s=0.1)
         sent = producer.stats.sent
         assert 1 < sent < 10
         assert producer.stats.waits == 1
@@ -180,7 +185,7 @@ def test_sizes_that_words_cannot_hold_are_refused(size: tuple[int, int]) -> None
 
 
 def test_another_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tilework.comm.ring.members.peer_of", lambda connection: (os.getpid(), 12345))
+    monkeypatch.setattr("tilework.comm.ring.node.site.peer_of", lambda connection: (os.getpid(), 12345))
     with Ring.create(1 << 16) as ring:
         errors: list[Exception] = []
 

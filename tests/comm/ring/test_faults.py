@@ -5,22 +5,12 @@ from __future__ import annotations
 import os
 import random
 import signal
-import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 
-from comm.ring.team import (
-    LONGEST,
-    NUMBER,
-    connected,
-    map_progress,
-    payload_of,
-    send_for_ever,
-    start,
-    stop_in_the_middle,
-)
+from comm.ring.team import LONGEST, Checker, connected, send_for_ever, start, stop_in_the_middle
 from tilework.comm.ring import transport
 from tilework.comm.ring.consumer import Ring
 from tilework.comm.ring.errors import RingFull
@@ -41,16 +31,16 @@ def test_a_killed_producer_holds_no_bytes() -> None:
 
 
 def test_a_stopped_producer_is_killed_so_that_its_bytes_are_used_again() -> None:
-    with Ring.create(1 << 14, 16, abandon_after_s=0.01, kill_after_s=0.02) as ring:
+    with Ring.create(1 << 14, 16, abandon_after_s=0.01, fence_after_s=0.02) as ring:
         stopped = _stopped_producer(ring)
         _go_on(ring)
         stopped.join()
         assert stopped.exitcode == -signal.SIGKILL
-        assert (ring.stats.lost, ring.stats.killed, ring.stats.quarantined_bytes) == (1, 1, 0)
+        assert (ring.stats.lost, ring.stats.fenced, ring.stats.quarantined_bytes) == (1, 1, 0)
 
 
 def test_bytes_that_may_still_be_written_are_not_used_again() -> None:
-    with Ring.create(1 << 14, 16, abandon_after_s=0.01, kill_after_s=None) as ring:
+    with Ring.create(1 << 14, 16, abandon_after_s=0.01, fence_after_s=None) as ring:
         stopped = _stopped_producer(ring)
         while not ring.stats.quarantined_bytes:
             ring.recv(timeout_s=0.01)
@@ -59,7 +49,7 @@ def test_bytes_that_may_still_be_written_are_not_used_again() -> None:
         os.kill(stopped.pid, signal.SIGCONT)  # It ends.
         while ring.stats.used_bytes:
             ring.recv(timeout_s=0.01)
-        assert (ring.stats.lost, ring.stats.killed) == (1, 0)
+        assert (ring.stats.lost, ring.stats.fenced) == (1, 0)
 
 
 def _stopped_producer(ring: Ring) -> BaseProcess:
@@ -89,48 +79,12 @@ def _try_to_send(producer: Producer, number: int) -> bool:
     return True
 
 
-PATIENCE_S = 60.0
-
-
-class Checker:
-    """Takes messages and holds them against what each sender says that it has sent."""
-
-    def __init__(self, ring: Ring, num_senders: int, progress: Path) -> None:
-        self.ring = ring
-        progress.write_bytes(bytes(4096))
-        self.progress = map_progress(str(progress))
-        self.next_number = [0] * num_senders
-
-    def sent(self, sender: int) -> int:
-        return int.from_bytes(self.progress[sender * 8 : sender * 8 + 8], "little")
-
-    def receive(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
-            message = self.ring.recv(timeout_s=left)
-            if message is None:
-                return
-            with message:
-                sender, number, content = NUMBER.unpack(message.header)
-                assert bytes(message.payload) == payload_of(content, len(message.payload)), "a message is not intact"
-                assert number == self.next_number[sender], "a message is missing, doubled or out of order"
-                self.next_number[sender] += 1
-
-    def receive_all(self, sender: int) -> None:
-        """Until what an ended sender took for sent has arrived, and at most the one that it was told nothing of."""
-        end = time.monotonic() + PATIENCE_S
-        while self.next_number[sender] < self.sent(sender):
-            assert time.monotonic() < end, "a message that was sent does not arrive"
-            self.receive(0.01)
-        assert self.next_number[sender] <= self.sent(sender) + 1
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_500_rounds_of_killed_and_stopped_producers(tmp_path: Path) -> None:
     """Every committed message arrives once, intact, and in each producer's order."""
     rng = random.Random(7)
-    with Ring.create(4 * LONGEST, 32, abandon_after_s=0.02, kill_after_s=5) as ring:
+    with Ring.create(4 * LONGEST, 32, abandon_after_s=0.02, fence_after_s=5) as ring:
         checker = Checker(ring, 3, tmp_path / "progress")
         seeds = iter(range(10_000))
 
@@ -151,7 +105,7 @@ def test_500_rounds_of_killed_and_stopped_producers(tmp_path: Path) -> None:
                     checker.receive(0.005)
                 checker.receive_all(victim)
                 checker.receive(0.005)
-                _count(checker, victim)
+                checker.go_on_behind(victim)
                 senders[victim] = begin(victim)
             else:
                 _suspend(checker, senders[victim], 0.01 + rng.random() * 0.05)
@@ -164,12 +118,6 @@ def test_500_rounds_of_killed_and_stopped_producers(tmp_path: Path) -> None:
         assert stats.damaged == 0
         assert min(stats.lost, stats.abandoned) > 5
         assert min(checker.next_number) > 50
-
-
-def _count(checker: Checker, sender: int) -> None:
-    """Its successor begins behind the message that arrived without the sender being told."""
-    number = checker.next_number[sender]
-    checker.progress[sender * 8 : sender * 8 + 8] = number.to_bytes(8, "little")
 
 
 def _suspend(checker: Checker, process: BaseProcess, seconds: float) -> None:

@@ -61,7 +61,7 @@ class Twins:
         self.layout = layout
         self.memories = [mmap(-1, layout.size) for _ in range(2)]
         self.stepped = Transport(layout, AtomicMemory(self.memories[0]), self.memories[0], is_checked)
-        self.native = AtomicTransport(layout, self.memories[1], is_checked)
+        self.native = AtomicTransport(layout, AtomicMemory(self.memories[1]), self.memories[1], is_checked)
         self.both: tuple[Transport, Transport] = (self.stepped, self.native)
         for transport in self.both:
             for owner in range(8):
@@ -175,7 +175,7 @@ def test_random_sequences_do_the_same(seed: int, is_checked: bool) -> None:
 def test_an_entry_that_is_abandoned_while_the_extension_writes_it_is_lost_and_given_back() -> None:
     layout = Layout(slots=4, units=1 << 19)
     memory = mmap(-1, layout.size)
-    ring = AtomicTransport(layout, memory, is_checked=True)
+    ring = AtomicTransport(layout, AtomicMemory(memory), memory, is_checked=True)
     messages: list[Message] = [(b"", bytes(15 << 20))]
     window = ring.recover(FOREVER)
     for _ in range(200):

@@ -53,8 +53,8 @@ def abandon(ring: Ring) -> None:
     """Leave a ring as a process does that is killed: nothing is told to anyone."""
     ring._members.close()
     ring._selector.close()
-    ring._listener.close()
-    ring._place.close()
+    ring._site.listener.close()
+    ring._site._place.close()
     ring._is_open = False
 
 
@@ -165,15 +165,15 @@ def test_an_entry_of_a_producer_that_still_lives_is_kept_free_until_it_is_killed
     ring = create(directory)
     stopped = _stopped_producer(ring)
     abandon(ring)
-    with Ring.resume(directory, abandon_after_s=0.01, kill_after_s=None) as again:
+    with Ring.resume(directory, abandon_after_s=0.01, fence_after_s=None) as again:
         until(lambda: again.poll() is None and again.stats.quarantined_bytes)
         assert again.stats.producers == 1
         abandon(again)
-    with Ring.resume(directory, abandon_after_s=0.01, kill_after_s=0.02) as again:
+    with Ring.resume(directory, abandon_after_s=0.01, fence_after_s=0.02) as again:
         until(lambda: again.poll() is None and not again.stats.used_bytes)
         stopped.join()
         assert stopped.exitcode == -signal.SIGKILL
-        assert (again.stats.killed, again.stats.lost, again.stats.producers) == (1, 1, 0)
+        assert (again.stats.fenced, again.stats.lost, again.stats.producers) == (1, 1, 0)
 
 
 def test_a_process_of_the_same_number_is_not_killed_for_another(directory: Path) -> None:
@@ -185,11 +185,11 @@ def test_a_process_of_the_same_number_is_not_killed_for_another(directory: Path)
     record = bytearray(file.read_bytes())
     record[-8:] = (12345).to_bytes(8, "little")  # It began at another time.
     file.write_bytes(record)
-    with Ring.resume(directory, abandon_after_s=0.01, kill_after_s=0.01) as again:
+    with Ring.resume(directory, abandon_after_s=0.01, fence_after_s=0.01) as again:
         until(lambda: again.poll() is None and again.stats.quarantined_bytes)
         for _ in range(50):
             assert again.recv(timeout_s=1e-3) is None
-        assert (again.stats.killed, stopped.exitcode) == (0, None)
+        assert (again.stats.fenced, stopped.exitcode) == (0, None)
         stopped.kill()
         stopped.join()
 
@@ -266,7 +266,7 @@ def _stopped_producer(ring: Ring) -> BaseProcess:
 def consume_for_ever(directory: str, received_path: str, is_first: bool, seed: int) -> None:
     """Write down each message that comes, then release it; sometimes hold several."""
     rng = random.Random(seed)
-    options = {"abandon_after_s": 0.02, "kill_after_s": 5.0}
+    options = {"abandon_after_s": 0.02, "fence_after_s": 5.0}
     if is_first:
         ring = Ring.create(4 * LONGEST, 32, directory=Path(directory), **options)  # type: ignore[arg-type]
     else:

@@ -6,7 +6,7 @@ from mmap import mmap
 
 from tilework.comm.ring import _native, consume
 from tilework.comm.ring.consume import Entry, Window
-from tilework.comm.ring.layout import Layout, Position, State
+from tilework.comm.ring.layout import Position, State
 from tilework.comm.ring.transport import Found, Message, Transport
 from tilework.comm.ring.verbs import Buffer
 
@@ -44,8 +44,7 @@ class AtomicTransport(Transport):
     """Transport with the steps of producer and consumer in one call each. tests/comm/ring holds that they are the same
     as those of produce.py and consume.py."""
 
-    def __init__(self, layout: Layout, memory: mmap, is_checked: bool) -> None:
-        super().__init__(layout, AtomicMemory(memory), memory, is_checked)
+    _view: mmap
 
     def send(
         self, owner: int, epoch: int, messages: list[Message], first: int, bell: int, deadline_ns: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import selectors
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -14,13 +15,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
+from tilework.comm.ring.backend import Admission, Site
 from tilework.comm.ring.errors import RingClosed, RingCorrupted, RingError
-from tilework.comm.ring.handshake import Grant, listen
 from tilework.comm.ring.layout import UNIT, Layout, State
 from tilework.comm.ring.members import Members
-from tilework.comm.ring.owners import OwnerFiles
-from tilework.comm.ring.place import Place
-from tilework.comm.ring.transport import Found, has_extension, map_memory, spans, transport
+from tilework.comm.ring.network import Network
+from tilework.comm.ring.node.place import Place
+from tilework.comm.ring.node.site import NodeSite
+from tilework.comm.ring.transport import Found, has_extension, spans
 
 Got = TypeVar("Got")
 _PREFETCH = 16
@@ -33,7 +35,7 @@ _ADOPTED_NS = 10_000_000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RingStats:
     """`delivered`: messages. `damaged`: committed entries whose bytes were not what was sent. `lost`: entries that
-    producers had reserved when they ended, were abandoned or killed. `abandoned`, `killed`: by this consumer.
+    producers had reserved when they ended, were abandoned or fenced. `abandoned`, `fenced`: by this consumer.
     `quarantined_bytes`: of abandoned entries whose owners may still write. `used_bytes`: of all entries."""
 
     producers: int
@@ -41,7 +43,7 @@ class RingStats:
     damaged: int
     lost: int
     abandoned: int
-    killed: int
+    fenced: int
     quarantined_bytes: int
     used_bytes: int
     capacity_bytes: int
@@ -77,38 +79,38 @@ class Message:
 
 
 class Ring:
-    """Memory that producers of this node write messages to, and what its one consumer does with it.
+    """Memory that producers write messages to, and what its one consumer does with it.
 
     Belongs to one thread. Producers are taken in, and entries of dead ones are given up, while messages are received.
     A producer that does not commit an entry for `abandon_after_s` loses it; it learns that, and sends again. If it
-    still has not said `kill_after_s` later that it writes no more, it is killed (SIGKILL, which also ends stopped
-    processes), so that its bytes can be used again. `kill_after_s=None` never does; the ring then fills up behind it.
+    still has not said `fence_after_s` later that it writes no more, it is fenced, so that its bytes can be used again:
+    on this node its process is killed (SIGKILL, which also ends stopped processes), over a network its connection is
+    ended. `fence_after_s=None` never does; the ring then fills up behind it.
     """
 
-    def __init__(self, place: Place, abandon_after_s: float, kill_after_s: float | None) -> None:
-        self._place, self._layout = place, place.layout
+    def __init__(self, site: Site, abandon_after_s: float, fence_after_s: float | None) -> None:
+        self._site, self._layout = site, site.layout
         self._abandon_after_ns = round(abandon_after_s * 1e9)
-        self._kill_after_ns = None if kill_after_s is None else round(kill_after_s * 1e9)
-        self.is_one_sided = place.is_atomic
+        self._fence_after_ns = None if fence_after_s is None else round(fence_after_s * 1e9)
+        self.is_one_sided = site.is_one_sided
         """False where the C extension is missing: then a stopped producer can stop all others."""
-        self._memory = map_memory(place.memory, place.layout.size)
-        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._transport = transport(place.layout, self._memory, place.memory, place.is_atomic, place.is_checked)
+        self._memory, self._transport = site.memory, site.transport
         self._view = memoryview(self._memory).toreadonly()
         self._window = self._transport.recover(_soon())
-        self._members = Members(self._transport.epochs, OwnerFiles(place.directory))
-        ended = set(self._members.adopt())
+        self._members = Members(self._transport.epochs)
+        ended = set(self._members.adopt(site.holders()))
         if ended:
             self._members.note_ended(ended & self._transport.find_owners(self._window, _soon()))
-        self._listener = listen(place.address)
+        self._admissions: dict[socket.socket, Admission] = {}
         self._selector = selectors.EpollSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
-        self._selector.register(self._bell, selectors.EVENT_READ, self._hear_bell)
+        self._selector.register(site.listener, selectors.EVENT_READ, self._accept)
+        if site.bell is not None:
+            self._selector.register(site.bell, selectors.EVENT_READ, lambda: self._hear_bell(site.bell))
         self._since_ns: dict[tuple[int, int], int] = {}  # By slot and state: when it was first seen so.
         self._ready: deque[Found] = deque()
         self._tend_at_ns = 0
         self._is_open = True
-        self._delivered = self._damaged = self._lost = self._abandoned = self._killed = 0
+        self._delivered = self._damaged = self._lost = self._abandoned = self._fenced = 0
 
     @classmethod
     def create(
@@ -117,26 +119,36 @@ class Ring:
         slots: int = 1024,
         *,
         directory: Path | None = None,
+        network: Network | None = None,
         is_checked: bool = True,
         abandon_after_s: float = 1.0,
-        kill_after_s: float | None = 10.0,
+        fence_after_s: float | None = 10.0,
     ) -> Ring:
         """A ring of `num_bytes` for at most `slots` messages at once; both are rounded up to powers of two.
 
         A message takes at most half of the bytes. With `is_checked` each message has a checksum of all its bytes. With
         a `directory`, a new or empty one in shared memory, the ring outlives this process if that is killed: see
-        `resume`. Until then its bytes stay there.
+        `resume`. Until then its bytes stay there. With a `network`, producers of all nodes that reach it can connect,
+        over UCX; else those of this node.
 
         Raises:
-            ValueError: `num_bytes` is more than 4 GiB, or `slots` more than a million.
-            RingError: the directory is not empty, or has no room.
+            ValueError: `num_bytes` is more than 4 GiB, or `slots` more than a million; or both a directory and a
+                network are given.
+            RingError: the directory is not empty, or has no room; UCX or the C extension is missing, or `network`
+                cannot be listened at.
         """
         units = max(2, 1 << (-(-num_bytes // UNIT) - 1).bit_length())
         layout = Layout(max(2, 1 << (slots - 1).bit_length()), units)
-        return cls(Place.make(layout, has_extension(), is_checked, directory), abandon_after_s, kill_after_s)
+        if network is None:
+            site: Site = NodeSite(Place.make(layout, has_extension(), is_checked, directory))
+        elif directory is None:
+            site = _open(network, layout, is_checked)
+        else:
+            raise ValueError("directory: a ring that is reached by a network ends with its process; leave one out")
+        return cls(site, abandon_after_s, fence_after_s)
 
     @classmethod
-    def resume(cls, directory: Path, *, abandon_after_s: float = 1.0, kill_after_s: float | None = 10.0) -> Ring:
+    def resume(cls, directory: Path, *, abandon_after_s: float = 1.0, fence_after_s: float | None = 10.0) -> Ring:
         """The ring in a directory, whose consumer has ended without closing it.
 
         What that had received and not released comes again. Producers go on: they write what there is room for while
@@ -150,14 +162,15 @@ class Ring:
         try:
             if place.is_atomic and not has_extension():
                 raise RingError("the ring needs the C extension, which is missing here; install with a C compiler")
-            return cls(place, abandon_after_s, kill_after_s)
+            return cls(NodeSite(place), abandon_after_s, fence_after_s)
         except RingError:
             place.close()
             raise
 
     def address(self) -> str:
-        """What producers connect to: the path of a socket that only this user can open."""
-        return self._place.address
+        """What producers connect to: the path of a socket that only this user can open, or for a network a host, a
+        port and a secret, `ucx://HOST:PORT/SECRET`."""
+        return self._site.address
 
     @property
     def stats(self) -> RingStats:
@@ -168,7 +181,7 @@ class Ring:
             damaged=self._damaged,
             lost=self._lost,
             abandoned=self._abandoned,
-            killed=self._killed,
+            fenced=self._fenced,
             quarantined_bytes=quarantined * UNIT,
             used_bytes=self._window.scan.units_from(self._window.head) * UNIT,
             capacity_bytes=self._layout.units * UNIT,
@@ -271,8 +284,8 @@ class Ring:
                 yield now_ns, 0  # It has ended: this was seen after its other entries were taken back.
             elif entry.state == State.RESERVED:
                 yield since_ns, self._abandon_after_ns
-            elif self._kill_after_ns is not None and not member.is_killed:
-                yield since_ns, self._kill_after_ns
+            elif self._fence_after_ns is not None and not member.is_revoked:
+                yield since_ns, self._fence_after_ns
 
     def _release(self, slot: int) -> None:
         if self._is_open:
@@ -298,28 +311,30 @@ class Ring:
         self._free_ids()
 
     def _accept(self) -> None:
-        connection, _ = self._listener.accept()
+        connection, _ = self._site.listener.accept()
         connection.setblocking(False)
-        member = self._members.accept(connection, self._grant, [self._place.memory, self._bell])
-        if member is not None:
-            owner = member.owner
-            self._selector.register(connection, selectors.EVENT_READ, lambda: self._hear_end(owner))
+        self._admissions[connection] = self._site.admit(connection, self._members, self._abandon_after_ns)
+        self._selector.register(connection, selectors.EVENT_READ, lambda: self._go_on(connection))
+        self._go_on(connection)
 
-    def _grant(self, owner: int, epoch: int) -> Grant:
-        place = self._place
-        kind = (place.is_atomic, place.is_checked, place.is_lasting)
-        return Grant(place.layout, owner, epoch, self._abandon_after_ns, *kind)
+    def _go_on(self, connection: socket.socket) -> None:
+        """Go on with taking a producer in, now that its connection can be read."""
+        try:
+            next(self._admissions[connection])
+        except StopIteration as end:
+            self._selector.unregister(connection)
+            del self._admissions[connection]
+            if (member := end.value) is not None:
+                self._selector.register(connection, selectors.EVENT_READ, lambda: self._hear_end(member.owner))
 
-    def _hear_bell(self) -> None:
+    def _hear_bell(self, bell: int) -> None:
         with suppress(BlockingIOError):
-            os.eventfd_read(self._bell)
+            os.eventfd_read(bell)
 
     def _hear_end(self, owner: int) -> None:
-        member = self._members.look(owner)
-        if member is not None:
-            if member.connection is not None:
-                self._selector.unregister(member.connection)
-            member.close()
+        connection = self._members.present[owner].access.connection
+        if self._members.drop_if_ended(owner) and connection is not None:
+            self._selector.unregister(connection)
 
     def _see_to_undecided(self, now_ns: int) -> None:
         undecided = self._window.undecided
@@ -339,8 +354,8 @@ class Ring:
             if entry.state == State.RESERVED:
                 if now_ns - since_ns >= self._abandon_after_ns:
                     self._abandoned += self._transport.abandon(slot, entry.word, _soon())
-            elif self._kill_after_ns is not None and now_ns - since_ns >= self._kill_after_ns:
-                self._killed += member.kill()
+            elif self._fence_after_ns is not None and now_ns - since_ns >= self._fence_after_ns:
+                self._fenced += member.revoke()
 
     def _free_ids(self) -> None:
         """Ids of ended producers of which nothing is in the ring any more."""
@@ -355,14 +370,14 @@ class Ring:
         if not self._is_open:
             return
         self._is_open = False
+        for admission in self._admissions.values():
+            admission.close()
         self._members.close()
         self._selector.close()
-        self._listener.close()
-        self._place.remove()
+        self._site.close()
         self._view.release()
         with suppress(BufferError):  # Payloads that are in use keep the memory.
             self._memory.close()
-        os.close(self._bell)
 
     def __enter__(self) -> Ring:
         return self
@@ -371,6 +386,14 @@ class Ring:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _open(network: Network, layout: Layout, is_checked: bool) -> Site:
+    if not has_extension():
+        raise RingError("network: needs the C extension, which is missing here; install with a C compiler")
+    from tilework.comm.ring.ucx.site import UcxSite
+
+    return UcxSite(network, layout, is_checked)
 
 
 def _soon() -> int:

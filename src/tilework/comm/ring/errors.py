@@ -19,5 +19,9 @@ class RingCorrupted(RingError):
     """The memory holds words that no producer following the protocol writes. The ring cannot be used any more."""
 
 
-class VerbTimeout(RingError):
-    """A verb was not done by its deadline. Whether a put or a compare-and-swap took place is unknown."""
+class VerbFailed(RingError):
+    """A verb could not be carried out. Whether a put or a compare-and-swap took place is unknown."""
+
+
+class VerbTimeout(VerbFailed):
+    """A verb was not done by its deadline."""

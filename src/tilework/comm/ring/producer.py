@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-from tilework.comm.ring.errors import RingClosed, RingError, RingFull, VerbTimeout
-from tilework.comm.ring.handshake import Grant, answer, connect, is_ended, join
-from tilework.comm.ring.transport import Message, Outcome, has_extension, map_memory, transport
+from tilework.comm.ring.backend import Attachment, is_ended
+from tilework.comm.ring.errors import RingClosed, RingError, RingFull, VerbFailed
+from tilework.comm.ring.network import SCHEME
+from tilework.comm.ring.node.handshake import answer, connect, join
+from tilework.comm.ring.node.site import attach
+from tilework.comm.ring.transport import Message, Outcome, has_extension
 from tilework.comm.ring.verbs import Buffer
 
 _LEAST_PAUSE_S = 20e-6
@@ -20,6 +22,8 @@ _LONGEST_PAUSE_S = 1e-3
 _LOOK_AT_CONSUMER_NS = 5_000_000
 _ANSWER_NS = 20_000_000
 _ASK_AGAIN_NS = 200_000_000
+_VERB_NS = 1_000_000_000
+"""What a verb may take at least: the deadline of a message is for waiting for room."""
 
 
 @dataclass(slots=True)
@@ -34,17 +38,17 @@ class ProducerStats:
 
 
 class Producer:
-    """Sends messages through the ring of another process on this node. Belongs to one thread.
+    """Sends messages through the ring of another process. Belongs to one thread.
 
-    A child that is forked after `connect` must not use it, and connects itself.
+    A child that is forked after `connect` must not use it, and connects itself; over a network it cannot.
     """
 
-    def __init__(self, address: str, connection: socket.socket, grant: Grant, fds: list[int]) -> None:
+    def __init__(self, address: str, attachment: Attachment) -> None:
         self._address = address
         self._look_at_ns = 0
         self._is_open = True
         self.stats = ProducerStats()
-        self._begin(connection, grant, fds)
+        self._begin(attachment)
 
     @classmethod
     def connect(cls, address: str, timeout_s: float = 10.0) -> Producer:
@@ -53,37 +57,26 @@ class Producer:
         Raises:
             RingClosed: no consumer answers there within `timeout_s`.
             RingError: the ring has no room for another producer, is another user's, or needs the C extension, which
-                this installation does not have.
+                this installation does not have; for one over a network: UCX is missing or of another version, the
+                secret in the address is not the ring's, or its memory cannot be reached.
         """
-        return cls(address, *join(address, timeout_s))
+        if address.startswith(SCHEME):
+            return cls(address, _attach_by_network(address, timeout_s))
+        return cls(address, attach(*join(address, timeout_s)))
 
-    def _begin(self, connection: socket.socket, grant: Grant, fds: list[int]) -> None:
-        """Write to the ring as the owner that is granted. Takes all that is given over, also when it raises."""
-        memory_fd, bell, file = fds
-        if grant.is_atomic and not has_extension():
-            connection.close()
-            for fd in fds:
-                os.close(fd)
-            raise RingError("the ring needs the C extension, which is missing here; install with a C compiler")
-        self._connection, self._bell, self._file = connection, bell, file
-        self._owner, self._epoch = grant.owner, grant.epoch
-        self._abandon_after_ns, self._is_lasting = grant.abandon_after_ns, grant.is_lasting
-        self._memory = map_memory(memory_fd, grant.layout.size)
-        self._transport = transport(grant.layout, self._memory, memory_fd, grant.is_atomic, grant.is_checked)
-        os.close(memory_fd)
+    def _begin(self, attachment: Attachment) -> None:
+        """Write to the ring as the owner that was granted."""
+        self._attachment, self._transport = attachment, attachment.transport
 
     def _end(self) -> None:
-        """Write as this owner no more. The memory first: the end of the others says that this process cannot."""
+        """Write as this owner no more."""
         del self._transport
-        self._memory.close()
-        self._connection.close()
-        os.close(self._file)
-        os.close(self._bell)
+        self._attachment.close()
 
     @property
     def owner(self) -> tuple[int, int]:
         """The id and its epoch by which the consumer knows this producer; others once another consumer took over."""
-        return self._owner, self._epoch
+        return self._attachment.owner, self._attachment.epoch
 
     def send(self, header: Buffer, *buffers: Buffer, timeout_s: float = 10.0) -> None:
         """Send one message. It is copied into the ring: its buffers may be used again at once.
@@ -92,7 +85,9 @@ class Producer:
 
         Raises:
             RingFull: there was no room until the end of `timeout_s`.
-            RingClosed: the consumer has closed the ring, or ended and cannot be replaced.
+            RingClosed: the consumer has closed the ring, ended and cannot be replaced, or has fenced this producer. It
+                is not known whether the message was sent.
+            VerbFailed: the memory could not be reached. It is not known whether the message was sent.
             ValueError: the message is longer than half of the ring.
         """
         self.send_all([(header, *buffers)], timeout_s)
@@ -111,6 +106,17 @@ class Producer:
         """Try until all are sent; yields how long to wait before the next attempt."""
         if not self._is_open:
             raise RingClosed("the producer is closed")
+        try:
+            yield from self._attempts_while_reached(messages, timeout_s)
+        except VerbFailed as error:
+            is_cut_off = is_ended(self._attachment.connection)
+            self.close()  # A verb may still be under way. The end of the connection tells the consumer.
+            if is_cut_off:
+                raise RingClosed("the consumer has ended, or has fenced this producer; connect again") from error
+            raise
+
+    def _attempts_while_reached(self, messages: list[Message], timeout_s: float) -> Generator[float, None, None]:
+        """The same, where the memory can be reached. Raises VerbFailed; no verb may follow."""
         now_ns = time.monotonic_ns()
         deadline_ns = now_ns + round(timeout_s * 1e9)
         yield from self._see_to_consumer(now_ns)
@@ -131,33 +137,31 @@ class Producer:
                 self.stats.waits += 1
                 pause_s, peers = _LEAST_PAUSE_S, _Peers(now_ns)
             yield from self._see_to_consumer(now_ns)
-            self._look_at_peers(peers, now_ns, deadline_ns)
+            self._look_at_peers(peers, now_ns, max(deadline_ns, now_ns + _VERB_NS))
             yield pause_s
             self.stats.waited_ns += time.monotonic_ns() - now_ns
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _look_at_peers(self, peers: _Peers, now_ns: int, deadline_ns: int) -> None:
         """After a while without room, note what is reserved; after as long again, abandon what still is."""
-        if now_ns - peers.since_ns >= self._abandon_after_ns:
+        if now_ns - peers.since_ns >= self._attachment.abandon_after_ns:
             for slot, word in peers.reserved:
                 self._transport.abandon(slot, word, deadline_ns)
             peers.since_ns, peers.reserved = now_ns, self._transport.find_reserved(deadline_ns)
 
     def _try(self, messages: list[Message], first: int, deadline_ns: int) -> tuple[int, int]:
-        try:
-            return self._transport.send(self._owner, self._epoch, messages, first, self._bell, deadline_ns)
-        except VerbTimeout:
-            self.close()  # A verb may still be under way. The end of the connection tells the consumer.
-            raise
+        ring = self._attachment
+        deadline_ns = max(deadline_ns, time.monotonic_ns() + _VERB_NS)
+        return self._transport.send(ring.owner, ring.epoch, messages, first, ring.bell, deadline_ns)
 
     def _see_to_consumer(self, now_ns: int) -> Generator[float, None, None]:
         """Notice that the consumer has ended, and connect to the one that has taken over, if one has."""
         if now_ns < self._look_at_ns:
             return
         self._look_at_ns = now_ns + _LOOK_AT_CONSUMER_NS
-        if not is_ended(self._connection):
+        if not is_ended(self._attachment.connection):
             return
-        if not self._is_lasting:
+        if not self._attachment.is_lasting:
             self.close()
             raise RingClosed("the consumer has closed the ring or ended")
         try:
@@ -191,7 +195,7 @@ class Producer:
             else:
                 self._end()
                 self._is_open = False
-                self._begin(connection, grant, fds)
+                self._begin(attach(connection, grant, fds))
                 self._is_open = True
                 return
         connection.close()
@@ -210,6 +214,14 @@ class Producer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _attach_by_network(address: str, timeout_s: float) -> Attachment:
+    if not has_extension():
+        raise RingError("the ring needs the C extension, which is missing here; install with a C compiler")
+    from tilework.comm.ring.ucx.site import attach as attach_by_ucx
+
+    return attach_by_ucx(address, timeout_s)
 
 
 @dataclass(slots=True)

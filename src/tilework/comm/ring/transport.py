@@ -21,6 +21,9 @@ Message = tuple[Buffer, ...]
 """A header, then the buffers of the payload; all contiguous."""
 
 
+_RING = (1).to_bytes(8, "little")
+
+
 class Outcome:
     """Of a message that was tried. LOST: abandoned by another process before it was committed; it is not delivered."""
 
@@ -46,9 +49,9 @@ class Found(NamedTuple):
 
 class Transport:
     """The steps of the protocol carried out by verbs on `memory`; `view` is the same memory at the consumer, who has
-    it beside itself."""
+    it beside itself, and nothing at a producer that has not."""
 
-    def __init__(self, layout: Layout, memory: Memory, view: mmap, is_checked: bool) -> None:
+    def __init__(self, layout: Layout, memory: Memory, view: mmap | bytes, is_checked: bool) -> None:
         self.layout = layout
         self._memory, self._view, self._is_checked = memory, view, is_checked
         self._checksum: Checksum | None = memory.checksum if is_checked else None
@@ -60,11 +63,11 @@ class Transport:
     ) -> tuple[int, int]:
         """Send `messages[first:]`; how many were sent, and the outcome of the one behind them.
 
-        Rings `bell`, an eventfd, if the consumer sleeps (-1: it never does).
+        Writes eight bytes to the descriptor `bell` if the consumer sleeps (-1: it never does).
 
         Raises:
             ValueError: a message is longer than half of the ring.
-            VerbTimeout: it is not known whether the message was sent.
+            VerbFailed: it is not known whether the message was sent.
         """
         for index in range(first, len(messages)):
             outcome = self._send_one(owner, epoch, messages[index], deadline_ns)
@@ -90,8 +93,8 @@ class Transport:
     def _ring(self, bell: int, deadline_ns: int) -> None:
         memory, offset = self._memory, self.layout.bell
         if bell >= 0 and memory.cas64(offset, 1, 0, deadline_ns=deadline_ns) == 1:
-            with suppress(BlockingIOError):
-                os.eventfd_write(bell, 1)
+            with suppress(OSError):  # The consumer has been rung often, or is gone.
+                os.write(bell, _RING)
 
     def set_bell(self, is_set: bool, deadline_ns: int) -> None:
         """Say whether the consumer wants to be woken. After it is set, the consumer looks once more, then sleeps."""
@@ -174,7 +177,7 @@ def transport(layout: Layout, memory: mmap, fd: int, is_atomic: bool, is_checked
     """The protocol on shared memory; `fd` is the file behind it. All processes of a ring have the same `is_atomic`:
     an instruction knows nothing of a lock."""
     if is_atomic:
-        from tilework.comm.ring.atomic import AtomicTransport
+        from tilework.comm.ring.atomic import AtomicMemory, AtomicTransport
 
-        return AtomicTransport(layout, memory, is_checked)
+        return AtomicTransport(layout, AtomicMemory(memory), memory, is_checked)
     return Transport(layout, LockedMemory(memory, fd), memory, is_checked)

@@ -14,44 +14,80 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tilework.core.comm import Comm
+from tilework.pipelines.bands.bands import in_bands
+from tilework.pipelines.bands.decoders import draws_noise
+from tilework.pipelines.bands.group import DecodeGroup
 from tilework.pipelines.clips.decoders import Decoder, Tiles
 
 Pixels = Callable[[Tensor], Tensor]
 """Makes pixels (frames, rows, columns, 3) of 8 bits of decoded frames (1, 3, frames, rows, columns)."""
 
 
-def decode(decoder: Decoder, vae: Any, pixels: Pixels, latents: Tensor, *given: Any, **named: Any) -> Tensor:
+def decode(
+    decoder: Decoder, vae: Any, pixels: Pixels, latents: Tensor, *given: Any, comm: Comm | None = None, **named: Any
+) -> Tensor:
     """The clip of latents (1, channels, t, h, w) as pixels (frames, rows, columns, 3) of 8 bits, on the CPU.
 
     `given` and `named` are what the autoencoder's `decode` takes beside them. It is cut into tiles if `vae` is set to
     that (`enable_tiling`) and its frames are larger than one.
+
+    The ranks of a `comm` share it, and each has the whole in the end: tiles go round among them, which changes no bit;
+    without tiles each has a band of rows (`bands`). What a group cannot share is decoded whole by each rank.
+
+    Raises:
+        GroupBroken: a rank is lost.
     """
     if vae.use_tiling and decoder.tiles(vae).cut(latents):
-        return _tiled(decoder, vae, pixels, latents, *given, **named)
-    chunks = decoder.whole(vae, latents, *given, **named)
-    return torch.cat([one for chunk in chunks for one in _frames(decoder, vae, pixels, chunk)])
+        group = DecodeGroup(None if draws_noise(vae) else comm, latents.device)
+        return _tiled(decoder, vae, pixels, group, latents, *given, **named)
+    with in_bands(vae, comm, latents) as bands:
+        chunks = decoder.whole(vae, bands.own(latents), *given, **named)
+        frames = torch.cat([one for chunk in chunks for one in _frames(decoder, vae, pixels, chunk)])
+        return bands.joined(frames, dim=1)
 
 
-def _tiled(decoder: Decoder, vae: Any, pixels: Pixels, latents: Tensor, *given: Any, **named: Any) -> Tensor:
-    """Tile by tile, each with all its frames: what a decoder keeps from frame to frame is there for one tile only."""
+def _tiled(
+    decoder: Decoder, vae: Any, pixels: Pixels, group: DecodeGroup, latents: Tensor, *given: Any, **named: Any
+) -> Tensor:
+    """Tile by tile, each with all its frames: what a decoder keeps from frame to frame is there for one tile only.
+
+    Ranks decode a tile each at the same time. They are blended in their order, one after another, as stock does.
+    """
     tiles = decoder.tiles(vae)
+    tops, lefts = (range(0, latents.shape[dim], stride) for dim, stride in zip((3, 4), tiles.stride, strict=True))
+    places = [(top, left) for top in tops for left in lefts]
+    above: list[Tensor | None] = [None] * len(lefts)
+    beside: Tensor | None = None
     rows: list[Tensor] = []
-    above: list[Tensor | None] = [None] * latents.shape[4]
-    for top in range(0, latents.shape[3], tiles.stride[0]):
-        row: list[Tensor] = []
-        below: list[Tensor | None] = []
-        beside: Tensor | None = None
-        for index, left in enumerate(range(0, latents.shape[4], tiles.stride[1])):
+    row: list[Tensor] = []
+    for first in range(0, len(places), group.size):
+        turn = places[first : first + group.size]
+        tile: Tensor | None = None
+        if group.rank < len(turn):
+            top, left = turn[group.rank]
             part = latents[:, :, :, top : top + tiles.size[0], left : left + tiles.size[1]]
-            tile = _blended(vae, tiles, _joined(decoder.tile(vae, part, *given, **named)), above[index], beside)
-            beside = tile[..., max(0, tile.shape[4] - tiles.blend[1]) :].clone()
-            below.append(tile[:, :, :, max(0, tile.shape[3] - tiles.blend[0]) :].clone())
-            tile = tile[:, :, :, : tiles.kept[0], : tiles.kept[1]]
-            row.append(torch.cat(list(_frames(decoder, vae, pixels, tile))))
-            del tile  # Before the next one is decoded.
-        rows.append(torch.cat(row, dim=2))
-        above = below
+            tile = _joined(decoder.tile(vae, part, *given, **named))
+        for root in range(len(turn)):
+            column, blended = (first + root) % len(lefts), None
+            if tile is not None and root == group.rank:
+                blended = tile = _blended(vae, tiles, tile, above[column], beside if column else None)
+            beside = group.of(root, None if blended is None else _edge(blended, 4, tiles.blend[1]))
+            above[column] = group.of(root, None if blended is None else _edge(blended, 3, tiles.blend[0]))
+        kept = None if tile is None else tile[:, :, :, : tiles.kept[0], : tiles.kept[1]]
+        made = None if kept is None else torch.cat(list(_frames(decoder, vae, pixels, kept)))
+        tile = blended = kept = None  # Before the next one is decoded.
+        for root in range(len(turn)):
+            row.append(group.of(root, made if root == group.rank else None))
+            if len(row) == len(lefts):
+                rows.append(torch.cat(row, dim=2))
+                row.clear()
     return torch.cat(rows, dim=1)
+
+
+def _edge(tile: Tensor, dim: int, width: int) -> Tensor:
+    """The last rows or columns of a tile, in memory of their own."""
+    return tile.narrow(dim, max(0, tile.shape[dim] - width), min(width, tile.shape[dim])).clone()
 
 
 def _blended(vae: Any, tiles: Tiles, tile: Tensor, above: Tensor | None, beside: Tensor | None) -> Tensor:

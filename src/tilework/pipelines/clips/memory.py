@@ -28,7 +28,7 @@ from tilework.pipelines.clips.decoding import decode
 from tilework.pipelines.errors import ModelNotFound, UnsupportedModel
 
 _META = torch.device("meta")
-_TILING = ("use_tiling", "tile_")
+TILING = ("use_tiling", "tile_")
 """How the names of the settings of an autoencoder's tiles begin."""
 _UNFOLDED = 20_480
 """Up to this product of the first four sizes torch's own convolution unfolds an input of float32 on a CPU
@@ -42,11 +42,12 @@ _FORMATS: dict[int, tuple[Any, ...]] = {
 }
 
 
-def decode_bytes(vae: Any, frames: int, height: int, width: int) -> int | None:
+def decode_bytes(vae: Any, frames: int, height: int, width: int, *, tensors_alone: bool = False) -> int | None:
     """The most memory that the tensors of a clip's decode take at a time, beside the weights; its pixels included.
 
-    Of pixels the two copies count that are there at the end. `vae` may lie on the device "meta" (`from_config`). It
-    decodes in tiles if it is set to that. None: nothing is known of its class.
+    Of pixels the two copies count that are there at the end. What kernels take beside them counts as on a CPU, or with
+    `tensors_alone` not at all: no device takes less. `vae` may lie on the device "meta" (`from_config`). It decodes in
+    tiles if it is set to that. None: nothing is known of its class.
     """
     decoder = decoder_of(vae)
     if decoder is None:
@@ -59,7 +60,7 @@ def decode_bytes(vae: Any, frames: int, height: int, width: int) -> int | None:
         device=_META,
     )
     given = (latents.new_empty(1),) if vae.config.get("timestep_conditioning") else ()
-    with torch.no_grad(), TensorMeter() as meter:
+    with torch.no_grad(), TensorMeter(tensors_alone=tensors_alone) as meter:
         rehearsed = replace(
             decoder, whole=_Rehearsal(meter, decoder.whole, frames), tile=_Rehearsal(meter, decoder.tile, frames)
         )
@@ -90,12 +91,13 @@ def autoencoder_of(directory: Path, dtype: torch.dtype) -> Any:
 class TensorMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While entered, counts the bytes of tensors that are made and still there: `live_bytes`, at most `peak_bytes`.
 
-    A convolution counts with what its kernel takes beside its tensors on a CPU. What other kernels take, and those of
-    other devices, is not counted.
+    A convolution counts with what its kernel takes beside its tensors on a CPU, unless `tensors_alone`. What other
+    kernels take, and those of other devices, is not counted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, tensors_alone: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._counts_kernels = not tensors_alone
         self.live_bytes = 0
         self.peak_bytes = 0
         self._known: dict[int, weakref.ref[Any]] = {}
@@ -110,7 +112,8 @@ class TensorMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         for one in _tensors((result,)):
             self._note(one, one.untyped_storage().nbytes())
-        self.rise(_workspace(args, result) if func is torch.ops.aten.convolution.default else 0)
+        convolves = self._counts_kernels and func is torch.ops.aten.convolution.default
+        self.rise(_workspace(args, result) if convolves else 0)
         return result
 
     def _note(self, tensor: Tensor, num_bytes: int) -> None:
@@ -224,7 +227,7 @@ def _bare(vae: Any) -> Any:
         bare = type(vae).from_config(vae.config)
     nn.Module.to(bare, next(vae.parameters()).dtype)
     for name, value in vars(vae).items():
-        if name.startswith(_TILING):
+        if name.startswith(TILING):
             setattr(bare, name, value)
     bare.blend_v = bare.blend_h = lambda _beside, tile, _extent: tile  # Row by row in its place, in thousands of calls.
     return bare

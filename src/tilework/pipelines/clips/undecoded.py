@@ -10,6 +10,7 @@ import torch
 from diffusers.models.autoencoders.vae import DecoderOutput
 from torch import Tensor
 
+from tilework.core.comm import Comm
 from tilework.pipelines.clips.decoders import Decoder, decoder_of
 from tilework.pipelines.clips.decoding import decode
 
@@ -23,8 +24,10 @@ class Undecoded:
     A stock call that does anything else with it raises an error, since it has no methods but that.
     """
 
-    def __init__(self, vae: Any, decoder: Decoder, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        self._vae = vae
+    def __init__(
+        self, vae: Any, decoder: Decoder, comm: Comm | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        self._vae, self._comm = vae, comm
         self._decoder = decoder
         self._args = args
         self._kwargs = {name: value for name, value in kwargs.items() if name != _WRAPPED}
@@ -40,18 +43,26 @@ class Undecoded:
         """(frames, rows, columns, 3) of 8 bits, by what a processor makes of frames: a list of lists of pictures."""
         self.is_open = False
         made = decode(
-            self._decoder, self._vae, lambda frames: pixels_of(postprocess(frames)[0]), *self._args, **self._kwargs
+            self._decoder,
+            self._vae,
+            lambda frames: pixels_of(postprocess(frames)[0]),
+            *self._args,
+            comm=self._comm,
+            **self._kwargs,
         )
         self._args = ()
         return made
 
 
-def undecoded(vae: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Undecoded | None:
-    """The clip that `vae.decode(*args, **kwargs)` makes, not made yet; None if only that call makes it."""
+def undecoded(vae: Any, comm: Comm | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Undecoded | None:
+    """The clip that `vae.decode(*args, **kwargs)` makes, not made yet; None if only that call makes it.
+
+    The ranks of a `comm` will share it.
+    """
     decoder = decoder_of(vae)
     if decoder is None or not args or args[0].ndim != 5 or args[0].shape[0] != 1:
         return None
-    return Undecoded(vae, decoder, args, kwargs)
+    return Undecoded(vae, decoder, comm, args, kwargs)
 
 
 def pixels_of(pictures: Any) -> Tensor:

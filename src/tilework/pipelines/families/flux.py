@@ -10,6 +10,7 @@ import torch
 from diffusers.pipelines.flux.pipeline_flux import calculate_shift, retrieve_timesteps
 from torch import Tensor
 
+from tilework.core.comm import Comm
 from tilework.core.packing import Layout, Size
 from tilework.core.wire.spec import Spec
 from tilework.pipelines import slices
@@ -173,9 +174,9 @@ class Flux(StagedPipeline):
         squares = latents.view(1, rows, columns, -1, 2, 2).permute(0, 3, 1, 4, 2, 5)
         return squares.reshape(1, -1, 2 * rows, 2 * columns)
 
-    def _decode(self, latents: Tensor, sliced: bool = False) -> Tensor:
+    def _decode(self, latents: Tensor, sliced: bool = False, comm: Comm | None = None) -> Tensor:
         vae = self._pipeline.vae
-        return slices.decode(vae, (latents / vae.config.scaling_factor) + vae.config.shift_factor, sliced)
+        return slices.decode(vae, (latents / vae.config.scaling_factor) + vae.config.shift_factor, sliced, comm)
 
 
 def _true_scale(spec: Spec) -> float:

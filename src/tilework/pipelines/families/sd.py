@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tilework.core.comm import Comm
 from tilework.core.wire.spec import Spec
 from tilework.pipelines import slices
 from tilework.pipelines.arguments import clip_layers
@@ -50,9 +51,9 @@ class StableDiffusion(UNetPipeline):
     def _added(self, conditioning: Mapping[str, Tensor]) -> None:
         return None
 
-    def _decode(self, latents: Tensor, sliced: bool = False) -> Tensor:
+    def _decode(self, latents: Tensor, sliced: bool = False, comm: Comm | None = None) -> Tensor:
         pipeline = self._pipeline
-        decoded = slices.decode(pipeline.vae, latents / pipeline.vae.config.scaling_factor, sliced)
+        decoded = slices.decode(pipeline.vae, latents / pipeline.vae.config.scaling_factor, sliced, comm)
         checked: Tensor
         checked, found = pipeline.run_safety_checker(decoded, self.device, decoded.dtype)
         for index, is_unsafe in enumerate(found or ()):

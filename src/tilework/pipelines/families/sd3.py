@@ -9,6 +9,7 @@ import torch
 from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import calculate_shift, retrieve_timesteps
 from torch import Tensor
 
+from tilework.core.comm import Comm
 from tilework.core.packing import Layout
 from tilework.core.wire.spec import Spec
 from tilework.pipelines import slices
@@ -144,9 +145,9 @@ class StableDiffusion3(StagedPipeline):
     def _estimate(self, state: LatentState, prediction: Tensor) -> Tensor:
         return clean_by_flow(state.sampler, prediction, state.timestep, state.latents)
 
-    def _decode(self, latents: Tensor, sliced: bool = False) -> Tensor:
+    def _decode(self, latents: Tensor, sliced: bool = False, comm: Comm | None = None) -> Tensor:
         vae = self._pipeline.vae
-        return slices.decode(vae, (latents / vae.config.scaling_factor) + vae.config.shift_factor, sliced)
+        return slices.decode(vae, (latents / vae.config.scaling_factor) + vae.config.shift_factor, sliced, comm)
 
 
 def _stock_defaults(pipeline: Any, name: str) -> Defaults:

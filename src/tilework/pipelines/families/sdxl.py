@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tilework.core.comm import Comm
 from tilework.core.wire.spec import Spec
 from tilework.pipelines import slices
 from tilework.pipelines.arguments import SIZES, as_tuple, clip_layers
@@ -56,7 +57,7 @@ class StableDiffusionXL(UNetPipeline):
     def _added(self, conditioning: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: conditioning[name] for name in ("text_embeds", "time_ids")}
 
-    def _decode(self, latents: Tensor, sliced: bool = False) -> Tensor:
+    def _decode(self, latents: Tensor, sliced: bool = False, comm: Comm | None = None) -> Tensor:
         pipeline, config = self._pipeline, self._pipeline.vae.config
         latents = latents.to(pipeline.vae.dtype)
         if config.get("latents_mean") is not None and config.get("latents_std") is not None:
@@ -67,7 +68,7 @@ class StableDiffusionXL(UNetPipeline):
             latents = latents * std / config.scaling_factor + mean
         else:
             latents = latents / config.scaling_factor
-        decoded = slices.decode(pipeline.vae, latents, sliced)
+        decoded = slices.decode(pipeline.vae, latents, sliced, comm)
         return decoded if pipeline.watermark is None else pipeline.watermark.apply_watermark(decoded)
 
 

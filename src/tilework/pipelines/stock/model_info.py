@@ -18,7 +18,7 @@ from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.graph.stage import StageSpec
 from tilework.core.model import TRUE_SCALE, Argument, ModelInfo, StrengthRule
 from tilework.pipelines.arguments import generator_device, offered
-from tilework.pipelines.components import ComponentGroups, decodes_in_tiles, denoisers_of
+from tilework.pipelines.components import ComponentGroups, decodes_in_tiles, denoisers_of, shares_decode
 from tilework.pipelines.defaults import Defaults, resolve
 from tilework.pipelines.errors import UnsupportedModel
 from tilework.pipelines.stock.component_calls import config_of
@@ -187,6 +187,7 @@ def _stages(pipeline: Any, max_degree: int, batchable: bool, limits: Limits, pre
             decode,
             components=called.after,
             outputs=(*decode.outputs, SOUND) if sound_rate(pipeline) else decode.outputs,
+            degrees=None if max_degree > 1 and shares_decode(pipeline) else (1,),
             sliceable=isinstance(getattr(pipeline, "vae", None), AutoencoderKL) and not decodes_in_tiles(pipeline),
         ),
     )

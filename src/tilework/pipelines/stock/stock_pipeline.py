@@ -25,6 +25,7 @@ from tilework.core.preview import preview_shape
 from tilework.core.wire.spec import File, Image, Spec
 from tilework.pipelines import slices
 from tilework.pipelines.arguments import GENERATOR_DEVICE
+from tilework.pipelines.bands import bands
 from tilework.pipelines.clips.undecoded import Undecoded, pixels_of, take_undecoded, undecoded
 from tilework.pipelines.components import denoisers_of, modules_of
 from tilework.pipelines.errors import UnsupportedModel
@@ -263,12 +264,14 @@ class StockPipeline:
         if sliced and call.method == DECODE:
             return (slices.decode(getattr(self._pipeline, call.component), call.args[0], sliced),)
         if clips is not None and call.method == DECODE:
-            clip = undecoded(call.owner, call.args, call.kwargs)
+            clip = undecoded(call.owner, self._parallel.comm, call.args, call.kwargs)
             if clip is not None:
                 clips.append(clip)
                 return clip.answer
         with walk.call.randomness():  # A decoder may draw noise.
-            return call.run()
+            if call.method != DECODE or not call.args:
+                return call.run()
+            return bands.decode(call.owner, self._parallel.comm, call.stock, *call.args, **call.kwargs)
 
     def image(self, spec: Spec, values: Values) -> Image:
         picture: Tensor = values[self._written(2)]

@@ -26,6 +26,7 @@ from tilework.server.api.request_routes import add_request_routes
 from tilework.server.api.requests import RequestService
 from tilework.server.api.video_routes import add_video_routes
 from tilework.server.api.videos import VideoService
+from tilework.server.calls.decode_plans import DecodePlans
 from tilework.server.calls.encode import Threads
 from tilework.server.calls.finish import Finisher
 from tilework.server.calls.journal import CallJournal
@@ -89,6 +90,7 @@ def create_app(
         threads=threads,
         rng=rng or SystemRandom(),
         bodies=Bodies(config=config, threads=threads),
+        plans=DecodePlans(num_devices=lambda model: len(engine.devices_serving(model))),
     )
     app = FastAPIOffline(
         title="Tilework",

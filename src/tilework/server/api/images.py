@@ -20,6 +20,7 @@ from tilework.core.time import s_from_ns
 from tilework.core.wire.spec import Spec
 from tilework.server.api.bodies import IMAGES, Bodies, Route
 from tilework.server.calls.call import Call, Finished
+from tilework.server.calls.decode_plans import DecodePlans
 from tilework.server.calls.encode import Threads
 from tilework.server.calls.errors import CallError
 from tilework.server.calls.events import CallEvents, Event, View
@@ -74,6 +75,7 @@ class ImageService:
     threads: Threads
     rng: Random
     bodies: Bodies
+    plans: DecodePlans
 
     @property
     def models(self) -> ServedModels:
@@ -115,12 +117,13 @@ class ImageService:
                 info = models.named(asked.fields.get("model"))
                 fields, given = taken_pictures(asked.fields, info, is_edit=route.is_edit)
                 pictures = await self.bodies.decoded(given)
-        if given and key is not None and (known := await self.submitter.join(key)) is not None:  # Came meanwhile.
-            return Entry(call=known, is_replay=True)
         with self._counting_mistakes():
             more: Any = {"pictures": pictures, "slo_ms": asked.slo_ms, "stream_of": route.stream_of}
             more["video"] = asked.video
             ask = image_call(fields, self._rules(tenant, info), self.rng, **more)
+            has_waited = await self.plans.check(info, ask.specs[0]) or bool(given)
+        if has_waited and key is not None and (known := await self.submitter.join(key)) is not None:  # Came meanwhile.
+            return Entry(call=known, is_replay=True)
         return Entry(call=self.submitter.submit(ask, tenant, key), is_replay=False)
 
     def _rules(self, tenant: Tenant, info: ModelInfo) -> Rules:

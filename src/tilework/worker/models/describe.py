@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+import torch
+
 from tilework.core.component import Component
 from tilework.core.lora import Lora
-from tilework.core.model import SimulatedSource, Source
+from tilework.core.model import DecodeMemory, SimulatedSource, Source
 from tilework.core.wire.reports import LoadedModel
+from tilework.pipelines.clips.plan import decode_memory
 from tilework.pipelines.family import Family
 from tilework.pipelines.identity import model_identity
 from tilework.pipelines.model_index import location
@@ -32,5 +35,21 @@ def described(
         attention_backend=ATTENTION,
         loras=tuple(loras),
         vae_tiling=bool(getattr(family.modules.get("vae"), "use_tiling", False)),
+        decode=_decode_memory(family, source.memory_bytes, all_stay=not components),
     )
     return LoadedModel(info=info, identity=model_identity(source), components=components, loras=loras, refused=refused)
+
+
+def _decode_memory(family: Family, memory_bytes: int | None, *, all_stay: bool) -> DecodeMemory | None:
+    """What decodes may take, if that is known: `memory_bytes`, or what the model leaves of an accelerator.
+
+    Unless all its components stay there, the autoencoder is there alone.
+    """
+    vae = family.modules.get("vae")
+    if vae is None:
+        return None
+    if memory_bytes is None and family.device.type == "cuda":
+        modules = family.modules.values() if all_stay else (vae,)
+        weights = {one.data_ptr(): one.nbytes for module in modules for one in module.parameters()}
+        memory_bytes = torch.cuda.get_device_properties(family.device).total_memory - sum(weights.values())
+    return None if memory_bytes is None else decode_memory(vae, memory_bytes)

@@ -119,13 +119,3 @@ def join(address: str, timeout_s: float) -> tuple[socket.socket, Grant, list[int
         raise RingClosed(f"address: no consumer answers at {address!r} within {timeout_s:g} s ({error})") from error
     connection.setblocking(False)
     return connection, given, fds
-
-
-def is_ended(connection: socket.socket) -> bool:
-    """Whether the other end is gone. Nothing is ever sent after the grant."""
-    try:
-        return connection.recv(1) == b""
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True

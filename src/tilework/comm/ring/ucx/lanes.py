@@ -1,0 +1,92 @@
+"""By which ways producers reach a consumer's memory: a worker of UCX for each, so that each can be closed alone."""
+
+from __future__ import annotations
+
+import os
+import select
+from dataclasses import dataclass, field
+from mmap import mmap
+from threading import Lock, Thread
+
+from tilework.comm.ring.ucx.library import Context, Region, Worker
+
+_TURN = 64
+"""How often a lane goes on before the others get their turn."""
+
+
+@dataclass(slots=True)
+class Lane:
+    """What one producer may reach the memory by. After `close` nothing that it has begun, or begins, is carried out."""
+
+    address: bytes
+    base: int
+    key: bytes
+    _worker: Worker
+    _lanes: Lanes
+    is_open: bool = field(default=True, init=False)
+
+    def close(self) -> None:
+        if self.is_open:
+            self.is_open = False
+            self._lanes.close_lane(self._worker)
+
+
+class Lanes:
+    """The lanes to `memory`, and a thread that keeps them going.
+
+    Over networks that write to memory by themselves the thread has nothing to do while messages pass. Over the others
+    (TCP) it carries the verbs out. It is a thread and not a part of receiving, so that a producer does not wait for
+    its verbs, and give them up at their deadlines, while the consumer is busy with something else.
+    """
+
+    def __init__(self, context: Context, memory: mmap) -> None:
+        self._context, self._region = context, Region(context, memory)
+        self._lock = Lock()
+        """Held by who uses `_workers` or one of them."""
+        self._workers: dict[int, Worker] = {}
+        self._epoll = select.epoll()
+        self._end = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._epoll.register(self._end, select.EPOLLIN)
+        self._thread = Thread(target=self._run, name="tilework-ring", daemon=True)
+        self._thread.start()
+
+    def open(self) -> Lane:
+        """A lane for one producer. Raises RingError."""
+        with self._lock:
+            worker = Worker(self._context)
+            lane = Lane(worker.address, self._region.address, self._region.key, worker, self)
+            self._workers[worker.fd] = worker
+            while not worker.arm():
+                worker.progress()
+            self._epoll.register(worker.fd, select.EPOLLIN)
+        return lane
+
+    def close_lane(self, worker: Worker) -> None:
+        with self._lock:
+            del self._workers[worker.fd]
+            self._epoll.unregister(worker.fd)
+            worker.close()
+
+    def close(self) -> None:
+        """Close all lanes, and the memory for others."""
+        os.eventfd_write(self._end, 1)
+        self._thread.join()
+        for worker in list(self._workers.values()):
+            self.close_lane(worker)
+        self._epoll.close()
+        os.close(self._end)
+        self._region.close()
+
+    def _run(self) -> None:
+        busy: set[int] = set()
+        while True:
+            ready = {fd for fd, _ in self._epoll.poll(0 if busy else None)}
+            if self._end in ready:
+                return
+            with self._lock:
+                busy = {fd for fd in busy | ready if (worker := self._workers.get(fd)) and not _is_idle(worker)}
+
+
+def _is_idle(worker: Worker) -> bool:
+    """Let it work for a turn. True if there is nothing left; then its descriptor tells when there is."""
+    return any(not worker.progress() for _ in range(_TURN)) and worker.arm()
