@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,11 @@ from tilework.pipelines.family import LIVE
 from tilework.pipelines.identity import model_identity
 from tilework.pipelines.loading import load, load_component
 from tilework.pipelines.model_index import check_model
+from tilework.pipelines.parallel import Parallel
 from tilework.pipelines.workflow.definition import Function
 from tilework.pipelines.workflow.family import describe_workflow, parts_of
 from tilework.pipelines.workflow.functions import LoadedFunction, StageFailed, StageRefused, require_picture
+from tilework.pipelines.workflow.parallels import Parallels
 from tilework.pipelines.workflow.parts import Part
 from tilework.pipelines.workflow.pictures import for_user, from_user, image_of, tensor_of
 from tilework.pipelines.workflow.source import read_workflow
@@ -258,6 +261,19 @@ def test_a_later_pipeline_gets_the_picture_before_it_and_makes_the_steps_that_it
     assert own.spec(asked, {}).steps == info.default_steps / 2
     first = Part(tilework.Pipeline("x"), info, "", is_first=True)
     assert first.spec(asked, {}) == asked, "the first one takes all of the request"
+
+
+def test_a_group_is_that_of_all_families_of_a_workflow() -> None:
+    members = [Parallel(), Parallel()]
+    group = Parallels(members)
+    group.wants_stop = True
+    assert all(one.wants_stop for one in members)
+    assert group.stop_agreed, "alone a rank decides"
+    group.join(SimpleNamespace(size=2, rank=1), guided=False)  # type: ignore[arg-type]
+    assert [one.degree for one in (group, *members)] == [2, 2, 2]
+    assert not group.stop_agreed, "in a group the first rank has not said so"
+    group.leave()
+    assert [one.degree for one in (group, *members)] == [1, 1, 1]
 
 
 def test_a_size_suits_all_pipelines() -> None:

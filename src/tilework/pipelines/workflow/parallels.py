@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tilework.core.comm import Comm
 from tilework.pipelines.parallel import Parallel
 
 
@@ -30,6 +31,11 @@ class Parallels(Parallel):
     @property
     def stop_agreed(self) -> bool:
         return any(one.stop_agreed for one in self._members)
+
+    def join(self, comm: Comm, guided: bool) -> None:
+        super().join(comm, guided)
+        for one in self._members:
+            one.join(comm, guided)
 
     def leave(self) -> None:
         super().leave()
