@@ -32,6 +32,7 @@ from suite.cases.load import Load
 from suite.cases.loras import Loras
 from suite.cases.modelled import Modelled
 from suite.cases.mutations import Mutations
+from suite.cases.nodes import Nodes
 from suite.cases.observe import Observe
 from suite.cases.opensora import OpenSora
 from suite.cases.papers import FIGURES, Papers
@@ -117,6 +118,7 @@ CASES: dict[str, tuple[str, type[Case]]] = {
     "groups": ("Forming a group of workers, and opening it again", GroupTime),
     "clipgroups": ("Decodes of clips on two workers, and what share of a clip they are", ClipGroups),
     "elastic": ("Changing the degree, moving the state, sharing guidance", Elastic),
+    "nodes": ("Works and states across two nodes, against one", Nodes),
     "modelled": ("Deadlines kept by each policy on eight simulated GPUs, live and simulated", Modelled),
     "opensora": ("DDiT's videos on eight simulated GPUs behind a live server: latency by policy", OpenSora),
     "yardsticks": ("The bound on requests on time: how tight it is, and how long it takes, simulated", Yardsticks),

@@ -16,6 +16,7 @@ from tilework.core.wire.commands import Command, Execute, Forget, ImportState
 from tilework.core.wire.reports import Ended, Failed, Report, WeightsRead
 from tilework.core.wire.spec import Spec
 from tilework.core.work import Group
+from tilework.runtime.executor import Executor
 from tilework.runtime.local_executor import LocalConfig, LocalExecutor
 
 
@@ -37,10 +38,10 @@ class _Awaited:
 class Chains:
     """An executor's listener that runs requests one at a time, all works of a request queued at once."""
 
-    def __init__(self, executor: LocalExecutor) -> None:
+    def __init__(self, executor: Executor) -> None:
         self._executor = executor
-        self._devices = tuple(range(executor.num_devices))
         self.model = ""
+        self.encoded: Ended | None = None  # How the encode of the latest request ended.
         self._job_ids, self._work_ids = count(1), count(1)
         self._works: dict[int, _Awaited] = {}
 
@@ -51,8 +52,8 @@ class Chains:
         group before, that one's queue waits for the state as for a future, like the engine's. Raises CaseFailed.
         """
         job_id = next(self._job_ids)
-        encoded = await self._encode(job_id, spec)
-        for device_id in self._devices[1:]:
+        encoded = self.encoded = await self._encode(job_id, spec)
+        for device_id in range(1, self._executor.num_devices):
             self._executor.send(device_id, _move(job_id, self.model, spec, ENCODE, 1, encoded.blobs[job_id]))
         works: list[_Awaited] = []
         for index, group in enumerate(route):
@@ -65,7 +66,7 @@ class Chains:
             self._discard(reports[-2:-1])  # The job that needed it has begun, and ended, its next work.
         self._discard([encoded, reports[-1]])
         self._works.clear()
-        for device_id in self._devices:
+        for device_id in range(self._executor.num_devices):
             self._executor.send(device_id, Forget(job_id))
         return reports
 
@@ -87,6 +88,10 @@ class Chains:
             if not work.end.done():
                 work.end.set_exception(CaseFailed(f"worker {device_id} was lost: {reason}"))
 
+    def on_node_lost(self, node: int, device_ids: Group, blobs: Collection[StateBlob], reason: str) -> None:
+        for device_id in device_ids:
+            self.on_lost(device_id, reason)
+
     def on_joined(self, device_id: int) -> None: ...
 
     def on_read(self, read: WeightsRead) -> None: ...
@@ -96,7 +101,7 @@ class Chains:
     # Works.
 
     async def _encode(self, job_id: int, spec: Spec) -> Ended:
-        work_id, work = self._begin(job_id, spec, self._devices[0], 1)
+        work_id, work = self._begin(job_id, spec, 0, 1)
         self._executor.send(work.leader, Execute(work_id, self.model, ENCODE, ((job_id, 0),), specs={job_id: spec}))
         return await work.end
 
@@ -138,7 +143,13 @@ def _move(job_id: int, model: str, spec: Spec, stage: str, position: int, blob: 
 @asynccontextmanager
 async def chains(num_workers: int, source: Source) -> AsyncIterator[Chains]:
     """That many workers, up. Raises WorkerStartFailed."""
-    executor = LocalExecutor(LocalConfig(num_workers=num_workers, sources=(source,)))
+    async with chains_over(LocalExecutor(LocalConfig(num_workers=num_workers, sources=(source,)))) as driver:
+        yield driver
+
+
+@asynccontextmanager
+async def chains_over(executor: Executor) -> AsyncIterator[Chains]:
+    """The workers of an executor, up. Raises WorkerStartFailed."""
     driver = Chains(executor)
     driver.model = (await executor.start(driver))[0].info.name
     try:

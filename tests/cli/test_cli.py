@@ -45,6 +45,7 @@ pytestmark = pytest.mark.usefixtures("plain_output")
 HEAVY = ("torch", "diffusers", "transformers", "fastapi", "uvicorn", "starlette", "prometheus_client")
 COMMANDS = (
     "serve",
+    "agent",
     "generate",
     "simulate",
     "replay",
@@ -213,7 +214,9 @@ def test_a_model_decodes_in_tiles_as_its_entry_says_or_else_the_server(
     handed: list[list[bool]] = []
     monkeypatch.setattr(
         "tilework.cli.serving.Serving",
-        lambda **given: SimpleNamespace(run=lambda: handed.append([one.vae_tiling for one in given["sources"]])),
+        lambda **given: SimpleNamespace(
+            run=lambda: handed.append([one.vae_tiling for one in given["workers"].each.sources])
+        ),
     )
     path = tmp_path / "models.toml"
     path.write_text('[models.a]\npath = "shapes"\n[models.b]\npath = "shapes"\nvae_tiling = false\n')

@@ -134,3 +134,14 @@ def test_without_room_for_any_it_does_nothing() -> None:
     rig.encode(tiny.spec())
     assert not rig.finds(tiny.spec())
     assert rig.cache.usage.num_misses == 0
+
+
+def test_what_a_lost_node_had_is_not_found() -> None:
+    rig, spec = Rig(), tiny.spec()
+    rig.encode(spec)
+    (name,) = rig.files.names
+    rig.cache.lose([StateBlob("another", SIZE)])
+    assert rig.finds(spec)
+    rig.cache.lose([StateBlob(name, SIZE)])
+    assert not rig.finds(spec)
+    assert rig.cache.usage.num_bytes == 0

@@ -22,7 +22,7 @@ from tilework.cost.table_file import table_json
 from tilework.formats.workload import WorkloadRequest, write_workload
 from tilework.policy import registry
 from tilework.sim.compare.cells import BadCell, Cell, Devices, cell_of, chosen
-from tilework.sim.compare.figures import figures_of, jain, nearest_rank, preemptions
+from tilework.sim.compare.figures import Figures, figures_of, jain, nearest_rank, preemptions
 from tilework.sim.compare.grid import BATCHING, POLICIES, grid, patchedserve_grid
 from tilework.sim.compare.overall import bound_overall, overall_of
 from tilework.sim.compare.pool import Failed, run_all
@@ -365,6 +365,16 @@ def test_a_switch_takes_the_configured_time(tmp_path: Path) -> None:
     assert [one.mean_s for one in means if not isinstance(one, BoundFigures)] == pytest.approx(
         [1.5 * SERVICE_S, 1.5 * (SERVICE_S + 0.1)]
     )
+
+
+def test_refusals_of_a_policy_of_its_own_are_part_of_a_comparison() -> None:
+    cell = cell_of("tetriserve,rpm=120,num=60", Devices())
+    unserved = {}
+    for policy in ("onepiece", "onepiece-wo-reject"):
+        result = run(Task(cell=cell, seed=0, policy=policy), Conditions()).result
+        assert isinstance(result, Figures)
+        unserved[policy] = result.num_unserved
+    assert unserved["onepiece"] > unserved["onepiece-wo-reject"] == 0
 
 
 def test_equal_tasks_have_equal_figures_in_one_process_and_in_two(small: Cell) -> None:

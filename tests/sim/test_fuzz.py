@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -221,13 +222,13 @@ def test_a_lost_server_continues_from_the_serialized_states(monkeypatch: pytest.
 
 def lose_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """A restarted job is not put back into the queue."""
-    monkeypatch.setattr(Tracker, "restart", lambda self, job, *, from_start: self._withdraw(job))
+    monkeypatch.setattr(Tracker, "restart", lambda self, job, position: self._withdraw(job))
 
 
 def fail_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Recovery.retry
 
-    def retry(self: Recovery, job: Job, reason: str, **options: bool) -> list[Action]:
+    def retry(self: Recovery, job: Job, reason: str, **options: Any) -> list[Action]:
         job.failures = self._max_attempts
         return real(self, job, reason, **options)
 
@@ -238,10 +239,10 @@ def forget_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a restart a job counts one step too many as done."""
     real = Job.restart
 
-    def restart(self: Job, from_start: bool) -> None:
-        if not from_start and self.done.num_steps_left > 1 and self.done.stage and self.done.stage.name == "diffuse":
+    def restart(self: Job, position: int | None) -> None:
+        if position is None and self.done.num_steps_left > 1 and self.done.stage and self.done.stage.name == "diffuse":
             self.done = self.done.advanced(1)
-        real(self, from_start)
+        real(self, position)
 
     monkeypatch.setattr(Job, "restart", restart)
 
@@ -268,8 +269,8 @@ def go_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next attempt has the number of the first."""
     real = Job.restart
 
-    def restart(self: Job, from_start: bool) -> None:
-        real(self, from_start)
+    def restart(self: Job, position: int | None) -> None:
+        real(self, position)
         self.attempt = 1
 
     monkeypatch.setattr(Job, "restart", restart)

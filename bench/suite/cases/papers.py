@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from suite.case import Finding, Note, Picture
-from suite.papers import ddit, patchedserve, tetriserve, tridentserve, tridentserve_placement
+from suite.papers import ddit, onepiece, patchedserve, tetriserve, tridentserve, tridentserve_placement
 from suite.papers.cached_runs import CachedRuns, RemadeFigure
 from tilework.sim.compare.records import Records
 
@@ -17,6 +17,7 @@ FIGURES: dict[str, Callable[[CachedRuns], RemadeFigure]] = {
     **patchedserve.FIGURES,
     **tridentserve.FIGURES,
     **tridentserve_placement.FIGURES,
+    **onepiece.FIGURES,
 }
 RESULTS = Path(__file__).parents[3] / "out" / "papers"
 

@@ -25,6 +25,7 @@ from tilework.core.interfaces import (
     EtaPrediction,
     JobView,
     Policy,
+    RefusesRequests,
 )
 from tilework.core.request import EXACT_NEEDS_MORE, RefusalCode, Request
 from tilework.policy.toolkit.buddy_allocator import nodes
@@ -58,7 +59,10 @@ class Admission:
         demand = policy.demand(request, costs.start(request), costs)  # Policies learn from it what is asked for.
         if left.position:
             demand = policy.demand(request, left, costs)
-        if (no_room := self.limits.refusal(request, backlog, now_ns)) is not None:
+        no_room = self.limits.refusal(request, backlog, now_ns)
+        if no_room is None and backlog.devices and isinstance(policy, RefusesRequests):
+            no_room = policy.refusal(request, costs, now_ns)
+        if no_room is not None:
             if request.is_promise or no_room.retry_ns is None:
                 return no_room
             return _with_earliest(no_room, demand, free_before(request, policy, costs.pools, backlog), now_ns)

@@ -8,6 +8,7 @@ import typer
 
 import tilework
 from tilework.cli.commands import (
+    agent,
     bench,
     bound,
     classes,
@@ -37,6 +38,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("serve", epilog=serve.EXAMPLE)(serve.command)
+app.command("agent", epilog=agent.EXAMPLE)(agent.command)
 app.command("generate", epilog=generate.EXAMPLE)(generate.command)
 app.command("simulate", epilog=simulate.EXAMPLE)(simulate.command)
 app.command("compare", epilog=compare.EXAMPLE)(compare.command)

@@ -18,23 +18,32 @@ from setproctitle import setproctitle
 
 from tilework.cli.console import console, out, print_json, user_errors
 from tilework.cli.measured import open_profiles
+from tilework.cli.workers import Workers
 from tilework.control.controller import ControllerConfig
 from tilework.control.watchdog import WatchdogConfig
-from tilework.core.model import ModelInfo, SimulatedSource, Source
+from tilework.core.model import ModelInfo
 from tilework.core.time import ns_from_s
 from tilework.cost.table import CostTable
 from tilework.pipelines.support.record import limits_of
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.executor import WorkerStartFailed
-from tilework.runtime.local_executor import LocalConfig, LocalExecutor
 from tilework.runtime.models.costs import CostCache
+from tilework.runtime.nodes.config import BadNodes
 from tilework.server.config import ConfigError, ServerConfig, load_config
 from tilework.server.main import AddressInUse
 from tilework.server.main import serve as serve_http
 from tilework.store.durable import DurableDirectory
 from tilework.store.journal import JournalUnusable
 
-_NOT_OF_THE_SERVER = ("profiles", "log_level", "worker_memory", "weights_memory", "states_memory", "loras")
+_NOT_OF_THE_SERVER = (
+    "profiles",
+    "log_level",
+    "worker_memory",
+    "weights_memory",
+    "states_memory",
+    "loras",
+    "cluster_token",
+)
 """Settings of the environment that belong to the command."""
 
 
@@ -42,11 +51,7 @@ _NOT_OF_THE_SERVER = ("profiles", "log_level", "worker_memory", "weights_memory"
 class Serving:
     """What `tilework serve` was asked for. `settings` are those of the server that were given as options, or None."""
 
-    sources: tuple[Source, ...]
-    weights_bytes: int | None
-    states_bytes: int
-    num_workers: int
-    num_slots: int
+    workers: Workers
     policy: str
     table: CostTable | None
     profiles: Path | None
@@ -61,29 +66,28 @@ class Serving:
         setproctitle("tilework: server")
         started_s = time.monotonic()
         with (
-            user_errors(ConfigError, AddressInUse, WorkerStartFailed, JournalUnusable, OSError),
+            user_errors(BadNodes, ConfigError, AddressInUse, WorkerStartFailed, JournalUnusable, OSError),
             ExitStack() as stack,
         ):
             config = load_config(self.settings, others=_NOT_OF_THE_SERVER)
             state = stack.enter_context(closing(DurableDirectory(Path(config.durable)))) if config.durable else None
-            status = stack.enter_context(console.status(f"starting {self.num_workers} x {self._device}"))
+            status = stack.enter_context(console.status(f"starting {self.workers}"))
             engine = self._engine(config, state, stack, status)
 
             def on_ready(url: str) -> None:
                 status.stop()
                 seconds = round(time.monotonic() - started_s, 3)
-                ready: dict[str, object] = {"url": url, "models": list(engine.models), "workers": self.num_workers}
+                ready: dict[str, object] = {
+                    "url": url,
+                    "models": list(engine.models),
+                    "workers": self.workers.each.num_workers,
+                }
                 ready |= {"ready_s": seconds}
                 ready |= {"restored": engine.health().num_jobs} if state is not None else {}
                 print_json(ready) if self.json else self._greet(ready, config.durable, engine.models)
 
             serving = serve_http(engine, config, on_ready=on_ready, on_progress=partial(_show, None), durable=state)
             asyncio.run(serving)
-
-    @property
-    def _device(self) -> str:
-        """What the workers run on, in a word."""
-        return "simulated device" if isinstance(self.sources[0], SimulatedSource) else self.sources[0].device
 
     def _engine(self, config: ServerConfig, state: DurableDirectory | None, stack: ExitStack, status: Status) -> Engine:
         """The engine, not yet started. Its log is closed with `stack`; `status` shows what it measures."""
@@ -105,21 +109,10 @@ class Serving:
             begin_ns=0 if state is None else state.now_ns(),
         )
         owner, journal = (None, None) if state is None else (state.path, state.journal)
-        executor = LocalExecutor(
-            LocalConfig(
-                num_workers=self.num_workers,
-                num_slots=self.num_slots,
-                sources=self.sources,
-                weights_bytes=self.weights_bytes,
-                states_bytes=self.states_bytes,
-                owner=owner,
-            )
-        )
-
-        return Engine(engine_config, executor, lines, partial(_show, status), keeper=journal)
+        return Engine(engine_config, self.workers.executor(owner), lines, partial(_show, status), keeper=journal)
 
     def _greet(self, ready: Mapping[str, object], durable: str | None, models: Mapping[str, ModelInfo]) -> None:
-        url, workers = ready["url"], f"{self.num_workers} x {self._device}"
+        url, workers = ready["url"], self.workers
         head = f"{', '.join(models)} on {workers}, policy {self.policy}: ready in {ready['ready_s']:.1f} s at {url}"
         restored = f"  {ready['restored']} images taken over from {durable}" if durable else None
         lacking = {name: lacks for name, info in models.items() if (lacks := limits_of(info))}

@@ -45,6 +45,7 @@ from tilework.core.events import (
     LeftOut,
     ModelRemoved,
     ModelServed,
+    NodeLost,
     OutOfMemory,
     Restored,
     Stopped,
@@ -56,6 +57,7 @@ from tilework.core.events import (
 from tilework.core.interfaces import Policy
 from tilework.core.request import Status
 from tilework.core.time import NS_PER_S
+from tilework.core.work import Work
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import parse_table
@@ -170,8 +172,8 @@ class Controller:
             case ComponentsLoaded() | ComponentsRead():
                 self._components.on_report(event)
                 return []
-            case DeviceLost(device_id):
-                return self._on_device_lost(device_id, event.why, now_ns)
+            case DeviceLost() | NodeLost():
+                return self._on_devices_lost(event, now_ns)
             case ModelServed() | ModelRemoved():
                 return self._change_models(event)
             case Woke():
@@ -185,9 +187,11 @@ class Controller:
         self.tracker.unpark()
         return actions
 
-    def _on_device_lost(self, device_id: int, why: str, now_ns: int) -> list[Action]:
-        """Works that only this device had are lost; works with survivors end by `Broken`, when these have reported."""
-        if self.tracker.device(device_id) is None:
-            return []
-        lost = self.tracker.remove_device(device_id, self._reports.early_work_ids)
-        return self._recovery.device_lost(device_id, lost, why) + self._reports.release_early(lost, now_ns)
+    def _on_devices_lost(self, event: DeviceLost | NodeLost, now_ns: int) -> list[Action]:
+        """Works that only these had are lost; works with survivors end by `Broken`, when these have reported."""
+        lost: list[Work] = []
+        for device_id in event.device_ids:
+            if self.tracker.device(device_id) is not None:
+                lost += self.tracker.remove_device(device_id, self._reports.early_work_ids)
+        actions = self._recovery.devices_lost(event, lost)
+        return actions + self._reports.release_early(lost, now_ns)

@@ -37,6 +37,7 @@ from tilework.core.events import (
     DeviceLost,
     Event,
     LeftOut,
+    NodeLost,
     OutOfMemory,
     Restored,
     Stopped,
@@ -144,8 +145,9 @@ class HistoryRecorder:
                 self._nodes[device_id] = node
                 joined = PastDevice(at_ns=self._now_ns, device_id=device_id, node=node, is_up=True, kind=event.kind)
                 self._devices.append(joined)
-            case DeviceLost():
-                self._lose_device(event)
+            case DeviceLost() | NodeLost():
+                for device_id in event.device_ids:
+                    self._lose_device(device_id, event)
             case ComponentsLoaded() | ComponentsRead():
                 self._end_load(event)
 
@@ -267,13 +269,13 @@ class HistoryRecorder:
                 LostWork(work=one.work, start_ns=start_ns, end_ns=self._now_ns, steps=steps, reason=reason)
             )
 
-    def _lose_device(self, lost: DeviceLost) -> None:
+    def _lose_device(self, device_id: int, lost: DeviceLost | NodeLost) -> None:
         """Works that no device has any more are lost at once; the others end by `Broken`."""
-        node = self._nodes.get(lost.device_id, 0)
+        node = self._nodes.get(device_id, 0)
         self._devices.append(
-            PastDevice(at_ns=self._now_ns, device_id=lost.device_id, node=node, is_up=False, reason=lost.reason)
+            PastDevice(at_ns=self._now_ns, device_id=device_id, node=node, is_up=False, reason=lost.reason)
         )
         for work_id, one in list(self._in_flight.items()):
-            one.carriers.discard(lost.device_id)
+            one.carriers.discard(device_id)
             if not one.carriers:
                 self._lose_work(work_id, 0, lost.why)

@@ -8,8 +8,9 @@ from tilework.admission.reservation_guard import ReservationGuard
 from tilework.control.cluster.job import Job
 from tilework.control.cluster.tracker import Tracker
 from tilework.core.actions import Action, DropState, Finish, Stop
+from tilework.core.events import DeviceLost, NodeLost
 from tilework.core.request import Status
-from tilework.core.work import Work
+from tilework.core.work import Group, Work
 
 
 class Recovery:
@@ -20,14 +21,22 @@ class Recovery:
         self._guard = guard
         self._max_attempts = max_attempts
 
-    def device_lost(self, device_id: int, lost: Sequence[Work], why: str) -> list[Action]:
-        """Retry the jobs of works that only the lost device had.
+    def devices_lost(self, event: DeviceLost | NodeLost, lost: Sequence[Work]) -> list[Action]:
+        """Retry the jobs of works that only the lost devices had, and those that have to go back.
 
         A job whose first work still has other devices resumes from their state: their report, `Broken`, follows.
         """
+        positions, jobs = dict(event.positions), self._tracker.jobs
         affected = {job.job_id: job for work in lost for job in self._tracker.members(work)}
-        retried = [job for job in affected.values() if not self._will_break(job.works[0], device_id)]
-        return [action for job in retried for action in self.retry(job, why)]
+        retried = [job for job in affected.values() if not self._will_break(job.works[0], event.device_ids)]
+        retried += [jobs[job_id] for job_id in positions if job_id in jobs and job_id not in affected]
+        return [
+            action
+            for job in retried
+            for action in self.retry(
+                job, event.why, position=positions.get(job.job_id), counts_as_failure=job.job_id in affected
+            )
+        ]
 
     def retry_without_next_work(self, work: Work) -> list[Action]:
         """Retry the jobs of an ended work whose next work was lost meanwhile.
@@ -38,14 +47,16 @@ class Recovery:
         jobs = [job for job in self._tracker.members(work) if job.works and job.works[0].work_id not in works]
         return [action for job in jobs for action in self.retry(job, "the device of its next work was lost")]
 
-    def retry(self, job: Job, reason: str, *, state_lost: bool = False, counts_as_failure: bool = True) -> list[Action]:
-        """Resume a job from its latest state, or from its start if `state_lost`; fail it after too many attempts."""
+    def retry(
+        self, job: Job, reason: str, *, position: int | None = None, counts_as_failure: bool = True
+    ) -> list[Action]:
+        """Resume a job from its latest state, or from this earlier `position`; fail it after too many attempts."""
         if counts_as_failure:
             job.failures += 1
         if job.failures >= self._max_attempts:
             return self.end(job, Status.FAILED, f"{reason} (attempt {job.failures} of {self._max_attempts})")
         actions = self._abandon(job)
-        self._tracker.restart(job, from_start=state_lost)
+        self._tracker.restart(job, position)
         self._guard.recheck()
         return actions
 
@@ -65,9 +76,9 @@ class Recovery:
         self._tracker.remove_job(job)
         return [*actions, Finish(job.job_id, job.request.uid, status, reason)]
 
-    def _will_break(self, work: Work, device_id: int) -> bool:
-        """Whether `Broken` follows the loss of this device of a group."""
-        return device_id in work.devices and work.work_id in self._tracker.works
+    def _will_break(self, work: Work, device_ids: Group) -> bool:
+        """Whether `Broken` follows the loss of these devices, some of a group."""
+        return not set(device_ids).isdisjoint(work.devices) and work.work_id in self._tracker.works
 
     def _abandon(self, job: Job) -> list[Action]:
         """Stop the works in flight of a job, and drop it from all devices. Works with other members continue."""

@@ -81,7 +81,8 @@ class Reports:
                 return self._memory.out_of_memory(work, steps_done, report.why, now_ns)
 
     def _retry(self, jobs: Sequence[Job], reason: str, state_lost: bool = False) -> list[Action]:
-        return [action for job in jobs for action in self._recovery.retry(job, reason, state_lost=state_lost)]
+        position = 0 if state_lost else None
+        return [action for job in jobs for action in self._recovery.retry(job, reason, position=position)]
 
     def _complete(self, work: Work, run_ns: int, now_ns: int) -> list[Action]:
         jobs = self._tracker.end_work(work, work.num_steps)

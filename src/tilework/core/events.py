@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tilework.core.graph.stage import DeviceKind
 from tilework.core.request import Request
+from tilework.core.work import Group
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +175,35 @@ class DeviceLost:
         """The reason that is shown for the jobs that only this device worked on."""
         return f"device {self.device_id} was lost: {self.reason}"
 
+    @property
+    def device_ids(self) -> Group:
+        """All devices that are down by it."""
+        return (self.device_id,)
+
+    @property
+    def positions(self) -> tuple[tuple[int, int], ...]:
+        """No state is lost with a device: see `NodeLost`."""
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLost:
+    """All devices of a node that were up are down at once, and the states that only it had are gone.
+
+    Each of `positions` is a job that has to go back, and the newest position on its way from which it can go on with
+    the states that exist elsewhere: 0 if none does.
+    """
+
+    node: int
+    device_ids: Group
+    reason: str
+    positions: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def why(self) -> str:
+        """The reason that is shown for the jobs that it worked on, or whose states it had."""
+        return f"node {self.node} was lost: {self.reason}"
+
 
 @dataclass(frozen=True, slots=True)
 class ModelServed:
@@ -211,6 +241,7 @@ Event = (
     | ComponentsLoaded
     | ComponentsRead
     | DeviceLost
+    | NodeLost
     | ModelServed
     | ModelRemoved
     | Woke

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from tilework.core.actions import Reject
 from tilework.core.component import Component, LoadSource, Memory
 from tilework.core.graph.graph import Graph
 from tilework.core.graph.progress import Cursor
@@ -349,6 +350,17 @@ class NeedsFuture(Protocol):
 
     def foresee(self, requests: Sequence[Request]) -> None:
         """Learn all requests that will come, before the first does."""
+
+
+@runtime_checkable
+class RefusesRequests(Protocol):
+    """A policy that refuses requests for reasons of its own, beside those of admission."""
+
+    def refusal(self, request: Request, costs: CostModel, now_ns: int) -> Reject | None:
+        """The refusal of a request, with `retry_ns`; None if the policy has room for it. Raises UnknownCost.
+
+        Asked while a device is up; of requests submitted together, of each as if the others were not there.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

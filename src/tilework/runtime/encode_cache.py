@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields, replace
 
 from tilework.core.checkpoint import Checkpoint
@@ -122,6 +122,12 @@ class EncodeCache:
         for blob in self._kept.pop(key, Checkpoint()).blobs:
             self._num_bytes -= blob.num_bytes
             self._discard(blob)
+
+    def lose(self, gone: Collection[StateBlob]) -> None:
+        """Drop what cannot be used without these blobs."""
+        lost = set(gone)
+        for key in [key for key, kept in self._kept.items() if not lost.isdisjoint(kept.blobs)]:
+            self._drop(key)
 
     def clear(self) -> None:
         for key in list(self._kept):

@@ -25,9 +25,11 @@ from tilework.core.interfaces import PlacesStages
 from tilework.core.model import ModelInfo
 from tilework.core.request import DEFAULT_TERMS, RefusalCode, Request, Status, Terms
 from tilework.core.time import NS_PER_S
+from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import DropWeights
 from tilework.core.wire.reports import Report, WeightsRead
 from tilework.core.wire.spec import Spec
+from tilework.core.work import Group
 from tilework.cost.degrees import alone_ns
 from tilework.cost.table import CostTable
 from tilework.cost.tabled import UnknownCost
@@ -262,9 +264,10 @@ class Engine:
         return tuple(one for one in range(self._executor.num_devices) if pools.serves(one, model))
 
     def is_on_host(self, model: str) -> bool:
-        """Whether the host keeps a copy of all weights of a model, from which devices load them."""
-        needed = self._components(model)
-        return bool(needed) and set(needed) <= set(self._controller.tracker.kept_by_host(0))
+        """Whether the host of a node keeps a copy of all weights of a model, from which devices load them."""
+        needed, tracker = set(self._components(model)), self._controller.tracker
+        nodes = {device.node for device in tracker.devices}
+        return bool(needed) and any(needed <= set(tracker.kept_by_host(node)) for node in nodes)
 
     def _components(self, model: str) -> list[Component]:
         costs = self._controller.costs
@@ -396,11 +399,16 @@ class Engine:
         room = None if is_slot else self._executor.weights_bytes
         read = tuple(component.digest for component in self._controller.costs.all_components)  # When it started.
         there = () if room is not None else read
-        self._control.handle(DeviceJoined(device_id, 0, kind, there, room, read))
+        self._control.handle(DeviceJoined(device_id, self._executor.node(device_id), kind, there, room, read))
 
     def on_lost(self, device_id: int, reason: str) -> None:
         if self._started and device_id in self._dispatcher.up:
             self._dispatcher.lose(device_id, reason)
+
+    def on_node_lost(self, node: int, device_ids: Group, blobs: Collection[StateBlob], reason: str) -> None:
+        if self._started and not self._stopped:
+            up = tuple(device_id for device_id in device_ids if device_id in self._dispatcher.up)
+            self._dispatcher.lose_node(node, up, blobs, reason)
 
     def on_given_up(self, left: Collection[int]) -> None:
         """Fail the open requests that no worker is left to serve."""

@@ -15,7 +15,7 @@ from tilework.core.wire.commands import GroupRef
 from tilework.core.wire.reports import LoadedModel, Report, WeightsRead
 from tilework.core.work import Group
 from tilework.cost.profile import ProfileKey
-from tilework.runtime.worker_process import Outgoing
+from tilework.runtime.outbox import Outgoing
 
 
 class WorkerStartFailed(RuntimeError):
@@ -47,6 +47,13 @@ class Listener(Protocol):
         """A device is lost and will not be restarted. Others are `left`; none if it was the last one of its kind."""
 
 
+class NodesListener(Listener, Protocol):
+    """Receives the reports of an executor over several nodes."""
+
+    def on_node_lost(self, node: int, device_ids: Group, blobs: Collection[StateBlob], reason: str) -> None:
+        """A node is lost, with those of these devices that were up, and these blobs, which no other node has."""
+
+
 class Executor(Protocol):
     """Carries commands to devices, first in, first out per device."""
 
@@ -61,6 +68,9 @@ class Executor(Protocol):
     @property
     def num_slots(self) -> int:
         """CPU slots, known once the devices are up; their ids follow those of the accelerators."""
+
+    def node(self, device_id: int) -> int:
+        """The node of an accelerator or CPU slot: groups lie on one node, and states are quicker there."""
 
     @property
     def serving(self) -> Mapping[str, tuple[int, ...]]:
@@ -77,7 +87,7 @@ class Executor(Protocol):
         None: all, or nothing is loaded.
         """
 
-    async def start(self, listener: Listener) -> tuple[LoadedModel, ...]:
+    async def start(self, listener: NodesListener) -> tuple[LoadedModel, ...]:
         """Start every device; returns the models in the order of their configuration. Raises WorkerStartFailed."""
 
     def profile_key(self, model: str) -> ProfileKey:

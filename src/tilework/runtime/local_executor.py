@@ -48,8 +48,9 @@ from tilework.runtime.models.calibration_weights import CalibrationWeights
 from tilework.runtime.models.changes import ModelChanges
 from tilework.runtime.models.costs import profile_key
 from tilework.runtime.models.host_reader import HostReader
+from tilework.runtime.outbox import Outgoing
 from tilework.runtime.state_blobs import StateBlobDirectory
-from tilework.runtime.worker_process import Outgoing, WorkerProcess
+from tilework.runtime.worker_process import WorkerProcess
 
 _log = logging.getLogger(__name__)
 
@@ -115,6 +116,14 @@ class LocalExecutor:
     @property
     def num_slots(self) -> int:
         return self._num_slots
+
+    def node(self, device_id: int) -> int:
+        return 0
+
+    @property
+    def blobs(self) -> StateBlobDirectory:
+        """The state blobs of this node, once its workers start."""
+        return self._blobs
 
     @property
     def serving(self) -> Mapping[str, tuple[int, ...]]:

@@ -73,9 +73,12 @@ class StateBlobDirectory:
                 if path.name not in self._known:
                     path.unlink(missing_ok=True)
 
-    def copy(self, blob: StateBlob) -> StateBlob | None:
-        """Another name of the same file, to be discarded by itself; None if there is none, or no room for a name."""
-        name = f"{self._prefix}-{next(self._numbers)}"
+    def copy(self, blob: StateBlob, name: str = "") -> StateBlob | None:
+        """Another name of the same file, to be discarded by itself: a new one if it is not given.
+
+        None if there is no such file, or no room for a name.
+        """
+        name = name or f"{self._prefix}-{next(self._numbers)}"
         try:
             (self.path / name).hardlink_to(self.path / blob.name)
         except OSError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
 from tilework.control.controller import Controller
@@ -30,15 +30,15 @@ from tilework.core.time import s_from_ns
 from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import Command, DropWeights, GroupRef, LoadWeights, NoteSaved
 from tilework.core.wire.reports import Ended, Failed, KeptStates, Preview, Progress, Report, WeightsLoaded
-from tilework.core.work import Work
+from tilework.core.work import Group, Work
 from tilework.runtime.encode_cache import EncodeCache
 from tilework.runtime.executor import Executor
 from tilework.runtime.observer import Observer
+from tilework.runtime.outbox import Outgoing
 from tilework.runtime.request_table import RequestTable
 from tilework.runtime.stuck_works import StuckWorkMonitor
 from tilework.runtime.wire_commands import import_command, run_command
 from tilework.runtime.work_recorder import WorkRecorder
-from tilework.runtime.worker_process import Outgoing
 
 _log = logging.getLogger(__name__)
 
@@ -184,13 +184,23 @@ class WorkDispatcher:
 
     def lose(self, device_id: int, reason: str) -> None:
         """Record that a device is lost."""
+        self._forget(device_id)
+        self._apply(self._core.on_device_lost(device_id, reason))
+
+    def lose_node(self, node: int, device_ids: Group, blobs: Collection[StateBlob], reason: str) -> None:
+        """Record that a node is lost: these devices, which were up, and these blobs."""
+        for device_id in device_ids:
+            self._forget(device_id)
+        self._encode_cache.lose(blobs)
+        self._apply(self._core.on_node_lost(node, device_ids, blobs, reason))
+
+    def _forget(self, device_id: int) -> None:
         self.up.remove(device_id)
         self.memory_bytes.pop(device_id, None)
         self.kept.pop(device_id, None)
         self._loads = {load_id: load for load_id, load in self._loads.items() if load.device_id != device_id}
         self._recorder.lose(device_id)
         self._recorder.observer.on_lost(device_id)
-        self._apply(self._core.on_device_lost(device_id, reason))
 
     def report(self, device_id: int, report: Report) -> None:
         match report:

@@ -7,23 +7,19 @@ import multiprocessing
 import os
 import signal
 import socket
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from multiprocessing.context import ForkServerContext
 
 from tilework.comm.messages import MessageReader, encode_message
 from tilework.core.model import Source
-from tilework.core.wire.commands import BreakGroup, Command, Execute, Quit, Site, StopWork
+from tilework.core.wire.commands import Command, Quit, Site
 from tilework.core.wire.reports import Report
+from tilework.runtime.outbox import Outbox, Outgoing
 
 PRELOAD = "tilework.worker.preload"
 _EXIT_S = 5.0
 """How long a process may take to end after it has closed its pipe."""
-
-Outgoing = Command | asyncio.Future[Command | None]
-"""A command, or the future of one. Commands sent after a future wait for it; it may resolve to None, no command."""
 
 
 def forkserver_context() -> ForkServerContext:
@@ -53,8 +49,7 @@ class WorkerProcess(asyncio.BufferedProtocol):
 
         self._on_report, self._on_exit = on_report, on_exit
         self._loop = asyncio.get_running_loop()
-        self._outbox: deque[Outgoing] = deque()
-        self._blocked = False
+        self._outbox = Outbox(self._write)
         self._reader = MessageReader()
         self._transport: asyncio.Transport | None = None
         self._closed: asyncio.Future[None] = self._loop.create_future()
@@ -72,25 +67,8 @@ class WorkerProcess(asyncio.BufferedProtocol):
         return self._process.pid
 
     def send(self, outgoing: Outgoing) -> None:
-        """Send a command after the earlier ones. StopWork and BreakGroup do not wait for unresolved futures.
-
-        StopWork of a work that waits for one marks the work as revoked.
-        """
-        if isinstance(outgoing, StopWork) and self._revoke(outgoing.work_id):
-            return
-        if isinstance(outgoing, StopWork | BreakGroup):
-            self._write(outgoing)
-        else:
-            self._outbox.append(outgoing)
-            self._pump()
-
-    def _revoke(self, work_id: int) -> bool:
-        """Mark a work that has not been sent as revoked; returns whether there is one."""
-        for index, waiting in enumerate(self._outbox):
-            if isinstance(waiting, Execute) and waiting.work_id == work_id:
-                self._outbox[index] = replace(waiting, revoked=True)
-                return True
-        return False
+        """Send a command after the earlier ones, as `Outbox` does."""
+        self._outbox.send(outgoing)
 
     def set_exit_reason(self, reason: str) -> None:
         """Set the reason that `on_exit` gets instead of the exit status. The first one counts."""
@@ -116,7 +94,7 @@ class WorkerProcess(asyncio.BufferedProtocol):
     async def _run(self, ours: socket.socket, theirs: socket.socket) -> None:
         """Start the process, wait for its end, and call `on_exit`."""
         self._transport, _ = await self._loop.create_unix_connection(lambda: self, sock=ours)
-        self._pump()
+        self._outbox.open()
         try:
             await self._loop.run_in_executor(None, self._process.start)
         except Exception as error:  # Perhaps the forkserver was killed; the next start makes a new one.
@@ -141,23 +119,6 @@ class WorkerProcess(asyncio.BufferedProtocol):
         if code is None:
             return "it has closed its pipe but does not exit"
         return f"it was killed by signal {-code}" if code < 0 else f"exit code {code}"
-
-    def _pump(self, _ready: object = None) -> None:
-        """Write the commands that are ready. An unresolved future continues this when it resolves."""
-        while self._outbox and not self._blocked and self._transport is not None:
-            outgoing = self._outbox[0]
-            if isinstance(outgoing, asyncio.Future) and not outgoing.done():
-                self._blocked = True
-                outgoing.add_done_callback(self._unblock)
-                return
-            self._outbox.popleft()
-            command = outgoing.result() if isinstance(outgoing, asyncio.Future) else outgoing
-            if command is not None:
-                self._write(command)
-
-    def _unblock(self, _future: object) -> None:
-        self._blocked = False
-        self._pump()
 
     def _write(self, command: Command) -> None:
         """Write a command. Nothing is written to a process that has gone: `on_exit` follows."""

@@ -18,9 +18,10 @@ from tilework.core.events import ComponentsLoaded, ComponentsRead, DeviceJoined,
 from tilework.core.graph.stage import DeviceKind
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_S
+from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import Forget, StopWork
 from tilework.core.wire.reports import Ended, Failed
-from tilework.core.work import Work
+from tilework.core.work import Group, Work
 from tilework.cost.table_costs import TableCosts
 from tilework.sim.blobs import BlobStore, StateTransfers
 from tilework.sim.clock import Clock
@@ -85,12 +86,13 @@ class Cluster:
             memory=self._first_memory,
             on_joined=self._join,
             on_lost=self._lose,
+            on_node_dead=self._lose_node,
             on_given_up=on_given_up,
             on_cut=self._schedule,
         )
         self._network = Network(clock, injector)
         self._blobs = BlobStore()
-        self._transfers = StateTransfers(clock, self._blobs)
+        self._transfers = StateTransfers(clock, self._blobs, layout.node)
         self._seen_steps: dict[int, int] = {}
         self._is_ticking = False
 
@@ -281,9 +283,7 @@ class Cluster:
         if run.steps:
             self.runs.append(run)
         reporters = run.devices[:1] if self._network.is_reliable and run.end not in CUT_OFF else run.devices
-        reports = [
-            (device_id, report_of(run, serialize(device_id, run, self.fleet, self._blobs))) for device_id in reporters
-        ]
+        reports = [(device_id, report_of(run, self._serialize(device_id, run))) for device_id in reporters]
         self.fleet.drop_after(run)
         self._begin_next(run.devices)
         for device_id, report in reports:
@@ -292,6 +292,9 @@ class Cluster:
             else:
                 on_arrival = self._workers.unless_restarted(partial(self._receive, device_id, run, report))
                 self._network.send(("from", device_id), on_arrival)
+
+    def _serialize(self, device_id: int, run: Run) -> dict[int, StateBlob]:
+        return serialize(device_id, run, self.fleet, self._blobs, self._layout.node(device_id))
 
     def _receive(self, device_id: int, run: Run, report: Ended | Failed) -> None:
         work = run.work
@@ -373,6 +376,11 @@ class Cluster:
 
     def _lose(self, device_id: int, why: str) -> None:
         self._apply(self._core.on_device_lost(device_id, why))
+
+    def _lose_node(self, node: int, devices: Group, why: str) -> Callable[[], None]:
+        """A node is dead, and its states are gone: returns what tells the server, which does not know yet."""
+        gone = self._blobs.lose_node(node)
+        return lambda: self._apply(self._core.on_node_lost(node, devices, gone, why))
 
     def _tick(self) -> None:
         """Note the progress of runs and check for what is stuck, once per second while there are works or loads."""

@@ -60,7 +60,7 @@ FAULTS: Mapping[str, FaultType] = {
         usual_size=0.6,
     ),
     "node": FaultType(
-        text="all workers of a node are lost, and come back",
+        text="a node is lost with all its workers and the states that only it has, and comes back",
         per="work",
         size="seconds until they are started again",
         probability=0.004,

@@ -27,6 +27,7 @@ from tilework.core.events import (
     DeviceLost,
     Event,
     LeftOut,
+    NodeLost,
     OutOfMemory,
     Restored,
     Stopped,
@@ -53,7 +54,7 @@ INTERRUPTION_NS = 120 * NS_PER_S
 _FULL_CHECK_EVERY = 64
 # Works of steps that are sent ahead to a device, for one job and for each further one; and all stages without steps.
 _MAX_STEPPED_WORKS, _MAX_STEPPED_WORKS_PER_OTHER = 3, 1
-_STATE_FAULTS = MESSAGE_FAULTS | {"checkpoint", "restart", "replay"}  # After these a device may lack a state.
+_STATE_FAULTS = MESSAGE_FAULTS | {"checkpoint", "node", "restart", "replay"}  # After these a device may lack a state.
 
 _StageKey = tuple[str, str, int]
 """What the memory of a work depends on, beside its size: pipeline, name of the stage, how many LoRAs."""
@@ -131,10 +132,8 @@ class Invariants:
             case ComponentsRead(read_id):
                 node = next(node for node, one in self._reading.items() if one == read_id)
                 del self._reading[node]
-            case DeviceLost(device_id):
-                self._up.pop(device_id, None)
-                self._num_interruptions += 1
-                self._count_interruptions(work for work in self._works.values() if device_id in work.devices)
+            case DeviceLost() | NodeLost():
+                self._lose_devices(event)
             case LeftOut(work_id, job_id):
                 self._num_interruptions += 1
                 self._interruptions[job_id] += 1
@@ -149,6 +148,14 @@ class Invariants:
                     self._note_whole(ended)
             case _:
                 pass
+
+    def _lose_devices(self, event: DeviceLost | NodeLost) -> None:
+        for device_id in event.device_ids:
+            self._up.pop(device_id, None)
+        self._num_interruptions += 1
+        self._count_interruptions(
+            work for work in self._works.values() if not set(event.device_ids).isdisjoint(work.devices)
+        )
 
     def _note_out_of_memory(self, work: Work, actions: tuple[Action, ...], now_ns: int) -> None:
         """Remember that works of this size must run in slices, if a job of the work has not ended."""

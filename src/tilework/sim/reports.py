@@ -16,8 +16,10 @@ CUT_OFF = (RunEnd.BROKEN, RunEnd.OUT_OF_MEMORY)
 """Ends that every device of a group reports, not only its leader."""
 
 
-def serialize(device_id: int, run: Run, fleet: Fleet, store: BlobStore) -> dict[int, StateBlob]:
-    """The blobs that a device writes at the end of a run, by job. The leader does, and all of a group cut off.
+def serialize(device_id: int, run: Run, fleet: Fleet, store: BlobStore, node: int) -> dict[int, StateBlob]:
+    """The blobs that a device of a node writes at the end of a run, by job.
+
+    The leader does, and all of a group that was cut off.
 
     None without a step: the device may have another state of a job than that at which the work was to begin.
     """
@@ -27,7 +29,7 @@ def serialize(device_id: int, run: Run, fleet: Fleet, store: BlobStore) -> dict[
     for job_id in run.work.job_ids:
         state = fleet.state(device_id, job_id)
         if state is not None and job_id not in run.left_out:
-            blobs[job_id] = store.put(state)
+            blobs[job_id] = store.put(state, node)
     return blobs
 
 

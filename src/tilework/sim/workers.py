@@ -7,6 +7,7 @@ from functools import partial
 
 from tilework.core.component import Memory
 from tilework.core.time import NS_PER_MS, NS_PER_S
+from tilework.core.work import Group
 from tilework.sim.clock import Clock
 from tilework.sim.config import Layout
 from tilework.sim.faults import FaultInjector
@@ -20,9 +21,10 @@ _DETECTION_NS = 10 * NS_PER_MS  # From the death of a worker until the server no
 class Workers:
     """One worker per device, restarted whenever it dies; `memory` returns what a device has when it starts.
 
-    `on_joined` and `on_lost` are called when the server learns of it. `on_given_up` is called when a worker is given
-    up, with the devices that are left: with none if those of some kind are all given up. `on_cut` is called at once
-    when a worker dies, with the run that is left to the rest of its group.
+    `on_joined` and `on_lost` are called when the server learns of it. `on_node_dead` is called at once when all workers
+    of a node die, and returns what is called when the server learns of it. `on_given_up` is called when a worker is
+    given up, with the devices that are left: with none if those of some kind are all given up. `on_cut` is called at
+    once when a worker dies, with the run that is left to the rest of its group.
     """
 
     def __init__(
@@ -35,12 +37,14 @@ class Workers:
         memory: Callable[[int], Memory],
         on_joined: Callable[[int], None],
         on_lost: Callable[[int, str], None],
+        on_node_dead: Callable[[int, Group, str], Callable[[], None]],
         on_given_up: Callable[[Collection[int]], None],
         on_cut: Callable[[Run | None], None],
     ) -> None:
         self._clock, self._injector, self._fleet = clock, injector, fleet
         self._layout, self._memory = layout, memory
         self._on_joined, self._on_lost, self._on_given_up, self._on_cut = on_joined, on_lost, on_given_up, on_cut
+        self._on_node_dead = on_node_dead
         self._incarnations = dict.fromkeys(layout.ids, 0)
         self._starting = set(layout.ids)
         self._epoch = 0
@@ -72,9 +76,8 @@ class Workers:
                     self._clock.at(at_ns, inject, is_device_event=True)
         if injector.injects("node"):
             at_ns, down_s = run.start_ns + int(injector.fraction("node") * length_ns), injector.magnitude("node")
-            for device_id in self._layout.beside(run.devices[0]):
-                kill = self.unless_dead(device_id, partial(self.kill, device_id, "its node was lost", down_s))
-                self._clock.at(at_ns, kill, is_device_event=True)
+            kill = self.unless_dead(run.devices[0], partial(self._kill_node, run.devices[0], down_s))
+            self._clock.at(at_ns, kill, is_device_event=True)
 
     def _inject(self, fault: str, device_id: int) -> None:
         if fault == "crash":
@@ -84,12 +87,27 @@ class Workers:
 
     def kill(self, device_id: int, reason: str, down_s: float) -> None:
         """Kill the worker of a device, if it is up. It is restarted after `down_s`."""
-        if not self._fleet.is_up(device_id):
-            return
+        if self._fleet.is_up(device_id):
+            self._end(device_id)
+            self.after(_DETECTION_NS, partial(self._on_lost, device_id, reason))
+            self._start_after(down_s, device_id)
+
+    def _kill_node(self, device_id: int, down_s: float) -> None:
+        """Kill all workers of the node of a device. They are restarted after `down_s`."""
+        devices = tuple(one for one in self._layout.beside(device_id) if self._fleet.is_up(one))
+        for one in devices:
+            self._end(one)
+        on_detected = self._on_node_dead(self._layout.node(device_id), devices, "all its workers ended")
+        self.after(_DETECTION_NS, on_detected)
+        for one in devices:
+            self._start_after(down_s, one)
+
+    def _end(self, device_id: int) -> None:
         self._incarnations[device_id] += 1
         self._on_cut(self._fleet.lose(device_id, self._clock.now_ns))
         self._starting.add(device_id)
-        self.after(_DETECTION_NS, partial(self._on_lost, device_id, reason))
+
+    def _start_after(self, down_s: float, device_id: int) -> None:
         self.after(_DETECTION_NS + round(down_s * NS_PER_S), partial(self._start, device_id))
 
     # Starts.

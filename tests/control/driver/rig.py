@@ -125,6 +125,11 @@ class Rig:
     def lose(self, device_id: int) -> list[Any]:
         return list(map(short, self._followed(self.core.on_device_lost(device_id, "killed"))))
 
+    def lose_node(self, devices: Group, *gone: str) -> list[Any]:
+        """Node 0 is lost, with these blobs."""
+        effects = self.core.on_node_lost(0, devices, [blob(name) for name in gone], "no power")
+        return list(map(short, self._followed(effects)))
+
     def check_stuck(self, *works: Work) -> list[Any]:
         self.stuck.works = list(works)
         return list(map(short, self.core.check_stuck()))

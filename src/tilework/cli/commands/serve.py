@@ -6,11 +6,14 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tilework.cli.console import UserError, require_serve_extra, user_errors
 from tilework.cli.models import ModelOptions, model_source
+from tilework.cli.nodes import nodes_wanted
 from tilework.cli.options import serve as options
 from tilework.cli.options.common import Adapter, Device, Dtype, ProfilesFile, VaeTiling, WorkerThreads, examples
+from tilework.cli.options.nodes import Agents, Cluster, Nodes, StateCopies
 from tilework.control.watchdog import WatchdogConfig
 from tilework.core.model import SimulatedSource, Source
 from tilework.core.time import s_from_ns
@@ -18,6 +21,9 @@ from tilework.core.wire.commands import STATES_BYTES
 from tilework.cost.table import BadCostTable, CostTable, check_devices
 from tilework.cost.table_file import read_table
 from tilework.policy.registry import DEFAULT_POLICY, UnknownPolicy, check_live, check_pools
+
+if TYPE_CHECKING:
+    from tilework.cli.workers import Workers
 
 EXAMPLE = examples(
     "tilework serve",
@@ -27,6 +33,7 @@ EXAMPLE = examples(
     "tilework serve ./sdxl --loras ./loras",
     "tilework serve --durable ./state",
     "tilework serve --default-slo 3x",
+    "tilework serve ./sdxl --nodes 2 --agents 10.0.0.5:7070",
     "tilework serve --backend modelled --devices 8 --cost flux1dev_h100_eager",
 )
 STUCK_AFTER_S = s_from_ns(WatchdogConfig().least_ns)
@@ -62,6 +69,10 @@ def command(
     max_batch: options.MaxBatch = None,
     exact: options.Exact = False,
     default_slo: options.DefaultSlo = None,
+    nodes: Nodes = None,
+    agents: Agents = None,
+    cluster: Cluster = None,
+    copies: StateCopies = 1,
     log: options.Log = None,
     stuck_after: options.StuckAfter = STUCK_AFTER_S,
     log_level: options.LogLevelName = options.LogLevel.WARNING,
@@ -70,17 +81,13 @@ def command(
     """Serve models behind OpenAI's images API, with deadlines.
 
     Further settings come from the environment: TILEWORK_MAX_STEPS, TILEWORK_RESULT_TTL_S, ... (docs/serving.md)."""
-    _prepare(log_level, models, models_file)
+    table = _prepared(log_level, models, models_file, policy, cost, workers)
     from tilework.cli.serving import Serving
 
-    table = _checked_table(policy, cost, workers, models_file)
     usual = ModelOptions(adapter, device, dtype, threads, worker_memory, vae_tiling, not no_previews)
+    sources = _sources(backend, table, models, models_file, loras, usual, weights_memory)
     Serving(
-        sources=_sources(backend, table, models, models_file, loras, usual, weights_memory),
-        weights_bytes=weights_memory,
-        states_bytes=states_memory or STATES_BYTES,
-        num_workers=workers,
-        num_slots=cpu_slots,
+        workers=_workers(sources, workers, cpu_slots, weights_memory, states_memory, nodes, agents, cluster, copies),
         policy=policy,
         table=table,
         profiles=profiles,
@@ -94,13 +101,45 @@ def command(
     ).run()
 
 
-def _prepare(log_level: str, models: Sequence[str] | None, file: Path | None) -> None:
-    """Raises UserError if the models are given twice."""
+def _prepared(
+    log_level: str,
+    models: Sequence[str] | None,
+    file: Path | None,
+    policy: str,
+    cost: str | None,
+    num_workers: int,
+) -> CostTable | None:
+    """The cost table that is given, if any. Raises UserError, also if the models are given twice."""
     if models and file is not None:
         raise UserError(f"models are given twice, as {models[0]!r} and by --models; leave one out")
     require_serve_extra()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("tilework").setLevel(log_level.upper())  # Libraries stay as they are.
+    return _checked_table(policy, cost, num_workers, file)
+
+
+def _workers(
+    sources: tuple[Source, ...],
+    workers: int,
+    slots: int,
+    weights_memory: int | None,
+    states_memory: int | None,
+    nodes: int | None,
+    agents: str | None,
+    cluster: str | None,
+    copies: int,
+) -> Workers:
+    from tilework.cli.workers import Workers
+    from tilework.runtime.local_executor import LocalConfig
+
+    each = LocalConfig(
+        num_workers=workers,
+        sources=sources,
+        num_slots=slots,
+        weights_bytes=weights_memory,
+        states_bytes=states_memory or STATES_BYTES,
+    )
+    return Workers(each, nodes_wanted(nodes, agents, cluster, copies))
 
 
 def _settings(**options: object) -> dict[str, object]:

@@ -102,11 +102,12 @@ class Job:
         self.last_devices = tuple(member for member in self.last_devices if member != device_id)
         self.done_devices = tuple(member for member in self.done_devices if member != device_id)
 
-    def restart(self, from_start: bool) -> None:
-        """Begin the next attempt, from `done` or from the start. No device holds anything of the job."""
+    def restart(self, position: int | None) -> None:
+        """Begin the next attempt, from `done` or from this earlier position. No device holds anything of the job."""
         assert not self.holders
-        if from_start:
-            self.done = self.done.itinerary.at[0]
+        if position is not None:
+            assert position <= self.done.position, f"job {self.job_id} goes forward to {position}"
+            self.done = self.done.itinerary.at[position]
         self.attempt += 1
         self.is_stopping, self.done_devices = False, ()
         self.works.clear()

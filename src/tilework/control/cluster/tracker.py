@@ -282,11 +282,14 @@ class Tracker:
             self._withdraw(job)
             self._enqueue(job)
 
-    def restart(self, job: Job, *, from_start: bool) -> None:
-        """Begin a job's next attempt; works of its former attempt may still be in flight."""
+    def restart(self, job: Job, position: int | None) -> None:
+        """Begin a job's next attempt, from `done` or from this earlier position.
+
+        Works of its former attempt may still be in flight.
+        """
         self._withdraw(job)
         self.residents.evict(job)
-        job.restart(from_start)
+        job.restart(position)
         self._enqueue(job)
 
     def reserve(self, job: Job, width: int, devices: Group = (), slot: int | None = None) -> None:

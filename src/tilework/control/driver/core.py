@@ -33,7 +33,7 @@ from tilework.control.driver.state_registry import StateMove, StateRegistry
 from tilework.control.watchdog import Watchdog, WatchdogConfig
 from tilework.core.actions import Action, DropComponents, DropState, LoadComponents, MoveState, RunWork, Stop
 from tilework.core.checkpoint import Checkpoint
-from tilework.core.events import DeviceLost, LeftOut, WorkFailed
+from tilework.core.events import DeviceLost, LeftOut, NodeLost, WorkFailed
 from tilework.core.request import Request
 from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import Forget, StopWork
@@ -259,12 +259,23 @@ class DriverCore:
 
     def on_device_lost(self, device_id: int, reason: str) -> Iterator[Effect]:
         """A device is lost. Works without another device are lost with it; works of larger groups break off."""
-        affected = [one for one in self._in_flight.values() if device_id in one.work.devices]
+        yield from self._lose((device_id,), DeviceLost(device_id, reason))
+
+    def on_node_lost(self, node: int, device_ids: Group, blobs: Collection[StateBlob], reason: str) -> Iterator[Effect]:
+        """A node is lost with all its devices, and these blobs, which no other node has."""
+        believed = {job_id: self._position(job_id) for job_id in self.states.job_ids}
+        positions, outdated = self.states.lose(blobs, believed)
+        yield from self._lose(device_ids, NodeLost(node, device_ids, reason, tuple(sorted(positions.items()))))
+        yield from _discard(outdated)
+
+    def _lose(self, device_ids: Group, event: DeviceLost | NodeLost) -> Iterator[Effect]:
+        gone = set(device_ids)
+        affected = [one for one in self._in_flight.values() if not gone.isdisjoint(one.work.devices)]
         for in_flight in affected:
-            in_flight.lost.add(device_id)
+            in_flight.lost |= gone.intersection(in_flight.work.devices)
             if in_flight.is_lost:
                 del self._in_flight[in_flight.work.work_id]
-        yield HandleEvent(DeviceLost(device_id, reason))
+        yield HandleEvent(event)
         for in_flight in affected:
             if in_flight.is_lost:
                 result = WorkResult(in_flight.work, Ending.LOST, None, self._members(in_flight.work))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tilework.control.driver.result import WorkResult
 from tilework.control.driver.state_registry import StateMove
 from tilework.core.actions import DropComponents, LoadComponents
-from tilework.core.events import DeviceLost, LeftOut
+from tilework.core.events import DeviceLost, LeftOut, NodeLost
 from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import Forget, StopWork
 from tilework.core.work import Group, Work
@@ -31,7 +31,7 @@ Messages = tuple[tuple[Group, Message], ...]
 class HandleEvent:
     """Let the controller handle an event."""
 
-    event: LeftOut | DeviceLost
+    event: LeftOut | DeviceLost | NodeLost
 
 
 @dataclass(frozen=True, slots=True)

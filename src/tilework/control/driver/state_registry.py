@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tilework.core.checkpoint import Checkpoint
@@ -43,6 +43,16 @@ class _JobStates:
     def saved(self, position: int) -> SavedState | None:
         blob = self.blobs.get(position)
         return None if blob is None else SavedState(self.itinerary.at[position - 1].num_done, position, blob)
+
+    def newest(self, position: int) -> int:
+        """The last position up to this one from which the job can go on with the blobs that there are."""
+        places = {0, position, *self.blobs, *self.itinerary.ends}
+        return max(place for place in places if place <= position and self._has_all_of(place))
+
+    def _has_all_of(self, position: int) -> bool:
+        ends = self.itinerary.ends
+        needed = [ends[index] for index in self.itinerary.needed_from[self.itinerary.at[position].num_done]]
+        return self.blobs.keys() >= {*needed, *(() if position in (0, *ends) else (position,))}
 
 
 class StateRegistry:
@@ -100,6 +110,23 @@ class StateRegistry:
         lost = tuple(self._jobs[job_id].blobs.values())
         self._jobs[job_id].blobs.clear()
         return lost
+
+    def lose(self, gone: Collection[StateBlob], positions: Mapping[int, int]) -> tuple[dict[int, int], Blobs]:
+        """Forget blobs that no node has any more. `positions` are where the controller believes the jobs to be.
+
+        Returns where those jobs go on that cannot from there, and their blobs of what comes after that.
+        """
+        lost, back, outdated = set(gone), dict[int, int](), list[StateBlob]()
+        for job_id, job in self._jobs.items():
+            left = {place: blob for place, blob in job.blobs.items() if blob not in lost}
+            if len(left) == len(job.blobs):
+                continue
+            job.blobs = left
+            newest = job.newest(positions[job_id])
+            if newest < positions[job_id]:
+                back[job_id] = newest
+                outdated += [job.blobs.pop(place) for place in list(left) if place > newest]
+        return back, tuple(outdated)
 
     def adopt(self, job_id: int, blob: StateBlob, position: int) -> Blobs:
         """Keep the blob that a work has written for a job that is at this position then; not that of the result."""

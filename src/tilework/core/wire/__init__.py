@@ -1,4 +1,6 @@
-"""Messages between the runtime and a worker process, both ways, through a local pipe (`comm.messages`).
+"""Messages between the runtime and a worker process, both ways.
+
+They travel through a local pipe (`comm.messages`), and between nodes over a network (`comm.net`).
 
 A worker executes commands first in, first out; only `StopWork` and `BreakGroup` overtake.
 

@@ -66,7 +66,7 @@ def class_profile(
     Raises UnknownCost.
     """
     pieces = pieces_by_role(request, costs)
-    optimal = {role: _optimal(role, found, request, costs) for role, found in pieces.items()}
+    optimal = {role: optimal_for(role, found, request, costs) for role, found in pieces.items()}
     footprint = Footprint(
         weights={
             role: 0 if takes_turns else weight_bytes([stage for stage, _ in found], costs)
@@ -84,8 +84,11 @@ def class_profile(
     return ClassProfile(footprint=footprint, fits=fits_at(footprint), run_ns=run_ns, device_ns=device_ns)
 
 
-def _optimal(role: Role, pieces: Sequence[Piece], request: Request, costs: CostModel) -> int:
-    """The optimal degree of a role: of steps the widest that is common to all stages and optimal for each."""
+def optimal_for(role: Role, pieces: Sequence[Piece], request: Request, costs: CostModel) -> int:
+    """The optimal degree of a role with these stages: of steps the widest common to all that is optimal for each.
+
+    Raises UnknownCost.
+    """
     stepped = [optimal_degree(stage, request, costs) for stage, _ in pieces if stage.has_steps]
     if role is not Role.D or not stepped:
         return max(optimal_degree(stage, request, costs) for stage, _ in pieces)

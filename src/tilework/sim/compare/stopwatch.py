@@ -8,8 +8,9 @@ from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from tilework.core.actions import Reject
 from tilework.core.graph.progress import Cursor
-from tilework.core.interfaces import ClusterView, CostModel, Demand, NeedsFuture, Policy
+from tilework.core.interfaces import ClusterView, CostModel, Demand, NeedsFuture, Policy, RefusesRequests
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS
 from tilework.core.work import Plan
@@ -39,6 +40,9 @@ class Stopwatch:
     def foresee(self, requests: Sequence[Request]) -> None:
         if isinstance(self._policy, NeedsFuture):
             self._policy.foresee(requests)
+
+    def refusal(self, request: Request, costs: CostModel, now_ns: int) -> Reject | None:
+        return self._policy.refusal(request, costs, now_ns) if isinstance(self._policy, RefusesRequests) else None
 
     def urgency_ns(self, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int:
         return self._policy.urgency_ns(request, dropped_to_best_effort, delay_ns)

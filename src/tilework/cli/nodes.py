@@ -1,0 +1,76 @@
+"""A server over several nodes, as it was asked for."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from tilework.cli.console import UserError
+from tilework.cli.options.nodes import TOKEN, parse_address
+
+if TYPE_CHECKING:
+    from tilework.runtime.local_executor import LocalConfig
+    from tilework.runtime.nodes.config import NodesConfig
+    from tilework.runtime.nodes.executor import NodesExecutor
+
+_AGENTS = "127.0.0.1:7070"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesWanted:
+    """A number of nodes, whose agents connect to this address; or those of a Ray `cluster`, all if there is no number.
+
+    In a cluster without a `host` this machine has the address that Ray knows.
+    """
+
+    num_nodes: int | None
+    host: str | None
+    port: int
+    state_copies: int
+    cluster: str | None = None
+
+    @property
+    def nodes_text(self) -> str:
+        number = "all nodes" if self.num_nodes is None else f"{self.num_nodes} node{'' if self.num_nodes == 1 else 's'}"
+        return f"{number} ({f'agents at {self.host}:{self.port}' if self.cluster is None else 'started by Ray'})"
+
+    def executor(self, each: LocalConfig) -> NodesExecutor:
+        """Its executor, with these workers on each node. Raises BadNodes; WorkerStartFailed if there is no cluster."""
+        from tilework.runtime.nodes.executor import NodesExecutor
+        from tilework.runtime.nodes.ray_agents import RayAgents, new_token
+
+        if self.cluster is None:
+            return NodesExecutor(self._config(each, self.num_nodes or 1, self.host or "", token()))
+        is_cuda = each.sources[0].device == "cuda"
+        starter = RayAgents(
+            address=self.cluster, num_cpus=each.num_workers, num_accelerators=each.num_workers if is_cuda else 0
+        )
+        host = starter.connect(self.host)
+        num_nodes = self.num_nodes or starter.num_nodes()
+        return NodesExecutor(self._config(each, num_nodes, host, token() or new_token()), starter)
+
+    def _config(self, each: LocalConfig, num_nodes: int, host: str, known: bytes) -> NodesConfig:
+        from tilework.runtime.nodes.config import NodesConfig
+
+        return NodesConfig(
+            num_nodes=num_nodes, each=each, host=host, port=self.port, token=known, state_copies=self.state_copies
+        )
+
+
+def nodes_wanted(
+    num_nodes: int | None, agents: str | None, cluster: str | None, state_copies: int
+) -> NodesWanted | None:
+    """None: the server has no nodes but its machine. Raises UserError."""
+    if num_nodes is None and cluster is None:
+        return None
+    if cluster is not None and find_spec("ray") is None:
+        raise UserError("--cluster needs Ray; run: pip install 'tilework[cluster]'")
+    host, port = (None, 0) if agents is None and cluster is not None else parse_address(agents or _AGENTS)
+    return NodesWanted(num_nodes=num_nodes, host=host, port=port, state_copies=state_copies, cluster=cluster)
+
+
+def token() -> bytes:
+    """What server and agents must both know; no option, since lists of processes show those."""
+    return os.environ.get(TOKEN, "").encode()

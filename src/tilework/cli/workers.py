@@ -1,0 +1,29 @@
+"""The workers of a server: of this machine, or of several nodes. Needs the extra `serve`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tilework.cli.nodes import NodesWanted
+from tilework.core.model import SimulatedSource
+from tilework.runtime.executor import Executor
+from tilework.runtime.local_executor import LocalConfig, LocalExecutor
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """`each` are those of this machine, or of each of the `nodes`."""
+
+    each: LocalConfig
+    nodes: NodesWanted | None = None
+
+    def __str__(self) -> str:
+        first = self.each.sources[0]
+        device = "simulated device" if isinstance(first, SimulatedSource) else first.device
+        return f"{self.each.num_workers} x {device}" + ("" if self.nodes is None else f" on {self.nodes.nodes_text}")
+
+    def executor(self, owner: Path | None) -> Executor:
+        """What runs them, for a durable server if it has an `owner`. Raises BadNodes, WorkerStartFailed."""
+        each = replace(self.each, owner=owner)
+        return LocalExecutor(each) if self.nodes is None else self.nodes.executor(each)

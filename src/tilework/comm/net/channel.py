@@ -1,0 +1,51 @@
+"""A connection over which messages of one codec travel both ways."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+from tilework.comm.net.codec import Codec
+from tilework.comm.net.frames import frame, read_frame
+
+
+class Channel:
+    """Messages over a connection that has been greeted (`handshake`), in one epoch."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, codec: Codec, epoch: int) -> None:
+        self._reader, self._writer, self._codec = reader, writer, codec
+        self.epoch = epoch
+
+    @property
+    def host(self) -> str:
+        """The address of the other end."""
+        return str(self._writer.get_extra_info("peername")[0])
+
+    @property
+    def own_host(self) -> str:
+        """The address under which the other end knows this one, unless something between them translates it."""
+        return str(self._writer.get_extra_info("sockname")[0])
+
+    def send(self, message: object, address: int = -1) -> None:
+        """Send a message after the earlier ones. Nothing is sent over a connection that is closed."""
+        if not self._writer.is_closing():
+            self._writer.writelines(frame(self._codec.encode(message, address), self.epoch))
+
+    async def messages(self) -> AsyncIterator[tuple[int, Any]]:
+        """The messages that come, each with its address, until the other end closes. Raises BadFrame."""
+        while (payload := await read_frame(self._reader, self.epoch)) is not None:
+            yield self._codec.decode(payload)
+
+    async def drain(self) -> None:
+        """Wait until what was sent has left, or the connection is gone."""
+        with suppress(OSError):
+            await self._writer.drain()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def abort(self) -> None:
+        """Close at once, without what has not been sent yet. `messages` ends."""
+        self._writer.transport.abort()

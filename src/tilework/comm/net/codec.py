@@ -1,0 +1,43 @@
+"""Messages as bytes by schema: MessagePack of the fields of a dataclass, read by its annotations alone.
+
+Reading a message makes no object but of the types that the codec was made for and that their fields name. So no
+message can run code, unlike a pickle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from tilework.comm.net.frames import BadFrame
+
+_HEAD = struct.Struct("!iH")
+
+
+class Codec:
+    """Encodes messages of these types, each with an address: the number of a device, or -1.
+
+    `digest` differs if the types do, in any field: both ends of a connection must have the same.
+    """
+
+    def __init__(self, types: Sequence[type]) -> None:
+        self._numbers = {one: number for number, one in enumerate(types)}
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoders: list[msgspec.msgpack.Decoder[Any]] = [msgspec.msgpack.Decoder(one) for one in types]
+        schema = msgspec.json.schema_components(types)
+        self.digest = hashlib.sha256(repr(schema).encode()).digest()
+
+    def encode(self, message: object, address: int = -1) -> bytes:
+        return _HEAD.pack(address, self._numbers[type(message)]) + self._encoder.encode(message)
+
+    def decode(self, payload: bytes) -> tuple[int, Any]:
+        """The address and the message. Raises BadFrame if it is none."""
+        try:
+            address, number = _HEAD.unpack_from(payload)
+            return address, self._decoders[number].decode(memoryview(payload)[_HEAD.size :])
+        except (struct.error, IndexError, ValueError, TypeError, msgspec.MsgspecError) as error:
+            raise BadFrame(f"a message cannot be read: {error}") from error

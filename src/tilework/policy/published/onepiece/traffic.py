@@ -1,0 +1,136 @@
+"""What was asked for lately, and what that takes of each service."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from tilework.core.interfaces import CostModel
+from tilework.core.request import Request, RequestClass, cost_key
+from tilework.cost.tabled import UnknownCost
+from tilework.policy.placement.roles import Role
+from tilework.policy.published.onepiece.modes import Mode, Run, narrowed, runs_of
+from tilework.policy.published.onepiece.services import Service, Services
+
+_MOST_CLASSES = 1024
+
+Parts = Mapping[Service, Run]
+"""What a request takes of each service: the most workers at a time, and how long it keeps these."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Traffic:
+    """The requests of this window and of the one before, by class, and what each takes.
+
+    Times are looked up once in a window for each class: learned costs change what instances are for at its end. How
+    many workers a class wants is looked up once, so that its requests go where they went.
+
+    Attributes:
+        num: how many requests came since the first.
+        wanted: the most workers that any of them wants for its steps.
+        widest: the workers of the widest instance.
+    """
+
+    mode: Mode
+    services: Services
+    num: int = field(default=0, init=False)
+    wanted: int = field(default=1, init=False)
+    widest: int = field(default=1, init=False)
+    _counts: Counter[RequestClass] = field(default_factory=Counter, init=False)
+    _before: Counter[RequestClass] = field(default_factory=Counter, init=False)
+    _one_of: dict[RequestClass, Request] = field(default_factory=dict, init=False)
+    _degrees: dict[RequestClass, Mapping[Role, int]] = field(default_factory=dict, init=False)
+    _runs: dict[RequestClass, Mapping[Role, Run]] = field(default_factory=dict, init=False)
+    _parts: dict[RequestClass, Parts] = field(default_factory=dict, init=False)
+    _longest_ns: dict[Service, int] = field(default_factory=dict, init=False)
+
+    def note(self, request: Request, costs: CostModel) -> None:
+        """Count a request. Raises UnknownCost."""
+        key = cost_key(request)
+        self._counts[key] += 1
+        self.num += 1
+        if key not in self._one_of:
+            self._one_of[key] = request
+            self.wanted = max(self.wanted, self.degrees(request, costs).get(Role.D, 1))
+            self.services.note(request.pipeline, costs)
+            self.services_changed()
+
+    @property
+    def occasion(self) -> tuple[int, int]:
+        """Changes when a class comes for the first time in two windows, and when the number of requests has doubled."""
+        return len(self._one_of), self.num.bit_length()
+
+    def services_changed(self) -> None:
+        """Forget what was computed for other services or classes."""
+        self._parts.clear()
+        self._longest_ns.clear()
+
+    def set_instances(self, num: int, widest: int) -> None:
+        """Learn how many instances there are, and how many workers the widest has."""
+        self.services.set_instances(num)
+        self.widest = widest
+        self._runs.clear()
+        self.services_changed()
+
+    def end_window(self) -> None:
+        """Forget what came before this window, and all times."""
+        self._before, self._counts = self._counts, Counter()
+        self._one_of = {key: one for key, one in self._one_of.items() if key in self._before}
+        self._runs.clear()
+        self.services_changed()
+
+    def degrees(self, request: Request, costs: CostModel) -> Mapping[Role, int]:
+        """How many workers a request wants for each role. Raises UnknownCost."""
+        key = cost_key(request)
+        if key not in self._degrees:
+            if len(self._degrees) >= _MOST_CLASSES:  # Clients choose the shapes.
+                self._degrees.clear()
+            self._degrees[key] = self.mode.degrees(request, costs)
+        return self._degrees[key]
+
+    def runs(self, request: Request, costs: CostModel) -> Mapping[Role, Run]:
+        """What a request takes of each role. Raises UnknownCost."""
+        key = cost_key(request)
+        if key not in self._runs:
+            wanted = self.degrees(request, costs).items()
+            degrees = {role: narrowed(role, degree, self.widest, request, costs) for role, degree in wanted}
+            self._runs[key] = runs_of(request, degrees, costs)
+        return self._runs[key]
+
+    def parts(self, request: Request, costs: CostModel) -> Parts:
+        """What a request takes of each service. Its pipeline was seen. Raises UnknownCost."""
+        key = cost_key(request)
+        if key not in self._parts:
+            found: dict[Service, Run] = {}
+            for role, run in self.runs(request, costs).items():
+                service = self.services.of(request.pipeline, role)
+                before = found.get(service, Run(0, 0))
+                found[service] = Run(max(before.degree, run.degree), before.run_ns + run.run_ns)
+            self._parts[key] = found
+        return self._parts[key]
+
+    def loads(self, costs: CostModel) -> dict[Service, float]:
+        """The device time that all these requests take of each service, at least a nanosecond."""
+        found = dict.fromkeys(self.services.all(), 1.0)
+        nums = self._counts + self._before
+        for key, one in self._served(costs):
+            for service, run in self.parts(one, costs).items():
+                found[service] += nums[key] * run.device_ns
+        return found
+
+    def longest_ns(self, service: Service, costs: CostModel) -> int:
+        """The longest that one of these requests keeps its workers of a service."""
+        if service not in self._longest_ns:
+            runs = (self.parts(one, costs).get(service) for _, one in self._served(costs))
+            self._longest_ns[service] = max((run.run_ns for run in runs if run is not None), default=0)
+        return self._longest_ns[service]
+
+    def _served(self, costs: CostModel) -> Iterator[tuple[RequestClass, Request]]:
+        """One request of each class, without those of models that were removed meanwhile."""
+        for key, one in self._one_of.items():
+            try:
+                costs.start(one)
+            except UnknownCost:
+                continue
+            yield key, one

@@ -1,0 +1,271 @@
+"""The agent of a node: starts its workers, and carries commands and reports between them and the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import time
+from collections.abc import Collection, Coroutine, Iterable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from tilework.comm.net.channel import Channel
+from tilework.comm.net.files import FetchFailed, FileServer, Origin, fetch_file
+from tilework.comm.net.frames import BadFrame
+from tilework.comm.net.handshake import join
+from tilework.core.actions import ReadComponents
+from tilework.core.model import Source
+from tilework.core.wire.blobs import StateBlob
+from tilework.core.wire.commands import Command, Execute, GroupRef, ImportState, RemoveLora, RemoveModel
+from tilework.core.wire.reports import LoadedModel, Report, WeightsRead
+from tilework.core.work import Group
+from tilework.runtime.executor import WorkerStartFailed
+from tilework.runtime.local_executor import LocalConfig, LocalExecutor
+from tilework.runtime.nodes.messages import (
+    THE_NODE,
+    Begin,
+    BlobsFetched,
+    BreakOff,
+    CopyBlob,
+    DiscardBlob,
+    EndMeasuring,
+    FetchBlobs,
+    KillWorker,
+    Leave,
+    LeaveOrigin,
+    Loading,
+    LoadSpeeds,
+    Measure,
+    Measured,
+    Ping,
+    Pong,
+    Started,
+    StartFailed,
+    WorkerJoined,
+    WorkerLost,
+    WorkersLeft,
+    node_codec,
+)
+
+_log = logging.getLogger(__name__)
+_RETRY_S = 1.0
+Result = TypeVar("Result")
+
+
+async def serve_node(host: str, port: int, token: bytes) -> None:
+    """Be a node of the server that listens there, and of the next one when that has ended, until cancelled."""
+    # Starting workers imports this, which takes seconds, and a node must not be silent for so long.
+    importlib.import_module("tilework.worker.process")
+    codec, last = node_codec(), ""
+    while True:
+        try:
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                channel = Channel(reader, writer, codec, await join(reader, writer, token, codec.digest))
+                reason = await _Agent(channel, token).run()
+            finally:
+                writer.close()
+        except (OSError, TimeoutError) as error:  # Refused and BadFrame are among these.
+            reason = f"{type(error).__name__}: {error}"
+        if reason != last:  # Once, while no server is there.
+            _log.warning("this node belongs to no server at %s:%d: %s", host, port, reason)
+        last = reason
+        await asyncio.sleep(_RETRY_S)
+
+
+class _Agent:
+    """One session with an engine; its end is that of all workers. It is the `Listener` of their executor."""
+
+    def __init__(self, channel: Channel, token: bytes) -> None:
+        self._channel, self._token = channel, token
+        self._executor: LocalExecutor | None = None
+        self._files: FileServer | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._fetches: dict[asyncio.Task[None], Origin] = {}
+        self._coming: dict[str, asyncio.Task[None]] = {}  # By the name of a blob.
+        self._groups: dict[Group, tuple[int, GroupRef]] = {}  # The engine's id, and what the workers know.
+        self._broken: set[int] = set()  # Of these, those that were broken off.
+
+    async def run(self) -> str:
+        """Until the engine lets it go or is gone; returns why. Raises BadFrame."""
+        try:
+            async for address, message in self._channel.messages():
+                if isinstance(message, Leave):
+                    return str(message.reason)
+                self._handle(address, message)
+            return "the server has closed the connection"
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            if self._files is not None:
+                self._files.close()
+            if self._executor is not None:
+                await self._executor.stop()
+
+    def _handle(self, address: int, message: Any) -> None:
+        if isinstance(message, Ping):
+            self._channel.send(Pong(message.sent_ns, time.monotonic_ns()))
+        elif isinstance(message, Begin):
+            self._begin_task(self._start(message))
+        elif self._executor is not None:
+            if address == THE_NODE:
+                self._change(self._executor, message)
+            else:
+                self._send(self._executor, address, message)
+
+    def _begin_task(self, coroutine: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _start(self, begin: Begin) -> None:
+        sources: tuple[Source, ...] = (*begin.models, *begin.simulated)
+        self._executor = executor = LocalExecutor(
+            LocalConfig(
+                num_workers=begin.num_workers,
+                sources=sources,
+                num_slots=begin.num_slots,
+                weights_bytes=begin.weights_bytes,
+                states_bytes=begin.states_bytes,
+            )
+        )
+        try:
+            models = await executor.start(self)
+        except (WorkerStartFailed, OSError) as error:
+            self._channel.send(StartFailed(str(error)))
+            return
+        self._files = FileServer(executor.blobs.path, self._token, self._channel.epoch)
+        await self._files.start(self._channel.own_host)
+        self._channel.send(self._started(executor, models, self._files.port))
+
+    def _started(self, executor: LocalExecutor, models: tuple[LoadedModel, ...], port: int) -> Started:
+        keys = {one.info.name: executor.profile_key(one.info.name) for one in models}
+        return Started(
+            models=models, keys=keys, num_slots=executor.num_slots, host_bytes=executor.host_bytes, port=port
+        )
+
+    def _send(self, executor: LocalExecutor, device_id: int, command: Command) -> None:
+        """Pass a command on. An import waits for its blobs, and what comes after it for the import."""
+        match command:
+            case Execute(group=GroupRef() as group):
+                executor.send(device_id, replace(command, group=self._group(executor, group)))
+            case ImportState() if coming := self._coming_for(command):
+                executor.send(device_id, self._begin_task(_after(coming, command)))
+            case _:
+                executor.send(device_id, command)
+
+    def _coming_for(self, command: ImportState) -> list[asyncio.Task[None]]:
+        names = [one.blob.name for one in command.states]
+        return list(dict.fromkeys(self._coming[name] for name in names if name in self._coming))
+
+    def _group(self, executor: LocalExecutor, group: GroupRef) -> GroupRef:
+        """What workers know a group as. The engine has another number for it after it was broken off."""
+        number, ref = self._groups.get(group.devices, (None, group))
+        if number != group.group_id:
+            self._broken.discard(number or 0)
+        if number != group.group_id or number not in self._broken:
+            ref = executor.group(group.devices)
+            self._groups[group.devices] = group.group_id, ref
+        return ref
+
+    def _break_off(self, executor: LocalExecutor, message: BreakOff) -> None:
+        """End a group, also if none of its commands has come yet: those that will are for a group that is broken."""
+        ref = self._group(executor, GroupRef(message.group_id, message.devices))
+        self._broken.add(message.group_id)
+        executor.break_off(ref)
+
+    def _change(self, executor: LocalExecutor, message: Any) -> None:
+        match message:
+            case BreakOff():
+                self._break_off(executor, message)
+            case KillWorker(device_id, reason):
+                executor.kill(device_id, reason)
+            case FetchBlobs():
+                self._fetch(executor, message)
+            case LeaveOrigin(origin):
+                for task in [one for one, where in self._fetches.items() if where == origin]:
+                    task.cancel()
+            case CopyBlob(blob, name):
+                executor.blobs.copy(blob, name)
+            case DiscardBlob(blob):
+                executor.discard(blob)
+            case ReadComponents():
+                executor.read_ahead(message)
+            case RemoveModel(model):
+                executor.remove_model(model)
+            case RemoveLora(model, name):
+                executor.remove_lora(model, name)
+            case Measure() | EndMeasuring():
+                self._begin_task(self._measure(executor, message))
+            case _:
+                raise BadFrame(f"a node does not handle {type(message).__name__}")
+
+    async def _measure(self, executor: LocalExecutor, message: Measure | EndMeasuring) -> None:
+        if isinstance(message, EndMeasuring):
+            self._channel.send(LoadSpeeds(await executor.end_calibration()))
+            return
+        try:
+            rows = await executor.calibrate(
+                message.model, message.batches, message.degree, message.num_runs, message.loras
+            )
+        except WorkerStartFailed as error:
+            self._channel.send(Measured((), str(error)))
+            return
+        self._channel.send(Measured(rows))
+
+    # Blobs of other nodes.
+
+    def _fetch(self, executor: LocalExecutor, message: FetchBlobs) -> None:
+        task = self._begin_task(self._fetch_all(executor, message))
+        self._fetches[task] = message.origin
+        self._coming |= {blob.name: task for blob in message.blobs}
+        task.add_done_callback(lambda _: self._fetches.pop(task, None))
+
+    async def _fetch_all(self, executor: LocalExecutor, message: FetchBlobs) -> None:
+        """Fetch one blob after another; without one the others are of no use."""
+        fetched: list[StateBlob] = []
+        reason = ""
+        for blob in message.blobs:
+            try:
+                await fetch_file(
+                    message.origin, self._token, blob.name, executor.blobs.path / blob.name, message.timeout_s
+                )
+            except FetchFailed as error:
+                reason = str(error)
+                break
+            except asyncio.CancelledError:
+                reason = "its node was lost"
+                break
+            executor.blobs.add(blob)
+            fetched.append(blob)
+        for blob in message.blobs:
+            self._coming.pop(blob.name, None)
+        self._channel.send(BlobsFetched(message.fetch_id, tuple(fetched), reason))
+
+    # For the executor.
+
+    def on_loading(self, num_ready: int) -> None:
+        self._channel.send(Loading(num_ready))
+
+    def on_report(self, device_id: int, report: Report) -> None:
+        self._channel.send(report, device_id)
+
+    def on_lost(self, device_id: int, reason: str) -> None:
+        self._channel.send(WorkerLost(device_id, reason))
+
+    def on_joined(self, device_id: int) -> None:
+        self._channel.send(WorkerJoined(device_id))
+
+    def on_read(self, read: WeightsRead) -> None:
+        self._channel.send(read)
+
+    def on_given_up(self, left: Collection[int]) -> None:
+        self._channel.send(WorkersLeft(tuple(sorted(left))))
+
+
+async def _after(coming: Iterable[asyncio.Task[None]], command: ImportState) -> Command | None:
+    """The import, once its blobs have come or cannot: then the worker says that it lacks them."""
+    await asyncio.wait(coming)
+    return command

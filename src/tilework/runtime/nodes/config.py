@@ -1,0 +1,54 @@
+"""Configuration of a server over several nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilework.runtime.local_executor import LocalConfig
+
+
+class BadNodes(ValueError):
+    """Nodes that cannot be had; the message names the setting, its value and the remedy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesConfig:
+    """`num_nodes` places for nodes, each with the workers that `each` says; `sources` are paths on every node.
+
+    Agents connect to `host` and `port` (0: any that is free), and must know the `token`. A node that says nothing for
+    `silence_s` is lost; it is pinged every `ping_s`. When all nodes are lost, open requests wait `absent_s` for one. A
+    blob must come from another node within `fetch_s`. Each state is on `state_copies` nodes, as soon as it has been
+    copied there: with 1 the requests of a lost node go back to what others had of them.
+
+    Raises:
+        BadNodes: a value cannot be had.
+    """
+
+    num_nodes: int
+    each: LocalConfig
+    host: str = "127.0.0.1"
+    port: int = 0
+    token: bytes = b""
+    ping_s: float = 1.0
+    silence_s: float = 10.0
+    absent_s: float = 60.0
+    fetch_s: float = 10.0
+    state_copies: int = 1
+
+    def __post_init__(self) -> None:
+        if self.num_nodes < 1:
+            raise BadNodes(f"nodes = {self.num_nodes} cannot be had; give a number of at least 1")
+        if not 1 <= self.state_copies <= self.num_nodes:
+            raise BadNodes(
+                f"state copies = {self.state_copies} cannot be had; give 1 to {self.num_nodes}, the number of nodes"
+            )
+        if not self.token and self.host not in ("127.0.0.1", "::1", "localhost"):
+            raise BadNodes(
+                f"agents may connect to {self.host} without a token; set TILEWORK_CLUSTER_TOKEN here and on all nodes"
+            )
+        for one in self.each.sources:
+            if getattr(one, "devices", None) is not None:
+                raise BadNodes(
+                    f"devices of a model are numbers on one machine, and there are {self.num_nodes} nodes; "
+                    "leave them out"
+                )

@@ -1,0 +1,448 @@
+"""Worker processes of several nodes as one executor: an agent on each node, a connection to each agent."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Collection, Mapping
+from functools import partial
+from itertools import count
+from typing import Any, Protocol
+
+from tilework.comm.net.channel import Channel
+from tilework.comm.net.frames import BadFrame
+from tilework.comm.net.handshake import admit
+from tilework.core.actions import ReadComponents
+from tilework.core.component import LoadSource
+from tilework.core.cost_row import Batch, CostRow
+from tilework.core.lora import Lora, UsedLora
+from tilework.core.model import LoraSource, ModelSource, SimulatedSource
+from tilework.core.wire.blobs import StateBlob
+from tilework.core.wire.commands import Command, GroupRef, ImportState, RemoveLora, RemoveModel
+from tilework.core.wire.reports import Ended, LoadedModel, Report, WeightsRead
+from tilework.core.work import Group
+from tilework.cost.profile import ProfileKey
+from tilework.runtime.executor import ModelRefused, NodesListener, WorkerStartFailed
+from tilework.runtime.groups import GroupTable
+from tilework.runtime.nodes.config import NodesConfig
+from tilework.runtime.nodes.messages import (
+    THE_NODE,
+    Begin,
+    BlobsFetched,
+    BreakOff,
+    EndMeasuring,
+    KillWorker,
+    Leave,
+    Loading,
+    LoadSpeeds,
+    Measure,
+    Measured,
+    Started,
+    StartFailed,
+    WorkerJoined,
+    WorkerLost,
+    WorkersLeft,
+    node_codec,
+)
+from tilework.runtime.nodes.numbers import DeviceNumbers
+from tilework.runtime.nodes.remote_blobs import RemoteBlobs
+from tilework.runtime.nodes.remote_node import RemoteNode, with_devices
+from tilework.runtime.outbox import Outgoing
+
+_log = logging.getLogger(__name__)
+_ONE_MACHINE = "models and LoRAs cannot be added to a server over several nodes yet; name them when it starts"
+
+
+class AgentStarter(Protocol):
+    """Starts the agents of a server, and ends them. Both may wait, and are called on a thread."""
+
+    def start(self, num_nodes: int, host: str, port: int, token: bytes) -> None:
+        """Let this number of agents connect to this address. Raises WorkerStartFailed."""
+
+    def close(self) -> None: ...
+
+
+class NodesExecutor:
+    """An `Executor` of agents (`nodes.agent`), which connect to it. It starts when as many have as there are places.
+
+    A node that is lost leaves its place to the next agent that connects. All nodes have the same models, hardware and
+    number of workers. A job goes on on another node from its blobs: the node fetches them from the one that has them.
+    """
+
+    def __init__(self, config: NodesConfig, starter: AgentStarter | None = None) -> None:
+        """`starter` starts the agents; without one they are started by hand."""
+        self._config, each, self._starter = config, config.each, starter
+        self._codec = node_codec()
+        self._sources = each.sources
+        self._numbers = DeviceNumbers(num_nodes=config.num_nodes, num_workers=each.num_workers, num_slots=0)
+        self._nodes: dict[int, RemoteNode] = {}
+        self._first: Started | None = None
+        self._groups = GroupTable(max_per_worker=1 << 30)  # Agents close what has not been used for long.
+        self._blobs = RemoteBlobs(self._nodes, fetch_s=config.fetch_s, copies=config.state_copies)
+        self._epochs = count(secrets.randbelow(1 << 30) + 1)
+        self._connections: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        self._absence: asyncio.TimerHandle | None = None
+        self._is_starting = asyncio.Event()
+        self._is_stopping = False
+
+    # What it is.
+
+    @property
+    def port(self) -> int:
+        """Where agents connect, once it has begun to start."""
+        assert self._server is not None
+        return int(self._server.sockets[0].getsockname()[1])
+
+    @property
+    def nodes(self) -> Mapping[int, RemoteNode]:
+        """The nodes that are there, by their place."""
+        return self._nodes
+
+    @property
+    def num_devices(self) -> int:
+        return self._numbers.num_accelerators
+
+    @property
+    def num_slots(self) -> int:
+        return self._numbers.num_nodes * self._numbers.num_slots
+
+    def node(self, device_id: int) -> int:
+        return self._numbers.node(device_id)
+
+    @property
+    def devices_up(self) -> Group:
+        up = (self._numbers.of(node.node, one) for node in self._nodes.values() for one in node.up)
+        return tuple(sorted(device_id for device_id in up if device_id < self.num_devices))
+
+    @property
+    def serving(self) -> Mapping[str, tuple[int, ...]]:
+        return {}
+
+    @property
+    def weights_bytes(self) -> int | None:
+        return self._config.each.weights_bytes
+
+    @property
+    def host_bytes(self) -> int | None:
+        return None if self._first is None else self._first.host_bytes
+
+    def profile_key(self, model: str) -> ProfileKey:
+        assert self._first is not None
+        return self._first.keys[model]
+
+    @property
+    def usual_source(self) -> ModelSource:
+        first = self._sources[0]
+        return first if isinstance(first, ModelSource) else ModelSource(path="")
+
+    def pid(self, device_id: int) -> int | None:
+        """None: it is a process of another machine."""
+        return None
+
+    # Start and end.
+
+    async def listen(self) -> None:
+        """Let agents connect from now on. Raises OSError."""
+        if self._server is None:
+            self._server = await asyncio.start_server(self._connect, self._config.host, self._config.port)
+
+    async def start(self, listener: NodesListener) -> tuple[LoadedModel, ...]:
+        self._listener = listener
+        self._loop = asyncio.get_running_loop()
+        self._ready: asyncio.Future[None] = self._loop.create_future()
+        self._is_starting.set()
+        await self.listen()
+        timeout_s = self._config.each.start_timeout_s
+        try:
+            if self._starter is not None:
+                where = self._config.num_nodes, self._config.host, self.port, self._config.token
+                await self._loop.run_in_executor(None, self._starter.start, *where)
+            async with asyncio.timeout(timeout_s):
+                await self._ready
+        except TimeoutError:
+            num = sum(node.started is not None for node in self._nodes.values())
+            await self.stop()
+            raise WorkerStartFailed(
+                f"{num} of {self._config.num_nodes} nodes came within {timeout_s:g} s; start an agent on each: "
+                f"tilework agent {self._config.host}:{self._config.port or '...'}"
+            ) from None
+        except WorkerStartFailed:
+            await self.stop()
+            raise
+        assert self._first is not None
+        return self._first.models
+
+    async def stop(self) -> None:
+        self._is_stopping = True
+        if self._absence is not None:
+            self._absence.cancel()
+        if self._server is not None:
+            self._server.close()
+        for node in self._nodes.values():
+            node.tell(Leave("the server has ended"))
+            await node.channel.drain()
+        if self._connections:
+            await asyncio.wait(self._connections, timeout=self._config.each.stop_grace_s)
+        for task in self._connections:
+            task.cancel()
+        if self._starter is not None:
+            await self._loop.run_in_executor(None, self._starter.close)
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection of an agent, from its greeting to its end."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        epoch = next(self._epochs)
+        await self._is_starting.wait()
+        try:
+            await admit(reader, writer, self._config.token, self._codec.digest, epoch)
+            await self._serve(Channel(reader, writer, self._codec, epoch))
+        except (OSError, TimeoutError) as error:
+            _log.warning("an agent was not admitted: %s", error)
+        finally:
+            writer.close()
+            self._connections.discard(task)
+
+    async def _serve(self, channel: Channel) -> None:
+        free = [place for place in range(self._config.num_nodes) if place not in self._nodes]
+        if not free or self._is_stopping:
+            channel.send(Leave(f"all {self._config.num_nodes} places for nodes are taken"))
+            await channel.drain()
+            return
+        node = self._nodes[free[0]] = RemoteNode(free[0], channel, self._config.ping_s, self._config.silence_s)
+        node.tell(self._begin(node.node))
+        reason = "its agent has closed the connection"
+        try:
+            async for address, message in channel.messages():
+                if not node.heard(address, message):
+                    # Called later, so that a bug in handling a report does not end the connection.
+                    self._loop.call_soon(self._handle, node, address, message)
+        except BadFrame as error:
+            reason = str(error)
+        finally:
+            reason = f"it said nothing for {self._config.silence_s:g} s" if node.is_silent else reason
+            node.close(reason)
+            self._loop.call_soon(self._lose, node, reason)
+
+    def _begin(self, place: int) -> Begin:
+        each = self._config.each
+        return Begin(
+            node=place,
+            models=tuple(one for one in self._sources if isinstance(one, ModelSource)),
+            simulated=tuple(one for one in self._sources if isinstance(one, SimulatedSource)),
+            num_workers=each.num_workers,
+            num_slots=each.num_slots,
+            weights_bytes=each.weights_bytes,
+            states_bytes=each.states_bytes,
+        )
+
+    # What nodes say.
+
+    def _handle(self, node: RemoteNode, address: int, message: Any) -> None:
+        if self._nodes.get(node.node) is not node:
+            return
+        if address != THE_NODE:
+            self._report(node, self._numbers.of(node.node, address), message)
+            return
+        match message:
+            case Started():
+                self._on_started(node, message)
+            case StartFailed(reason):
+                self._fail_start(f"node {node.node} could not start: {reason}")
+            case Loading():
+                if not self._ready.done():
+                    self._listener.on_loading(sum(len(one.up) for one in self._nodes.values()) + message.num_ready)
+            case WorkerLost(on_node, reason):
+                self._on_worker_lost(node, on_node, reason)
+            case WorkerJoined(on_node):
+                node.up.add(on_node)
+                self._listener.on_joined(self._numbers.of(node.node, on_node))
+            case WorkersLeft(left):
+                node.left = frozenset(left)
+                self._listener.on_given_up(self._left())
+            case BlobsFetched():
+                self._blobs.fetched(message, node)
+            case WeightsRead():
+                node.reads.discard(message.read_id)
+                self._listener.on_read(message)
+            case _:
+                _log.warning("node %d said %r, which was not asked", node.node, message)
+
+    def _report(self, node: RemoteNode, device_id: int, report: Report) -> None:
+        if isinstance(report, Ended):
+            self._blobs.written(report.blobs.values(), node)
+        self._listener.on_report(device_id, report)
+        if isinstance(report, Ended):
+            self._blobs.copy_to_others(report.blobs.values(), node)
+
+    def _on_started(self, node: RemoteNode, started: Started) -> None:
+        """The workers of a node are up: they join, unless others are still awaited for the start."""
+        if self._first is None:
+            self._first = started
+            self._numbers = DeviceNumbers(
+                num_nodes=self._config.num_nodes,
+                num_workers=self._config.each.num_workers,
+                num_slots=started.num_slots,
+            )
+        elif (differs := _difference(self._first, started)) is not None:
+            reason = f"node {node.node} has {differs}: all nodes of a server must be alike"
+            node.tell(Leave(reason))
+            self._fail_start(reason)
+            return
+        node.begin(started, self._config.each.num_workers, partial(self._prepared, node))
+        if self._absence is not None:
+            self._absence.cancel()
+        if self._ready.done():
+            _log.warning("node %d has joined from %s", node.node, node.channel.host)
+            for device_id in self._numbers.all_of(node.node):
+                self._listener.on_joined(device_id)
+        elif sum(one.started is not None for one in self._nodes.values()) == self._config.num_nodes:
+            self._ready.set_result(None)
+
+    def _fail_start(self, reason: str) -> None:
+        """A server starts with all its nodes or not at all; one that serves goes on without the node."""
+        if self._ready.done():
+            _log.error("%s", reason)
+        else:
+            self._ready.set_exception(WorkerStartFailed(reason))
+
+    def _on_worker_lost(self, node: RemoteNode, on_node: int, reason: str) -> None:
+        device_id = self._numbers.of(node.node, on_node)
+        node.lose(on_node)
+        self._groups.forget_device(device_id)
+        self._listener.on_lost(device_id, reason)
+
+    def _left(self) -> Collection[int]:
+        """The devices that are not given up; none if all accelerators are, or all CPU slots."""
+        left = {self._numbers.of(node.node, one) for node in self._nodes.values() for one in node.left}
+        kinds = range(self.num_devices), range(self.num_devices, self.num_devices + self.num_slots)
+        return () if any(kind and left.isdisjoint(kind) for kind in kinds) else left
+
+    def _lose(self, node: RemoteNode, reason: str) -> None:
+        """The connection to a node has ended: its devices are lost, and the states that only it had."""
+        if self._nodes.get(node.node) is not node:
+            return
+        del self._nodes[node.node]
+        devices = self._numbers.all_of(node.node) if node.started is not None else ()
+        for device_id in devices:
+            self._groups.forget_device(device_id)
+        gone = self._blobs.lose(node)
+        if self._is_stopping:
+            return
+        self._fail_start(f"node {node.node} was lost: {reason}")
+        if node.started is not None:
+            self._listener.on_node_lost(node.node, devices, gone, reason)
+        for read_id in sorted(node.reads):
+            self._listener.on_read(WeightsRead(read_id, False))
+        if not self._nodes:
+            self._absence = self._loop.call_later(self._config.absent_s, self._listener.on_given_up, ())
+
+    # Commands.
+
+    def send(self, device_id: int, outgoing: Outgoing) -> None:
+        """Send a command. Nothing is sent to a node that is lost."""
+        node = self._nodes.get(self.node(device_id))
+        if node is not None and node.started is not None:
+            node.send(self._numbers.on_node(device_id), outgoing)
+
+    def _prepared(self, node: RemoteNode, command: Command) -> Command:
+        """A command as the node understands it. What an import needs and the node lacks it is told to fetch first."""
+        if isinstance(command, ImportState):
+            self._blobs.bring([state.blob for state in command.states], node)
+        return with_devices(command, self._numbers)
+
+    def read_ahead(self, read: ReadComponents) -> None:
+        node = self._nodes.get(read.node)
+        if node is None:
+            self._loop.call_soon(self._listener.on_read, WeightsRead(read.read_id, False))
+        else:
+            node.reads.add(read.read_id)
+            node.tell(read)
+
+    def kill(self, device_id: int, reason: str) -> None:
+        node = self._nodes.get(self.node(device_id))
+        if node is not None:
+            node.tell(KillWorker(self._numbers.on_node(device_id), reason))
+
+    def group(self, devices: Group) -> GroupRef:
+        ref, _ = self._groups.use(devices)
+        return ref
+
+    def break_off(self, ref: GroupRef) -> None:
+        node = self._nodes.get(self.node(ref.devices[0]))
+        self._groups.forget(ref)
+        if node is not None:
+            node.tell(BreakOff(ref.group_id, tuple(self._numbers.on_node(one) for one in ref.devices)))
+
+    # Blobs.
+
+    def inherit(self, blobs: Collection[StateBlob]) -> set[StateBlob]:
+        """None: agents keep no blobs when their server ends."""
+        return set()
+
+    def copy(self, blob: StateBlob) -> StateBlob | None:
+        return self._blobs.copy(blob)
+
+    def discard(self, blob: StateBlob) -> None:
+        self._blobs.discard(blob)
+
+    # Models.
+
+    async def calibrate(
+        self,
+        model: str,
+        batches: tuple[Batch, ...],
+        degree: int = 1,
+        num_runs: int | None = None,
+        loras: tuple[UsedLora, ...] = (),
+    ) -> tuple[CostRow, ...]:
+        """Measure on the first node: all are alike."""
+        asked = Measure(model=model, batches=batches, degree=degree, num_runs=num_runs, loras=loras)
+        answer = await self._any_node().ask(asked, Measured)
+        if answer.error:
+            raise WorkerStartFailed(answer.error)
+        return answer.rows
+
+    async def end_calibration(self) -> Mapping[LoadSource, float]:
+        return (await self._any_node().ask(EndMeasuring(), LoadSpeeds)).bytes_per_s
+
+    def _any_node(self) -> RemoteNode:
+        if not self._nodes:
+            raise WorkerStartFailed("all nodes were lost")
+        return self._nodes[min(self._nodes)]
+
+    async def read_model(self, source: ModelSource, served: Collection[str]) -> LoadedModel:
+        raise ModelRefused(_ONE_MACHINE)
+
+    async def add_model(self, source: ModelSource) -> None:
+        raise ModelRefused(_ONE_MACHINE)
+
+    async def add_lora(self, model: str, lora: LoraSource) -> Lora:
+        raise ModelRefused(_ONE_MACHINE)
+
+    def remove_model(self, model: str) -> None:
+        self._sources = tuple(one for one in self._sources if not isinstance(one, ModelSource) or one.name != model)
+        self._tell_all(RemoveModel(model))
+
+    def remove_lora(self, model: str, name: str) -> None:
+        self._tell_all(RemoveLora(model, name))
+
+    def _tell_all(self, message: object) -> None:
+        for node in self._nodes.values():
+            node.tell(message)
+
+
+def _difference(first: Started, other: Started) -> str | None:
+    """What another node has instead of what the first has; None if they are alike."""
+    if first.keys != other.keys:
+        return f"{_described(other)}, not {_described(first)}"
+    if first.num_slots != other.num_slots:
+        return f"{other.num_slots} CPU slots, not {first.num_slots}"
+    return None if [one.info for one in first.models] == [one.info for one in other.models] else "other models"
+
+
+def _described(started: Started) -> str:
+    return "; ".join(f"{name} ({key.model}) on {key.hardware}" for name, key in started.keys.items())

@@ -1,0 +1,226 @@
+"""What the engine and the agent of a node tell each other, beside commands for devices and their reports.
+
+Those are the messages of `core.wire`, with the number of the device on its node as their address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import get_args
+
+from tilework.comm.net.codec import Codec
+from tilework.comm.net.files import Origin
+from tilework.core.actions import ReadComponents
+from tilework.core.component import LoadSource
+from tilework.core.cost_row import Batch, CostRow
+from tilework.core.lora import UsedLora
+from tilework.core.model import ModelSource, SimulatedSource
+from tilework.core.wire.blobs import StateBlob
+from tilework.core.wire.commands import Command, RemoveLora, RemoveModel
+from tilework.core.wire.reports import LoadedModel, Report
+from tilework.core.work import Group
+from tilework.cost.profile import ProfileKey
+
+# From the engine.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begin:
+    """Start the workers of this node: see `runtime.local_executor.LocalConfig`. Either kind of sources is empty."""
+
+    node: int
+    models: tuple[ModelSource, ...]
+    simulated: tuple[SimulatedSource, ...]
+    num_workers: int
+    num_slots: int
+    weights_bytes: int | None
+    states_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class BreakOff:
+    """End a group of devices of this node. `group_id` is the one that its commands name."""
+
+    group_id: int
+    devices: Group
+
+
+@dataclass(frozen=True, slots=True)
+class KillWorker:
+    device_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class FetchBlobs:
+    """Fetch blobs from another node. Imports that name one wait for it. Answered by `BlobsFetched`."""
+
+    fetch_id: int
+    blobs: tuple[StateBlob, ...]
+    origin: Origin
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveOrigin:
+    """A node is lost: what is being fetched from it has failed."""
+
+    origin: Origin
+
+
+@dataclass(frozen=True, slots=True)
+class CopyBlob:
+    """Give a blob a second name."""
+
+    blob: StateBlob
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class DiscardBlob:
+    blob: StateBlob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """See `Executor.calibrate`. Answered by `Measured`."""
+
+    model: str
+    batches: tuple[Batch, ...]
+    degree: int
+    num_runs: int | None
+    loras: tuple[UsedLora, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EndMeasuring:
+    """See `Executor.end_calibration`. Answered by `LoadSpeeds`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Answered by `Pong`, at once."""
+
+    sent_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """End the workers; the server has ended, or has no place for this node."""
+
+    reason: str
+
+
+# From the agent.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """All workers are up. Blobs can be fetched at `port`. `keys` are those of the models, by name."""
+
+    models: tuple[LoadedModel, ...]
+    keys: Mapping[str, ProfileKey]
+    num_slots: int
+    host_bytes: int | None
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailed:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    num_ready: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    device_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerJoined:
+    device_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersLeft:
+    """A worker was given up; these are left, none if it was the last of its kind."""
+
+    device_ids: Group
+
+
+@dataclass(frozen=True, slots=True)
+class BlobsFetched:
+    """The answer to `FetchBlobs`: the blobs that are here now. `reason` says why others are not."""
+
+    fetch_id: int
+    blobs: tuple[StateBlob, ...]
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """`error` is not empty if the workers could not measure."""
+
+    rows: tuple[CostRow, ...]
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSpeeds:
+    """Bytes per second by source."""
+
+    bytes_per_s: Mapping[LoadSource, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """`sent_ns` is that of the `Ping`, `now_ns` the clock of the node."""
+
+    sent_ns: int
+    now_ns: int
+
+
+ToNode = (
+    Begin
+    | BreakOff
+    | KillWorker
+    | FetchBlobs
+    | LeaveOrigin
+    | CopyBlob
+    | DiscardBlob
+    | ReadComponents
+    | RemoveModel
+    | RemoveLora
+    | Measure
+    | EndMeasuring
+    | Ping
+    | Leave
+)
+"""What concerns a node as a whole."""
+
+FromNode = (
+    Started
+    | StartFailed
+    | Loading
+    | WorkerLost
+    | WorkerJoined
+    | WorkersLeft
+    | BlobsFetched
+    | Measured
+    | LoadSpeeds
+    | Pong
+)
+
+THE_NODE = -1
+"""The address of messages that concern the node, or come from it, and from no device."""
+
+
+def node_codec() -> Codec:
+    """The messages between engine and agents."""
+    return Codec(tuple(dict.fromkeys((*get_args(ToNode), *get_args(FromNode), *get_args(Command), *get_args(Report)))))

@@ -1,0 +1,100 @@
+"""Agents that Ray starts, one per node of its cluster, and starts again when they are lost. Needs the extra `cluster`.
+
+Ray places them and tells whether a node is there. What agents and engine say to each other goes over their own
+connections: a call of an actor takes a millisecond, and there are several per run.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilework.runtime.executor import WorkerStartFailed
+
+_PLACE_S = 60.0
+
+
+class _RayAgent:
+    """The actor of a node."""
+
+    async def serve(self, host: str, port: int, token: bytes) -> None:
+        """Be a node of the server at this address until the actor ends."""
+        from tilework.runtime.nodes.agent import serve_node
+
+        await serve_node(host, port, token)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class RayAgents:
+    """Agents on nodes of the Ray cluster at `address`; "auto" is the one that Ray finds.
+
+    Each takes `num_cpus` and `num_accelerators` of its node. They end with this process, or at `close`.
+    """
+
+    address: str
+    num_cpus: int
+    num_accelerators: int
+    actors: list[Any] = field(default_factory=list)
+    _group: Any = None
+
+    def connect(self, host: str | None = None) -> str:
+        """Connect to the cluster, in which this machine has the address `host`, or one that Ray finds; returns that.
+
+        Takes seconds. Raises WorkerStartFailed.
+        """
+        import ray
+
+        try:
+            ray.init(address=self.address, namespace="tilework", log_to_driver=False, _node_ip_address=host)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise WorkerStartFailed(
+                f"cluster = {self.address!r} cannot be reached: {error}; give the address that `ray start --head` shows"
+            ) from error
+        return host or str(ray.util.get_node_ip_address())
+
+    def num_nodes(self) -> int:
+        """How many nodes are there."""
+        import ray
+
+        return sum(bool(node["Alive"]) for node in ray.nodes())
+
+    def start(self, num_nodes: int, host: str, port: int, token: bytes) -> None:
+        """Start agents on this number of nodes for a server that listens there. Raises WorkerStartFailed."""
+        import ray
+        from ray.util.placement_group import placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        wanted = {"CPU": self.num_cpus} | ({"GPU": self.num_accelerators} if self.num_accelerators else {})
+        self._group = placement_group([wanted] * num_nodes, strategy="STRICT_SPREAD")
+        if not self._group.wait(_PLACE_S):
+            raise WorkerStartFailed(
+                f"the cluster has no {num_nodes} nodes with {wanted} to spare; give fewer --nodes or --workers"
+            )
+        for index in range(num_nodes):
+            place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
+            agent = ray.remote(_RayAgent).options(
+                num_cpus=self.num_cpus,
+                num_gpus=self.num_accelerators,
+                max_restarts=-1,
+                max_task_retries=-1,
+                scheduling_strategy=place,
+            )
+            self.actors.append(agent.remote())
+            self.actors[-1].serve.remote(host, port, token)
+
+    def close(self) -> None:
+        """End the agents, and the connection to the cluster."""
+        import ray
+        from ray.util.placement_group import remove_placement_group
+
+        for actor in self.actors:
+            ray.kill(actor)
+        if self._group is not None:
+            remove_placement_group(self._group)
+        ray.shutdown()
+
+
+def new_token() -> bytes:
+    """A token that only this server and the agents that it starts know."""
+    return secrets.token_hex(16).encode()

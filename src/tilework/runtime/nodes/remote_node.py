@@ -1,0 +1,130 @@
+"""A node as the engine sees it: its connection, its devices, its clock."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+from tilework.comm.net.channel import Channel
+from tilework.comm.net.files import Origin
+from tilework.core.wire.blobs import StateBlob
+from tilework.core.wire.commands import Command, Execute, GroupRef
+from tilework.core.wire.reports import Ended
+from tilework.runtime.executor import WorkerStartFailed
+from tilework.runtime.nodes.clock import ClockOffset
+from tilework.runtime.nodes.messages import THE_NODE, Ping, Pong, Started
+from tilework.runtime.nodes.numbers import DeviceNumbers
+from tilework.runtime.outbox import Outbox, Outgoing
+
+_FIRST_PINGS = 8
+_FIRST_PING_S = 0.02
+Answer = TypeVar("Answer")
+
+
+class RemoteNode:
+    """The node at place `node`, over a connection that has been greeted.
+
+    It is pinged every `ping_s`, and its connection is closed after a silence of `silence_s`. Times of its reports are
+    converted to the clock of the engine, with an error of at most `clock.error_ns`.
+    """
+
+    def __init__(self, node: int, channel: Channel, ping_s: float, silence_s: float) -> None:
+        self.node, self.channel = node, channel
+        self.clock = ClockOffset()
+        self.started: Started | None = None
+        self.up: set[int] = set()  # As they are called on the node, and so everywhere here.
+        self.left: frozenset[int] = frozenset()
+        self.fetches: dict[int, tuple[StateBlob, ...]] = {}  # What it was told to fetch, by id.
+        self.reads: set[int] = set()  # Reads ahead of need that it has not answered.
+        self._ping_s, self._silence_s = ping_s, silence_s
+        self._outboxes: dict[int, Outbox] = {}
+        self._awaited: list[tuple[type, asyncio.Future[Any]]] = []
+        self.is_silent = False
+        self._heard_s = time.monotonic()
+        self._pinging = asyncio.get_running_loop().create_task(self._ping())
+
+    @property
+    def origin(self) -> Origin:
+        """Where its blobs can be fetched."""
+        assert self.started is not None
+        return Origin(self.channel.host, self.started.port, self.channel.epoch)
+
+    def begin(self, started: Started, num_workers: int, prepared: Callable[[Command], Command]) -> None:
+        """All its workers are up. `prepared` is called with each command just before it is sent to a device."""
+        self.started = started
+        self.up = set(range(num_workers + started.num_slots))
+        self.left = frozenset(self.up)
+        for device_id in self.up:
+            outbox = self._outboxes[device_id] = Outbox(partial(self._write, prepared, device_id))
+            outbox.open()
+
+    def lose(self, device_id: int) -> None:
+        """The worker of a device is lost; what waits for it is not sent to the next one."""
+        self.up.discard(device_id)
+        self._outboxes[device_id].clear()
+
+    def send(self, device_id: int, outgoing: Outgoing) -> None:
+        """Send a command to a device, as `Outbox` does."""
+        self._outboxes[device_id].send(outgoing)
+
+    def _write(self, prepared: Callable[[Command], Command], device_id: int, command: Command) -> None:
+        self.channel.send(prepared(command), device_id)
+
+    def tell(self, message: object) -> None:
+        """Send a message that concerns no device."""
+        self.channel.send(message)
+
+    async def ask(self, message: object, kind: type[Answer]) -> Answer:
+        """Send a message, and wait for the answer of this kind. Raises WorkerStartFailed if the node is lost."""
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._awaited.append((kind, answer))
+        self.tell(message)
+        return await answer
+
+    def heard(self, address: int, message: Any) -> bool:
+        """Take a message that was asked for, or converts its times; returns whether it is done with."""
+        self._heard_s = time.monotonic()
+        if isinstance(message, Pong):
+            self.clock.add(message.sent_ns, message.now_ns, time.monotonic_ns())
+            return True
+        if isinstance(message, Ended):
+            message.start_ns = self.clock.engine_ns(message.start_ns)
+            message.end_ns = self.clock.engine_ns(message.end_ns)
+        for index, (kind, answer) in enumerate(self._awaited if address == THE_NODE else ()):
+            if isinstance(message, kind):
+                del self._awaited[index]
+                if not answer.done():
+                    answer.set_result(message)
+                return True
+        return False
+
+    def close(self, reason: str) -> None:
+        """The node is lost. What was asked is never answered."""
+        self._pinging.cancel()
+        self.channel.close()
+        for _, answer in self._awaited:
+            if not answer.done():
+                answer.set_exception(WorkerStartFailed(f"node {self.node} was lost: {reason}"))
+        self._awaited.clear()
+
+    async def _ping(self) -> None:
+        for _ in range(_FIRST_PINGS):
+            self.tell(Ping(time.monotonic_ns()))
+            await asyncio.sleep(_FIRST_PING_S)
+        while time.monotonic() - self._heard_s < self._silence_s:
+            self.tell(Ping(time.monotonic_ns()))
+            await asyncio.sleep(self._ping_s)
+        self.is_silent = True
+        self.channel.abort()
+
+
+def with_devices(command: Command, numbers: DeviceNumbers) -> Command:
+    """The command with the devices of its group as they are called on their node."""
+    if isinstance(command, Execute) and command.group is not None:
+        devices = tuple(numbers.on_node(device_id) for device_id in command.group.devices)
+        return replace(command, group=GroupRef(command.group.group_id, devices))
+    return command

@@ -1,0 +1,62 @@
+"""Options of a server over several nodes, and of its agents: mistakes are named before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cli.command_line import invoke
+from tilework.cli.nodes import NodesWanted
+from tilework.runtime.local_executor import LocalConfig
+
+
+def wanted(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[NodesWanted | None, LocalConfig]:
+    """What `tilework serve` would serve with."""
+    given: dict[str, Any] = {}
+
+    def serving(**options: Any) -> SimpleNamespace:
+        given.update(options)
+        return SimpleNamespace(run=lambda: None)
+
+    monkeypatch.setattr("tilework.cli.serving.Serving", serving)
+    invoke("serve", *arguments)
+    return given["workers"].nodes, given["workers"].each
+
+
+def test_a_server_has_the_nodes_that_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert wanted(monkeypatch)[0] is None
+    nodes, each = wanted(monkeypatch, "--nodes", "2", "--workers", "4")
+    assert nodes == NodesWanted(num_nodes=2, host="127.0.0.1", port=7070, state_copies=1)
+    assert each.num_workers == 4
+    nodes, _ = wanted(monkeypatch, "--nodes", "2", "--agents", "[::1]:9", "--state-copies", "2")
+    assert nodes == NodesWanted(num_nodes=2, host="::1", port=9, state_copies=2)
+
+
+def test_ray_starts_the_agents_of_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tilework.cli.nodes.find_spec", lambda name: object())
+    nodes, _ = wanted(monkeypatch, "--cluster", "auto")
+    assert nodes == NodesWanted(num_nodes=None, host=None, port=0, state_copies=1, cluster="auto")
+
+
+@pytest.mark.parametrize("address", ["7070", "host", "host:", ":7070", "host:70700", "host:x"])
+def test_an_address_that_is_none_is_named(mistake: Callable[..., str], address: str) -> None:
+    for command in (("serve", "--nodes", 2, "--agents", address), ("agent", address)):
+        assert f"HOST:PORT is {address!r}; give an address and a port" in mistake(*command)
+
+
+def test_an_agent_needs_the_port_of_its_server(mistake: Callable[..., str]) -> None:
+    assert "give the port that the server listens on" in mistake("agent", "127.0.0.1:0")
+
+
+def test_nodes_on_a_network_need_a_token(mistake: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TILEWORK_CLUSTER_TOKEN", raising=False)
+    said = mistake("serve", "--nodes", 2, "--agents", "0.0.0.0:7070", "--port", 0)
+    assert "agents may connect to 0.0.0.0 without a token; set TILEWORK_CLUSTER_TOKEN" in said
+
+
+def test_a_cluster_needs_its_extra(mistake: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tilework.cli.nodes.find_spec", lambda name: None)
+    assert "--cluster needs Ray; run: pip install 'tilework[cluster]'" in mistake("serve", "--cluster", "auto")

@@ -1,0 +1,149 @@
+"""An executor over nodes whose agents are played by the test, over real connections."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from tilework.comm.net.channel import Channel
+from tilework.comm.net.handshake import join
+from tilework.core.model import ModelInfo, ModelSource
+from tilework.core.wire.blobs import StateBlob
+from tilework.core.wire.reports import Ended, LoadedModel, Report, WeightsRead
+from tilework.core.work import Group
+from tilework.cost.profile import ProfileKey
+from tilework.runtime.local_executor import LocalConfig
+from tilework.runtime.nodes.config import NodesConfig
+from tilework.runtime.nodes.executor import NodesExecutor
+from tilework.runtime.nodes.messages import Begin, Ping, Started, node_codec
+
+TOKEN = b"known to both"
+T = TypeVar("T")
+INFO = ModelInfo(
+    name="toy",
+    family="toy",
+    side_multiple=8,
+    max_side=64,
+    default_height=64,
+    default_width=64,
+    default_steps=4,
+    default_guidance_scale=1.0,
+    parameters=1,
+    library="none",
+)
+KEY = ProfileKey(hardware="abacus", model="toy", dtype="float32", threads=1, workers=2, libraries="none")
+
+
+class Heard:
+    """A listener that notes what it is told, in order."""
+
+    def __init__(self) -> None:
+        self.all: list[tuple[Any, ...]] = []
+
+    def on_loading(self, num_ready: int) -> None:
+        self.all.append(("loading", num_ready))
+
+    def on_report(self, device_id: int, report: Report) -> None:
+        self.all.append(("report", device_id, report))
+
+    def on_lost(self, device_id: int, reason: str) -> None:
+        self.all.append(("lost", device_id, reason))
+
+    def on_node_lost(self, node: int, device_ids: Group, blobs: Collection[StateBlob], reason: str) -> None:
+        self.all.append(("node lost", node, device_ids, {blob.name for blob in blobs}))
+
+    def on_joined(self, device_id: int) -> None:
+        self.all.append(("joined", device_id))
+
+    def on_read(self, read: WeightsRead) -> None:
+        self.all.append(("read", read))
+
+    def on_given_up(self, left: Collection[int]) -> None:
+        self.all.append(("given up", set(left)))
+
+    async def hears(self, *expected: tuple[Any, ...]) -> None:
+        """Wait until it has been told at least as much; then this was the last of it."""
+        async with asyncio.timeout(10):
+            while not set(map(repr, expected)) <= set(map(repr, self.all)):
+                await asyncio.sleep(0.001)
+        assert self.all[-len(expected) :] == list(expected)
+
+
+class PlayedAgent:
+    """An agent of two workers. What it is told is in `told`, but for pings."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.told: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
+        self._task = asyncio.get_running_loop().create_task(self._listen())
+
+    async def _listen(self) -> None:
+        async for address, message in self.channel.messages():
+            if not isinstance(message, Ping):
+                await self.told.put((address, message))
+        await self.told.put((-1, None))
+
+    def say(self, message: object, device_id: int = -1) -> None:
+        self.channel.send(message, device_id)
+
+    async def hears(self, kind: type[T]) -> T:
+        """The next thing that it is told; it is of this kind."""
+        message = await self.hears_for(-1)
+        assert isinstance(message, kind), message
+        return message
+
+    async def hears_for(self, device_id: int) -> Any:
+        async with asyncio.timeout(10):
+            address, message = await self.told.get()
+        assert address == device_id, (address, message)
+        return message
+
+    def close(self) -> None:
+        self._task.cancel()
+        self.channel.close()
+
+
+def started(key: ProfileKey = KEY) -> Started:
+    model = LoadedModel(info=INFO, identity="toy")
+    return Started(models=(model,), keys={"toy": key}, num_slots=1, host_bytes=None, port=5000)
+
+
+async def connect(executor: NodesExecutor, begins: bool = True, key: ProfileKey = KEY) -> PlayedAgent:
+    reader, writer = await asyncio.open_connection("127.0.0.1", executor.port)
+    codec = node_codec()
+    agent = PlayedAgent(Channel(reader, writer, codec, await join(reader, writer, TOKEN, codec.digest)))
+    if begins:
+        assert (await agent.hears(Begin)).num_workers == 2
+        agent.say(started(key))
+    return agent
+
+
+def config(**options: Any) -> NodesConfig:
+    each = LocalConfig(num_workers=2, sources=(ModelSource(path="toy"),), start_timeout_s=10, stop_grace_s=0.1)
+    return NodesConfig(**({"num_nodes": 2, "each": each, "token": TOKEN} | options))
+
+
+@asynccontextmanager
+async def nodes(**options: Any) -> AsyncIterator[tuple[NodesExecutor, Heard, list[PlayedAgent]]]:
+    """An executor that has started, with the agents of its nodes 0 and 1.
+
+    Devices 0 and 1, and the CPU slot 4, are of node 0; devices 2 and 3, and the CPU slot 5, of node 1.
+    """
+    executor, heard = NodesExecutor(config(**options)), Heard()
+    await executor.listen()
+    starting = asyncio.get_running_loop().create_task(executor.start(heard))
+    agents = [await connect(executor), await connect(executor)]
+    try:
+        assert [one.info for one in await starting] == [INFO]
+        heard.all.clear()
+        yield executor, heard, agents
+    finally:
+        await executor.stop()
+        for agent in agents:
+            agent.close()
+
+
+def ended(work_id: int, *blobs: str) -> Ended:
+    return Ended(work_id, 5, 9, 1, blobs={index: StateBlob(name, 1) for index, name in enumerate(blobs)})

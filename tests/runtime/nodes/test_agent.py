@@ -1,0 +1,157 @@
+"""What an agent passes to its workers and when; the executor is played."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.nodes.test_executor import A, B, execute, imported
+from tilework.comm.net.files import FileServer, Origin
+from tilework.core.wire.blobs import StateBlob
+from tilework.core.wire.commands import Command, Forget, GroupRef
+from tilework.core.work import Group
+from tilework.runtime.groups import GroupTable
+from tilework.runtime.nodes.agent import _Agent
+from tilework.runtime.nodes.messages import THE_NODE, BlobsFetched, BreakOff, FetchBlobs, LeaveOrigin
+from tilework.runtime.outbox import Outbox, Outgoing
+
+TOKEN, EPOCH = b"known to both", 3
+
+
+class PlayedExecutor:
+    """Notes what devices get. It is its own directory of blobs."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.groups = path, GroupTable()
+        self.got: list[Command] = []
+        self.broken: list[GroupRef] = []
+        self.kept: list[StateBlob] = []
+        self._outbox = Outbox(self.got.append)
+        self._outbox.open()
+
+    @property
+    def blobs(self) -> PlayedExecutor:
+        return self
+
+    def add(self, blob: StateBlob) -> None:
+        self.kept.append(blob)
+
+    def group(self, devices: Group) -> GroupRef:
+        return self.groups.use(devices)[0]
+
+    def break_off(self, ref: GroupRef) -> None:
+        if self.groups.forget(ref):
+            self.broken.append(ref)
+
+    def send(self, device_id: int, outgoing: Outgoing) -> None:
+        self._outbox.send(outgoing)
+
+
+class Rig:
+    def __init__(self, path: Path) -> None:
+        self.said: list[Any] = []
+        self.executor = PlayedExecutor(path)
+        self.agent = _Agent(self, TOKEN)  # type: ignore[arg-type]
+        self.agent._executor = self.executor  # type: ignore[assignment]
+
+    def send(self, message: object, address: int = THE_NODE) -> None:
+        """As a channel to the engine."""
+        self.said.append(message)
+
+    def tell(self, message: object, address: int = THE_NODE) -> None:
+        self.agent._handle(address, message)
+
+    async def says(self) -> Any:
+        async with asyncio.timeout(10):
+            while not self.said:
+                await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
+        return self.said.pop(0)
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(test)
+
+
+def groups_of(rig: Rig) -> list[int]:
+    return [one.group.group_id for one in rig.executor.got if one.group is not None]  # type: ignore[union-attr]
+
+
+def test_a_group_is_the_one_that_the_workers_know_until_it_is_broken_off(tmp_path: Path) -> None:
+    rig, devices = Rig(tmp_path), (0, 1)
+    for number in (11, 12):
+        for device_id in devices:
+            rig.tell(execute(number, GroupRef(number, devices)), device_id)
+    rig.tell(BreakOff(12, devices))
+    rig.tell(execute(13, GroupRef(13, devices)), 0)
+    first, *others, last = groups_of(rig)
+    assert others == [first] * 3
+    assert rig.executor.broken == [GroupRef(first, devices)]
+    assert last != first
+
+
+def test_commands_of_a_group_that_come_after_its_end_are_for_a_broken_group(tmp_path: Path) -> None:
+    """Otherwise its members would wait for one that will never come."""
+    rig, devices = Rig(tmp_path), (0, 1)
+    rig.tell(BreakOff(11, devices))
+    rig.tell(execute(7, GroupRef(11, devices)), 0)
+    rig.tell(BreakOff(11, devices))
+    rig.tell(execute(8, GroupRef(12, devices)), 0)
+    late, new = groups_of(rig)
+    assert rig.executor.broken == [GroupRef(late, devices)]
+    assert new != late
+
+
+def test_an_import_waits_for_its_blobs_and_nothing_overtakes_it(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    for one in (here, there):
+        one.mkdir()
+    for name in "ab":
+        (there / name).write_text(f"the state {name}")
+
+    async def test() -> None:
+        rig, files = Rig(here), FileServer(there, TOKEN, EPOCH)
+        await files.start("127.0.0.1")
+        rig.tell(FetchBlobs(5, (A, B), Origin("127.0.0.1", files.port, EPOCH), 5.0))
+        rig.tell(imported(A, B), 0)
+        rig.tell(Forget(1), 0)
+        assert rig.executor.got == []
+        assert await rig.says() == BlobsFetched(5, (A, B))
+        while not rig.executor.got:
+            await asyncio.sleep(0.001)
+        assert rig.executor.got == [imported(A, B), Forget(1)]
+        assert [(here / name).read_text() for name in "ab"] == ["the state a", "the state b"]
+        assert rig.executor.kept == [A, B]
+        files.close()
+
+    run(test())
+
+
+@pytest.mark.parametrize("is_left", [True, False])
+def test_an_import_whose_blobs_do_not_come_is_passed_on(tmp_path: Path, is_left: bool) -> None:
+    """The worker says that it lacks them. A node that is lost is not waited for."""
+
+    async def test() -> None:
+        silent = await asyncio.start_server(lambda reader, _: reader.read(), "127.0.0.1", 0)
+        origin = Origin("127.0.0.1", silent.sockets[0].getsockname()[1], EPOCH)
+        rig = Rig(tmp_path)
+        rig.tell(FetchBlobs(5, (A, B), origin, 60.0 if is_left else 0.02))
+        rig.tell(imported(A, B), 0)
+        await asyncio.sleep(0.01)
+        if is_left:
+            rig.tell(LeaveOrigin(Origin("127.0.0.1", 1, EPOCH)))
+            rig.tell(LeaveOrigin(origin))
+        said = await rig.says()
+        assert (said.fetch_id, said.blobs) == (5, ())
+        assert ("its node was lost" if is_left else "within 0.02 s") in said.reason
+        while not rig.executor.got:
+            await asyncio.sleep(0.001)
+        assert rig.executor.got == [imported(A, B)]
+        assert list(tmp_path.iterdir()) == []
+        silent.close()
+
+    run(test())

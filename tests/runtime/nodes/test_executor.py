@@ -1,0 +1,314 @@
+"""What an executor over nodes tells which node, and what it makes of what nodes say or of their loss."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from runtime.nodes.rig import KEY, Heard, PlayedAgent, config, connect, ended, nodes
+from stages import stage_of
+from tilework.core.actions import ReadComponents
+from tilework.core.model import ModelSource
+from tilework.core.wire.blobs import SavedState, StateBlob
+from tilework.core.wire.commands import Execute, Forget, GroupRef, ImportState, StopWork
+from tilework.core.wire.reports import WeightsRead
+from tilework.core.wire.spec import Spec
+from tilework.runtime.executor import ModelRefused, WorkerStartFailed
+from tilework.runtime.local_executor import LocalConfig
+from tilework.runtime.nodes.config import BadNodes
+from tilework.runtime.nodes.executor import NodesExecutor
+from tilework.runtime.nodes.messages import (
+    BlobsFetched,
+    BreakOff,
+    CopyBlob,
+    DiscardBlob,
+    FetchBlobs,
+    KillWorker,
+    Leave,
+    LeaveOrigin,
+    Measure,
+    Measured,
+    WorkerJoined,
+    WorkerLost,
+    WorkersLeft,
+)
+
+SPEC = Spec(prompt="", negative_prompt="", height=8, width=8, steps=4, guidance_scale=1.0, seed=0)
+A, B = StateBlob("a", 1), StateBlob("b", 1)
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(test)
+
+
+def execute(work_id: int, group: GroupRef | None = None, *, revoked: bool = False) -> Execute:
+    return Execute(work_id, "toy", "steps", ((0, 1),), group=group, revoked=revoked)
+
+
+def imported(*blobs: StateBlob) -> ImportState:
+    states = tuple(SavedState(0, 1 + index, blob) for index, blob in enumerate(blobs))
+    return ImportState(0, "toy", SPEC, len(blobs), states, known=False)
+
+
+async def has_written(heard: Heard, agent: PlayedAgent, device_id: int, *blobs: str) -> None:
+    """A device of node 0 has written blobs."""
+    agent.say(ended(1, *blobs), device_id)
+    await heard.hears(("report", device_id, ended(1, *blobs)))
+
+
+def test_commands_and_reports_go_by_the_numbers_of_each_node() -> None:
+    async def test() -> None:
+        async with nodes() as (executor, heard, (zero, one)):
+            assert (executor.num_devices, executor.num_slots, executor.devices_up) == (4, 2, (0, 1, 2, 3))
+            assert [executor.node(device_id) for device_id in range(6)] == [0, 0, 1, 1, 0, 1]
+            ref = executor.group((2, 3))
+            for device_id in (2, 3):
+                executor.send(device_id, execute(7, ref))
+            executor.send(5, Forget(1))
+            executor.break_off(ref)
+            executor.kill(3, "stuck")
+            sent = execute(7, GroupRef(ref.group_id, (0, 1)))
+            assert [await one.hears_for(0), await one.hears_for(1), await one.hears_for(2)] == [sent, sent, Forget(1)]
+            assert await one.hears(BreakOff) == BreakOff(ref.group_id, (0, 1))
+            assert await one.hears(KillWorker) == KillWorker(1, "stuck")
+            assert executor.group((2, 3)).group_id != ref.group_id, "a group that was broken off is another one then"
+            assert zero.told.empty()
+            one.say(WorkerLost(1, "killed"))
+            await heard.hears(("lost", 3, "killed"))
+            assert executor.devices_up == (0, 1, 2)
+            one.say(WorkerJoined(1))
+            await heard.hears(("joined", 3))
+
+    run(test())
+
+
+def test_times_of_a_node_are_converted_to_our_clock() -> None:
+    async def test() -> None:
+        async with nodes() as (executor, heard, (zero, _)):
+            executor.nodes[0].clock.add(0, 1_000_000, 2)
+            zero.say(replace(ended(1), start_ns=1_000_100, end_ns=1_000_200), 1)
+            await heard.hears(("report", 1, replace(ended(1), start_ns=101, end_ns=201)))
+
+    run(test())
+
+
+def test_commands_wait_for_a_future_and_a_stop_does_not() -> None:
+    async def test() -> None:
+        async with nodes() as (executor, _, (zero, _)):
+            future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            for outgoing in (future, execute(7), execute(8), StopWork(7), StopWork(9)):
+                executor.send(0, outgoing)
+            assert await zero.hears_for(0) == StopWork(9)
+            future.set_result(Forget(3))
+            assert [await zero.hears_for(0) for _ in range(3)] == [Forget(3), execute(7, revoked=True), execute(8)]
+
+    run(test())
+
+
+def test_what_waits_for_a_lost_worker_is_not_sent_to_the_next() -> None:
+    async def test() -> None:
+        async with nodes() as (executor, heard, (zero, _)):
+            future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            for outgoing in (future, execute(7)):
+                executor.send(0, outgoing)
+            zero.say(WorkerLost(0, "killed"))
+            zero.say(WorkerJoined(0))
+            await heard.hears(("lost", 0, "killed"), ("joined", 0))
+            executor.send(0, Forget(3))
+            future.set_result(Forget(2))
+            executor.send(0, Forget(4))
+            assert [await zero.hears_for(0) for _ in range(2)] == [Forget(3), Forget(4)]
+
+    run(test())
+
+
+def test_a_node_fetches_what_an_import_needs_before_it_gets_it() -> None:
+    """Once, for all its devices; what it has and what is discarded meanwhile needs no fetch, or is discarded."""
+
+    async def test() -> None:
+        async with nodes() as (executor, heard, (zero, one)):
+            await has_written(heard, zero, 0, "a", "b")
+            executor.send(2, imported(A, B))
+            executor.send(3, imported(A))
+            asked = await one.hears(FetchBlobs)
+            assert (asked.blobs, asked.origin) == ((A, B), executor.nodes[0].origin)
+            assert [await one.hears_for(0), await one.hears_for(1)] == [imported(A, B), imported(A)]
+            executor.discard(B)
+            assert await zero.hears(DiscardBlob) == DiscardBlob(B)
+            one.say(BlobsFetched(asked.fetch_id, (A, B)))
+            assert await one.hears(DiscardBlob) == DiscardBlob(B)
+            executor.send(0, imported(A))
+            assert await zero.hears_for(0) == imported(A)
+            executor.discard(A)
+            assert [await zero.hears(DiscardBlob), await one.hears(DiscardBlob)] == [DiscardBlob(A)] * 2
+
+    run(test())
+
+
+def test_what_was_not_fetched_is_fetched_again() -> None:
+    async def test() -> None:
+        async with nodes() as (executor, heard, (zero, one)):
+            await has_written(heard, zero, 0, "a")
+            executor.send(2, imported(A))
+            asked = await one.hears(FetchBlobs)
+            await one.hears_for(0)
+            one.say(BlobsFetched(asked.fetch_id, (), "no room"))
+            one.say(ended(2), 0)
+            await heard.hears(("report", 2, ended(2)))
+            executor.send(2, imported(A))
+            assert (await one.hears(FetchBlobs)).blobs == (A,)
+
+    run(test())
+
+
+def test_a_lost_node_takes_what_only_it_had() -> None:
+    """Others leave it at once, reads are answered, and the next agent gets its place and all devices join."""
+
+    async def test() -> None:
+        async with nodes() as (executor, heard, agents):
+            zero, one = agents
+            await has_written(heard, zero, 0, "a", "b")
+            executor.send(2, imported(A))
+            asked = await one.hears(FetchBlobs)
+            await one.hears_for(0)
+            one.say(BlobsFetched(asked.fetch_id, (A,)))
+            executor.read_ahead(ReadComponents(5, 0, stage_of("toy", "encode"), ("x",), 1, ()))
+            await zero.hears(ReadComponents)
+            origin = executor.nodes[0].origin
+            zero.close()
+            await heard.hears(("node lost", 0, (0, 1, 4), {"b"}), ("read", WeightsRead(5, False)))
+            assert await one.hears(LeaveOrigin) == LeaveOrigin(origin)
+            executor.send(0, execute(9))  # Its works are about to be revoked.
+            agents.append(await connect(executor))
+            await heard.hears(("joined", 0), ("joined", 1), ("joined", 4))
+            assert executor.copy(B) is None
+            executor.send(0, imported(A))
+            assert (await agents[2].hears(FetchBlobs)).origin == executor.nodes[1].origin
+
+    run(test())
+
+
+def test_copies_are_on_each_node_that_has_the_blob() -> None:
+    async def test() -> None:
+        async with nodes() as (executor, heard, (zero, _)):
+            await has_written(heard, zero, 0, "a")
+            copied = executor.copy(A)
+            assert copied is not None
+            assert await zero.hears(CopyBlob) == CopyBlob(A, copied.name)
+            executor.discard(A)
+            assert await zero.hears(DiscardBlob) == DiscardBlob(A)
+            assert executor.copy(copied) is not None
+
+    run(test())
+
+
+def test_states_are_kept_on_as_many_nodes_as_are_wanted() -> None:
+    async def test() -> None:
+        async with nodes(state_copies=2) as (_, heard, (zero, one)):
+            await has_written(heard, zero, 0, "a", "b")
+            asked = await one.hears(FetchBlobs)
+            assert asked.blobs == (A, B)
+            one.say(BlobsFetched(asked.fetch_id, (A, B)))
+            one.say(ended(2), 1)
+            await heard.hears(("report", 3, ended(2)))
+            zero.close()
+            await heard.hears(("node lost", 0, (0, 1, 4), set()))
+
+    run(test())
+
+
+def test_a_node_that_says_nothing_is_lost() -> None:
+    async def test() -> None:
+        async with nodes(ping_s=0.01, silence_s=0.05) as (_, heard, _):
+            async with asyncio.timeout(10):
+                while not any(one[:2] == ("node lost", 1) for one in heard.all):
+                    await asyncio.sleep(0.01)
+
+    run(test())
+
+
+def test_without_any_node_requests_are_given_up_after_a_time() -> None:
+    async def test() -> None:
+        async with nodes(absent_s=0.01) as (_, heard, (zero, one)):
+            one.say(WorkersLeft((0, 2)))
+            await heard.hears(("given up", {0, 1, 2, 4, 5}))
+            one.say(WorkersLeft(()))
+            await heard.hears(("given up", {0, 1, 4}))
+            zero.close()
+            one.close()
+            await heard.hears(("given up", set()))
+
+    run(test())
+
+
+@pytest.mark.parametrize("answer", [Measured((), "no memory"), None])
+def test_a_measurement_fails_with_its_node(answer: Measured | None) -> None:
+    async def test() -> None:
+        async with nodes() as (executor, _, (zero, _)):
+            measuring = asyncio.get_running_loop().create_task(executor.calibrate("toy", ()))
+            assert (await zero.hears(Measure)).model == "toy"
+            zero.close() if answer is None else zero.say(answer)
+            with pytest.raises(WorkerStartFailed, match="no memory" if answer else "node 0 was lost"):
+                await measuring
+
+    run(test())
+
+
+def test_nodes_must_be_alike() -> None:
+    async def test() -> None:
+        executor, heard = NodesExecutor(config()), Heard()
+        await executor.listen()
+        starting = asyncio.get_running_loop().create_task(executor.start(heard))
+        agents = [await connect(executor), await connect(executor, key=replace(KEY, hardware="slide rule"))]
+        with pytest.raises(WorkerStartFailed, match=r"node 1 has toy \(toy\) on slide rule, not toy \(toy\) on abacus"):
+            await starting
+        for agent in agents:
+            agent.close()
+
+    run(test())
+
+
+def test_more_nodes_than_places_are_sent_away() -> None:
+    async def test() -> None:
+        async with nodes() as (executor, _, agents):
+            agents.append(await connect(executor, begins=False))
+            assert (await agents[2].hears(Leave)).reason == "all 2 places for nodes are taken"
+
+    run(test())
+
+
+def test_a_start_without_enough_nodes_says_what_to_do() -> None:
+    async def test() -> None:
+        wanted = config()
+        executor = NodesExecutor(replace(wanted, each=replace(wanted.each, start_timeout_s=0.05)))
+        with pytest.raises(WorkerStartFailed, match=r"0 of 2 nodes came within 0.05 s; .* tilework agent"):
+            await executor.start(Heard())
+
+    run(test())
+
+
+def test_models_cannot_be_added_yet() -> None:
+    async def test() -> None:
+        async with nodes() as (executor, _, _):
+            with pytest.raises(ModelRefused, match="over several nodes yet"):
+                await executor.read_model(ModelSource(path="another"), ())
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"num_nodes": 0}, "nodes = 0 cannot be had"),
+        ({"state_copies": 3}, "state copies = 3 cannot be had; give 1 to 2"),
+        ({"host": "0.0.0.0", "token": b""}, "set TILEWORK_CLUSTER_TOKEN"),
+        ({"each": LocalConfig(num_workers=1, sources=(ModelSource(path="toy", devices=(0,)),))}, "leave them out"),
+    ],
+)
+def test_nodes_that_cannot_be_had_are_named(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(BadNodes, match=why):
+        config(**options)
