@@ -91,6 +91,7 @@ class Plan:
     """What becomes of one submission: its steps spread evenly over `delay_s`, with the previews that it asks for.
 
     The file of a video is `video`, if that is given. `is_held` leaves it queued until the test does something with it.
+    `refuse` is why a stage of the model does not serve it.
     `refuse_s` is the earliest deadline of a refusal, from arrival, if there is a deadline; any other refusal has a
     `code`.
     """
@@ -99,6 +100,7 @@ class Plan:
     is_held: bool = False
     fail: str | None = None
     expire: str | None = None
+    refuse: str | None = None
     refuse_s: float | None = None
     code: RefusalCode | None = None
     retry_ns: int | None = None
@@ -305,7 +307,10 @@ class FakeEngine:
         if uid not in self.tickets or self.tickets[uid].outcome.done():
             return
         ticket, spec, plan = self.tickets[uid], self.spec_of[uid], plan or Plan()
-        if plan.expire is not None:
+        ticket.is_refused = plan.refuse is not None
+        if plan.refuse is not None:
+            self._resolve(ticket, Status.CANCELLED, plan.refuse, None)
+        elif plan.expire is not None:
             self._resolve(ticket, Status.EXPIRED, plan.expire, None)
         elif plan.fail is not None:
             self._resolve(ticket, Status.FAILED, plan.fail, None)
@@ -335,6 +340,7 @@ class FakeEngine:
             image=image if file is None else None,
             segments=(segment,),
             file=file,
+            is_refused=ticket.is_refused,
         )
         if image is not None:
             ticket.add(segment, 0)

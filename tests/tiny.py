@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from diffusers import (
     StableDiffusionXLPipeline,
     UNet2DConditionModel,
 )
+from PIL import Image as Picture
 from transformers import CLIPTextModel, T5Config, T5EncoderModel, T5Tokenizer
 
 from tilework.core.model import ModelSource
@@ -37,6 +38,7 @@ from tilework.pipelines.loading import quiet
 from tilework.pipelines.model_index import INDEX, shipped_directory
 from tilework.pipelines.numerics import pin_numerics
 from tilework.pipelines.serialization import deserialize, serialize
+from tilework.pipelines.workflow.source import read_workflow
 from training.shapes.model import build_text_encoder, build_tokenizer
 
 _SCALED_LINEAR = {
@@ -339,3 +341,10 @@ def _t5_tokenizer() -> T5Tokenizer:
 def _t5(num_tokens: int) -> T5EncoderModel:
     config = T5Config(vocab_size=num_tokens, d_model=128, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
     return T5EncoderModel(config).eval()
+
+
+def poster(stock: Any, path: str, request: Spec) -> Any:
+    """The picture of `examples/poster.py`: its functions and the stock pipeline of shapes, called in a row."""
+    long_prompt, large, checked = (one.make for one in read_workflow(path).functions)
+    drawn = run_stock(stock, replace(request, prompt=long_prompt(request.prompt)), max_sequence_length=0).pixels
+    return checked(large(Picture.fromarray(drawn)))

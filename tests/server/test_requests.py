@@ -162,6 +162,14 @@ def test_failed_call_says_why(server: Served) -> None:
     assert refusal(server.http.get(f"/v1/requests/{uid}/content")) == (410, "generation_failed")
 
 
+def test_what_a_stage_of_the_model_refuses_is_the_clients_mistake(server: Served) -> None:
+    server.engine.plan = Plan(refuse="stage 'check' has refused it: too red")
+    answer = server.post({"prompt": "x", "n": 2})
+    assert refusal(answer) == (400, "content_policy_violation")
+    assert "is not made: stage 'check' has refused it: too red." in answer.json()["error"]["message"]
+    assert answer.headers["x-should-retry"] == "false"
+
+
 def test_unknown_uids_are_404(server: Served) -> None:
     uid = begun(server)
     for wrong in ("0" * 32, "x", f"{uid}-1", f"{uid}-", f"{uid}-0-0", uid.upper() + "G", "%00", "a" * 3000):

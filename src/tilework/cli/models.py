@@ -32,11 +32,12 @@ class ModelOptions:
 def model_source(model: str, options: ModelOptions) -> ModelSource:
     """Where a model is and how it runs, if its files show that it can be served.
 
-    `model` is PATH or NAME=PATH. Nothing here needs torch: `model_index.json` says what the model is. So a mistake is
-    refused at once and once, not by each worker. Raises UserError.
+    `model` is PATH or NAME=PATH; a workflow is FILE.py:NAME, and its file is run. Nothing else here needs torch:
+    `model_index.json` says what the model is. So a mistake is refused at once and once, not by each worker. Raises
+    UserError.
     """
     from tilework.pipelines.errors import ModelError
-    from tilework.pipelines.model_index import read_model_index
+    from tilework.pipelines.model_index import check_model
 
     dtype = options.dtype or ("bfloat16" if options.device == "cuda" else "float32")
     for name, value, known in (("device", options.device, DEVICES), ("dtype", dtype, DTYPES)):
@@ -44,7 +45,7 @@ def model_source(model: str, options: ModelOptions) -> ModelSource:
             raise UserError(f"{name} is {value!r}; choose one of {', '.join(known)}")
     name, path = named_model(model)
     with user_errors(ModelError):
-        read_model_index(path, options.adapter)
+        check_model(path, options.adapter)
     return ModelSource(
         path=path,
         name=name,

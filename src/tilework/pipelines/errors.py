@@ -23,3 +23,7 @@ class UnsafeWeights(ModelError):
 
 class InvalidDefaults(ModelError):
     """The model's `tilework.json` is invalid."""
+
+
+class InvalidWorkflow(ModelError):
+    """A workflow of a user cannot be imported, or its stages do not fit together."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tilework.core.model import ModelSource
 from tilework.pipelines.model_index import INDEX, SHIPPED, shipped_directory
+from tilework.pipelines.workflow.source import is_workflow, pipeline_path, read_workflow, workflow_file
 
 _READ = (".json", ".txt", ".model")
 
@@ -17,12 +18,14 @@ def model_identity(source: ModelSource) -> str:
 
     The digest covers names and contents of configurations and tokenizers, and names, sizes and modification times of
     all other files: weights are gigabytes, and every server reads this when it starts. Another adapter is named, and so
-    are tiles that the server asks for.
+    are tiles that the server asks for. Of a workflow the digest covers its file and pipelines, not what it imports.
     """
     if source.vae_tiling:
         return f"{model_identity(replace(source, vae_tiling=False))} in tiles"
     if source.adapter is not None:
         return f"{model_identity(replace(source, adapter=None))} by {source.adapter}"
+    if is_workflow(source.path):
+        return _workflow_identity(source)
     path = Path(source.path)
     if source.path in SHIPPED:
         return f"{source.path}@{_digest(shipped_directory(source.path))}"
@@ -30,6 +33,16 @@ def model_identity(source: ModelSource) -> str:
         return f"{path.resolve().name}@{_digest(path)}"
     revision = _revision(source.path)
     return source.path if revision is None else f"{source.path}@{revision}"
+
+
+def _workflow_identity(source: ModelSource) -> str:
+    """NAME@DIGEST of the contents of a workflow's file and the identities of its pipelines."""
+    workflow, file = read_workflow(source.path), workflow_file(source.path)
+    digest = sha256(file.read_bytes())
+    for one in workflow.pipelines:
+        path = pipeline_path(source.path, one.path)
+        digest.update(model_identity(replace(source, path=path, adapter=one.adapter)).encode())
+    return f"{workflow.name}@{digest.hexdigest()[:12]}"
 
 
 def _digest(directory: Path) -> str:

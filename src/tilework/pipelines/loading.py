@@ -22,6 +22,8 @@ from tilework.pipelines.errors import InvalidSource, ModelError, ModelNotFound, 
 from tilework.pipelines.family import Family
 from tilework.pipelines.model_index import STOCK, ModelIndex, read_model_index
 from tilework.pipelines.modular.loading import load_modular
+from tilework.pipelines.workflow.loading import load_workflow, load_workflow_component
+from tilework.pipelines.workflow.source import is_workflow
 
 _NEEDED = ("scheduler", "text_encoder", "tokenizer", "transformer", "unet", "vae")
 _WRONG_WEIGHT = "{place}: its files hold no {name} of the shape that its config.json asks for; fetch the model again"
@@ -37,11 +39,13 @@ def load(source: ModelSource, place: Place | None = None) -> Family:
     `source.path` is "shapes" or "shapes-motion" (the models that come with Tilework), a diffusers directory, or a hub
     id; with the index of a modular pipeline alone it is loaded as that. A directory is read without any network; a
     directory called shapes is reached as ./shapes. `tilework.json` is read from directories only. No code of a model is
-    run.
+    run. FILE.py:NAME is a workflow, whose file is run.
 
     Raises:
         ModelError: one of its subclasses, each for one thing that can be wrong.
     """
+    if is_workflow(source.path):
+        return load_workflow(source, place, lambda one: load(one, place))
     return family_of(source, load_stock(source, place))
 
 
@@ -179,6 +183,8 @@ def load_component(source: ModelSource, name: str) -> torch.nn.Module:
     Raises:
         ModelError: as `load`.
     """
+    if is_workflow(source.path):
+        return load_workflow_component(source, name, load_component)
     index, dtype = read_model_index(source.path, source.adapter), _dtype(source)
     with _explained(index.path):
         kind = _kind_of(index, name)

@@ -18,6 +18,7 @@ from tilework.pipelines.component_files import check_components
 from tilework.pipelines.errors import ModelNotFound, UnsupportedModel
 from tilework.pipelines.modular.index import MODULAR_INDEX, is_modular, read_components
 from tilework.pipelines.support.record import reason_against, served_classes
+from tilework.pipelines.workflow.source import is_workflow, pipeline_path, read_workflow, workflow_location
 
 SHIPPED = ("shapes", "shapes-motion")
 """The models that come with Tilework: one draws pictures, one draws clips."""
@@ -73,6 +74,11 @@ def read_model_index(path: str, adapter: str | None = None) -> ModelIndex:
             it is a modular pipeline that brings code (`modular.index.read_components`).
         UnsafeWeights: some weights of the directory are there only in pickled form.
     """
+    if is_workflow(path):
+        raise UnsupportedModel(
+            f"{path} is a workflow, which has no stock pipeline and cannot be added later; name it when the server is "
+            "started"
+        )
     directory = model_directory(path)
     contents = _hub_index(path) if directory is None else _read(path, _index_file(directory))
     file, name = MODULAR_INDEX if is_modular(contents) else INDEX, contents.get("_class_name")
@@ -94,6 +100,19 @@ def read_model_index(path: str, adapter: str | None = None) -> ModelIndex:
     return ModelIndex(path=path, directory=directory, components=components, adapter=adapter, variant=variant)
 
 
+def check_model(path: str, adapter: str | None = None) -> None:
+    """Check a model as far as its files show, a workflow with all its pipelines.
+
+    Raises:
+        ModelError: as `read_model_index`; or as `read_workflow`, which runs the file of a workflow.
+    """
+    if not is_workflow(path):
+        read_model_index(path, adapter)
+        return
+    for pipeline in read_workflow(path, adapter).pipelines:
+        read_model_index(pipeline_path(path, pipeline.path), pipeline.adapter)
+
+
 def _index_file(directory: Path) -> Path:
     """The index of a directory: of a classic pipeline, unless there is that of a modular one alone."""
     classic, modular = directory / INDEX, directory / MODULAR_INDEX
@@ -112,7 +131,9 @@ def model_directory(path: str) -> Path | None:
 
 
 def location(path: str) -> str:
-    """The directory that a source's path names, from the root, or the hub id that it is."""
+    """The directory or workflow that a source's path names, from the root, or the hub id that it is."""
+    if is_workflow(path):
+        return workflow_location(path)
     directory = model_directory(path)
     return path if directory is None else str(directory.resolve())
 

@@ -143,6 +143,7 @@ class ControlLoop:
             image=image,
             segments=tuple(ticket.segments),
             file=file,
+            is_refused=ticket.is_refused,
         )
         self._observer.on_ended(ticket, outcome)
         ticket.end(outcome)

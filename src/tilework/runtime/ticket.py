@@ -87,7 +87,8 @@ class Segment:
 class Outcome:
     """How a request ended. Times are on the engine's clock.
 
-    If and only if `status` is done, there is an `image`, or a `file` if it asked for a video.
+    If and only if `status` is done, there is an `image`, or a `file` if it asked for a video. One that a stage of its
+    model does not serve `is_refused`, and cancelled with its reason.
     """
 
     uid: str
@@ -97,6 +98,7 @@ class Outcome:
     image: Image | None
     segments: tuple[Segment, ...]
     file: File | None = None
+    is_refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,7 @@ class Ticket:
     first_start_ns: int | None = None
     preview: Preview | None = None
     is_running: bool = False
+    is_refused: bool = False
     _watchers: dict[int, Callable[[], None]] = field(default_factory=dict)
     _next_watcher: int = 0
 

@@ -24,7 +24,7 @@ from tilework.control.driver.state_registry import StateMove
 from tilework.control.watchdog import WatchdogConfig
 from tilework.core.actions import Action, DropComponents, LoadComponents, MoveState, ReadComponents, RunWork, Stop
 from tilework.core.checkpoint import Checkpoint, CheckpointKeeper
-from tilework.core.events import ComponentsLoaded, Event
+from tilework.core.events import Cancelled, ComponentsLoaded, Event
 from tilework.core.request import Request
 from tilework.core.time import s_from_ns
 from tilework.core.wire.blobs import StateBlob
@@ -212,6 +212,9 @@ class WorkDispatcher:
             case Ended() | Failed():
                 if isinstance(report, Ended):
                     self._note_memory(device_id, report)
+                elif report.refuses is not None and (entry := self._requests.get(report.refuses)):
+                    entry.ticket.is_refused = True
+                    self._handle(Cancelled(entry.ticket.request.uid, report.reason))
                 self._apply(self._core.on_report(device_id, report))
             case WeightsLoaded(load_id, run_ns, dropped):
                 load = self._loads.pop(load_id, None)

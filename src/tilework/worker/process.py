@@ -27,6 +27,8 @@ from tilework.pipelines.family import Family
 from tilework.pipelines.loading import load, load_component, quiet
 from tilework.pipelines.numerics import pin_numerics
 from tilework.pipelines.video.exporter import Exporter, can_export
+from tilework.pipelines.workflow.loading import load_on_slot
+from tilework.pipelines.workflow.source import is_workflow
 from tilework.worker.hardware import describe_hardware
 from tilework.worker.memory import Budget
 from tilework.worker.models.cell import Cell
@@ -172,12 +174,14 @@ def _cell(site: Site) -> Cell | None:
 def _family(source: Source, info: ModelInfo | None, files: SharedWeights | None) -> Family:
     """A model with its weights on the device, in `files` that other workers share if there are any.
 
-    A CPU slot knows what it is, and needs no weights if it does nothing but write videos.
+    A CPU slot knows what it is, and needs no weights if it does nothing but write videos or run a workflow's stages.
     """
     if isinstance(source, SimulatedSource):
         return SimulatedFamily(source)
     if info is not None and can_export(info):
         return Exporter(info)
+    if info is not None and is_workflow(source.path):
+        return load_on_slot(source, info)
     return load(source, None if files is None else files.share)
 
 

@@ -33,6 +33,7 @@ from tilework.core.wire.reports import Absent, Calibrated, Ended, Failed, KeptSt
 from tilework.core.wire.spec import Spec
 from tilework.pipelines.family import ANY_SEED, Family
 from tilework.pipelines.serialization import BadState
+from tilework.pipelines.workflow.functions import StageRefused
 from tilework.worker.calibrate import calibrate
 from tilework.worker.exact import check_exact
 from tilework.worker.hardware import memory_in_use
@@ -201,14 +202,21 @@ class Worker:
             return replace(run(command), memory_bytes=memory_in_use(self._models.device))
         except JobMissing as error:
             return Failed(command.work_id, describe(error), error.state_lost)
+        except StageRefused as error:
+            self._lose_jobs(command, str(error))
+            (job_id, _), *others = command.members
+            return Failed(command.work_id, str(error), by_model=True, refuses=None if others else job_id)
         except Exception as error:
             if self._budget.is_exceeded_by(error):
                 _log.warning("work %d of %s: %s", command.work_id, _names(command), describe(error))
                 return None
             _log.exception("work %d of %s failed", command.work_id, _names(command))
-            for job_id, _ in command.members:
-                self._jobs.lose(job_id, f"work {command.work_id} failed with {describe(error)}")
+            self._lose_jobs(command, describe(error))
             return Failed(command.work_id, describe(error), by_model=True)
+
+    def _lose_jobs(self, command: Execute, reason: str) -> None:
+        for job_id, _ in command.members:
+            self._jobs.lose(job_id, f"work {command.work_id} failed with {reason}")
 
     def _starved(self, command: Execute) -> Ended:
         """The end of a work that ran out of memory; one with steps may have done some before."""

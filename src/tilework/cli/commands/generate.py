@@ -30,7 +30,9 @@ FORMATS: dict[str, FileFormat] = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg"
 def command(
     prompt: Annotated[str, typer.Argument(help="What to draw.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="File: png, jpg, webp, or mp4.")] = Path("out.png"),
-    model: Annotated[str, typer.Option(help="shapes, shapes-motion, a diffusers directory, or a hub id.")] = "shapes",
+    model: Annotated[
+        str, typer.Option(help="shapes, shapes-motion, a diffusers directory, hub id, or workflow.")
+    ] = "shapes",
     adapter: Adapter = None,
     size: Annotated[str | None, typer.Option(help="WIDTHxHEIGHT in pixels; default: the model's.")] = None,
     frames: Annotated[int | None, typer.Option(help="Frames of a clip; default: the model's.")] = None,

@@ -30,7 +30,8 @@ Models = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[NAME=]MODEL...",
-        help="shapes (the default), shapes-motion, a diffusers directory, or a hub id; a pipeline of --cost. "
+        help="shapes (the default), shapes-motion, a diffusers directory, or a hub id; a workflow, FILE.py:NAME; a "
+        "pipeline of --cost. "
         "Of several, the first serves requests that name none.",
     ),
 ]

@@ -183,13 +183,15 @@ class Ended:
 class Failed:
     """A work raised an error. With `state_lost` the blobs that it should have started from are gone.
 
-    `by_model`: the model raised it, so that the same request may raise it again.
+    `by_model`: the model raised it, so that the same request may raise it again. With `refuses`, a job, the model does
+    not serve its request: that ends, and no device tries it again.
     """
 
     work_id: int
     reason: str
     state_lost: bool = False
     by_model: bool = False
+    refuses: int | None = None
 
 
 Report = (

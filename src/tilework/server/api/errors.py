@@ -16,6 +16,7 @@ _log = logging.getLogger("tilework.server")
 
 STATUSES: dict[type[CallError], int] = {
     errors.InvalidValue: 400,
+    errors.ContentRefused: 400,
     errors.UnknownModel: 404,
     errors.UnknownCall: 404,
     errors.NotDone: 409,

@@ -71,6 +71,12 @@ class NotDone(CallError):
     code = "not_ready"
 
 
+class ContentRefused(CallError):
+    """A stage of the model does not serve what the request asks for, and says why."""
+
+    code = "content_policy_violation"
+
+
 class Cancelled(CallError):
     """The call was cancelled on request."""
 

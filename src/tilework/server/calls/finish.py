@@ -15,7 +15,16 @@ from tilework.core.wire.spec import Image
 from tilework.runtime.ticket import Outcome
 from tilework.server.calls.call import Call, Finished
 from tilework.server.calls.encode import Threads, encode
-from tilework.server.calls.errors import CallError, Cancelled, Expired, Failed, NotReady, internal_error, not_ready
+from tilework.server.calls.errors import (
+    CallError,
+    Cancelled,
+    ContentRefused,
+    Expired,
+    Failed,
+    NotReady,
+    internal_error,
+    not_ready,
+)
 from tilework.server.calls.parsing.image_call import ImageCall
 from tilework.server.calls.records import Record
 from tilework.server.calls.registry import CallRegistry
@@ -162,6 +171,8 @@ async def _outcomes(call: Call) -> list[Outcome] | CallError:
 def _failure(call: Call, outcome: Outcome) -> CallError | None:
     if outcome.status is Status.DONE:
         return None
+    if outcome.is_refused:
+        return ContentRefused(f"Image {outcome.uid} is not made: {outcome.reason}.", resend=False)
     if outcome.status is Status.EXPIRED:
         message = (
             f'Image {outcome.uid} was dropped, as on_miss "drop" asks: {outcome.reason}. Ask for a later deadline.'

@@ -1,0 +1,132 @@
+"""The user's stages in a process: functions, objects of classes, and the weights of these."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from tilework.core.graph.stage import DeviceKind
+from tilework.core.wire.spec import Spec
+from tilework.pipelines.errors import InvalidWorkflow, UnsupportedModel
+from tilework.pipelines.family import Values
+from tilework.pipelines.workflow.definition import REQUEST_FIELDS, Function, Refused
+from tilework.pipelines.workflow.pictures import for_user, from_user, is_picture, tensor_of
+
+
+class StageFailed(Exception):
+    """A user's stage raised an error, or returned what it should not; the message names the stage."""
+
+
+class StageRefused(Exception):
+    """A user's stage does not serve a request; the message has the stage and the reason."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedFunction:
+    """A function that can be called, with the modules that it has, by the names of the graph's components."""
+
+    function: Function
+    call: Any
+    modules: Mapping[str, nn.Module]
+
+    @staticmethod
+    def of(function: Function, device: torch.device) -> LoadedFunction:
+        """Make the object of a class; its modules are on the `device`, or on the CPU if its stage is.
+
+        Raises:
+            InvalidWorkflow: the class cannot be made without arguments, or raises an error.
+        """
+        if not isinstance(function.make, type):
+            return LoadedFunction(function, function.make, {})
+        try:
+            call = function.make()
+        except Exception as error:
+            raise InvalidWorkflow(
+                f"stage {function.name!r} cannot be made ({type(error).__name__}: {error}); its class is called "
+                "without arguments, and loads its weights then"
+            ) from error
+        modules = modules_within(function.name, call)
+        place = torch.device("cpu") if function.settings.devices is DeviceKind.CPU else device
+        for module in modules.values():
+            module.to(place).eval()
+        return LoadedFunction(function, call, modules)
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """The components of the stage. Those of a CPU slot are always there, and so are none."""
+        return () if self.function.settings.devices is DeviceKind.CPU else tuple(self.modules)
+
+    @torch.no_grad()
+    def run(self, specs: Sequence[Spec], values: Sequence[Values]) -> list[Values]:
+        """The outputs for each request.
+
+        Raises:
+            StageRefused: the function has refused one.
+            StageFailed: it raises another error.
+        """
+        given = [self._arguments(spec, one) for spec, one in zip(specs, values, strict=True)]
+        name, size = self.function.name, self.function.settings.batch
+        try:
+            if size == 1:
+                return [self._named(self.call(**one)) for one in given]
+            batches = [given[start : start + size] for start in range(0, len(given), size)]
+            return [self._named(one) for batch in batches for one in self._call_batch(batch)]
+        except (MemoryError, torch.OutOfMemoryError, StageFailed):
+            raise  # A worker without memory tries again with less.
+        except Refused as error:
+            raise StageRefused(f"stage {name!r} has refused it: {error}") from error
+        except Exception as error:
+            raise StageFailed(f"stage {name!r} raises {type(error).__name__}: {error}") from error
+
+    def _call_batch(self, given: Sequence[Mapping[str, Any]]) -> Sequence[Any]:
+        returned = self.call(**{name: [one[name] for one in given] for name in given[0]})
+        if not isinstance(returned, list) or len(returned) != len(given):
+            raise StageFailed(
+                f"stage {self.function.name!r} returns {_shown(returned)} for {len(given)} requests; return a list of "
+                "one value for each"
+            )
+        return returned
+
+    def _arguments(self, spec: Spec, values: Values) -> Mapping[str, Any]:
+        """What the function reads, of values and of the request. What it can do without may be missing."""
+        found = {name: for_user(values[name]) for name in self.function.reads if name in values}
+        asked = {name: getattr(spec, name) for name in self.function.reads if name in REQUEST_FIELDS}
+        pictures = {
+            name: [for_user(tensor_of(one)) for one in images]
+            for name, images in spec.pictures.items()
+            if name in self.function.reads
+        }
+        return asked | {name: some if len(some) > 1 else some[0] for name, some in pictures.items()} | found
+
+    def _named(self, returned: Any) -> Values:
+        names = self.function.returns
+        if len(names) == 1 and not self.function.settings.returns:
+            return {names[0]: from_user(returned)}
+        if not isinstance(returned, tuple) or len(returned) != len(names):
+            raise StageFailed(
+                f"stage {self.function.name!r} returns {_shown(returned)}; return a tuple of {', '.join(names)}"
+            )
+        return {name: from_user(value) for name, value in zip(names, returned, strict=True)}
+
+
+def modules_within(name: str, owner: object) -> dict[str, nn.Module]:
+    """The modules of an object of a stage: itself, or its attributes."""
+    if isinstance(owner, nn.Module):
+        return {name: owner}
+    return {f"{name}.{key}": one for key, one in vars(owner).items() if isinstance(one, nn.Module)}
+
+
+def require_picture(name: str, value: object) -> None:
+    """Raise UnsupportedModel if a value, which is a result, is no picture."""
+    if not is_picture(value):
+        raise UnsupportedModel(
+            f"the result {name!r} is {_shown(value)}; the last stage returns a picture, or a list of them"
+        )
+
+
+def _shown(value: object) -> str:
+    return f"a {type(value).__name__}" if value is not None else "None"
