@@ -77,3 +77,10 @@ def test_split_by_hand(
 def test_a_budget_below_one_unit_of_each_is_a_bug() -> None:
     with pytest.raises(AssertionError, match="3 devices are less than one unit of each type of V2"):
         split(V2, 3, {ED: 1.0, C: 1.0}, {ED: 2, C: 2})
+
+
+def test_equal_rates_keep_pace_however_they_are_rounded() -> None:
+    rates = {PlacementType.DC: 1 / 4255, PlacementType.E: 1 / 851}
+    assert 3 * rates[PlacementType.E] < 15 * rates[PlacementType.DC], "by rounding"
+    assert keeps_pace(VirtualReplica.V1, {PlacementType.DC: 15, PlacementType.E: 3}, rates)
+    assert not keeps_pace(VirtualReplica.V1, {PlacementType.DC: 16, PlacementType.E: 3}, rates)

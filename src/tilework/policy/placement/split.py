@@ -26,6 +26,8 @@ Rates = Mapping[PlacementType, float]
 Units = Mapping[PlacementType, int]
 """How many devices of one node a replica of each type is; 1 where a type is missing."""
 
+_ROUNDING = 1e-9
+
 
 def split(replica: VirtualReplica, budget: int, rates: Rates, units: Units) -> Counts:
     """The devices of each type of a virtual replica, `budget` in all.
@@ -47,8 +49,8 @@ def split(replica: VirtualReplica, budget: int, rates: Rates, units: Units) -> C
 
 
 def keeps_pace(replica: VirtualReplica, counts: Mapping[PlacementType, int], rates: Rates) -> bool:
-    """Whether each auxiliary serves at least as many requests as the primary: n_A v_A >= n_P v_P."""
-    served = counts[replica.primary] * rates[replica.primary]
+    """Whether each auxiliary serves at least as many requests as the primary: n_A v_A >= n_P v_P, but for rounding."""
+    served = counts[replica.primary] * rates[replica.primary] * (1 - _ROUNDING)
     return all(counts[kind] * rates[kind] >= served for kind in replica.auxiliaries)
 
 
