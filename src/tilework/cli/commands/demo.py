@@ -30,8 +30,10 @@ from tilework.policy.registry import DEFAULT_POLICY
 from tilework.report.chart import chart_of_schedule
 from tilework.report.clip_sheet import draw_clip_sheet
 from tilework.report.contact_sheet import Frame, draw_contact_sheet
+from tilework.report.demo_page import write_demo_page
 from tilework.report.tables import attainment_table, summary
 from tilework.report.timeline import draw_timeline
+from tilework.report.timeline_html import write_page
 
 EXAMPLE = examples(
     "tilework demo --out out/demo",
@@ -39,8 +41,8 @@ EXAMPLE = examples(
 STEPS = 20
 PROBE_SIDES = (64, 192)
 FILES = (
-    *("contact_sheet.png", "clips.png", "clip_1.mp4 and so on", "timeline.png", "report.json"),
-    *("requests.jsonl", "schedule.jsonl", "events.jsonl"),
+    *("index.html", "contact_sheet.png", "clips.png", "clip_1.mp4 and so on", "timeline.png", "timeline.html"),
+    *("report.json", "requests.jsonl", "schedule.jsonl", "events.jsonl"),
 )
 
 
@@ -134,12 +136,16 @@ def _draw(
         pictures, clips = ([_frame(r) for r in records if r.request.is_clip is kind] for kind in (False, True))
         draw_contact_sheet(directory / "contact_sheet.png", pictures, title="What was asked for, and what came")
         draw_clip_sheet(directory / "clips.png", clips, title="Clips: their first frame, and others up to the last")
-        for number, clip in enumerate(clips, 1):
-            (directory / f"clip_{number}.mp4").write_bytes(clip.image or b"")
+        named = [(f"clip_{number}.mp4", clip) for number, clip in enumerate(clips, 1)]
+        for name, clip in named:
+            (directory / name).write_bytes(clip.image or b"")
         schedule = _schedule(records, log)
         write_schedule(directory / "schedule.jsonl", schedule)
         chart = chart_of_schedule(schedule, workload, workers)
-        draw_timeline(directory / "timeline.png", chart, title=_title(records, workers, policy))
+        title = _title(records, workers, policy)
+        draw_timeline(directory / "timeline.png", chart, title=title)
+        write_page(directory / "timeline.html", chart, title=title)
+        write_demo_page(directory / "index.html", named, title=title)
 
 
 def _title(records: Sequence[Record], workers: int, policy: str) -> str:
