@@ -17,9 +17,9 @@ from tilework.cli.views.charts import chart_of_history
 from tilework.cli.views.explanation import summary_document
 from tilework.cli.views.explanation_text import print_summary
 from tilework.core.time import s_from_ns
+from tilework.report.pages.timeline_page import page
 from tilework.report.perfetto import trace_events
 from tilework.report.timeline import PLACED, draw_timeline
-from tilework.report.timeline_html import page
 from tilework.sim.config import SimConfig
 
 

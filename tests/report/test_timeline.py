@@ -34,10 +34,10 @@ from tilework.cost.table_file import table_json
 from tilework.formats.schedule import RequestLine, Schedule, WorkLine, write_schedule
 from tilework.formats.workload import WorkloadRequest, write_workload
 from tilework.report.chart import OPEN, Chart, ChartRequest, ChartWork, Outage, chart_of_schedule
+from tilework.report.pages.timeline_page import page
 from tilework.report.palette import BAD, request_colours
 from tilework.report.perfetto import trace_events
 from tilework.report.timeline import draw_timeline
-from tilework.report.timeline_html import page
 from tilework.sim.config import SimConfig
 from tilework.sim.runs import RunEnd
 
@@ -326,7 +326,7 @@ def test_text_of_clients_is_escaped_on_the_page() -> None:
 
 
 def test_the_page_loads_nothing_and_writes_no_markup() -> None:
-    text = files("tilework.report").joinpath("timeline.html").read_text("utf-8")
+    text = files("tilework.report.pages").joinpath("timeline.html").read_text("utf-8")
     elements = Page(text).elements
     assert not {tag for tag, _ in elements} & {"link", "img", "iframe", "object", "embed", "base"}
     assert not [name for _, attributes in elements for name in attributes if name in ("src", "href", "onclick")]

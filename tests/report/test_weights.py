@@ -20,9 +20,9 @@ from tilework.core.component import Component, LoadSource
 from tilework.core.time import NS_PER_S
 from tilework.formats.schedule import read_schedule, write_schedule
 from tilework.report.chart import Chart, chart_of_schedule
+from tilework.report.pages.timeline_page import page
 from tilework.report.perfetto import CLUSTER, trace_events
 from tilework.report.timeline import _num_columns, draw_timeline
-from tilework.report.timeline_html import page
 from tilework.sim.config import SimConfig
 
 

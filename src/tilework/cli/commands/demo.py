@@ -30,10 +30,10 @@ from tilework.policy.registry import DEFAULT_POLICY
 from tilework.report.chart import chart_of_schedule
 from tilework.report.clip_sheet import draw_clip_sheet
 from tilework.report.contact_sheet import Frame, draw_contact_sheet
-from tilework.report.demo_page import write_demo_page
+from tilework.report.pages.demo_page import write_demo_page
+from tilework.report.pages.timeline_page import write_page
 from tilework.report.tables import attainment_table, summary
 from tilework.report.timeline import draw_timeline
-from tilework.report.timeline_html import write_page
 
 EXAMPLE = examples(
     "tilework demo --out out/demo",

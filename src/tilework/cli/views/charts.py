@@ -24,9 +24,9 @@ from tilework.report.chart import (
     Outage,
     by_arrival,
 )
+from tilework.report.pages.timeline_page import write_page
 from tilework.report.perfetto import write_trace
 from tilework.report.timeline import draw_timeline
-from tilework.report.timeline_html import write_page
 
 _WRITERS: dict[str, Callable[..., None]] = {".html": write_page, ".png": draw_timeline, ".json": write_trace}
 

@@ -28,7 +28,7 @@ def write_page(path: Path | str, chart: Chart, *, title: str = "") -> None:
 
 
 def page(chart: Chart, title: str) -> str:
-    template = Template(files("tilework.report").joinpath(TEMPLATE).read_text("utf-8"))
+    template = Template(files("tilework.report.pages").joinpath(TEMPLATE).read_text("utf-8"))
     return template.substitute(title=escape(title), data=_script_safe(_document(chart, title)))
 
 

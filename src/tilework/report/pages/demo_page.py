@@ -18,7 +18,7 @@ def write_demo_page(path: Path | str, clips: Sequence[tuple[str, Frame]], *, tit
 
     It loads nothing over the network. Raises OSError: the file cannot be written.
     """
-    template = Template(files("tilework.report").joinpath(TEMPLATE).read_text("utf-8"))
+    template = Template(files("tilework.report.pages").joinpath(TEMPLATE).read_text("utf-8"))
     figures = "\n".join(_figure(name, frame) for name, frame in clips)
     section = f'<h2>Clips</h2>\n<div class="clips">\n{figures}\n</div>' if clips else ""
     Path(path).write_text(template.substitute(title=escape(title), clips=section), "utf-8")

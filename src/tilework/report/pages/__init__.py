@@ -1,0 +1,1 @@
+"""Pages for a browser, each one file that loads nothing over the network."""
