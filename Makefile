@@ -31,7 +31,7 @@ test: $(VENV)/dev ## Run the tests; ARGS is passed to pytest
 	@$(BIN)/python -m pytest $(IN_PARALLEL) -m "not slow" $(ARGS)
 
 slow: $(VENV)/dev ## Run the tests that take minutes, in which workers and servers are killed
-	@$(BIN)/python -m pytest -m slow $(ARGS)
+	@$(BIN)/python -m pytest $(IN_PARALLEL) -m slow $(ARGS)
 
 lint: $(VENV)/dev ## Check style, format and types
 	@$(BIN)/ruff check .

@@ -347,7 +347,7 @@ def test_two_live_workers_profile_the_shipped_model_at_two_degrees(
     document = json.loads(invoke("profile", "--workers", 2, "--sizes", "64,96x64", "--runs", 3, "--json").stdout)
     rows = {(row["stage"], row["size"], row["degree"]): row for row in document["rows"]}
     assert set(rows) == {(stage, size, 1) for stage in STAGES for size in ("64x64", "96x64")} | {
-        (DIFFUSE, size, 2) for size in ("64x64", "96x64")
+        (stage, size, 2) for stage in (DIFFUSE, DECODE) for size in ("64x64", "96x64")
     }
     assert all(0 < row["seconds"] <= row["p99_seconds"] < 5 for row in rows.values())
     assert document["model"].startswith("shapes@")
@@ -355,8 +355,9 @@ def test_two_live_workers_profile_the_shipped_model_at_two_degrees(
     assert document["workers"] == 2
     invoke("cost", "export", tmp_path / "shapes.json", "--model", "shapes")
     table = read_table(tmp_path / "shapes.json")
-    assert len(table.rows) == 8
-    assert TableCosts(table).degrees(stage_of("shapes", DIFFUSE)) == (1, 2)
+    assert len(table.rows) == 10
+    costs = TableCosts(table)
+    assert costs.degrees(stage_of("shapes", DIFFUSE)) == costs.degrees(stage_of("shapes", DECODE)) == (1, 2)
 
 
 @pytest.mark.slow

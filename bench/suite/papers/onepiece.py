@@ -329,7 +329,8 @@ def against_others(cached: CachedRuns) -> RemadeFigure:
         for pipeline, load in loads
         for rate in rates_of(pipeline, load)
     }
-    cells |= {text: cached.cell(text) for text in cached.points(GENTD26)}
+    if not cached.brief:  # Their number of requests is the trace's.
+        cells |= {text: cached.cell(text) for text in GENTD26}
     runs = cached.runs(cells.values(), COMPARED)
     shares = {name: [attainment(runs[cell.name, name]) for cell in cells.values()] for name in COMPARED}
     latencies = {name: [mean_of(runs[cell.name, name], mean_s) for cell in cells.values()] for name in COMPARED}
