@@ -126,6 +126,8 @@ class Checker:
         progress.write_bytes(bytes(4096))
         self.progress = map_progress(str(progress))
         self.next_number = [0] * num_senders
+        self.owners = [-1] * num_senders
+        """By sender: the producer of its last message."""
 
     def sent(self, sender: int) -> int:
         return int.from_bytes(self.progress[sender * 8 : sender * 8 + 8], "little")
@@ -141,6 +143,11 @@ class Checker:
                 assert bytes(message.payload) == payload_of(content, len(message.payload)), "a message is not intact"
                 assert number == self.next_number[sender], "a message is missing, doubled or out of order"
                 self.next_number[sender] += 1
+                self.owners[sender] = message.producer[0]
+
+    def is_in_the_middle(self, sender: int) -> bool:
+        """Whether it had begun a message at the last look, and not ended it."""
+        return any(entry.owner == self.owners[sender] for entry in self.ring._window.undecided.values())
 
     def receive_all(self, sender: int) -> None:
         """Until what an ended sender took for sent has arrived, and at most the one that it was told nothing of."""
