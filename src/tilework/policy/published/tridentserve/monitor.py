@@ -10,6 +10,7 @@ from typing import NamedTuple
 from tilework.core.interfaces import ClusterView, CostModel, JobView
 from tilework.core.request import Request, RequestClass, cost_key
 from tilework.core.time import NS_PER_S
+from tilework.cost.tabled import UnknownCost
 from tilework.policy.placement.roles import PlacementType
 from tilework.policy.placement.switching import WindowStats
 from tilework.policy.published.tridentserve.layout import Layout, Pool
@@ -92,6 +93,14 @@ class Monitor:
     def note(self, run: PoolRun) -> None:
         self._runs.append(run)
 
+    def forget_unknown(self, costs: CostModel) -> None:
+        """Forget the requests of models and LoRAs that were removed: nothing can be said of them any more."""
+        unknown = {key for key, (one, _) in self.classes().items() if not _is_known(one, costs)}
+        if unknown:
+            self._ids -= {seen.job_id for seen in self._requests if seen.key in unknown}
+            self._requests = deque(seen for seen in self._requests if seen.key not in unknown)
+            self._counts = Counter(seen.key for seen in self._requests)
+
     def forget(self, now_ns: int, window_ns: int = _MOST_WINDOW_NS) -> None:
         """Forget runs that ended before a window; without one, those that no window can have any more."""
         self._runs = [run for run in self._runs if run.end_ns > now_ns - window_ns]
@@ -145,3 +154,11 @@ def _running(view: ClusterView, job_id: int) -> JobView | None:
     """A job that has works, and of which something is left to start; None if it is not such a one."""
     job = view.job(job_id)
     return job if job is not None and job.works and job.left.stage is not None else None
+
+
+def _is_known(request: Request, costs: CostModel) -> bool:
+    try:
+        costs.start(request)
+    except UnknownCost:
+        return False
+    return True

@@ -124,6 +124,8 @@ class Orchestration:
         Raises UnknownCost.
         """
         have_changed = self._note_devices(view)
+        if have_changed:
+            self.monitor.forget_unknown(costs)  # Profiles may have to be made anew.
         self._latest = costs, tasks
         self.monitor.see(view, tasks, now_ns)
         if have_changed and self._now is not None:
@@ -195,6 +197,7 @@ class Orchestration:
         self._ticked_ns = now_ns
         self._tried.clear()
         self.monitor.forget(now_ns)
+        self.monitor.forget_unknown(costs)
         self.profiles.forget()
         self.monitor.set_window(self.profiles, costs)
         if self.switches and self._switched_ns is not None:
