@@ -22,8 +22,9 @@ import numpy as np
 from tilework.core.request import Request
 from tilework.cost.table_costs import TableCosts
 from tilework.policy.toolkit.demand import Speed
+from tilework.policy.toolkit.highs import require_solver
 from tilework.sim.optimum.pieces import Due, due_requests
-from tilework.sim.optimum.solver import Builder, Floats, Ints, require_solver, solve_whole
+from tilework.sim.optimum.solver import Builder, Floats, Ints, solve_whole
 
 _MOST_VARIABLES = 50_000
 

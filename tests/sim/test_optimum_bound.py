@@ -23,8 +23,9 @@ from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import read_table
 from tilework.cost.tabled import UnknownCost
 from tilework.policy.toolkit.demand import Speed, worthwhile
+from tilework.policy.toolkit.highs import SolverMissing
 from tilework.sim.optimum.bound import Bound, on_time_bound
-from tilework.sim.optimum.solver import Program, SolverMissing, solve_relaxed, solve_whole
+from tilework.sim.optimum.solver import Program, solve_relaxed, solve_whole
 
 UNIT_S = 0.1
 NARROW, WIDE = 64, 128  # Sides of the two kinds of requests of `priced`.

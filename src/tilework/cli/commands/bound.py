@@ -20,9 +20,9 @@ from tilework.cost.table_file import read_table
 from tilework.cost.tabled import UnknownCost
 from tilework.formats.json_lines import BadLine
 from tilework.formats.workload import read_workload
+from tilework.policy.toolkit.highs import SolverMissing
 from tilework.report.words import counted_devices
 from tilework.sim.optimum.bound import Bound, on_time_bound
-from tilework.sim.optimum.solver import SolverMissing
 from tilework.sim.workloads.requests import to_requests
 
 EXAMPLE = examples(

@@ -46,8 +46,9 @@ from tilework.core.request import Request
 from tilework.core.time import NS_PER_S
 from tilework.cost.table_costs import TableCosts
 from tilework.policy.toolkit.demand import worthwhile
+from tilework.policy.toolkit.highs import require_solver
 from tilework.sim.optimum.pieces import Due, due_requests
-from tilework.sim.optimum.solver import Builder, Floats, require_solver, solve_relaxed, solve_whole
+from tilework.sim.optimum.solver import Builder, Floats, solve_relaxed, solve_whole
 
 _WIDER_NS = 1.0  # Windows are wider by this than they are: rounding must not exclude what just fits.
 _TOLERANCE = 1e-6  # Of the solver.

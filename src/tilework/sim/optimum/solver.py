@@ -1,4 +1,4 @@
-"""HiGHS behind a small door: linear programs, with whole numbers or without. Nothing else knows highspy."""
+"""HiGHS behind a small door: linear programs, with whole numbers or without."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tilework.policy.toolkit.highs import require_solver, silent_solver
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-
-
-class SolverMissing(RuntimeError):
-    """highspy is not installed; the message says how to install it."""
 
 
 class Unsolved(RuntimeError):
@@ -100,15 +98,6 @@ class Solution:
     bound: float
 
 
-def require_solver() -> Any:
-    """The module highspy. Raises SolverMissing."""
-    try:
-        import highspy
-    except ImportError as error:
-        raise SolverMissing('highspy is not installed; run: pip install "tilework[solve]"') from error
-    return highspy
-
-
 def solve_relaxed(program: Program) -> Solution:
     """Solve without whole numbers. The bound is that of the solver's prices, not what the solver says of itself.
 
@@ -134,12 +123,7 @@ def solve_whole(program: Program, whole: Ints, *, max_nodes: int = 2**31 - 1) ->
 
 
 def _run(program: Program, options: Mapping[str, float], whole: Ints | None = None) -> tuple[Any, bool]:
-    """On one thread and without a limit of time: the same program, the same solution."""
-    highspy = require_solver()
-    solver = highspy.Highs()
-    fixed = {"output_flag": False, "threads": 1, "random_seed": 0}
-    for option, value in (fixed | dict(options)).items():
-        solver.setOptionValue(option, value)
+    highspy, solver = require_solver(), silent_solver(options)
     solver.passModel(_model(highspy, program, whole))
     solver.run()
     status, statuses = solver.getModelStatus(), highspy.HighsModelStatus

@@ -1,7 +1,4 @@
-"""TridentServe's dispatch program, solved by HiGHS: the yardstick of the greedy solver, and `tridentserve-ilp`.
-
-This is the only import of the solver here, made when a program is solved: everything else works without it.
-"""
+"""TridentServe's dispatch program, solved by HiGHS: the yardstick of the greedy solver, and `tridentserve-ilp`."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ from typing import Any
 from tilework.policy.published.tridentserve.layout import Pool
 from tilework.policy.published.tridentserve.program import Capacities, PoolOption, solve_quickly
 from tilework.policy.registry import UnknownPolicy
+from tilework.policy.toolkit.highs import SolverMissing, require_solver, silent_solver
 from tilework.policy.toolkit.knapsack import Option
 
 MAX_NODES = 1000
@@ -31,15 +29,12 @@ class Solution:
         return max(0.0, self.bound - self.value) / self.bound if self.bound > 0 else 0.0
 
 
-def require_solver() -> Any:
-    """The module highspy. Raises UnknownPolicy."""
+def check_solver() -> None:
+    """Raises UnknownPolicy if the solver is missing."""
     try:
-        import highspy
-    except ImportError as error:
-        raise UnknownPolicy(
-            "policy 'tridentserve-ilp' needs a solver; run: pip install \"tilework[solve]\"; or choose tridentserve"
-        ) from error
-    return highspy
+        require_solver()
+    except SolverMissing as error:
+        raise UnknownPolicy(f"policy 'tridentserve-ilp' needs a solver: {error}; or choose tridentserve") from error
 
 
 def solve_by_ilp(groups: Sequence[Sequence[PoolOption]], capacities: Capacities) -> list[int | None]:
@@ -53,7 +48,7 @@ def solve(groups: Sequence[Sequence[PoolOption]], capacities: Capacities, max_no
     (C2). One thread, a fixed seed, and a limit of nodes in place of time: the same program has the same solution. If
     the search is cut short and has not found what the quick solver finds, the result is that.
 
-    Raises UnknownPolicy if the solver is missing.
+    Raises SolverMissing.
     """
     columns = [
         (group, index, option)
@@ -82,11 +77,7 @@ _Column = tuple[int, int, PoolOption]
 
 def _highs(columns: Sequence[_Column], capacities: Capacities, max_nodes: int) -> tuple[list[float], float]:
     """The point that was found, empty if there is none, and the bound."""
-    highspy = require_solver()
-    solver = highspy.Highs()
-    options = {"output_flag": False, "threads": 1, "random_seed": 0, "mip_rel_gap": 0.0, "mip_max_nodes": max_nodes}
-    for option, value in options.items():
-        solver.setOptionValue(option, value)
+    highspy, solver = require_solver(), silent_solver({"mip_rel_gap": 0.0, "mip_max_nodes": max_nodes})
     solver.passModel(_model(highspy, columns, capacities))
     solver.run()
     info, statuses = solver.getInfo(), highspy.HighsModelStatus

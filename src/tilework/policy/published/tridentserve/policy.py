@@ -23,7 +23,7 @@ from tilework.core.work import Plan
 from tilework.policy.published.tridentserve.bids import MOST_SPEED, Bid, batched, one_by_one, read_bids
 from tilework.policy.published.tridentserve.devices import Devices
 from tilework.policy.published.tridentserve.dispatch import Dispatch
-from tilework.policy.published.tridentserve.ilp import require_solver, solve_by_ilp
+from tilework.policy.published.tridentserve.ilp import check_solver, solve_by_ilp
 from tilework.policy.published.tridentserve.layout import Layout
 from tilework.policy.published.tridentserve.orchestration import Orchestration
 from tilework.policy.published.tridentserve.program import Solver, shortest_first, solve_quickly
@@ -206,7 +206,7 @@ def _go_first(dispatch: Dispatch, bid: Bid) -> None:
 
 def _by_ilp() -> TridentServe:
     """Raises UnknownPolicy without the solver."""
-    require_solver()
+    check_solver()
     return TridentServe(solver=solve_by_ilp)
 
 
