@@ -62,9 +62,7 @@ def costs() -> CostTable:
 
 @contextmanager
 def serving(sources: tuple[ModelSource, ...], num_workers: int, weights_bytes: int | None) -> Iterator[Rig]:
-    rig = Rig(
-        sources, "tilework", num_workers, replace(costs(), load_bytes_per_s=costs().load_bytes_per_s), weights_bytes
-    )
+    rig = Rig(sources, "tilework", num_workers, costs(), weights_bytes)
     rig.run(rig.engine.start())
     try:
         yield rig

@@ -66,6 +66,20 @@ def test_of_models_that_differ_in_their_weights_alone_the_first_is_measured() ->
     assert rows(costs, "larger")
 
 
+@pytest.mark.parametrize("weights_bytes", [None, 100], ids=["all weights stay", "loaded on demand"])
+@pytest.mark.parametrize("known", [{}, {LoadSource.HOST: 5.0}, {LoadSource.DISK: 3.0}], ids=["none", "host", "disk"])
+def test_how_fast_weights_are_loaded_is_measured_if_a_given_table_does_not_say(
+    known: dict[LoadSource, float], weights_bytes: int | None
+) -> None:
+    executor = FakeExecutor(weights_bytes=weights_bytes)
+    given, models = replace(table(FakeExecutor(), model("a")), load_bytes_per_s=known), [model("a"), model("b")]
+    measuring = Measuring(executor=executor, cache=None, exact=False, show=lambda _text: None)  # type: ignore[arg-type]
+    completed = asyncio.run(measuring.completed(given, models))
+    is_measured = weights_bytes is not None and LoadSource.DISK not in known
+    assert executor.measured == (["a", "b"] if is_measured else [])
+    assert completed == replace(given, load_bytes_per_s={LoadSource.DISK: 1e9, **known} if is_measured else known)
+
+
 def test_how_much_longer_steps_with_a_lora_take_is_measured() -> None:
     loras = {
         name: Lora(changes=frozenset({"unet"}), component=Component(name, size)) for name, size in (("x", 1), ("y", 2))

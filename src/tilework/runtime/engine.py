@@ -51,7 +51,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """`table` is used as it is; without one the devices are measured, as far as `cache` does not know them.
+    """`table` is used as it is, but that the speed of loads is measured if it has none and they are needed; without a
+    table the devices are measured, as far as `cache` does not know them.
 
     `exact` says that all requests will be exact, so neither groups nor batches are measured. `begin_ns` is what the
     engine's clock shows when it is made: it may continue an earlier engine's clock. `encode_cache_bytes` is how much of
@@ -142,7 +143,8 @@ class Engine:
         measuring = Measuring(
             executor=self._executor, cache=self._config.cache, exact=self._config.exact, show=self._show
         )
-        table = self._config.table or await measuring.table(loaded)
+        given = self._config.table
+        table = await (measuring.table(loaded) if given is None else measuring.completed(given, loaded))
         table = with_weights(table, loaded, self._executor.weights_bytes, self._executor.host_bytes)
         table = replace(table, devices={**table.devices, **self._executor.serving})
         self._controller = Controller(self._config.controller, table)

@@ -26,7 +26,7 @@ def silent_solver(options: Mapping[str, float]) -> Any:
     """
     highspy = require_solver()
 
-    class Silent(highspy.Highs):  # type: ignore[misc]
+    class Silent(highspy.Highs):  # type: ignore[misc, name-defined, unused-ignore]
         """Highs prints what it is as soon as it is made: when its callbacks are enabled, before any option is set."""
 
         def enableCallbacks(self) -> None:  # noqa: N802

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from tilework.core.component import LoadSource
 from tilework.core.cost_row import CostRow
 from tilework.core.lora import Lora
 from tilework.core.model import ModelInfo
@@ -55,6 +56,16 @@ class Measuring:
             tables.append(table)
         speeds = await self.executor.end_calibration()
         return replace(merged(tables), load_bytes_per_s=speeds)
+
+    async def completed(self, table: CostTable, loaded: Sequence[LoadedModel]) -> CostTable:
+        """A table that was given, and what it does not say: how fast weights are loaded, where requests need that."""
+        if self.executor.weights_bytes is None or LoadSource.DISK in table.load_bytes_per_s:
+            return table
+        self.show("measuring how fast weights are loaded here")
+        for one in loaded:
+            await self.executor.calibrate(one.info.name, ())  # Its weights are loaded, and nothing is run.
+        speeds = await self.executor.end_calibration()
+        return replace(table, load_bytes_per_s={**speeds, **table.load_bytes_per_s})
 
     async def _like(self, model: LoadedModel, table: CostTable) -> CostTable:
         """The costs of a model that differs from the one of this table in its weights alone, and in its LoRAs."""
