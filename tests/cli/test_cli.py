@@ -230,6 +230,9 @@ def test_a_model_decodes_in_tiles_as_its_entry_says_or_else_the_server(
     [
         (["--cell", "3", "--devices", "4"], "cell is 3, which does not divide the 4 devices; give another number"),
         (["--cell", "2"], "cell is 2, and --weights-memory does not say what a device has for weights; give it"),
+        (["--cell", "auto"], "cell is auto, and --weights-memory does not say what a device has for weights; give it"),
+        (["--cell", "many"], "cell is 'many'; give how many devices are one, 1 to 64, or auto"),
+        (["--cell", "0"], "cell is '0'; give how many devices are one, 1 to 64, or auto"),
         (["--cell", "2", "--weights-memory", "1GB", "--max-batch", "4"], "max_batch is 4, and requests share no"),
         (["--cell", "2", "--weights-memory", "1GB", "--exact"], "cell is 2: its devices round otherwise than one"),
         (

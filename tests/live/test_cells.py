@@ -33,6 +33,7 @@ from tilework.cost.table import CostTable
 from tilework.policy import registry
 from tilework.runtime.cell_executor import CellExecutor
 from tilework.runtime.executor import WorkerStartFailed
+from tilework.runtime.models.cell_choice import sizes_of, smallest_cell
 from tilework.runtime.ticket import Outcome, Ticket
 from zoo.registry import ZOO, build, quiet
 
@@ -40,6 +41,7 @@ WHOLE = 5_330_880
 ROOM = 4_000_000
 """Bytes for weights of a device, fewer than the transformer has. A cell of two has room for each stage, and not for all
 of them together."""
+CELL = 2
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +78,7 @@ def costs(pipeline: str) -> CostTable:
 
 @contextmanager
 def serving(source: ModelSource, policy: str = "tilework", room: int = ROOM) -> Iterator[Rig]:
-    rig = Rig(source, policy, 4, costs(source.name), room, cell_size=2)
+    rig = Rig(source, policy, 4, costs(source.name), room, cell_size=CELL)
     rig.run(rig.engine.start())
     try:
         yield rig
@@ -103,9 +105,11 @@ def executor_of(rig: Rig) -> CellExecutor:
 
 
 @pytest.mark.slow
-def test_a_model_that_exceeds_a_device_is_served_by_cells(
+def test_a_model_that_exceeds_a_device_is_served_by_the_smallest_cells_in_which_it_fits(
     source: ModelSource, stock: Callable[[Spec], np.ndarray]
 ) -> None:
+    sizes = asyncio.run(sizes_of([source]))
+    assert [smallest_cell(sizes, 4, room).size for room in (WHOLE, ROOM, WHOLE // 2)] == [1, CELL, 4]
     with serving(source) as rig:
         info, health = rig.engine.models["flux"], rig.engine.health()
         assert (info.cell, info.max_degree, health.num_devices, health.num_devices_up) == (2, 2, 2, 2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
@@ -17,6 +17,7 @@ import tiny
 from ranks import Ranks, Threads
 from tilework.comm.exchange import ExchangeComm, Piece
 from tilework.core.comm import Comm, GroupBroken
+from tilework.core.model import ModelSource
 from tilework.core.wire.spec import Spec
 from tilework.pipelines.errors import UnsupportedModel
 from tilework.pipelines.families.flux import Flux
@@ -26,6 +27,8 @@ from tilework.pipelines.stock.answers import rebuilt
 from tilework.pipelines.stock.stock_pipeline import StockPipeline
 from tilework.worker.models.cell import Cell
 from tilework.worker.models.shared_weights import NoRoom, SharedWeights, weights_of
+from tilework.worker.models.sizes import size_of
+from tilework.worker.models.skeleton import leave_skeleton
 from tilework.worker.models.weights import KeptWeights, Weights
 from worker.test_weights import bring, never, num_bytes
 from worker.tied import Tied
@@ -265,3 +268,19 @@ def test_a_model_in_a_cell_shares_no_batches_and_runs_on_as_many_cells_as_its_ra
     assert not any(stage.batchable for stage in served.stages)
     with pytest.raises(UnsupportedModel, match="flux runs on at most 5 devices at once, and a cell has 6"):
         Cell(tuple(range(6)), 0).serves(info)
+
+
+@pytest.mark.parametrize("cell_size", [2, 3])
+@pytest.mark.parametrize(("name", "build"), [("flux", tiny.build_flux), ("sd3", tiny.build_sd3)])
+def test_how_large_a_model_is_said_to_be_in_a_cell_is_what_is_planned_for(
+    name: str, build: Callable[[], Any], cell_size: int, tmp_path: Path
+) -> None:
+    tiny.save(build(), tmp_path / "model", name)
+    source = ModelSource(path=str(tmp_path / "model"))
+    size = size_of(source)
+    weights = Weights(SharedWeights(tmp_path), Cell(tuple(range(cell_size)), 0))
+    split = leave_skeleton(source, weights, tmp_path / "skeleton")
+    whole = leave_skeleton(source, Weights(SharedWeights(tmp_path)), tmp_path / "skeleton")
+    for found, held in ((split, size.held_bytes(cell_size)), (whole, size.held_bytes(1))):
+        assert {stage: sum(one.num_bytes for one in parts) for stage, parts in found.needed().items()} == held
+    assert size.max_degree == whole.info.max_degree

@@ -2,32 +2,64 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from tilework.cli.console import UserError
+from tilework.cli.console import UserError, console, user_errors
+from tilework.core.component import MOST_IN_CELL
+from tilework.core.model import Source
+
+_CHOSEN = "auto"
 
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """How many workers there are, how many of them are one device, and what each has for weights; and CPU slots."""
+    """How many workers there are, how many of them are one device, and what each has for weights; and CPU slots.
+
+    `cell_size` is 0 until it is `chosen` for their models.
+    """
 
     number: int
     cell_size: int
     weights_bytes: int | None
     num_slots: int = 1
 
+    @staticmethod
+    def of(number: int, cell: str, weights_bytes: int | None, num_slots: int = 1) -> Devices:
+        """Workers in cells of a size that is given as text.
+
+        Raises:
+            UserError: they do not make up such cells, or it is not said what each of them has for weights.
+        """
+        size = 0 if cell == _CHOSEN else int(cell) if cell.isdecimal() else -1
+        if cell != _CHOSEN and not 1 <= size <= MOST_IN_CELL:
+            raise UserError(f"cell is {cell!r}; give how many devices are one, 1 to {MOST_IN_CELL}, or auto")
+        if size and number % size:
+            raise UserError(
+                f"cell is {cell}, which does not divide the {number} devices; give another number of one of them"
+            )
+        if size != 1 and weights_bytes is None:
+            raise UserError(
+                f"cell is {cell}, and --weights-memory does not say what a device has for weights; give it, as in 24GB"
+            )
+        return Devices(number, size, weights_bytes, num_slots)
+
     @property
     def num_devices(self) -> int:
         return self.number // self.cell_size
 
-    def check(self) -> None:
-        """Raises UserError if the workers do not make up cells, or it is not said what each of them has for weights."""
-        size = self.cell_size
-        if self.number % size:
-            raise UserError(
-                f"cell is {size}, which does not divide the {self.number} devices; give another number of one of them"
-            )
-        if size > 1 and self.weights_bytes is None:
-            raise UserError(
-                f"cell is {size}, and --weights-memory does not say what a device has for weights; give it, as in 24GB"
-            )
+    def chosen(self, sources: Sequence[Source]) -> Devices:
+        """The same in the smallest cells in which these models fit; says what each device holds.
+
+        Raises UserError.
+        """
+        from tilework.runtime.executor import WorkerStartFailed
+        from tilework.runtime.models.cell_choice import sizes_of, smallest_cell
+
+        assert self.weights_bytes is not None
+        with user_errors(WorkerStartFailed), console.status("reading how large the models are"):
+            choice = smallest_cell(asyncio.run(sizes_of(sources)), self.number, self.weights_bytes)
+        for line in choice.lines():
+            console.print(line, soft_wrap=True, highlight=False)
+        return replace(self, cell_size=choice.size)

@@ -34,6 +34,39 @@ class Component:
     num_bytes: int
 
 
+ALIGNMENT = 64
+"""Of torch's own memory, in bytes. Kernels round differently where tensors begin elsewhere."""
+
+
+MOST_IN_CELL = 64
+"""The most devices that have the weights of a model together."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightBlocks:
+    """How the `num_bytes` of a component are divided in a cell: in blocks of `block_bytes`, and what is in none.
+
+    Each device has a piece of every block, and all of the `whole_bytes` that are in none. One block at a time is
+    gathered.
+    """
+
+    num_bytes: int
+    whole_bytes: int
+    block_bytes: tuple[int, ...]
+
+    def held_bytes(self, cell_size: int) -> int:
+        """What each device of a cell of this size needs for the component: its part, and the largest block."""
+        if cell_size == 1:
+            return self.num_bytes
+        pieces = [piece_bytes(one, cell_size) for one in self.block_bytes]
+        return self.whole_bytes + sum(pieces) + cell_size * max(pieces, default=0)
+
+
+def piece_bytes(block_bytes: int, cell_size: int) -> int:
+    """What each device of a cell has of a block."""
+    return -(-block_bytes // (cell_size * ALIGNMENT)) * ALIGNMENT
+
+
 class DropOrder(NamedTuple):
     """Which components go first where others need their room: `device` on devices, `host` in the memory of a host.
 

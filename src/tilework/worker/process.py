@@ -21,7 +21,7 @@ from tilework.comm.messages import receive_messages, send_message
 from tilework.core.component import Component
 from tilework.core.model import ModelInfo, ModelSource, SimulatedSource, Source
 from tilework.core.wire.commands import WEIGHTS, BreakGroup, Command, Execute, Quit, ReadWeights, Site, StopWork
-from tilework.core.wire.reports import Loaded, LoadedModel, LoadFailed, Report
+from tilework.core.wire.reports import Loaded, LoadedModel, LoadFailed, Report, Sized
 from tilework.pipelines.errors import InvalidSource
 from tilework.pipelines.family import Family
 from tilework.pipelines.loading import load, load_component, quiet
@@ -38,6 +38,7 @@ from tilework.worker.models.loras import WorkerLoras
 from tilework.worker.models.models import Models
 from tilework.worker.models.reader import read_ahead
 from tilework.worker.models.shared_weights import SharedWeights
+from tilework.worker.models.sizes import size_of
 from tilework.worker.models.skeleton import leave_skeleton, take_over
 from tilework.worker.models.weights import Weights
 from tilework.worker.simulated import SimulatedFamily
@@ -65,6 +66,10 @@ def serve(connection: socket.socket, sources: Sequence[Source], site: Site) -> N
         _prepare(source, site.device_id)
         if site.skeleton:
             link.send(_left_skeleton(source, site, start_ns))
+            link.wait()
+            return
+        if site.sizes:
+            link.send(Sized(tuple(size_of(one) for one in sources if isinstance(one, ModelSource))))
             link.wait()
             return
         if site.reads:

@@ -43,7 +43,7 @@ EXAMPLE = examples(
 def command(
     model: Annotated[str, typer.Argument(help="shapes, shapes-motion, a diffusers directory, or a hub id.")] = "shapes",
     workers: Annotated[int, typer.Option(min=1, max=1024, help="Worker processes, one per device.")] = 2,
-    cell: Cell = 1,
+    cell: Cell = "1",
     weights_memory: WeightsMemory = None,
     degrees: Annotated[
         str | None, typer.Option(help="Group sizes, such as 1,2,4; default: powers of two up to the number of devices.")
@@ -70,8 +70,9 @@ def command(
     from tilework.runtime.executor import WorkerStartFailed
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    asked = Devices(workers, cell, weights_memory)
-    asked.check()
+    source = model_source(model, ModelOptions(None, device, dtype, threads, vae_tiling=vae_tiling))
+    asked = Devices.of(workers, cell, weights_memory)
+    asked = asked if asked.cell_size else asked.chosen([source])
     plan = ProfilePlan(
         num_devices=asked.num_devices,
         shapes=None if sizes is None else tuple(dict.fromkeys(parse_size(size) for size in sizes.split(","))),
@@ -79,7 +80,7 @@ def command(
         num_runs=runs,
         combinations=combinations if mixed else 0,
     )
-    executor = _executor(model_source(model, ModelOptions(None, device, dtype, threads, vae_tiling=vae_tiling)), asked)
+    executor = _executor(source, asked)
     with user_errors(WorkerStartFailed, ProfilesUnavailable, OSError):
         store = open_profiles(profiles)
         measured = run(executor, plan, store, model, quiet=json)

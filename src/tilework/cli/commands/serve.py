@@ -45,7 +45,7 @@ def command(
     models: options.Models = None,
     adapter: Adapter = None,
     workers: options.Workers = 2,
-    cell: options.Cell = 1,
+    cell: options.Cell = "1",
     cpu_slots: options.CpuSlots = 1,
     policy: options.Policy = DEFAULT_POLICY,
     device: Device = "cpu",
@@ -84,13 +84,17 @@ def command(
     """Serve models behind OpenAI's images API, with deadlines.
 
     Further settings come from the environment: TILEWORK_MAX_STEPS, TILEWORK_RESULT_TTL_S, ... (docs/serving.md)."""
-    asked = _checked(backend, workers, cell, weights_memory, cpu_slots, nodes_wanted(nodes, agents, cluster, copies))
-    table = _prepared(log_level, models, models_file, policy, cost, asked[0].num_devices)
+    wanted = nodes_wanted(nodes, agents, cluster, copies)
+    asked = _checked(backend, workers, cell, weights_memory, cpu_slots, wanted)
+    _prepare(log_level, models, models_file)
     usual = ModelOptions(adapter, device, dtype, threads, worker_memory, vae_tiling, not no_previews)
+    if not asked.cell_size:
+        asked = asked.chosen(_model_sources(models, models_file, loras, usual))
+    table = _checked_table(policy, cost, asked.num_devices, models_file)
     from tilework.cli.serving import Serving
 
     Serving(
-        workers=_workers(asked, states_memory, _sources(backend, table, models, models_file, loras, usual)),
+        workers=_workers(asked, wanted, states_memory, _sources(backend, table, models, models_file, loras, usual)),
         policy=policy,
         table=table,
         profiles=profiles,
@@ -103,21 +107,13 @@ def command(
     ).run()
 
 
-def _prepared(
-    log_level: str,
-    models: Sequence[str] | None,
-    file: Path | None,
-    policy: str,
-    cost: str | None,
-    num_workers: int,
-) -> CostTable | None:
-    """The cost table that is given, if any. Raises UserError, also if the models are given twice."""
+def _prepare(log_level: str, models: Sequence[str] | None, file: Path | None) -> None:
+    """Raises UserError if the models are given twice, or the extra is missing."""
     if models and file is not None:
         raise UserError(f"models are given twice, as {models[0]!r} and by --models; leave one out")
     require_serve_extra()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("tilework").setLevel(log_level.upper())  # Libraries stay as they are.
-    return _checked_table(policy, cost, num_workers, file)
 
 
 def _limits(
@@ -130,30 +126,27 @@ def _limits(
 def _checked(
     backend: options.Backend,
     workers: int,
-    size: int,
+    cell: str,
     weights_bytes: int | None,
     num_slots: int,
     nodes: NodesWanted | None,
-) -> tuple[Devices, NodesWanted | None]:
+) -> Devices:
     """The devices that are asked for, here or on each of several nodes. Raises UserError if there cannot be such."""
-    if size > 1 and backend is options.Backend.MODELLED:
-        raise UserError(f"cell is {size}, and simulated devices have no weights; give --cost NAME,cell={size} instead")
-    if size > 1 and nodes is not None:
-        raise UserError(f"cell is {size}, and there are no cells on several nodes yet; serve on one machine")
+    if cell != "1" and backend is options.Backend.MODELLED:
+        raise UserError(f"cell is {cell}, and simulated devices have no weights; give --cost NAME,cell={cell} instead")
+    if cell != "1" and nodes is not None:
+        raise UserError(f"cell is {cell}, and there are no cells on several nodes yet; serve on one machine")
     if weights_bytes is not None and backend is options.Backend.MODELLED:
         raise UserError("--weights-memory needs --backend diffusers: simulated devices have no weights; leave it out")
-    devices = Devices(workers, size, weights_bytes, num_slots)
-    devices.check()
-    return devices, nodes
+    return Devices.of(workers, cell, weights_bytes, num_slots)
 
 
 def _workers(
-    asked: tuple[Devices, NodesWanted | None], states_memory: int | None, sources: tuple[Source, ...]
+    devices: Devices, nodes: NodesWanted | None, states_memory: int | None, sources: tuple[Source, ...]
 ) -> Workers:
     from tilework.cli.workers import Workers
     from tilework.runtime.local_executor import LocalConfig
 
-    devices, nodes = asked
     each = LocalConfig(
         num_workers=devices.number,
         cell_size=devices.cell_size,

@@ -39,14 +39,14 @@ Workers = Annotated[
     int, typer.Option("--workers", "--devices", min=1, max=1024, help="Worker processes, one per device.")
 ]
 Cell = Annotated[
-    int,
+    str,
     typer.Option(
         "--cell",
-        min=1,
-        max=64,
+        metavar="N|auto",
         envvar="TILEWORK_CELL",
         help="Devices that have the weights of a model together, for a model that exceeds one: --devices 4 --cell 2 "
-        "are two devices of twice the size. Needs --weights-memory, which stays that of one device.",
+        "are two devices of twice the size; auto: as few as its stages fit into. Needs --weights-memory, which stays "
+        "that of one device.",
     ),
 ]
 CpuSlots = Annotated[

@@ -29,7 +29,8 @@ class Site:
     a command loads them; otherwise it has those of all its models from the start. One that `replaces` a lost worker
     serves what it can of its models. Of jobs that have no work there it keeps `states_bytes` at most; of others their
     blobs are read again. With a `skeleton` it serves nothing: it reads its one model, leaves the skeleton
-    in this file and waits for its end. One that `reads` serves nothing either: it takes `ReadWeights` alone.
+    in this file and waits for its end. One that `reads` serves nothing either: it takes `ReadWeights` alone; and one
+    that `sizes` only reports how large its models are.
 
     The workers of a `cell`, of which this is one, have a part of all weights each, and run every work together.
 
@@ -44,6 +45,7 @@ class Site:
     replaces: bool = False
     skeleton: str = ""
     reads: bool = False
+    sizes: bool = False
     infos: tuple[ModelInfo, ...] = ()
     cell: Group = ()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from tilework.core.component import Component, num_bytes
+from tilework.core.component import Component, WeightBlocks, num_bytes
 from tilework.core.cost_row import CostRow
 from tilework.core.lora import Lora
 from tilework.core.model import ModelInfo
@@ -51,6 +51,31 @@ class LoadedModel:
         sizes = {stage: num_bytes(needed) for stage, needed in self.needed(loras).items()}
         largest = max(sizes, key=sizes.__getitem__)
         return largest, sizes[largest]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSize:
+    """How large a model is that no device has loaded: what its stages need, and how that is divided in a cell.
+
+    `stages` are the names of the components that each needs, by its name. At most `max_degree` devices share a request.
+    """
+
+    name: str
+    max_degree: int
+    stages: Mapping[str, tuple[str, ...]]
+    components: Mapping[str, WeightBlocks]
+
+    def held_bytes(self, cell_size: int) -> dict[str, int]:
+        """What each device of a cell of this size needs for each stage, by its name."""
+        held = {name: one.held_bytes(cell_size) for name, one in self.components.items()}
+        return {stage: sum(held[name] for name in names) for stage, names in self.stages.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """The answer of a process that was started to say how large models are."""
+
+    models: tuple[ModelSize, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +221,7 @@ class Failed:
 
 Report = (
     Loaded
+    | Sized
     | LoadFailed
     | WeightsLoaded
     | WeightsRead

@@ -41,7 +41,7 @@ class CalibrationWeights:
                 raise WorkerStartFailed(
                     f"the weights of {model.info.name} for its stage {stage} are {size} bytes, and a device has "
                     f"{self.total_bytes} for weights; give it more (--weights-memory), choose a dtype of 16 bits, or "
-                    "let several devices be one (--cell)"
+                    "let several devices be one (--cell auto)"
                 )
             self.know(model)
         everything = num_bytes({one for model in loaded.models for one in model.components.values()})

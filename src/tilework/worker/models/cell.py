@@ -22,12 +22,12 @@ import torch
 from torch import Tensor, nn
 
 from tilework.core.comm import Comm
-from tilework.core.component import Component
+from tilework.core.component import Component, WeightBlocks, piece_bytes
 from tilework.core.model import ModelInfo
 from tilework.core.work import Group
 from tilework.pipelines.components import blocks_of
 from tilework.pipelines.errors import UnsupportedModel
-from tilework.worker.models.shared_weights import ALIGNMENT, Form, WeightsFile, laid_out, placed, weights_of
+from tilework.worker.models.shared_weights import Form, WeightsFile, laid_out, placed, weights_of
 
 
 class Cell:
@@ -98,30 +98,13 @@ class SplitModule:
 
     @staticmethod
     def of(module: nn.Module, forms: Sequence[Form], cell: Cell) -> SplitModule:
-        """Weights that several blocks have, or a block and what is in none, are whole."""
-        weights = weights_of(module)
-        found = list(blocks_of(module))
-        uses = Counter(id(weight) for block in found for weight in weights_of(block))
-        uses.update(id(weight) for weight in _outside(module, found))
         blocks: list[Block] = []
         split = set[int]()
-        for block in found:
-            own = {id(weight) for weight in weights_of(block) if uses[id(weight)] == 1}
-            indices = tuple(index for index, weight in enumerate(weights) if id(weight) in own)
-            if not indices:
-                continue
+        for block, indices in _own_weights(module):
             offsets, num_bytes = laid_out([forms[index] for index in indices])
-            piece_bytes = -(-num_bytes // (cell.size * ALIGNMENT)) * ALIGNMENT
-            blocks.append(Block(block, indices, tuple(offsets), piece_bytes))
+            blocks.append(Block(block, indices, tuple(offsets), piece_bytes(num_bytes, cell.size)))
             split.update(indices)
-        return SplitModule(cell, weights, forms, blocks, [one for one in range(len(weights)) if one not in split])
-
-    @property
-    def held_bytes(self) -> int:
-        """What a device needs for the module: its pieces, what is whole, and its largest block."""
-        pieces = [block.piece_bytes for block in self.blocks]
-        whole = sum(self.forms[index].num_bytes for index in self.whole)
-        return whole + sum(pieces) + self.cell.size * max(pieces, default=0)
+        return SplitModule(cell, weights_of(module), forms, blocks, [i for i in range(len(forms)) if i not in split])
 
     def bring(self, weight: Callable[[int], Tensor], pieces: list[Tensor]) -> Iterator[None]:
         """Copy this device's part of the weights, which are on the host: a piece of a block after each `next`."""
@@ -191,7 +174,30 @@ class SplitModule:
 
 def component_in(cell: Cell, module: nn.Module, component: Component, forms: Sequence[Form]) -> Component:
     """A component with the bytes that a device of the cell needs for it."""
-    return replace(component, num_bytes=SplitModule.of(module, forms, cell).held_bytes)
+    return replace(component, num_bytes=divided(module, forms).held_bytes(cell.size))
+
+
+def divided(module: nn.Module, forms: Sequence[Form]) -> WeightBlocks:
+    """How the weights of a module are divided in cells of any size."""
+    blocks = [indices for _, indices in _own_weights(module)]
+    in_blocks = {index for indices in blocks for index in indices}
+    sizes = [form.num_bytes for form in forms]
+    return WeightBlocks(
+        num_bytes=sum(sizes),
+        whole_bytes=sum(size for index, size in enumerate(sizes) if index not in in_blocks),
+        block_bytes=tuple(laid_out([forms[index] for index in indices])[1] for indices in blocks),
+    )
+
+
+def _own_weights(module: nn.Module) -> Iterator[tuple[nn.Module, tuple[int, ...]]]:
+    """The blocks of a module, each with its weights, by their index; without those that something else has, too."""
+    weights, found = weights_of(module), list(blocks_of(module))
+    uses = Counter(id(weight) for block in found for weight in weights_of(block))
+    uses.update(id(weight) for weight in _outside(module, found))
+    for block in found:
+        own = {id(weight) for weight in weights_of(block) if uses[id(weight)] == 1}
+        if own:
+            yield block, tuple(index for index, weight in enumerate(weights) if id(weight) in own)
 
 
 def _outside(module: nn.Module, blocks: Sequence[nn.Module]) -> Iterator[Tensor]:

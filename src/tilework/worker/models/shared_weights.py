@@ -17,11 +17,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from tilework.core.component import Component
+from tilework.core.component import ALIGNMENT, Component
 
 _log = logging.getLogger(__name__)
-ALIGNMENT = 64
-"""Of torch's own memory, in bytes. Kernels round differently where tensors begin elsewhere."""
 _MADV_POPULATE_READ = 22  # Since Linux 5.14; Python has no name for it.
 _BLOCK_BYTES = 64 << 20  # What is mapped at once: a multiple of any page size, and some hundredths of a second.
 _RESERVE_BYTES = 1 << 30  # Left free for the states of jobs, which lie on the same device.
