@@ -10,7 +10,7 @@ from builders import simulate
 from tilework.core.component import LoadSource
 from tilework.core.request import Request, Shape, Status
 from tilework.core.time import NS_PER_S
-from tilework.cost.table import BadCostTable, CostTable, in_cells
+from tilework.cost.table import BadCostTable, CostTable, in_cells, in_smallest_cells
 from tilework.cost.table_file import read_table
 
 PIPELINE, SMALL, LARGE = "hunyuanvideo", Shape(544, 960, 17), Shape(720, 1280, 65)
@@ -33,6 +33,7 @@ def test_a_cell_takes_what_its_devices_take_together() -> None:
     whole = read_table("hunyuanvideo_l20")
     cells = in_cells(whole, 2)
     assert cells == read_table("hunyuanvideo_l20,cell=2")
+    assert whole == read_table("hunyuanvideo_l20,cell=auto")
     assert cells.devices_per_node * 2 == whole.devices_per_node
     assert whole.memory_bytes is not None
     assert cells.memory_bytes == 2 * whole.memory_bytes
@@ -78,11 +79,27 @@ def test_a_model_that_exceeds_one_device_is_served_by_cells(narrow: CostTable, p
 
 
 @pytest.mark.parametrize(
+    ("memory_bytes", "size"), [(None, 1), (48_000_000_000, 1), (TOO_LITTLE, 2), (8_000_000_000, 8)]
+)
+def test_the_smallest_cell_in_which_all_that_was_measured_fits(memory_bytes: int | None, size: int) -> None:
+    whole = replace(read_table("hunyuanvideo_l20"), memory_bytes=memory_bytes)
+    assert in_smallest_cells(whole) == (whole if size == 1 else in_cells(whole, size))
+
+
+def test_what_fits_in_no_cell_of_a_node_is_named() -> None:
+    whole = replace(read_table("hunyuanvideo_l20"), memory_bytes=1_000_000_000)
+    with pytest.raises(
+        BadCostTable, match=r"of 'hunyuanvideo' at \S+ needs \d+ bytes on each of its 8 devices, and memory"
+    ):
+        in_smallest_cells(whole)
+
+
+@pytest.mark.parametrize(
     ("name", "words"),
     [
         ("hunyuanvideo_l20,cell=3", "cell=3 does not divide the 8 devices of a node"),
         ("hunyuanvideo_l20,cell=0", "cell=0 does not divide"),
-        ("hunyuanvideo_l20,cells=2", "'cells=2' is no option of a cost table; give cell=N"),
+        ("hunyuanvideo_l20,cells=2", "'cells=2' is no option of a cost table; give cell=N or cell=auto"),
         ("hunyuanvideo_l20,cell=two", "'cell=two' is no option"),
     ],
 )

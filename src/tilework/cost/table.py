@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from tilework.core.component import Component, LoadSource
+from tilework.core.component import Component, LoadSource, num_bytes
 from tilework.core.cost_row import Batch, CostRow
 from tilework.core.graph.graph import Graph
 from tilework.core.graph.shipped import latent_diffusion
@@ -178,6 +178,42 @@ def _of_cell(row: CostRow, size: int) -> CostRow:
     needed = activation_bytes * num_devices
     peak_bytes = None if weights is None else weights + needed
     return replace(row, degree=max(1, row.degree // size), activation_bytes=needed, peak_bytes=peak_bytes)
+
+
+def in_smallest_cells(table: CostTable) -> CostTable:
+    """The table for the smallest cells in which each measured size of all stages fits at some degree; itself if that is
+    one device.
+
+    What a stage needs are its weights and, unless it can run in slices, its activations, as far as the table has them.
+
+    Raises:
+        BadCostTable: it fits into no cell, or as `in_cells`.
+    """
+    limit = table.memory_bytes
+    for size in (one for one in range(1, table.devices_per_node + 1) if table.devices_per_node % one == 0):
+        cells = table if size == 1 else in_cells(table, size)
+        (needed, what), room = _most_needed(cells), cells.memory_bytes
+        if room is None or needed <= room:
+            return cells
+    raise BadCostTable(
+        f"cell=auto fits in no cell of a node: {what} needs {-(-needed // size)} bytes on each of its {size} devices, "
+        f"and memory_bytes is {limit}; raise memory_bytes or devices_per_node, or leave the size out"
+    )
+
+
+def _most_needed(table: CostTable) -> tuple[int, str]:
+    """The most bytes that a stage needs for a size, at the degree at which it needs least, and which one it is."""
+    least: dict[tuple[str, str, str], int] = {}
+    for row in table.rows:
+        if row.batch == 1:
+            stage = table.graph(row.pipeline).stage(row.stage)
+            known = table.components.get(row.pipeline, {})
+            weights = num_bytes({known[name] for name in stage.spec.components if name in known})
+            needed = weights + (0 if stage.spec.sliceable else row.activation_bytes or 0)
+            key = row.pipeline, row.stage, str(row.shape)
+            least[key] = min(needed, least.get(key, needed))
+    (pipeline, stage_name, shape), needed = max(least.items(), key=lambda item: (item[1], item[0]))
+    return needed, f"{stage_name} of {pipeline!r} at {shape}"
 
 
 def without(table: CostTable, pipelines: Collection[str]) -> CostTable:

@@ -16,7 +16,7 @@ from tilework.core.request import Shape
 from tilework.cost.batch_latency import BatchLatencyModel
 from tilework.cost.mixes import BadMixes, Mixes
 from tilework.cost.shipped import shipped_path
-from tilework.cost.table import BadCostTable, CostTable, in_cells, merged
+from tilework.cost.table import BadCostTable, CostTable, in_cells, in_smallest_cells, merged
 from tilework.cost.table_memory import memory_json, parse_memory
 
 _ROW_FIELDS = tuple(column.name for column in fields(CostRow))
@@ -35,7 +35,7 @@ def read_table(place: Path | str) -> CostTable:
     """Read a cost table: a file, or one of `shipped_names()` (a file of the same name is reached as ./NAME).
 
     Several of them, joined by "+", are one table (see `merged`), unless there is a file of exactly that name.
-    "NAME,cell=2" is NAME for cells of two devices (see `in_cells`).
+    "NAME,cell=2" is NAME for cells of two devices (see `in_cells`), "NAME,cell=auto" for the smallest in which it fits.
 
     Raises:
         BadCostTable: names the file, the field, its value and the remedy.
@@ -53,9 +53,11 @@ def _read_one(place: Path | str) -> CostTable:
     name, comma, option = str(place).rpartition(",")
     if comma and not Path(place).exists():
         key, _, size = option.partition("=")
-        if key != "cell" or not size.isdecimal():
-            raise BadCostTable(f"{place}: {option!r} is no option of a cost table; give cell=N, such as {name},cell=2")
-        return in_cells(_read_one(name), int(size))
+        if key != "cell" or not (size.isdecimal() or size == "auto"):
+            raise BadCostTable(
+                f"{place}: {option!r} is no option of a cost table; give cell=N or cell=auto, such as {name},cell=2"
+            )
+        return in_smallest_cells(_read_one(name)) if size == "auto" else in_cells(_read_one(name), int(size))
     path = shipped_path(str(place)) or Path(place)
     try:
         document = json.loads(path.read_text("utf-8"))

@@ -96,7 +96,7 @@ async def sizes_of(sources: Sequence[Source], timeout_s: float = 600.0, grace_s:
 
 def _shown(num_bytes: int) -> str:
     """Bytes as people write them, rounded up, so that what is shown is enough."""
-    for unit, size in (("GB", 10**9), ("MB", 10**6)):
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 1000)):
         if num_bytes >= size:
             tenths = -(-num_bytes * 10 // size)
             return f"{tenths / 10:g}{unit}"
