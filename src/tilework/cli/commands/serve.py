@@ -31,7 +31,7 @@ EXAMPLE = examples(
     "tilework serve ./sd3-medium --device cuda --workers 4 --port 8000",
     "tilework serve sdxl=./sdxl anime=./animagine --weights-memory 12GB",
     "tilework serve --models models.toml --weights-memory 24GB",
-    "tilework serve ./flux2-dev --device cuda --workers 4 --cell 2 \\\n  --weights-memory 40GB",
+    "tilework serve ./flux2-dev --device cuda --workers 4 --cell auto \\\n  --weights-memory 40GB",
     "tilework serve ./sdxl --loras ./loras",
     "tilework serve --durable ./state",
     "tilework serve --default-slo 3x",
@@ -84,17 +84,13 @@ def command(
     """Serve models behind OpenAI's images API, with deadlines.
 
     Further settings come from the environment: TILEWORK_MAX_STEPS, TILEWORK_RESULT_TTL_S, ... (docs/serving.md)."""
-    wanted = nodes_wanted(nodes, agents, cluster, copies)
-    asked = _checked(backend, workers, cell, weights_memory, cpu_slots, wanted)
-    _prepare(log_level, models, models_file)
+    asked = _checked(backend, workers, cell, weights_memory, cpu_slots, nodes_wanted(nodes, agents, cluster, copies))
     usual = ModelOptions(adapter, device, dtype, threads, worker_memory, vae_tiling, not no_previews)
-    if not asked.cell_size:
-        asked = asked.chosen(_model_sources(models, models_file, loras, usual))
-    table = _checked_table(policy, cost, asked.num_devices, models_file)
+    devices, table = _prepared(log_level, models, models_file, loras, usual, policy, cost, asked[0])
     from tilework.cli.serving import Serving
 
     Serving(
-        workers=_workers(asked, wanted, states_memory, _sources(backend, table, models, models_file, loras, usual)),
+        workers=_workers(devices, asked[1], states_memory, _sources(backend, table, models, models_file, loras, usual)),
         policy=policy,
         table=table,
         profiles=profiles,
@@ -107,13 +103,28 @@ def command(
     ).run()
 
 
-def _prepare(log_level: str, models: Sequence[str] | None, file: Path | None) -> None:
-    """Raises UserError if the models are given twice, or the extra is missing."""
+def _prepared(
+    log_level: str,
+    models: Sequence[str] | None,
+    file: Path | None,
+    loras: Path | None,
+    usual: ModelOptions,
+    policy: str,
+    cost: str | None,
+    devices: Devices,
+) -> tuple[Devices, CostTable | None]:
+    """The devices, in cells that fit the models, and the cost table that is given, if any.
+
+    Raises UserError, also if the models are given twice.
+    """
     if models and file is not None:
         raise UserError(f"models are given twice, as {models[0]!r} and by --models; leave one out")
     require_serve_extra()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("tilework").setLevel(log_level.upper())  # Libraries stay as they are.
+    if not devices.cell_size:
+        devices = devices.chosen(_model_sources(models, file, loras, usual))
+    return devices, _checked_table(policy, cost, devices.num_devices, file)
 
 
 def _limits(
@@ -130,7 +141,7 @@ def _checked(
     weights_bytes: int | None,
     num_slots: int,
     nodes: NodesWanted | None,
-) -> Devices:
+) -> tuple[Devices, NodesWanted | None]:
     """The devices that are asked for, here or on each of several nodes. Raises UserError if there cannot be such."""
     if cell != "1" and backend is options.Backend.MODELLED:
         raise UserError(f"cell is {cell}, and simulated devices have no weights; give --cost NAME,cell={cell} instead")
@@ -138,7 +149,7 @@ def _checked(
         raise UserError(f"cell is {cell}, and there are no cells on several nodes yet; serve on one machine")
     if weights_bytes is not None and backend is options.Backend.MODELLED:
         raise UserError("--weights-memory needs --backend diffusers: simulated devices have no weights; leave it out")
-    return Devices.of(workers, cell, weights_bytes, num_slots)
+    return Devices.of(workers, cell, weights_bytes, num_slots), nodes
 
 
 def _workers(
