@@ -124,6 +124,17 @@ def test_a_model_that_exceeds_a_device_is_served_by_the_smallest_cells_in_which_
 
 
 @pytest.mark.slow
+def test_a_model_with_an_adapter_of_its_own_is_served_by_cells(tmp_path: Path) -> None:
+    tiny.prepare()
+    tiny.save(tiny.build_sd3(), tmp_path / "sd3", "sd3")
+    with serving(ModelSource(path=str(tmp_path / "sd3"), name="sd3"), room=10**8) as rig:
+        asked = {str(seed): tiny.spec(seed=seed, height=64 * seed) for seed in (1, 2)}
+        reference = tilework.reference(rig.engine.models["sd3"].path)
+        assert_served(rig, asked, lambda spec: tiny.run_stock(reference, spec).pixels)
+        assert rig.engine.models["sd3"].cell == CELL
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("policy", ["fixed-sp1", "fixed-sp2"])
 def test_a_cell_that_loses_a_worker_is_started_again_and_its_request_resumes(

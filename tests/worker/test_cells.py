@@ -32,13 +32,14 @@ from tilework.worker.models.skeleton import leave_skeleton
 from tilework.worker.models.weights import KeptWeights, Weights
 from worker.test_weights import bring, never, num_bytes
 from worker.tied import Tied
-from zoo import requests
+from zoo import cells, requests
 from zoo.registry import ZOO, build
 
 TOLERANCE = 1e-5
 BUILDING = Lock()
 QUICK = ("flux", "sd3")
 SLOW = ("wan21", "wan22")
+IN_CELLS = ("sd3", "hunyuan-video-guided", "modular-ltx-image", "qwen-image")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -143,6 +144,15 @@ def test_several_cells_and_larger_ones_draw_it_too(
     ranks: Ranks, name: str, size: int, num_ranks: int, tmp_path: Path
 ) -> None:
     assert_draw_alike(ranks, name, size, num_ranks, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", IN_CELLS)
+def test_a_cell_draws_what_one_device_draws_of_models_that_it_reads_itself(
+    ranks: Ranks, name: str, tmp_path: Path
+) -> None:
+    """`python -m zoo.support cells` looks at all of the zoo that several devices can share."""
+    cells.check(ZOO[name], ranks, tmp_path)
 
 
 def assert_draw_alike(ranks: Ranks | Threads, name: str, size: int, num_ranks: int, directory: Path) -> None:

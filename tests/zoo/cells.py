@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,6 @@ from tilework.core.model import ModelSource
 from tilework.core.wire.spec import Spec
 from tilework.pipelines.family import Family
 from tilework.pipelines.loading import load
-from tilework.pipelines.model_index import STOCK
 from tilework.pipelines.stock.answers import rebuilt
 from tilework.worker.models.cell import Cell
 from tilework.worker.models.loras import WorkerLoras
@@ -34,7 +35,7 @@ def check(model: ZooModel, ranks: Ranks, directory: Path) -> None:
     """Raises AssertionError if a cell of two does not draw what one device draws, or cannot have the model."""
     place = directory / "model"
     build(model).save_pretrained(str(place), safe_serialization=True)
-    source = ModelSource(path=str(place), adapter=STOCK)
+    source = ModelSource(path=str(place))  # With the adapter that a server would use.
     family = load(source)
     latents, pixels = drawn(family, requests.spec_of(model, family, seed=1))
     found = ranks.run(SIZE, draw_in_cell, model.name, source, directory)
@@ -42,6 +43,20 @@ def check(model: ZooModel, ranks: Ranks, directory: Path) -> None:
         assert torch.equal(ours, found[0][0]), "ranks would drift apart"
         assert (ours - latents).abs().max() <= TOLERANCE * latents.abs().max(), "other latents"
         assert (ours_pixels - pixels).abs().max() <= 1, "another picture"
+
+
+def check_all(models: Sequence[ZooModel]) -> None:
+    """Print of each whether a cell draws it."""
+    ranks = Ranks(SIZE)
+    for model in models:
+        with tempfile.TemporaryDirectory() as directory:
+            try:
+                check(model, ranks, Path(directory))
+            except AssertionError as error:
+                print(f"{model.name}: {error}", flush=True)
+            else:
+                print(f"{model.name}: as one device", flush=True)
+    ranks.close()
 
 
 def draw_in_cell(comm: Comm, name: str, source: ModelSource, directory: Path) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
     PYTHONPATH=src:tests:. python -m zoo.support            # classes that the record lacks
     PYTHONPATH=src:tests:. python -m zoo.support LTXPipeline   # these again; `all`: each one
     PYTHONPATH=src:tests:. python -m zoo.support features   # of those served: what else they can do
+    PYTHONPATH=src:tests:. python -m zoo.support cells   # of those that devices can share: whether cells draw them
 
 `tests/pipelines/test_stock.py` compares the record with what is found.
 """
@@ -28,7 +29,7 @@ from tilework.pipelines.components import denoisers_of
 from tilework.pipelines.model_index import ADAPTERS, STOCK
 from tilework.pipelines.stock.model_info import num_heads
 from tilework.pipelines.support.record import ClassRecord, Record, read_record, record_file, served_classes
-from zoo import requests
+from zoo import cells, requests
 from zoo.model import ZooModel
 from zoo.registry import ZOO, build
 
@@ -122,6 +123,9 @@ def main(names: Sequence[str]) -> None:
             classes[name] = replace(classes[name], **_features(models_of(name)[0]))
         _write(replace(record, classes=classes))
         return
+    if names == ["cells"]:
+        cells.check_all([one for one in ZOO.values() if _may_be_split(classes[one.class_name]) and one.loads])
+        return
     in_zoo = dict.fromkeys(model.class_name for model in ZOO.values())
     for name in [name for name in in_zoo if name in names or names == ["all"] or (not names and name not in classes)]:
         found = []
@@ -131,6 +135,11 @@ def main(names: Sequence[str]) -> None:
         classes[name] = together(found)
         print(name, classes[name].reason or "served", flush=True)
         _write(replace(record, diffusers=diffusers.__version__, classes=classes))
+
+
+def _may_be_split(record: ClassRecord) -> bool:
+    """Whether a cell can have models of this class."""
+    return record.is_served and record.degrees != "1"
 
 
 def _write(record: Record) -> None:

@@ -90,7 +90,12 @@ def can_share(pipeline: Any, denoisers: Iterable[Any]) -> bool:
     """
     if getattr(pipeline, "adapter", None) is not None or type(pipeline).__name__ in _CACHING:
         return False
-    return not hasattr(pipeline, "set_pag_applied_layers") and all(type(one).__name__ in ROWS for one in denoisers)
+    return not perturbs_attention(pipeline) and all(type(one).__name__ in ROWS for one in denoisers)
+
+
+def perturbs_attention(pipeline: Any) -> bool:
+    """Whether some of its attentions are perturbed (PAG): by a mask of the whole sequence, which no group can share."""
+    return hasattr(pipeline, "set_pag_applied_layers")
 
 
 def can_share_decoder(pipeline: Any) -> bool:

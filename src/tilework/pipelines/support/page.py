@@ -16,7 +16,7 @@ from tilework.pipelines.support.record import KINDS, ClassRecord, Record, read_r
 BEGIN, END = "<!-- classes: `make docs` writes this part -->", "<!-- classes end -->"
 _SENTENCE = re.compile(r"\d+ of \d+ pipeline classes of diffusers \d+\.[\d.]*\d")
 _HEAD = (
-    "| class | stages | exact | interleaved | moved | batches | devices | inputs | lacks |",
+    "| class | stages | exact | interleaved | moved | batches | devices, also of a cell | inputs | lacks |",
     "|---|---|---|---|---|---|---|---|---|",
 )
 

@@ -67,7 +67,7 @@ class Cell:
         if info.max_degree < self.size:
             raise UnsupportedModel(
                 f"{info.name} runs on at most {info.max_degree} devices at once, and a cell has {self.size}; give a "
-                "smaller --cell"
+                "smaller --cell, or none (docs/models.md says of each class how many devices a cell may have)"
             )
         stages = tuple(replace(stage, batchable=False) for stage in info.stages)
         return replace(info, cell=self.size, max_degree=info.max_degree // self.size, stages=stages)
