@@ -109,7 +109,7 @@ def test_a_model_that_exceeds_a_device_is_served_by_the_smallest_cells_in_which_
     source: ModelSource, stock: Callable[[Spec], np.ndarray]
 ) -> None:
     sizes = asyncio.run(sizes_of([source]))
-    assert [smallest_cell(sizes, 4, room).size for room in (WHOLE, ROOM, WHOLE // 2)] == [1, CELL, 4]
+    assert [smallest_cell(sizes, 4, room).size for room in (2 * WHOLE, ROOM, WHOLE // 2)] == [1, CELL, 4]
     with serving(source) as rig:
         info, health = rig.engine.models["flux"], rig.engine.health()
         assert (info.cell, info.max_degree, health.num_devices, health.num_devices_up) == (2, 2, 2, 2)

@@ -144,7 +144,7 @@ def test_a_page_is_updated_between_its_marks() -> None:
     assert updated.endswith(f"{page.END}\nend")
 
 
-@pytest.mark.parametrize("name", ["qwen-image", "sana", "modular-z-image", "sd3-pag"])
+@pytest.mark.parametrize("name", ["qwen-image", "sana", "modular-z-image", "sd3-pag", "modular-ltx2"])
 def test_a_loaded_model_and_the_record_lack_the_same(name: str) -> None:
     tiny.prepare()
     info = StockPipeline(build(ZOO[name]), name, {}, "").info

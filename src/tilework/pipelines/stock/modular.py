@@ -109,3 +109,8 @@ def _with_parts(block: Any) -> Iterator[Any]:
     yield block
     for part in getattr(block, "sub_blocks", {}).values():
         yield from _with_parts(part)
+
+
+def names_blocks(pipeline: Any) -> bool:
+    """Whether its guider names blocks to the denoiser that differ in some passes, which no group can share."""
+    return bool(getattr(getattr(pipeline, GUIDER, None), "spatio_temporal_guidance_blocks", None))

@@ -39,7 +39,7 @@ from tilework.pipelines.stock.coroutine import StockCall
 from tilework.pipelines.stock.glance import Glance, SmallDecoder
 from tilework.pipelines.stock.guidance_halves import GuidanceHalves
 from tilework.pipelines.stock.model_info import check_pipeline, describe, num_heads
-from tilework.pipelines.stock.modular import GUIDER, hide_progress
+from tilework.pipelines.stock.modular import GUIDER, hide_progress, names_blocks
 from tilework.pipelines.stock.shared_calls import can_share, finish_together, iterate_together, perturbs_attention
 from tilework.pipelines.stock.sound import sound_of, sound_rate
 from tilework.pipelines.stock.stock_arguments import GUIDANCE, StockArguments
@@ -97,7 +97,7 @@ class StockPipeline:
         check_pipeline(pipeline, self._arguments)
         # All of them, or none: a group that can share one of two would have to part in the middle of a request.
         shared = [share(denoiser, self._parallel) for denoiser in self._denoisers.values()]
-        can_split = all(shared) and not perturbs_attention(pipeline)
+        can_split = all(shared) and not perturbs_attention(pipeline) and not names_blocks(pipeline)
         max_degree = min(map(num_heads, self._denoisers.values())) if can_split else 1
         self._can_share = can_share(pipeline, self._denoisers.values())
         watch_components(pipeline)
