@@ -15,17 +15,21 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow lint check ring-check bench docs serve clean
+.PHONY: help demo demo-cluster test slow lint check ring-check bench docs serve clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo "PYTHON=$(PYTHON)  TORCH=$(TORCH)  TORCH_INDEX=$(TORCH_INDEX)  OUT=$(OUT)  ARGS=$(ARGS)"
 	@echo "For another build of torch, name the index that has it: make TORCH_INDEX=URL demo"
 
 demo: $(VENV)/serve ## Serve a mixed workload with deadlines, and write pictures and a report to OUT
 	@$(BIN)/tilework demo --out $(OUT) $(ARGS)
+
+demo-cluster: OUT = out/demo-cluster
+demo-cluster: $(VENV)/serve ## Serve a workflow over two nodes of this machine, kill one, and compare with one machine
+	@$(BIN)/tilework demo --nodes 2 --workers 1 --requests 12 --workflow examples/poster.py:poster --out $(OUT) $(ARGS)
 
 test: $(VENV)/dev ## Run the tests; ARGS is passed to pytest
 	@$(BIN)/python -m pytest $(IN_PARALLEL) -m "not slow" $(ARGS)

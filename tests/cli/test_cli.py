@@ -55,6 +55,7 @@ COMMANDS = (
     "profile",
     "classes",
     "demo",
+    "doctor",
     "fuzz",
     "bound",
     "compare",

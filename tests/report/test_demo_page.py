@@ -33,6 +33,16 @@ def test_each_clip_plays_and_says_how_it_went(tmp_path: Path) -> None:
     assert "$" not in page
 
 
-def test_without_clips_there_is_no_section_for_them(tmp_path: Path) -> None:
+def test_without_clips_and_notes_there_is_no_section_for_them(tmp_path: Path) -> None:
     write_demo_page(tmp_path / "index.html", [], title="pictures")
-    assert "Clips" not in (tmp_path / "index.html").read_text("utf-8")
+    page = (tmp_path / "index.html").read_text("utf-8")
+    assert "Clips" not in page
+    assert "<li>" not in page
+
+
+def test_notes_are_sentences_below_the_title(tmp_path: Path) -> None:
+    write_demo_page(
+        tmp_path / "index.html", [], title="pictures", notes=["node 1 was lost: <nothing> said", "all done"]
+    )
+    page = (tmp_path / "index.html").read_text("utf-8")
+    assert "<li>node 1 was lost: &lt;nothing&gt; said</li>\n<li>all done</li>" in page

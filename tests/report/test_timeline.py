@@ -126,6 +126,14 @@ def test_what_is_numbered_beyond_the_devices_is_a_cpu_slot() -> None:
     assert "CPU slot 2" in page(chart, "")
 
 
+def test_a_chart_of_some_requests_has_them_alone_by_their_other_names(mixed: Recorded) -> None:
+    ids = {past.request.uid: 100 + place for place, past in enumerate(mixed.history.requests[2:5])}
+    some = chart_of_history(mixed.history, ids)
+    assert [one.id for one in some.requests] == [100, 101, 102]
+    assert {name for work in some.works for name in work.requests} == {100, 101, 102}
+    assert some.nodes == chart_of_history(mixed.history).nodes
+
+
 def test_a_request_left_out_of_a_shared_work_is_not_in_its_bar() -> None:
     """Nobody's steps are named there: each began at another one."""
     requests = [request(str(index), 0.01 * index, steps=8) for index in range(6)]

@@ -49,6 +49,7 @@ from tilework.server.metrics.metrics import Metrics
 from tilework.store.memory import MemoryStore
 
 DOCS = Path(__file__).parents[2] / "docs"
+DATA = Path(tilework.__file__).parent / "data"
 CACHE = {
     f"tilework_encode_cache_{name}" for name in ("bytes", "hits", "misses")
 }  # See tests/live/test_encode_cache.py.
@@ -321,7 +322,7 @@ def test_known_labels_are_there_from_the_start(texts: list[str]) -> None:
 
 
 def test_the_dashboard_names_metrics_that_exist() -> None:
-    board = json.loads((DOCS / "grafana.json").read_text("utf-8"))
+    board = json.loads((DATA / "grafana.json").read_text("utf-8"))
     expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
     assert expressions
     assert all(re.search(r"tilework_\w+", text) for text in expressions)

@@ -15,6 +15,7 @@ from tilework.cli.commands import (
     compare,
     cost,
     demo,
+    doctor,
     explain,
     fuzz,
     generate,
@@ -53,6 +54,7 @@ app.command("classes", epilog=classes.EXAMPLE)(classes.command)
 app.command("profile", epilog=profile.EXAMPLE)(profile.command)
 app.add_typer(cost.app, name="cost")
 app.add_typer(workload.app, name="workload")
+app.command("doctor", epilog=doctor.EXAMPLE)(doctor.command)
 app.command("demo", epilog=demo.EXAMPLE)(demo.command)
 
 

@@ -34,10 +34,14 @@ def user_errors(*types: type[Exception]) -> Iterator[None]:
         raise UserError(error) from error
 
 
+def missing_serve_packages() -> list[str]:
+    """The packages of the extra `serve` without which nothing of it can be imported, as far as they are missing."""
+    return [name for name in ("torch", "diffusers", "transformers", "fastapi", "uvicorn") if find_spec(name) is None]
+
+
 def require_serve_extra() -> None:
     """Raises UserError if the packages that run models are not installed."""
-    missing = [name for name in ("torch", "diffusers", "transformers", "fastapi", "uvicorn") if find_spec(name) is None]
-    if missing:
+    if missing := missing_serve_packages():
         raise UserError(f"{', '.join(missing)} not installed; run: pip install 'tilework[serve]'")
 
 

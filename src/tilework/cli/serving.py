@@ -35,7 +35,7 @@ from tilework.server.main import serve as serve_http
 from tilework.store.durable import DurableDirectory
 from tilework.store.journal import JournalUnusable
 
-_NOT_OF_THE_SERVER = (
+NOT_OF_THE_SERVER = (
     "profiles",
     "log_level",
     "worker_memory",
@@ -44,13 +44,16 @@ _NOT_OF_THE_SERVER = (
     "loras",
     "cluster_token",
     "cell",
+    "config",
 )
 """Settings of the environment that belong to the command."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """What `tilework serve` was asked for. `settings` are those of the server that were given as options, or None."""
+    """What `tilework serve` was asked for. `settings` are those of the server that were given as options, or None, and
+    `file` those of a file, which give way to the environment.
+    """
 
     workers: Workers
     policy: str
@@ -58,6 +61,7 @@ class Serving:
     profiles: Path | None
     recalibrate: bool
     settings: Mapping[str, object]
+    file: Mapping[str, object]
     log: Path | None
     stuck_after_s: float
     json: bool
@@ -70,7 +74,7 @@ class Serving:
             user_errors(BadNodes, ConfigError, AddressInUse, WorkerStartFailed, JournalUnusable, OSError),
             ExitStack() as stack,
         ):
-            config = load_config(self.settings, others=_NOT_OF_THE_SERVER)
+            config = load_config(self.settings, file=self.file, others=NOT_OF_THE_SERVER)
             self._check_cells(config)
             state = stack.enter_context(closing(DurableDirectory(Path(config.durable)))) if config.durable else None
             status = stack.enter_context(console.status(f"starting {self.workers}"))

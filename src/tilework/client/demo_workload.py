@@ -31,6 +31,7 @@ SIDES = {
 SLACKS = (2.0, 3.0, 4.0)
 BEST_EFFORT_EVERY = 8
 ServiceTime = Callable[[Shape], float]
+Prompt = Callable[[Random], str]
 
 
 def linear_service(base_s: float, s_per_pixel: float) -> ServiceTime:
@@ -38,11 +39,24 @@ def linear_service(base_s: float, s_per_pixel: float) -> ServiceTime:
     return lambda shape: base_s + s_per_pixel * shape.pixels
 
 
+def demo_prompt(rng: Random) -> str:
+    """Such as "a large red circle on a blue background"; the two colours differ."""
+    colour, background = rng.sample(COLOURS, 2)
+    size, shape = rng.choice(SIZES), rng.choice(SHAPES)
+    return f"a {size} {colour} {shape} on {_with_article(background)} background"
+
+
+def short_prompt(rng: Random) -> str:
+    """Such as "red circle", for a workflow that makes it longer."""
+    return f"{rng.choice(COLOURS)} {rng.choice(SHAPES)}"
+
+
 def demo_workload(
     seed: int,
     service_s: ServiceTime,
     *,
     pipeline: str = "shapes",
+    prompt: Prompt = demo_prompt,
     steps: int = 20,
     num_requests: int = 24,
     num_devices: int = 2,
@@ -75,17 +89,10 @@ def demo_workload(
             steps=steps,
             slo_s=_slo_s(index, times_s[index], floor_s, rng),
             seed=rng.randrange(2**31),
-            prompt=demo_prompt(rng),
+            prompt=prompt(rng),
         )
         for index, shape in enumerate(shapes)
     )
-
-
-def demo_prompt(rng: Random) -> str:
-    """Such as "a large red circle on a blue background"; the two colours differ."""
-    colour, background = rng.sample(COLOURS, 2)
-    size, shape = rng.choice(SIZES), rng.choice(SHAPES)
-    return f"a {size} {colour} {shape} on {_with_article(background)} background"
 
 
 def _with_article(word: str) -> str:

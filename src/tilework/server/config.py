@@ -1,4 +1,4 @@
-"""Settings of the HTTP server: defaults, then `TILEWORK_*` environment variables, then overrides."""
+"""Settings of the HTTP server: defaults, then those of a file, then `TILEWORK_*` variables, then overrides."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from tilework.core.time import s_from_ns
 from tilework.server.default_slo import DefaultSlo
 
 PREFIX = "TILEWORK_"
+OPTION, ENVIRONMENT, FILE, DEFAULT = "option", "environment", "file", "default"
+"""Where a setting is from."""
 _YEAR_S = 366 * 86400.0
 
 Seconds = Annotated[float, Field(ge=0, le=86400.0, allow_inf_nan=False)]
@@ -174,10 +176,16 @@ class _FromEnvironment(ServerConfig):
         return (init_settings, env_settings)
 
 
-def load_config(overrides: Mapping[str, object] | None = None, *, others: Collection[str] = ()) -> ServerConfig:
+def load_config(
+    overrides: Mapping[str, object] | None = None,
+    *,
+    file: Mapping[str, object] | None = None,
+    others: Collection[str] = (),
+) -> ServerConfig:
     """Resolve the configuration from the environment; an override that is None leaves the setting as it is.
 
-    `others` names the settings (lower case, without prefix) that belong to other components: they are skipped here.
+    `file` has the settings of a file, which give way to the environment. `others` names the settings (lower case,
+    without prefix) that belong to other components: they are skipped here.
 
     Raises:
         ConfigError: an unknown `TILEWORK_*` variable or override, or a value that cannot be used.
@@ -189,12 +197,22 @@ def load_config(overrides: Mapping[str, object] | None = None, *, others: Collec
     variables = [PREFIX + name.upper() for name in (*settings, *others)]
     for variable in (name for name in sorted(os.environ) if name.startswith(PREFIX)):
         _check_known(variable, variables, variables)
+    sources = config_sources(given, file or {})
+    given |= {name: value for name, value in (file or {}).items() if sources[name] == FILE}
     try:
         return ServerConfig(**dict(_FromEnvironment(**given)))
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])
-        raise ConfigError(_wrong_value(name, first, name if name in given else PREFIX + name.upper())) from None
+        shown = {ENVIRONMENT: PREFIX + name.upper(), FILE: f"{name} (in the file of settings)"}
+        raise ConfigError(_wrong_value(name, first, shown.get(sources[name], name))) from None
+
+
+def config_sources(overrides: Mapping[str, object], file: Mapping[str, object]) -> dict[str, str]:
+    """Where `load_config` has each setting from: OPTION (an override), ENVIRONMENT, FILE or DEFAULT."""
+    found = dict.fromkeys(ServerConfig.model_fields, DEFAULT) | dict.fromkeys(file, FILE)
+    found |= {name: ENVIRONMENT for name in ServerConfig.model_fields if PREFIX + name.upper() in os.environ}
+    return found | {name: OPTION for name, value in overrides.items() if value is not None}
 
 
 def _check_known(name: str, known: Collection[str], candidates: list[str]) -> None:

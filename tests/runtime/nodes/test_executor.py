@@ -165,6 +165,33 @@ def test_what_was_not_fetched_is_fetched_again() -> None:
     run(test())
 
 
+def test_only_what_is_still_kept_is_missed(caplog: pytest.LogCaptureFixture) -> None:
+    """A copy that comes too late, since its blob was discarded, is no warning."""
+
+    async def test() -> None:
+        async with nodes(state_copies=2) as (executor, heard, (zero, one)):
+            for work_id, blob in enumerate((A, B), 2):
+                await has_written(heard, zero, 0, blob.name)
+                asked = await one.hears(FetchBlobs)
+                if blob is A:
+                    executor.discard(blob)
+                one.say(BlobsFetched(asked.fetch_id, (), f"no {blob.name}"))
+                one.say(ended(work_id), 0)
+                await heard.hears(("report", 2, ended(work_id)))
+
+    run(test())
+    assert [record.getMessage() for record in caplog.records] == ["node 1: no b"]
+
+
+def test_a_stop_does_not_wait_for_agents_and_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        async with nodes():
+            pass
+
+    run(test())
+    assert [record.name for record in caplog.records] == []
+
+
 def test_a_lost_node_takes_what_only_it_had() -> None:
     """Others leave it at once, reads are answered, and the next agent gets its place and all devices join."""
 

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import json as jsonlib
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from tilework.cli.console import UserError, console, out, print_json, progress, require_serve_extra
+from tilework.cli.console import UserError, console, out, print_json, require_serve_extra
+from tilework.cli.demo_run import DemoRun, different, send
 from tilework.cli.options.common import AsJson, examples
+from tilework.cli.views.charts import chart_of_history
+from tilework.cli.views.node_losses import node_losses
 from tilework.cli.views.schedules import schedule_of_history
-from tilework.client.demo_workload import demo_clips, demo_workload, linear_service
-from tilework.client.drive import drive
 from tilework.client.record import Record
+from tilework.control.history import History
 from tilework.control.history_recorder import read_history
 from tilework.control.log import replay
 from tilework.core.time import s_from_ns
 from tilework.formats.schedule import Schedule, write_schedule
 from tilework.formats.workload import WorkloadRequest, write_workload
 from tilework.policy.registry import DEFAULT_POLICY
-from tilework.report.chart import chart_of_schedule
 from tilework.report.clip_sheet import draw_clip_sheet
 from tilework.report.contact_sheet import Frame, draw_contact_sheet
 from tilework.report.pages.demo_page import write_demo_page
@@ -37,9 +33,8 @@ from tilework.report.timeline import draw_timeline
 
 EXAMPLE = examples(
     "tilework demo --out out/demo",
+    "tilework demo --nodes 2 --workers 1 --workflow examples/poster.py:poster",
 )
-STEPS = 20
-PROBE_SIDES = (64, 192)
 FILES = (
     *("index.html", "contact_sheet.png", "clips.png", "clip_1.mp4 and so on", "timeline.png", "timeline.html"),
     *("report.json", "requests.jsonl", "schedule.jsonl", "events.jsonl"),
@@ -48,10 +43,22 @@ FILES = (
 
 def command(
     directory: Annotated[Path, typer.Option("--out", help="Where pictures and files go.")] = Path("out/demo"),
-    workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 2,
+    workers: Annotated[int, typer.Option(min=1, help="Worker processes, with --nodes of each node.")] = 2,
     requests: Annotated[int, typer.Option(min=1, help="How many pictures to ask for.")] = 24,
     policy: Annotated[str, typer.Option(help="Scheduling policy.")] = DEFAULT_POLICY,
     seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 1,
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            help="Serve over this number of nodes, each an agent on this machine, and kill one of them half way. The "
+            "pictures are compared with those of a server without nodes.",
+        ),
+    ] = None,
+    workflow: Annotated[
+        str | None,
+        typer.Option(metavar="FILE.py:NAME", help="Serve this workflow instead of the models that ship; no clips."),
+    ] = None,
     json: AsJson = False,
 ) -> None:
     """Serve the shipped models on this machine's CPU, request pictures of many sizes with deadlines and some clips, and
@@ -59,98 +66,88 @@ def command(
     """
     require_serve_extra()
     directory.mkdir(parents=True, exist_ok=True)
-    log = directory / "events.jsonl"
-    with _server(workers, policy, log) as url:
-        workload = (*_workload(url, seed, requests, workers), *demo_clips(seed))
-        records = _send(url, workload, quiet=json)
+    run = DemoRun(directory=directory, workflow=workflow, workers=workers, nodes=nodes, policy=policy)
+    workload, records, wrong = _served(run, seed, requests, quiet=json)
     write_workload(directory / "requests.jsonl", workload)
-    _draw(directory, workload, records, log, policy, workers)
-    result = summary(records)
-    (directory / "report.json").write_text(jsonlib.dumps(result, indent=2) + "\n", encoding="utf-8")
-    with log.open(encoding="utf-8") as lines:
+    with run.log.open(encoding="utf-8") as lines:
         num_events, difference = replay(lines)
+    with run.log.open(encoding="utf-8") as lines:
+        history = read_history(lines)
+    ids = {record.timeline["uid"]: record.index for record in records if record.timeline is not None}
+    losses = node_losses(history, ids)
+    notes = [note for loss in losses for note in (str(loss), *map(str, loss.moves))]
+    notes += [] if wrong is None else [_comparison(len(records), wrong)]
+    notes += [f"{num_events} events replayed: decisions {'the same' if difference is None else 'DIFFER'}"]
+    _draw(run, records, history, ids, notes)
+    result: dict[str, Any] = summary(records)
+    result |= {} if wrong is None else {"node_losses": [loss.to_json() for loss in losses], "different": len(wrong)}
+    (directory / "report.json").write_text(jsonlib.dumps(result, indent=2) + "\n", encoding="utf-8")
     if json:
-        print_json({"out": str(directory), "replayed_events": num_events, "identical": difference is None} | result)
+        identical = {"replayed_events": num_events, "identical": difference is None}
+        print_json({"out": str(directory)} | identical | result)
     else:
-        out.print(attainment_table(records, title=_title(records, workers, policy)))
-        out.print(f"{num_events} events replayed: decisions {'the same' if difference is None else 'DIFFER'}")
-        out.print(f"in {directory}: {', '.join(FILES)}", soft_wrap=True)
+        _print(run, records, notes)
     failed = [record for record in records if record.file is None]
-    if failed or difference is not None:
+    if failed or difference is not None or wrong:
         raise UserError(f"{len(failed)} requests failed; the first: {failed[0].detail}" if failed else "see above")
 
 
-@contextmanager
-def _server(workers: int, policy: str, log: Path) -> Iterator[str]:
-    """A server of our own on a free port; yields its URL and stops it gracefully."""
-    arguments = ["serve", "shapes", "shapes-motion", "--workers", str(workers), "--policy", policy, "--port", "0"]
-    arguments += ["--profiles", str(log.with_name("costs.sqlite")), "--recalibrate", "--log", str(log), "--json"]
-    process = subprocess.Popen([sys.executable, "-m", "tilework", *arguments], stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        with console.status(f"starting a server with {workers} workers"):
-            line = process.stdout.readline()
-        if not line:
-            raise UserError("the server did not start; see its message above")
-        ready = jsonlib.loads(line)
-        console.print(f"server ready in {ready['ready_s']:.1f} s at {ready['url']}", style="dim")
-        yield ready["url"]
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(timeout=60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+def _print(run: DemoRun, records: Sequence[Record], notes: Sequence[str]) -> None:
+    out.print(attainment_table(records, title=_title(records, run)))
+    out.print("\n".join(notes), soft_wrap=True, highlight=False)
+    files = [name for name in FILES if run.workflow is None or not name.startswith("clip")]
+    out.print(f"in {run.directory}: {', '.join(files)}", soft_wrap=True)
 
 
-def _workload(url: str, seed: int, count: int, workers: int) -> tuple[WorkloadRequest, ...]:
-    """A workload whose load suits this machine: a small and a large picture are measured on the idle server first."""
-    probes = [
-        WorkloadRequest(arrival_s=0.0, pipeline="shapes", height=side, width=side, steps=STEPS, prompt="a red circle")
-        for side in PROBE_SIDES
-    ]
-    with console.status("measuring how fast this machine is"):
-        small, large = (asyncio.run(drive(url, [probe]))[0] for probe in probes)
-    for record in (small, large):
-        if record.file is None:
-            raise UserError(f"the server did not draw a first picture: {record.detail}")
-    pixels = [side * side for side in PROBE_SIDES]
-    per_pixel_s = max(0.0, large.latency_s - small.latency_s) / (pixels[1] - pixels[0])
-    base_s = max(0.01, small.latency_s - per_pixel_s * pixels[0])
-    return demo_workload(
-        seed, linear_service(base_s, per_pixel_s), steps=STEPS, num_requests=count, num_devices=workers
-    )
+def _served(
+    run: DemoRun, seed: int, num_pictures: int, *, quiet: bool
+) -> tuple[tuple[WorkloadRequest, ...], list[Record], list[Record] | None]:
+    """The workload and its records; and those whose pictures differ from those of a server without nodes, if the demo
+    has nodes.
+    """
+    log = ("--log", str(run.log))
+    if run.nodes is None:
+        with run.server(*log) as url:
+            workload = run.workload(url, seed, num_pictures)
+            return workload, send(url, workload, quiet=quiet), None
+    with run.server("--exact") as url:
+        workload = run.workload(url, seed, num_pictures)
+        expected = send(url, workload, quiet=quiet, time_scale=0)
+    with run.server_over_nodes("--exact", *log) as (url, agents):
+        records = send(url, workload, quiet=quiet, at_half=agents.replace_last)
+    return workload, records, different(expected, records)
 
 
-def _send(url: str, workload: Sequence[WorkloadRequest], quiet: bool) -> list[Record]:
-    with progress(quiet) as bar:
-        task = bar.add_task("pictures and clips", total=len(workload))
-        return asyncio.run(drive(url, workload, on_result=lambda _record: bar.advance(task)))
+def _comparison(count: int, wrong: Sequence[Record]) -> str:
+    if not wrong:
+        return f"all {count} results are those of a server without nodes, bit for bit"
+    named = ", ".join(str(one.index) for one in wrong)
+    return f"{len(wrong)} of {count} results DIFFER from those of a server without nodes: {named}"
 
 
-def _draw(
-    directory: Path, workload: Sequence[WorkloadRequest], records: list[Record], log: Path, policy: str, workers: int
-) -> None:
+def _draw(run: DemoRun, records: list[Record], history: History, ids: Mapping[str, int], notes: Sequence[str]) -> None:
+    directory, title = run.directory, _title(records, run)
     with console.status("drawing"):
         pictures, clips = ([_frame(r) for r in records if r.request.is_clip is kind] for kind in (False, True))
         draw_contact_sheet(directory / "contact_sheet.png", pictures, title="What was asked for, and what came")
-        draw_clip_sheet(directory / "clips.png", clips, title="Clips: their first frame, and others up to the last")
         named = [(f"clip_{number}.mp4", clip) for number, clip in enumerate(clips, 1)]
         for name, clip in named:
             (directory / name).write_bytes(clip.image or b"")
-        schedule = _schedule(records, log)
-        write_schedule(directory / "schedule.jsonl", schedule)
-        chart = chart_of_schedule(schedule, workload, workers)
-        title = _title(records, workers, policy)
+        if clips:
+            draw_clip_sheet(directory / "clips.png", clips, title="Clips: their first frame, and others up to the last")
+        write_schedule(directory / "schedule.jsonl", _schedule(records, history, ids))
+        chart = chart_of_history(history, ids)
         draw_timeline(directory / "timeline.png", chart, title=title)
         write_page(directory / "timeline.html", chart, title=title)
-        write_demo_page(directory / "index.html", named, title=title)
+        write_demo_page(directory / "index.html", named, title=title, notes=notes)
 
 
-def _title(records: Sequence[Record], workers: int, policy: str) -> str:
+def _title(records: Sequence[Record], run: DemoRun) -> str:
     clips = sum(record.request.is_clip for record in records)
-    return f"{len(records) - clips} pictures and {clips} clips on {workers} CPU workers, policy {policy}"
+    asked = f"{len(records) - clips} pictures" + (f" and {clips} clips" if clips else "")
+    workers = f"{run.workers} CPU worker{'' if run.workers == 1 else 's'}"
+    where = workers if run.nodes is None else f"{run.nodes} nodes with {workers} each"
+    return f"{asked} on {where}, policy {run.policy}"
 
 
 def _frame(record: Record) -> Frame:
@@ -165,11 +162,8 @@ def _frame(record: Record) -> Frame:
     )
 
 
-def _schedule(records: list[Record], log: Path) -> Schedule:
-    """The schedule of the workload's requests in the server's log, on the clock of the workload."""
-    with log.open(encoding="utf-8") as lines:
-        history = read_history(lines)
-    ids = {record.timeline["uid"]: record.index for record in records if record.timeline is not None}
+def _schedule(records: Sequence[Record], history: History, ids: Mapping[str, int]) -> Schedule:
+    """The schedule of the workload's requests, on the clock of the workload."""
     arrivals_s = {past.request.uid: s_from_ns(past.request.arrival_ns) for past in history.requests}
     shifts_s = [records[index].arrival_s - arrivals_s[uid] for uid, index in ids.items()]
     return schedule_of_history(history, ids, median(shifts_s) if shifts_s else 0.0)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json as jsonlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
+
 from tilework.cli.cells import Devices
-from tilework.cli.console import UserError, require_serve_extra, user_errors
+from tilework.cli.console import UserError, out, print_json, require_serve_extra, user_errors
 from tilework.cli.models import ModelOptions, model_source
 from tilework.cli.nodes import NodesWanted, nodes_wanted
 from tilework.cli.options import serve as options
 from tilework.cli.options.common import examples
+from tilework.cli.options.config_file import ConfigFile, ShowConfig, all_settings, server_settings
 from tilework.cli.options.groups import grouped
 from tilework.cli.options.nodes import NodeGroup
 from tilework.core.model import SimulatedSource, Source
@@ -32,6 +36,7 @@ EXAMPLE = examples(
     "tilework serve --models models.toml --weights-memory 24GB",
     "tilework serve ./flux2-dev --device cuda --workers 4 --cell auto \\\n  --weights-memory 40GB",
     "tilework serve ./sdxl --loras ./loras",
+    "tilework serve --config tilework.toml",
     "tilework serve --durable ./state",
     "tilework serve --default-slo 3x",
     "tilework serve ./sdxl --nodes 2 --agents 10.0.0.5:7070",
@@ -41,8 +46,11 @@ EXAMPLE = examples(
 
 @grouped
 def command(
+    ctx: typer.Context,
     models: options.Models = None,
     *,
+    config: ConfigFile = None,
+    show_config: ShowConfig = False,
     how: options.ModelGroup,
     where: options.DeviceGroup,
     over: NodeGroup,
@@ -52,7 +60,13 @@ def command(
 ) -> None:
     """Serve models behind OpenAI's images API, with deadlines.
 
-    Further settings come from the environment: TILEWORK_MAX_STEPS, TILEWORK_RESULT_TTL_S, ... (docs/serving.md)."""
+    Further settings come from a file (--config) or the environment: TILEWORK_MAX_STEPS, TILEWORK_RESULT_TTL_S, ...
+    (docs/serving.md)."""
+    settings = server.settings() | ({} if how.models_file is None else {"models": str(how.models_file)})
+    file = server_settings(ctx, config)
+    if show_config:
+        _show(ctx, settings, file, as_json=logs.json)
+        return
     nodes = nodes_wanted(over)
     devices = _checked(where, nodes)
     _prepare(logs.log_level, models, how.models_file)
@@ -67,11 +81,30 @@ def command(
         table=table,
         profiles=when.profiles,
         recalibrate=when.recalibrate,
-        settings=server.settings() | ({} if how.models_file is None else {"models": str(how.models_file)}),
+        settings=settings,
+        file=file,
         log=logs.log,
         stuck_after_s=when.stuck_after,
         json=logs.json,
     ).run()
+
+
+def _show(ctx: typer.Context, given: Mapping[str, object], file: Mapping[str, object], *, as_json: bool) -> None:
+    from tilework.cli.serving import NOT_OF_THE_SERVER
+    from tilework.server.config import ConfigError, config_sources, load_config
+
+    with user_errors(ConfigError):
+        values = dict(load_config(given, file=file, others=NOT_OF_THE_SERVER))
+    sources = config_sources(given, file)
+    found = list(all_settings(ctx, {name: (value, sources[name]) for name, value in values.items()}))
+    if as_json:
+        shown = {one.name: {"value": one.value, "source": one.source} for one in found}
+        print_json(jsonlib.loads(jsonlib.dumps(shown, default=str)))
+        return
+    width = max(len(one.name) for one in found)
+    for one in found:
+        value = "" if one.value is None else one.value
+        out.print(f"{one.name:<{width}}  {one.source:<11}  {value}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _checked(where: options.DeviceGroup, nodes: NodesWanted | None) -> Devices:

@@ -47,15 +47,17 @@ def draw_chart(path: Path, chart: Chart, *, title: str) -> None:
 
 
 def chart_of_history(history: History, ids: Mapping[str, RequestId] | None = None) -> Chart:
-    """All that a log records, on its own clock; `ids` has other names of requests, by uid."""
-    names = {past.request.uid: past.request.uid if ids is None else ids[past.request.uid] for past in history.requests}
-    jobs = {past.job_id: past.request for past in history.requests if past.job_id is not None}
+    """All that a log records, on its own clock; `ids` names the requests that are shown, by uid, instead of all."""
+    names = {past.request.uid: past.request.uid for past in history.requests} if ids is None else ids
+    requests = [past for past in history.requests if past.request.uid in names]
+    jobs = {past.job_id: past.request for past in requests if past.job_id is not None}
     ended: list[PastWork | LostWork] = [*history.works, *history.lost]
     nodes = {change.device_id: change.node for change in history.devices}
-    works = [_work(past, jobs, names) for past in ended if past.end_ns > past.start_ns]
+    shown = (past for past in ended if past.end_ns > past.start_ns and jobs.keys() >= set(past.work.job_ids))
+    works = [_work(past, jobs, names) for past in shown]
     return Chart(
         works=tuple(sorted(works, key=lambda work: (work.start_s, work.work))),
-        requests=by_arrival(_request(past, names[past.request.uid]) for past in history.requests),
+        requests=by_arrival(_request(past, names[past.request.uid]) for past in requests),
         outages=_outages(history),
         loads=(*map(_load, history.loads), *(_read(past, nodes) for past in history.reads)),
         placements=tuple(map(_placement, history.placements)),

@@ -35,6 +35,7 @@ SOUND = "sound"
 """The name of what a decode writes beside the frames, if the model makes sound: see `sound_values`."""
 EXPORT_WITH_SOUND = replace(EXPORT, inputs=(*EXPORT.inputs, SOUND))
 _MOST_DENOMINATOR = 1001  # 29.97 frames a second are 30000/1001.
+_AAC = "aac"
 _AAC_RATES = (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000, 64_000, 88_200, 96_000)
 _AAC_BITS = 96_000  # A second, for each channel.
 _LAYOUTS = {1: "mono", 2: "stereo"}
@@ -46,6 +47,18 @@ _ENCODERS: Mapping[VideoCodec, tuple[str, dict[str, str]]] = {
 
 Rejected: libx265 and libsvtav1, as PyAV 18 brings them. At small sizes the first ends the process, and the other hangs.
 """
+
+
+def missing_encoders() -> tuple[str, ...]:
+    """The names of encoders that the installed PyAV lacks."""
+    return tuple(name for name in (*(encoder for encoder, _ in _ENCODERS.values()), _AAC) if not _has_encoder(name))
+
+
+def _has_encoder(name: str) -> bool:
+    try:
+        return bool(av.Codec(name, "w").is_encoder)
+    except av.codec.codec.UnknownCodecError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +108,7 @@ def _add_pictures(container: OutputContainer, rows: int, columns: int, video: Vi
 def _add_sound(container: OutputContainer, sound: Sound) -> AudioStream:
     """A stream at the rate of the sound; one that AAC does not know is raised to one that it knows."""
     rate = next((one for one in _AAC_RATES if one >= sound.rate), _AAC_RATES[-1])
-    stream = container.add_stream("aac", rate=rate)
+    stream = container.add_stream(_AAC, rate=rate)
     assert isinstance(stream, AudioStream)
     stream.codec_context.layout = _LAYOUTS[len(sound.samples)]
     stream.bit_rate = _AAC_BITS * len(sound.samples)

@@ -1,4 +1,4 @@
-"""The page of a demo: its clips, which play, its pictures, and its timeline."""
+"""The page of a demo: what is to say about it, its clips, which play, its pictures, and its timeline."""
 
 from __future__ import annotations
 
@@ -13,15 +13,19 @@ from tilework.report.contact_sheet import Frame
 TEMPLATE = "demo.html"
 
 
-def write_demo_page(path: Path | str, clips: Sequence[tuple[str, Frame]], *, title: str) -> None:
+def write_demo_page(
+    path: Path | str, clips: Sequence[tuple[str, Frame]], *, title: str, notes: Sequence[str] = ()
+) -> None:
     """Write the page, for a directory with contact_sheet.png, timeline.png, timeline.html and the files of `clips`.
 
-    It loads nothing over the network. Raises OSError: the file cannot be written.
+    `notes` are sentences below the title. It loads nothing over the network. Raises OSError: it cannot be written.
     """
     template = Template(files("tilework.report.pages").joinpath(TEMPLATE).read_text("utf-8"))
     figures = "\n".join(_figure(name, frame) for name, frame in clips)
     section = f'<h2>Clips</h2>\n<div class="clips">\n{figures}\n</div>' if clips else ""
-    Path(path).write_text(template.substitute(title=escape(title), clips=section), "utf-8")
+    listed = "\n".join(f"<li>{escape(note)}</li>" for note in notes)
+    said = f"<ul>\n{listed}\n</ul>" if notes else ""
+    Path(path).write_text(template.substitute(title=escape(title), notes=said, clips=section), "utf-8")
 
 
 _VERDICTS = {True: '<span class="good">on time</span>', False: '<span class="bad">late</span>'}

@@ -208,6 +208,8 @@ class NodesExecutor:
             await self._serve(Channel(reader, writer, self._codec, epoch))
         except (OSError, TimeoutError) as error:
             _log.warning("an agent was not admitted: %s", error)
+        except asyncio.CancelledError:  # By `stop`; asyncio would report it as an error of its server.
+            pass
         finally:
             writer.close()
             self._connections.discard(task)

@@ -48,12 +48,14 @@ class RemoteBlobs:
 
     def fetched(self, answer: BlobsFetched, node: RemoteNode) -> None:
         """A node has fetched blobs, or could not; what is not kept any more it discards."""
+        is_lacking = False
         for blob in node.fetches.pop(answer.fetch_id):
             if blob not in answer.blobs:
                 self._places.not_fetched(blob, node.node)
+                is_lacking |= bool(self._places.nodes(blob))  # One that was discarded meanwhile is not missed.
             elif not self._places.fetched(blob, node.node):
                 node.tell(DiscardBlob(blob))
-        if answer.reason:
+        if is_lacking:
             _log.warning("node %d: %s", node.node, answer.reason)
 
     def copy(self, blob: StateBlob) -> StateBlob | None:

@@ -1,0 +1,150 @@
+"""Memory, shared memory, files, ports, and the devices that torch sees."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tilework.cli.doctor.finding import Finding, error, gigabytes, ok, warning
+
+SHARED = Path("/dev/shm")
+_LEAST_SHARED_BYTES = 1 << 30
+"""With less free, states and weights lie among the temporary files (`runtime.state_blobs`)."""
+_LEAST_FREE_BYTES = 4 * 10**9
+"""Two CPU workers with a small model, and the server."""
+_DRIVER = Path("/proc/driver/nvidia/version")
+_MEMORY = Path("/proc/meminfo")
+_GROUP_LIMIT, _GROUP_USE = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+
+
+def memory_finding(weights_bytes: int) -> Finding:
+    """Whether there is memory for the server and for weights, by the machine and the control group of a container."""
+    least_bytes = _LEAST_FREE_BYTES + weights_bytes
+    free_bytes = min(_free_bytes(), _group_free_bytes())
+    found = f"{gigabytes(free_bytes)} free, {os.cpu_count()} cores"
+    if free_bytes >= least_bytes:
+        return ok("memory", found)
+    return warning(
+        "memory",
+        f"{found}, and about {gigabytes(least_bytes)} may be needed",
+        "stop other programs, raise the limit of the container, or start fewer workers",
+    )
+
+
+def _free_bytes() -> float:
+    lines = (line.split() for line in _MEMORY.read_text().splitlines())
+    return next((int(words[1]) * 1024 for words in lines if words[0] == "MemAvailable:"), float("inf"))
+
+
+def _group_free_bytes() -> float:
+    try:
+        limit, used = (path.read_text().strip() for path in (_GROUP_LIMIT, _GROUP_USE))
+    except OSError:
+        return float("inf")
+    return float("inf") if limit == "max" else int(limit) - int(used)
+
+
+def shared_memory_finding() -> Finding:
+    what = str(SHARED)
+    try:
+        usage = shutil.disk_usage(SHARED)
+    except OSError:
+        return warning(what, "there is none; states lie among the temporary files", f"mount a tmpfs at {SHARED}")
+    found = f"{gigabytes(usage.free)} of {gigabytes(usage.total)} free"
+    if usage.free >= _LEAST_SHARED_BYTES:
+        return ok(what, found)
+    return warning(
+        what,
+        f"{found}, so that states and weights lie among the temporary files, which is slower",
+        f"mount -o remount,size=8G {SHARED}; for a container docker run --shm-size 8g",
+    )
+
+
+def open_files_finding(num_connections: int) -> Finding:
+    """Whether this number of connections can be open, each with a file or two of its own."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft > 2 * num_connections:
+        return ok("open files", "no limit" if soft == resource.RLIM_INFINITY else f"limit {soft}")
+    return warning(
+        "open files",
+        f"limit {soft}, with up to {num_connections} connections",
+        f"ulimit -n {4 * num_connections}, or set TILEWORK_MAX_CONNECTIONS below half of the limit",
+    )
+
+
+def port_finding(host: str, port: int) -> Finding:
+    what = f"port {port}"
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as listening:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(address)
+    except OSError as problem:
+        found = f"{host}:{port} cannot be listened on: {problem.strerror}"
+        return error(what, found, "stop what listens there, or serve with another --port")
+    return ok(what, f"free at {host}")
+
+
+def torch_findings(device: str) -> Iterator[Finding]:
+    """The build of torch, and the devices that it sees; `device` is that of `tilework serve --device`."""
+    import torch
+
+    built_for = torch.version.cuda
+    build = f"{torch.__version__}, built for {f'CUDA {built_for}' if built_for else 'CPUs'}"
+    if built_for is None:
+        yield (
+            ok("torch", build)
+            if device == "cpu"
+            else error(
+                "torch",
+                f"{build}, and --device is {device}",
+                "install a CUDA build of torch (pytorch.org), or serve on cpu",
+            )
+        )
+        return
+    yield ok("torch", build)
+    if torch.cuda.is_available():
+        yield ok("driver", _driver())
+        yield from map(_device_finding, range(torch.cuda.device_count()))
+        return
+    judge = warning if device == "cpu" else error
+    yield judge("devices", f"torch sees none; the driver: {_driver()}", _remedy(built_for))
+
+
+def _driver() -> str:
+    try:
+        return _DRIVER.read_text().splitlines()[0].removeprefix("NVRM version: ").strip()
+    except (OSError, IndexError):
+        return "none is loaded"
+
+
+def _remedy(built_for: str) -> str:
+    return (
+        f"install a driver for CUDA {built_for} or newer; give a container its devices (docker run --gpus all); see "
+        "whether CUDA_VISIBLE_DEVICES hides them"
+    )
+
+
+def _device_finding(index: int) -> Finding:
+    import torch
+
+    what, properties = f"device {index}", torch.cuda.get_device_properties(index)
+    try:
+        free_bytes, total_bytes = torch.cuda.mem_get_info(index)
+        torch.ones(1, device=f"cuda:{index}").add_(1).cpu()
+    except RuntimeError as problem:  # No kernels for it in this build, in use by others, or broken.
+        found = f"{properties.name}: {_first_line(problem)}"
+        return error(what, found, "install a build of torch for it, or leave it out with CUDA_VISIBLE_DEVICES")
+    found = f"{properties.name}, {gigabytes(free_bytes)} of {gigabytes(total_bytes)} free"
+    if free_bytes < total_bytes / 2:
+        return warning(what, found, "end other programs that use it (nvidia-smi shows them)")
+    return ok(what, found)
+
+
+def _first_line(problem: Any) -> str:
+    return str(problem).partition("\n")[0]

@@ -1,0 +1,167 @@
+"""`--config`: a TOML file with the settings of a server, by the names that they have in the environment.
+
+Its keys are those of the options and of the server's settings themselves: there is no other list of them. An option
+goes before the environment, that before the file, and that before the default.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_type_hints
+
+import typer
+
+from tilework.cli.console import UserError, require_serve_extra
+from tilework.cli.options.nodes import NodeGroup
+from tilework.cli.options.serve import DeviceGroup, LogGroup, ModelGroup, SchedulingGroup, ServerGroup
+
+PREFIX = "TILEWORK_"
+MODEL = "model"
+"""The key of the models that are named without an option."""
+_GROUPS = (ModelGroup, DeviceGroup, NodeGroup, SchedulingGroup, ServerGroup, LogGroup)
+_ITSELF = ("config", "show_config", "help")
+_SECRETS = ("api_key", "admin_key")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One setting, its value, and whether that is from an option, the environment, the file or the default."""
+
+    name: str
+    value: object
+    source: str
+
+
+def read_into(ctx: typer.Context, path: Path | None) -> Path | None:
+    """Let the options of the command have the values of the file, where they are not given in another way.
+
+    What only the server reads is left to `server_settings`. Raises UserError.
+    """
+    if path is not None:
+        table, parameters = _read(path), _parameters(ctx)
+        ctx.default_map = {
+            parameters[key].name: _converted(ctx, path, key, parameters[key], value)
+            for key, value in table.items()
+            if key in parameters
+        }
+        known = [*parameters, *_server_names()]
+        for key in table:
+            if key not in known:
+                nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
+                raise UserError(f"{path}: {key} is not a setting; the nearest one is {nearest}. Rename or remove it.")
+    return path
+
+
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        envvar="TILEWORK_CONFIG",
+        is_eager=True,
+        callback=read_into,
+        help="TOML file of settings: what can be an option or a variable of the environment, which go before it "
+        "(docs/serving.md).",
+    ),
+]
+ShowConfig = Annotated[
+    bool,
+    typer.Option("--show-config", help="Print every setting, its value and where that is from, and start nothing."),
+]
+
+
+def server_settings(ctx: typer.Context, path: Path | None) -> dict[str, object]:
+    """What the file says of the settings that the server reads itself; a path begins at the file. Raises UserError."""
+    if path is None:
+        return {}
+    own = _parameters(ctx)
+    return {
+        key: str(path.parent / str(value)) if key in _paths() else value
+        for key, value in _read(path).items()
+        if key not in own
+    }
+
+
+def all_settings(ctx: typer.Context, server: Mapping[str, tuple[object, str]]) -> Iterator[Setting]:
+    """Every setting of the command and of the `server` (value and source by name), in the order of the help."""
+    for key, parameter in _parameters(ctx).items():
+        found = ctx.get_parameter_source(parameter.name)
+        yield Setting(name=key, value=ctx.params[parameter.name], source=_SOURCES[found.name if found else "DEFAULT"])
+    for name, (value, source) in server.items():
+        if name not in _parameters(ctx):
+            is_secret = value is not None and (name in _SECRETS or "@" in str(value))  # As in redis://:KEY@HOST.
+            yield Setting(name=name, value="(not shown)" if is_secret else value, source=source)
+
+
+_SOURCES = {
+    "COMMANDLINE": "option",
+    "ENVIRONMENT": "environment",
+    "DEFAULT_MAP": "file",
+    "DEFAULT": "default",
+    "PROMPT": "option",
+}
+
+
+def _parameters(ctx: typer.Context) -> dict[str, Any]:
+    """The parameters that the command reads itself, by their keys: the names of their variables, or their own."""
+    left_out = {*_ITSELF, *(field.name for field in fields(ServerGroup))}
+    return {_key(one): one for one in ctx.command.params if one.name not in left_out}
+
+
+def _key(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        return MODEL
+    variable = parameter.envvar
+    return variable.removeprefix(PREFIX).lower() if isinstance(variable, str) else str(parameter.name)
+
+
+def _server_names() -> list[str]:
+    require_serve_extra()
+    from tilework.server.config import ServerConfig
+
+    return list(ServerConfig.model_fields)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"config = {str(path)!r} cannot be read: {error.strerror}. Give a TOML file.") from None
+    except ValueError as error:
+        raise UserError(f"config = {str(path)!r} is not TOML: {error}. Correct it there.") from None
+
+
+def _converted(ctx: typer.Context, path: Path, key: str, parameter: Any, value: Any) -> Any:
+    """A value of the file as the option's text would be. Raises UserError."""
+    if isinstance(value, list) != (key == MODEL) or isinstance(value, dict):
+        raise UserError(f"{path}: {key} = {value!r} cannot be used; give {'a list' if key == MODEL else 'one value'}.")
+    if getattr(parameter, "is_flag", False):
+        if not isinstance(value, bool):
+            raise UserError(f"{path}: {key} = {value!r} cannot be used; give true or false.")
+        return value
+    if isinstance(value, list):
+        return [_model(path, str(one)) for one in value]
+    text = str(path.parent / str(value)) if parameter.name in _paths() else str(value)
+    try:
+        parameter.process_value(ctx, text)
+    except typer.BadParameter as error:
+        raise UserError(f"{path}: {key} = {value!r} cannot be used; {error.message}") from None
+    return text
+
+
+@cache
+def _paths() -> frozenset[str]:
+    """The names of options that are paths."""
+    hints = [(name, hint) for group in _GROUPS for name, hint in get_type_hints(group).items()]
+    return frozenset(name for name, hint in hints if Path in get_args(hint))
+
+
+def _model(file: Path, text: str) -> str:
+    """A model as on the command line; a path that begins with a dot begins at the file."""
+    name, equals, path = text.partition("=")
+    name, path = (f"{name}=", path) if equals else ("", text)
+    return f"{name}{file.parent / path}" if path.startswith(".") else text

@@ -1,0 +1,137 @@
+"""`tilework serve --config`: what goes before what, where each value is from, and mistakes by their names."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cli.command_line import invoke
+from tilework.server.config import ServerConfig
+
+DOCS = Path(__file__).parents[2] / "docs"
+Write = Callable[[str], Path]
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("TILEWORK_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def written(text: str) -> Path:
+        path = tmp_path / "tilework.toml"
+        path.write_text(text, "utf-8")
+        return path
+
+    return written
+
+
+def shown(*arguments: object) -> dict[str, tuple[Any, str]]:
+    """Value and source of each setting."""
+    found = json.loads(invoke("serve", *arguments, "--show-config", "--json").stdout)
+    return {name: (one["value"], one["source"]) for name, one in found.items()}
+
+
+def test_an_option_goes_before_the_environment_and_that_before_the_file(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For what the command reads (`cell`, `weights_memory`) and for what the server reads."""
+    path = write('workers = 6\ncell = 3\nweights_memory = "9GB"\nport = 1\nmax_steps = 2\nmax_batch = 3\ndrain_s = 4\n')
+    monkeypatch.setenv("TILEWORK_CELL", "2")
+    monkeypatch.setenv("TILEWORK_WEIGHTS_MEMORY", "8GB")
+    monkeypatch.setenv("TILEWORK_MAX_BATCH", "8")
+    monkeypatch.setenv("TILEWORK_MAX_STEPS", "5")
+    found = shown("--config", path, "--weights-memory", "7GB", "--max-batch", 9)
+    assert (found["weights_memory"], found["max_batch"]) == ((7 * 10**9, "option"), (9, "option"))
+    assert (found["cell"], found["max_steps"]) == ((2, "environment"), (5, "environment"))
+    assert (found["workers"], found["port"], found["drain_s"]) == ((6, "file"), (1, "file"), (4.0, "file"))
+    assert (found["threads"], found["host"]) == ((1, "default"), ("127.0.0.1", "default"))
+    monkeypatch.setenv("TILEWORK_CONFIG", str(path))
+    assert shown()["port"] == (1, "file")
+
+
+def test_a_server_is_started_with_what_is_shown(write: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = write(
+        'model = ["a=shapes"]\nworkers = 3\nlog = "events.jsonl"\nvae_tiling = false\nport = 7\nexact = true\n'
+    )
+    given: dict[str, Any] = {}
+
+    def serving(**options: Any) -> SimpleNamespace:
+        given.update(options)
+        return SimpleNamespace(run=lambda: None)
+
+    monkeypatch.setattr("tilework.cli.serving.Serving", serving)
+    invoke("serve", "--config", path, "--exact")
+    each = given["workers"].each
+    assert (each.num_workers, [one.name for one in each.sources]) == (3, ["a"])
+    assert given["log"] == tmp_path / "events.jsonl"
+    assert given["file"] == {"port": 7, "exact": True}
+    assert given["settings"] == {"exact": True}
+
+
+def test_paths_begin_at_the_file(write: Write, tmp_path: Path) -> None:
+    path = write(
+        'model = ["./sdxl", "x=../y", "hub/model", "shapes"]\nprofiles = "p.sqlite"\nmodels = "m.toml"\n'
+        'durable = "d"\ntenants = "/etc/t.toml"\nresults = "redis://h"\n'
+    )
+    found = {name: value for name, (value, source) in shown("--config", path).items() if source == "file"}
+    assert found == {
+        "model": [f"{tmp_path}/sdxl", f"x={tmp_path}/../y", "hub/model", "shapes"],
+        "profiles": f"{tmp_path}/p.sqlite",
+        "models": f"{tmp_path}/m.toml",
+        "durable": f"{tmp_path}/d",
+        "tenants": "/etc/t.toml",
+        "results": "redis://h",
+    }
+
+
+def test_every_setting_of_the_server_is_there_and_keys_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEWORK_API_KEY", "a-secret")
+    monkeypatch.setenv("TILEWORK_RESULTS", "redis://:a-secret@h")
+    text = invoke("serve", "--show-config").stdout
+    assert {line.split()[0] for line in text.splitlines()} >= ServerConfig.model_fields.keys() | {"model", "nodes"}
+    assert "secret" not in text
+    assert re.search(r"^api_key +environment +\(not shown\)$", text, re.MULTILINE)
+    assert re.search(r"^admin_key +default *$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("workrs = 3", "workrs is not a setting; the nearest one is workers. Rename or remove it."),
+        ("max_stepz = 3", "max_stepz is not a setting; the nearest one is max_steps."),
+        ("show_config = true", "show_config is not a setting"),
+        ("workers = 0", "workers = 0 cannot be used; "),
+        ('policy = ["edf"]', "policy = ['edf'] cannot be used; give one value."),
+        ('model = "shapes"', "model = 'shapes' cannot be used; give a list."),
+        ("vae_tiling = 1", "vae_tiling = 1 cannot be used; give true or false."),
+        ("weights_memory = 5", "weights_memory = 5 cannot be used; '5' is not an amount of memory"),
+        ('drain_s = "x"', "drain_s (in the file of settings) = 'x' cannot be used; give a number from 0 to 86400."),
+        ("a = {", "is not TOML"),
+    ],
+)
+def test_mistakes_are_named(mistake: Callable[..., str], write: Write, line: str, said: str) -> None:
+    assert said in mistake("serve", "--config", write(f"{line}\n"), "--show-config")
+
+
+def test_a_file_that_is_not_there(mistake: Callable[..., str], tmp_path: Path) -> None:
+    assert "cannot be read: No such file" in mistake("serve", "--config", tmp_path / "absent.toml")
+
+
+def test_the_example_of_the_page_can_be_used(write: Write) -> None:
+    section = (DOCS / "serving.md").read_text("utf-8").partition("\n### A file of settings\n")[2]
+    example = re.search(r"```toml\n(.*?)```", section, re.DOTALL)
+    assert example is not None
+    found = shown("--config", write(example[1]))
+    keys = re.findall(r"^(\w+) = ", example[1], re.MULTILINE)
+    assert len(keys) >= 8
+    assert {name for name, (_, source) in found.items() if source == "file"} == set(keys)
