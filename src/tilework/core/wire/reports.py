@@ -47,8 +47,12 @@ class LoadedModel:
         }
 
     def largest_stage(self, loras: Collection[str] = ()) -> tuple[str, int]:
-        """The stage whose weights are the most for a request that uses these LoRAs, and their bytes."""
-        sizes = {stage: num_bytes(needed) for stage, needed in self.needed(loras).items()}
+        """The stage that needs the most memory for a request that uses these LoRAs, and how many bytes.
+
+        It needs its weights, and what it declares beyond them.
+        """
+        beyond = {stage.name: stage.spec.memory_bytes for stage in self.info.graph.stages}
+        sizes = {stage: num_bytes(needed) + beyond[stage] for stage, needed in self.needed(loras).items()}
         largest = max(sizes, key=sizes.__getitem__)
         return largest, sizes[largest]
 
