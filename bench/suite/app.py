@@ -56,6 +56,7 @@ from suite.cases.stack import Stack
 from suite.cases.stitcher import Stitcher
 from suite.cases.stock import StockCalls
 from suite.cases.swaps import Swaps
+from suite.cases.theorem import Theorem
 from suite.cases.together import Together
 from suite.cases.trident import Trident
 from suite.cases.ucx import UcxMessages
@@ -123,6 +124,7 @@ CASES: dict[str, tuple[str, type[Case]]] = {
     "nodes": ("Works and states across two nodes, against one", Nodes),
     "modelled": ("Deadlines kept by each policy on eight simulated GPUs, live and simulated", Modelled),
     "opensora": ("DDiT's videos on eight simulated GPUs behind a live server: latency by policy", OpenSora),
+    "theorem": ("OnePiece's Theorem 1 on live workers: output over input, and how waits grow", Theorem),
     "yardsticks": ("The bound on requests on time: how tight it is, and how long it takes, simulated", Yardsticks),
     "papers": ("The figures of the papers, remade in simulation", Papers),
     "simulate": ("A live run against its own simulation", Simulate),

@@ -58,9 +58,9 @@ class FakeExecutor:
         assert model == self.measurer.info.name
         return self.measurer.profile_key
 
-    async def calibrate(self, model: str, *arguments: Any) -> tuple[CostRow, ...]:
+    async def calibrate(self, model: str, *arguments: Any, **others: Any) -> tuple[CostRow, ...]:
         assert model == self.measurer.info.name
-        return await self.measurer.calibrate(*arguments)
+        return await self.measurer.calibrate(*arguments, **others)
 
 
 @pytest.fixture

@@ -9,9 +9,13 @@ import pytest
 
 from builders import PIPELINE, costs, row, sized
 from stages import DECODE, DIFFUSE, stage_of
+from tilework.core.component import Component, LoadSource
 from tilework.core.cost_row import CostRow
+from tilework.core.graph.graph import Graph
+from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.lora import UsedLora
 from tilework.core.request import Request, Shape
+from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 
 STEP = stage_of(PIPELINE, DIFFUSE)
@@ -86,6 +90,32 @@ def test_what_no_row_says_is_0() -> None:
     assert model.activation_bytes(stage_of(PIPELINE, DECODE), [sized(100)], 1) == 5
     assert model.activation_bytes(stage_of("unknown", DIFFUSE), [sized(100)], 1) == 0
     assert of(costs(needs(100, 1600, batch=2)), 100, 100) == 0, "a batch alone says nothing of its requests"
+
+
+@pytest.mark.parametrize(("measured", "needed"), [(None, 700), (100, 700), (900, 900)])
+def test_a_stage_needs_at_least_what_it_declares(measured: int | None, needed: int) -> None:
+    specs = tuple(
+        replace(one, memory_bytes=700, components=("vae",)) if one.name == DECODE else one
+        for one in latent_diffusion("").specs
+    )
+    graph = Graph(PIPELINE, specs)
+    rows = (needs(100, measured, stage=DECODE), row(100, 1.0))
+    vae = Component("vae", 50)
+    for memory_bytes, fits in ((49 + needed, False), (50 + needed, True)):
+        model = TableCosts(
+            CostTable(
+                hardware="x",
+                rows=rows,
+                graphs={PIPELINE: graph},
+                components={PIPELINE: {"vae": vae}},
+                memory_bytes=memory_bytes,
+                load_bytes_per_s=dict.fromkeys(LoadSource, 1e9),
+            )
+        )
+        decode = graph.stage(DECODE)
+        assert model.activation_bytes(decode, [sized(100)], 1) == needed
+        assert model.fits_together(decode, [sized(100).shape]) is fits
+        assert model.most_bytes == 50 + needed
 
 
 def test_loras_change_nothing() -> None:

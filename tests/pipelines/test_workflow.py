@@ -22,7 +22,7 @@ from tilework.core.model import Argument, ArgumentKind, ModelInfo, ModelSource, 
 from tilework.pipelines.draw import draw
 from tilework.pipelines.errors import InvalidSource, InvalidWorkflow, ModelError, UnsupportedModel
 from tilework.pipelines.family import LIVE
-from tilework.pipelines.identity import model_identity
+from tilework.pipelines.identity import model_identity, stage_keys
 from tilework.pipelines.loading import load, load_component
 from tilework.pipelines.model_index import check_model
 from tilework.pipelines.parallel import Parallel
@@ -224,6 +224,36 @@ def test_measurements_are_those_of_the_text_of_the_workflow(tmp_path: Path) -> N
         names.append(model_identity(ModelSource(path=f"{tmp_path}/flow{index}.py:x")))
     assert names[0] != names[1]
     assert all(name.startswith("w@") for name in names)
+
+
+def test_stages_that_take_the_same_time_have_equal_keys(tmp_path: Path) -> None:
+    text = (
+        CLASS
+        + """
+def long(prompt): return prompt
+three = tilework.Workflow("three", long, tilework.Pipeline("shapes", prompt="long"), softened)
+four = tilework.Workflow("four", tilework.Pipeline("shapes", settings={"guidance_scale": 1.0}), softened)
+"""
+    )
+    (tmp_path / "flow.py").write_text(text)
+    plain = stage_keys(ModelSource(path="shapes"), ModelInfo(**LIMITS))
+    one, two, three, four = (_keys(f"{tmp_path}/flow.py:{name}") for name in ("one", "two", "three", "four"))
+    assert one.items() >= plain.items(), "the first pipeline of a workflow costs what the model does"
+    assert three.items() >= one.items(), "also with another prompt"
+    assert {two[f"a.{name}"] for name in plain} == set(plain.values())
+    assert set(plain.values()).isdisjoint(two[f"b.{name}"] for name in plain), "it has its own defaults"
+    assert one.keys() == four.keys()
+    assert one.items().isdisjoint(four.items()), "guidance costs time, and softened reads another picture"
+    (tmp_path / "flow.py").write_text(text + "# other")
+    assert _keys(f"{tmp_path}/flow.py:one")["softened"] != one["softened"]
+
+
+def _keys(path: str) -> dict[str, str]:
+    workflow = read_workflow(path)
+    parts = parts_of(workflow, [ModelInfo(**LIMITS)] * len(workflow.pipelines))
+    functions = [LoadedFunction.of(one, torch.device("cpu")) for one in workflow.functions]
+    info = describe_workflow(workflow, "", parts, functions)
+    return stage_keys(ModelSource(path=path), info)
 
 
 def test_pictures_come_as_images_and_go_back_bit_for_bit() -> None:

@@ -46,6 +46,7 @@ class FakeMeasurer:
         self.profile_key = key
         self.info = info or INFO
         self.asked: list[tuple[Batch, int, int | None]] = []
+        self.known: list[frozenset[str]] = []
 
     def _timed(self, batch: Batch, degree: int) -> list[str]:
         return [one.name for one in self.info.stages if one.takes(batch) and (degree == 1 or one.degrees is None)]
@@ -56,7 +57,9 @@ class FakeMeasurer:
         degree: int = 1,
         num_runs: int | None = None,
         loras: tuple[UsedLora, ...] = (),
+        known: frozenset[str] = frozenset(),
     ) -> tuple[CostRow, ...]:
+        self.known.append(known)
         self.asked += [(batch, degree, num_runs) for batch in batches]
         return tuple(
             CostRow.of(
@@ -73,4 +76,5 @@ class FakeMeasurer:
             for pixels in [sum(shape.pixels for shape in batch)]
             if not self.too_large & set(batch)
             for stage in self._timed(batch, degree)
+            if stage not in known
         )

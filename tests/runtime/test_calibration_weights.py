@@ -64,9 +64,20 @@ def test_a_lora_belongs_to_the_stages_that_it_changes() -> None:
 
 
 def test_a_stage_that_does_not_fit_is_named() -> None:
-    whose = "the weights of m for its stage diffuse are 80 bytes, and a device has 79"
+    whose = "the stage diffuse of m needs 80 bytes, with its weights, and a device has 79"
     with pytest.raises(WorkerStartFailed, match=whose):
         weights(79)
+
+
+def test_what_a_stage_declares_beyond_its_weights_needs_room_too() -> None:
+    stages = tuple(replace(one, memory_bytes=75 if one.name == DECODE else 0) for one in model().info.stages)
+    declaring = replace(model(), info=replace(model().info, stages=stages))
+    assert declaring.largest_stage() == (DECODE, 85)
+    one, tight = CalibrationWeights(200), CalibrationWeights(84)
+    one.add(Loaded((declaring,), load_ns=NS_PER_S))
+    assert one.by_stage("m"), "beside all weights there is no room for it"
+    with pytest.raises(WorkerStartFailed, match="the stage decode of m needs 85 bytes"):
+        tight.add(Loaded((declaring,), load_ns=NS_PER_S))
 
 
 def test_without_a_limit_nothing_is_loaded() -> None:

@@ -142,8 +142,8 @@ def test_a_refresh_measures_again_and_its_rows_count_from_then_on(cache: CostCac
     slow = FakeMeasurer()
     original = slow.calibrate
 
-    async def slower(*arguments: Any) -> tuple[CostRow, ...]:
-        return tuple(replace(row, seconds=9.0, p99_seconds=None) for row in await original(*arguments))
+    async def slower(*arguments: Any, **others: Any) -> tuple[CostRow, ...]:
+        return tuple(replace(row, seconds=9.0, p99_seconds=None) for row in await original(*arguments, **others))
 
     slow.calibrate = slower  # type: ignore[method-assign]
     assert set(asyncio.run(start(slow, (1,), replace(cache, refresh=True))).values()) == {9.0}

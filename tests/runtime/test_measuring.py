@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from runtime.fake_measurer import INFO, KEY, FakeMeasurer
+from stages import DECODE, DIFFUSE, ENCODE
 from tilework.core.component import Component, LoadSource
 from tilework.core.cost_row import CostRow
 from tilework.core.lora import Lora
 from tilework.core.wire.reports import LoadedModel
 from tilework.cost.profile import ProfileKey
 from tilework.cost.table import CostTable
-from tilework.runtime.models.measuring import Measuring, with_weights
+from tilework.runtime.models.measuring import Measuring, _shared, with_weights
 
 SLOWER = 1.5  # A step with a LoRA.
 
@@ -26,6 +27,7 @@ class FakeExecutor:
     """Measures by a `FakeMeasurer` for each model."""
 
     measured: list[str] = field(default_factory=list)
+    timed: list[tuple[str, str]] = field(default_factory=list)
     weights_bytes: int | None = None
     num_devices: int = 1
     serving: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -34,10 +36,17 @@ class FakeExecutor:
         return replace(KEY, model=model)
 
     async def calibrate(
-        self, model: str, batches: Any, degree: int = 1, num_runs: int | None = None, loras: Sequence[Any] = ()
+        self,
+        model: str,
+        batches: Any,
+        degree: int = 1,
+        num_runs: int | None = None,
+        loras: Sequence[Any] = (),
+        known: frozenset[str] = frozenset(),
     ) -> tuple[CostRow, ...]:
         self.measured.append(model)
-        rows = await FakeMeasurer(info=replace(INFO, name=model)).calibrate(batches, degree, num_runs)
+        rows = await FakeMeasurer(info=replace(INFO, name=model)).calibrate(batches, degree, num_runs, known=known)
+        self.timed += [(model, row.stage) for row in rows]
         return tuple(replace(row, seconds=row.seconds * SLOWER, p99_seconds=None) for row in rows) if loras else rows
 
     async def end_calibration(self) -> dict[LoadSource, float]:
@@ -78,6 +87,26 @@ def test_how_fast_weights_are_loaded_is_measured_if_a_given_table_does_not_say(
     is_measured = weights_bytes is not None and LoadSource.DISK not in known
     assert executor.measured == (["a", "b"] if is_measured else [])
     assert completed == replace(given, load_bytes_per_s={LoadSource.DISK: 1e9, **known} if is_measured else known)
+
+
+def test_a_stage_that_several_models_have_is_measured_once() -> None:
+    executor = FakeExecutor(num_devices=2)
+    first = model("a", stage_keys={ENCODE: "1", DIFFUSE: "2", DECODE: "3"})
+    some = model("b", parameters=2, stage_keys={ENCODE: "1", DIFFUSE: "2", DECODE: "4"})
+    whole = model("c", parameters=3, stage_keys={ENCODE: "1", DIFFUSE: "2", DECODE: "4"})
+    costs = table(executor, first, some, whole)
+    assert {stage for name, stage in executor.timed if name == "b"} == {DECODE, ENCODE, DIFFUSE}, (
+        "at the end, to warm up"
+    )
+    timed_once = executor.timed.index(("b", DECODE))
+    assert executor.timed[timed_once - 1][0] == "a", "what it shares is not timed before"
+    degrees = {(row.stage, row.degree) for row in costs.rows if row.pipeline == "c"}
+    assert {(DIFFUSE, 1), (DIFFUSE, 2), (DECODE, 1)} <= degrees
+    assert set(rows(costs, "c")) == set(rows(costs, "b"))
+    shared = [[row for row in rows(costs, name) if row.stage != DECODE] for name in "ab"]
+    assert set(shared[0]) == set(shared[1]) != set()
+    renamed = model("d", parameters=4, stage_keys={"other": "2"})
+    assert {row.stage for row in _shared(renamed, [first], [costs])} == {"other"}
 
 
 def test_how_much_longer_steps_with_a_lora_take_is_measured() -> None:

@@ -197,6 +197,13 @@ def test_alone_every_stage_is_timed_as_often_as_asked() -> None:
     assert family.parallel.comm is None
 
 
+def test_stages_that_are_known_are_run_but_not_timed() -> None:
+    family = FakeFamily()
+    rows = calibrate(family, (ONE_SMALL,), num_runs=1, known=frozenset({ENCODE, DIFFUSE}))
+    assert [(row.stage, row.degree) for row in rows] == [(DECODE, 1)]
+    assert calibrate(family, (ONE_SMALL,), known=frozenset({ENCODE, DIFFUSE, DECODE})) == ()
+
+
 def test_a_pipeline_that_is_served_by_its_stock_call_is_timed() -> None:
     """It decodes what all steps have made, each time anew."""
     tiny.prepare()

@@ -17,6 +17,8 @@ _MAX_CACHED = 10_000  # Clients choose the shapes.
 class Activations:
     """The activations of all stages, on each of the devices that share a work; 0 where no row says.
 
+    A stage has at least those that its author has declared (`StageSpec.memory_bytes`).
+
     Sizes between rows are interpolated in latent pixels as seconds are (see `Prices`). A degree without rows of single
     requests takes those of the next lower degree; below all of them nothing is known.
 
@@ -41,25 +43,28 @@ class Activations:
         self._degrees: dict[tuple[str, str], list[int]] = {}
         for pipeline, stage, degree in sorted(self._known):
             self._degrees.setdefault((pipeline, stage), []).append(degree)
+        self._declared = max((one.memory_bytes for each in table.graphs.values() for one in each.specs), default=0)
         self.largest = max((row.activation_bytes or 0 for row in rows), default=0)
+        self.largest = max(self.largest, self._declared)
         self._cached: dict[tuple[object, ...], int] = {}
 
     def __bool__(self) -> bool:
         """Whether any is known."""
-        return bool(self._known)
+        return bool(self._known) or self._declared > 0
 
     def num_bytes(self, stage: Stage, shapes: Sequence[Shape], degree: int) -> int:
         """What a work on outputs of these shapes needs on each of `degree` devices."""
         degrees = self._degrees.get((stage.pipeline, stage.name))
         if degrees is None:
-            return 0
+            return stage.spec.memory_bytes
         sizes = [(one.height, one.width, one.frames) for one in shapes]
         key = stage.name, degree, stage.pipeline, *sizes
         found = self._cached.get(key)
         if found is None:
             profiled = max((one for one in degrees if one <= degree), default=None)
             known = None if profiled is None else self._known[stage.pipeline, stage.name, profiled]
-            found = 0 if known is None else known.num_bytes(batch_key(shapes))
+            measured = 0 if known is None else known.num_bytes(batch_key(shapes))
+            found = max(measured, stage.spec.memory_bytes)
             if len(self._cached) >= _MAX_CACHED:
                 self._cached.clear()
             self._cached[key] = found

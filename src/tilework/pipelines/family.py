@@ -19,7 +19,7 @@ from tilework.core.comm import Comm
 from tilework.core.model import ModelInfo
 from tilework.core.packing import Pack
 from tilework.core.wire.spec import File, Image, Spec
-from tilework.pipelines.lora import LoadedLoras
+from tilework.pipelines.lora import Loras
 from tilework.pipelines.parallel import Parallel
 
 Values = Mapping[str, Any]
@@ -77,7 +77,7 @@ class Family(Protocol):
         """What has weights, by the names of the stages' components."""
 
     @property
-    def loras(self) -> LoadedLoras | None:
+    def loras(self) -> Loras | None:
         """The LoRAs on its device, and those in use; None if it can have none."""
 
     @property

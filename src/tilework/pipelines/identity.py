@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
-from tilework.core.model import ModelSource
+from tilework.core.graph.stage import ResultKind
+from tilework.core.model import ModelInfo, ModelSource
 from tilework.pipelines.model_index import INDEX, SHIPPED, shipped_directory
+from tilework.pipelines.workflow.definition import Pipeline
 from tilework.pipelines.workflow.source import is_workflow, pipeline_path, read_workflow, workflow_file
 
 _READ = (".json", ".txt", ".model")
+_TEXTS = ("prompt", "negative_prompt")
 
 
 def model_identity(source: ModelSource) -> str:
@@ -35,14 +39,55 @@ def model_identity(source: ModelSource) -> str:
     return source.path if revision is None else f"{source.path}@{revision}"
 
 
+def stage_keys(source: ModelSource, info: ModelInfo) -> dict[str, str]:
+    """A key of each stage, by its name: stages of two models with equal keys take the same time.
+
+    Of a pipeline it says model, stage and settings, and what writes the pictures that it reads: the first pipeline of a
+    workflow has the keys of the model itself. Of a function it says its file and name, and what writes all that it
+    reads.
+
+    Source: OnePiece §8.3, where workflows share the stages that they have in common.
+    """
+    workflow = read_workflow(source.path) if is_workflow(source.path) else None
+    functions = {one.name for one in workflow.functions} if workflow else set()
+    pipelines = workflow.pipelines if workflow else ()
+    keys, writers = dict[str, str](), dict[str, str]()
+    for stage in info.graph.stages:
+        read = [writers.get(name, name) for name in stage.spec.inputs]
+        if stage.spec.result is ResultKind.VIDEO:
+            content = [stage.name, *read]
+        elif stage.name in functions:
+            content = [workflow_file(source.path).read_text(), stage.name, *read]
+        elif not pipelines:
+            content = [model_identity(source), stage.name]
+        else:
+            prefix = stage.name.partition(".")[0]
+            one = next((each for each in pipelines if len(pipelines) > 1 and each.name == prefix), pipelines[0])
+            inner = stage.name.removeprefix(f"{one.name}." if len(pipelines) > 1 else "")
+            content = [_pipeline_identity(source, one), inner, *_departures(one, one is pipelines[0], writers)]
+        keys[stage.name] = sha256("\0".join(content).encode()).hexdigest()[:16]
+        writers |= dict.fromkeys(stage.spec.outputs, keys[stage.name])
+    return keys
+
+
+def _departures(pipeline: Pipeline, is_first: bool, writers: Mapping[str, str]) -> list[str]:
+    """How the stages of a pipeline differ from those of its model: in no way, if there is nothing."""
+    pictures = [f"{name} {writers.get(value, value)}" for name, value in pipeline.reads.items() if name not in _TEXTS]
+    settings = [f"{name} {value!r}" for name, value in pipeline.settings.items()]
+    return [*pictures, *settings, *(() if is_first else ("with its own defaults",))]
+
+
 def _workflow_identity(source: ModelSource) -> str:
     """NAME@DIGEST of the contents of a workflow's file and the identities of its pipelines."""
     workflow, file = read_workflow(source.path), workflow_file(source.path)
     digest = sha256(file.read_bytes())
     for one in workflow.pipelines:
-        path = pipeline_path(source.path, one.path)
-        digest.update(model_identity(replace(source, path=path, adapter=one.adapter)).encode())
+        digest.update(_pipeline_identity(source, one).encode())
     return f"{workflow.name}@{digest.hexdigest()[:12]}"
+
+
+def _pipeline_identity(source: ModelSource, pipeline: Pipeline) -> str:
+    return model_identity(replace(source, path=pipeline_path(source.path, pipeline.path), adapter=pipeline.adapter))
 
 
 def _digest(directory: Path) -> str:

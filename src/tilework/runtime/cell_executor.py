@@ -107,8 +107,9 @@ class CellExecutor:
         degree: int = 1,
         num_runs: int | None = None,
         loras: tuple[UsedLora, ...] = (),
+        known: frozenset[str] = frozenset(),
     ) -> tuple[CostRow, ...]:
-        return await self._inner.calibrate(model, batches, degree * self._size, num_runs, loras)
+        return await self._inner.calibrate(model, batches, degree * self._size, num_runs, loras, known)
 
     async def end_calibration(self) -> Mapping[LoadSource, float]:
         return await self._inner.end_calibration()

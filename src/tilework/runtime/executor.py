@@ -104,11 +104,12 @@ class Executor(Protocol):
         degree: int = 1,
         num_runs: int | None = None,
         loras: tuple[UsedLora, ...] = (),
+        known: frozenset[str] = frozenset(),
     ) -> tuple[CostRow, ...]:
-        """Measure on all accelerators that serve it at once, in groups of `degree`. Raises WorkerStartFailed.
+        """Measure on all accelerators that serve it at once, in groups of `degree`; `known` stages are run, not timed.
 
         The weights of the model and of these LoRAs are loaded before, and stay until others are needed. If a device has
-        no room for all of them, it loads those of each stage when it comes to that.
+        no room for all of them, it loads those of each stage when it comes to that. Raises WorkerStartFailed.
         """
 
     async def end_calibration(self) -> Mapping[LoadSource, float]:

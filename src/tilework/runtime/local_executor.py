@@ -215,6 +215,7 @@ class LocalExecutor:
         degree: int = 1,
         num_runs: int | None = None,
         loras: tuple[UsedLora, ...] = (),
+        known: frozenset[str] = frozenset(),
     ) -> tuple[CostRow, ...]:
         served = set(self.serving.get(model, self.devices_up)) & self._up
         up = [device_id for device_id in sorted(served) if served.issuperset(self._cell(device_id))]
@@ -227,7 +228,7 @@ class LocalExecutor:
         weights = self._measuring.by_stage(model, loras)
         for group, ref in refs.items():
             for device_id in group:
-                self.send(device_id, Calibrate(model, batches, ref, num_runs, loras, weights))
+                self.send(device_id, Calibrate(model, batches, ref, num_runs, loras, weights, known))
         await asyncio.gather(*self._calibrated.values())
         for group, ref in refs.items():
             found = [{row.shapes for row in self._calibrated[device_id].result()} for device_id in group]

@@ -46,6 +46,7 @@ def calibrate(
     num_runs: int | None = None,
     prepare: Callable[[str], None] = lambda _stage: None,
     cell_size: int = 1,
+    known: frozenset[str] = frozenset(),
 ) -> tuple[CostRow, ...]:
     """Time the stages for every batch, with guidance; rows in the order of `batches`.
 
@@ -58,14 +59,14 @@ def calibrate(
     others wait for that rank; the rows so far are returned.
 
     `num_runs` runs follow three warm-up runs; None means one warm-up run and then up to five within a second. Before it
-    runs a stage it calls `prepare` with its name, which is not timed.
+    runs a stage it calls `prepare` with its name, which is not timed. Stages that are `known` are not timed either.
     """
     rows: list[CostRow] = []
     degree = 1 if comm is None else comm.size // cell_size
     for batch in batches:
         timings: dict[str, _Timing] = {}
         try:
-            _time_stages(family, batch, comm, degree, num_runs, timings, prepare)
+            _time_stages(family, batch, comm, degree, num_runs, timings, prepare, known)
         except Exception:
             _log.exception("%s cannot run here; it is left out of the calibration", " + ".join(map(str, batch)))
             if comm is not None:
@@ -85,6 +86,7 @@ def _time_stages(
     num_runs: int | None,
     timings: dict[str, _Timing],
     prepare: Callable[[str], None],
+    known: frozenset[str],
 ) -> None:
     """Run each stage with what those before it have written, and add the times of those that can be run so.
 
@@ -98,7 +100,7 @@ def _time_stages(
         stage.name
         for stage in family.info.graph.stages
         if (stage.is_parallel if degree > 1 else stage.spec.takes(batch))
-    }
+    } - known
     for stage in family.info.graph.stages:
         prepare(stage.name)
         if stage.has_steps:
@@ -117,7 +119,7 @@ def _time_stages(
             break
         state = steps.export() if stage.has_steps else None
         outputs = {spec: _moved(of_spec) for spec, of_spec in write().items()}
-        if degree == 1 and len(batch) == 1:
+        if degree == 1 and len(batch) == 1 and stage.name in wanted:
             size = serialize(outputs[specs[0]] if state is None else state).num_bytes
             timings[stage.name] = replace(timings[stage.name], state_bytes=size)
         values = {spec: {**values[spec], **of_spec} for spec, of_spec in outputs.items()}

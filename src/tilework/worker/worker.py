@@ -386,6 +386,7 @@ class Worker:
             num_runs=command.num_runs,
             prepare=partial(self._prepare, command),
             cell_size=self._models.cell_size,
+            known=command.known,
         )
         if command.group is None:
             with self._budget.hold():

@@ -135,10 +135,13 @@ def _check(specs: Sequence[StageSpec]) -> None:
             )
         if spec.degrees is not None and (not spec.degrees or min(spec.degrees) < 1):
             raise BadGraph(f"degrees of {spec.name!r} is {spec.degrees!r}; expected numbers of at least 1, or null")
-        if spec.device_kind is DeviceKind.CPU and (spec.steps is not None or spec.degrees != (1,) or spec.batchable):
+        if type(spec.memory_bytes) is not int or spec.memory_bytes < 0:
+            raise BadGraph(f"memory_bytes of {spec.name!r} is {spec.memory_bytes!r}; expected a number of bytes, or 0")
+        needs = spec.steps is not None or spec.degrees != (1,) or spec.batchable or spec.memory_bytes
+        if spec.device_kind is DeviceKind.CPU and needs:
             raise BadGraph(
-                f"device_kind of {spec.name!r} is 'cpu', and a CPU slot runs a stage at once, alone, for one request; "
-                "leave out steps, degrees and batchable, or device_kind"
+                f"device_kind of {spec.name!r} is 'cpu', and a CPU slot runs a stage at once, alone, for one request, "
+                "in memory that is not planned; leave out steps, degrees, batchable and memory_bytes, or device_kind"
             )
     _check_results(specs)
 

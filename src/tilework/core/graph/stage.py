@@ -58,6 +58,7 @@ class StageSpec:
         one_shape: whether those that share have one size and number of frames.
         sliceable: whether it can run in slices, which takes less memory and more time.
         previews: the stage that draws previews between its steps; empty if there are none.
+        memory_bytes: what a run of it needs on each of its devices beyond its weights, at least, as its author says.
         device_kind: what runs it. A stage on a CPU slot has no steps, and one slot runs it for one request at a time.
         result: the kind of result that it makes; only requests for this kind have it on their way. None: all have it.
     """
@@ -72,6 +73,7 @@ class StageSpec:
     one_shape: bool = False
     sliceable: bool = False
     previews: str = ""
+    memory_bytes: int = 0
     device_kind: DeviceKind = DeviceKind.ACCELERATOR
     result: ResultKind | None = None
 

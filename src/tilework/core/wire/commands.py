@@ -139,9 +139,9 @@ class Calibrate:
     """Warm up and time a model's stages for these batches, with a group at its degree; answered by `Calibrated`.
 
     Batches of several have no group; they are timed for batchable stages, groups for stages that they may share.
-    `num_runs` None means a few, within a short time. Requests use these `loras`. Where a device has no room for all
-    stages, `weights` are the digests of what each stage needs, by its name: they are loaded before it, the others
-    dropped.
+    `num_runs` None means a few, within a short time. `known` stages are run, not timed. Requests use these `loras`.
+    Where a device has no room for all stages, `weights` are the digests of what each stage needs, by its name: they are
+    loaded before it, the others dropped.
     """
 
     model: str
@@ -150,6 +150,7 @@ class Calibrate:
     num_runs: int | None = None
     loras: tuple[UsedLora, ...] = ()
     weights: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    known: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

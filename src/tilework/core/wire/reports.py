@@ -17,12 +17,14 @@ from tilework.core.wire.spec import File, Image
 class LoadedModel:
     """A model of a worker. `identity` distinguishes models of the same name.
 
-    `components` are those of its stages, by name; empty if all stay on the device. `loras` are those that its requests
+    `stage_keys` say by name which stages take the same time, also of other models: those with equal keys. `components`
+    are those of its stages, by name; empty if all stay on the device. `loras` are those that its requests
     may use, by name, and `refused` says of the others why they may not.
     """
 
     info: ModelInfo
     identity: str = "unknown"
+    stage_keys: Mapping[str, str] = field(default_factory=dict)
     components: Mapping[str, Component] = field(default_factory=dict)
     loras: Mapping[str, Lora] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
@@ -47,8 +49,12 @@ class LoadedModel:
         }
 
     def largest_stage(self, loras: Collection[str] = ()) -> tuple[str, int]:
-        """The stage whose weights are the most for a request that uses these LoRAs, and their bytes."""
-        sizes = {stage: num_bytes(needed) for stage, needed in self.needed(loras).items()}
+        """The stage that needs the most memory for a request that uses these LoRAs, and how many bytes.
+
+        It needs its weights, and what it declares beyond them.
+        """
+        beyond = {stage.name: stage.spec.memory_bytes for stage in self.info.graph.stages}
+        sizes = {stage: num_bytes(needed) + beyond[stage] for stage, needed in self.needed(loras).items()}
         largest = max(sizes, key=sizes.__getitem__)
         return largest, sizes[largest]
 

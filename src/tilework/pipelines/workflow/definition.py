@@ -9,9 +9,11 @@ checkpoints, replay) knows of no workflow.
    (`Pipeline("shapes", prompt="long_prompt")`): its family gets the request with these put in. Each of its stages reads
    them, so that a request that moves has them on every device.
 3. A class is a stage with weights: its modules are components, as those of a pipeline are.
-4. `devices` is the kind of device of the stage, `batch` says that requests may share a run. Both are fields that stages
-   have anyway.
-5. Whatever a user's function raises fails the one request, as an error of a model does, and names the stage.
+4. `devices` is the kind of device of the stage, `batch` says that requests may share a run, `memory` what a run needs
+   beyond its weights. They are fields that stages have anyway.
+5. A collaborative stage is made in a fixed number of parts, whatever its degree: each device of a group makes some of
+   them, and all merge all of them. So its value is the same at every degree, bit for bit.
+6. Whatever a user's function raises fails the one request, as an error of a model does, and names the stage.
 
 Imports no torch, so that a server can refuse a workflow before it starts workers.
 """
@@ -38,7 +40,11 @@ REQUEST_FIELDS = (
 PICTURE_FIELDS = ("image", "mask_image", "last_image", "control_image", "video")
 """Names of pictures that the first pipeline may take; it says which ones it does."""
 _SETTINGS = "tilework_stage"
+PART_FIELDS = ("part", "parts")
+"""What a collaborative stage may read beside: which part it is to make, from 0, and how many there are."""
 _KINDS = {"accelerator": DeviceKind.ACCELERATOR, "cpu": DeviceKind.CPU}
+_MODES = ("individual", "collaborative")
+_PARTS = 8  # As many as devices that a node usually has.
 _NAME = "a name of letters, digits and _"
 
 
@@ -48,39 +54,76 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSettings:
-    """What `stage` says of a function or class."""
+    """What `stage` says of a function or class. `parts` is 0 if it is not collaborative."""
 
     devices: DeviceKind = DeviceKind.ACCELERATOR
     batch: int = 1
+    memory_bytes: int = 0
+    parts: int = 0
+    merge: Callable[[list[Any]], Any] | None = None
     returns: tuple[str, ...] = ()
 
 
 @overload
 def stage(function: T) -> T: ...
 @overload
-def stage(*, devices: str = ..., batch: int = ..., returns: tuple[str, ...] = ...) -> Callable[[T], T]: ...
-def stage(function: Any = None, *, devices: str = "accelerator", batch: int = 1, returns: tuple[str, ...] = ()) -> Any:
+def stage(
+    *,
+    devices: str = ...,
+    batch: int = ...,
+    memory: int = ...,
+    mode: str = ...,
+    parts: int = ...,
+    merge: Callable[[list[Any]], Any] | None = ...,
+    returns: tuple[str, ...] = ...,
+) -> Callable[[T], T]: ...
+def stage(
+    function: Any = None,
+    *,
+    devices: str = "accelerator",
+    batch: int = 1,
+    memory: int = 0,
+    mode: str = "individual",
+    parts: int = 0,
+    merge: Callable[[list[Any]], Any] | None = None,
+    returns: tuple[str, ...] = (),
+) -> Any:
     """Say how a function or class runs as a stage of a workflow; what it decorates is returned as it is.
 
     `devices` is "accelerator", or "cpu" for a stage that needs none: then it runs on a CPU slot. With a `batch` above 1
     it is called for up to this number of requests at once: each argument is a list, and it returns a list with a value
-    for each request. A function that returns several values says their names, `returns`, and returns a tuple; the one
-    value of others is named like the function.
+    for each request. `memory` is how many bytes a call needs on its device beyond its weights. A function that returns
+    several values says their names, `returns`, and returns a tuple; the one value of others is named like the function.
+
+    With the `mode` "collaborative" several devices may work on one request: the function is called once for each of
+    `parts` parts, 8 if that is not given, on any of them. It reads which `part` it is to make, and may read `parts`.
+    `merge` makes the value of the list of what the parts returned; without it that list is the value.
+
+    Source: OnePiece §4.3, where all workers of a node get a request, and what they made is aggregated before it is
+    delivered. Unlike there, the parts do not depend on the number of workers, so that results do not either.
 
     Raises:
         InvalidWorkflow: a value cannot be used.
     """
     if devices not in _KINDS:
         raise InvalidWorkflow(f'devices is {devices!r}; choose "accelerator" or "cpu"')
-    if type(batch) is not int or batch < 1:
-        raise InvalidWorkflow(f"batch is {batch!r}; give a whole number of at least 1")
-    if batch > 1 and devices == "cpu":
-        raise InvalidWorkflow(
-            f'batch is {batch} with devices "cpu", and a CPU slot runs one request at a time; leave one of them out'
-        )
+    for name, number, least in (("batch", batch, 1), ("memory", memory, 0)):
+        if type(number) is not int or number < least:
+            raise InvalidWorkflow(f"{name} is {number!r}; give a whole number of at least {least}")
+    for given, why in ((batch > 1, "runs one request at a time"), (memory, "has memory that is not planned")):
+        if given and devices == "cpu":
+            what = f"batch is {batch}" if batch > 1 else f"memory is {memory}"
+            raise InvalidWorkflow(f'{what} with devices "cpu", and a CPU slot {why}; leave one of them out')
     if isinstance(returns, str) or not all(_is_name(one) for one in returns):
         raise InvalidWorkflow(f'returns is {returns!r}; give a tuple of names, ("left", "right")')
-    settings = StageSettings(devices=_KINDS[devices], batch=batch, returns=tuple(returns))
+    settings = StageSettings(
+        devices=_KINDS[devices],
+        batch=batch,
+        memory_bytes=memory,
+        parts=_num_parts(mode, parts, merge, shared=devices == "cpu" or batch > 1),
+        merge=merge,
+        returns=tuple(returns),
+    )
 
     def mark(one: Any) -> Any:
         setattr(one, _SETTINGS, settings)
@@ -89,11 +132,30 @@ def stage(function: Any = None, *, devices: str = "accelerator", batch: int = 1,
     return mark if function is None else mark(function)
 
 
+def _num_parts(mode: str, parts: int, merge: object, *, shared: bool) -> int:
+    """The parts of a stage, 0 if it has none; `shared`: on a CPU slot, or by requests. Raises InvalidWorkflow."""
+    if mode not in _MODES:
+        raise InvalidWorkflow(f'mode is {mode!r}; choose "individual" or "collaborative"')
+    if mode == "individual":
+        if parts or merge is not None:
+            raise InvalidWorkflow('parts or merge are given, and mode is "individual"; set mode="collaborative"')
+        return 0
+    if shared:
+        raise InvalidWorkflow(
+            'mode is "collaborative", in which accelerators work on one request; leave out batch and devices, or mode'
+        )
+    if type(parts) is not int or parts < 0 or parts == 1:
+        raise InvalidWorkflow(f"parts is {parts!r}; give a whole number of at least 2")
+    if merge is not None and not callable(merge):
+        raise InvalidWorkflow(f"merge is {merge!r}; give a function of the list of what the parts returned")
+    return parts or _PARTS
+
+
 @dataclass(frozen=True, slots=True)
 class Function:
     """A user's stage. `make` is the function, or the class, whose objects are called.
 
-    It reads the values `reads`; of these it can do without `optional` ones.
+    It reads the values `reads`; of these it can do without `optional` ones. Of `PART_FIELDS` it is `told` these.
     """
 
     name: str
@@ -101,6 +163,7 @@ class Function:
     settings: StageSettings
     reads: tuple[str, ...]
     optional: frozenset[str]
+    told: tuple[str, ...] = ()
 
     @staticmethod
     def of(made: Any) -> Function:
@@ -118,7 +181,11 @@ class Function:
                 raise InvalidWorkflow(f"stage {name!r} takes {shown!r}; give each value that it reads a name")
         optional = frozenset(one.name for one in parameters if one.default is not one.empty)
         settings = getattr(made, _SETTINGS, StageSettings())
-        return Function(name, made, settings, tuple(one.name for one in parameters), optional)
+        names = [one.name for one in parameters]
+        told = tuple(one for one in names if settings.parts and one in PART_FIELDS)
+        if settings.parts and PART_FIELDS[0] not in told:
+            raise InvalidWorkflow(f"stage {name!r} is collaborative and does not read part; give it this parameter")
+        return Function(name, made, settings, tuple(one for one in names if one not in told), optional, told)
 
     @property
     def returns(self) -> tuple[str, ...]:
@@ -132,6 +199,8 @@ class Function:
             components=components,
             inputs=tuple(one for one in self.reads if one in known or one not in self.optional),
             outputs=self.returns,
+            degrees=None if self.settings.parts else (1,),
+            memory_bytes=self.settings.memory_bytes,
             device_kind=self.settings.devices,
             batchable=self.settings.batch > 1,
         )

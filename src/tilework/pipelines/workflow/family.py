@@ -19,6 +19,7 @@ from tilework.pipelines.family import Family, StepState, Values, Watch
 from tilework.pipelines.video.export import EXPORT, SOUND, exported, exported_file
 from tilework.pipelines.workflow.definition import REQUEST_FIELDS, Pipeline, Workflow, unknown_value
 from tilework.pipelines.workflow.functions import LoadedFunction, require_picture
+from tilework.pipelines.workflow.loras import WorkflowLoras
 from tilework.pipelines.workflow.parallels import Parallels
 from tilework.pipelines.workflow.parts import Part
 from tilework.pipelines.workflow.pictures import image_of
@@ -52,8 +53,6 @@ class WorkflowFamily:
     there.
     """
 
-    loras = None
-
     def __init__(
         self,
         info: ModelInfo,
@@ -70,6 +69,8 @@ class WorkflowFamily:
         self._all_parts = parts
         self._functions = {one.function.name: one for one in functions}
         self.parallel = Parallels([one.parallel for one in self._families])
+        of_pipelines = {part.prefix: family.loras for part, family in parts if family.loras is not None}
+        self.loras = WorkflowLoras(of_pipelines) if of_pipelines else None
         of_parts = {part.prefix + name: one for part, family in parts for name, one in family.modules.items()}
         of_functions = {name: one.modules[name] for one in functions for name in one.components}
         self.modules: Mapping[str, torch.nn.Module] = of_parts | of_functions
@@ -81,7 +82,7 @@ class WorkflowFamily:
 
     def run(self, stage: str, specs: Sequence[Spec], values: Sequence[Values], sliced: bool = False) -> list[Values]:
         if stage in self._functions:
-            return self._functions[stage].run(specs, values)
+            return self._functions[stage].run(specs, values, self.parallel.comm)
         if stage == EXPORT.name:
             return [exported(spec, self._clip(one)) for spec, one in zip(specs, values, strict=True)]
         part, family = self._parts[stage]

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from tilework.core.comm import Comm
 from tilework.core.graph.stage import DeviceKind
 from tilework.core.wire.spec import Spec
 from tilework.pipelines.errors import InvalidWorkflow, UnsupportedModel
 from tilework.pipelines.family import Values
-from tilework.pipelines.workflow.definition import REQUEST_FIELDS, Function, Refused
+from tilework.pipelines.workflow.definition import PART_FIELDS, REQUEST_FIELDS, Function, Refused
+from tilework.pipelines.workflow.exchange import from_all
 from tilework.pipelines.workflow.pictures import for_user, from_user, is_picture, tensor_of
 
 
@@ -27,11 +30,15 @@ class StageRefused(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedFunction:
-    """A function that can be called, with the modules that it has, by the names of the graph's components."""
+    """A function that can be called, with the modules that it has, by the names of the graph's components.
+
+    `device` is that of its worker.
+    """
 
     function: Function
     call: Any
     modules: Mapping[str, nn.Module]
+    device: torch.device
 
     @staticmethod
     def of(function: Function, device: torch.device) -> LoadedFunction:
@@ -41,7 +48,7 @@ class LoadedFunction:
             InvalidWorkflow: the class cannot be made without arguments, or raises an error.
         """
         if not isinstance(function.make, type):
-            return LoadedFunction(function, function.make, {})
+            return LoadedFunction(function, function.make, {}, device)
         try:
             call = function.make()
         except Exception as error:
@@ -53,7 +60,7 @@ class LoadedFunction:
         place = torch.device("cpu") if function.settings.devices is DeviceKind.CPU else device
         for module in modules.values():
             module.to(place).eval()
-        return LoadedFunction(function, call, modules)
+        return LoadedFunction(function, call, modules, device)
 
     @property
     def components(self) -> tuple[str, ...]:
@@ -61,26 +68,67 @@ class LoadedFunction:
         return () if self.function.settings.devices is DeviceKind.CPU else tuple(self.modules)
 
     @torch.no_grad()
-    def run(self, specs: Sequence[Spec], values: Sequence[Values]) -> list[Values]:
-        """The outputs for each request.
+    def run(self, specs: Sequence[Spec], values: Sequence[Values], comm: Comm | None = None) -> list[Values]:
+        """The outputs for each request. The members of a group (`comm`) share the parts of a collaborative stage.
 
         Raises:
             StageRefused: the function has refused one.
             StageFailed: it raises another error.
+            GroupBroken: a member of the group is lost.
         """
         given = [self._arguments(spec, one) for spec, one in zip(specs, values, strict=True)]
-        name, size = self.function.name, self.function.settings.batch
-        try:
+        if self.function.settings.parts:
+            return [self._merged(one, comm) for one in given]
+        size = self.function.settings.batch
+        with self._named_errors():
             if size == 1:
                 return [self._named(self.call(**one)) for one in given]
             batches = [given[start : start + size] for start in range(0, len(given), size)]
             return [self._named(one) for batch in batches for one in self._call_batch(batch)]
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        """Raises what the user's code raises as StageRefused or StageFailed."""
+        name = self.function.name
+        try:
+            yield
         except (MemoryError, torch.OutOfMemoryError, StageFailed):
             raise  # A worker without memory tries again with less.
         except Refused as error:
             raise StageRefused(f"stage {name!r} has refused it: {error}") from error
         except Exception as error:
             raise StageFailed(f"stage {name!r} raises {type(error).__name__}: {error}") from error
+
+    def _merged(self, given: Mapping[str, Any], comm: Comm | None) -> Values:
+        """The outputs of a collaborative stage. What the code of one member of a group raises, all of them raise."""
+        own = self._own_parts(given, *((0, 1) if comm is None else (comm.rank, comm.size)))
+        of_all = [own] if comm is None else from_all(comm, own, self.device)
+        for one in of_all:
+            if one["refused"]:
+                raise StageRefused(one["refused"])
+            if one["failed"]:
+                raise StageFailed(one["failed"])
+        made = {part: value for one in of_all for part, value in one["made"]}
+        parts = [for_user(made[part]) for part in range(self.function.settings.parts)]
+        merge = self.function.settings.merge
+        with self._named_errors():
+            return self._named(parts if merge is None else merge(parts))
+
+    def _own_parts(self, given: Mapping[str, Any], rank: int, size: int) -> dict[str, Any]:
+        """What this member of a group has made, by part, and what its code has raised."""
+        num_parts = self.function.settings.parts
+        found: dict[str, Any] = {"made": [], "refused": "", "failed": ""}
+        try:
+            with self._named_errors():
+                for part in range(rank, num_parts, size):
+                    fields = dict(zip(PART_FIELDS, (part, num_parts), strict=True))
+                    told = {name: fields[name] for name in self.function.told}
+                    found["made"].append([part, from_user(self.call(**given, **told))])
+        except StageRefused as error:
+            found["refused"] = str(error)
+        except StageFailed as error:
+            found["failed"] = str(error)
+        return found
 
     def _call_batch(self, given: Sequence[Mapping[str, Any]]) -> Sequence[Any]:
         returned = self.call(**{name: [one[name] for one in given] for name in given[0]})

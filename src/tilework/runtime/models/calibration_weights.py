@@ -39,9 +39,9 @@ class CalibrationWeights:
             stage, size = model.largest_stage()
             if self.total_bytes is not None and size > self.total_bytes:
                 raise WorkerStartFailed(
-                    f"the weights of {model.info.name} for its stage {stage} are {size} bytes, and a device has "
-                    f"{self.total_bytes} for weights; give it more (--weights-memory), choose a dtype of 16 bits, or "
-                    "let several devices be one (--cell auto)"
+                    f"the stage {stage} of {model.info.name} needs {size} bytes, with its weights, and a device has "
+                    f"{self.total_bytes}; give it more (--weights-memory), choose a dtype of 16 bits, or let several "
+                    "devices be one (--cell auto)"
                 )
             self.know(model)
         everything = num_bytes({one for model in loaded.models for one in model.components.values()})
@@ -58,20 +58,20 @@ class CalibrationWeights:
         """
         if self.total_bytes is None:
             return
-        stages = self._stages(model, loras)
+        stages, declared = self._stages(model, loras), self._declared_bytes(model)
         needed = _all(stages)
         if needed == self._held:
             return
         yield from self.last_commands()
         if needed:
-            first = needed if self._has_room(needed) else max(stages.values(), key=num_bytes)
+            first = needed if self._has_room(needed, declared) else max(stages.values(), key=num_bytes)
             self._held, self._asked_bytes = needed, num_bytes(first)
             yield LoadWeights(0, _digests(first))
 
     def by_stage(self, model: str, loras: Sequence[UsedLora] = ()) -> dict[str, tuple[str, ...]]:
         """The digests of what each stage needs, by its name; empty if a device has room for all stages."""
         stages = self._stages(model, loras)
-        if self._has_room(_all(stages)):
+        if self._has_room(_all(stages), self._declared_bytes(model)):
             return {}
         return {stage: _digests(needed) for stage, needed in stages.items()}
 
@@ -97,8 +97,12 @@ class CalibrationWeights:
     def _stages(self, model: str, loras: Sequence[UsedLora]) -> Mapping[str, tuple[Component, ...]]:
         return self._models[model].needed([one.name for one in loras])
 
-    def _has_room(self, needed: Sequence[Component]) -> bool:
-        return self.total_bytes is None or num_bytes(needed) <= self.total_bytes
+    def _declared_bytes(self, model: str) -> int:
+        """The most that a stage declares to need beyond its weights."""
+        return max(stage.spec.memory_bytes for stage in self._models[model].info.graph.stages)
+
+    def _has_room(self, needed: Sequence[Component], beside_bytes: int) -> bool:
+        return self.total_bytes is None or num_bytes(needed) + beside_bytes <= self.total_bytes
 
 
 def _all(stages: Mapping[str, tuple[Component, ...]]) -> tuple[Component, ...]:

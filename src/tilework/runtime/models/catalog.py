@@ -168,5 +168,5 @@ class Catalog:
         (stage, size), room = model.largest_stage(), self.executor.weights_bytes
         if room is not None and size > room:
             raise ModelRefused(
-                f"the weights of its stage {stage} are {size} bytes, and a device has {room} for weights"
+                f"its stage {stage} needs {size} bytes, with its weights, and a device has {room} (--weights-memory)"
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Protocol
@@ -39,10 +39,11 @@ class Measurer(Protocol):
         degree: int = 1,
         num_runs: int | None = None,
         loras: tuple[UsedLora, ...] = (),
+        known: frozenset[str] = frozenset(),
     ) -> tuple[CostRow, ...]:
         """Measure on all devices at once, in disjoint groups of this degree; returns the rows of all groups.
 
-        The requests use these LoRAs.
+        The requests use these LoRAs. Stages that are `known` are not timed.
         """
 
 
@@ -63,8 +64,9 @@ class ModelMeasurer:
         degree: int = 1,
         num_runs: int | None = None,
         loras: tuple[UsedLora, ...] = (),
+        known: frozenset[str] = frozenset(),
     ) -> tuple[CostRow, ...]:
-        return await self.executor.calibrate(self.model, batches, degree, num_runs, loras)
+        return await self.executor.calibrate(self.model, batches, degree, num_runs, loras, known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +125,24 @@ def random_batches(shapes: Sequence[Shape], number: int, seed: int = 0) -> tuple
 
 
 async def measure(
-    measurer: Measurer, wanted: Sequence[tuple[Batch, int]], num_runs: int | None = None
+    measurer: Measurer,
+    wanted: Sequence[tuple[Batch, int]],
+    num_runs: int | None = None,
+    shared: Sequence[CostRow] = (),
 ) -> AsyncIterator[tuple[CostRow, ...]]:
     """Measure batches at degrees, one after another; yields the rows of each, merged over all groups.
 
-    A batch that cannot run has no rows. A caller that is cancelled keeps the rows it has received.
+    Stages of which `shared` has a row are not timed. A batch that cannot run has no rows. A caller that is cancelled
+    keeps the rows it has received.
     """
     for batch, degree in wanted:
-        yield merge_rows(await measurer.calibrate((batch,), degree, num_runs))
+        known = _known_stages(shared, batch, degree)
+        yield merge_rows(await measurer.calibrate((batch,), degree, num_runs, known=known))
+
+
+def _known_stages(rows: Iterable[CostRow], batch: Batch, degree: int) -> frozenset[str]:
+    """The stages that have a row of this batch at this degree."""
+    return frozenset(row.stage for row in rows if row.degree == degree and sorted(row.shapes) == sorted(batch))
 
 
 async def start_costs(
@@ -141,8 +153,11 @@ async def start_costs(
     on_measuring: Callable[[int, int], None] = lambda _num_done, _num_all: None,
     *,
     with_batches: bool = True,
+    shared: Sequence[CostRow] = (),
 ) -> CostTable | None:
     """The table for a start: what is known under the measurer's key, and new measurements of what is missing.
+
+    It has the `shared` rows, which are those of stages that were measured for another model.
 
     It has every stage at the calibration shapes and each of `degrees`, and a step of the calibration batches (unless
     `with_batches` is false), except where one cannot run. New measurements are saved for the next start. Returns None
@@ -151,19 +166,21 @@ async def start_costs(
     measurements done and of all.
     """
     key, singles = measurer.profile_key, tuple((shape,) for shape in calibration_shapes(info))
-    known = replace(earlier_costs(cache, key) or key.table(()), graphs=graphs_of(info.graph))
+    known = earlier_costs(cache, key) or key.table(())
+    known = replace(known, rows=(*known.rows, *shared), graphs=graphs_of(info.graph))
     missing = [(one, degree) for degree in degrees for one in missing_batches(known.rows, info.graph, singles, degree)]
     batches = calibration_batches(info) if with_batches else ()
     missing += [(batch, 1) for batch in missing_batches(known.rows, info.graph, batches, 1)]
     fresh: list[CostRow] = []
     num_done = 0
     on_measuring(num_done, len(missing))
-    async for measured in measure(measurer, missing):
+    async for measured in measure(measurer, missing, shared=shared):
         fresh += measured
         num_done += 1
         on_measuring(num_done, len(missing))
     _save(cache, key, tuple(fresh))
-    if not any((batch, 1) in missing for batch in singles):  # Stages that batches and groups do not run are cold.
+    # Stages that batches and groups do not run are cold, and those behind the last one that was timed.
+    if not any((batch, 1) in missing and not _known_stages(shared, batch, 1) for batch in singles):
         await measurer.calibrate(singles[:1])
     rows = {row_key(row): row for row in (*fresh, *known.rows)}
     return replace(known, rows=tuple(rows.values())) if rows else None

@@ -12,7 +12,7 @@ from tilework.core.cost_row import CostRow
 from tilework.core.lora import Lora
 from tilework.core.model import ModelInfo
 from tilework.core.wire.reports import LoadedModel
-from tilework.cost.rows import missing_batches
+from tilework.cost.rows import missing_batches, row_key
 from tilework.cost.table import CostTable, graphs_of, merged
 from tilework.runtime.executor import Executor, ModelRefused, WorkerStartFailed
 from tilework.runtime.models.costs import (
@@ -39,13 +39,15 @@ class Measuring:
     async def table(self, loaded: Sequence[LoadedModel]) -> CostTable:
         """The costs of all models. Of those that differ in their weights alone, the first is measured.
 
+        A stage that several models have is measured for the first of them (`LoadedModel.stage_keys`).
+
         Raises WorkerStartFailed.
         """
         tables: list[CostTable] = []
         for one in loaded:
             alike = next((table for other, table in zip(loaded, tables, strict=False) if self._alike(one, other)), None)
             table = (
-                await self._measured(one, one.info.name if len(loaded) > 1 else "")
+                await self._measured(one, one.info.name if len(loaded) > 1 else "", _shared(one, loaded, tables))
                 if alike is None
                 else await self._like(one, alike)
             )
@@ -85,8 +87,8 @@ class Measuring:
             raise ModelRefused(f"{model.info.name} ran at none of its usual sizes; the workers' messages say why")
         return table
 
-    async def _measured(self, model: LoadedModel, shown: str) -> CostTable | None:
-        """The costs of a model; None if it runs at no size."""
+    async def _measured(self, model: LoadedModel, shown: str, shared: Sequence[CostRow] = ()) -> CostTable | None:
+        """The costs of a model, `shared` ones among them; None if it runs at no size."""
         info = model.info
         table = await start_costs(
             ModelMeasurer(self.executor, info.name),
@@ -95,6 +97,7 @@ class Measuring:
             self.cache,
             partial(self._on_measuring, shown),
             with_batches=not self.exact,
+            shared=shared,
         )
         if table is None or not model.loras:
             return table
@@ -156,6 +159,19 @@ class Measuring:
 
 def _renamed(rows: Iterable[CostRow], pipeline: str) -> tuple[CostRow, ...]:
     return tuple(replace(row, pipeline=pipeline) for row in rows)
+
+
+def _shared(model: LoadedModel, others: Sequence[LoadedModel], tables: Sequence[CostTable]) -> tuple[CostRow, ...]:
+    """The rows of stages of a model that others, of which these are the tables, have as well."""
+    found: dict[tuple[object, ...], CostRow] = {}
+    for other, table in zip(others, tables, strict=False):
+        stages = {key: stage for stage, key in other.stage_keys.items()}
+        theirs = {stages[key]: stage for stage, key in model.stage_keys.items() if key in stages}
+        for row in table.rows:
+            if row.stage in theirs:
+                ours = replace(row, pipeline=model.info.name, stage=theirs[row.stage])
+                found.setdefault(row_key(ours), ours)
+    return tuple(found.values())
 
 
 def _are_alike(one: LoadedModel, other: LoadedModel) -> bool:

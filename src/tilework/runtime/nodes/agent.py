@@ -208,7 +208,7 @@ class _Agent:
             return
         try:
             rows = await executor.calibrate(
-                message.model, message.batches, message.degree, message.num_runs, message.loras
+                message.model, message.batches, message.degree, message.num_runs, message.loras, message.known
             )
         except WorkerStartFailed as error:
             self._channel.send(Measured((), str(error)))

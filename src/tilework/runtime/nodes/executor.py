@@ -406,9 +406,10 @@ class NodesExecutor:
         degree: int = 1,
         num_runs: int | None = None,
         loras: tuple[UsedLora, ...] = (),
+        known: frozenset[str] = frozenset(),
     ) -> tuple[CostRow, ...]:
         """Measure on the first node: all are alike."""
-        asked = Measure(model=model, batches=batches, degree=degree, num_runs=num_runs, loras=loras)
+        asked = Measure(model=model, batches=batches, degree=degree, num_runs=num_runs, loras=loras, known=known)
         answer = await self._any_node().ask(asked, Measured)
         if answer.error:
             raise WorkerStartFailed(answer.error)

@@ -91,6 +91,7 @@ class Measure:
     degree: int
     num_runs: int | None
     loras: tuple[UsedLora, ...]
+    known: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from tilework.core.model import DecodeMemory, SimulatedSource, Source
 from tilework.core.wire.reports import LoadedModel
 from tilework.pipelines.clips.plan import decode_memory
 from tilework.pipelines.family import Family
-from tilework.pipelines.identity import model_identity
+from tilework.pipelines.identity import model_identity, stage_keys
 from tilework.pipelines.model_index import location
 from tilework.pipelines.numerics import ATTENTION
 
@@ -37,7 +37,14 @@ def described(
         vae_tiling=bool(getattr(family.modules.get("vae"), "use_tiling", False)),
         decode=_decode_memory(family, source.memory_bytes, all_stay=not components),
     )
-    return LoadedModel(info=info, identity=model_identity(source), components=components, loras=loras, refused=refused)
+    return LoadedModel(
+        info=info,
+        identity=model_identity(source),
+        stage_keys=stage_keys(source, info),
+        components=components,
+        loras=loras,
+        refused=refused,
+    )
 
 
 def _decode_memory(family: Family, memory_bytes: int | None, *, all_stay: bool) -> DecodeMemory | None:

@@ -11,7 +11,7 @@ from tilework.core.component import Component
 from tilework.core.lora import Lora, UsedLora
 from tilework.core.model import LoraSource, ModelSource, Source
 from tilework.pipelines.family import Family
-from tilework.pipelines.lora import InvalidLora, LoadedLoras
+from tilework.pipelines.lora import InvalidLora, Loras
 
 
 class LoraChanged(Exception):
@@ -26,7 +26,7 @@ class _Known:
     file: Path
     content: str
     changes: frozenset[str]
-    loaded: LoadedLoras
+    loaded: Loras
     digest: str
     is_here: bool = False
 
@@ -75,7 +75,7 @@ class WorkerLoras:
         assert family.loras is not None
         self._add(model, family.loras, source, lora, content)
 
-    def _add(self, model: str, loaded: LoadedLoras, source: LoraSource, lora: Lora, content: str) -> _Known:
+    def _add(self, model: str, loaded: Loras, source: LoraSource, lora: Lora, content: str) -> _Known:
         assert lora.component is not None
         digest = lora.component.digest
         known = _Known(source.name, Path(source.path), content, lora.changes, loaded, digest)
