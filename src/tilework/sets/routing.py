@@ -1,0 +1,78 @@
+"""The agent's side: it says in the registry that it is there, and works for the set that its route names."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from tilework.sets.directory import Directory
+from tilework.sets.member import Member
+from tilework.sets.records import AGENTS, AgentRecord, Route, encoded
+from tilework.sets.registry import Registry
+
+_log = logging.getLogger(__name__)
+
+
+class RoutedAgent:
+    """The agent `name`. `serve` makes it a node of the server at an address (HOST:PORT) until cancelled.
+
+    It follows only the newest route: one of an older epoch than the last is not obeyed.
+    """
+
+    def __init__(self, registry: Registry, name: str, serve: Callable[[str], Awaitable[None]]) -> None:
+        self._directory = Directory(registry)
+        self._name, self._serve = name, serve
+        self._set: str | None = None
+        self._seen = (0, 0)  # The epoch and the revision of the newest route.
+        self._member = Member(registry, AGENTS + name, self._record, taken=f"agent {name}: another has this name")
+
+    def _record(self, lease: int) -> bytes:
+        return encoded(AgentRecord(lease=lease, set=self._set))
+
+    async def run(self) -> None:
+        """Go from set to set as the routes say, until cancelled."""
+        chores = [asyncio.create_task(self._member.run()), asyncio.create_task(self._directory.follow())]
+        serving: asyncio.Task[None] | None = None
+        address: str | None = None
+        try:
+            while True:
+                wanted = await self._directory.until(lambda: self._wanted(address))
+                if serving is not None:
+                    serving.cancel()
+                    await asyncio.wait({serving})
+                address = wanted
+                serving = asyncio.create_task(self._be_node(address))
+        finally:
+            for task in [*chores, *([serving] if serving is not None else [])]:
+                task.cancel()
+            await asyncio.wait([*chores, *([serving] if serving is not None else [])])
+
+    def _wanted(self, address: str | None) -> str | None:
+        """The address of the set that the agent is for, if it is another than this one; else None.
+
+        While the set is not there, or the agent has no route, it stays where it is.
+        """
+        route, there = self._directory.routes.get(self._name), self._directory.sets
+        if route is None or route.set not in there:
+            return None
+        stamp = (route.epoch, self._directory.revisions[self._name])
+        if stamp < self._seen:
+            return None
+        if stamp > self._seen:
+            _log.warning("this node goes to set %s: %s", route.set, route.why)
+        self._seen = stamp
+        wanted = there[route.set].agents
+        if wanted is None or wanted == address:
+            return None
+        self._note(route)
+        return wanted
+
+    def _note(self, route: Route) -> None:
+        self._set = route.set
+        self._member.write_now()
+
+    async def _be_node(self, address: str) -> None:
+        with suppress(asyncio.CancelledError):
+            await self._serve(address)
