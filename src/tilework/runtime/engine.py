@@ -173,7 +173,7 @@ class Engine:
             join=self._join,
         )
         self._started = True
-        for device_id in range(self._executor.num_devices + self._executor.num_slots):
+        for device_id in (*self._executor.devices_up, *self._executor.slots_up):
             self.on_joined(device_id)
 
     def on_loading(self, num_ready: int) -> None:

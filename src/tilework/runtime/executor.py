@@ -70,6 +70,10 @@ class Executor(Protocol):
         """The accelerators that have loaded and are not lost."""
 
     @property
+    def slots_up(self) -> Group:
+        """The CPU slots that have loaded and are not lost."""
+
+    @property
     def num_slots(self) -> int:
         """CPU slots, known once the devices are up; their ids follow those of the accelerators."""
 

@@ -105,18 +105,18 @@ class PlayedAgent:
         self.channel.close()
 
 
-def started(key: ProfileKey = KEY) -> Started:
+def started(key: ProfileKey = KEY, name: str = "") -> Started:
     model = LoadedModel(info=INFO, identity="toy")
-    return Started(models=(model,), keys={"toy": key}, num_slots=1, host_bytes=None, port=5000)
+    return Started(models=(model,), keys={"toy": key}, num_slots=1, host_bytes=None, port=5000, name=name)
 
 
-async def connect(executor: NodesExecutor, begins: bool = True, key: ProfileKey = KEY) -> PlayedAgent:
+async def connect(executor: NodesExecutor, begins: bool = True, key: ProfileKey = KEY, name: str = "") -> PlayedAgent:
     reader, writer = await asyncio.open_connection("127.0.0.1", executor.port)
     codec = node_codec()
     agent = PlayedAgent(Channel(reader, writer, codec, await join(reader, writer, TOKEN, codec.digest)))
     if begins:
         assert (await agent.hears(Begin)).num_workers == 2
-        agent.say(started(key))
+        agent.say(started(key, name))
     return agent
 
 

@@ -55,7 +55,7 @@ class Rig:
     def __init__(self, path: Path) -> None:
         self.said: list[Any] = []
         self.executor = PlayedExecutor(path)
-        self.agent = _Agent(self, TOKEN)  # type: ignore[arg-type]
+        self.agent = _Agent(self, TOKEN, "here")  # type: ignore[arg-type]
         self.agent._executor = self.executor  # type: ignore[assignment]
 
     def send(self, message: object, address: int = THE_NODE) -> None:

@@ -281,6 +281,27 @@ def test_more_nodes_than_places_are_sent_away() -> None:
     run(test())
 
 
+def test_a_start_waits_for_the_least_nodes_and_others_join_later() -> None:
+    async def test() -> None:
+        executor, heard = NodesExecutor(config(num_nodes=3, least_nodes=1)), Heard()
+        await executor.listen()
+        starting = asyncio.get_running_loop().create_task(executor.start(heard))
+        agents = [await connect(executor, name="first")]
+        try:
+            await starting
+            assert (executor.num_devices, executor.devices_up, executor.slots_up) == (6, (0, 1), (6,))
+            agents.append(await connect(executor, name="second"))
+            await heard.hears(("joined", 2), ("joined", 3), ("joined", 7))
+            assert (executor.devices_up, executor.slots_up) == ((0, 1, 2, 3), (6, 7))
+            assert executor.node_names == {"first": (0, 1), "second": (2, 3)}
+        finally:
+            await executor.stop()
+            for agent in agents:
+                agent.close()
+
+    run(test())
+
+
 def test_a_start_without_enough_nodes_says_what_to_do() -> None:
     async def test() -> None:
         wanted = config()
@@ -304,6 +325,7 @@ def test_models_cannot_be_added_yet() -> None:
     ("options", "why"),
     [
         ({"num_nodes": 0}, "nodes = 0 cannot be had"),
+        ({"least_nodes": 3}, "least nodes = 3 cannot be had"),
         ({"state_copies": 3}, "state copies = 3 cannot be had; give 1 to 2"),
         ({"host": "0.0.0.0", "token": b""}, "set TILEWORK_CLUSTER_TOKEN"),
         ({"each": LocalConfig(num_workers=1, sources=(ModelSource(path="toy", devices=(0,)),))}, "leave them out"),

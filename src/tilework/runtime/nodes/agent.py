@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
+import os
+import socket
 import time
 from collections.abc import Collection, Coroutine, Iterable
 from dataclasses import replace
@@ -53,8 +55,11 @@ _RETRY_S = 1.0
 Result = TypeVar("Result")
 
 
-async def serve_node(host: str, port: int, token: bytes) -> None:
-    """Be a node of the server that listens there, and of the next one when that has ended, until cancelled."""
+async def serve_node(host: str, port: int, token: bytes, name: str | None = None) -> None:
+    """Be a node of the server that listens there, and of the next one when that has ended, until cancelled.
+
+    `name` is what servers call this node (default: `default_name`).
+    """
     # Starting workers imports this, which takes seconds, and a node must not be silent for so long.
     importlib.import_module("tilework.worker.process")
     codec, last = node_codec(), ""
@@ -63,7 +68,7 @@ async def serve_node(host: str, port: int, token: bytes) -> None:
             reader, writer = await asyncio.open_connection(host, port)
             try:
                 channel = Channel(reader, writer, codec, await join(reader, writer, token, codec.digest))
-                reason = await _Agent(channel, token).run()
+                reason = await _Agent(channel, token, name or default_name()).run()
             finally:
                 writer.close()
         except (OSError, TimeoutError) as error:  # Refused and BadFrame are among these.
@@ -74,11 +79,16 @@ async def serve_node(host: str, port: int, token: bytes) -> None:
         await asyncio.sleep(_RETRY_S)
 
 
+def default_name() -> str:
+    """What an agent is called that was given no name: its machine and its process."""
+    return f"{socket.gethostname()}-{os.getpid()}"
+
+
 class _Agent:
     """One session with an engine; its end is that of all workers. It is the `Listener` of their executor."""
 
-    def __init__(self, channel: Channel, token: bytes) -> None:
-        self._channel, self._token = channel, token
+    def __init__(self, channel: Channel, token: bytes, name: str) -> None:
+        self._channel, self._token, self._name = channel, token, name
         self._executor: LocalExecutor | None = None
         self._files: FileServer | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -143,7 +153,12 @@ class _Agent:
     def _started(self, executor: LocalExecutor, models: tuple[LoadedModel, ...], port: int) -> Started:
         keys = {one.info.name: executor.profile_key(one.info.name) for one in models}
         return Started(
-            models=models, keys=keys, num_slots=executor.num_slots, host_bytes=executor.host_bytes, port=port
+            models=models,
+            keys=keys,
+            num_slots=executor.num_slots,
+            host_bytes=executor.host_bytes,
+            port=port,
+            name=self._name,
         )
 
     def _send(self, executor: LocalExecutor, device_id: int, command: Command) -> None:

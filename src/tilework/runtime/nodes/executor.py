@@ -64,7 +64,8 @@ class AgentStarter(Protocol):
 
 
 class NodesExecutor:
-    """An `Executor` of agents (`nodes.agent`), which connect to it. It starts when as many have as there are places.
+    """An `Executor` of agents (`nodes.agent`), which connect to it. It starts when as many have as the least
+    that it needs, by default as many as there are places.
 
     A node that is lost leaves its place to the next agent that connects. All nodes have the same models, hardware and
     number of workers. A job goes on on another node from its blobs: the node fetches them from the one that has them.
@@ -113,8 +114,20 @@ class NodesExecutor:
 
     @property
     def devices_up(self) -> Group:
-        up = (self._numbers.of(node.node, one) for node in self._nodes.values() for one in node.up)
-        return tuple(sorted(device_id for device_id in up if device_id < self.num_devices))
+        return tuple(device_id for device_id in self._up() if device_id < self.num_devices)
+
+    @property
+    def slots_up(self) -> Group:
+        return tuple(device_id for device_id in self._up() if device_id >= self.num_devices)
+
+    def _up(self) -> list[int]:
+        return sorted(self._numbers.of(node.node, one) for node in self._nodes.values() for one in node.up)
+
+    @property
+    def node_names(self) -> Mapping[str, Group]:
+        """The accelerators of each node whose workers are up, by the name of its agent."""
+        there = {node.started.name: node.node for node in self._nodes.values() if node.started is not None}
+        return {name: self._numbers.all_of(place)[: self._config.each.num_workers] for name, place in there.items()}
 
     @property
     def serving(self) -> Mapping[str, tuple[int, ...]]:
@@ -171,7 +184,7 @@ class NodesExecutor:
             num = sum(node.started is not None for node in self._nodes.values())
             await self.stop()
             raise WorkerStartFailed(
-                f"{num} of {self._config.num_nodes} nodes came within {timeout_s:g} s; start an agent on each: "
+                f"{num} of {self._config.num_first} nodes came within {timeout_s:g} s; start an agent on each: "
                 f"tilework agent {self._config.host}:{self._config.port or '...'}"
             ) from None
         except WorkerStartFailed:
@@ -305,7 +318,7 @@ class NodesExecutor:
             _log.warning("node %d has joined from %s", node.node, node.channel.host)
             for device_id in self._numbers.all_of(node.node):
                 self._listener.on_joined(device_id)
-        elif sum(one.started is not None for one in self._nodes.values()) == self._config.num_nodes:
+        elif sum(one.started is not None for one in self._nodes.values()) == self._config.num_first:
             self._ready.set_result(None)
 
     def _fail_start(self, reason: str) -> None:

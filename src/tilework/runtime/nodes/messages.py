@@ -117,13 +117,14 @@ class Leave:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """All workers are up. Blobs can be fetched at `port`. `keys` are those of the models, by name."""
+    """All workers are up. Blobs can be fetched at `port`. `keys` are those of the models, by name. `name` is the agent's."""
 
     models: tuple[LoadedModel, ...]
     keys: Mapping[str, ProfileKey]
     num_slots: int
     host_bytes: int | None
     port: int
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
