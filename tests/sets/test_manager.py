@@ -112,7 +112,9 @@ def test_windows_of_equal_load_end_in_peace(divisions: list[tuple[int, int, floa
 def _after_a_window(where: Mapping[str, str], work: Mapping[str, float], most: Mapping[str, int], least: int) -> Sets:
     nums = Counter(where.values())
     return {
-        name: replace(a_set(min(1.0, load / nums[name]) if nums[name] else 0.0), most_nodes=most[name], least_nodes=least)
+        name: replace(
+            a_set(min(1.0, load / nums[name]) if nums[name] else 0.0), most_nodes=most[name], least_nodes=least
+        )
         for name, load in work.items()
     }
 

@@ -145,19 +145,18 @@ def test_another_leads_when_the_leader_dies() -> None:
         registry = LocalRegistry()
         directory = Directory(registry)
         first, second = (NodeManager(registry, Directory(registry), name, RULE) for name in "ab")
-        async with beside(directory.follow()):
-            async with beside(first.run()) as (leading,):
-                await loop.until(lambda: directory.leader is not None and directory.leader.set == "a")
-                epoch = directory.leader_epoch
-                async with beside(second.run()):
-                    await passes(loop, 2 * TTL_S)
-                    assert directory.leader is not None
-                    assert directory.leader.set == "a"
-                    leading.cancel()
-                    await passes(loop, 1.0)
-                    assert directory.leader is not None
-                    assert directory.leader.set == "b"
-                    assert directory.leader_epoch > epoch
+        async with beside(directory.follow()), beside(first.run()) as (leading,):
+            await loop.until(lambda: directory.leader is not None and directory.leader.set == "a")
+            epoch = directory.leader_epoch
+            async with beside(second.run()):
+                await passes(loop, 2 * TTL_S)
+                assert directory.leader is not None
+                assert directory.leader.set == "a"
+                leading.cancel()
+                await passes(loop, 1.0)
+                assert directory.leader is not None
+                assert directory.leader.set == "b"
+                assert directory.leader_epoch > epoch
 
     clock.run(scenario)
 

@@ -74,7 +74,8 @@ def _rebalance(sets: Mapping[str, SetRecord], placed: Mapping[str, str], rule: U
     uses = {
         name: Use(_num(placed, name), one.share, max(1, one.least_nodes))
         for name, one in sorted(sets.items())
-        if one.most_nodes and one.measured_s * NS_PER_S >= rule.window_ns
+        if one.most_nodes
+        and one.measured_s * NS_PER_S >= rule.window_ns
         # One that is too busy can give none: without a place it takes no part.
         and (one.share <= rule.threshold or _num(placed, name) < one.most_nodes)
     }

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from tilework.sets.directory import Directory
 from tilework.sets.member import Member
-from tilework.sets.records import AGENTS, AgentRecord, Route, encoded
+from tilework.sets.records import AGENTS, AgentRecord, encoded
 from tilework.sets.registry import Registry
 
 _log = logging.getLogger(__name__)
@@ -25,6 +25,7 @@ class RoutedAgent:
         self._directory = Directory(registry)
         self._name, self._serve = name, serve
         self._set: str | None = None
+        self._address: str | None = None
         self._seen = (0, 0)  # The epoch and the revision of the newest route.
         self._member = Member(registry, AGENTS + name, self._record, taken=f"agent {name}: another has this name")
 
@@ -35,22 +36,21 @@ class RoutedAgent:
         """Go from set to set as the routes say, until cancelled."""
         chores = [asyncio.create_task(self._member.run()), asyncio.create_task(self._directory.follow())]
         serving: asyncio.Task[None] | None = None
-        address: str | None = None
         try:
             while True:
-                wanted = await self._directory.until(lambda: self._wanted(address))
+                address = await self._directory.until(self._next_address)
                 if serving is not None:
                     serving.cancel()
                     await asyncio.wait({serving})
-                address = wanted
+                self._address = address
                 serving = asyncio.create_task(self._be_node(address))
         finally:
             for task in [*chores, *([serving] if serving is not None else [])]:
                 task.cancel()
             await asyncio.wait([*chores, *([serving] if serving is not None else [])])
 
-    def _wanted(self, address: str | None) -> str | None:
-        """The address of the set that the agent is for, if it is another than this one; else None.
+    def _next_address(self) -> str | None:
+        """The address of the set that the agent is for, if it works at another one; else None.
 
         While the set is not there, or the agent has no route, it stays where it is.
         """
@@ -63,15 +63,12 @@ class RoutedAgent:
         if stamp > self._seen:
             _log.warning("this node goes to set %s: %s", route.set, route.why)
         self._seen = stamp
-        wanted = there[route.set].agents
-        if wanted is None or wanted == address:
+        address = there[route.set].agents
+        if address is None or address == self._address:
             return None
-        self._note(route)
-        return wanted
-
-    def _note(self, route: Route) -> None:
         self._set = route.set
         self._member.write_now()
+        return address
 
     async def _be_node(self, address: str) -> None:
         with suppress(asyncio.CancelledError):

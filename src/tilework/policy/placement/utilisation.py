@@ -86,7 +86,8 @@ class UtilisationRule:
         """The service that is the least used after it has given one more; None if none may."""
         after = {key: use.share_with(-1 - givers.count(key)) for key, use in uses.items()}
         left = {key: use.num_instances - givers.count(key) for key, use in uses.items()}
-        may = [key for key in uses if key != busiest and left[key] > uses[key].least and after[key] <= self.threshold - self.margin]
+        spare = [key for key, use in uses.items() if key != busiest and left[key] > use.least]
+        may = [key for key in spare if after[key] <= self.threshold - self.margin]
         return min(may, key=after.__getitem__, default=None)
 
     def _why(self, uses: Mapping[Key, Use], busiest: Key, givers: Sequence[Key | None]) -> str:

@@ -117,7 +117,10 @@ class Leave:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """All workers are up. Blobs can be fetched at `port`. `keys` are those of the models, by name. `name` is the agent's."""
+    """All workers are up. Blobs can be fetched at `port`. `keys` are those of the models, by name.
+
+    `name` is what this node is called.
+    """
 
     models: tuple[LoadedModel, ...]
     keys: Mapping[str, ProfileKey]
