@@ -61,6 +61,14 @@ def test_a_set_without_a_place_does_not_hide_one_that_has_one() -> None:
     assert places(found) == {"x": "b"}
 
 
+def test_nodes_that_follow_no_route_have_places_and_stay() -> None:
+    sets = {"a": a_set(1.0, most_nodes=3, nodes={"here": 1.0}), "b": a_set(0.0, nodes={"there": 0.0, "y": 0.5})}
+    assert places(moves(sets, agents("x", "y", "z"), routes(x="a", y="b"), RULE, is_due=True)) == {"z": "a"}
+    sets["c"] = a_set(0.0, nodes={"k": 0.0, "l": 0.0})
+    assert places(moves(sets, agents("x", "y"), routes(x="a", y="b"), RULE, is_due=True)) == {"y": "a"}
+    assert moves(sets, agents("x"), routes(x="a"), RULE, is_due=True) == []
+
+
 def test_no_more_nodes_come_than_there_are_places() -> None:
     sets = {"a": a_set(1.0, most_nodes=8), "b": a_set(0.0, most_nodes=9)}
     there = {f"a{index}": "a" for index in range(7)} | {f"b{index}": "b" for index in range(9)}

@@ -23,6 +23,7 @@ from tilework.server.drain import drained, waits_for
 from tilework.server.engine_protocol import Engine
 from tilework.server.garbage import give_back_large_blocks, rare_collections, sweep
 from tilework.server.http.protocol import LimitedProtocol, protocol_class
+from tilework.server.sets import NodePlaces, Sets
 from tilework.store.durable import DurableDirectory
 from tilework.store.results import ResultStore
 
@@ -55,6 +56,7 @@ async def serve(
     on_progress: Callable[[str], None] = lambda _text: None,
     signals: StopSignals | None = None,
     durable: DurableDirectory | None = None,
+    nodes: NodePlaces | None = None,
 ) -> None:
     """Listen, start the engine, serve until SIGTERM or SIGINT, then stop both.
 
@@ -68,9 +70,11 @@ async def serve(
     With a `durable` directory the server begins with the calls that are open there, and at the end leaves there what is
     still open. Pictures that were not fetched yet stay, too: a stop does not wait for them.
 
+    `nodes` are those of the engine, if it has some: a node manager may move them (`server.sets`).
+
     Raises:
         AddressInUse: the address cannot be listened on.
-        ConfigError: the file of tenants, or the address of the results, cannot be used.
+        ConfigError: the file of tenants, the address of the results or that of the registry cannot be used.
         JournalUnusable: the directory has open calls of another model, or was written by another version.
         OSError: results cannot be kept.
     """
@@ -79,7 +83,8 @@ async def serve(
     give_back_large_blocks()
     readiness, call_registry = Readiness(engine, has_started=False), new_call_registry(config, journal)
     store = new_store(config, durable)
-    app = create_app(engine, config, store=store, readiness=readiness, call_registry=call_registry)
+    app = create_app(engine, config, store=store, readiness=readiness, call_registry=call_registry, nodes=nodes)
+    sets: Sets = app.state.sets
     listener, protocol = _bind(config), protocol_class(config)
     server = _Server(_uvicorn_config(app, config, protocol))
     loop = asyncio.get_running_loop()
@@ -90,7 +95,8 @@ async def serve(
             await _first(serving, server.listening.wait())
             if not serving.done() and await _unless(signals.stop, engine.start()):
                 tidying = [] if journal is None else [journal.keep_tidy()]
-                with rare_collections(), _beside(sweep(lambda: protocol.num_closed), *tidying):
+                sets.own.url = _url(config, listener)
+                with rare_collections(), _beside(sweep(lambda: protocol.num_closed), sets.run(), *tidying):
                     if journal is not None:
                         readiness.num_restored = restore(engine, journal, app.state.submitter)
                     readiness.has_started = True

@@ -1,7 +1,8 @@
 """A registry in etcd, over the JSON gateway of its API, version 3.
 
-Source: etcd.io, "Why gRPC gateway", for etcd 3.4 and later. The package etcd3gw does the same, but blocks the event loop
-and knows one address. Here each call goes to the address that answered last, and to the next one when that does not.
+Source: etcd.io, "Why gRPC gateway", for etcd 3.4 and later. The package etcd3gw does the same, but blocks the event
+loop and knows one address. Here each call goes to the address that answered last, and to the next one when that does
+not.
 """
 
 from __future__ import annotations

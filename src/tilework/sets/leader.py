@@ -55,7 +55,7 @@ class NodeManager:
         if epoch != self._epoch:
             self._epoch, self._since_s = epoch, now_s
             if epoch is not None:
-                _log.warning("this server is the node manager of all sets, in epoch %d", epoch)
+                _log.info("this server is the node manager of all sets, in epoch %d", epoch)
         if epoch is None or not directory.is_current or directory.leader_epoch != epoch:
             return
         is_due = now_s - self._since_s >= s_from_ns(self._rule.window_ns)

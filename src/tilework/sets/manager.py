@@ -6,12 +6,13 @@ too busy, and which others can give it nodes; of a set that gives, the least use
 
 Source: OnePiece §8.2, "both within and across workflow sets": there instances change their stage, here nodes change
 their set. Departures: a set keeps its `least_nodes`; it gets no more nodes than it has places; a set that was not
-measured for a whole window takes no part.
+measured for a whole window takes no part; nodes that were started for one server stay there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilework.core.time import NS_PER_S
@@ -44,54 +45,55 @@ def moves(
     # A node whose set is gone waits for it: a server may be restarted. It is free when a window has passed.
     away = set(routes) - set(placed)
     free = [name for name in sorted(agents) if name not in placed and (is_due or name not in away)]
-    found = _place(sets, agents, placed, free)
-    return found or (_rebalance(sets, placed, rule) if is_due else [])
+    nums = Counter(placed.values())
+    for name, one in sets.items():
+        nums[name] += len(set(one.nodes) - set(agents))  # Those that follow no route.
+    found = _place(sets, agents, free, nums)
+    return found or (_rebalance(sets, placed, nums, rule) if is_due else [])
 
 
 def _place(
-    sets: Mapping[str, SetRecord], agents: Mapping[str, AgentRecord], placed: dict[str, str], free: list[str]
+    sets: Mapping[str, SetRecord], agents: Mapping[str, AgentRecord], free: Sequence[str], nums: Counter[str]
 ) -> list[Move]:
     """A set for each free node, as far as there are places: the one that it works for already, else by need."""
     found = []
     for agent in free:
-        room = {name: one for name, one in sets.items() if _num(placed, name) < one.most_nodes}
+        room = {name: one for name, one in sets.items() if nums[name] < one.most_nodes}
         own = agents[agent].set
         if own in room:
             name, why = own, "it was there"
         elif room:
-            name = min(room, key=lambda one: (_num(placed, one) >= room[one].least_nodes, -room[one].share, one))
-            lacks = _num(placed, name) < room[name].least_nodes
+            name = min(room, key=lambda one: (nums[one] >= room[one].least_nodes, -room[one].share, one))
+            lacks = nums[name] < room[name].least_nodes
             why = f"{name} lacks nodes" if lacks else f"it was free, and {name} was busy for {room[name].share:.0%}"
         else:
             break
-        placed[agent] = name
+        nums[name] += 1
         found.append(Move(agent=agent, set=name, why=why))
     return found
 
 
-def _rebalance(sets: Mapping[str, SetRecord], placed: Mapping[str, str], rule: UtilisationRule) -> list[Move]:
+def _rebalance(
+    sets: Mapping[str, SetRecord], placed: Mapping[str, str], nums: Mapping[str, int], rule: UtilisationRule
+) -> list[Move]:
     """Nodes for the busiest set that has places, from those that are little used."""
     uses = {
-        name: Use(_num(placed, name), one.share, max(1, one.least_nodes))
+        name: Use(nums[name], one.share, max(1, one.least_nodes))
         for name, one in sorted(sets.items())
         if one.most_nodes
         and one.measured_s * NS_PER_S >= rule.window_ns
         # One that is too busy can give none: without a place it takes no part.
-        and (one.share <= rule.threshold or _num(placed, name) < one.most_nodes)
+        and (one.share <= rule.threshold or nums[name] < one.most_nodes)
     }
     change = rule.reassignment(uses, 0)
     if change is None:
         return []
-    room = sets[change.to].most_nodes - _num(placed, change.to)
     found: list[Move] = []
-    for giver in change.givers[:room]:
+    for giver in change.givers[: sets[change.to].most_nodes - nums[change.to]]:
         assert giver is not None, "no node is idle"
         gone = {one.agent for one in found}
         nodes = [name for name, where in placed.items() if where == giver and name not in gone]
-        least = min(nodes, key=lambda name: (sets[giver].nodes.get(name, 0.0), name))
-        found.append(Move(agent=least, set=change.to, why=change.why))
+        if nodes:
+            least = min(nodes, key=lambda name: (sets[giver].nodes.get(name, 0.0), name))
+            found.append(Move(agent=least, set=change.to, why=change.why))
     return found
-
-
-def _num(placed: Mapping[str, str], name: str) -> int:
-    return list(placed.values()).count(name)

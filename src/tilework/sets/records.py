@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
@@ -81,17 +81,19 @@ class LeaderRecord:
 
 
 Record = TypeVar("Record", SetRecord, AgentRecord, Route, LeaderRecord)
-_ADAPTERS = {kind: TypeAdapter(kind) for kind in (SetRecord, AgentRecord, Route, LeaderRecord)}
+_ADAPTERS: Mapping[type, TypeAdapter[Any]] = {
+    kind: TypeAdapter(kind) for kind in (SetRecord, AgentRecord, Route, LeaderRecord)
+}
 
 
 def encoded(record: SetRecord | AgentRecord | Route | LeaderRecord) -> bytes:
     """A record as JSON."""
-    return _ADAPTERS[type(record)].dump_json(record)  # type: ignore[attr-defined, no-any-return]
+    return _ADAPTERS[type(record)].dump_json(record)
 
 
 def decoded(kind: type[Record], value: bytes) -> Record | None:
     """A record of this kind; None if the value is none, as one of another version may be."""
     try:
-        return _ADAPTERS[kind].validate_json(value)  # type: ignore[attr-defined, no-any-return]
+        return cast("Record", _ADAPTERS[kind].validate_json(value))
     except ValidationError:
         return None

@@ -57,8 +57,10 @@ class UseWindow:
     def ran(self, stage: str, devices: Sequence[int], start_ns: int, end_ns: int) -> None:
         """A work of a stage has run on devices; those that are lost do not count."""
         self._move_on(end_ns)
-        for part in self._parts:
+        for part in reversed(self._parts):
             busy_ns = min(end_ns, part.start_ns + self._part_ns) - max(start_ns, part.start_ns)
+            if part.start_ns + self._part_ns <= start_ns:
+                return
             for device_id in devices if busy_ns > 0 else ():
                 if device_id in self._joined_ns:
                     part.by_device[device_id] += busy_ns

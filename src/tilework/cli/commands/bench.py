@@ -50,6 +50,7 @@ def command(
     api_key: options.ApiKey = None,
     timeout: options.Timeout = 600.0,
     warmup: options.Warmup = 1,
+    hops: options.Hops = 3,
     directory: options.Directory = None,
     json: AsJson = False,
     compare: options.Compare = None,
@@ -84,6 +85,7 @@ def command(
         extra_body=_extra_body(extra_body),
         timeout_s=timeout,
         warmup=warmup,
+        max_hops=hops,
     )
     _bench(config, api_key, directory, json)
 

@@ -124,6 +124,29 @@ class NodesExecutor:
         return sorted(self._numbers.of(node.node, one) for node in self._nodes.values() for one in node.up)
 
     @property
+    def starts_agents(self) -> bool:
+        """Whether its agents are its own, and no node manager's."""
+        return self._starter is not None
+
+    @property
+    def host(self) -> str:
+        """Where it listens for agents."""
+        return self._config.host
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT where agents connect, once it has begun to start."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def most_nodes(self) -> int:
+        return self._config.num_nodes
+
+    @property
+    def least_nodes(self) -> int:
+        return self._config.num_first
+
+    @property
     def node_names(self) -> Mapping[str, Group]:
         """The accelerators of each node whose workers are up, by the name of its agent."""
         there = {node.started.name: node.node for node in self._nodes.values() if node.started is not None}
