@@ -23,7 +23,7 @@ from tilework.server.drain import drained, waits_for
 from tilework.server.engine_protocol import Engine
 from tilework.server.garbage import give_back_large_blocks, rare_collections, sweep
 from tilework.server.http.protocol import LimitedProtocol, protocol_class
-from tilework.server.sets import NodePlaces, Sets
+from tilework.server.sets import NodePlaces
 from tilework.store.durable import DurableDirectory
 from tilework.store.results import ResultStore
 
@@ -68,9 +68,7 @@ async def serve(
     second signal ends the wait. `signals` lets a caller stop the server; outside the main thread it is the only way.
 
     With a `durable` directory the server begins with the calls that are open there, and at the end leaves there what is
-    still open. Pictures that were not fetched yet stay, too: a stop does not wait for them.
-
-    `nodes` are those of the engine, if it has some: a node manager may move them (`server.sets`).
+    still open. Pictures that were not fetched yet stay, too: a stop does not wait for them. `nodes` are the engine's.
 
     Raises:
         AddressInUse: the address cannot be listened on.
@@ -84,7 +82,6 @@ async def serve(
     readiness, call_registry = Readiness(engine, has_started=False), new_call_registry(config, journal)
     store = new_store(config, durable)
     app = create_app(engine, config, store=store, readiness=readiness, call_registry=call_registry, nodes=nodes)
-    sets: Sets = app.state.sets
     listener, protocol = _bind(config), protocol_class(config)
     server = _Server(_uvicorn_config(app, config, protocol))
     loop = asyncio.get_running_loop()
@@ -94,9 +91,8 @@ async def serve(
         try:
             await _first(serving, server.listening.wait())
             if not serving.done() and await _unless(signals.stop, engine.start()):
-                tidying = [] if journal is None else [journal.keep_tidy()]
-                sets.own.url = _url(config, listener)
-                with rare_collections(), _beside(sweep(lambda: protocol.num_closed), sets.run(), *tidying):
+                chores = [app.state.sets.run(_url(config, listener)), *([journal.keep_tidy()] if journal else [])]
+                with rare_collections(), _beside(sweep(lambda: protocol.num_closed), *chores):
                     if journal is not None:
                         readiness.num_restored = restore(engine, journal, app.state.submitter)
                     readiness.has_started = True

@@ -110,8 +110,12 @@ class Sets:
         found = self.directory.alternate(model, self.name, before_s)
         return None if found is None else found.url
 
-    async def run(self) -> None:
-        """Be in the registry, follow it, and manage nodes while this server leads, until cancelled."""
+    async def run(self, url: str) -> None:
+        """Be in the registry as the server at this URL, follow it, and manage nodes while it leads, until cancelled.
+
+        The engine has started.
+        """
+        self.own.url = url
         taken = f"set = {self.name!r} is in the registry already; stop that server, or give this one another --set"
         member = Member(self.registry, SETS + self.name, lambda _lease: encoded(self.own.record()), taken=taken)
         manager = NodeManager(self.registry, self.directory, self.name, self.rule)

@@ -98,14 +98,7 @@ def create_app(
         bodies=Bodies(config=config, threads=threads),
         plans=DecodePlans(num_devices=lambda model: len(engine.devices_serving(model))),
     )
-    app = FastAPIOffline(
-        title="Tilework",
-        version=tilework.__version__,
-        redoc_url=None,
-        static_url=ASSETS,
-        redirect_slashes=False,
-        lifespan=_closing(threads),
-    )
+    app = _empty_app(threads)
     app.state.submitter, app.state.sets = submitter, sets
     _add_routes(app, images, readiness)
     install_error_handlers(app)
@@ -113,6 +106,17 @@ def create_app(
     install_openapi(app, has_keys=tenants.has_keys)
     _add_middleware(app, config, tenants)
     return app
+
+
+def _empty_app(threads: Threads) -> FastAPI:
+    return FastAPIOffline(
+        title="Tilework",
+        version=tilework.__version__,
+        redoc_url=None,
+        static_url=ASSETS,
+        redirect_slashes=False,
+        lifespan=_closing(threads),
+    )
 
 
 def _submitter(
