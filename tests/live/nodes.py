@@ -30,7 +30,7 @@ class Agents:
 
     def kill(self, agent: subprocess.Popen[bytes]) -> None:
         """Kill an agent, its workers, and what starts them: as if the node had lost its power."""
-        for pid in _session(agent.pid):
+        for pid in session(agent.pid):
             os.kill(pid, signal.SIGKILL)
         agent.wait()
 
@@ -40,7 +40,7 @@ class Agents:
                 self.kill(agent)
 
 
-def _session(leader: int) -> list[int]:
+def session(leader: int) -> list[int]:
     """The processes of a session."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):

@@ -122,7 +122,9 @@ def test_what_a_server_says_of_itself() -> None:
     for device_id in (0, 1):
         use.joined(device_id, now_ns - 10 * NS_PER_S)
     use.ran("diffuse", (0,), now_ns - 10 * NS_PER_S, now_ns)
-    own = OwnSet(engine=engine, config=ServerConfig(), use=use, nodes=Places(), url="http://a:1")
+    own = OwnSet(
+        engine=engine, config=ServerConfig(), use=use, nodes=Places(), url="http://a:1", has_started=lambda: True
+    )
     record = own.record()
     assert (record.url, record.models, record.is_open) == ("http://a:1", (INFO.name,), True)
     assert (record.backlog_s, record.start_in_s) == (12.0, 6.0)

@@ -86,13 +86,13 @@ async def serve(
     server = _Server(_uvicorn_config(app, config, protocol))
     loop = asyncio.get_running_loop()
     deadline_s = loop.time()  # Of a stop, on the loop's clock; it moves when one is asked for.
-    async with _held(signals, listener, store):
+    async with _held(signals, listener, store, app.state.sets.run(_url(config, listener))):
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
             await _first(serving, server.listening.wait())
             if not serving.done() and await _unless(signals.stop, engine.start()):
-                chores = [app.state.sets.run(_url(config, listener)), *([journal.keep_tidy()] if journal else [])]
-                with rare_collections(), _beside(sweep(lambda: protocol.num_closed), *chores):
+                tidying = [] if journal is None else [journal.keep_tidy()]
+                with rare_collections(), _beside(sweep(lambda: protocol.num_closed), *tidying):
                     if journal is not None:
                         readiness.num_restored = restore(engine, journal, app.state.submitter)
                     readiness.has_started = True
@@ -170,9 +170,11 @@ async def _close(server: _Server, serving: asyncio.Task[None], signals: StopSign
 
 
 @asynccontextmanager
-async def _held(signals: StopSignals, listener: socket.socket, store: ResultStore) -> AsyncIterator[None]:
-    """What a server holds from its start to its end. Raises OSError if results cannot be kept."""
-    with _handled(signals), listener:
+async def _held(
+    signals: StopSignals, listener: socket.socket, store: ResultStore, chore: Coroutine[object, object, None]
+) -> AsyncIterator[None]:
+    """What a server holds from its start to its end, and does beside. Raises OSError if results cannot be kept."""
+    with _handled(signals), listener, _beside(chore):
         await store.check()
         try:
             yield

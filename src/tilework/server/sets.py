@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from tilework.core.time import ns_from_s, s_from_ns
@@ -22,6 +22,7 @@ from tilework.sets.records import SETS, SetRecord, encoded
 from tilework.sets.registry import BadRegistry, Registry
 from tilework.sets.window import UseWindow
 
+_TTL_S = 5  # So long may clients be sent to a server that has died.
 _ANY_HOST = ("0.0.0.0", "::", "")
 
 
@@ -33,8 +34,8 @@ class NodePlaces(Protocol):
         """Where it listens for agents."""
 
     @property
-    def address(self) -> str:
-        """HOST:PORT of that, known once it listens."""
+    def address(self) -> str | None:
+        """HOST:PORT of that, once it listens."""
 
     @property
     def node_names(self) -> Mapping[str, Group]:
@@ -56,24 +57,33 @@ class OwnSet:
     engine: Engine
     config: ServerConfig
     use: UseWindow
+    has_started: Callable[[], bool]
     nodes: NodePlaces | None = None
     url: str = ""
 
     def record(self) -> SetRecord:
-        """As of now. Takes time in proportion to the open requests."""
+        """As of now; one that has not started is there, so that agents come to it. Takes time in proportion to the
+        open requests."""
+        nodes = self.nodes
+        places = SetRecord(
+            url=self.config.public_url or self.url,
+            agents=None if nodes is None else nodes.address,
+            most_nodes=0 if nodes is None else nodes.most_nodes,
+            least_nodes=0 if nodes is None else nodes.least_nodes,
+        )
+        return self._with_load(places) if self.has_started() else places
+
+    def _with_load(self, places: SetRecord) -> SetRecord:
         health, nodes = self.engine.health(), self.nodes
         use = self.use.use(self.engine.now_ns(), range(health.num_devices))
         usage = self.engine.usage()
         backlog_s, num_running = s_from_ns(usage.backlog_ns), sum(usage.running.values())
         is_idle = num_running + sum(usage.waiting.values()) < health.num_devices_up
-        return SetRecord(
-            url=self.config.public_url or self.url,
+        return replace(
+            places,
             models=tuple(self.engine.models),
             is_open=not (health.draining or health.is_measuring),
-            agents=None if nodes is None else nodes.address,
             nodes={} if nodes is None else {name: _share(use.by_device, of) for name, of in nodes.node_names.items()},
-            most_nodes=0 if nodes is None else nodes.most_nodes,
-            least_nodes=0 if nodes is None else nodes.least_nodes,
             devices_up=health.num_devices_up,
             backlog_s=round(backlog_s, 1),
             start_in_s=0.0 if is_idle else round(backlog_s / max(1, health.num_devices_up), 1),
@@ -111,13 +121,11 @@ class Sets:
         return None if found is None else found.url
 
     async def run(self, url: str) -> None:
-        """Be in the registry as the server at this URL, follow it, and manage nodes while it leads, until cancelled.
-
-        The engine has started.
-        """
+        """Be in the registry as the server at this URL, follow it, and manage nodes while it leads, until cancelled."""
         self.own.url = url
         taken = f"set = {self.name!r} is in the registry already; stop that server, or give this one another --set"
-        member = Member(self.registry, SETS + self.name, lambda _lease: encoded(self.own.record()), taken=taken)
+        key, ttl_s = SETS + self.name, _TTL_S
+        member = Member(self.registry, key, lambda _lease: encoded(self.own.record()), ttl_s=ttl_s, taken=taken)
         manager = NodeManager(self.registry, self.directory, self.name, self.rule)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -127,7 +135,13 @@ class Sets:
             await self.registry.close()
 
 
-def new_sets(engine: Engine, config: ServerConfig, use: UseWindow, nodes: NodePlaces | None = None) -> Sets:
+def new_sets(
+    engine: Engine,
+    config: ServerConfig,
+    use: UseWindow,
+    nodes: NodePlaces | None = None,
+    has_started: Callable[[], bool] = lambda: True,
+) -> Sets:
     """This server among those of its registry; of one in this process if it has none.
 
     Raises:
@@ -143,7 +157,7 @@ def new_sets(engine: Engine, config: ServerConfig, use: UseWindow, nodes: NodePl
     rule = UtilisationRule(window_ns=ns_from_s(config.set_window_s), threshold=config.set_threshold)
     return Sets(
         name=config.set_name,
-        own=OwnSet(engine=engine, config=config, use=use, nodes=nodes),
+        own=OwnSet(engine=engine, config=config, use=use, nodes=nodes, has_started=has_started),
         registry=registry,
         rule=rule,
     )

@@ -21,6 +21,7 @@ from tilework.sets.records import LEADER, ROUTES, LeaderRecord, Route, encoded
 from tilework.sets.registry import Guard, Registry, RegistryLost
 
 _log = logging.getLogger(__name__)
+TTL_S = 3
 _RETRY_S = 0.5  # How often a follower tries to become the leader.
 _BEAT_S = 0.5
 
@@ -31,7 +32,7 @@ class NodeManager:
     def __init__(self, registry: Registry, directory: Directory, own: str, rule: UtilisationRule) -> None:
         self._registry, self._directory, self._rule, self._own = registry, directory, rule, own
         record = encoded(LeaderRecord(set=own))
-        self._member = Member(registry, LEADER, lambda _lease: record, retry_s=_RETRY_S)
+        self._member = Member(registry, LEADER, lambda _lease: record, ttl_s=TTL_S, retry_s=_RETRY_S)
         self._since_s = 0.0
         self._epoch: int | None = None
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from tilework.sets.registry import Guard, Registry, RegistryLost
 
 _log = logging.getLogger(__name__)
-TTL_S = 3
+TTL_S = 10
 BEAT_S = 1.0
 _LEAVE_S = 1.0
 

@@ -39,17 +39,17 @@ class SetRecord:
     """
 
     url: str
-    models: tuple[str, ...]
-    is_open: bool
+    models: tuple[str, ...] = ()
+    is_open: bool = False
     agents: str | None = None
     nodes: Mapping[str, float] = field(default_factory=dict)
     most_nodes: int = 0
     least_nodes: int = 0
-    devices_up: int
-    backlog_s: float
-    start_in_s: float
-    measured_s: float
-    share: float
+    devices_up: int = 0
+    backlog_s: float = 0.0
+    start_in_s: float = 0.0
+    measured_s: float = 0.0
+    share: float = 0.0
     stages: Mapping[str, float] = field(default_factory=dict)
 
 

@@ -55,7 +55,7 @@ def command(
         raise UserError(f"HOST:PORT is {server!r}; give the port that the server listens on")
     where = f"the server at {server}" if registry is None else f"the servers of {registry}"
     with user_errors(BadRegistry):
-        console.print(f"an agent for {where}; stop with Ctrl-C", highlight=False)
+        console.print(f"an agent for {where}; stop with Ctrl-C", highlight=False, soft_wrap=True)
         asyncio.run(_serve(server, registry))
 
 

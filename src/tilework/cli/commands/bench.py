@@ -57,7 +57,7 @@ def command(
 ) -> None:
     """Send requests to any server of OpenAI's images API, each at its planned time, and report how many were on time.
 
-    Latency counts from the planned arrival; a request that fails is late. Ctrl-C reports what was measured (exit 130)."""
+    Latency counts from the planned arrival; one that fails is late. Ctrl-C reports what was measured (exit 130)."""
     if compare is not None:
         _compare(*compare, json=json)
         return

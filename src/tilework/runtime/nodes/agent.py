@@ -61,7 +61,7 @@ async def serve_node(host: str, port: int, token: bytes, name: str | None = None
     `name` is what servers call this node (default: `default_name`).
     """
     # Starting workers imports this, which takes seconds, and a node must not be silent for so long.
-    importlib.import_module("tilework.worker.process")
+    await asyncio.to_thread(importlib.import_module, "tilework.worker.process")
     codec, last = node_codec(), ""
     while True:
         try:

@@ -134,8 +134,10 @@ class NodesExecutor:
         return self._config.host
 
     @property
-    def address(self) -> str:
+    def address(self) -> str | None:
         """HOST:PORT where agents connect, once it has begun to start."""
+        if self._server is None:
+            return None
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property

@@ -73,7 +73,8 @@ def create_app(
     store = new_store(config) if store is None else store
     readiness = readiness or Readiness(engine)
     use = UseWindow(ns_from_s(config.set_window_s))
-    sets, metrics = new_sets(engine, config, use, nodes), Metrics(engine, store, use)
+    sets = new_sets(engine, config, use, nodes, lambda: readiness.has_started)
+    metrics = Metrics(engine, store, use)
     engine.observe(metrics)
     threads = Threads(config.encode_threads)
     submitter = _submitter(
