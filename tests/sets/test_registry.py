@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ from tilework.sets.local import LocalRegistry
 from tilework.sets.member import TTL_S, Member
 from tilework.sets.records import AGENTS, LEADER, ROUTES, SETS, AgentRecord, Route, SetRecord, decoded, encoded
 from tilework.sets.registry import BadRegistry, Guard, RegistryLost
-from tilework.sets.routing import RoutedAgent
+from tilework.sets.routing import RoutedAgent, Serve
 
 RULE = UtilisationRule(window_ns=30 * NS_PER_S)
 
@@ -173,8 +173,10 @@ def test_a_node_goes_from_the_idle_set_to_the_busy_one() -> None:
         sets = {"a": busy, "b": idle}
         servers = [Member(registry, SETS + name, lambda _lease, name=name: encoded(sets[name])) for name in sets]
         nodes = [RoutedAgent(registry, name, _goes(there[name])) for name in there]
-        manager = NodeManager(registry, directory, "a", RULE)
-        async with beside(directory.follow(), manager.run(), *(one.run() for one in (*servers, *nodes))):
+        manager, ends = NodeManager(registry, directory, "a", RULE), asyncio.Event()
+        async with beside(
+            directory.follow(), manager.run(), *(one.run() for one in servers), *(one.run(ends) for one in nodes)
+        ):
             await passes(loop, 5.0)
             assert there == {"x": ["busy:1"], "y": ["idle:1"], "z": ["idle:1"]}
             await passes(loop, 60.0)  # The idle one keeps two.
@@ -188,13 +190,12 @@ def test_a_node_goes_from_the_idle_set_to_the_busy_one() -> None:
     clock.run(scenario)
 
 
-def _goes(addresses: list[str]) -> Callable[[str], Awaitable[None]]:
-    async def serve(address: str) -> None:
+def _goes(addresses: list[str]) -> Serve:
+    async def serve(address: str, leaving: asyncio.Event) -> None:
         addresses.append(address)
-        try:
-            await asyncio.get_running_loop().create_future()
-        finally:
-            addresses.append(f"left {address}")
+        await leaving.wait()
+        await asyncio.sleep(1.0)  # A server lets it go only then.
+        addresses.append(f"left {address}")
 
     return serve
 
@@ -208,12 +209,19 @@ def test_an_agent_does_not_obey_a_route_of_an_older_epoch() -> None:
         for name in "ab":
             await registry.create(SETS + name, encoded(a_set(agents=f"{name}:1")), lease)
         guard = Guard(SETS + "a", 2)
-        async with beside(agent.run()):
+        ends = asyncio.Event()
+        async with beside(agent.run(ends)) as (running,):
             await loop.until(lambda: AGENTS + "x" in registry._entries)
             for name, epoch, expected in (("a", 7, ["a:1"]), ("b", 6, ["a:1"]), ("b", 8, ["a:1", "left a:1", "b:1"])):
                 assert await registry.put(ROUTES + "x", encoded(Route(set=name, epoch=epoch, why="")), lease, guard)
-                await passes(loop, 1.0)
+                await passes(loop, 2.0)
                 assert addresses == expected
+            ends.set()
+            await passes(loop, 0.5)
+            assert not running.done()
+            await passes(loop, 1.0)
+            assert running.done()
+            assert addresses[-1] == "left b:1"
 
     clock.run(scenario)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 
 from tilework.sets.directory import Directory
 from tilework.sets.member import Member
@@ -15,39 +14,55 @@ from tilework.sets.registry import Registry
 _log = logging.getLogger(__name__)
 
 
+Serve = Callable[[str, asyncio.Event], Awaitable[None]]
+"""Makes this machine a node of the server at an address (HOST:PORT), until the event is set and that has let it go."""
+
+
 class RoutedAgent:
-    """The agent `name`. `serve` makes it a node of the server at an address (HOST:PORT) until cancelled.
+    """The agent `name`, which `serve`s where its routes say.
 
     It follows only the newest route: one of an older epoch than the last is not obeyed.
     """
 
-    def __init__(self, registry: Registry, name: str, serve: Callable[[str], Awaitable[None]]) -> None:
+    def __init__(self, registry: Registry, name: str, serve: Serve) -> None:
         self._directory = Directory(registry)
         self._name, self._serve = name, serve
         self._set: str | None = None
         self._address: str | None = None
         self._seen = (0, 0)  # The epoch and the revision of the newest route.
+        self._serving: asyncio.Future[None] | None = None
+        self._leaves = asyncio.Event()  # The set that it serves.
         self._member = Member(registry, AGENTS + name, self._record, taken=f"agent {name}: another has this name")
 
     def _record(self, lease: int) -> bytes:
         return encoded(AgentRecord(lease=lease, set=self._set))
 
-    async def run(self) -> None:
-        """Go from set to set as the routes say, until cancelled."""
-        chores = [asyncio.create_task(self._member.run()), asyncio.create_task(self._directory.follow())]
-        serving: asyncio.Task[None] | None = None
+    async def run(self, leaving: asyncio.Event) -> None:
+        """Go from set to set as the routes say, until `leaving` is set and the last one has let it go."""
+        chores = self._member.run(), self._directory.follow(), self._follow_routes()
+        tasks: list[asyncio.Future[None]] = [asyncio.ensure_future(chore) for chore in chores]
         try:
-            while True:
-                address = await self._directory.until(self._next_address)
-                if serving is not None:
-                    serving.cancel()
-                    await asyncio.wait({serving})
-                self._address = address
-                serving = asyncio.create_task(self._be_node(address))
+            await leaving.wait()
+            tasks[-1].cancel()
+            await self._leave()
         finally:
-            for task in [*chores, *([serving] if serving is not None else [])]:
+            tasks += [] if self._serving is None else [self._serving]
+            for task in tasks:
                 task.cancel()
-            await asyncio.wait([*chores, *([serving] if serving is not None else [])])
+            await asyncio.wait(tasks)
+
+    async def _follow_routes(self) -> None:
+        while True:
+            address = await self._directory.until(self._next_address)
+            await self._leave()
+            self._address, self._leaves = address, asyncio.Event()
+            self._serving = asyncio.ensure_future(self._serve(address, self._leaves))
+
+    async def _leave(self) -> None:
+        """Leave the set that it serves, if there is one."""
+        if self._serving is not None:
+            self._leaves.set()
+            await asyncio.wait({self._serving})
 
     def _next_address(self) -> str | None:
         """The address of the set that the agent is for, if it works at another one; else None.
@@ -69,7 +84,3 @@ class RoutedAgent:
         self._set = route.set
         self._member.write_now()
         return address
-
-    async def _be_node(self, address: str) -> None:
-        with suppress(asyncio.CancelledError):
-            await self._serve(address)

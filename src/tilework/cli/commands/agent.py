@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -66,18 +65,18 @@ async def _serve(server: str | None, registry: str | None) -> None:
     from tilework.runtime.nodes.agent import default_name, serve_node
 
     setproctitle("tilework: agent")
-    loop, name, known = asyncio.get_running_loop(), default_name(), token()
+    loop, name, known, leaving = asyncio.get_running_loop(), default_name(), token(), asyncio.Event()
 
-    async def serve(address: str) -> None:
-        await serve_node(*parse_address(address), known, name)
+    async def serve(address: str, leaving: asyncio.Event) -> None:
+        node = loop.create_task(serve_node(*parse_address(address), known, name))
+        await leaving.wait()
+        node.cancel()
+        await asyncio.wait({node})
 
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, leaving.set)
     if registry is None:
         assert server is not None
-        being = serve(server)
+        await serve(server, leaving)
     else:
-        being = RoutedAgent(open_registry(registry), name, serve).run()
-    serving = loop.create_task(being)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, serving.cancel)
-    with suppress(asyncio.CancelledError):
-        await serving
+        await RoutedAgent(open_registry(registry), name, serve).run(leaving)
