@@ -44,6 +44,7 @@ def with_app(engine: FakeEngine, script: Script) -> None:
     [
         (Plan(refuse_s=3.25), "/v1/images/generations"),
         (Plan(code=RefusalCode.QUEUE, retry_ns=2 * NS_PER_S), "/v1/images/generations"),
+        (Plan(code=RefusalCode.TENANT, retry_ns=2 * NS_PER_S), "/v1/images/generations"),
         (Plan(code=RefusalCode.QUEUE), "/v1/chat/completions"),
     ],
 )
@@ -65,13 +66,13 @@ def test_a_refusal_for_lack_of_room_names_a_set_that_has_some(plan: Plan, path: 
     with_app(FakeEngine(plan=plan), script)
 
 
-@pytest.mark.parametrize("code", [RefusalCode.TENANT, RefusalCode.NO_DEVICE, RefusalCode.MEMORY])
-def test_other_refusals_name_none(code: RefusalCode) -> None:
-    """A tenant's share is used up in every set, and what is too large is that everywhere."""
+@pytest.mark.parametrize(("code", "status"), [(RefusalCode.NO_DEVICE, 503), (RefusalCode.MEMORY, 400)])
+def test_other_refusals_name_none(code: RefusalCode, status: int) -> None:
+    """What is too large is that everywhere."""
 
     async def script(http: httpx.AsyncClient, _sets: Sets) -> None:
         answer = await http.post("/v1/images/generations", json=BODY)
-        assert answer.status_code in (400, 429, 503)
+        assert answer.status_code == status
         assert "link" not in answer.headers
 
     with_app(FakeEngine(plan=Plan(code=code, retry_ns=NS_PER_S)), script)

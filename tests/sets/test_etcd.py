@@ -8,9 +8,9 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any
 
 import pytest
+from suite.etcd import Etcd, etcd
 
 from debian import has
-from etcd import Etcd, etcd
 from tilework.sets.address import open_registry
 from tilework.sets.directory import Directory
 from tilework.sets.etcd import EtcdRegistry

@@ -16,8 +16,8 @@ from tilework.server.text import counted, shown
 
 RETRY_BUSY_S = 5  # Used when no time can be predicted, since no device is up.
 _INPUT_FULL = "input_full"
-NO_ROOM = frozenset({RefusalCode.QUEUE.value, RefusalCode.DEADLINE.value, _INPUT_FULL})
-"""Codes of refusals after which another set may have room. The limits of a tenant hold in all of them."""
+NO_ROOM = frozenset({RefusalCode.QUEUE, RefusalCode.TENANT, RefusalCode.DEADLINE, _INPUT_FULL})
+"""Codes of refusals after which another set may have room; a tenant has a share of the queue of each."""
 
 
 def refused(refusal: Reject, ask: ImageCall, arrival_ns: int) -> CallError:
