@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -42,8 +43,9 @@ def command(
 ) -> None:
     """Run workers on this machine for `tilework serve --nodes` on another (docs/cluster.md).
 
-    The server says which models and how many workers. Their paths are those of this machine. The agent goes on until a
-    signal ends it: when its server has ended, it waits for the next one.
+    The server says which models and how many workers. Their paths are those of this machine. When its server has ended,
+    the agent waits for the next one. After Ctrl-C or SIGTERM it ends what it runs, and leaves when its states are on
+    other nodes; after a second one it ends at once.
     """
     if (server is None) == (registry is None):
         raise UserError("give either the HOST:PORT of a server, or --registry")
@@ -68,15 +70,19 @@ async def _serve(server: str | None, registry: str | None) -> None:
     loop, name, known, leaving = asyncio.get_running_loop(), default_name(), token(), asyncio.Event()
 
     async def serve(address: str, leaving: asyncio.Event) -> None:
-        node = loop.create_task(serve_node(*parse_address(address), known, name))
-        await leaving.wait()
-        node.cancel()
-        await asyncio.wait({node})
+        await serve_node(*parse_address(address), known, leaving, name)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, leaving.set)
     if registry is None:
         assert server is not None
-        await serve(server, leaving)
+        being = serve(server, leaving)
     else:
-        await RoutedAgent(open_registry(registry), name, serve).run(leaving)
+        being = RoutedAgent(open_registry(registry), name, serve).run(leaving)
+    serving = loop.create_task(being)
+
+    def end() -> None:
+        serving.cancel() if leaving.is_set() else leaving.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end)
+    with suppress(asyncio.CancelledError):
+        await serving

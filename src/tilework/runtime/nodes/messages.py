@@ -107,9 +107,10 @@ class Ping:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """End the workers; the server has ended, or has no place for this node."""
+    """End the workers; the server has ended, or has no place for this node. If it `is_final`, the agent ends, too."""
 
     reason: str
+    is_final: bool = False
 
 
 # From the agent.
@@ -168,6 +169,13 @@ class BlobsFetched:
 
 
 @dataclass(frozen=True, slots=True)
+class Leaving:
+    """The node is about to go, and waits for `Leave`."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """`error` is not empty if the workers could not measure."""
 
@@ -216,6 +224,7 @@ FromNode = (
     | WorkerJoined
     | WorkersLeft
     | BlobsFetched
+    | Leaving
     | Measured
     | LoadSpeeds
     | Pong
