@@ -161,6 +161,72 @@ def test_another_leads_when_the_leader_dies() -> None:
     clock.run(scenario)
 
 
+def test_a_leader_that_was_replaced_moves_nothing() -> None:
+    """Its copy of the registry is old: it still believes that it leads."""
+
+    async def scenario(loop: ManualLoop) -> None:
+        registry = LocalRegistry()
+        old_copy, copy = Directory(registry), Directory(registry)
+        agent = Member(registry, f"{AGENTS}x", lambda lease: encoded(AgentRecord(lease=lease, set=None)))
+        first = NodeManager(registry, old_copy, "a", RULE)
+        async with beside(copy.follow(), agent.run()):
+            async with beside(old_copy.follow(), first.run()):
+                await loop.until(lambda: old_copy.leader is not None and "x" in old_copy.agents)
+                epoch = old_copy.leader_epoch
+            lease = await registry.grant(10_000)
+            for key in (SETS + "a", SETS + "b", LEADER):
+                await registry.create(key, encoded(a_set(agents="a:1")), lease)
+            old_copy.sets, old_copy.leader_epoch = {"a": a_set()}, epoch
+            first._member.created = epoch
+            await first._decide()
+            await passes(loop, 1.0)
+            assert copy.sets
+            assert copy.routes == {}
+
+    clock.run(scenario)
+
+
+def test_a_leader_decides_nothing_until_its_copy_shows_that_it_leads() -> None:
+    async def scenario(loop: ManualLoop) -> None:
+        registry = LocalRegistry()
+        copy = Directory(registry)
+        manager, other = NodeManager(registry, copy, "a", RULE), Directory(registry)
+        agent = Member(registry, f"{AGENTS}x", lambda lease: encoded(AgentRecord(lease=lease, set=None)))
+        async with beside(other.follow(), agent.run(), keep(registry, "a", a_set()).run(), manager.run()):
+            await loop.until(lambda: other.leader_epoch and other.agents and other.sets)
+            copy._take(dict(registry._entries))
+            copy.leader_epoch -= 1
+            await passes(loop, 2.0)
+            assert other.routes == {}
+            copy.leader_epoch += 1
+            await passes(loop, 2.0)
+            assert other.routes["x"].set == "a"
+
+    clock.run(scenario)
+
+
+def test_one_change_in_a_window() -> None:
+    async def scenario(loop: ManualLoop) -> None:
+        registry = LocalRegistry()
+        copy, ends = Directory(registry), asyncio.Event()
+        nodes = [RoutedAgent(registry, name, _goes([])) for name in "wxyz"]
+        busy = a_set(1.0, agents="a:1", measured_s=30.0, most_nodes=4)
+        idle = a_set(0.0, agents="b:1", measured_s=30.0, most_nodes=4, least_nodes=3)
+        sets = {"a": busy, "b": idle}
+        servers = [Member(registry, SETS + name, lambda _lease, name=name: encoded(sets[name])) for name in sets]
+        manager = NodeManager(registry, copy, "a", RULE)
+        async with beside(
+            copy.follow(), manager.run(), *(one.run() for one in servers), *(one.run(ends) for one in nodes)
+        ):
+            await passes(loop, 10.0)
+            sets["b"] = replace(idle, least_nodes=1)
+            for seconds, num_moved in ((10.0, 0), (20.0, 1), (15.0, 1), (20.0, 2)):
+                await passes(loop, seconds)
+                assert [one.set for one in copy.routes.values()].count("a") == 1 + num_moved
+
+    clock.run(scenario)
+
+
 def test_a_node_goes_from_the_idle_set_to_the_busy_one() -> None:
     """From registration to the second set, without one choice by the test."""
 
