@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
+import os
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
@@ -163,8 +165,8 @@ def _client(server: Server) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=server.url, timeout=_PATIENCE_S, trust_env=False)
 
 
-def _manage(address: str) -> None:
-    """Try to be the node manager, for ever."""
+def manage(address: str) -> None:
+    """Try to be the node manager, for ever: what is killed."""
 
     async def main() -> None:
         registry = open_registry(address)
@@ -174,14 +176,15 @@ def _manage(address: str) -> None:
 
 
 @contextmanager
-def _other_manager(registry: Etcd) -> Iterator[multiprocessing.process.BaseProcess]:
-    process = multiprocessing.get_context("spawn").Process(target=_manage, args=(registry.address,), daemon=True)
-    process.start()
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.join()
+def _other_manager(registry: Etcd) -> Iterator[subprocess.Popen[bytes]]:
+    """Another process, so that nothing of it is tidied up when it is killed."""
+    program = f"from {__name__} import manage; manage({registry.address!r})"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, "-c", program], env=environment) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 async def _led_by(directory: Directory, name: str) -> None:
