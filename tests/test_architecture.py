@@ -31,10 +31,12 @@ ARROWS: dict[str, set[str]] = {
     "pipelines": {"core"},
     "patches": {"core"},
     "store": {"core"},
-    "server": DECISIONS | {"runtime", "store", "worker", "pipelines"},
+    "sets": {"core", "policy"},
+    "server": DECISIONS | {"runtime", "store", "worker", "pipelines", "sets"},
     "client": {"core", "formats"},
     "report": {"core", "formats"},
-    "cli": DECISIONS | {"formats", "sim", "runtime", "server", "client", "report", "worker", "pipelines", "store"},
+    "cli": DECISIONS
+    | {"formats", "sim", "runtime", "server", "client", "report", "worker", "pipelines", "store", "sets"},
 }
 POLICY_ARROWS: dict[str, set[str]] = {
     "registry": set(),
@@ -57,7 +59,17 @@ SERVER_ARROWS: dict[str, set[str]] = {
     "lora_directory": {"config"},
     "http": {"text", "config", "tenants"},
     "metrics": {"engine_protocol"},
-    "calls": {"text", "schema", "engine_protocol", "config", "default_slo", "tenants", "models_file", "metrics"},
+    "calls": {
+        "text",
+        "schema",
+        "engine_protocol",
+        "config",
+        "default_slo",
+        "tenants",
+        "models_file",
+        "metrics",
+        "sets",
+    },
     "api": {
         "text",
         "schema",
@@ -70,9 +82,11 @@ SERVER_ARROWS: dict[str, set[str]] = {
         "http",
         "metrics",
         "calls",
+        "sets",
     },
     "drain": {"calls", "text"},
-    "main": {"engine_protocol", "garbage", "config", "http", "calls", "api", "drain"},
+    "sets": {"config", "engine_protocol"},
+    "main": {"engine_protocol", "garbage", "config", "http", "calls", "api", "drain", "sets"},
 }
 """Inside `server`: calls know nothing of HTTP, and `http` nothing of calls; `api` joins them."""
 ROOMS = {"policy": POLICY_ARROWS, "server": SERVER_ARROWS}

@@ -49,6 +49,7 @@ from suite.cases.reports import ReportCost
 from suite.cases.residency import Residency
 from suite.cases.ring import RingSpeed
 from suite.cases.robust import Robust
+from suite.cases.sets import SetsOfServers
 from suite.cases.simspeed import SimSpeed
 from suite.cases.simulate import Simulate
 from suite.cases.soak import Soak
@@ -122,6 +123,7 @@ CASES: dict[str, tuple[str, type[Case]]] = {
     "clipgroups": ("Decodes of clips on two workers, and what share of a clip they are", ClipGroups),
     "elastic": ("Changing the degree, moving the state, sharing guidance", Elastic),
     "nodes": ("Works and states across two nodes, against one", Nodes),
+    "sets": ("Several servers behind one registry: how soon another leads, and refusals that name one", SetsOfServers),
     "modelled": ("Deadlines kept by each policy on eight simulated GPUs, live and simulated", Modelled),
     "opensora": ("DDiT's videos on eight simulated GPUs behind a live server: latency by policy", OpenSora),
     "theorem": ("OnePiece's Theorem 1 on live workers: output over input, and how waits grow", Theorem),

@@ -44,6 +44,10 @@ async def answer(request: Request):
             return {"data": [picture | {"tilework": TIMELINE}]}
         case "plain":
             return {"data": [picture]}
+        case "elsewhere":
+            error = {"message": "another has room", "code": "queue_full", "type": "x", "param": None}
+            link = f'<{body["prompt"].split()[1]}>; rel="alternate"'
+            return JSONResponse({"error": error}, 429, {"Link": link})
         case "refuse":
             error = {"message": "earliest is 9 s", "code": "deadline_unreachable", "type": "x", "param": "slo_s"}
             return JSONResponse({"error": error}, 429)
@@ -51,6 +55,11 @@ async def answer(request: Request):
             return PlainTextResponse("oops", 500)
         case "bare":
             return {"data": [{"url": "http://elsewhere"}]}
+
+
+async def accept(request: Request):
+    seen.append((await request.json(), dict(request.headers)))
+    return {"data": [{"b64_json": base64.b64encode(b"elsewhere").decode()}]}
 
 
 async def answer_video(request: Request):
@@ -77,6 +86,7 @@ def server():
     app.post("/v1/videos/sync")(answer_video)
     app.get("/v1/videos/{video_id}")(video)
     app.post("/v1/images/generations")(answer)
+    app.post("/accepts")(accept)
     listener = socket.create_server(("127.0.0.1", 0))
     running = uvicorn.Server(uvicorn.Config(app, log_level="error"))
     thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]}, daemon=True)
@@ -141,6 +151,17 @@ def test_the_client_sends_the_workload(server):
     asyncio.run(drive(server, [request("draw 0")], dialect=Dialect(model="other")))
     assert seen[0][0]["model"] == "other"
     assert not {"seed", "slo_s", "on_miss", "user", "exact", "lora"} & seen[0][0].keys()
+
+
+def test_a_refusal_that_names_another_server_is_followed_so_many_times(server):
+    workload = [request("elsewhere /accepts"), request("elsewhere /v1/images/generations"), request("elsewhere x://y")]
+    records = asyncio.run(drive(server, workload, max_hops=2, api_key="secret"))
+    assert [record.status for record in records] == [Ending.DONE, Ending.REJECTED, Ending.ERROR]
+    assert [record.num_hops for record in records] == [1, 2, 0]
+    assert records[0].file == b"elsewhere"
+    assert [headers["authorization"] for _body, headers in seen] == ["Bearer secret"] * 6
+    (record,) = asyncio.run(drive(server, workload[:1]))
+    assert (record.status, record.num_hops) == (Ending.REJECTED, 0)
 
 
 def test_clips_are_asked_for_as_files_and_their_timelines_after_them(server):

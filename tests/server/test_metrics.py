@@ -46,6 +46,7 @@ from tilework.server.api.app import create_app
 from tilework.server.config import ServerConfig
 from tilework.server.metrics.levels import resident_bytes
 from tilework.server.metrics.metrics import Metrics
+from tilework.sets.window import UseWindow
 from tilework.store.memory import MemoryStore
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -347,7 +348,7 @@ def test_what_a_policy_counts_for_its_placement_is_shown(monkeypatch: pytest.Mon
     )
     usage = replace(engine.usage(), placements=(status,), weights_free_bytes={0: 5, 1: 6})
     monkeypatch.setattr(engine, "usage", lambda: usage)
-    told = Metrics(engine, MemoryStore(max_bytes=1, ttl_ns=1))
+    told = Metrics(engine, MemoryStore(max_bytes=1, ttl_ns=1), UseWindow(NS_PER_S))
     told.on_placed(NewPlacement(groups=(((0, 1), "ED"),), why="new"))
     text = told.text().decode()
     names = ("devices", "backlog", "completions_per_second", "busy_ratio")
@@ -358,7 +359,7 @@ def test_what_a_policy_counts_for_its_placement_is_shown(monkeypatch: pytest.Mon
 
 def metrics() -> tuple[Metrics, Callable[..., float]]:
     """Metrics of an engine that does nothing, and the value of one of them, by name and labels."""
-    told = Metrics(FakeEngine(), MemoryStore(max_bytes=1, ttl_ns=1))
+    told = Metrics(FakeEngine(), MemoryStore(max_bytes=1, ttl_ns=1), UseWindow(NS_PER_S))
     return told, lambda name, **labels: value(told.text().decode(), f"tilework_{name}", **labels)
 
 

@@ -21,6 +21,7 @@ from tilework.core.actions import Reject
 from tilework.core.cost_row import CostRow
 from tilework.core.model import SimulatedSource
 from tilework.core.request import Status
+from tilework.core.time import NS_PER_S
 from tilework.core.wire.spec import Spec
 from tilework.cost.table import CostTable
 from tilework.runtime.engine import Engine, EngineConfig
@@ -29,6 +30,7 @@ from tilework.runtime.observer import EndedWork, Observer
 from tilework.runtime.ticket import Outcome, Ticket
 from tilework.server.garbage import rare_collections
 from tilework.server.metrics.metrics import Metrics
+from tilework.sets.window import UseWindow
 from tilework.store.memory import MemoryStore
 
 _PIPELINE, _SIDE = "instant", 64
@@ -175,7 +177,7 @@ _uids = count()
 
 
 def _metrics(engine: Engine) -> Metrics:
-    return Metrics(engine, MemoryStore(max_bytes=1, ttl_ns=1))
+    return Metrics(engine, MemoryStore(max_bytes=1, ttl_ns=1), UseWindow(NS_PER_S))
 
 
 @dataclass(eq=False)

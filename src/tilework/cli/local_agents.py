@@ -38,7 +38,7 @@ class LocalAgents:
 
     def kill(self, agent: subprocess.Popen[bytes]) -> None:
         """Kill an agent, its workers, and what starts them: as if the node had lost its power."""
-        for pid in _session(agent.pid):
+        for pid in session(agent.pid):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         agent.wait()
@@ -74,7 +74,7 @@ def free_port() -> int:
         return int(listening.getsockname()[1])
 
 
-def _session(leader: int) -> list[int]:
+def session(leader: int) -> list[int]:
     """The processes of a session. One that ends meanwhile is left out."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):

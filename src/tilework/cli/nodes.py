@@ -29,6 +29,7 @@ class NodesWanted:
     host: str | None
     port: int
     state_copies: int
+    least_nodes: int = 0
     cluster: str | None = None
 
     @property
@@ -55,7 +56,13 @@ class NodesWanted:
         from tilework.runtime.nodes.config import NodesConfig
 
         return NodesConfig(
-            num_nodes=num_nodes, each=each, host=host, port=self.port, token=known, state_copies=self.state_copies
+            num_nodes=num_nodes,
+            each=each,
+            host=host,
+            port=self.port,
+            token=known,
+            state_copies=self.state_copies,
+            least_nodes=self.least_nodes,
         )
 
 
@@ -68,7 +75,12 @@ def nodes_wanted(asked: NodeGroup) -> NodesWanted | None:
     is_any = asked.agents is None and asked.cluster is not None
     host, port = (None, 0) if is_any else parse_address(asked.agents or _AGENTS)
     return NodesWanted(
-        num_nodes=asked.nodes, host=host, port=port, state_copies=asked.state_copies, cluster=asked.cluster
+        num_nodes=asked.nodes,
+        host=host,
+        port=port,
+        state_copies=asked.state_copies,
+        least_nodes=asked.least_nodes or 0,
+        cluster=asked.cluster,
     )
 
 

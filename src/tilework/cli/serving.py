@@ -26,9 +26,10 @@ from tilework.core.time import ns_from_s
 from tilework.cost.table import CostTable
 from tilework.pipelines.support.record import limits_of
 from tilework.runtime.engine import Engine, EngineConfig
-from tilework.runtime.executor import WorkerStartFailed
+from tilework.runtime.executor import Executor, WorkerStartFailed
 from tilework.runtime.models.costs import CostCache
 from tilework.runtime.nodes.config import BadNodes
+from tilework.runtime.nodes.executor import NodesExecutor
 from tilework.server.config import ConfigError, ServerConfig, load_config
 from tilework.server.main import AddressInUse
 from tilework.server.main import serve as serve_http
@@ -78,7 +79,8 @@ class Serving:
             self._check_cells(config)
             state = stack.enter_context(closing(DurableDirectory(Path(config.durable)))) if config.durable else None
             status = stack.enter_context(console.status(f"starting {self.workers}"))
-            engine = self._engine(config, state, stack, status)
+            executor = self.workers.executor(None if state is None else state.path)
+            engine = self._engine(config, state, executor, stack, status)
 
             def on_ready(url: str) -> None:
                 status.stop()
@@ -93,7 +95,14 @@ class Serving:
                 ready |= {"restored": engine.health().num_jobs} if state is not None else {}
                 print_json(ready) if self.json else self._greet(ready, config.durable, engine.models)
 
-            serving = serve_http(engine, config, on_ready=on_ready, on_progress=partial(_show, None), durable=state)
+            serving = serve_http(
+                engine,
+                config,
+                on_ready=on_ready,
+                on_progress=partial(_show, None),
+                durable=state,
+                nodes=executor if isinstance(executor, NodesExecutor) and not executor.starts_agents else None,
+            )
             asyncio.run(serving)
 
     def _check_cells(self, config: ServerConfig) -> None:
@@ -104,7 +113,14 @@ class Serving:
         if size > 1 and max_batch not in (None, 1):
             raise UserError(f"max_batch is {max_batch}, and requests share no forward pass in cells; leave it out")
 
-    def _engine(self, config: ServerConfig, state: DurableDirectory | None, stack: ExitStack, status: Status) -> Engine:
+    def _engine(
+        self,
+        config: ServerConfig,
+        state: DurableDirectory | None,
+        executor: Executor,
+        stack: ExitStack,
+        status: Status,
+    ) -> Engine:
         """The engine, not yet started. Its log is closed with `stack`; `status` shows what it measures."""
         log = state.new_log() if self.log is None and state is not None else self.log
         lines = stack.enter_context(log.open("w", encoding="utf-8")) if log else None
@@ -123,8 +139,8 @@ class Serving:
             encode_cache_bytes=config.encode_cache_bytes,
             begin_ns=0 if state is None else state.now_ns(),
         )
-        owner, journal = (None, None) if state is None else (state.path, state.journal)
-        return Engine(engine_config, self.workers.executor(owner), lines, partial(_show, status), keeper=journal)
+        journal = None if state is None else state.journal
+        return Engine(engine_config, executor, lines, partial(_show, status), keeper=journal)
 
     def _greet(self, ready: Mapping[str, object], durable: str | None, models: Mapping[str, ModelInfo]) -> None:
         url, workers = ready["url"], self.workers

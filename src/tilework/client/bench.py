@@ -52,6 +52,7 @@ class BenchConfig:
     extra_body: Mapping[str, Any] = field(default_factory=dict)
     timeout_s: float | None = None
     warmup: int = 1
+    max_hops: int = 3
 
     @property
     def dialect(self) -> Dialect:
@@ -114,6 +115,7 @@ class Bench:
             timeout_s=self.config.timeout_s,
             keep_files=False,
             on_result=on_result,
+            max_hops=self.config.max_hops,
         )
 
     def due(self, unloaded_s: Mapping[Shape, float]) -> tuple[WorkloadRequest, ...]:

@@ -62,13 +62,15 @@ class Dialect:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The meaning of one HTTP answer. `cause` and `detail` are as in `Record`; `file` only if it was asked for."""
+    """The meaning of one HTTP answer. `cause`, `detail` and `num_hops` are as in `Record`; `file` only if it was
+    asked for."""
 
     status: Ending
     file: bytes | None = None
     timeline: Mapping[str, Any] | None = None
     cause: str = ""
     detail: str = ""
+    num_hops: int = 0
 
 
 def read_answer(status_code: int, content: bytes, *, response_format: str = "b64_json", decode: bool = True) -> Answer:

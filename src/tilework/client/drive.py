@@ -30,6 +30,7 @@ async def drive(
     keep_files: bool = True,
     on_result: OnResult | None = None,
     time_scale: float = 1.0,
+    max_hops: int = 0,
 ) -> list[Record]:
     """Send every request at its planned arrival and wait for all answers; records in the order of the workload.
 
@@ -40,6 +41,9 @@ async def drive(
     exception. Any server of OpenAI's images API will do. Requests for several frames go to `/v1/videos/sync`. Proxy
     settings of the environment are not used.
 
+    A request that is refused with the address of another server (`Link` with rel=alternate) is sent there, with the
+    same key, up to `max_hops` times.
+
     Raises:
         ValueError: `base_url` or `time_scale` is of no use.
     """
@@ -47,7 +51,7 @@ async def drive(
         raise ValueError(f"time_scale is {time_scale}; use a number from 0 (all at once) on")
     async with open_client(base_url, api_key) as http, asyncio.TaskGroup() as tasks:
         loop = asyncio.get_running_loop()
-        sender = _Sender(http, dialect, timeout_s, keep_files, on_result, loop.time())
+        sender = _Sender(http, dialect, timeout_s, keep_files, on_result, loop.time(), max_hops)
         sent: dict[int, asyncio.Task[Record]] = {}
         for index in sorted(range(len(workload)), key=lambda index: workload[index].arrival_s):
             arrival_s = workload[index].arrival_s * time_scale
@@ -86,6 +90,7 @@ class _Sender:
     keep_files: bool
     on_result: OnResult | None
     start_s: float
+    max_hops: int
 
     async def serve(self, index: int, request: WorkloadRequest, arrival_s: float) -> Record:
         loop = asyncio.get_running_loop()
@@ -103,6 +108,7 @@ class _Sender:
             timeline=answer.timeline,
             cause=answer.cause,
             detail=answer.detail,
+            num_hops=answer.num_hops,
         )
         if self.on_result is not None:
             self.on_result(record)
@@ -115,26 +121,39 @@ class _Sender:
                 return await (self._clip(request) if request.is_clip else self._picture(request))
         except TimeoutError:
             return Answer(Ending.ERROR, cause="timeout", detail=f"no answer within {self.timeout_s} s")
-        except (httpx.HTTPError, OSError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             cause = "timeout" if isinstance(error, httpx.TimeoutException) else "connection"
             return Answer(Ending.ERROR, cause=cause, detail=f"{type(error).__name__}: {error}")
 
     async def _picture(self, request: WorkloadRequest) -> Answer:
-        response = await self.http.post(PATH, json=self.dialect.body_of(request))
+        response, num_hops = await self._post(PATH, request)
         wanted = self.dialect.response_format
-        return read_answer(response.status_code, response.content, response_format=wanted, decode=self.keep_files)
+        answer = read_answer(response.status_code, response.content, response_format=wanted, decode=self.keep_files)
+        return replace(answer, num_hops=num_hops)
 
     async def _clip(self, request: WorkloadRequest) -> Answer:
-        response = await self.http.post(VIDEO_NOW, json=self.dialect.body_of(request))
+        response, num_hops = await self._post(VIDEO_NOW, request)
         media_type = response.headers.get("content-type", "")
         answer = read_video(response.status_code, response.content, media_type, keep=self.keep_files)
+        answer = replace(answer, num_hops=num_hops)
         if answer.status is not Ending.DONE or self.dialect.plain:
             return answer
-        return replace(answer, timeline=await self._timeline(response.headers.get("x-request-id", "")))
+        job = response.url.join(f"{VIDEOS}/{response.headers.get('x-request-id', '')}")
+        return replace(answer, timeline=await self._timeline(job))
 
-    async def _timeline(self, video_id: str) -> dict[str, Any] | None:
+    async def _post(self, path: str, request: WorkloadRequest) -> tuple[httpx.Response, int]:
+        """The answer of this server, or of the last one that a refusal has named, and how many those were."""
+        body, url, num_hops = self.dialect.body_of(request), httpx.URL(path), 0
+        while True:
+            response = await self.http.post(url, json=body)
+            other = response.links.get("alternate", {}).get("url")
+            if response.status_code != 429 or other is None or num_hops == self.max_hops:
+                return response, num_hops
+            url, num_hops = httpx.URL(other), num_hops + 1
+
+    async def _timeline(self, job: httpx.URL) -> dict[str, Any] | None:
         """A file has no place for its timeline; a server of Tilework tells it with the job."""
-        response = await self.http.get(f"{VIDEOS}/{video_id}")
+        response = await self.http.get(job)
         try:
             timeline = parsed(response.content)["tilework"]["timeline"]
         except (TypeError, LookupError):

@@ -30,7 +30,7 @@ class Record:
     `lag_s` of it is the client's own: from the planned arrival until it began to send. `timeline` is the server's
     `tilework` object, if it sends one. `file` is the encoded picture or the video. `cause` says in a word or two why
     there is none ("http 503", "timeout", "connection", "answer"), `detail` in a sentence; both are empty for one that
-    is done.
+    is done. `num_hops` is how often it was sent to another server, after a refusal that named one.
     """
 
     index: int
@@ -43,6 +43,7 @@ class Record:
     timeline: Mapping[str, Any] | None = None
     cause: str = ""
     detail: str = ""
+    num_hops: int = 0
 
     @property
     def shape(self) -> Shape:

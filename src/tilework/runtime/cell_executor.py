@@ -58,6 +58,10 @@ class CellExecutor:
         return tuple(sorted(self._up))
 
     @property
+    def slots_up(self) -> Group:
+        return tuple(map(self._device, self._inner.slots_up))
+
+    @property
     def num_slots(self) -> int:
         return self._inner.num_slots
 

@@ -120,6 +120,10 @@ class LocalExecutor:
         return tuple(device_id for device_id in range(self.num_devices) if device_id in self._up)
 
     @property
+    def slots_up(self) -> Group:
+        return tuple(sorted(device_id for device_id in self._up if device_id >= self.num_devices))
+
+    @property
     def num_slots(self) -> int:
         return self._num_slots
 

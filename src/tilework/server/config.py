@@ -41,6 +41,8 @@ class ServerConfig(BaseSettings):
     of all tenants may wait or run at a time, and `max_backlog_s` how long the devices may need for them when another
     comes in (see `admission.admission_limits`). `max_input_bytes` is for a body with pictures, `max_picture_bytes` for
     one file, `max_input_pixels` for all pictures of a call, and `input_bytes` for the memory of all calls' pictures.
+    `set_name` is what others call this server, and `registry` the address at which it finds them (see `server.sets`);
+    its node manager moves nodes by windows of `set_window_s`, to sets that are busy for more than `set_threshold`.
     `video_codec` is how videos are compressed (see `core.wire.spec.VideoCodec`).
     `encode_cache_bytes` is for what was encoded of earlier requests (see `runtime.encode_cache`).
     `max_batch` is how many share a forward pass at most; `exact` makes all requests exact (see `core.request.Request`).
@@ -67,6 +69,10 @@ class ServerConfig(BaseSettings):
     durable: str | None = None
     results: str | None = None
     public_url: str | None = None
+    set_name: str = Field("default", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    registry: str | None = None
+    set_window_s: LongSeconds = 300.0
+    set_threshold: float = Field(0.85, ge=0.01, le=1, allow_inf_nan=False)
     max_body_bytes: int = Field(1 << 20, ge=1024, le=1 << 30)
     max_prompt_chars: int = Field(4096, ge=1, le=1 << 20)
     max_steps: int = Field(200, ge=1, le=10_000)
@@ -121,7 +127,9 @@ class ServerConfig(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return (init_settings,)
 
-    @field_validator("api_key", "admin_key", "tenants", "models", "durable", "public_url", "default_slo", mode="before")
+    @field_validator(
+        "api_key", "admin_key", "tenants", "models", "durable", "public_url", "default_slo", "registry", mode="before"
+    )
     @classmethod
     def _empty_is_unset(cls, value: object) -> object:
         return None if value == "" else value
@@ -224,6 +232,8 @@ def _check_known(name: str, known: Collection[str], candidates: list[str]) -> No
 def _wrong_value(name: str, error: Any, shown: str) -> str:
     """What is wrong with a setting; `shown` is its name as it was given."""
     value = "" if name in ("api_key", "admin_key") else f" = {error['input']!r}"
+    if error["type"] == "string_pattern_mismatch":
+        return f"{shown}{value} cannot be used; give up to 64 letters, digits, dots, dashes and underscores."
     if error["type"] == "value_error":
         return f"{shown}{value} cannot be used; {error['ctx']['error']}."
     return f"{shown}{value} cannot be used; give {_wanted(name)}."

@@ -23,6 +23,7 @@ from tilework.server.drain import drained, waits_for
 from tilework.server.engine_protocol import Engine
 from tilework.server.garbage import give_back_large_blocks, rare_collections, sweep
 from tilework.server.http.protocol import LimitedProtocol, protocol_class
+from tilework.server.sets import NodePlaces
 from tilework.store.durable import DurableDirectory
 from tilework.store.results import ResultStore
 
@@ -55,6 +56,7 @@ async def serve(
     on_progress: Callable[[str], None] = lambda _text: None,
     signals: StopSignals | None = None,
     durable: DurableDirectory | None = None,
+    nodes: NodePlaces | None = None,
 ) -> None:
     """Listen, start the engine, serve until SIGTERM or SIGINT, then stop both.
 
@@ -66,11 +68,11 @@ async def serve(
     second signal ends the wait. `signals` lets a caller stop the server; outside the main thread it is the only way.
 
     With a `durable` directory the server begins with the calls that are open there, and at the end leaves there what is
-    still open. Pictures that were not fetched yet stay, too: a stop does not wait for them.
+    still open. Pictures that were not fetched yet stay, too: a stop does not wait for them. `nodes` are the engine's.
 
     Raises:
         AddressInUse: the address cannot be listened on.
-        ConfigError: the file of tenants, or the address of the results, cannot be used.
+        ConfigError: the file of tenants, the address of the results or that of the registry cannot be used.
         JournalUnusable: the directory has open calls of another model, or was written by another version.
         OSError: results cannot be kept.
     """
@@ -79,12 +81,12 @@ async def serve(
     give_back_large_blocks()
     readiness, call_registry = Readiness(engine, has_started=False), new_call_registry(config, journal)
     store = new_store(config, durable)
-    app = create_app(engine, config, store=store, readiness=readiness, call_registry=call_registry)
+    app = create_app(engine, config, store=store, readiness=readiness, call_registry=call_registry, nodes=nodes)
     listener, protocol = _bind(config), protocol_class(config)
     server = _Server(_uvicorn_config(app, config, protocol))
     loop = asyncio.get_running_loop()
     deadline_s = loop.time()  # Of a stop, on the loop's clock; it moves when one is asked for.
-    async with _held(signals, listener, store):
+    async with _held(signals, listener, store, app.state.sets.run(_url(config, listener))):
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
             await _first(serving, server.listening.wait())
@@ -168,9 +170,11 @@ async def _close(server: _Server, serving: asyncio.Task[None], signals: StopSign
 
 
 @asynccontextmanager
-async def _held(signals: StopSignals, listener: socket.socket, store: ResultStore) -> AsyncIterator[None]:
-    """What a server holds from its start to its end. Raises OSError if results cannot be kept."""
-    with _handled(signals), listener:
+async def _held(
+    signals: StopSignals, listener: socket.socket, store: ResultStore, chore: Coroutine[object, object, None]
+) -> AsyncIterator[None]:
+    """What a server holds from its start to its end, and does beside. Raises OSError if results cannot be kept."""
+    with _handled(signals), listener, _beside(chore):
         await store.check()
         try:
             yield

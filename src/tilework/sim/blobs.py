@@ -42,6 +42,12 @@ class BlobStore:
         if blob in self:
             self._nodes[blob.name].add(node)
 
+    def hand_over(self, node: int, other: int) -> None:
+        """A node leaves: another one fetches the blobs that only it has."""
+        for nodes in self._nodes.values():
+            if nodes == {node}:
+                nodes.add(other)
+
     def lose_node(self, node: int) -> list[StateBlob]:
         """A node is lost: returns the blobs that only it had, which are gone."""
         for nodes in self._nodes.values():

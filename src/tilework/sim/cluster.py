@@ -14,7 +14,15 @@ from tilework.control.watchdog import WatchdogConfig
 from tilework.core.actions import Action, DropComponents, LoadComponents, ReadComponents
 from tilework.core.checkpoint import Checkpoint
 from tilework.core.component import Component, LoadSource, Memory
-from tilework.core.events import ComponentsLoaded, ComponentsRead, DeviceJoined, Event, LeftOut, WorkFailed
+from tilework.core.events import (
+    ComponentsLoaded,
+    ComponentsRead,
+    DeviceJoined,
+    Event,
+    LeftOut,
+    NodeCordoned,
+    WorkFailed,
+)
 from tilework.core.graph.stage import DeviceKind
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_S
@@ -87,6 +95,8 @@ class Cluster:
             on_joined=self._join,
             on_lost=self._lose,
             on_node_dead=self._lose_node,
+            on_leaving=self._cordon,
+            lets_go=self._lets_go,
             on_given_up=on_given_up,
             on_cut=self._schedule,
         )
@@ -377,6 +387,18 @@ class Cluster:
     def _lose(self, device_id: int, why: str) -> None:
         self._apply(self._core.on_device_lost(device_id, why))
 
+    def _cordon(self, node: int, devices: Group) -> None:
+        self._on_event(NodeCordoned(node, devices, "it was asked to leave"))
+
+    def _lets_go(self, node: int, devices: Group) -> bool:
+        """Whether a leaving node may go, as its devices have no works. Another one fetches what only it has then."""
+        if self._core.has_works(devices):
+            return False
+        others = [self._layout.node(one) for one in self._layout.ids if self.fleet.is_up(one) and one not in devices]
+        if others:
+            self._blobs.hand_over(node, others[0])
+        return True
+
     def _lose_node(self, node: int, devices: Group, why: str) -> Callable[[], None]:
         """A node is dead, and its states are gone: returns what tells the server, which does not know yet."""
         gone = self._blobs.lose_node(node)
@@ -390,7 +412,7 @@ class Cluster:
                 self._seen_steps[run.work.work_id] = steps
                 self._core.on_progress(run.work.work_id)
         self._apply(self._core.check_stuck())
-        is_loading = any(device.is_loading for device in self._controller.tracker.up)
+        is_loading = any(device.is_loading for device in self._controller.tracker.up.values())
         self._is_ticking = is_loading or bool(self._controller.num_in_flight)
         if self._is_ticking:
             self._workers.after(NS_PER_S, self._tick)

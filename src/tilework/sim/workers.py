@@ -22,9 +22,10 @@ class Workers:
     """One worker per device, restarted whenever it dies; `memory` returns what a device has when it starts.
 
     `on_joined` and `on_lost` are called when the server learns of it. `on_node_dead` is called at once when all workers
-    of a node die, and returns what is called when the server learns of it. `on_given_up` is called when a worker is
-    given up, with the devices that are left: with none if those of some kind are all given up. `on_cut` is called at
-    once when a worker dies, with the run that is left to the rest of its group.
+    of a node die, and returns what is called when the server learns of it. When a node is about to leave, `on_leaving`
+    is called, and then `lets_go` until it allows that; both are given the node and its devices. `on_given_up` is called
+    when a worker is given up, with the devices that are left: with none if those of some kind are all given up.
+    `on_cut` is called at once when a worker dies, with the run that is left to the rest of its group.
     """
 
     def __init__(
@@ -38,15 +39,18 @@ class Workers:
         on_joined: Callable[[int], None],
         on_lost: Callable[[int, str], None],
         on_node_dead: Callable[[int, Group, str], Callable[[], None]],
+        on_leaving: Callable[[int, Group], None],
+        lets_go: Callable[[int, Group], bool],
         on_given_up: Callable[[Collection[int]], None],
         on_cut: Callable[[Run | None], None],
     ) -> None:
         self._clock, self._injector, self._fleet = clock, injector, fleet
         self._layout, self._memory = layout, memory
         self._on_joined, self._on_lost, self._on_given_up, self._on_cut = on_joined, on_lost, on_given_up, on_cut
-        self._on_node_dead = on_node_dead
+        self._on_node_dead, self._on_leaving, self._lets_go = on_node_dead, on_leaving, lets_go
         self._incarnations = dict.fromkeys(layout.ids, 0)
         self._starting = set(layout.ids)
+        self._leaving: set[int] = set()  # Nodes.
         self._epoch = 0
 
     def unless_dead(self, device_id: int, call: Callable[[], None]) -> Callable[[], None]:
@@ -74,10 +78,11 @@ class Workers:
                     at_ns = run.start_ns + int(injector.fraction(fault) * length_ns)
                     inject = self.unless_dead(device_id, partial(self._inject, fault, device_id))
                     self._clock.at(at_ns, inject, is_device_event=True)
-        if injector.injects("node"):
-            at_ns, down_s = run.start_ns + int(injector.fraction("node") * length_ns), injector.magnitude("node")
-            kill = self.unless_dead(run.devices[0], partial(self._kill_node, run.devices[0], down_s))
-            self._clock.at(at_ns, kill, is_device_event=True)
+        for fault, end_node in (("node", self._kill_node), ("leave", self._leave)):
+            if injector.injects(fault):
+                at_ns, down_s = run.start_ns + int(injector.fraction(fault) * length_ns), injector.magnitude(fault)
+                end = self.unless_dead(run.devices[0], partial(end_node, run.devices[0], down_s))
+                self._clock.at(at_ns, end, is_device_event=True)
 
     def _inject(self, fault: str, device_id: int) -> None:
         if fault == "crash":
@@ -94,13 +99,35 @@ class Workers:
 
     def _kill_node(self, device_id: int, down_s: float) -> None:
         """Kill all workers of the node of a device. They are restarted after `down_s`."""
-        devices = tuple(one for one in self._layout.beside(device_id) if self._fleet.is_up(one))
+        self.after(_DETECTION_NS, self._end_node(device_id, down_s, "all its workers ended"))
+
+    def _end_node(self, device_id: int, down_s: float, reason: str) -> Callable[[], None]:
+        """End all workers of the node of a device; returns what is called when the server learns of it."""
+        devices = self._up_beside(device_id)
         for one in devices:
             self._end(one)
-        on_detected = self._on_node_dead(self._layout.node(device_id), devices, "all its workers ended")
-        self.after(_DETECTION_NS, on_detected)
-        for one in devices:
             self._start_after(down_s, one)
+        return self._on_node_dead(self._layout.node(device_id), devices, reason)
+
+    def _leave(self, device_id: int, down_s: float) -> None:
+        """Let the node of a device leave. Its workers are restarted `down_s` after that, and no one before it."""
+        node = self._layout.node(device_id)
+        if node not in self._leaving:
+            self._leaving.add(node)
+            self._on_leaving(node, self._up_beside(device_id))
+            self._go(device_id, down_s)
+
+    def _go(self, device_id: int, down_s: float) -> None:
+        node = self._layout.node(device_id)
+        if not self._lets_go(node, tuple(self._layout.beside(device_id))):
+            self.after(_DETECTION_NS, partial(self._go, device_id, down_s))
+            return
+        self._leaving.remove(node)
+        if self._up_beside(device_id):  # All may have died meanwhile.
+            self._end_node(device_id, down_s, "it has left")()
+
+    def _up_beside(self, device_id: int) -> Group:
+        return tuple(one for one in self._layout.beside(device_id) if self._fleet.is_up(one))
 
     def _end(self, device_id: int) -> None:
         self._incarnations[device_id] += 1
@@ -117,7 +144,10 @@ class Workers:
             self._start(device_id)
 
     def _start(self, device_id: int, attempt: int = 1) -> None:
-        """Start a worker. It joins, or tries again later if it cannot load its model."""
+        """Start a worker. It joins, or tries again later if it cannot load its model, or while its node leaves."""
+        if self._layout.node(device_id) in self._leaving:
+            self.after(_DETECTION_NS, partial(self._start, device_id, attempt))
+            return
         if self._injector.injects("load"):
             if attempt < MAX_STARTS:
                 wait_ns = round(self._injector.magnitude("load") * NS_PER_S)
@@ -138,6 +168,7 @@ class Workers:
     def lose_all(self) -> None:
         """End all workers, since the server has ended."""
         self._epoch += 1
+        self._leaving.clear()
         for device_id in self._incarnations:
             self._incarnations[device_id] += 1
             if self._fleet.is_up(device_id):

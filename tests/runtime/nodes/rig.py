@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -53,6 +53,10 @@ class Heard:
 
     def on_node_lost(self, node: int, device_ids: Group, blobs: Collection[StateBlob], reason: str) -> None:
         self.all.append(("node lost", node, device_ids, {blob.name for blob in blobs}))
+
+    def on_node_leaving(self, node: int, device_ids: Group, reason: str, let_go: Callable[[], None]) -> None:
+        self.all.append(("node leaving", node, device_ids, reason))
+        self.let_go = let_go
 
     def on_joined(self, device_id: int) -> None:
         self.all.append(("joined", device_id))
@@ -105,18 +109,18 @@ class PlayedAgent:
         self.channel.close()
 
 
-def started(key: ProfileKey = KEY) -> Started:
+def started(key: ProfileKey = KEY, name: str = "") -> Started:
     model = LoadedModel(info=INFO, identity="toy")
-    return Started(models=(model,), keys={"toy": key}, num_slots=1, host_bytes=None, port=5000)
+    return Started(models=(model,), keys={"toy": key}, num_slots=1, host_bytes=None, port=5000, name=name)
 
 
-async def connect(executor: NodesExecutor, begins: bool = True, key: ProfileKey = KEY) -> PlayedAgent:
+async def connect(executor: NodesExecutor, begins: bool = True, key: ProfileKey = KEY, name: str = "") -> PlayedAgent:
     reader, writer = await asyncio.open_connection("127.0.0.1", executor.port)
     codec = node_codec()
     agent = PlayedAgent(Channel(reader, writer, codec, await join(reader, writer, TOKEN, codec.digest)))
     if begins:
         assert (await agent.hears(Begin)).num_workers == 2
-        agent.say(started(key))
+        agent.say(started(key, name))
     return agent
 
 
@@ -134,7 +138,7 @@ async def nodes(**options: Any) -> AsyncIterator[tuple[NodesExecutor, Heard, lis
     executor, heard = NodesExecutor(config(**options)), Heard()
     await executor.listen()
     starting = asyncio.get_running_loop().create_task(executor.start(heard))
-    agents = [await connect(executor), await connect(executor)]
+    agents = [await connect(executor) for _ in range(options.get("num_nodes", 2))]
     try:
         assert [one.info for one in await starting] == [INFO]
         heard.all.clear()

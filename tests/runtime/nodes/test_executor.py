@@ -30,6 +30,7 @@ from tilework.runtime.nodes.messages import (
     KillWorker,
     Leave,
     LeaveOrigin,
+    Leaving,
     Measure,
     Measured,
     WorkerJoined,
@@ -219,6 +220,57 @@ def test_a_lost_node_takes_what_only_it_had() -> None:
     run(test())
 
 
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_node_that_leaves_goes_when_it_has_handed_over_its_states(comes: bool) -> None:
+    """Its devices are up but not for others, and no worker joins. What does not come is lost with it."""
+
+    async def test() -> None:
+        async with nodes() as (executor, heard, (zero, one)):
+            await has_written(heard, zero, 0, "a", "b")
+            executor.send(2, imported(A))
+            asked = await one.hears(FetchBlobs)
+            await one.hears_for(0)
+            one.say(BlobsFetched(asked.fetch_id, (A,)))
+            zero.say(Leaving("told to"))
+            await heard.hears(("node leaving", 0, (0, 1, 4), "told to"))
+            assert executor.devices_up == (2, 3)
+            zero.say(WorkerLost(1, "killed"))
+            zero.say(WorkerJoined(1))
+            zero.say(ended(2, "c"), 0)
+            await heard.hears(("lost", 1, "killed"), ("report", 0, ended(2, "c")))
+            heard.let_go()
+            asked = await one.hears(FetchBlobs)
+            assert asked.blobs == (B, StateBlob("c", 1))
+            assert zero.told.empty()
+            one.say(BlobsFetched(asked.fetch_id, asked.blobs if comes else (), "" if comes else "no room"))
+            assert await zero.hears(Leave) == Leave("told to", is_final=True)
+            zero.close()
+            await heard.hears(("node lost", 0, (0, 1, 4), set() if comes else {"b", "c"}))
+
+    run(test())
+
+
+def test_states_are_handed_over_again_if_the_node_that_got_them_is_lost() -> None:
+    async def test() -> None:
+        async with nodes(num_nodes=3) as (executor, heard, (zero, one, two)):
+            await has_written(heard, zero, 0, "a")
+            executor.dismiss(0, "too many")
+            executor.dismiss(0, "twice")
+            heard.let_go()
+            assert (await one.hears(FetchBlobs)).blobs == (A,)
+            one.close()
+            assert await two.hears(LeaveOrigin)
+            asked = await two.hears(FetchBlobs)
+            assert asked.blobs == (A,)
+            two.say(BlobsFetched(asked.fetch_id, (A,)))
+            assert await zero.hears(LeaveOrigin)
+            assert await zero.hears(Leave) == Leave("too many", is_final=True)
+            zero.close()
+            await heard.hears(("node lost", 0, (0, 1, 6), set()))
+
+    run(test())
+
+
 def test_copies_are_on_each_node_that_has_the_blob() -> None:
     async def test() -> None:
         async with nodes() as (executor, heard, (zero, _)):
@@ -308,6 +360,27 @@ def test_more_nodes_than_places_are_sent_away() -> None:
     run(test())
 
 
+def test_a_start_waits_for_the_least_nodes_and_others_join_later() -> None:
+    async def test() -> None:
+        executor, heard = NodesExecutor(config(num_nodes=3, least_nodes=1)), Heard()
+        await executor.listen()
+        starting = asyncio.get_running_loop().create_task(executor.start(heard))
+        agents = [await connect(executor, name="first")]
+        try:
+            await starting
+            assert (executor.num_devices, executor.devices_up, executor.slots_up) == (6, (0, 1), (6,))
+            agents.append(await connect(executor, name="second"))
+            await heard.hears(("joined", 2), ("joined", 3), ("joined", 7))
+            assert (executor.devices_up, executor.slots_up) == ((0, 1, 2, 3), (6, 7))
+            assert executor.node_names == {"first": (0, 1), "second": (2, 3)}
+        finally:
+            await executor.stop()
+            for agent in agents:
+                agent.close()
+
+    run(test())
+
+
 def test_a_start_without_enough_nodes_says_what_to_do() -> None:
     async def test() -> None:
         wanted = config()
@@ -331,6 +404,7 @@ def test_models_cannot_be_added_yet() -> None:
     ("options", "why"),
     [
         ({"num_nodes": 0}, "nodes = 0 cannot be had"),
+        ({"least_nodes": 3}, "least nodes = 3 cannot be had"),
         ({"state_copies": 3}, "state copies = 3 cannot be had; give 1 to 2"),
         ({"host": "0.0.0.0", "token": b""}, "set TILEWORK_CLUSTER_TOKEN"),
         ({"each": LocalConfig(num_workers=1, sources=(ModelSource(path="toy", devices=(0,)),))}, "leave them out"),

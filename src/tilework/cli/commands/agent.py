@@ -10,45 +10,79 @@ from typing import Annotated
 
 import typer
 
-from tilework.cli.console import UserError, console, require_serve_extra
+from tilework.cli.console import UserError, console, require_serve_extra, user_errors
 from tilework.cli.nodes import token
 from tilework.cli.options.common import examples
 from tilework.cli.options.nodes import parse_address
 from tilework.cli.options.serve import LogLevel, LogLevelName
+from tilework.sets.address import open_registry
+from tilework.sets.registry import BadRegistry
+from tilework.sets.routing import RoutedAgent
 
-EXAMPLE = examples("tilework agent 10.0.0.5:7070", "TILEWORK_CLUSTER_TOKEN=... tilework agent 10.0.0.5:7070")
+EXAMPLE = examples(
+    "tilework agent 10.0.0.5:7070",
+    "TILEWORK_CLUSTER_TOKEN=... tilework agent 10.0.0.5:7070",
+    "tilework agent --registry etcd://10.0.0.2,10.0.0.3,10.0.0.4",
+)
 
 
 def command(
     server: Annotated[
-        str, typer.Argument(metavar="HOST:PORT", help="Where the server listens for agents (serve --agents).")
-    ],
+        str | None, typer.Argument(metavar="HOST:PORT", help="Where the server listens for agents (serve --agents).")
+    ] = None,
+    registry: Annotated[
+        str | None,
+        typer.Option(
+            metavar="etcd://HOST:PORT[,HOST:PORT]",
+            envvar="TILEWORK_REGISTRY",
+            help="Instead of HOST:PORT: work for the servers of this registry, each time for the one that its node "
+            "manager names.",
+        ),
+    ] = None,
     log_level: LogLevelName = LogLevel.WARNING,
 ) -> None:
     """Run workers on this machine for `tilework serve --nodes` on another (docs/cluster.md).
 
-    The server says which models and how many workers. Their paths are those of this machine. The agent goes on until a
-    signal ends it: when its server has ended, it waits for the next one.
+    The server says which models and how many workers. Their paths are those of this machine. When its server has ended,
+    the agent waits for the next one. After Ctrl-C or SIGTERM it ends what it runs, and leaves when its states are on
+    other nodes; after a second one it ends at once.
     """
+    if (server is None) == (registry is None):
+        raise UserError("give either the HOST:PORT of a server, or --registry")
     require_serve_extra()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("tilework").setLevel(log_level.upper())
-    host, port = parse_address(server)
-    if not port:
+    if server is not None and not parse_address(server)[1]:
         raise UserError(f"HOST:PORT is {server!r}; give the port that the server listens on")
-    console.print(f"an agent for the server at {host}:{port}; stop with Ctrl-C", highlight=False)
-    asyncio.run(_serve(host, port, token()))
+    where = f"the server at {server}" if registry is None else f"the servers of {registry}"
+    with user_errors(BadRegistry):
+        console.print(f"an agent for {where}; stop with Ctrl-C", highlight=False, soft_wrap=True)
+        asyncio.run(_serve(server, registry))
 
 
-async def _serve(host: str, port: int, known: bytes) -> None:
+async def _serve(server: str | None, registry: str | None) -> None:
+    """Be a node of the server at an address, or of those of a registry, until a signal comes. Raises BadRegistry."""
     from setproctitle import setproctitle
 
-    from tilework.runtime.nodes.agent import serve_node
+    from tilework.runtime.nodes.agent import default_name, serve_node
 
     setproctitle("tilework: agent")
-    loop = asyncio.get_running_loop()
-    serving = loop.create_task(serve_node(host, port, known))
+    loop, name, known, leaving = asyncio.get_running_loop(), default_name(), token(), asyncio.Event()
+
+    async def serve(address: str, leaving: asyncio.Event) -> None:
+        await serve_node(*parse_address(address), known, leaving, name)
+
+    if registry is None:
+        assert server is not None
+        being = serve(server, leaving)
+    else:
+        being = RoutedAgent(open_registry(registry), name, serve).run(leaving)
+    serving = loop.create_task(being)
+
+    def end() -> None:
+        serving.cancel() if leaving.is_set() else leaving.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, serving.cancel)
+        loop.add_signal_handler(number, end)
     with suppress(asyncio.CancelledError):
         await serving

@@ -50,15 +50,14 @@ def command(
     api_key: options.ApiKey = None,
     timeout: options.Timeout = 600.0,
     warmup: options.Warmup = 1,
+    hops: options.Hops = 3,
     directory: options.Directory = None,
     json: AsJson = False,
     compare: options.Compare = None,
 ) -> None:
     """Send requests to any server of OpenAI's images API, each at its planned time, and report how many were on time.
 
-    Latency counts from the planned arrival, so it includes the delays of a slow server and of a slow client. A request
-    that fails counts as late. After Ctrl-C, what was measured is reported and written; the exit status is 130.
-    """
+    Latency counts from the planned arrival; one that fails is late. Ctrl-C reports what was measured (exit 130)."""
     if compare is not None:
         _compare(*compare, json=json)
         return
@@ -84,6 +83,7 @@ def command(
         extra_body=_extra_body(extra_body),
         timeout_s=timeout,
         warmup=warmup,
+        max_hops=hops,
     )
     _bench(config, api_key, directory, json)
 

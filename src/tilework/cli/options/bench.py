@@ -109,6 +109,10 @@ Timeout = Annotated[
     _option("--timeout", "Seconds from arrival until a request is given up; default 600.", "60", callback=_positive),
 ]
 Warmup = Annotated[int, _option("--warmup", "Unmeasured requests per size before the run; default 1.", "0", min=0)]
+Hops = Annotated[
+    int,
+    _option("--hops", "Most other servers to send a request to, when a refusal names one; default 3.", "0", min=0),
+]
 Directory = Annotated[
     Path | None, _option("--out", "Write result, records, requests, schedule and pictures there.", "out/bench")
 ]

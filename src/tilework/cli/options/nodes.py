@@ -26,6 +26,12 @@ class NodeGroup:
             help="Serve with this many nodes instead of this machine, with --workers on each (docs/cluster.md).",
         ),
     ] = None
+    least_nodes: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Start when this many of the --nodes have come; others may join later. Default: all of them."
+        ),
+    ] = None
     agents: Annotated[
         str | None,
         typer.Option(

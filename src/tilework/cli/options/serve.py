@@ -225,6 +225,17 @@ class ServerGroup:
             help="Keep pictures and videos in Redis, redis://HOST:PORT, and look for them on its replicas, too.",
         ),
     ] = None
+    set_name: Annotated[
+        str | None, typer.Option("--set", metavar="NAME", help="What other servers call this one; default: default.")
+    ] = None
+    registry: Annotated[
+        str | None,
+        typer.Option(
+            metavar="etcd://HOST:PORT[,HOST:PORT]",
+            help="Share this etcd with other servers: clients are sent where there is room, and nodes move to the "
+            "busiest (docs/cluster.md).",
+        ),
+    ] = None
 
     def settings(self) -> dict[str, object]:
         """Those that are given; a path is a text there."""

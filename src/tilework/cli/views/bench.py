@@ -45,6 +45,7 @@ def document(run: Run, command: list[str]) -> dict[str, Any]:
         "unloaded_s": {str(shape): seconds for shape, seconds in run.unloaded_s.items()},
         "client": _client(run),
         "result": summary(records),
+        "hops": dict(sorted(Counter(record.num_hops for record in records if record.num_hops).items())),
         "causes": dict(Counter(record.cause for record in records if record.cause).most_common()),
         "served": None
         if served is None
@@ -78,6 +79,10 @@ def print_report(run: Run, result: Mapping[str, Any], directory: Path | None) ->
     for cause, number in result["causes"].items():
         first = next(record.detail for record in run.records if record.cause == cause)
         out.print(f"{number} x {cause}: {first}", markup=False, soft_wrap=True)
+    for hops, number in result["hops"].items():
+        out.print(
+            f"{number} x sent on to {hops} other server{'' if hops == 1 else 's'}, after a refusal that named one"
+        )
     if result["served"] is not None:
         out.print(_served_text(result["served"]))
     lag = result["client"]["lag_s"]
@@ -118,6 +123,7 @@ def _line(record: Record) -> dict[str, Any]:
         "on_time": record.on_time,
         "cause": record.cause,
         "detail": record.detail,
+        "hops": record.num_hops,
         "timeline": record.timeline,
     }
 

@@ -29,11 +29,12 @@ class Use:
     """What a service did in a window.
 
     `share` is the time that its devices were busy, over all their time; more than 1 where requests were refused that
-    would have taken more.
+    would have taken more. It keeps `least` instances.
     """
 
     num_instances: int
     share: float
+    least: int = 0
 
     def share_with(self, num_more: int) -> float:
         """The share, had it had this many more instances, or fewer; infinite without any, unless it had no work."""
@@ -85,7 +86,8 @@ class UtilisationRule:
         """The service that is the least used after it has given one more; None if none may."""
         after = {key: use.share_with(-1 - givers.count(key)) for key, use in uses.items()}
         left = {key: use.num_instances - givers.count(key) for key, use in uses.items()}
-        may = [key for key in uses if key != busiest and left[key] and after[key] <= self.threshold - self.margin]
+        spare = [key for key, use in uses.items() if key != busiest and left[key] > use.least]
+        may = [key for key in spare if after[key] <= self.threshold - self.margin]
         return min(may, key=after.__getitem__, default=None)
 
     def _why(self, uses: Mapping[Key, Use], busiest: Key, givers: Sequence[Key | None]) -> str:

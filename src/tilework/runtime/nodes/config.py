@@ -15,6 +15,8 @@ class BadNodes(ValueError):
 class NodesConfig:
     """`num_nodes` places for nodes, each with the workers that `each` says; `sources` are paths on every node.
 
+    A server starts when `least_nodes` of them are taken, 0 for all; the others may be taken later.
+
     Agents connect to `host` and `port` (0: any that is free), and must know the `token`. A node that says nothing for
     `silence_s` is lost; it is pinged every `ping_s`. When all nodes are lost, open requests wait `absent_s` for one. A
     blob must come from another node within `fetch_s`. Each state is on `state_copies` nodes, as soon as it has been
@@ -34,10 +36,15 @@ class NodesConfig:
     absent_s: float = 60.0
     fetch_s: float = 10.0
     state_copies: int = 1
+    least_nodes: int = 0
 
     def __post_init__(self) -> None:
         if self.num_nodes < 1:
             raise BadNodes(f"nodes = {self.num_nodes} cannot be had; give a number of at least 1")
+        if not 0 <= self.least_nodes <= self.num_nodes:
+            raise BadNodes(
+                f"least nodes = {self.least_nodes} cannot be had; give 1 to {self.num_nodes}, the number of nodes"
+            )
         if not 1 <= self.state_copies <= self.num_nodes:
             raise BadNodes(
                 f"state copies = {self.state_copies} cannot be had; give 1 to {self.num_nodes}, the number of nodes"
@@ -52,3 +59,8 @@ class NodesConfig:
                     f"devices of a model are numbers on one machine, and there are {self.num_nodes} nodes; "
                     "leave them out"
                 )
+
+    @property
+    def num_first(self) -> int:
+        """How many nodes a start waits for."""
+        return self.least_nodes or self.num_nodes

@@ -34,6 +34,7 @@ from tilework.runtime.nodes.messages import (
     EndMeasuring,
     KillWorker,
     Leave,
+    Leaving,
     Loading,
     LoadSpeeds,
     Measure,
@@ -64,7 +65,8 @@ class AgentStarter(Protocol):
 
 
 class NodesExecutor:
-    """An `Executor` of agents (`nodes.agent`), which connect to it. It starts when as many have as there are places.
+    """An `Executor` of agents (`nodes.agent`), which connect to it. It starts when as many have as the least
+    that it needs, by default as many as there are places.
 
     A node that is lost leaves its place to the next agent that connects. All nodes have the same models, hardware and
     number of workers. A job goes on on another node from its blobs: the node fetches them from the one that has them.
@@ -84,6 +86,7 @@ class NodesExecutor:
         self._connections: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self._absence: asyncio.TimerHandle | None = None
+        self._going: list[RemoteNode] = []  # They have no works, and hand over their states.
         self._is_starting = asyncio.Event()
         self._is_stopping = False
 
@@ -113,8 +116,46 @@ class NodesExecutor:
 
     @property
     def devices_up(self) -> Group:
-        up = (self._numbers.of(node.node, one) for node in self._nodes.values() for one in node.up)
-        return tuple(sorted(device_id for device_id in up if device_id < self.num_devices))
+        return tuple(device_id for device_id in self._up() if device_id < self.num_devices)
+
+    @property
+    def slots_up(self) -> Group:
+        return tuple(device_id for device_id in self._up() if device_id >= self.num_devices)
+
+    def _up(self) -> list[int]:
+        staying = (node for node in self._nodes.values() if not node.leaves_because)
+        return sorted(self._numbers.of(node.node, one) for node in staying for one in node.up)
+
+    @property
+    def starts_agents(self) -> bool:
+        """Whether its agents are its own, and no node manager's."""
+        return self._starter is not None
+
+    @property
+    def host(self) -> str:
+        """Where it listens for agents."""
+        return self._config.host
+
+    @property
+    def address(self) -> str | None:
+        """HOST:PORT where agents connect, once it has begun to start."""
+        if self._server is None:
+            return None
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def most_nodes(self) -> int:
+        return self._config.num_nodes
+
+    @property
+    def least_nodes(self) -> int:
+        return self._config.num_first
+
+    @property
+    def node_names(self) -> Mapping[str, Group]:
+        """The accelerators of each node whose workers are up, by the name of its agent."""
+        there = {node.started.name: node.node for node in self._nodes.values() if node.started is not None}
+        return {name: self._numbers.all_of(place)[: self._config.each.num_workers] for name, place in there.items()}
 
     @property
     def serving(self) -> Mapping[str, tuple[int, ...]]:
@@ -171,7 +212,7 @@ class NodesExecutor:
             num = sum(node.started is not None for node in self._nodes.values())
             await self.stop()
             raise WorkerStartFailed(
-                f"{num} of {self._config.num_nodes} nodes came within {timeout_s:g} s; start an agent on each: "
+                f"{num} of {self._config.num_first} nodes came within {timeout_s:g} s; start an agent on each: "
                 f"tilework agent {self._config.host}:{self._config.port or '...'}"
             ) from None
         except WorkerStartFailed:
@@ -263,16 +304,13 @@ class NodesExecutor:
             case Loading():
                 if not self._ready.done():
                     self._listener.on_loading(sum(len(one.up) for one in self._nodes.values()) + message.num_ready)
-            case WorkerLost(on_node, reason):
-                self._on_worker_lost(node, on_node, reason)
-            case WorkerJoined(on_node):
-                node.up.add(on_node)
-                self._listener.on_joined(self._numbers.of(node.node, on_node))
-            case WorkersLeft(left):
-                node.left = frozenset(left)
-                self._listener.on_given_up(self._left())
+            case WorkerLost() | WorkerJoined() | WorkersLeft():
+                self._on_workers(node, message)
             case BlobsFetched():
                 self._blobs.fetched(message, node)
+                self._let_go()
+            case Leaving(reason):
+                self.dismiss(node.node, reason)
             case WeightsRead():
                 node.reads.discard(message.read_id)
                 self._listener.on_read(message)
@@ -307,7 +345,7 @@ class NodesExecutor:
             _log.warning("node %d has joined from %s", node.node, node.channel.host)
             for device_id in self._numbers.all_of(node.node):
                 self._listener.on_joined(device_id)
-        elif sum(one.started is not None for one in self._nodes.values()) == self._config.num_nodes:
+        elif sum(one.started is not None for one in self._nodes.values()) == self._config.num_first:
             self._ready.set_result(None)
 
     def _fail_start(self, reason: str) -> None:
@@ -317,11 +355,20 @@ class NodesExecutor:
         else:
             self._ready.set_exception(WorkerStartFailed(reason))
 
-    def _on_worker_lost(self, node: RemoteNode, on_node: int, reason: str) -> None:
-        device_id = self._numbers.of(node.node, on_node)
-        node.lose(on_node)
-        self._groups.forget_device(device_id)
-        self._listener.on_lost(device_id, reason)
+    def _on_workers(self, node: RemoteNode, change: WorkerLost | WorkerJoined | WorkersLeft) -> None:
+        match change:
+            case WorkerLost(on_node, reason):
+                device_id = self._numbers.of(node.node, on_node)
+                node.lose(on_node)
+                self._groups.forget_device(device_id)
+                self._listener.on_lost(device_id, reason)
+            case WorkerJoined(on_node):
+                node.up.add(on_node)
+                if not node.leaves_because:
+                    self._listener.on_joined(self._numbers.of(node.node, on_node))
+            case WorkersLeft(left):
+                node.left = frozenset(left)
+                self._listener.on_given_up(self._left())
 
     def _left(self) -> Collection[int]:
         """The devices that are not given up; none if all accelerators are, or all CPU slots."""
@@ -329,15 +376,48 @@ class NodesExecutor:
         kinds = range(self.num_devices), range(self.num_devices, self.num_devices + self.num_slots)
         return () if any(kind and left.isdisjoint(kind) for kind in kinds) else left
 
+    def dismiss(self, place: int, reason: str) -> None:
+        """Let the node at this place leave: it gets no further works, and goes when its states are on other nodes.
+
+        Nothing happens if there is none, or if it is leaving already.
+        """
+        node = self._nodes.get(place)
+        if node is None or node.leaves_because:
+            return
+        node.leaves_because = reason
+        if node.started is None or not self._ready.done():
+            node.tell(Leave(reason, is_final=True))
+            return
+        _log.warning("node %d leaves: %s", place, reason)
+        up = tuple(sorted(self._numbers.of(place, one) for one in node.up))
+        self._listener.on_node_leaving(place, up, reason, partial(self._on_idle, node))
+
+    def _on_idle(self, node: RemoteNode) -> None:
+        """A node that leaves has no works any more."""
+        self._blobs.hand_over(node)
+        self._going.append(node)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Let those nodes go of whose states others have all that they can get."""
+        for node in [one for one in self._going if not self._blobs.is_fetched_from(one)]:
+            self._going.remove(node)
+            node.tell(Leave(node.leaves_because, is_final=True))
+
     def _lose(self, node: RemoteNode, reason: str) -> None:
         """The connection to a node has ended: its devices are lost, and the states that only it had."""
         if self._nodes.get(node.node) is not node:
             return
+        reason = f"it has left: {node.leaves_because}" if node.leaves_because else reason
         del self._nodes[node.node]
+        self._going = [one for one in self._going if one is not node]
         devices = self._numbers.all_of(node.node) if node.started is not None else ()
         for device_id in devices:
             self._groups.forget_device(device_id)
         gone = self._blobs.lose(node)
+        for other in self._going:  # It may have had what they handed over.
+            self._blobs.hand_over(other)
+        self._let_go()
         if self._is_stopping:
             return
         self._fail_start(f"node {node.node} was lost: {reason}")
@@ -421,7 +501,7 @@ class NodesExecutor:
     def _any_node(self) -> RemoteNode:
         if not self._nodes:
             raise WorkerStartFailed("all nodes were lost")
-        return self._nodes[min(self._nodes)]
+        return min(self._nodes.values(), key=lambda node: (bool(node.leaves_because), node.node))
 
     async def read_model(self, source: ModelSource, served: Collection[str]) -> LoadedModel:
         raise ModelRefused(_ONE_MACHINE)

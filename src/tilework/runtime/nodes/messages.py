@@ -108,9 +108,10 @@ class Ping:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """End the workers; the server has ended, or has no place for this node."""
+    """End the workers; the server has ended, or has no place for this node. If it `is_final`, the agent ends, too."""
 
     reason: str
+    is_final: bool = False
 
 
 # From the agent.
@@ -118,13 +119,17 @@ class Leave:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """All workers are up. Blobs can be fetched at `port`. `keys` are those of the models, by name."""
+    """All workers are up. Blobs can be fetched at `port`. `keys` are those of the models, by name.
+
+    `name` is what this node is called.
+    """
 
     models: tuple[LoadedModel, ...]
     keys: Mapping[str, ProfileKey]
     num_slots: int
     host_bytes: int | None
     port: int
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +167,13 @@ class BlobsFetched:
     fetch_id: int
     blobs: tuple[StateBlob, ...]
     reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """The node is about to go, and waits for `Leave`."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +225,7 @@ FromNode = (
     | WorkerJoined
     | WorkersLeft
     | BlobsFetched
+    | Leaving
     | Measured
     | LoadSpeeds
     | Pong

@@ -32,24 +32,37 @@ class RemoteBlobs:
     def bring(self, blobs: Iterable[StateBlob], node: RemoteNode) -> None:
         """Let a node fetch what it lacks of these."""
         for other, lacking in self._places.lacking(blobs, node.node).items():
-            fetch_id, wanted = next(self._ids), tuple(lacking)
-            node.fetches[fetch_id] = wanted
-            for blob in wanted:
+            fetch = FetchBlobs(next(self._ids), tuple(lacking), self._nodes[other].origin, self._fetch_s)
+            node.fetches[fetch.fetch_id] = fetch
+            for blob in lacking:
                 self._places.fetch(blob, node.node)
-            node.tell(FetchBlobs(fetch_id, wanted, self._nodes[other].origin, self._fetch_s))
+            node.tell(fetch)
 
     def copy_to_others(self, blobs: Iterable[StateBlob], node: RemoteNode) -> None:
         """Let the nodes after this one fetch what is still kept of these, as far as copies are wanted."""
         kept = [blob for blob in blobs if self._places.nodes(blob)]
-        others = sorted(one for one, other in self._nodes.items() if other.started and other is not node)
-        others.sort(key=lambda one: one < node.node)
-        for place in others[: self._copies - 1]:
-            self.bring(kept, self._nodes[place])
+        for other in self._after(node)[: self._copies - 1]:
+            self.bring(kept, other)
+
+    def _after(self, node: RemoteNode) -> list[RemoteNode]:
+        """The other nodes that stay, in the order of their places, from the next one on."""
+        places = sorted(self._nodes, key=lambda place: (place < node.node, place))
+        others = [self._nodes[place] for place in places]
+        return [one for one in others if one is not node and one.started and not one.leaves_because]
+
+    def hand_over(self, node: RemoteNode) -> None:
+        """Let another node fetch what only this one has. It `is_fetched_from` until that has come, or cannot."""
+        for other in self._after(node)[:1]:
+            self.bring(self._places.only_on(node.node), other)
+
+    def is_fetched_from(self, node: RemoteNode) -> bool:
+        """Whether another node fetches something from this one."""
+        return any(fetch.origin == node.origin for one in self._nodes.values() for fetch in one.fetches.values())
 
     def fetched(self, answer: BlobsFetched, node: RemoteNode) -> None:
         """A node has fetched blobs, or could not; what is not kept any more it discards."""
         is_lacking = False
-        for blob in node.fetches.pop(answer.fetch_id):
+        for blob in node.fetches.pop(answer.fetch_id).blobs:
             if blob not in answer.blobs:
                 self._places.not_fetched(blob, node.node)
                 is_lacking |= bool(self._places.nodes(blob))  # One that was discarded meanwhile is not missed.

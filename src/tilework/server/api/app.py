@@ -21,7 +21,7 @@ from tilework.server.api.image_routes import add_chat_route, add_image_routes
 from tilework.server.api.images import ImageService
 from tilework.server.api.model_routes import add_model_routes
 from tilework.server.api.openapi import install_openapi
-from tilework.server.api.probe_routes import add_probe_routes
+from tilework.server.api.probe_routes import add_probe_routes, add_set_routes
 from tilework.server.api.request_routes import add_request_routes
 from tilework.server.api.requests import RequestService
 from tilework.server.api.video_routes import add_video_routes
@@ -39,7 +39,9 @@ from tilework.server.http.errors import install_error_handlers
 from tilework.server.http.middleware import CatchBugs, HeadAsGet, InPieces, LimitHead, RequireKey
 from tilework.server.metrics.metrics import Metrics
 from tilework.server.models_file import read_models
+from tilework.server.sets import NodePlaces, Sets, new_sets
 from tilework.server.tenants import Tenants, load_tenants
+from tilework.sets.window import UseWindow
 from tilework.store.durable import DurableDirectory
 from tilework.store.memory import MemoryStore
 from tilework.store.results import ResultStore
@@ -55,20 +57,24 @@ def create_app(
     rng: Random | None = None,
     readiness: Readiness | None = None,
     call_registry: CallRegistry | None = None,
+    nodes: NodePlaces | None = None,
 ) -> FastAPI:
     """Build the application. It neither starts nor stops the engine: see `main.serve`.
 
     `store` keeps results that are fetched later (default: in memory); `rng` chooses seeds for clients that send none.
     `readiness` says when the engine has started (default: it has); `call_registry` lets the caller see which calls are
-    open. `app.state.submitter` is the `CallSubmitter`, for calls that do not come by HTTP.
+    open; `nodes` are those of the engine, if it has some. `app.state.submitter` is the `CallSubmitter`, for calls that
+    do not come by HTTP, and `app.state.sets` this server among others (`server.sets`), which the caller has to run.
 
     Raises:
-        ConfigError: the file of tenants or that of models cannot be used.
+        ConfigError: the file of tenants, that of models or the registry of sets cannot be used.
     """
     tenants, entries = load_tenants(config), dict(read_models(config.models))
     store = new_store(config) if store is None else store
     readiness = readiness or Readiness(engine)
-    metrics = Metrics(engine, store)
+    use = UseWindow(ns_from_s(config.set_window_s))
+    sets = new_sets(engine, config, use, nodes, lambda: readiness.has_started)
+    metrics = Metrics(engine, store, use)
     engine.observe(metrics)
     threads = Threads(config.encode_threads)
     submitter = _submitter(
@@ -79,6 +85,7 @@ def create_app(
         threads=threads,
         call_registry=new_call_registry(config) if call_registry is None else call_registry,
         readiness=readiness,
+        sets=sets,
     )
     images = ImageService(
         engine=engine,
@@ -92,7 +99,18 @@ def create_app(
         bodies=Bodies(config=config, threads=threads),
         plans=DecodePlans(num_devices=lambda model: len(engine.devices_serving(model))),
     )
-    app = FastAPIOffline(
+    app = _empty_app(threads)
+    app.state.submitter, app.state.sets = submitter, sets
+    _add_routes(app, images, readiness)
+    install_error_handlers(app)
+    install_call_errors(app)
+    install_openapi(app, has_keys=tenants.has_keys)
+    _add_middleware(app, config, tenants)
+    return app
+
+
+def _empty_app(threads: Threads) -> FastAPI:
+    return FastAPIOffline(
         title="Tilework",
         version=tilework.__version__,
         redoc_url=None,
@@ -100,13 +118,6 @@ def create_app(
         redirect_slashes=False,
         lifespan=_closing(threads),
     )
-    app.state.submitter = submitter
-    _add_routes(app, images, readiness)
-    install_error_handlers(app)
-    install_call_errors(app)
-    install_openapi(app, has_keys=tenants.has_keys)
-    _add_middleware(app, config, tenants)
-    return app
 
 
 def _submitter(
@@ -118,6 +129,7 @@ def _submitter(
     threads: Threads,
     call_registry: CallRegistry,
     readiness: Readiness,
+    sets: Sets,
 ) -> CallSubmitter:
     return CallSubmitter(
         engine=engine,
@@ -127,6 +139,7 @@ def _submitter(
         call_registry=call_registry,
         finisher=Finisher(engine=engine, store=store, threads=threads, call_registry=call_registry),
         readiness=readiness,
+        sets=sets,
     )
 
 
@@ -144,6 +157,7 @@ def _add_routes(app: FastAPI, images: ImageService, readiness: Readiness) -> Non
     add_chat_route(app, ChatService(images=images))
     add_request_routes(app, requests)
     card = add_model_routes(app, images, readiness, created=int(time.time()))
+    add_set_routes(app, images.submitter.sets, readiness)
     add_admin_routes(app, images, readiness, card)
     add_probe_routes(app, readiness, images.metrics)
 

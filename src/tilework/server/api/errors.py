@@ -57,9 +57,13 @@ def install_call_errors(app: FastAPI) -> None:
     app.add_exception_handler(StoreUnreachable, _unreachable)
 
 
-async def _answer(_request: Request, error: Exception) -> Response:
+async def _answer(request: Request, error: Exception) -> Response:
+    """The error; if it names another set, with the address of the same route there (RFC 8288)."""
     assert isinstance(error, CallError)
-    return api_error(error).response()
+    answer = api_error(error).response()
+    if (url := error.details.get("alternate")) is not None:
+        answer.headers["Link"] = f'<{str(url).rstrip("/")}{request.url.path}>; rel="alternate"'
+    return answer
 
 
 async def _unreachable(_request: Request, error: Exception) -> Response:

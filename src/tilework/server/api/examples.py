@@ -95,7 +95,7 @@ ERRORS: dict[int, tuple[str, str, str, str | None, str]] = {
         "The deadline is out of reach (`deadline_unreachable`; `earliest_s` is the earliest that is not),"
         " the server has enough (`queue_full`; `input_full`: given pictures), or your tenant has (`tenant_share` of the"
         " queue, `too_many_open`);"
-        " `Retry-After` says when to ask",
+        " `Retry-After` says when to ask; `alternate` is the URL of another set that could begin it earlier, if any",
         "rate_limit_error",
         "deadline_unreachable",
         "slo_s",

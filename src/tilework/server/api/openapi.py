@@ -27,7 +27,7 @@ def _body(schema: dict[str, Any], example: object) -> dict[str, Any]:
 
 # What to add to the route's example, {"headers": ..., "fields": ...}, to get this answer.
 CALL = "x-tilework-call"
-_WITH_RETRY = (409, 429, 503)
+_RETRY_HEADERS = {409: ("Retry-After",), 429: ("Retry-After", "Link"), 503: ("Retry-After",)}
 _ANY_CALL = (431, 500, 503)
 IMAGE_BODY = _body(request_schema(), EXAMPLE)
 CHAT_BODY = _body(chat_schema(), CHAT_EXAMPLE)
@@ -76,6 +76,7 @@ _HEADERS = {
     "Content-Range": "Which part of the file it is",
     "ETag": "The name of the file's content",
     "Retry-After": "After how many seconds to try again",
+    "Link": "The same route of another set that could begin the call earlier, with rel=alternate; see `/v1/sets`",
 }
 
 
@@ -176,5 +177,5 @@ def _error(status: int) -> dict[str, Any]:
         "description": ERRORS[status][0],
         "model": ErrorResponse,
         "content": {"application/json": {"example": f"error {status}"}},
-        "headers": header_docs("Retry-After") if status in _WITH_RETRY else {},
+        "headers": header_docs(*_RETRY_HEADERS.get(status, ())),
     }

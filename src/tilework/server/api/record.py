@@ -66,6 +66,7 @@ def record(http: httpx.Client) -> dict[str, Any]:
         "model path": http.get("/v1/model_info").json(),
         "alive": http.get("/health").json(),
         "ready": http.get("/ready").json(),
+        "sets": http.get("/v1/sets").json(),
     }
 
 

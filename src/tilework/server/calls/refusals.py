@@ -15,6 +15,9 @@ from tilework.server.tenants import Tenant
 from tilework.server.text import counted, shown
 
 RETRY_BUSY_S = 5  # Used when no time can be predicted, since no device is up.
+_INPUT_FULL = "input_full"
+NO_ROOM = frozenset({RefusalCode.QUEUE, RefusalCode.TENANT, RefusalCode.DEADLINE, _INPUT_FULL})
+"""Codes of refusals after which another set may have room; a tenant has a share of the queue of each."""
 
 
 def refused(refusal: Reject, ask: ImageCall, arrival_ns: int) -> CallError:
@@ -53,7 +56,7 @@ def input_full(num_held: int, num_asked: int, most_bytes: int) -> Refused:
         f"The pictures of the call take {num_asked} bytes of memory. Those of open calls have {num_held} of"
         f" {most_bytes}. Send smaller pictures, or retry in {counted(RETRY_BUSY_S, 'second')}."
     )
-    return Refused(message, code="input_full", retry_s=RETRY_BUSY_S)
+    return Refused(message, code=_INPUT_FULL, retry_s=RETRY_BUSY_S)
 
 
 def _unreachable(refusal: Reject, deadline: Deadline, arrival_ns: int) -> CallError:

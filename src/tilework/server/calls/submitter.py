@@ -21,11 +21,12 @@ from tilework.server.calls.idempotency import Key
 from tilework.server.calls.parsing.image_call import ImageCall
 from tilework.server.calls.readiness import Readiness
 from tilework.server.calls.records import Record
-from tilework.server.calls.refusals import input_full, refused, too_many_open
+from tilework.server.calls.refusals import NO_ROOM, input_full, refused, too_many_open
 from tilework.server.calls.registry import CallRegistry
 from tilework.server.config import ServerConfig
 from tilework.server.engine_protocol import Engine
 from tilework.server.metrics.metrics import Metrics
+from tilework.server.sets import Sets
 from tilework.server.tenants import Tenant
 from tilework.server.text import shown
 from tilework.store.results import ResultStore
@@ -46,6 +47,7 @@ class CallSubmitter:
     call_registry: CallRegistry
     finisher: Finisher
     readiness: Readiness
+    sets: Sets
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def join(self, key: Key) -> Call | None:
@@ -118,7 +120,8 @@ class CallSubmitter:
         most_bytes = self.config.input_bytes
         if ask.num_input_bytes and self.call_registry.num_input_bytes + ask.num_input_bytes > most_bytes:
             self.metrics.count_input_full(ask.terms.priority)
-            raise input_full(self.call_registry.num_input_bytes, ask.num_input_bytes, most_bytes)
+            error = input_full(self.call_registry.num_input_bytes, ask.num_input_bytes, most_bytes)
+            raise self._with_alternate(error, ask)
 
     def _begin(self, ask: ImageCall, tenant: Tenant, key: Key | None) -> Call:
         uid, arrival_ns = uuid4().hex, self.engine.now_ns()
@@ -159,8 +162,15 @@ class CallSubmitter:
             terms=ask.terms,
         )
         if isinstance(answer, Reject):
-            raise refused(answer, ask, arrival_ns)
+            raise self._with_alternate(refused(answer, ask, arrival_ns), ask)
         return answer
+
+    def _with_alternate(self, error: CallError, ask: ImageCall) -> CallError:
+        """The error; one for lack of room names another set that could begin the call earlier, if there is one."""
+        if error.code in NO_ROOM and error.retry_s is not None:
+            url = self.sets.alternate(ask.model, error.retry_s)
+            error.details |= {} if url is None else {"alternate": url}
+        return error
 
     async def _replayed(self, record: Record, now_ns: int) -> Call:
         """A call that is done already, as if it had just ended; `now_ns` is the time at which it was found.

@@ -15,14 +15,19 @@ from tilework.server.metrics.levels import Levels
 from tilework.server.metrics.meters import DECISION_S, Meters, Names
 from tilework.server.metrics.requests import INPUT_FULL, TOO_MANY_OPEN, RequestMetrics
 from tilework.server.metrics.works import WorkMetrics
+from tilework.sets.window import UseWindow
 from tilework.store.results import ResultStore
 
 
 class Metrics(Observer):
-    """Observes the engine, once `Engine.observe` has it. No metric is counted by tenant."""
+    """Observes the engine, once `Engine.observe` has it. No metric is counted by tenant.
 
-    def __init__(self, engine: Engine, store: ResultStore) -> None:
+    `use` is how busy devices were lately, for other sets (see `server.sets`).
+    """
+
+    def __init__(self, engine: Engine, store: ResultStore, use: UseWindow) -> None:
         meters, sizes = Meters(), Names()
+        self._use = use
         self._registry = meters.registry
         self._registry.register(Levels(engine, store))
         self._requests = RequestMetrics(meters, sizes)
@@ -71,6 +76,7 @@ class Metrics(Observer):
 
     def on_work_ended(self, ended: EndedWork) -> None:
         self._works.ended(ended)
+        self._use.ran(ended.work.stage.name, ended.work.devices, ended.start_ns, ended.end_ns)
 
     def on_work_stopped(self, work_id: int) -> None:
         self._stops.inc()
@@ -100,6 +106,8 @@ class Metrics(Observer):
 
     def on_joined(self, device_id: int, now_ns: int) -> None:
         self._works.joined(device_id, now_ns)
+        self._use.joined(device_id, now_ns)
 
     def on_lost(self, device_id: int) -> None:
         self._works.lost(device_id)
+        self._use.lost(device_id)

@@ -221,6 +221,49 @@ class ModelPath(BaseModel):
     model_path: str
 
 
+class NodeModel(BaseModel):
+    """A node of a set: the share of the window that its devices were busy, and why it is there.
+
+    `epoch` is that of the node manager which has put it there; null if none has.
+    """
+
+    name: str
+    utilisation: float | None
+    epoch: int | None
+    why: str | None
+
+
+class SetModel(BaseModel):
+    """A server among others. `utilisation` is the share of `window_s` seconds that its devices were busy."""
+
+    name: str
+    object: Literal["set"] = "set"
+    url: str = Field(description="Where clients reach it")
+    models: list[str]
+    is_open: bool = Field(description="Whether it takes calls now")
+    devices_up: int
+    backlog_s: float = Field(description="Device time that its open requests are predicted to take")
+    start_in_s: float = Field(description="Seconds until a new request could start, if devices share that evenly")
+    window_s: float
+    utilisation: float
+    stages: dict[str, float] = Field(description="The part of the utilisation that each stage took")
+    nodes: list[NodeModel]
+    most_nodes: int = Field(description="How many nodes have a place; 0 for the devices of one machine")
+
+
+class SetList(BaseModel):
+    """The sets of a registry by name, this one included, and which of them is their node manager.
+
+    `is_current` is false while the registry does not answer: then the others are as they were last.
+    """
+
+    object: Literal["list"] = "list"
+    data: list[SetModel]
+    own: str = Field(description="The name of the set that answers")
+    node_manager: str | None
+    is_current: bool
+
+
 class Alive(BaseModel):
     status: Literal["ok"] = "ok"
 

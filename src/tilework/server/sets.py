@@ -1,0 +1,175 @@
+"""This server among others: what they read of it, and where a client goes that it has no room for."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from tilework.core.time import ns_from_s, s_from_ns
+from tilework.core.work import Group
+from tilework.policy.placement.utilisation import UtilisationRule
+from tilework.server.config import ConfigError, ServerConfig
+from tilework.server.engine_protocol import Engine
+from tilework.sets.address import open_registry
+from tilework.sets.directory import Directory
+from tilework.sets.leader import NodeManager
+from tilework.sets.local import LocalRegistry
+from tilework.sets.member import Member
+from tilework.sets.records import SETS, SetRecord, encoded
+from tilework.sets.registry import BadRegistry, Registry
+from tilework.sets.window import UseWindow
+
+_TTL_S = 5  # So long may clients be sent to a server that has died.
+_ANY_HOST = ("0.0.0.0", "::", "")
+
+
+class NodePlaces(Protocol):
+    """The nodes of a server that has some."""
+
+    @property
+    def host(self) -> str:
+        """Where it listens for agents."""
+
+    @property
+    def address(self) -> str | None:
+        """HOST:PORT of that, once it listens."""
+
+    @property
+    def node_names(self) -> Mapping[str, Group]:
+        """The accelerators of each node that is up, by the name of its agent."""
+
+    @property
+    def most_nodes(self) -> int:
+        """How many places there are."""
+
+    @property
+    def least_nodes(self) -> int:
+        """How many nodes it starts with."""
+
+
+@dataclass(slots=True, kw_only=True)
+class OwnSet:
+    """What others read of this server. `url` is known once it listens; `use` hears of all works."""
+
+    engine: Engine
+    config: ServerConfig
+    use: UseWindow
+    has_started: Callable[[], bool]
+    nodes: NodePlaces | None = None
+    url: str = ""
+
+    def record(self) -> SetRecord:
+        """As of now; one that has not started is there, so that agents come to it. Takes time in proportion to the
+        open requests."""
+        nodes = self.nodes
+        places = SetRecord(
+            url=self.config.public_url or self.url,
+            agents=None if nodes is None else nodes.address,
+            most_nodes=0 if nodes is None else nodes.most_nodes,
+            least_nodes=0 if nodes is None else nodes.least_nodes,
+        )
+        return self._with_load(places) if self.has_started() else places
+
+    def _with_load(self, places: SetRecord) -> SetRecord:
+        health, nodes = self.engine.health(), self.nodes
+        use = self.use.use(self.engine.now_ns(), range(health.num_devices))
+        usage = self.engine.usage()
+        backlog_s, num_running = s_from_ns(usage.backlog_ns), sum(usage.running.values())
+        is_idle = num_running + sum(usage.waiting.values()) < health.num_devices_up
+        return replace(
+            places,
+            models=tuple(self.engine.models),
+            is_open=not (health.draining or health.is_measuring),
+            nodes={} if nodes is None else {name: _share(use.by_device, of) for name, of in nodes.node_names.items()},
+            devices_up=health.num_devices_up,
+            backlog_s=round(backlog_s, 1),
+            start_in_s=0.0 if is_idle else round(backlog_s / max(1, health.num_devices_up), 1),
+            measured_s=math.floor(s_from_ns(use.measured_ns)),
+            share=round(use.share, 2),
+            stages={stage: round(share, 2) for stage, share in use.by_stage.items()},
+        )
+
+
+def _share(by_device: Mapping[int, float], devices: Group) -> float:
+    """The mean of the devices that are there."""
+    there = [by_device[one] for one in devices if one in by_device]
+    return round(sum(there) / len(there), 2) if there else 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Sets:
+    """The set `name` among those of a registry."""
+
+    name: str
+    own: OwnSet
+    registry: Registry
+    rule: UtilisationRule
+    directory: Directory = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.directory = Directory(self.registry)
+
+    def alternate(self, model: str, before_s: float) -> str | None:
+        """The URL of another set that could begin a request for a model in less time; None if there is none.
+
+        Waits for nothing: it goes by a copy of the registry.
+        """
+        found = self.directory.alternate(model, self.name, before_s)
+        return None if found is None else found.url
+
+    async def run(self, url: str) -> None:
+        """Be in the registry as the server at this URL, follow it, and manage nodes while it leads, until cancelled."""
+        self.own.url = url
+        taken = f"set = {self.name!r} is in the registry already; stop that server, or give this one another --set"
+        key, ttl_s = SETS + self.name, _TTL_S
+        member = Member(self.registry, key, lambda _lease: encoded(self.own.record()), ttl_s=ttl_s, taken=taken)
+        manager = NodeManager(self.registry, self.directory, self.name, self.rule)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for chore in (member.run(), self.directory.follow(), manager.run()):
+                    tasks.create_task(chore)
+        finally:
+            await self.registry.close()
+
+
+def new_sets(
+    engine: Engine,
+    config: ServerConfig,
+    use: UseWindow,
+    nodes: NodePlaces | None = None,
+    has_started: Callable[[], bool] = lambda: True,
+) -> Sets:
+    """This server among those of its registry; of one in this process if it has none.
+
+    Raises:
+        ConfigError: the registry cannot be used, or others could not reach this server by what it would say of itself.
+    """
+    registry: Registry = LocalRegistry()
+    if config.registry is not None:
+        _check_reachable(config, nodes)
+        try:
+            registry = open_registry(config.registry)
+        except BadRegistry as error:
+            raise ConfigError(str(error)) from error
+    rule = UtilisationRule(window_ns=ns_from_s(config.set_window_s), threshold=config.set_threshold)
+    return Sets(
+        name=config.set_name,
+        own=OwnSet(engine=engine, config=config, use=use, nodes=nodes, has_started=has_started),
+        registry=registry,
+        rule=rule,
+    )
+
+
+def _check_reachable(config: ServerConfig, nodes: NodePlaces | None) -> None:
+    """Raises ConfigError."""
+    if config.public_url is None and config.host in _ANY_HOST:
+        raise ConfigError(
+            f"host = {config.host!r} is no address that clients of other sets could be sent to; set TILEWORK_PUBLIC_URL"
+        )
+    if nodes is not None and nodes.host in _ANY_HOST:
+        raise ConfigError(
+            f"agents = {nodes.host!r} is no address that agents could be told; give that of this machine in --agents"
+        )

@@ -1,0 +1,109 @@
+"""A copy of the registry that is kept up to date, so that no request waits for the registry."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+from typing import TypeVar
+
+from tilework.sets.records import (
+    AGENTS,
+    LEADER,
+    ROUTES,
+    SETS,
+    AgentRecord,
+    LeaderRecord,
+    Record,
+    Route,
+    SetRecord,
+    decoded,
+)
+from tilework.sets.registry import Entries, Registry, RegistryLost
+
+_log = logging.getLogger(__name__)
+_RETRY_S = 0.5
+T = TypeVar("T")
+
+
+class Directory:
+    """Sets, agents and routes by name, as of the last change that the registry has told.
+
+    `is_current` is false while the registry does not answer: then the copy is of no use for new decisions.
+    `revision` is the newest of its entries; `revisions` are those of the routes. `leader_epoch` is the revision at
+    which there came to be the leader.
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._waiting: set[asyncio.Future[None]] = set()
+        self.sets: Mapping[str, SetRecord] = {}
+        self.agents: Mapping[str, AgentRecord] = {}
+        self.routes: Mapping[str, Route] = {}
+        self.revisions: Mapping[str, int] = {}
+        self.leader: LeaderRecord | None = None
+        self.leader_epoch = 0
+        self.revision = 0
+        self.is_current = False
+
+    async def follow(self) -> None:
+        """Keep the copy up to date, until cancelled."""
+        while True:
+            try:
+                async with aclosing(self._registry.watch()) as watched:
+                    async for entries in watched:
+                        self._take(entries)
+            except RegistryLost as error:
+                if self.is_current:
+                    _log.warning("the registry of sets is lost; no client is sent to another set: %s", error)
+                self.is_current = False
+            await asyncio.sleep(_RETRY_S)
+
+    def _take(self, entries: Entries) -> None:
+        self.sets = _named(SetRecord, SETS, entries)
+        self.agents = _named(AgentRecord, AGENTS, entries)
+        self.routes = _named(Route, ROUTES, entries)
+        self.revisions = {
+            key.removeprefix(ROUTES): one.changed for key, one in entries.items() if key.startswith(ROUTES)
+        }
+        leader = entries.get(LEADER)
+        self.leader = None if leader is None else decoded(LeaderRecord, leader.value)
+        self.leader_epoch = 0 if leader is None else leader.created
+        self.revision = max((one.changed for one in entries.values()), default=self.revision)
+        self.is_current = True
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_result(None)
+        self._waiting.clear()
+
+    async def until(self, found: Callable[[], T | None]) -> T:
+        """What is found in the copy, as soon as it is not None."""
+        while (value := found()) is None:
+            changed = asyncio.get_running_loop().create_future()
+            self._waiting.add(changed)
+            await changed
+        return value
+
+    def alternate(self, model: str, own: str, start_in_s: float) -> SetRecord | None:
+        """The set that would begin a request for a model first, if that is earlier than here; None if there is none.
+
+        Of equal ones the first by name.
+        """
+        if not self.is_current:
+            return None
+        others = [
+            (one.start_in_s, name)
+            for name, one in self.sets.items()
+            if name != own and one.is_open and one.devices_up and model in one.models and one.start_in_s < start_in_s
+        ]
+        return self.sets[min(others)[1]] if others else None
+
+
+def _named(kind: type[Record], prefix: str, entries: Entries) -> dict[str, Record]:
+    """The records of a kind by name, in the order of their names; what is none is left out."""
+    found = {}
+    for key in sorted(entries):
+        if key.startswith(prefix) and (record := decoded(kind, entries[key].value)) is not None:
+            found[key.removeprefix(prefix)] = record
+    return found

@@ -1,0 +1,115 @@
+"""The registry in an etcd of three members."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import aclosing, asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+from suite.etcd import Etcd, etcd
+
+from debian import has
+from tilework.sets.address import open_registry
+from tilework.sets.directory import Directory
+from tilework.sets.etcd import EtcdRegistry
+from tilework.sets.member import Member
+from tilework.sets.registry import Guard, RegistryLost
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(not has("etcd", "etcd-server"), reason="needs the Debian package etcd-server"),
+]
+PATIENCE_S = 30
+
+
+@pytest.fixture(scope="module")
+def members(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    with etcd(tmp_path_factory.mktemp("etcd")) as running:
+        yield running
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(test)
+
+
+@asynccontextmanager
+async def registry(members: Etcd) -> AsyncIterator[EtcdRegistry]:
+    opened = open_registry(members.address)
+    try:
+        yield opened
+    finally:
+        await opened.close()
+
+
+def test_creates_guards_and_leases(members: Etcd) -> None:
+    async def test() -> None:
+        async with registry(members) as one, registry(members) as two:
+            first, second = await one.grant(60), await two.grant(60)
+            epoch = await one.create("leader", b"one", first)
+            assert epoch is not None
+            assert await one.create("leader", b"again", first) == epoch  # As after an answer that was lost.
+            assert await two.create("leader", b"two", second) is None
+            assert await one.put("routes/x", b"1", second, Guard("leader", epoch))
+            assert await one.renew(first)
+            await one.revoke(first)
+            assert not await one.renew(first)
+            newer = await two.create("leader", b"two", second)
+            assert newer is not None
+            assert newer > epoch
+            assert await one.put("routes/x", b"2", second, Guard("leader", epoch)) is None
+            async with aclosing(one.watch()) as watched:
+                entries = await anext(watched)
+                assert entries["routes/x"].value == b"1"
+                assert entries["leader"].created == newer
+                waiting = asyncio.ensure_future(anext(watched))
+                await asyncio.sleep(0.2)
+                await two.revoke(second)
+                assert dict(await waiting) == {}
+
+    run(test())
+
+
+def test_it_goes_on_when_a_member_is_killed(members: Etcd) -> None:
+    """Even the one that leads, and that this server is connected to: its record stays, and changes are seen."""
+
+    async def test() -> None:
+        async with registry(members) as one, registry(members) as two:
+            value = b"1"
+            owner, directory, seen = Member(one, "sets/a", lambda _lease: value), Directory(two), list[dict[str, Any]]()
+            directory._take = lambda entries: seen.append({key: one.value for key, one in entries.items()})  # type: ignore[method-assign]
+            tasks = [asyncio.ensure_future(chore) for chore in (owner.run(), directory.follow())]
+            try:
+                await _until(lambda: seen and seen[-1] == {"sets/a": b"1"})
+                created, leading = owner.created, members.leader()
+                for opened in (one, two):
+                    opened._first = leading
+                members.kill(leading)
+                value = b"2"
+                await _until(lambda: seen[-1] == {"sets/a": b"2"})
+                assert owner.created == created
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
+
+    run(test())
+
+
+def test_a_registry_that_does_not_answer_is_named() -> None:
+    async def test() -> None:
+        lost = open_registry("etcd://127.0.0.1:1,127.0.0.1:2")
+        with pytest.raises(RegistryLost, match=r"etcd does not answer: http://127\.0\.0\.1:2/v3/lease/grant: Connect"):
+            await lost.grant(3)
+        await lost.close()
+
+    run(test())
+
+
+async def _until(condition: Any) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            with suppress(TimeoutError):
+                await asyncio.sleep(0.05)
