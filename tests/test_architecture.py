@@ -31,7 +31,7 @@ ARROWS: dict[str, set[str]] = {
     "pipelines": {"core"},
     "patches": {"core"},
     "store": {"core"},
-    "server": DECISIONS | {"runtime", "store", "worker", "pipelines"},
+    "server": DECISIONS | {"runtime", "store", "worker", "pipelines", "comm"},
     "client": {"core", "formats"},
     "report": {"core", "formats"},
     "cli": DECISIONS | {"formats", "sim", "runtime", "server", "client", "report", "worker", "pipelines", "store"},
@@ -72,9 +72,11 @@ SERVER_ARROWS: dict[str, set[str]] = {
         "calls",
     },
     "drain": {"calls", "text"},
-    "main": {"engine_protocol", "garbage", "config", "http", "calls", "api", "drain"},
+    "frontends": {"http"},
+    "main": {"engine_protocol", "garbage", "config", "http", "calls", "api", "drain", "frontends"},
 }
-"""Inside `server`: calls know nothing of HTTP, and `http` nothing of calls; `api` joins them."""
+"""Inside `server`: calls know nothing of HTTP, and `http` nothing of calls; `api` joins them. A front end knows neither
+calls nor routes."""
 ROOMS = {"policy": POLICY_ARROWS, "server": SERVER_ARROWS}
 HTTP_LIBRARIES = {"fastapi", "starlette", "uvicorn", "h11"}
 HEAVY = {"torch", "diffusers", "transformers", "fastapi", "uvicorn", "starlette", "prometheus_client"}
