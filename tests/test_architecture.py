@@ -73,7 +73,18 @@ SERVER_ARROWS: dict[str, set[str]] = {
     },
     "drain": {"calls", "text"},
     "frontends": {"http"},
-    "main": {"engine_protocol", "garbage", "config", "http", "calls", "api", "drain", "frontends"},
+    "standing_answer": {"engine_protocol", "calls", "api", "frontends"},
+    "main": {
+        "engine_protocol",
+        "garbage",
+        "config",
+        "http",
+        "calls",
+        "api",
+        "drain",
+        "frontends",
+        "standing_answer",
+    },
 }
 """Inside `server`: calls know nothing of HTTP, and `http` nothing of calls; `api` joins them. A front end knows neither
 calls nor routes."""

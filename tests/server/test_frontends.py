@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -13,11 +14,18 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import clock
+from fake_engine import FakeEngine
 from tilework.comm.net.channel import Channel
-from tilework.server.frontends.messages import EPOCH, frontend_codec
+from tilework.core.actions import Reject
+from tilework.core.request import RefusalCode
+from tilework.core.time import NS_PER_S
+from tilework.server.api.app import create_app
+from tilework.server.config import ServerConfig
+from tilework.server.frontends.messages import EPOCH, Resume, frontend_codec
 from tilework.server.frontends.relay import Relay
 from tilework.server.frontends.relayed import RelayedRequests
 from tilework.server.http.pieces import PIECE_BYTES
+from tilework.server.standing_answer import standing_answer
 
 T = TypeVar("T")
 START: Message = {"type": "http.response.start", "status": 200, "headers": [(b"x-one", b"1")]}
@@ -43,8 +51,9 @@ class Client:
         if self.has_gone:
             return {"type": "http.disconnect"}
         piece = self.body[self.num_read]
+        is_last = self.body[self.num_read :] in ([b""], [piece, b""])  # An end that is there comes with its piece.
         self.num_read += 1
-        return {"type": "http.request", "body": piece, "more_body": piece != b""}
+        return {"type": "http.request", "body": piece, "more_body": not is_last}
 
     async def _send(self, message: Message) -> None:
         self.answer.append(message)
@@ -75,9 +84,12 @@ SCOPE: Scope = {
 
 @dataclass
 class Joined:
+    """`to_it` and `channel` are the controller's and the front end's end of their connection."""
+
     loop: clock.ManualLoop
     relay: Relay
     relayed: RelayedRequests
+    to_it: Channel
     channel: Channel
 
     def client(self, *body: bytes) -> Client:
@@ -86,17 +98,19 @@ class Joined:
         return client
 
 
-def run(app: ASGIApp, scenario: Callable[[Joined], Awaitable[T]]) -> T:
+def run(
+    app: ASGIApp, scenario: Callable[[Joined], Awaitable[T]], on_answered: Callable[[int], None] = lambda _number: None
+) -> T:
     """A scenario with a front end before an application."""
 
     async def joined(loop: clock.ManualLoop) -> T:
         ends = [await asyncio.open_unix_connection(sock=one) for one in socket.socketpair()]
         ours, theirs = (Channel(*one, frontend_codec(), EPOCH) for one in ends)
-        relayed, relay = RelayedRequests(app, ours, lambda: None), Relay(theirs)
+        relayed, relay = RelayedRequests(app, ours, lambda: None, on_answered), Relay(theirs)
         serving = asyncio.create_task(relayed.serve())
         following = asyncio.create_task(relay.follow(theirs.messages(), lambda: None))
         try:
-            return await scenario(Joined(loop, relay, relayed, theirs))
+            return await scenario(Joined(loop, relay, relayed, ours, theirs))
         finally:
             theirs.close()
             await asyncio.gather(serving, following, return_exceptions=True)  # A lost connection is one.
@@ -271,3 +285,76 @@ def test_exchanges_do_not_wait_for_each_other() -> None:
         return slow.content, fast.content
 
     assert run(app, scenario) == (b"/slow", b"/fast")
+
+
+# Answers that a front end gives by itself.
+
+JSON = [(b"content-type", b"application/json; charset=utf-8")]
+PLAIN = b'{"prompt": "x"}'
+GENERATIONS = "/v1/images/generations"
+
+
+@pytest.mark.parametrize(
+    ("is_answered", "scope", "body"),
+    [
+        (True, {"headers": JSON}, PLAIN),
+        (False, {"headers": [*JSON, (b"idempotency-key", b"k")]}, PLAIN),
+        (False, {"headers": JSON}, b'{"prompt": "x", "slo_s": 9, "on_miss": "reject"}'),
+        (False, {"headers": JSON}, rb'{"prompt": "x", "slo_s": 9, "on\u005fmiss": "reject"}'),
+        (False, {"headers": [(b"content-type", b"multipart/form-data")]}, PLAIN),
+        (False, {"headers": JSON, "method": "GET"}, b""),
+        (False, {"headers": JSON, "path": "/v1/admin/models"}, PLAIN),
+    ],
+    ids=["plain", "key", "promise", "escaped", "form", "get", "other path"],
+)
+def test_a_full_queue_is_answered_without_the_application(
+    is_answered: bool, scope: dict[str, Any], body: bytes
+) -> None:
+    """Until there is room again; the controller is told how often."""
+    engine = FakeEngine(standing=Reject("", "9 are waiting", None, RefusalCode.QUEUE, 7 * NS_PER_S))
+    numbers: list[int] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await read(receive)
+        await send({**START, "status": 202})
+        await send({"type": "http.response.body", "body": b"accepted"})
+
+    async def asked(joined: Joined) -> Client:
+        client = joined.client(*filter(None, [body]), b"")
+        await client.ask(**{"path": GENERATIONS, **scope})
+        return client
+
+    async def scenario(joined: Joined) -> tuple[Client, Client]:
+        stands = standing_answer(engine)
+        assert stands is not None
+        joined.to_it.send(stands)
+        await joined.loop.until(lambda: joined.relay.has_standing_answer)
+        first = await asked(joined)
+        joined.to_it.send(Resume())
+        await joined.loop.until(lambda: not joined.relay.has_standing_answer)
+        joined.loop.advance(1.0)
+        if is_answered:
+            await joined.loop.until(lambda: numbers)
+        return first, await asked(joined)
+
+    first, second = run(app, scenario, numbers.append)
+    assert (first.status, second.status) == (429 if is_answered else 202, 202)
+    assert numbers == ([1] if is_answered else [])
+    if is_answered:
+        error = json.loads(first.content)["error"]
+        assert (error["code"], error["type"]) == ("queue_full", "rate_limit_error")
+        assert "9 are waiting" in error["message"]
+        assert (b"retry-after", b"7") in first.answer[0]["headers"]
+
+
+def test_nothing_is_answered_for_an_engine_that_has_room() -> None:
+    assert standing_answer(FakeEngine()) is None
+
+
+def test_every_route_that_begins_a_call_is_refused_while_the_queue_is_full() -> None:
+    """So that a new one is not forgotten."""
+    stands = standing_answer(FakeEngine(standing=Reject("", "full", None, RefusalCode.QUEUE)))
+    assert stands is not None
+    routes: list[Any] = create_app(FakeEngine(), ServerConfig()).routes
+    shown = [route for route in routes if getattr(route, "include_in_schema", False)]
+    assert set(stands.paths) == {route.path for route in shown if "POST" in route.methods}

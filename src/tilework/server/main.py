@@ -18,12 +18,14 @@ from tilework.server.calls.journal import DurableJournal
 from tilework.server.calls.readiness import Readiness
 from tilework.server.calls.registry import CallRegistry
 from tilework.server.calls.restore import restore
+from tilework.server.calls.submitter import CallSubmitter
 from tilework.server.config import ServerConfig
 from tilework.server.drain import drained, waits_for
 from tilework.server.engine_protocol import Engine
 from tilework.server.frontends.supervisor import FrontEnds
 from tilework.server.garbage import give_back_large_blocks, rare_collections, sweep
 from tilework.server.http.server import HttpServer, bind
+from tilework.server.standing_answer import standing_answer
 from tilework.store.durable import DurableDirectory
 from tilework.store.results import ResultStore
 
@@ -94,7 +96,7 @@ async def serve(
     store = new_store(config, durable)
     app = create_app(engine, config, store=store, readiness=readiness, call_registry=call_registry)
     listener = bind(config.host, config.port)
-    door = _door(app, listener, config)
+    door = _door(app, listener, config, engine)
     loop = asyncio.get_running_loop()
     deadline_s = loop.time()  # Of a stop, on the loop's clock; it moves when one is asked for.
     async with _held(signals, listener, store):
@@ -121,8 +123,18 @@ async def serve(
             await _close(door, serving, signals, deadline_s)
 
 
-def _door(app: FastAPI, listener: socket.socket, config: ServerConfig) -> Door:
-    return FrontEnds(app, listener, config, config.frontends) if config.frontends else HttpServer(app, listener, config)
+def _door(app: FastAPI, listener: socket.socket, config: ServerConfig, engine: Engine) -> Door:
+    if not config.frontends:
+        return HttpServer(app, listener, config)
+    submitter: CallSubmitter = app.state.submitter
+    return FrontEnds(
+        app,
+        listener,
+        config,
+        config.frontends,
+        standing=partial(standing_answer, engine),
+        on_answered=submitter.metrics.count_refused_at_front_ends,
+    )
 
 
 @contextmanager

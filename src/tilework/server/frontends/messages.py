@@ -6,6 +6,7 @@ An exchange is one HTTP request and its answer. `http` of ASGI (version 3.0) has
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import get_args
 
 from tilework.comm.net.codec import Codec
 
@@ -48,6 +49,35 @@ class Answer:
 @dataclass(frozen=True, slots=True)
 class CutOff:
     """The answer will not be completed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandingAnswer:
+    """An answer that a front end gives by itself, from now on until `Resume`, to all requests that are as this says.
+
+    They have this method, one of the paths, a body of this type that is there with its head and has none of
+    `unless_body` in it, and no header `unless_header`.
+    """
+
+    method: str
+    paths: tuple[str, ...]
+    media_type: bytes
+    unless_header: bytes
+    unless_body: tuple[bytes, ...]
+    answer: Answer
+
+    def is_for(self, ask: Ask) -> bool:
+        if ask.more_body or ask.method != self.method or ask.path not in self.paths:
+            return False
+        headers = dict(ask.headers)
+        given = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        is_plain = self.unless_header not in headers and not any(part in ask.body for part in self.unless_body)
+        return given == self.media_type and is_plain
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Ask the application again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +128,16 @@ class Gone:
     """The client has closed its connection, or needs no more of the answer."""
 
 
-FromFrontEnd = Listening | Ask | More | Taken | Gone
-ToFrontEnd = Begin | Pull | Answer | CutOff | Close
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """So many requests were answered by the front end itself since it last said so."""
+
+    number: int
+
+
+FromFrontEnd = Listening | Ask | More | Taken | Gone | Answered
+ToFrontEnd = Begin | Pull | Answer | CutOff | StandingAnswer | Resume | Close
 
 
 def frontend_codec() -> Codec:
-    return Codec((Begin, Pull, Answer, CutOff, Close, Listening, Ask, More, Taken, Gone))
+    return Codec((*get_args(ToFrontEnd), *get_args(FromFrontEnd)))

@@ -9,10 +9,26 @@ from dataclasses import dataclass, field
 from starlette.types import Message, Receive, Scope, Send
 
 from tilework.comm.net.channel import Channel
-from tilework.server.frontends.messages import Answer, Ask, Close, CutOff, Gone, More, Pull, Taken, ToFrontEnd
+from tilework.server.frontends.messages import (
+    THE_FRONT_END,
+    Answer,
+    Answered,
+    Ask,
+    Close,
+    CutOff,
+    Gone,
+    More,
+    Pull,
+    Resume,
+    StandingAnswer,
+    Taken,
+    ToFrontEnd,
+)
 from tilework.server.http.pieces import PIECE_BYTES
 
 _MOST_NUMBERS = 1 << 31
+_TELL_S = 0.1
+_BODY_S = 0.1  # For a body that is sent behind its head, while it decides whether there is a standing answer.
 
 
 @dataclass(slots=True, eq=False)
@@ -31,6 +47,12 @@ class Relay:
         self._channel = channel
         self._exchanges: dict[int, _Exchange] = {}
         self._last_number = 0
+        self._standing: StandingAnswer | None = None
+        self._num_answered = 0
+
+    @property
+    def has_standing_answer(self) -> bool:
+        return self._standing is not None
 
     async def follow(self, messages: AsyncIterator[tuple[int, ToFrontEnd]], on_close: Callable[[], None]) -> None:
         """Take what the controller says, until it ends the connection. Raises BadFrame."""
@@ -39,6 +61,10 @@ class Relay:
             match message:
                 case Close():
                     on_close()
+                case StandingAnswer():
+                    self._standing = message
+                case Resume():
+                    self._standing = None
                 case Answer() if exchange is not None:
                     exchange.answers.put_nowait(message)
                 case CutOff() if exchange is not None:
@@ -77,12 +103,17 @@ class Relay:
         """
         receiving = asyncio.ensure_future(receive())
         try:
-            await asyncio.sleep(0)
+            await asyncio.wait({receiving}, timeout=0 if self._standing is None else _BODY_S)
             message = receiving.result() if receiving.done() else _piece(b"", more_body=True)
             if _has_gone(message):
                 exchange.answers.put_nowait(None)
                 return
-            self._channel.send(_asked(scope, message), exchange.number)
+            ask = _asked(scope, message)
+            if self._standing is not None and self._standing.is_for(ask):
+                exchange.answers.put_nowait(self._standing.answer)
+                self._count_answered()
+                return
+            self._channel.send(ask, exchange.number)
             if not receiving.done():
                 await self._send_body(exchange, await receiving, receive)
             elif message["more_body"]:
@@ -92,6 +123,16 @@ class Relay:
         finally:
             receiving.cancel()
         self._channel.send(Gone(), exchange.number)
+
+    def _count_answered(self) -> None:
+        """The controller is told now and then, so that these requests cost it nothing."""
+        if not self._num_answered:
+            asyncio.get_running_loop().call_later(_TELL_S, self._tell_answered)
+        self._num_answered += 1
+
+    def _tell_answered(self) -> None:
+        self._channel.send(Answered(self._num_answered), THE_FRONT_END)
+        self._num_answered = 0
 
     async def _send_body(self, exchange: _Exchange, piece: Message, receive: Receive) -> None:
         """What is left of the body; its first `piece` is there."""

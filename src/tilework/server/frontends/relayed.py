@@ -12,7 +12,18 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Scope
 
 from tilework.comm.net.channel import Channel
-from tilework.server.frontends.messages import Answer, Ask, CutOff, FromFrontEnd, Gone, Listening, More, Pull, Taken
+from tilework.server.frontends.messages import (
+    Answer,
+    Answered,
+    Ask,
+    CutOff,
+    FromFrontEnd,
+    Gone,
+    Listening,
+    More,
+    Pull,
+    Taken,
+)
 
 _log = logging.getLogger("tilework.server")
 _GONE: Message = {"type": "http.disconnect"}
@@ -21,8 +32,15 @@ _GONE: Message = {"type": "http.disconnect"}
 class RelayedRequests:
     """Requests that come through one front end. When it is lost, their clients have gone."""
 
-    def __init__(self, app: ASGIApp, channel: Channel, on_listening: Callable[[], None]) -> None:
-        self._app, self._channel, self._on_listening = app, channel, on_listening
+    def __init__(
+        self,
+        app: ASGIApp,
+        channel: Channel,
+        on_listening: Callable[[], None],
+        on_answered: Callable[[int], None],
+    ) -> None:
+        """`on_answered` hears how many requests the front end has answered by itself."""
+        self._app, self._channel, self._on_listening, self._on_answered = app, channel, on_listening, on_answered
         self._exchanges: dict[int, _Exchange] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.num_cut_off = 0
@@ -45,6 +63,8 @@ class RelayedRequests:
                 task.add_done_callback(self._tasks.discard)
             case Listening():
                 self._on_listening()
+            case Answered(number=num_answered):
+                self._on_answered(num_answered)
             case _ if (found := self._exchanges.get(number)) is not None:
                 found.take(message)
 

@@ -7,18 +7,21 @@ import logging
 import socket
 import sys
 from asyncio.subprocess import Process
+from collections.abc import Callable
 from contextlib import suppress
 
 from fastapi import FastAPI
 
 from tilework.comm.net.channel import Channel
 from tilework.comm.net.frames import BadFrame
-from tilework.server.frontends.messages import EPOCH, Begin, Close, frontend_codec
+from tilework.server.frontends.messages import EPOCH, Begin, Close, Resume, StandingAnswer, frontend_codec
 from tilework.server.frontends.relayed import RelayedRequests
 from tilework.server.http.protocol import Limits
 from tilework.server.http.server import listen
 
 _log = logging.getLogger("tilework.server")
+_EXIT_S = 5.0  # How long a front end may take to end after its connection.
+_PUBLISH_S = 0.05
 _PAUSE_S = 1.0  # Before the next start, if a front end has ended before it took connections.
 
 
@@ -29,7 +32,16 @@ class FrontEnds:
     takes its place. `limits` are for all connections together.
     """
 
-    def __init__(self, app: FastAPI, listener: socket.socket, limits: Limits, number: int) -> None:
+    def __init__(
+        self,
+        app: FastAPI,
+        listener: socket.socket,
+        limits: Limits,
+        number: int,
+        standing: Callable[[], StandingAnswer | None],
+        on_answered: Callable[[int], None],
+    ) -> None:
+        """`standing` is what front ends may answer by themselves; `on_answered` hears how often they have."""
         self.listening = asyncio.Event()
         self.num_started = 0
         self._app, self._listener, self._number = app, listener, number
@@ -40,6 +52,8 @@ class FrontEnds:
             send_timeout_s=limits.send_timeout_s,
         )
         self._running: dict[Process, Channel] = {}
+        self._standing, self._on_answered = standing, on_answered
+        self._stands: StandingAnswer | None = None
         self._is_closing = False
         self._num_cut_off = 0
 
@@ -54,9 +68,23 @@ class FrontEnds:
         Connections that come before a front end is up wait for it.
         """
         listen(self._listener)
-        async with self._app.router.lifespan_context(self._app), asyncio.TaskGroup() as group:
-            for _ in range(self._number):
-                group.create_task(self._keep())
+        async with self._app.router.lifespan_context(self._app):
+            publishing = asyncio.create_task(self._publish())
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(self._number):
+                        group.create_task(self._keep())
+            finally:
+                publishing.cancel()
+
+    async def _publish(self) -> None:
+        """Tell the front ends whenever the standing answer is another one, or none."""
+        while True:
+            if (stands := self._standing()) != self._stands:
+                self._stands = stands
+                for channel in self._running.values():
+                    channel.send(stands or Resume())
+            await asyncio.sleep(_PUBLISH_S)
 
     def close(self) -> None:
         """Take no more connections, and end when no answer is under way."""
@@ -90,8 +118,10 @@ class FrontEnds:
             listened.append(True)
             self.listening.set()
 
-        requests = RelayedRequests(self._app, channel, on_listening)
+        requests = RelayedRequests(self._app, channel, on_listening, self._on_answered)
         channel.send(self._begin)
+        if self._stands is not None:
+            channel.send(self._stands)
         if self._is_closing:  # Since it was started.
             channel.send(Close())
         try:
@@ -102,9 +132,7 @@ class FrontEnds:
             channel.close()
             del self._running[process]
             self._num_cut_off += requests.num_cut_off
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+            await _ended(process)
         return bool(listened)
 
     async def _start(self, theirs: socket.socket) -> Process:
@@ -116,3 +144,12 @@ class FrontEnds:
             )
         self.num_started += 1
         return process
+
+
+async def _ended(process: Process) -> None:
+    """Wait until a process has ended; one that does not is killed."""
+    try:
+        await asyncio.wait_for(process.wait(), _EXIT_S)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
