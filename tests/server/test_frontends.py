@@ -14,7 +14,7 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import clock
-from fake_engine import FakeEngine
+from fake_engine import FakeEngine, eventually, serving
 from tilework.comm.net.channel import Channel
 from tilework.core.actions import Reject
 from tilework.core.request import RefusalCode
@@ -358,3 +358,21 @@ def test_every_route_that_begins_a_call_is_refused_while_the_queue_is_full() -> 
     routes: list[Any] = create_app(FakeEngine(), ServerConfig()).routes
     shown = [route for route in routes if getattr(route, "include_in_schema", False)]
     assert set(stands.paths) == {route.path for route in shown if "POST" in route.methods}
+
+
+@pytest.mark.slow
+def test_clients_of_a_front_end_are_refused_while_the_queue_is_full() -> None:
+    """With a real process. httpx sends the body behind the head."""
+    engine = FakeEngine()
+    with serving(engine, frontends=1) as server:
+        assert server.post({"prompt": "x"}).status_code == 200
+        engine.standing = Reject("", "9 are waiting", None, RefusalCode.QUEUE, 7 * NS_PER_S)
+        eventually(lambda: server.post({"prompt": "x"}).status_code == 429)
+        num_asked = len(engine.requests)
+        answers = [server.post({"prompt": "x"}) for _ in range(20)]
+        assert {answer.status_code for answer in answers} == {429}
+        assert len(engine.requests) == num_asked
+        assert server.post({"prompt": "x"}, headers={"Idempotency-Key": "k"}).status_code == 200
+        eventually(lambda: server.metric("tilework_frontend_refusals_total") == 21)
+        engine.standing = None
+        eventually(lambda: server.post({"prompt": "x"}).status_code == 200)

@@ -43,7 +43,7 @@ class StopSignals:
         (self.hurry if self.stop.is_set() else self.stop).set()
 
 
-class Door(Protocol):
+class Http(Protocol):
     """What takes HTTP for an application: this process, or front ends."""
 
     @property
@@ -96,16 +96,16 @@ async def serve(
     store = new_store(config, durable)
     app = create_app(engine, config, store=store, readiness=readiness, call_registry=call_registry)
     listener = bind(config.host, config.port)
-    door = _door(app, listener, config, engine)
+    http = _http(app, listener, config, engine)
     loop = asyncio.get_running_loop()
     deadline_s = loop.time()  # Of a stop, on the loop's clock; it moves when one is asked for.
     async with _held(signals, listener, store):
-        serving = asyncio.create_task(door.listen())
+        serving = asyncio.create_task(http.listen())
         try:
-            await _first(serving, door.listening.wait())
+            await _first(serving, http.listening.wait())
             if not serving.done() and await _unless(signals.stop, engine.start()):
                 tidying = [] if journal is None else [journal.keep_tidy()]
-                with rare_collections(), _beside(sweep(lambda: door.num_closed), *tidying):
+                with rare_collections(), _beside(sweep(lambda: http.num_closed), *tidying):
                     if journal is not None:
                         readiness.num_restored = restore(engine, journal, app.state.submitter)
                     readiness.has_started = True
@@ -120,10 +120,10 @@ async def serve(
         finally:
             call_registry.leave()
             await engine.stop()
-            await _close(door, serving, signals, deadline_s)
+            await _close(http, serving, signals, deadline_s)
 
 
-def _door(app: FastAPI, listener: socket.socket, config: ServerConfig, engine: Engine) -> Door:
+def _http(app: FastAPI, listener: socket.socket, config: ServerConfig, engine: Engine) -> Http:
     if not config.frontends:
         return HttpServer(app, listener, config)
     submitter: CallSubmitter = app.state.submitter
@@ -162,12 +162,12 @@ async def _until_drained(draining: Coroutine[object, object, None], signals: Sto
         task.cancel()
 
 
-async def _close(door: Door, serving: asyncio.Task[None], signals: StopSignals, deadline_s: float) -> None:
+async def _close(http: Http, serving: asyncio.Task[None], signals: StopSignals, deadline_s: float) -> None:
     """Stop listening and let answers that are under way reach their clients, but not for ever."""
-    door.close()
+    http.close()
     await _first(serving, signals.hurry.wait(), deadline_s)
     await asyncio.wait({serving}, timeout=CLOSE_S)
-    door.abort()
+    http.abort()
     await serving
 
 

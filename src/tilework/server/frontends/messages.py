@@ -130,7 +130,7 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """So many requests were answered by the front end itself since it last said so."""
+    """The front end has answered this number of requests by itself since it last said so."""
 
     number: int
 

@@ -53,7 +53,7 @@ class Metrics(Observer):
         self._invalid.inc()
 
     def count_refused_at_front_ends(self, number: int) -> None:
-        """Front ends have refused so many calls since the queue is full."""
+        """Front ends have refused this number of calls, since the queue is full."""
         self._at_front_ends.inc(number)
 
     def count_too_many_open(self, priority: str) -> None:
