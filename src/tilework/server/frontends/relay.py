@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from starlette.types import Message, Receive, Scope, Send
 
 from tilework.comm.net.channel import Channel
+from tilework.comm.net.frames import BadFrame
 from tilework.server.frontends.messages import (
     THE_FRONT_END,
     Answer,
@@ -55,22 +57,26 @@ class Relay:
         return self._standing is not None
 
     async def follow(self, messages: AsyncIterator[tuple[int, ToFrontEnd]], on_close: Callable[[], None]) -> None:
-        """Take what the controller says, until it ends the connection. Raises BadFrame."""
-        async for number, message in messages:
-            exchange = self._exchanges.get(number)
-            match message:
-                case Close():
-                    on_close()
-                case StandingAnswer():
-                    self._standing = message
-                case Resume():
-                    self._standing = None
-                case Answer() if exchange is not None:
-                    exchange.answers.put_nowait(message)
-                case CutOff() if exchange is not None:
-                    exchange.answers.put_nowait(None)
-                case Pull() if exchange is not None:
-                    exchange.pulls.release()
+        """Take what the controller says, until it has gone."""
+        with suppress(BadFrame):  # It was killed in the middle of a message.
+            async for number, message in messages:
+                self._take(number, message, on_close)
+
+    def _take(self, number: int, message: ToFrontEnd, on_close: Callable[[], None]) -> None:
+        exchange = self._exchanges.get(number)
+        match message:
+            case Close():
+                on_close()
+            case StandingAnswer():
+                self._standing = message
+            case Resume():
+                self._standing = None
+            case Answer() if exchange is not None:
+                exchange.answers.put_nowait(message)
+            case CutOff() if exchange is not None:
+                exchange.answers.put_nowait(None)
+            case Pull() if exchange is not None:
+                exchange.pulls.release()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http"
