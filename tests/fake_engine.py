@@ -150,10 +150,14 @@ class FakeEngine:
     policy: str = "edf"
     observer: Observer = field(default_factory=Observer)
     catalog: Any = None
+    standing: Reject | None = None
 
     @property
     def models(self) -> Mapping[str, ModelInfo]:
         return {one.name: one for one in (self.info, *self.others)}
+
+    def standing_refusal(self) -> Reject | None:
+        return self.standing
 
     def devices_with(self, model: str) -> tuple[int, ...]:
         return tuple(range(self.devices_up))

@@ -32,7 +32,7 @@ ARROWS: dict[str, set[str]] = {
     "patches": {"core"},
     "store": {"core"},
     "sets": {"core", "policy"},
-    "server": DECISIONS | {"runtime", "store", "worker", "pipelines", "sets"},
+    "server": DECISIONS | {"runtime", "store", "worker", "pipelines", "comm", "sets"},
     "client": {"core", "formats"},
     "report": {"core", "formats"},
     "cli": DECISIONS
@@ -86,9 +86,23 @@ SERVER_ARROWS: dict[str, set[str]] = {
     },
     "drain": {"calls", "text"},
     "sets": {"config", "engine_protocol"},
-    "main": {"engine_protocol", "garbage", "config", "http", "calls", "api", "drain", "sets"},
+    "frontends": {"http"},
+    "standing_answer": {"engine_protocol", "calls", "api", "frontends"},
+    "main": {
+        "engine_protocol",
+        "garbage",
+        "config",
+        "http",
+        "calls",
+        "api",
+        "drain",
+        "frontends",
+        "sets",
+        "standing_answer",
+    },
 }
-"""Inside `server`: calls know nothing of HTTP, and `http` nothing of calls; `api` joins them."""
+"""Inside `server`: calls know nothing of HTTP, and `http` nothing of calls; `api` joins them. A front end knows neither
+calls nor routes."""
 ROOMS = {"policy": POLICY_ARROWS, "server": SERVER_ARROWS}
 HTTP_LIBRARIES = {"fastapi", "starlette", "uvicorn", "h11"}
 HEAVY = {"torch", "diffusers", "transformers", "fastapi", "uvicorn", "starlette", "prometheus_client"}

@@ -27,6 +27,7 @@ from suite.cases.elastic import Elastic
 from suite.cases.fewsteps import FewSteps
 from suite.cases.forming import Forming
 from suite.cases.frontdoor import FrontDoor
+from suite.cases.frontends import FrontEnds
 from suite.cases.fuzz import Fuzz
 from suite.cases.groups import GroupTime
 from suite.cases.load import Load
@@ -87,6 +88,7 @@ CASES: dict[str, tuple[str, type[Case]]] = {
     "residency": ("Many checkpoints on few devices: tilework between a cache and one that knows the future", Residency),
     "queue": ("One more request behind 20,000 others: time and memory in the controller", QueueLength),
     "promises": ("Promised deadlines and predicted finishes at 0.5 to 3 times capacity, simulated", Reservations),
+    "frontends": ("What front ends change at the door", FrontEnds),
     "frontdoor": ("Time until a request is accepted or refused, with 1,000 waiting", FrontDoor),
     "load": (
         "Time until a request is accepted or refused, for ten minutes, with 20,000 waiting and 2,000 connections open",

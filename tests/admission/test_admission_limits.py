@@ -46,6 +46,27 @@ def num_accepted(control: Controller, asked: list[Request]) -> int:
 # Bounds on waiting and running requests.
 
 
+@pytest.mark.parametrize(
+    "bounds", [{"max_jobs": 4}, {"max_backlog_ns": ns_from_s(2 * SERVICE_S)}], ids=["jobs", "time"]
+)
+def test_a_refusal_stands_exactly_while_a_tenant_that_is_new_would_be_refused(bounds: dict[str, int]) -> None:
+    control = controller(num_devices=2, **bounds)
+    accepted = []
+    for number in range(20):
+        stands = control.standing_refusal(0)
+        one = of_tenant(str(number), str(number))
+        answer = submit(control, one)
+        assert (stands is not None) == isinstance(answer, Reject), number
+        if isinstance(answer, Accept):
+            accepted.append(one)
+        else:
+            assert stands is not None
+            assert (stands.code, stands.reason) == (RefusalCode.QUEUE, answer.reason)
+    control.handle(Cancelled(accepted[-1].uid, "room"), 0)
+    control.handle(Cancelled(accepted[-2].uid, "room"), 0)
+    assert control.standing_refusal(0) is None
+
+
 @pytest.mark.parametrize("num_devices", [1, 2, 4])
 def test_a_request_is_accepted_while_the_devices_need_no_longer_than_the_bound(num_devices: int) -> None:
     """Each request counts by its predicted time; the last one may exceed the bound."""

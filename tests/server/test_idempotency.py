@@ -24,7 +24,7 @@ keys = (f"key-{number}" for number in range(10**6))
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tilework.server.main._KEEP_ALIVE_S", 10**6)  # The tests skip minutes.
+        patch.setattr("tilework.server.http.server._KEEP_ALIVE_S", 10**6)  # The tests skip minutes.
         with serving(FakeEngine(), drain_s=0, reconnect_s=RECONNECT_S, result_bytes=4000) as served:
             yield served
 

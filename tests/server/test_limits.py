@@ -91,8 +91,8 @@ def _watched() -> Iterator[None]:
         return Watched
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tilework.server.main.protocol_class", watching)
-        patch.setattr("tilework.server.main._KEEP_ALIVE_S", 10**6)
+        patch.setattr("tilework.server.http.server.protocol_class", watching)
+        patch.setattr("tilework.server.http.server._KEEP_ALIVE_S", 10**6)
         yield
 
 

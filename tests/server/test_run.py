@@ -16,7 +16,8 @@ import pytest
 
 from fake_engine import FakeEngine, Plan, Served, eventually, serving
 from tilework.server.config import ServerConfig
-from tilework.server.main import AddressInUse, StopSignals, serve
+from tilework.server.http.server import AddressInUse
+from tilework.server.main import StopSignals, serve
 
 TESTS = Path(__file__).parents[1]
 
@@ -180,7 +181,7 @@ def test_head_has_no_effects() -> None:
 def test_all_waits_of_a_stop_have_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that does not end takes up the drain; then an answer that no client takes gets `CLOSE_S` only."""
     monkeypatch.setattr("tilework.server.main.CLOSE_S", 600)
-    monkeypatch.setattr("tilework.server.main._KEEP_ALIVE_S", 10**6)
+    monkeypatch.setattr("tilework.server.http.server._KEEP_ALIVE_S", 10**6)
     engine = FakeEngine(plan=Plan(is_noise=True))
     with socket.socket() as reader, serving(engine, drain_s=6000, send_timeout_s=86400) as server:
         reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

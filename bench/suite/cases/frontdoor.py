@@ -6,17 +6,16 @@ The client is aiohttp's: our own (httpx) takes as much CPU for a request as the 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import aiohttp
 
 from suite.case import CaseFailed, Check, Finding, Note, Table
+from suite.door import Answer, Door
 from suite.server import serving_simulated
 from suite.stats import over_repeats, p99, percentile
 from tilework.cost.shipped import shipped_path
@@ -82,7 +81,7 @@ class FrontDoor:
             log = Path(folder) / "events.jsonl"
             with serving_simulated(self.devices, table, policy, log) as server:
                 async with aiohttp.ClientSession(server.url, timeout=aiohttp.ClientTimeout(60)) as http:
-                    door = _Door(http, Random(1), self.reachable)
+                    door = Door(http, Random(1), self.reachable)
                     await door.fill(self.queued, self.queued_promises)
                     for repeat in range(self.repeats):
                         for rate in self.rates:
@@ -103,62 +102,6 @@ class FrontDoor:
             "workers share the machine's cores. What was accepted is cancelled at once, outside the time.",
             f"Intervals: extremes over {self.repeats} repeats of {self.seconds:g} s.",
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    status: int
-    answer_ms: float
-
-
-class _Door:
-    """A client that sends requests and takes them back."""
-
-    def __init__(self, http: aiohttp.ClientSession, rng: Random, reachable: float) -> None:
-        self._http, self._rng, self._reachable = http, rng, reachable
-
-    async def fill(self, count: int, promises: float) -> None:
-        """Bring in requests that wait long."""
-        for first in range(0, count, 20):
-            await asyncio.gather(*(self._submit(self._patient(promises)) for _ in range(first, min(first + 20, count))))
-
-    async def arrivals(self, rate: float, seconds: float, promises: float) -> list[Answer]:
-        start_s, due_s, tasks = time.perf_counter(), 0.0, []
-        while due_s < seconds:
-            await asyncio.sleep(max(0.0, start_s + due_s - time.perf_counter()))
-            tasks.append(asyncio.create_task(self._visit(promises)))
-            due_s += self._rng.expovariate(rate)
-        return await asyncio.gather(*tasks)
-
-    async def num_waiting(self) -> int:
-        async with self._http.get("/metrics") as response:
-            lines = [line for line in (await response.text()).splitlines() if line.startswith("tilework_jobs")]
-        return round(sum(float(line.rsplit(" ", 1)[1]) for line in lines))
-
-    async def _visit(self, promises: float) -> Answer:
-        body = self._patient(0.0)
-        if self._rng.random() < promises:
-            far = self._rng.random() < self._reachable
-            body |= {"slo_s": self._rng.uniform(3000, 9000) if far else 1.0, "on_miss": "reject"}
-        start_s = time.perf_counter()
-        status, uid = await self._submit(body)
-        taken_ms = (time.perf_counter() - start_s) * 1e3
-        if status == 202:
-            async with self._http.delete(f"/v1/requests/{uid}") as response:
-                await response.read()
-        return Answer(status, taken_ms)
-
-    async def _submit(self, body: dict[str, Any]) -> tuple[int, str | None]:
-        headers = {"Prefer": "respond-async"}
-        async with self._http.post("/v1/images/generations", json=body, headers=headers) as response:
-            return response.status, (await response.json()).get("uid")
-
-    def _patient(self, promises: float) -> dict[str, Any]:
-        side = self._rng.choice([256, 512, 1024])
-        body: dict[str, Any] = {"prompt": "a picture", "size": f"{side}x{side}", "num_inference_steps": 20}
-        if self._rng.random() < promises:
-            body |= {"slo_s": self._rng.uniform(2000, 9000), "on_miss": "reject"}
-        return body
 
 
 def _row(name: str, times: list[float]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from math import ceil
 
 from tilework.core.actions import Reject
 from tilework.core.interfaces import Backlog
-from tilework.core.request import RefusalCode, Request
+from tilework.core.request import RefusalCode, Request, Shape
 from tilework.core.time import s_from_ns
 
 _SHARES_FROM = 0.5  # How full the queue is when tenants are limited to their shares.
@@ -41,6 +41,15 @@ class AdmissionLimits:
             if (refused := bound.refusal(request)) is not None:
                 return refused
         return None
+
+    def standing_refusal(self, backlog: Backlog, now_ns: int) -> Reject | None:
+        """The refusal of every request that asks for no promise; None if one of some tenant and class has room.
+
+        A promise has a place of its own, and shares of the queue are a tenant's own matter.
+        """
+        any_other = Request(uid="", pipeline="", shape=Shape(1, 1), steps=1, arrival_ns=now_ns, tenant="")
+        refused = self.refusal(any_other, backlog, now_ns)
+        return refused if refused is not None and refused.code is RefusalCode.QUEUE else None
 
     def _bounds(self, request: Request, backlog: Backlog, room: float, now_ns: int) -> Iterator[_Bound]:
         held, own, num_devices = backlog.held(), backlog.held(request.tenant), len(backlog.devices)

@@ -31,7 +31,7 @@ from tilework.runtime.models.costs import CostCache
 from tilework.runtime.nodes.config import BadNodes
 from tilework.runtime.nodes.executor import NodesExecutor
 from tilework.server.config import ConfigError, ServerConfig, load_config
-from tilework.server.main import AddressInUse
+from tilework.server.http.server import AddressInUse
 from tilework.server.main import serve as serve_http
 from tilework.store.durable import DurableDirectory
 from tilework.store.journal import JournalUnusable

@@ -153,6 +153,10 @@ class Controller:
         """What waits and runs now. Takes time in proportion to the number of open jobs."""
         return occupancy(self.tracker, now_ns)
 
+    def standing_refusal(self, now_ns: int) -> Reject | None:
+        """The refusal of every request that asks for no promise, as it stands; None if one may be accepted."""
+        return self._rule.limits.standing_refusal(self.tracker, now_ns)
+
     def _record(self, event: Event, now_ns: int) -> list[Action]:
         match event:
             case Submitted() as submitted:

@@ -247,6 +247,10 @@ class Engine:
             placements=policy.placement_status(now_ns) if isinstance(policy, PlacesStages) else (),
         )
 
+    def standing_refusal(self) -> Reject | None:
+        """The refusal of every request that asks for no promise; None if one may be accepted. It takes microseconds."""
+        return self._controller.standing_refusal(self.now_ns()) if self._started else None
+
     def devices_with(self, model: str) -> tuple[int, ...]:
         """The accelerators that have all weights of a model, once they have done what they were told to load."""
         tracker, pools, needed = self._controller.tracker, self._controller.costs.pools, self._components(model)

@@ -52,7 +52,8 @@ class ServerConfig(BaseSettings):
     a directory that keeps accepted calls when the server ends (see `store.durable`). `results` are addresses of Redis
     servers for pictures, by commas (see `store.redis_results`). `max_records` and `record_bytes`
     bound what is remembered of calls that have ended. `drain_s` is how long a stop waits for open calls and for answers
-    under way.
+    under way. `frontends` is how many processes take HTTP (see `server.frontends`); with 0 the controller's own does.
+    `max_connections` are divided among them.
 
     Raises:
         ValidationError: a value has the wrong type or is out of its range.
@@ -96,6 +97,7 @@ class ServerConfig(BaseSettings):
     max_records: int = Field(10_000, ge=1, le=1 << 30)
     record_bytes: int = Field(64 << 20, ge=1024, le=1 << 50)
     encode_threads: int = Field(2, ge=1, le=64)
+    frontends: int = Field(0, ge=0, le=64)
     max_connections: int = Field(1000, ge=1, le=1 << 20)
     max_head_bytes: int = Field(16 << 10, ge=1024, le=1 << 20)
     read_timeout_s: SomeSeconds = 30.0

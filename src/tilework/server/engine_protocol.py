@@ -57,6 +57,9 @@ class Engine(Protocol):
     def catalog(self) -> Catalog:
         """Known once the engine has started."""
 
+    def standing_refusal(self) -> Reject | None:
+        """The refusal of every request that asks for no promise; None if one may be accepted."""
+
     def devices_with(self, model: str) -> tuple[int, ...]:
         """The devices that have all weights of a model."""
 

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
-import uvicorn
 from fastapi import FastAPI
 
 from tilework.server.api.app import create_app, new_call_registry, new_store
@@ -18,23 +18,19 @@ from tilework.server.calls.journal import DurableJournal
 from tilework.server.calls.readiness import Readiness
 from tilework.server.calls.registry import CallRegistry
 from tilework.server.calls.restore import restore
+from tilework.server.calls.submitter import CallSubmitter
 from tilework.server.config import ServerConfig
 from tilework.server.drain import drained, waits_for
 from tilework.server.engine_protocol import Engine
+from tilework.server.frontends.supervisor import FrontEnds
 from tilework.server.garbage import give_back_large_blocks, rare_collections, sweep
-from tilework.server.http.protocol import LimitedProtocol, protocol_class
+from tilework.server.http.server import HttpServer, bind
 from tilework.server.sets import NodePlaces
+from tilework.server.standing_answer import standing_answer
 from tilework.store.durable import DurableDirectory
 from tilework.store.results import ResultStore
 
 CLOSE_S = 5  # For the last answers, after the drain or after a second signal.
-# Longer than clients keep idle connections (httpx 5 s, aiohttp 15 s), so that a client closes first and no new request
-# meets a connection that the server has just closed.
-_KEEP_ALIVE_S = 20
-
-
-class AddressInUse(Exception):
-    """The address cannot be listened on; the message says which, why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +42,25 @@ class StopSignals:
 
     def send(self) -> None:
         (self.hurry if self.stop.is_set() else self.stop).set()
+
+
+class Http(Protocol):
+    """What takes HTTP for an application: this process, or front ends."""
+
+    @property
+    def listening(self) -> asyncio.Event: ...
+    @property
+    def num_closed(self) -> int:
+        """Connections that were closed so far in this process."""
+
+    async def listen(self) -> None:
+        """Serve until `close`, and then until no answer is under way. Raises AddressInUse."""
+
+    def close(self) -> None:
+        """Take no more connections, and end when no answer is under way."""
+
+    def abort(self) -> None:
+        """Cut off all connections."""
 
 
 async def serve(
@@ -82,17 +97,17 @@ async def serve(
     readiness, call_registry = Readiness(engine, has_started=False), new_call_registry(config, journal)
     store = new_store(config, durable)
     app = create_app(engine, config, store=store, readiness=readiness, call_registry=call_registry, nodes=nodes)
-    listener, protocol = _bind(config), protocol_class(config)
-    server = _Server(_uvicorn_config(app, config, protocol))
+    listener = bind(config.host, config.port)
+    http = _http(app, listener, config, engine)
     loop = asyncio.get_running_loop()
     deadline_s = loop.time()  # Of a stop, on the loop's clock; it moves when one is asked for.
     async with _held(signals, listener, store, app.state.sets.run(_url(config, listener))):
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        serving = asyncio.create_task(http.listen())
         try:
-            await _first(serving, server.listening.wait())
+            await _first(serving, http.listening.wait())
             if not serving.done() and await _unless(signals.stop, engine.start()):
                 tidying = [] if journal is None else [journal.keep_tidy()]
-                with rare_collections(), _beside(sweep(lambda: protocol.num_closed), *tidying):
+                with rare_collections(), _beside(sweep(lambda: http.num_closed), *tidying):
                     if journal is not None:
                         readiness.num_restored = restore(engine, journal, app.state.submitter)
                     readiness.has_started = True
@@ -107,7 +122,22 @@ async def serve(
         finally:
             call_registry.leave()
             await engine.stop()
-            await _close(server, serving, signals, deadline_s)
+            await _close(http, serving, signals, deadline_s)
+
+
+def _http(app: FastAPI, listener: socket.socket, config: ServerConfig, engine: Engine) -> Http:
+    if not config.frontends:
+        return HttpServer(app, listener, config)
+    submitter: CallSubmitter = app.state.submitter
+    return FrontEnds(
+        app,
+        listener,
+        config,
+        config.frontends,
+        # A refusal may name another set, of those that serve the call's model: the controller's to say.
+        standing=partial(standing_answer, engine) if config.registry is None else lambda: None,
+        on_answered=submitter.metrics.count_refused_at_front_ends,
+    )
 
 
 @contextmanager
@@ -119,31 +149,6 @@ def _beside(*chores: Coroutine[object, object, None]) -> Iterator[None]:
     finally:
         for task in tasks:
             task.cancel()
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: they raise the signal again before the engine could stop."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.listening = asyncio.Event()
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        try:
-            await super().startup(sockets)
-        except OSError as error:  # Another process has listened since the port was bound.
-            await self.lifespan.shutdown()
-            raise _in_use(self.config.host, self.config.port, error) from error
-        self.listening.set()
-
-    def abort_connections(self) -> None:
-        for connection in list(self.server_state.connections):
-            assert isinstance(connection, LimitedProtocol)
-            connection.abort()
 
 
 def _stop_waits_for(call_registry: CallRegistry, deadline_s: float) -> str:
@@ -160,12 +165,12 @@ async def _until_drained(draining: Coroutine[object, object, None], signals: Sto
         task.cancel()
 
 
-async def _close(server: _Server, serving: asyncio.Task[None], signals: StopSignals, deadline_s: float) -> None:
+async def _close(http: Http, serving: asyncio.Task[None], signals: StopSignals, deadline_s: float) -> None:
     """Stop listening and let answers that are under way reach their clients, but not for ever."""
-    server.should_exit = True
+    http.close()
     await _first(serving, signals.hurry.wait(), deadline_s)
     await asyncio.wait({serving}, timeout=CLOSE_S)
-    server.abort_connections()
+    http.abort()
     await serving
 
 
@@ -180,42 +185,6 @@ async def _held(
             yield
         finally:
             await store.close()
-
-
-def _uvicorn_config(app: FastAPI, config: ServerConfig, protocol: type[LimitedProtocol]) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        host=config.host,
-        port=config.port,
-        http=protocol,
-        h11_max_incomplete_event_size=config.max_head_bytes,
-        timeout_keep_alive=_KEEP_ALIVE_S,
-        log_level="warning",
-        access_log=False,
-        ws="none",
-    )
-
-
-def _bind(config: ServerConfig) -> socket.socket:
-    """Take the port before anything else is begun, so that a wrong address is known at once."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise AddressInUse(f"host = {config.host!r} cannot be listened on: {error}. Give another host.") from error
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        raise _in_use(config.host, config.port, error) from error
-    return listener
-
-
-def _in_use(host: str, port: int, error: OSError) -> AddressInUse:
-    return AddressInUse(f"{host}:{port} cannot be listened on: {error.strerror}. Give another port, or 0 for any.")
 
 
 def _url(config: ServerConfig, listener: socket.socket) -> str:

@@ -180,6 +180,15 @@ class ServerGroup:
     heading: ClassVar[str] = "Server"
     host: Annotated[str | None, typer.Option(help="Address to listen on; default 127.0.0.1.")] = None
     port: Annotated[int | None, typer.Option(help="Port; default 8000; 0 takes a free one.")] = None
+    frontends: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=64,
+            help="Processes that take HTTP, so that connections cost the controller's process little; default 0: it "
+            "takes HTTP itself.",
+        ),
+    ] = None
     api_key: Annotated[
         str | None,
         typer.Option(help="Ask clients for this key. Better set TILEWORK_API_KEY, which no list of processes shows."),

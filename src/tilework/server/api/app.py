@@ -35,8 +35,8 @@ from tilework.server.calls.registry import CallRegistry
 from tilework.server.calls.submitter import CallSubmitter
 from tilework.server.config import ConfigError, ServerConfig
 from tilework.server.engine_protocol import Engine
-from tilework.server.http.errors import install_error_handlers
-from tilework.server.http.middleware import CatchBugs, HeadAsGet, InPieces, LimitHead, RequireKey
+from tilework.server.http.error_handlers import install_error_handlers
+from tilework.server.http.middleware import CatchBugs, HeadAsGet, LimitHead, RequireKey
 from tilework.server.metrics.metrics import Metrics
 from tilework.server.models_file import read_models
 from tilework.server.sets import NodePlaces, Sets, new_sets
@@ -168,7 +168,6 @@ def _add_middleware(app: FastAPI, config: ServerConfig, tenants: Tenants) -> Non
     app.add_middleware(RequireKey, tenants=tenants)
     app.add_middleware(CatchBugs)
     app.add_middleware(LimitHead, max_bytes=config.max_head_bytes)
-    app.add_middleware(InPieces)
 
 
 def new_call_registry(config: ServerConfig, journal: CallJournal | None = None) -> CallRegistry:

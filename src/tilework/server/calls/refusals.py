@@ -43,6 +43,11 @@ def refused(refusal: Reject, ask: ImageCall, arrival_ns: int) -> CallError:
             return not_ready(refusal.reason)
 
 
+def queue_full(refusal: Reject) -> Refused:
+    """The error for any call that asks for no promise, while the engine would refuse them all."""
+    return _no_room(f"The queue is full: {refusal.reason}.", refusal, arrival_ns=0)
+
+
 def too_many_open(tenant: Tenant, num_open: int, num_asked: int, retry_s: int) -> Refused:
     message = (
         f"n = {num_asked} is not accepted now: {num_open} of your images are open, and at most {tenant.max_open} may"

@@ -13,7 +13,6 @@ from tilework.server.text import shown
 logger = logging.getLogger("tilework.server")
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
-PIECE_BYTES = 64 << 10
 TENANT = "tilework.tenant"  # The key of the tenant in the scope.
 IS_HEAD = "tilework.is_head"  # In the scope if the request was a HEAD.
 
@@ -70,27 +69,6 @@ class RequireKey:
             await self._app({**scope, TENANT: tenant}, receive, send)
         else:
             await _unauthorised().response()(scope, receive, send)
-
-
-class InPieces:
-    """Pass large bodies to the HTTP server in pieces, so that it never buffers more than one that is not taken."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def sending(message: Message) -> None:
-            body = message.get("body", b"")
-            if len(body) <= PIECE_BYTES:
-                await send(message)
-                return
-            view = memoryview(body)
-            for start in range(0, len(view), PIECE_BYTES):
-                is_last = start + PIECE_BYTES >= len(view)
-                more = message.get("more_body", False) or not is_last
-                await send({**message, "body": bytes(view[start : start + PIECE_BYTES]), "more_body": more})
-
-        await self._app(scope, receive, sending)
 
 
 class LimitHead:

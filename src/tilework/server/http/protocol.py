@@ -16,19 +16,32 @@ import sys
 import termios
 from contextlib import suppress
 from http import HTTPStatus
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import h11
 from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from tilework.server.config import ServerConfig
 from tilework.server.http.errors import SERVER, ApiError, long_head
 
 LEAST_BYTES_PER_S = 16 << 10  # The least rate at which a client must take its answer.
 LINGER_S = 1.0  # Time for a client to read an answer that came before it had sent all of its request.
+_HEAD = b"HTTP/1.1 "  # How an answer begins.
 LINGER_BYTES = 4 << 20  # How much more of that request is received, and thrown away.
+
+
+class Limits(Protocol):
+    """What holds for each connection, and how many there may be: see `ServerConfig`."""
+
+    @property
+    def max_connections(self) -> int: ...
+    @property
+    def max_head_bytes(self) -> int: ...
+    @property
+    def read_timeout_s(self) -> float: ...
+    @property
+    def send_timeout_s(self) -> float: ...
 
 
 class LimitedProtocol(H11Protocol):
@@ -37,7 +50,7 @@ class LimitedProtocol(H11Protocol):
     That subclass also counts the connections that were closed.
     """
 
-    limits: ServerConfig
+    limits: Limits
     num_closed = 0
 
     def __init__(
@@ -54,6 +67,7 @@ class LimitedProtocol(H11Protocol):
         self._num_written = 0
         self._num_taken_before = 0
         self._num_discarded = 0
+        self._head = b""
 
     @property
     def is_lingering(self) -> bool:
@@ -157,6 +171,24 @@ class LimitedProtocol(H11Protocol):
         return self._num_written - self._raw.get_write_buffer_size() - _num_unconfirmed(self._raw)
 
     def write(self, data: bytes) -> None:
+        """Send what uvicorn has written: a head together with the body that follows it at once, if one does.
+
+        Each send is a call of the kernel, which wakes the client: a third of the time of a short answer.
+        """
+        if data.startswith(_HEAD) and not self._head:
+            self._head = data
+            self.loop.call_soon(self.send_head)
+        else:
+            self._head, head = b"", self._head
+            self._send(head + data if head else data)
+
+    def send_head(self) -> None:
+        """Send a head that has waited for its body."""
+        if self._head:
+            self._head, head = b"", self._head
+            self._send(head)
+
+    def _send(self, data: bytes) -> None:
         if not self._raw.is_closing():  # asyncio would log each write after the client has gone.
             self._forgive()
             self._num_written += len(data)
@@ -169,6 +201,7 @@ class LimitedProtocol(H11Protocol):
 
         If the socket is closed while bytes arrive, the kernel resets the connection, which discards the answer.
         """
+        self.send_head()
         if self.conn.their_state is h11.SEND_BODY:
             self._linger()
         else:
@@ -177,6 +210,7 @@ class LimitedProtocol(H11Protocol):
     def _linger(self) -> None:
         if self.is_lingering or self._raw.is_closing():
             return
+        self.send_head()
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
@@ -236,7 +270,7 @@ def _reset_when_closed(transport: asyncio.Transport) -> None:
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, on_at_once)
 
 
-def protocol_class(limits: ServerConfig) -> type[LimitedProtocol]:
+def protocol_class(limits: Limits) -> type[LimitedProtocol]:
     """The protocol for a server with these limits."""
     return type("BoundProtocol", (LimitedProtocol,), {"limits": limits})
 

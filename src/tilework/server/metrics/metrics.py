@@ -33,6 +33,9 @@ class Metrics(Observer):
         self._requests = RequestMetrics(meters, sizes)
         self._works = WorkMetrics(meters, sizes)
         self._invalid = meters.counter("invalid_calls", "Calls with a mistake, refused before they became images")
+        self._at_front_ends = meters.counter(
+            "frontend_refusals", "Calls that front ends refused by themselves, since the queue is full"
+        )
         self._stops = meters.counter("work_stops", "Works that were asked to end early")
         self._stuck = meters.counter("stuck_works", "Works that did no step for too long")
         self._log_losses = meters.counter("log_losses", "Event logs that could not be written to their end")
@@ -53,6 +56,10 @@ class Metrics(Observer):
 
     def count_invalid(self) -> None:
         self._invalid.inc()
+
+    def count_refused_at_front_ends(self, number: int) -> None:
+        """Front ends have refused this number of calls, since the queue is full."""
+        self._at_front_ends.inc(number)
 
     def count_too_many_open(self, priority: str) -> None:
         """A tenant's limit has refused a call."""

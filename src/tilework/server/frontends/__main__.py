@@ -1,0 +1,55 @@
+"""The process of one front end: `python -m tilework.server.frontends CHANNEL LISTENER`, both numbers of open sockets.
+
+It imports little, so that it is back soon: neither the API nor anything that knows a model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+
+from setproctitle import setproctitle
+
+from tilework.comm.net.channel import Channel
+from tilework.comm.net.frames import BadFrame
+from tilework.server.frontends.messages import EPOCH, Begin, Listening, frontend_codec
+from tilework.server.frontends.relay import Relay
+from tilework.server.http.server import HttpServer
+
+
+async def run(channel_end: socket.socket, listener: socket.socket) -> None:
+    """Take HTTP until the controller says that it is enough, or has gone."""
+    reader, writer = await asyncio.open_unix_connection(sock=channel_end)
+    channel = Channel(reader, writer, frontend_codec(), EPOCH)
+    messages = channel.messages()
+    _, begin = await anext(messages)
+    assert isinstance(begin, Begin)
+    relay = Relay(channel)
+    server = HttpServer(relay, listener, begin)
+    serving = asyncio.create_task(server.listen())
+    following = asyncio.create_task(relay.follow(messages, on_close=server.close))
+    listening = asyncio.create_task(server.listening.wait())
+    await asyncio.wait({serving, listening}, return_when=asyncio.FIRST_COMPLETED)
+    channel.send(Listening())
+    await asyncio.wait({serving, following}, return_when=asyncio.FIRST_COMPLETED)
+    server.close()
+    server.abort()  # There is nothing to abort if `Close` has ended it.
+    await serving
+
+
+def main() -> None:
+    """A signal for all processes of the server concerns the controller alone, which then ends the front ends."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    setproctitle("tilework: front end")
+    channel_end, listener = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
+    try:
+        asyncio.run(run(channel_end, listener))
+    except (BadFrame, StopAsyncIteration):  # The controller has gone.
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""What a front end and the controller tell each other. The address of a message is the number of its exchange.
+
+An exchange is one HTTP request and its answer. `http` of ASGI (version 3.0) has the meaning of the fields.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import get_args
+
+from tilework.comm.net.codec import Codec
+
+THE_FRONT_END = -1
+"""The address of messages that belong to no exchange."""
+EPOCH = 0
+"""Of a connection: each has one end alone, so there is no earlier session."""
+
+# From the controller.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begin:
+    """What holds for connections: see `ServerConfig`. The first message."""
+
+    max_connections: int
+    max_head_bytes: int
+    read_timeout_s: float
+    send_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """The application wants a further piece of the body. Answered by `More`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A piece of the answer; the first one has its head, of which `status` is 0 in all others.
+
+    If there is more to come, it is answered by `Taken`.
+    """
+
+    status: int
+    headers: tuple[tuple[bytes, bytes], ...]
+    body: bytes = field(repr=False)
+    more_body: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CutOff:
+    """The answer will not be completed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandingAnswer:
+    """An answer that a front end gives by itself, from now on until `Resume`, to all requests that are as this says.
+
+    They have this method, one of the paths, a body of this type that is there with its head and has none of
+    `unless_body` in it, and no header `unless_header`.
+    """
+
+    method: str
+    paths: tuple[str, ...]
+    media_type: bytes
+    unless_header: bytes
+    unless_body: tuple[bytes, ...]
+    answer: Answer
+
+    def is_for(self, ask: Ask) -> bool:
+        if ask.more_body or ask.method != self.method or ask.path not in self.paths:
+            return False
+        headers = dict(ask.headers)
+        given = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        is_plain = self.unless_header not in headers and not any(part in ask.body for part in self.unless_body)
+        return given == self.media_type and is_plain
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Ask the application again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Take no more connections, and end when no answer is under way."""
+
+
+# From the front end.
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Connections are taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """A request, with the part of its body that has come."""
+
+    http_version: str
+    method: str
+    scheme: str
+    path: str
+    raw_path: bytes
+    query_string: bytes
+    headers: tuple[tuple[bytes, bytes], ...]
+    client: tuple[str, int | None] | None
+    server: tuple[str, int | None] | None
+    body: bytes = field(repr=False)
+    more_body: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class More:
+    """A further piece of the body. The first one comes without being pulled."""
+
+    body: bytes = field(repr=False)
+    more_body: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The client has taken the piece, or what buffers there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """The client has closed its connection, or needs no more of the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The front end has answered this number of requests by itself since it last said so."""
+
+    number: int
+
+
+FromFrontEnd = Listening | Ask | More | Taken | Gone | Answered
+ToFrontEnd = Begin | Pull | Answer | CutOff | StandingAnswer | Resume | Close
+
+
+def frontend_codec() -> Codec:
+    return Codec((*get_args(ToFrontEnd), *get_args(FromFrontEnd)))

@@ -1,0 +1,155 @@
+"""Starts front ends, and another one for each that ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+from asyncio.subprocess import Process
+from collections.abc import Callable
+from contextlib import suppress
+
+from fastapi import FastAPI
+
+from tilework.comm.net.channel import Channel
+from tilework.comm.net.frames import BadFrame
+from tilework.server.frontends.messages import EPOCH, Begin, Close, Resume, StandingAnswer, frontend_codec
+from tilework.server.frontends.relayed import RelayedRequests
+from tilework.server.http.protocol import Limits
+from tilework.server.http.server import listen
+
+_log = logging.getLogger("tilework.server")
+_EXIT_S = 5.0  # How long a front end may take to end after its connection.
+_PUBLISH_S = 0.05
+_PAUSE_S = 1.0  # Before the next start, if a front end has ended before it took connections.
+
+
+class FrontEnds:
+    """`number` processes that take the connections of one bound socket, and pass their requests to an application.
+
+    The application runs in this process. A front end that ends costs its connections; the others go on, and another one
+    takes its place. `limits` are for all connections together.
+    """
+
+    def __init__(
+        self,
+        app: FastAPI,
+        listener: socket.socket,
+        limits: Limits,
+        number: int,
+        standing: Callable[[], StandingAnswer | None],
+        on_answered: Callable[[int], None],
+    ) -> None:
+        """`standing` is what front ends may answer by themselves; `on_answered` hears how often they have."""
+        self.listening = asyncio.Event()
+        self.num_started = 0
+        self._app, self._listener, self._number = app, listener, number
+        self._begin = Begin(
+            max_connections=-(-limits.max_connections // number),
+            max_head_bytes=limits.max_head_bytes,
+            read_timeout_s=limits.read_timeout_s,
+            send_timeout_s=limits.send_timeout_s,
+        )
+        self._running: dict[Process, Channel] = {}
+        self._standing, self._on_answered = standing, on_answered
+        self._stands: StandingAnswer | None = None
+        self._is_closing = False
+        self._num_cut_off = 0
+
+    @property
+    def num_closed(self) -> int:
+        """Requests whose clients went before they were answered: other connections leave nothing in this process."""
+        return self._num_cut_off
+
+    async def listen(self) -> None:
+        """Take requests until `close`, and then until no answer is under way. Raises AddressInUse.
+
+        Connections that come before a front end is up wait for it.
+        """
+        listen(self._listener)
+        async with self._app.router.lifespan_context(self._app):
+            publishing = asyncio.create_task(self._publish())
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(self._number):
+                        group.create_task(self._keep())
+            finally:
+                publishing.cancel()
+
+    async def _publish(self) -> None:
+        """Tell the front ends whenever the standing answer is another one, or none."""
+        while True:
+            if (stands := self._standing()) != self._stands:
+                self._stands = stands
+                for channel in self._running.values():
+                    channel.send(stands or Resume())
+            await asyncio.sleep(_PUBLISH_S)
+
+    def close(self) -> None:
+        """Take no more connections, and end when no answer is under way."""
+        self._is_closing = True
+        self._listener.close()
+        for channel in self._running.values():
+            channel.send(Close())
+
+    def abort(self) -> None:
+        """Cut off all connections."""
+        for process in self._running:
+            with suppress(ProcessLookupError):
+                process.kill()
+
+    async def _keep(self) -> None:
+        while not self._is_closing:
+            has_listened = await self._run_one()
+            if not self._is_closing:
+                _log.warning("a front end has ended; another one takes its place")
+                await asyncio.sleep(0 if has_listened else _PAUSE_S)
+
+    async def _run_one(self) -> bool:
+        """Run one front end to its end. Whether it has taken connections."""
+        ours, theirs = socket.socketpair()
+        process = await self._start(theirs)
+        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        channel = self._running[process] = Channel(reader, writer, frontend_codec(), EPOCH)
+        listened: list[bool] = []
+
+        def on_listening() -> None:
+            listened.append(True)
+            self.listening.set()
+
+        requests = RelayedRequests(self._app, channel, on_listening, self._on_answered)
+        channel.send(self._begin)
+        if self._stands is not None:
+            channel.send(self._stands)
+        if self._is_closing:  # Since it was started.
+            channel.send(Close())
+        try:
+            await requests.serve()
+        except BadFrame as error:
+            _log.warning("a front end is ended: %s", error)
+        finally:
+            channel.close()
+            del self._running[process]
+            self._num_cut_off += requests.num_cut_off
+            await _ended(process)
+        return bool(listened)
+
+    async def _start(self, theirs: socket.socket) -> Process:
+        numbers = (theirs.fileno(), self._listener.fileno())
+        command = ("-m", "tilework.server.frontends", *map(str, numbers))
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, *command, pass_fds=numbers, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
+            )
+        self.num_started += 1
+        return process
+
+
+async def _ended(process: Process) -> None:
+    """Wait until a process has ended; one that does not is killed."""
+    try:
+        await asyncio.wait_for(process.wait(), _EXIT_S)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
