@@ -50,6 +50,9 @@ class Listener(Protocol):
 class NodesListener(Listener, Protocol):
     """Receives the reports of an executor over several nodes."""
 
+    def on_fetched(self, origin: int, node: int, num_bytes: int, run_ns: int) -> None:
+        """A node has fetched so much of states from the node `origin`, in this time."""
+
     def on_node_leaving(self, node: int, device_ids: Group, reason: str, let_go: Callable[[], None]) -> None:
         """A node is about to leave, with these of its devices that are up.
 

@@ -248,7 +248,7 @@ class _Agent:
     async def _fetch_all(self, executor: LocalExecutor, message: FetchBlobs) -> None:
         """Fetch one blob after another; without one the others are of no use."""
         fetched: list[StateBlob] = []
-        reason = ""
+        reason, begin_ns = "", time.monotonic_ns()
         for blob in message.blobs:
             try:
                 await fetch_file(
@@ -264,7 +264,8 @@ class _Agent:
             fetched.append(blob)
         for blob in message.blobs:
             self._coming.pop(blob.name, None)
-        self._channel.send(BlobsFetched(message.fetch_id, tuple(fetched), reason))
+        run_ns = time.monotonic_ns() - begin_ns
+        self._channel.send(BlobsFetched(message.fetch_id, tuple(fetched), run_ns, reason))
 
     # For the executor.
 

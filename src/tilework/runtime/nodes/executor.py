@@ -267,8 +267,7 @@ class NodesExecutor:
             case WorkerLost() | WorkerJoined() | WorkersLeft():
                 self._on_workers(node, message)
             case BlobsFetched():
-                self._blobs.fetched(message, node)
-                self._let_go()
+                self._on_fetched(node, message)
             case Leaving(reason):
                 self.dismiss(node.node, reason)
             case WeightsRead():
@@ -314,6 +313,12 @@ class NodesExecutor:
             _log.error("%s", reason)
         else:
             self._ready.set_exception(WorkerStartFailed(reason))
+
+    def _on_fetched(self, node: RemoteNode, answer: BlobsFetched) -> None:
+        origin = self._blobs.fetched(answer, node)
+        if origin is not None:
+            self._listener.on_fetched(origin, node.node, sum(blob.num_bytes for blob in answer.blobs), answer.run_ns)
+        self._let_go()
 
     def _on_workers(self, node: RemoteNode, change: WorkerLost | WorkerJoined | WorkersLeft) -> None:
         match change:

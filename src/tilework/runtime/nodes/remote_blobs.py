@@ -59,15 +59,21 @@ class RemoteBlobs:
         """Whether another node fetches something from this one."""
         return any(fetch.origin == node.origin for one in self._nodes.values() for fetch in one.fetches.values())
 
-    def fetched(self, answer: BlobsFetched, node: RemoteNode) -> None:
-        """A node has fetched blobs, or could not; what is not kept any more it discards."""
-        for blob in node.fetches.pop(answer.fetch_id).blobs:
+    def fetched(self, answer: BlobsFetched, node: RemoteNode) -> int | None:
+        """A node has fetched blobs, or could not; what is not kept any more it discards.
+
+        Returns the place of the node that had all of them; None if some did not come, or if that is lost.
+        """
+        fetch = node.fetches.pop(answer.fetch_id)
+        for blob in fetch.blobs:
             if blob not in answer.blobs:
                 self._places.not_fetched(blob, node.node)
             elif not self._places.fetched(blob, node.node):
                 node.tell(DiscardBlob(blob))
         if answer.reason:
             _log.warning("node %d: %s", node.node, answer.reason)
+            return None
+        return next((place for place, one in self._nodes.items() if one.started and one.origin == fetch.origin), None)
 
     def copy(self, blob: StateBlob) -> StateBlob | None:
         """A second name on all nodes that have it; None if none has.
