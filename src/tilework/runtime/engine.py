@@ -248,7 +248,7 @@ class Engine:
             encode_cache=self._encode_cache.usage,
             memory_bytes=dict(self._dispatcher.memory_bytes),
             kept=dict(self._dispatcher.kept),
-            pids=self._executor.pids,
+            resident_bytes=self._executor.resident_bytes,
             weights_free_bytes={device_id: size for device_id, size in free.items() if size is not None},
             placements=policy.placement_status(now_ns) if isinstance(policy, PlacesStages) else (),
         )
