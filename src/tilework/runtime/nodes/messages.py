@@ -14,8 +14,8 @@ from tilework.comm.net.files import Origin
 from tilework.core.actions import ReadComponents
 from tilework.core.component import LoadSource
 from tilework.core.cost_row import Batch, CostRow
-from tilework.core.lora import UsedLora
-from tilework.core.model import ModelSource, SimulatedSource
+from tilework.core.lora import Lora, UsedLora
+from tilework.core.model import LoraSource, ModelSource, SimulatedSource
 from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import Command, RemoveLora, RemoveModel
 from tilework.core.wire.reports import LoadedModel, Report
@@ -100,6 +100,29 @@ class EndMeasuring:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadModel:
+    """See `Executor.read_model`. Answered by `ModelRead`."""
+
+    source: ModelSource
+    served: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ServeModel:
+    """See `Executor.add_model`. Answered by `Changed`."""
+
+    source: ModelSource
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLora:
+    """See `Executor.add_lora`. Answered by `LoraRead`."""
+
+    model: str
+    lora: LoraSource
+
+
+@dataclass(frozen=True, slots=True)
 class Ping:
     """Answered by `Pong`, at once."""
 
@@ -162,10 +185,11 @@ class WorkersLeft:
 
 @dataclass(frozen=True, slots=True)
 class BlobsFetched:
-    """The answer to `FetchBlobs`: the blobs that are here now. `reason` says why others are not."""
+    """The answer to `FetchBlobs`: the blobs that are here now, after `run_ns`. `reason` says why others are not."""
 
     fetch_id: int
     blobs: tuple[StateBlob, ...]
+    run_ns: int
     reason: str = ""
 
 
@@ -192,6 +216,37 @@ class LoadSpeeds:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelRead:
+    """The model and its key; `error` says why there is none."""
+
+    model: LoadedModel | None = None
+    key: ProfileKey | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LoraRead:
+    """`error` says why there is no LoRA."""
+
+    lora: Lora | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """`error` is empty if the node serves the model now."""
+
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What each worker process of the node has in use, by device; follows each `Pong`."""
+
+    resident_bytes: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Pong:
     """`sent_ns` is that of the `Ping`, `now_ns` the clock of the node."""
 
@@ -212,6 +267,9 @@ ToNode = (
     | RemoveLora
     | Measure
     | EndMeasuring
+    | ReadModel
+    | ServeModel
+    | ReadLora
     | Ping
     | Leave
 )
@@ -228,6 +286,10 @@ FromNode = (
     | Leaving
     | Measured
     | LoadSpeeds
+    | ModelRead
+    | LoraRead
+    | Changed
+    | Memory
     | Pong
 )
 

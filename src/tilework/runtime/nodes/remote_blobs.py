@@ -59,10 +59,13 @@ class RemoteBlobs:
         """Whether another node fetches something from this one."""
         return any(fetch.origin == node.origin for one in self._nodes.values() for fetch in one.fetches.values())
 
-    def fetched(self, answer: BlobsFetched, node: RemoteNode) -> None:
-        """A node has fetched blobs, or could not; what is not kept any more it discards."""
-        is_lacking = False
-        for blob in node.fetches.pop(answer.fetch_id).blobs:
+    def fetched(self, answer: BlobsFetched, node: RemoteNode) -> int | None:
+        """A node has fetched blobs, or could not; what is not kept any more it discards.
+
+        Returns the place of the node that had all of them; None if some did not come, or if that is lost.
+        """
+        fetch, is_lacking = node.fetches.pop(answer.fetch_id), False
+        for blob in fetch.blobs:
             if blob not in answer.blobs:
                 self._places.not_fetched(blob, node.node)
                 is_lacking |= bool(self._places.nodes(blob))  # One that was discarded meanwhile is not missed.
@@ -70,6 +73,9 @@ class RemoteBlobs:
                 node.tell(DiscardBlob(blob))
         if is_lacking:
             _log.warning("node %d: %s", node.node, answer.reason)
+        if answer.reason:
+            return None
+        return next((place for place, one in self._nodes.items() if one.started and one.origin == fetch.origin), None)
 
     def copy(self, blob: StateBlob) -> StateBlob | None:
         """A second name on all nodes that have it; None if none has.
