@@ -32,7 +32,8 @@ async def run(channel_end: socket.socket, listener: socket.socket) -> None:
     following = asyncio.create_task(relay.follow(messages, on_close=server.close))
     listening = asyncio.create_task(server.listening.wait())
     await asyncio.wait({serving, listening}, return_when=asyncio.FIRST_COMPLETED)
-    channel.send(Listening())
+    if not serving.done():
+        channel.send(Listening())
     await asyncio.wait({serving, following}, return_when=asyncio.FIRST_COMPLETED)
     server.close()
     server.abort()  # There is nothing to abort if `Close` has ended it.
