@@ -202,7 +202,7 @@ def test_only_what_is_still_kept_is_missed(caplog: pytest.LogCaptureFixture) -> 
                 asked = await one.hears(FetchBlobs)
                 if blob is A:
                     executor.discard(blob)
-                one.say(BlobsFetched(asked.fetch_id, (), f"no {blob.name}"))
+                one.say(BlobsFetched(asked.fetch_id, (), 7, f"no {blob.name}"))
                 one.say(ended(work_id), 0)
                 await heard.hears(("report", 2, ended(work_id)))
 
