@@ -198,7 +198,7 @@ def test_each_part_is_killed_under_load_and_every_request_ends_once(tmp_path: Pa
         number = int(one.uid.split()[1]) % NUM_SPECS
         assert np.array_equal(tiny.pixels(one.image), expected[number]), f"{one.uid} differs"
     crossed = [one for one in done if {0, 1} <= {device for each in one.segments for device in each.devices}]
-    assert len(crossed) > len(done) / 2, "works of both nodes made them"
+    assert len(crossed) >= IN_FLIGHT, "works of both nodes made them"
 
 
 async def serve(cluster: Cluster, agents: RayAgents, host: str) -> tuple[list[Outcome], set[str]]:
