@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from runtime.nodes.test_executor import A, B, execute, imported
-from tilework.comm.net.files import FileServer, Origin
+from tilework.comm.net.files import FileServer
 from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import Command, Forget, GroupRef
+from tilework.core.wire.node_blobs import BlobsFetched, FetchBlobs, LeaveOrigin, Origin
 from tilework.core.work import Group
 from tilework.runtime.groups import GroupTable
 from tilework.runtime.nodes.agent import _Agent
-from tilework.runtime.nodes.messages import THE_NODE, BlobsFetched, BreakOff, FetchBlobs, LeaveOrigin
+from tilework.runtime.nodes.messages import THE_NODE, BreakOff
 from tilework.runtime.outbox import Outbox, Outgoing
 
 TOKEN, EPOCH = b"known to both", 3

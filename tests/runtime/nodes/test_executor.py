@@ -15,6 +15,7 @@ from tilework.core.actions import ReadComponents
 from tilework.core.model import ModelSource
 from tilework.core.wire.blobs import SavedState, StateBlob
 from tilework.core.wire.commands import Execute, Forget, GroupRef, ImportState, StopWork
+from tilework.core.wire.node_blobs import BlobsFetched, CopyBlob, DiscardBlob, FetchBlobs, LeaveOrigin
 from tilework.core.wire.reports import WeightsRead
 from tilework.core.wire.spec import Spec
 from tilework.runtime.executor import ModelRefused, WorkerStartFailed
@@ -22,14 +23,9 @@ from tilework.runtime.local_executor import LocalConfig
 from tilework.runtime.nodes.config import BadNodes
 from tilework.runtime.nodes.executor import NodesExecutor
 from tilework.runtime.nodes.messages import (
-    BlobsFetched,
     BreakOff,
-    CopyBlob,
-    DiscardBlob,
-    FetchBlobs,
     KillWorker,
     Leave,
-    LeaveOrigin,
     Measure,
     Measured,
     WorkerJoined,

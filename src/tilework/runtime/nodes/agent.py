@@ -11,13 +11,14 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from tilework.comm.net.channel import Channel
-from tilework.comm.net.files import FetchFailed, FileServer, Origin, fetch_file
+from tilework.comm.net.files import FetchFailed, FileServer, fetch_file
 from tilework.comm.net.frames import BadFrame
 from tilework.comm.net.handshake import join
 from tilework.core.actions import ReadComponents
 from tilework.core.model import Source
 from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import Command, Execute, GroupRef, ImportState, RemoveLora, RemoveModel
+from tilework.core.wire.node_blobs import BlobsFetched, CopyBlob, DiscardBlob, FetchBlobs, LeaveOrigin, Origin
 from tilework.core.wire.reports import LoadedModel, Report, WeightsRead
 from tilework.core.work import Group
 from tilework.runtime.executor import WorkerStartFailed
@@ -25,15 +26,10 @@ from tilework.runtime.local_executor import LocalConfig, LocalExecutor
 from tilework.runtime.nodes.messages import (
     THE_NODE,
     Begin,
-    BlobsFetched,
     BreakOff,
-    CopyBlob,
-    DiscardBlob,
     EndMeasuring,
-    FetchBlobs,
     KillWorker,
     Leave,
-    LeaveOrigin,
     Loading,
     LoadSpeeds,
     Measure,

@@ -2,34 +2,58 @@
 
 from __future__ import annotations
 
-import logging
-import secrets
 from collections.abc import Iterable, Mapping
 from itertools import count
+from typing import Protocol
 
+from tilework.control.nodes.blob_places import BlobPlaces
 from tilework.core.wire.blobs import StateBlob
-from tilework.runtime.nodes.blob_places import BlobPlaces
-from tilework.runtime.nodes.messages import BlobsFetched, CopyBlob, DiscardBlob, FetchBlobs, LeaveOrigin
-from tilework.runtime.nodes.remote_node import RemoteNode
-
-_log = logging.getLogger(__name__)
+from tilework.core.wire.node_blobs import BlobsFetched, CopyBlob, DiscardBlob, FetchBlobs, LeaveOrigin, Origin
 
 
-class RemoteBlobs:
-    """Tells `nodes`, those that are there by their place, what to do with blobs. Each is kept on `copies` nodes."""
+class BlobNode(Protocol):
+    """A node in one session. `fetches` is what it was told to fetch, by id; `has_started`: its workers are up."""
 
-    def __init__(self, nodes: Mapping[int, RemoteNode], *, fetch_s: float, copies: int) -> None:
-        self._nodes, self._fetch_s, self._copies = nodes, fetch_s, copies
+    fetches: dict[int, tuple[StateBlob, ...]]
+
+    @property
+    def node(self) -> int: ...
+
+    @property
+    def has_started(self) -> bool: ...
+
+    @property
+    def origin(self) -> Origin:
+        """Where its blobs can be fetched, once it has started."""
+        ...
+
+    def tell(self, message: object) -> None:
+        """Send a message. Messages of one session arrive in order, or it ends."""
+        ...
+
+
+class NodeBlobs:
+    """Tells `nodes`, those that are there by their place, what to do with blobs. Each is kept on `copies` nodes.
+
+    `prefix` begins the names of copies; no other name may begin with it.
+    """
+
+    def __init__(self, nodes: Mapping[int, BlobNode], *, fetch_s: float, copies: int, prefix: str) -> None:
+        self._nodes, self._fetch_s, self._copies, self._prefix = nodes, fetch_s, copies, prefix
         self._places = BlobPlaces()
         self._ids = count(1)
-        self._prefix = f"copy-{secrets.token_hex(6)}"  # No name is ever used again.
 
-    def written(self, blobs: Iterable[StateBlob], node: RemoteNode) -> None:
+    @property
+    def num_kept(self) -> int:
+        """The number of blobs that some node keeps."""
+        return self._places.num_kept
+
+    def written(self, blobs: Iterable[StateBlob], node: BlobNode) -> None:
         """A device of a node has written blobs."""
         for blob in blobs:
             self._places.add(blob, node.node)
 
-    def bring(self, blobs: Iterable[StateBlob], node: RemoteNode) -> None:
+    def bring(self, blobs: Iterable[StateBlob], node: BlobNode) -> None:
         """Let a node fetch what it lacks of these."""
         for other, lacking in self._places.lacking(blobs, node.node).items():
             fetch_id, wanted = next(self._ids), tuple(lacking)
@@ -38,23 +62,23 @@ class RemoteBlobs:
                 self._places.fetch(blob, node.node)
             node.tell(FetchBlobs(fetch_id, wanted, self._nodes[other].origin, self._fetch_s))
 
-    def copy_to_others(self, blobs: Iterable[StateBlob], node: RemoteNode) -> None:
+    def copy_to_others(self, blobs: Iterable[StateBlob], node: BlobNode) -> None:
         """Let the nodes after this one fetch what is still kept of these, as far as copies are wanted."""
+        if self._copies == 1:
+            return
         kept = [blob for blob in blobs if self._places.nodes(blob)]
-        others = sorted(one for one, other in self._nodes.items() if other.started and other is not node)
+        others = sorted(one for one, other in self._nodes.items() if other.has_started and other is not node)
         others.sort(key=lambda one: one < node.node)
         for place in others[: self._copies - 1]:
             self.bring(kept, self._nodes[place])
 
-    def fetched(self, answer: BlobsFetched, node: RemoteNode) -> None:
+    def fetched(self, answer: BlobsFetched, node: BlobNode) -> None:
         """A node has fetched blobs, or could not; what is not kept any more it discards."""
         for blob in node.fetches.pop(answer.fetch_id):
             if blob not in answer.blobs:
                 self._places.not_fetched(blob, node.node)
             elif not self._places.fetched(blob, node.node):
                 node.tell(DiscardBlob(blob))
-        if answer.reason:
-            _log.warning("node %d: %s", node.node, answer.reason)
 
     def copy(self, blob: StateBlob) -> StateBlob | None:
         """A second name on all nodes that have it; None if none has.
@@ -72,9 +96,9 @@ class RemoteBlobs:
         for place in sorted(self._places.discard(blob)):
             self._nodes[place].tell(DiscardBlob(blob))
 
-    def lose(self, node: RemoteNode) -> list[StateBlob]:
+    def lose(self, node: BlobNode) -> list[StateBlob]:
         """A node is lost, and not among `nodes` any more. Returns the blobs that only it had."""
         for other in self._nodes.values():
-            if node.started is not None:
+            if node.has_started:
                 other.tell(LeaveOrigin(node.origin))
         return self._places.lose(node.node)
