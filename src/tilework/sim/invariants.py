@@ -44,7 +44,7 @@ from tilework.cost.table_costs import TableCosts
 from tilework.policy.registry import may_fail
 from tilework.policy.toolkit.demand import demand_at
 from tilework.sim.faults import Faults
-from tilework.sim.network import MESSAGE_FAULTS
+from tilework.sim.network import LATE_FAULTS, MESSAGE_FAULTS
 from tilework.sim.simulation import Simulation
 from tilework.sim.trace import Trace
 from tilework.sim.trace_checks import Violation, check_image, check_no_overlap, require
@@ -54,7 +54,8 @@ INTERRUPTION_NS = 120 * NS_PER_S
 _FULL_CHECK_EVERY = 64
 # Works of steps that are sent ahead to a device, for one job and for each further one; and all stages without steps.
 _MAX_STEPPED_WORKS, _MAX_STEPPED_WORKS_PER_OTHER = 3, 1
-_STATE_FAULTS = MESSAGE_FAULTS | {"checkpoint", "node", "restart", "replay"}  # After these a device may lack a state.
+# After these a device may lack a state.
+_STATE_FAULTS = LATE_FAULTS | {"checkpoint", "node", "fetch", "restart", "replay"}
 
 _StageKey = tuple[str, str, int]
 """What the memory of a work depends on, beside its size: pipeline, name of the stage, how many LoRAs."""
@@ -339,7 +340,7 @@ class Invariants:
         """
         if self._requests[self._uids[work.job_ids[0]]].exact:
             return
-        if work.stage.spec.sliceable and not work.sliced and not MESSAGE_FAULTS & self._faults.by_name.keys():
+        if work.stage.spec.sliceable and not work.sliced and not LATE_FAULTS & self._faults.by_name.keys():
             pixels = self._pixels(work)
             known = [
                 size

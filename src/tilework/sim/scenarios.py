@@ -28,6 +28,7 @@ _STEP_S, _OTHERS_S = 0.1, (0.01, 0.05)  # A step, and the stages without steps, 
 _MEAN_S = 0.8  # Rough mean time of a request on one device.
 _WEIGHTS_UNIT = 1 << 20  # Bytes.
 _SPEEDUP = 1.6  # By each doubling of the degree.
+_LATER_FAULTS = ("partition", "fetch", "clock", "frontend")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +68,7 @@ def scenario(seed: int, policy: str | None = None, faults: Faults | None = None)
     num_devices = random.choice((1, 2, 2, 3, 4, 4, 8))
     devices_per_node = random.choice((1, 2, 4, 8))
     degrees = random.choice(((1,), (1, 2), (1, 2, 4), (1, 2, 4, 8)))
-    chosen = _swarm_faults(Random(f"faults/{seed}"))
+    chosen = _swarm_faults(seed)
     batch_random, slot_random = Random(f"batches/{seed}"), Random(f"slots/{seed}")
     is_overload = random.random() < 0.04
     if is_overload:
@@ -103,6 +104,7 @@ def scenario(seed: int, policy: str | None = None, faults: Faults | None = None)
             seed=seed,
             jitter=random.choice((0.0, 0.0, 0.05, 0.3)),
             dispatch_ns=random.choice((0, 500_000, 20_000_000)),
+            state_copies=Random(f"copies/{seed}").choice((1, 1, 2)),
             faults=chosen if faults is None else faults,
         ),
         requests=requests,
@@ -111,16 +113,23 @@ def scenario(seed: int, policy: str | None = None, faults: Faults | None = None)
     return _with_pools(_with_loras(made, Random(f"loras/{seed}")), Random(f"pools/{seed}"))
 
 
-def _swarm_faults(random: Random) -> Faults:
+def _swarm_faults(seed: int) -> Faults:
+    """Faults that came later are drawn by themselves, so that a seed keeps its others."""
+    random = Random(f"faults/{seed}")
     if random.random() < 0.05:
         return Faults()
-    on = [name for name in FAULTS if random.random() < 0.35]
+    faults = _drawn([name for name in FAULTS if name not in _LATER_FAULTS], random)
+    return Faults(faults | _drawn(_LATER_FAULTS, Random(f"later faults/{seed}")))
+
+
+def _drawn(names: Sequence[str], random: Random) -> dict[str, Fault]:
+    on = [name for name in names if random.random() < 0.35]
     faults = {}
     for name in on:
         usual = FAULTS[name]
         probability = min(1.0, usual.probability * random.choice((0.3, 1.0, 3.0)))
         faults[name] = Fault(name, probability, usual.usual_size * random.choice((0.5, 1.0, 2.0)))
-    return Faults(faults)
+    return faults
 
 
 def _graph(random: Random) -> Graph:

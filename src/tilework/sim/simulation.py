@@ -19,6 +19,7 @@ from tilework.sim.clock import Clock
 from tilework.sim.cluster import Cluster
 from tilework.sim.config import Layout, SimConfig
 from tilework.sim.faults import FaultInjector
+from tilework.sim.nodes.front_ends import FrontEnds
 from tilework.sim.replay_log import ReplayLog
 from tilework.sim.runs import State
 from tilework.sim.timing import TableTimingModel
@@ -84,8 +85,10 @@ class Simulation:
             on_event=self._handle,
             on_image=self._keep_image,
             hosts_have_read=config.hosts_have_read,
+            state_copies=config.state_copies,
             on_given_up=self._give_up,
         )
+        self._front_ends = FrontEnds(self._clock, self._injector, self._lose_client)
         self._requests: dict[str, Request] = {}
         self._jobs: dict[int, Request] = {}
         self._accepted: dict[str, Accept] = {}
@@ -166,6 +169,11 @@ class Simulation:
             return
         self._timing.note_request(self._requests[uid])
         self._handle(Submitted(self._requests[uid]))
+        self._front_ends.take(uid)
+
+    def _lose_client(self, uid: str) -> None:
+        if uid not in self._endings:
+            self._handle(Cancelled(uid, "its front end was lost"))
 
     def _requests_of(self, job_ids: Sequence[int]) -> list[Request]:
         return [self._jobs[job_id] for job_id in job_ids]

@@ -15,16 +15,18 @@ from tilework.sim.fleet import Fleet
 from tilework.sim.runs import Run
 
 MAX_STARTS = 4  # Failed starts in a row after which a worker is given up.
+REJOIN_S = 1.0  # From the end of a session of a node to the next.
 _DETECTION_NS = 10 * NS_PER_MS  # From the death of a worker until the server notices.
 
 
 class Workers:
     """One worker per device, restarted whenever it dies; `memory` returns what a device has when it starts.
 
-    `on_joined` and `on_lost` are called when the server learns of it. `on_node_dead` is called at once when all workers
-    of a node die, and returns what is called when the server learns of it. `on_given_up` is called when a worker is
-    given up, with the devices that are left: with none if those of some kind are all given up. `on_cut` is called at
-    once when a worker dies, with the run that is left to the rest of its group.
+    `on_joined` is called when a worker is up. `on_dead` is called at once when one dies, and `on_node_dead` when all of
+    a node die; both return what is called when the server can learn of it. `on_cut_off` is called when a node is cut
+    off from the server: for how long, and what is to be called if the node ends its session. `on_given_up` is called
+    when a worker is given up, with the devices that are left: with none if those of some kind are all given up.
+    `on_cut` is called at once when a worker dies, with the run that is left to the rest of its group.
     """
 
     def __init__(
@@ -36,17 +38,19 @@ class Workers:
         layout: Layout,
         memory: Callable[[int], Memory],
         on_joined: Callable[[int], None],
-        on_lost: Callable[[int, str], None],
+        on_dead: Callable[[int, str], Callable[[], None]],
         on_node_dead: Callable[[int, Group, str], Callable[[], None]],
+        on_cut_off: Callable[[int, int, Callable[[], None]], None],
         on_given_up: Callable[[Collection[int]], None],
         on_cut: Callable[[Run | None], None],
     ) -> None:
         self._clock, self._injector, self._fleet = clock, injector, fleet
         self._layout, self._memory = layout, memory
-        self._on_joined, self._on_lost, self._on_given_up, self._on_cut = on_joined, on_lost, on_given_up, on_cut
-        self._on_node_dead = on_node_dead
+        self._on_joined, self._on_given_up, self._on_cut = on_joined, on_given_up, on_cut
+        self._on_dead, self._on_node_dead, self._on_cut_off = on_dead, on_node_dead, on_cut_off
         self._incarnations = dict.fromkeys(layout.ids, 0)
         self._starting = set(layout.ids)
+        self._starts = dict.fromkeys(layout.ids, 0)
         self._epoch = 0
 
     def unless_dead(self, device_id: int, call: Callable[[], None]) -> Callable[[], None]:
@@ -78,6 +82,10 @@ class Workers:
             at_ns, down_s = run.start_ns + int(injector.fraction("node") * length_ns), injector.magnitude("node")
             kill = self.unless_dead(run.devices[0], partial(self._kill_node, run.devices[0], down_s))
             self._clock.at(at_ns, kill, is_device_event=True)
+        if self._layout.num_nodes > 1 and injector.injects("partition"):
+            at_ns = run.start_ns + int(injector.fraction("partition") * length_ns)
+            cut_off = self.unless_dead(run.devices[0], partial(self._cut_off, run.devices[0]))
+            self._clock.at(at_ns, cut_off, is_device_event=True)
 
     def _inject(self, fault: str, device_id: int) -> None:
         if fault == "crash":
@@ -89,26 +97,43 @@ class Workers:
         """Kill the worker of a device, if it is up. It is restarted after `down_s`."""
         if self._fleet.is_up(device_id):
             self._end(device_id)
-            self.after(_DETECTION_NS, partial(self._on_lost, device_id, reason))
+            self.after(_DETECTION_NS, self._on_dead(device_id, reason))
             self._start_after(down_s, device_id)
 
     def _kill_node(self, device_id: int, down_s: float) -> None:
         """Kill all workers of the node of a device. They are restarted after `down_s`."""
-        devices = tuple(one for one in self._layout.beside(device_id) if self._fleet.is_up(one))
+        node = self._layout.node(device_id)
+        devices = self._layout.all_of(node)
+        self._end_node(devices, down_s)
+        self.after(_DETECTION_NS, self._on_node_dead(node, devices, "all its workers ended"))
+
+    def _cut_off(self, device_id: int) -> None:
+        """Cut the node of a device off. It ends its workers if it is given up meanwhile, and begins anew."""
+        node, length_ns = self._layout.node(device_id), round(self._injector.magnitude("partition") * NS_PER_S)
+        self._on_cut_off(node, length_ns, partial(self._end_node, self._layout.all_of(node), REJOIN_S))
+
+    def _end_node(self, devices: Collection[int], down_s: float) -> None:
+        """End the workers of a node, also those that are being started, and start them after `down_s`."""
         for one in devices:
-            self._end(one)
-        on_detected = self._on_node_dead(self._layout.node(device_id), devices, "all its workers ended")
-        self.after(_DETECTION_NS, on_detected)
-        for one in devices:
-            self._start_after(down_s, one)
+            if self._fleet.is_up(one):
+                self._end(one)
+            if one in self._starting:
+                self._start_after(down_s, one)
 
     def _end(self, device_id: int) -> None:
         self._incarnations[device_id] += 1
         self._on_cut(self._fleet.lose(device_id, self._clock.now_ns))
         self._starting.add(device_id)
 
-    def _start_after(self, down_s: float, device_id: int) -> None:
-        self.after(_DETECTION_NS + round(down_s * NS_PER_S), partial(self._start, device_id))
+    def _start_after(self, down_s: float, device_id: int, attempt: int = 1) -> None:
+        """Start a worker later, unless another one of its device is to be started by then."""
+        self._starts[device_id] = number = self._starts[device_id] + 1
+
+        def start() -> None:
+            if self._starts[device_id] == number:
+                self._start(device_id, attempt)
+
+        self.after(_DETECTION_NS + round(down_s * NS_PER_S), start)
 
     # Starts.
 
@@ -120,8 +145,7 @@ class Workers:
         """Start a worker. It joins, or tries again later if it cannot load its model."""
         if self._injector.injects("load"):
             if attempt < MAX_STARTS:
-                wait_ns = round(self._injector.magnitude("load") * NS_PER_S)
-                self.after(wait_ns, partial(self._start, device_id, attempt + 1))
+                self._start_after(self._injector.magnitude("load"), device_id, attempt + 1)
                 return
             self._starting.discard(device_id)
             self._on_given_up(self._left())

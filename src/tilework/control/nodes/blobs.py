@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from itertools import count
 from typing import Protocol
 
@@ -47,6 +47,10 @@ class NodeBlobs:
     def num_kept(self) -> int:
         """The number of blobs that some node keeps."""
         return self._places.num_kept
+
+    def nodes(self, blob: StateBlob) -> Set[int]:
+        """The nodes that have a blob."""
+        return self._places.nodes(blob)
 
     def written(self, blobs: Iterable[StateBlob], node: BlobNode) -> None:
         """A device of a node has written blobs."""
