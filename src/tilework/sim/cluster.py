@@ -201,6 +201,8 @@ class Cluster:
         self._on_event(ComponentsRead(read.read_id, is_kept))
 
     def _run(self, work: Work) -> None:
+        if self._has_faults:
+            self.nodes.send_work(work.work_id, self._layout.node(work.devices[0]))
         if self._network.is_instant:  # No other work can begin, and this one only after its last device has it.
             self.fleet.enqueue(work, work.devices)
             self._begin_next(work.devices[-1:])
@@ -259,6 +261,7 @@ class Cluster:
                 continue
             self._schedule(begun)
             if self._has_faults:
+                self.nodes.begin_work(begun.work.work_id, self._layout.node(begun.work.devices[0]))
                 self._workers.inject_faults(begun)
 
     def _schedule_load(self, load: LoadRun) -> None:

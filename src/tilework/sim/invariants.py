@@ -21,6 +21,7 @@ from tilework.core.actions import (
 )
 from tilework.core.events import (
     Broken,
+    Cancelled,
     ComponentsLoaded,
     ComponentsRead,
     DeviceJoined,
@@ -105,6 +106,11 @@ class Invariants:
         for action in actions:
             self._check_action(action, event, now_ns)
         self._check_loads(actions)
+        self._check_nodes()
+        if isinstance(event, Cancelled):
+            require(
+                event.uid in self._ended or event.uid not in self._job_ids, f"{event.uid} is cancelled, and goes on"
+            )
         if not isinstance(event, Restored):  # Other requests may not be restored yet.
             self._compare_with_tracker(now_ns)
 
@@ -363,6 +369,15 @@ class Invariants:
             residents = device.residents
             most = max(self._config.max_residents, sum(bool(job.works) for job in residents.values()))
             require(len(residents) <= most, f"device {device_id} keeps {len(residents)} jobs; it may keep {most}")
+
+    def _check_nodes(self) -> None:
+        """Sessions of nodes that have ended change nothing; what nodes are believed to have they have."""
+        nodes = self._simulation.cluster.nodes
+        require(
+            not nodes.num_outdated, "a message of a session that was given up counts, or a work of one that has ended"
+        )
+        require(not nodes.num_missing, "a node does not have a state that the server believes there")
+        require(not nodes.num_clock_errors, "a time of a node is off by more than its clock's stated error")
 
     def _compare_with_tracker(self, now_ns: int) -> None:
         tracker = self._simulation.controller.tracker

@@ -10,7 +10,7 @@ from tilework.control.nodes.blobs import NodeBlobs
 from tilework.control.nodes.places import NodePlaces
 from tilework.core.time import NS_PER_MS, NS_PER_S, ns_from_s
 from tilework.core.wire.blobs import StateBlob
-from tilework.core.wire.node_blobs import BlobsFetched, DiscardBlob, FetchBlobs, LeaveOrigin, Origin
+from tilework.core.wire.node_blobs import BlobsFetched, DiscardBlob, FetchBlobs, LeaveOrigin
 from tilework.core.wire.reports import Ended
 from tilework.sim.clock import Clock
 from tilework.sim.faults import FaultInjector
@@ -41,13 +41,15 @@ class SimNodes:
         self._states: dict[str, State] = {}
         self._forgotten: set[StateBlob] = set()
         self._names, self._epochs = count(1), count(1)
-        self.num_outdated = 0  # Messages of sessions that were given up, and that counted all the same.
+        self._sent_in: dict[int, NodeSession] = {}  # The sessions of works, by their ids.
+        self.num_outdated = 0  # Messages of sessions that were given up, and works of ended ones, that counted.
         self.num_clock_errors = 0  # Times that were off by more than was stated.
-        self.num_bad_fetches = 0  # Blobs that were to be fetched from a node that never had them.
+        self.num_missing = 0  # Blobs that a node lacks, though the server believes them there.
         self.begin_server()
 
     def begin_server(self) -> None:
         """Begin as the next server: it knows no session."""
+        self._sent_in.clear()
         self.places = NodePlaces[NodeSession](self._num)
         self.blobs = NodeBlobs(self.places.there, fetch_s=_FETCH_S, copies=self._state_copies, prefix="copy")
 
@@ -118,6 +120,14 @@ class SimNodes:
             self.num_outdated += session.is_given_up
             call()
 
+    def send_work(self, work_id: int, node: int) -> None:
+        """A work is sent to devices of a node."""
+        self._sent_in[work_id] = self.places.there[node]
+
+    def begin_work(self, work_id: int, node: int) -> None:
+        """Devices of a node begin a work, which must have been sent in its session."""
+        self.num_outdated += self._sent_in.get(work_id) is not self._sessions[node]
+
     def to_node(self, session: NodeSession, call: Callable[[], None]) -> None:
         """A message to a node: `call` handles it, if its session has not ended by then."""
         self._network.deliver(session.node, partial(self._unless_ended, session, call), is_device_event=True)
@@ -139,6 +149,7 @@ class SimNodes:
             case LeaveOrigin(origin):
                 for fetch in {id(one): one for one in session.coming.values()}.values():
                     if fetch.message.origin == origin:
+                        fetch.found = ()
                         self._end_fetch(session, fetch, "its node was lost")
             case _:
                 raise AssertionError(f"a simulated node does not handle {message}")
@@ -187,44 +198,46 @@ class SimNodes:
             self._states.pop(blob.name, None)
 
     def _fetch(self, session: NodeSession, message: FetchBlobs) -> None:
-        fetch = Fetch(message=message)
+        """Begin to fetch: what its origin discards later comes all the same, unless the origin is lost."""
+        found, reason = list[StateBlob](), ""
+        origin = next((one for one in self._sessions.values() if one.origin == message.origin), None)
+        for blob in message.blobs:
+            if origin is None or not self.is_there(blob, origin):
+                reason = "it is not there"
+                break
+            found.append(blob)
+        fetch = Fetch(message=message, found=tuple(found), origin=origin)
         session.coming |= {blob.name: fetch for blob in message.blobs}
         if not self._injector.injects("fetch"):
-            self._end_fetch(session, fetch)
+            self._end_fetch(session, fetch, reason)
             return
-        takes_s, reason = self._injector.magnitude("fetch"), ""
+        takes_s = self._injector.magnitude("fetch")
         if takes_s > message.timeout_s:
-            takes_s, reason = message.timeout_s, "it took too long"
+            takes_s, fetch.found, reason = message.timeout_s, (), "it took too long"
         end = partial(self._end_fetch, session, fetch, reason)
         self._clock.at(self._clock.now_ns + ns_from_s(takes_s), end, is_device_event=True)
 
-    def _end_fetch(self, session: NodeSession, fetch: Fetch, reason: str = "") -> None:
-        """A fetch has ended: with the blobs that its origin still has, one after another, unless there is a reason."""
+    def is_there(self, blob: StateBlob, session: NodeSession) -> bool:
+        """Whether a node has a blob; notes if it does not, though the server believes that."""
+        is_there = blob.name in session.files
+        if not is_there and blob not in self._forgotten and self.places.is_current(session.node, session):
+            self.num_missing += session.node in self.blobs.nodes(blob)
+        return is_there
+
+    def _end_fetch(self, session: NodeSession, fetch: Fetch, reason: str) -> None:
+        """A fetch has ended, unless it or its session has ended before."""
         message = fetch.message
         if session.has_ended or session.coming.get(message.blobs[0].name) is not fetch:
             return
-        fetched: list[StateBlob] = []
-        for blob in () if reason else message.blobs:
-            if reason := self._why_not_there(blob, message.origin):
-                break
-            session.files.add(blob.name)
-            fetched.append(blob)
+        if fetch.origin is None or fetch.origin.has_ended:
+            fetch.found, reason = (), "its node was lost"
+        session.files |= {blob.name for blob in fetch.found}
         for blob in message.blobs:
             del session.coming[blob.name]
-        answer = BlobsFetched(message.fetch_id, tuple(fetched), reason)
+        answer = BlobsFetched(message.fetch_id, fetch.found, reason)
         self.to_server(session, partial(self.blobs.fetched, answer, session))
         for call in fetch.waiting:
             call()
-
-    def _why_not_there(self, blob: StateBlob, origin: Origin) -> str:
-        """Why a blob cannot be fetched from there; empty if it can."""
-        session = next((one for one in self._sessions.values() if one.origin == origin), None)
-        if session is None or session.has_ended:
-            return "its node was lost"
-        if blob.name in session.files:
-            return ""
-        self.num_bad_fetches += session.node in self.blobs.nodes(blob) and blob not in self._forgotten
-        return "it is not there"
 
     # Clocks.
 

@@ -12,9 +12,11 @@ from tilework.core.wire.node_blobs import FetchBlobs, Origin
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Fetch:
-    """What a node is fetching; `waiting` is called when it has ended."""
+    """What a node is fetching, and what of it the session of its `origin` has; `waiting` is called at its end."""
 
     message: FetchBlobs
+    found: tuple[StateBlob, ...]
+    origin: NodeSession | None
     waiting: list[Callable[[], None]] = field(default_factory=list)
 
 

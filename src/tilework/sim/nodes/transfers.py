@@ -58,7 +58,7 @@ class StateTransfers:
 
         Without any the targets have all that they need.
         """
-        is_lost = any(state.blob.name not in session.files for state in move.states)
+        is_lost = not all(self._nodes.is_there(state.blob, session) for state in move.states)
         state = None if is_lost or not move.states else self._nodes.state(move.states[-1].blob)
         for transfer in transfers.values():
             transfer.send(state, self._clock.now_ns, is_lost)
