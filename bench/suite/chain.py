@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -93,6 +93,7 @@ class Chains:
             self.on_lost(device_id, reason)
 
     def on_joined(self, device_id: int) -> None: ...
+    def on_node_leaving(self, node: int, device_ids: Group, reason: str, let_go: Callable[[], None]) -> None: ...
 
     def on_read(self, read: WeightsRead) -> None: ...
     def on_given_up(self, left: Collection[int]) -> None: ...

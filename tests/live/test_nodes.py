@@ -146,12 +146,12 @@ def crossed_twice(engine: Engine) -> bool:
     return any(done >= 2 * STEPS_EACH for one in works if one.stage.has_steps for done in one.first_steps)
 
 
-def lost_nodes(log: io.StringIO) -> list[dict[str, Any]]:
-    """The events of lost nodes, of a log that replays."""
+def of_nodes(log: io.StringIO) -> list[dict[str, Any]]:
+    """The events that nodes left or were lost, of a log that replays."""
     lines = log.getvalue().splitlines(keepends=True)
     assert replay(lines) == (len(lines) - 1, None)
     events = [json.loads(line)["event"] for line in lines[1:]]
-    return [event for event in events if event["is"] == "NodeLost"]
+    return [event for event in events if event["is"] in ("NodeCordoned", "NodeLost")]
 
 
 def test_requests_cross_nodes_and_survive_the_loss_of_one(expected: Pictures) -> None:
@@ -172,7 +172,27 @@ def test_requests_cross_nodes_and_survive_the_loss_of_one(expected: Pictures) ->
             running.start()
             await until(lambda: len(executor.devices_up) == 4)
             assert await drawn(submit(engine, exact=False)) == expected[False]
-        (event,) = lost_nodes(log)
+        (event,) = of_nodes(log)
         assert event["device_ids"] in ([0, 1], [2, 3])
+
+    asyncio.run(run())
+
+
+def test_no_step_is_lost_with_a_node_that_is_told_to_end(expected: Pictures) -> None:
+    """Its agent gets SIGTERM while requests run on it. Each step is made once, and the agent ends by itself."""
+
+    async def run() -> None:
+        log = io.StringIO()
+        async with serving(log) as (engine, _, running):
+            tickets = submit(engine, exact=True)
+            await until(lambda: crossed_twice(engine))
+            running.processes[0].terminate()
+            assert await drawn(tickets) == expected[True]
+            await until(lambda: running.processes[0].poll() is not None)
+            assert running.processes[0].returncode == 0
+            parts = [part for ticket in tickets for part in (await ticket.outcome).segments]
+            assert sum(part.num_steps for part in parts) == 12 * NUM_REQUESTS
+        leaving, lost = of_nodes(log)
+        assert (leaving["is"], lost["is"], lost["positions"]) == ("NodeCordoned", "NodeLost", [])
 
     asyncio.run(run())

@@ -59,6 +59,7 @@ OFTEN = {
     "fetch": "fetch=0.7:8",
     "clock": "clock=1:100",
     "frontend": "frontend=0.3:2",
+    "leave": "leave=0.01:2",
     "lost": "lost=0.01",
     "delayed": "delayed=0.2:0.5",
     "doubled": "doubled=0.2:0.2",
@@ -224,6 +225,17 @@ def test_a_lost_server_continues_from_the_serialized_states(monkeypatch: pytest.
     lose_all = Cluster.lose_all
     monkeypatch.setattr(Cluster, "lose_all", lambda self: lose_all(self) and {})
     assert with_states < 0.6 * repeated_steps(range(8))
+
+
+@pytest.mark.parametrize(("fault", "loses"), [("leave=0.02:2", False), ("node=0.02:2", True)])
+def test_no_step_is_lost_with_a_node_that_leaves(fault: str, loses: bool) -> None:
+    """In this scenario another node stays, and no client goes away. A node that is killed loses steps."""
+    one, trace, simulation = run([fault], 15, "edf")
+    requests = [ending.request for ending in trace.endings if ending.status is Status.DONE]
+    needed = [one.table.graph(request.pipeline).itinerary(request.steps).at[0].num_steps_left for request in requests]
+    made = sum(run.steps for run in trace.runs if run.work.stage.has_steps)
+    assert sum(simulation.fault_counts.values()) > 0
+    assert (made > sum(needed)) == loses
 
 
 # Injected bugs.

@@ -166,7 +166,7 @@ class Components:
 
     def _loaded(self, event: ComponentsLoaded) -> None:
         """Learn from a load that has ended; one that is not known any more is ignored."""
-        device = self._tracker.device(event.device_id)
+        device = self._tracker.up.get(event.device_id)
         load = None if device is None else device.end_load(event.load_id)
         if device is None or load is None:
             return

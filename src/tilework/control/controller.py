@@ -45,6 +45,7 @@ from tilework.core.events import (
     LeftOut,
     ModelRemoved,
     ModelServed,
+    NodeCordoned,
     NodeLost,
     OutOfMemory,
     Restored,
@@ -165,9 +166,8 @@ class Controller:
                 if job_id is None:
                     return []
                 return self._recovery.end(self.tracker.jobs[job_id], Status.CANCELLED, reason)
-            case DeviceJoined() as joined:
-                self._components.join(joined)
-                self.tracker.unpark()
+            case DeviceJoined() | NodeCordoned():
+                self._open_or_cordon(event)
                 return []
             case ComponentsLoaded() | ComponentsRead():
                 self._components.on_report(event)
@@ -180,6 +180,15 @@ class Controller:
                 self._planner.on_woke(now_ns)
                 return []
 
+    def _open_or_cordon(self, event: DeviceJoined | NodeCordoned) -> None:
+        """Count on a device from now on, or not any more."""
+        if isinstance(event, DeviceJoined):
+            self._components.join(event)
+            self.tracker.unpark()
+            return
+        for device_id in event.device_ids:
+            self.tracker.cordon(device_id)
+
     def _change_models(self, event: ModelServed | ModelRemoved) -> list[Action]:
         if isinstance(event, ModelRemoved):
             return self._components.remove(event.pipeline)
@@ -191,7 +200,7 @@ class Controller:
         """Works that only these had are lost; works with survivors end by `Broken`, when these have reported."""
         lost: list[Work] = []
         for device_id in event.device_ids:
-            if self.tracker.device(device_id) is not None:
+            if device_id in self.tracker.up:
                 lost += self.tracker.remove_device(device_id, self._reports.early_work_ids)
         actions = self._recovery.devices_lost(event, lost)
         return actions + self._reports.release_early(lost, now_ns)

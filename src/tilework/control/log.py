@@ -24,8 +24,9 @@ from tilework.cost.table import CostTable
 from tilework.cost.table_file import parse_table, table_json
 from tilework.policy.registry import check_live
 
-FORMAT = 13
-"""Before format 13 no node was lost as a whole.
+FORMAT = 14
+"""Before format 14 no node left before it was gone.
+Before format 13 no node was lost as a whole.
 Before format 12 no load was dropped before its end.
 Before format 11 no request was for a video.
 Before format 10 each request began with its encode; before format 9 hosts read nothing ahead of need.

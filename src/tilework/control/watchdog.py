@@ -70,7 +70,7 @@ class Watchdog:
         To be called once per tick.
         """
         known, self._quiet_loads = self._quiet_loads, {}
-        for device in self._tracker.up:
+        for device in self._tracker.up.values():
             if device.is_loading and not device.works:
                 key = device.device_id, next(load_id for load_id in device.loads)
                 limit_ns = max(self._config.least_ns, self._config.factor * device.ahead_ns())
@@ -84,17 +84,17 @@ class Watchdog:
         """
         requests = [job.request for job in self._tracker.members(work)]
         step_ns = self._costs.work_ns(work.stage, requests, len(work.devices)) if requests else 0
-        devices = [device for one in work.devices if (device := self._tracker.device(one)) is not None]
+        devices = [device for one in work.devices if (device := self._tracker.up.get(one)) is not None]
         load_ns = max([device.load_ns(work.work_id) for device in devices], default=0)
         return max(self._config.least_ns, self._config.factor * max(step_ns, load_ns))
 
     def _running(self) -> list[Work]:
         """The works that should run."""
-        heads = {device.works[0].work_id: device.works[0] for device in self._tracker.up if device.works}
+        heads = {device.works[0].work_id: device.works[0] for device in self._tracker.up.values() if device.works}
         return [work for work in heads.values() if self._should_run(work)]
 
     def _should_run(self, work: Work) -> bool:
-        devices = [self._tracker.device(device_id) for device_id in work.devices]
+        devices = [self._tracker.up.get(device_id) for device_id in work.devices]
         queues = [device.works for device in devices if device is not None and work in device.works]
         return all(works[0] is work for works in queues) and self._tracker.awaited(work) is None
 

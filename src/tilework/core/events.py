@@ -187,6 +187,18 @@ class DeviceLost:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeCordoned:
+    """A node is about to leave: these devices, which are up, get no further works.
+
+    They end those that they have. `NodeLost` follows.
+    """
+
+    node: int
+    device_ids: Group
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class NodeLost:
     """All devices of a node that were up are down at once, and the states that only it had are gone.
 
@@ -241,6 +253,7 @@ Event = (
     | ComponentsLoaded
     | ComponentsRead
     | DeviceLost
+    | NodeCordoned
     | NodeLost
     | ModelServed
     | ModelRemoved

@@ -19,7 +19,7 @@ from tilework.control.watchdog import WatchdogConfig
 from tilework.core.actions import Reject
 from tilework.core.checkpoint import Checkpoint, CheckpointKeeper
 from tilework.core.component import Component
-from tilework.core.events import Cancelled, ComponentsRead, DeviceJoined, Restored, Submitted
+from tilework.core.events import Cancelled, ComponentsRead, DeviceJoined, NodeCordoned, Restored, Submitted
 from tilework.core.graph.stage import DeviceKind
 from tilework.core.interfaces import PlacesStages
 from tilework.core.model import ModelInfo
@@ -400,6 +400,11 @@ class Engine:
     def on_lost(self, device_id: int, reason: str) -> None:
         if self._started and device_id in self._dispatcher.up:
             self._dispatcher.lose(device_id, reason)
+
+    def on_node_leaving(self, node: int, device_ids: Group, reason: str, let_go: Callable[[], None]) -> None:
+        if self._started and not self._stopped:
+            up = tuple(device_id for device_id in device_ids if device_id in self._dispatcher.up)
+            self._dispatcher.cordon(NodeCordoned(node, up, reason), let_go)
 
     def on_node_lost(self, node: int, device_ids: Group, blobs: Collection[StateBlob], reason: str) -> None:
         if self._started and not self._stopped:

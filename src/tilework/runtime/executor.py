@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 from tilework.core.actions import ReadComponents
@@ -49,6 +49,12 @@ class Listener(Protocol):
 
 class NodesListener(Listener, Protocol):
     """Receives the reports of an executor over several nodes."""
+
+    def on_node_leaving(self, node: int, device_ids: Group, reason: str, let_go: Callable[[], None]) -> None:
+        """A node is about to leave, with these of its devices that are up.
+
+        It goes after `let_go`, which is to be called when they have no works; `on_node_lost` follows.
+        """
 
     def on_node_lost(self, node: int, device_ids: Group, blobs: Collection[StateBlob], reason: str) -> None:
         """A node is lost, with those of these devices that were up, and these blobs, which no other node has."""

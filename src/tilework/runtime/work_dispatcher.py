@@ -24,7 +24,7 @@ from tilework.control.driver.state_registry import StateMove
 from tilework.control.watchdog import WatchdogConfig
 from tilework.core.actions import Action, DropComponents, LoadComponents, MoveState, ReadComponents, RunWork, Stop
 from tilework.core.checkpoint import Checkpoint, CheckpointKeeper
-from tilework.core.events import Cancelled, ComponentsLoaded, Event
+from tilework.core.events import Cancelled, ComponentsLoaded, Event, NodeCordoned
 from tilework.core.request import Request
 from tilework.core.time import s_from_ns
 from tilework.core.wire.blobs import StateBlob
@@ -76,6 +76,7 @@ class WorkDispatcher:
         self._groups: dict[int, GroupRef] = {}  # By work in flight, if it has one.
         self._moves: dict[StateMove, asyncio.Future[Command | None]] = {}  # Of moves that wait for the end of a work.
         self._loads: dict[int, LoadComponents] = {}  # In progress or queued on a device.
+        self._let_go: dict[int, tuple[Group, Callable[[], None]]] = {}  # Devices of nodes that leave, by node.
         self._is_stopping = False
         self._monitor = StuckWorkMonitor(self._check_stuck, watchdog.tick_ns)
 
@@ -187,8 +188,21 @@ class WorkDispatcher:
         self._forget(device_id)
         self._apply(self._core.on_device_lost(device_id, reason))
 
+    def cordon(self, event: NodeCordoned, let_go: Callable[[], None]) -> None:
+        """Send no further works to devices of a node; `let_go` is called when they have none."""
+        self._handle(event)
+        self._let_go[event.node] = event.device_ids, let_go
+        self._let_idle_go()
+
+    def _let_idle_go(self) -> None:
+        for node, (device_ids, let_go) in list(self._let_go.items()):
+            if not self._core.has_works(device_ids):
+                del self._let_go[node]
+                let_go()
+
     def lose_node(self, node: int, device_ids: Group, blobs: Collection[StateBlob], reason: str) -> None:
         """Record that a node is lost: these devices, which were up, and these blobs."""
+        self._let_go.pop(node, None)
         for device_id in device_ids:
             self._forget(device_id)
         self._encode_cache.lose(blobs)
@@ -252,6 +266,7 @@ class WorkDispatcher:
                     self._stuck(work, limit_ns)
                 case Kill(device_id, limit_ns):
                     self._executor.kill(device_id, f"it made no progress for {s_from_ns(limit_ns):g} s")
+        self._let_idle_go()
 
     def _end(self, result: WorkResult) -> None:
         """Pass the result of a work to tickets, then to the controller, then to the observer."""

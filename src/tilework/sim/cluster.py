@@ -14,7 +14,15 @@ from tilework.control.watchdog import WatchdogConfig
 from tilework.core.actions import Action, DropComponents, LoadComponents, ReadComponents
 from tilework.core.checkpoint import Checkpoint
 from tilework.core.component import Component, LoadSource, Memory
-from tilework.core.events import ComponentsLoaded, ComponentsRead, DeviceJoined, Event, LeftOut, WorkFailed
+from tilework.core.events import (
+    ComponentsLoaded,
+    ComponentsRead,
+    DeviceJoined,
+    Event,
+    LeftOut,
+    NodeCordoned,
+    WorkFailed,
+)
 from tilework.core.graph.stage import DeviceKind
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_S
@@ -91,6 +99,8 @@ class Cluster:
             on_dead=self._on_dead,
             on_node_dead=self._on_node_dead,
             on_cut_off=self._cut_off,
+            on_leaving=self._leave,
+            lets_go=self._lets_go,
             on_given_up=on_given_up,
             on_cut=self._schedule,
         )
@@ -430,6 +440,22 @@ class Cluster:
         if gone is not None:
             self._apply(self._core.on_node_lost(session.node, devices, gone, why))
 
+    def _leave(self, node: int, devices: Group) -> None:
+        """A node is about to leave: it tells the server."""
+        session = self.nodes.session(node)
+        self.nodes.to_server(session, partial(self._cordon, session, devices))
+
+    def _cordon(self, session: NodeSession, devices: Group) -> None:
+        session.is_cordoned = True
+        self._on_event(NodeCordoned(session.node, devices, "it was asked to leave"))
+
+    def _lets_go(self, node: int, devices: Group) -> bool:
+        """Whether a leaving node may go: its devices have no works, and others have fetched what only it has."""
+        session = self.nodes.session(node)
+        if session.has_ended or session.is_given_up:
+            return True
+        return session.is_cordoned and not self._core.has_works(devices) and self.nodes.hands_over(session)
+
     def _tick(self) -> None:
         """Note the progress of runs and check for what is stuck, once per second while there are works or loads."""
         for run in self.fleet.runs():
@@ -438,7 +464,7 @@ class Cluster:
                 self._seen_steps[run.work.work_id] = steps
                 self._core.on_progress(run.work.work_id)
         self._apply(self._core.check_stuck())
-        is_loading = any(device.is_loading for device in self._controller.tracker.up)
+        is_loading = any(device.is_loading for device in self._controller.tracker.up.values())
         self._is_ticking = is_loading or bool(self._controller.num_in_flight)
         if self._is_ticking:
             self._workers.after(NS_PER_S, self._tick)

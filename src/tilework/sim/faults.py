@@ -94,6 +94,13 @@ FAULTS: Mapping[str, FaultType] = {
         probability=0.1,
         usual_size=2.0,
     ),
+    "leave": FaultType(
+        text="a node leaves: it hands over the states that only it has when its works have ended, and comes back",
+        per="work",
+        size="seconds until its workers are started again",
+        probability=0.01,
+        usual_size=5.0,
+    ),
     "load": FaultType(
         text="a worker that is started cannot load its model",
         per="start of a worker",

@@ -28,6 +28,7 @@ from tilework.core.events import (
     DeviceLost,
     Event,
     LeftOut,
+    NodeCordoned,
     NodeLost,
     OutOfMemory,
     Restored,
@@ -78,6 +79,7 @@ class Invariants:
         self._uids: dict[int, str] = {}
         self._ended: set[str] = set()
         self._up: dict[int, int] = {}
+        self._cordoned: set[int] = set()
         self._kinds: dict[int, DeviceKind] = {}
         self._weights: dict[int, set[str]] = {}  # Digests of the components of each device, at the end of its queue.
         self._memory_bytes: dict[int, int | None] = {}
@@ -122,6 +124,7 @@ class Invariants:
         for table in (self._uids, self._works, self._attempts, self._interruptions, self._up, self._too_large):
             table.clear()
         self._reading.clear()
+        self._cordoned.clear()
 
     def _record(self, event: Event, actions: tuple[Action, ...], now_ns: int) -> None:
         match event:
@@ -139,7 +142,7 @@ class Invariants:
             case ComponentsRead(read_id):
                 node = next(node for node, one in self._reading.items() if one == read_id)
                 del self._reading[node]
-            case DeviceLost() | NodeLost():
+            case DeviceLost() | NodeLost() | NodeCordoned():
                 self._lose_devices(event)
             case LeftOut(work_id, job_id):
                 self._num_interruptions += 1
@@ -156,9 +159,13 @@ class Invariants:
             case _:
                 pass
 
-    def _lose_devices(self, event: DeviceLost | NodeLost) -> None:
+    def _lose_devices(self, event: DeviceLost | NodeLost | NodeCordoned) -> None:
+        if isinstance(event, NodeCordoned):
+            self._cordoned.update(event.device_ids)
+            return
         for device_id in event.device_ids:
             self._up.pop(device_id, None)
+            self._cordoned.discard(device_id)
         self._num_interruptions += 1
         self._count_interruptions(
             work for work in self._works.values() if not set(event.device_ids).isdisjoint(work.devices)
@@ -205,6 +212,7 @@ class Invariants:
             case MoveState(job_id, targets):
                 require(self._uids.get(job_id) not in self._ended, f"a state of the ended job {job_id} moves")
                 require(set(targets) <= self._up.keys(), f"a state of job {job_id} moves to a device that is down")
+                self._check_open(targets, f"a state of job {job_id} moves")
             case _:
                 pass
 
@@ -233,6 +241,7 @@ class Invariants:
         self._last_work_id = number
         nodes = {self._up.get(device_id, -1) for device_id in work.devices}
         require(-1 not in nodes, f"work {number} is for a device that is down: {work.devices}")
+        self._check_open(work.devices, f"work {number} is sent")
         kinds = {self._kinds[device_id] for device_id in work.devices}
         require(kinds == {work.stage.kind}, f"{work.stage} runs on {work.stage.kind} devices, not on {work.devices}")
         require(len(nodes) == 1, f"the group {work.devices} of work {number} spans nodes")
@@ -254,6 +263,10 @@ class Invariants:
         self._check_residents(work)
         self._check_memory(work, now_ns)
 
+    def _check_open(self, device_ids: Iterable[int], what: str) -> None:
+        cordoned = self._cordoned.intersection(device_ids)
+        require(not cordoned, f"{what} on the cordoned devices {cordoned}")
+
     def _check_pool(self, work: Work) -> None:
         """A work runs on accelerators that serve its pipeline, all of one pool."""
         pools, numbers = self._costs.pools, set[int]()
@@ -269,6 +282,7 @@ class Invariants:
         """A device that is up never holds more components than it has memory for, and drops only what it has."""
         device_id, named = action.device_id, set(action.components)
         require(device_id in self._up, f"components of device {device_id} change, which is down")
+        self._check_open((device_id,), "components change")
         weights, limit = self._weights[device_id], self._memory_bytes[device_id]
         if isinstance(action, DropComponents):
             require(named <= weights, f"device {device_id} drops {named - weights}, which it does not have")
@@ -452,7 +466,7 @@ class Invariants:
     def _check_leftovers(self) -> None:
         tracker, fleet = self._simulation.controller.tracker, self._simulation.cluster.fleet
         require(not tracker.jobs and not tracker.num_waiting() and not tracker.promised(), "the tracker keeps a job")
-        require(not any(device.residents for device in tracker.up), "the tracker keeps a resident")
+        require(not any(device.residents for device in tracker.up.values()), "the tracker keeps a resident")
         if not MESSAGE_FAULTS & self._faults.by_name.keys() and "hang" not in self._faults:
             kept = {device_id: fleet.num_states(device_id) for device_id in self._up if fleet.is_up(device_id)}
             require(not any(kept.values()), f"devices keep states of jobs that have ended: {kept}")

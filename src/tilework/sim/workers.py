@@ -24,7 +24,9 @@ class Workers:
 
     `on_joined` is called when a worker is up. `on_dead` is called at once when one dies, and `on_node_dead` when all of
     a node die; both return what is called when the server can learn of it. `on_cut_off` is called when a node is cut
-    off from the server: for how long, and what is to be called if the node ends its session. `on_given_up` is called
+    off from the server: for how long, and what is to be called if the node ends its session. When a node is about to
+    leave, `on_leaving` is called, and then `lets_go` until it allows that; both are given the node and its devices.
+    `on_given_up` is called
     when a worker is given up, with the devices that are left: with none if those of some kind are all given up.
     `on_cut` is called at once when a worker dies, with the run that is left to the rest of its group.
     """
@@ -41,6 +43,8 @@ class Workers:
         on_dead: Callable[[int, str], Callable[[], None]],
         on_node_dead: Callable[[int, Group, str], Callable[[], None]],
         on_cut_off: Callable[[int, int, Callable[[], None]], None],
+        on_leaving: Callable[[int, Group], None],
+        lets_go: Callable[[int, Group], bool],
         on_given_up: Callable[[Collection[int]], None],
         on_cut: Callable[[Run | None], None],
     ) -> None:
@@ -48,9 +52,11 @@ class Workers:
         self._layout, self._memory = layout, memory
         self._on_joined, self._on_given_up, self._on_cut = on_joined, on_given_up, on_cut
         self._on_dead, self._on_node_dead, self._on_cut_off = on_dead, on_node_dead, on_cut_off
+        self._on_leaving, self._lets_go = on_leaving, lets_go
         self._incarnations = dict.fromkeys(layout.ids, 0)
         self._starting = set(layout.ids)
         self._starts = dict.fromkeys(layout.ids, 0)
+        self._leaving: set[int] = set()  # Nodes.
         self._epoch = 0
 
     def unless_dead(self, device_id: int, call: Callable[[], None]) -> Callable[[], None]:
@@ -78,14 +84,11 @@ class Workers:
                     at_ns = run.start_ns + int(injector.fraction(fault) * length_ns)
                     inject = self.unless_dead(device_id, partial(self._inject, fault, device_id))
                     self._clock.at(at_ns, inject, is_device_event=True)
-        if injector.injects("node"):
-            at_ns, down_s = run.start_ns + int(injector.fraction("node") * length_ns), injector.magnitude("node")
-            kill = self.unless_dead(run.devices[0], partial(self._kill_node, run.devices[0], down_s))
-            self._clock.at(at_ns, kill, is_device_event=True)
-        if self._layout.num_nodes > 1 and injector.injects("partition"):
-            at_ns = run.start_ns + int(injector.fraction("partition") * length_ns)
-            cut_off = self.unless_dead(run.devices[0], partial(self._cut_off, run.devices[0]))
-            self._clock.at(at_ns, cut_off, is_device_event=True)
+        for fault, end_node in (("node", self._kill_node), ("leave", self._leave), ("partition", self._cut_off)):
+            if injector.injects(fault):
+                at_ns, size_s = run.start_ns + int(injector.fraction(fault) * length_ns), injector.magnitude(fault)
+                end = self.unless_dead(run.devices[0], partial(end_node, self._layout.node(run.devices[0]), size_s))
+                self._clock.at(at_ns, end, is_device_event=True)
 
     def _inject(self, fault: str, device_id: int) -> None:
         if fault == "crash":
@@ -100,17 +103,17 @@ class Workers:
             self.after(_DETECTION_NS, self._on_dead(device_id, reason))
             self._start_after(down_s, device_id)
 
-    def _kill_node(self, device_id: int, down_s: float) -> None:
-        """Kill all workers of the node of a device. They are restarted after `down_s`."""
-        node = self._layout.node(device_id)
+    def _kill_node(self, node: int, down_s: float) -> None:
+        """Kill all workers of a node. They are restarted after `down_s`."""
         devices = self._layout.all_of(node)
         self._end_node(devices, down_s)
         self.after(_DETECTION_NS, self._on_node_dead(node, devices, "all its workers ended"))
 
-    def _cut_off(self, device_id: int) -> None:
-        """Cut the node of a device off. It ends its workers if it is given up meanwhile, and begins anew."""
-        node, length_ns = self._layout.node(device_id), round(self._injector.magnitude("partition") * NS_PER_S)
-        self._on_cut_off(node, length_ns, partial(self._end_node, self._layout.all_of(node), REJOIN_S))
+    def _cut_off(self, node: int, length_s: float) -> None:
+        """Cut a node off, if there are others. It ends its workers if it is given up meanwhile, and begins anew."""
+        if self._layout.num_nodes > 1:
+            end_workers = partial(self._end_node, self._layout.all_of(node), REJOIN_S)
+            self._on_cut_off(node, round(length_s * NS_PER_S), end_workers)
 
     def _end_node(self, devices: Collection[int], down_s: float) -> None:
         """End the workers of a node, also those that are being started, and start them after `down_s`."""
@@ -119,6 +122,23 @@ class Workers:
                 self._end(one)
             if one in self._starting:
                 self._start_after(down_s, one)
+
+    def _leave(self, node: int, down_s: float) -> None:
+        """Let a node leave. Its workers are restarted `down_s` after that, and no one before it."""
+        if node not in self._leaving:
+            self._leaving.add(node)
+            self._on_leaving(node, tuple(one for one in self._layout.all_of(node) if self._fleet.is_up(one)))
+            self._go(node, down_s)
+
+    def _go(self, node: int, down_s: float) -> None:
+        devices = self._layout.all_of(node)
+        if not self._lets_go(node, devices):
+            self.after(_DETECTION_NS, partial(self._go, node, down_s))
+            return
+        self._leaving.remove(node)
+        if any(self._fleet.is_up(one) for one in devices):  # All may have died meanwhile.
+            self._end_node(devices, down_s)
+            self._on_node_dead(node, devices, "it has left")()
 
     def _end(self, device_id: int) -> None:
         self._incarnations[device_id] += 1
@@ -142,7 +162,10 @@ class Workers:
             self._start(device_id)
 
     def _start(self, device_id: int, attempt: int = 1) -> None:
-        """Start a worker. It joins, or tries again later if it cannot load its model."""
+        """Start a worker. It joins, or tries again later if it cannot load its model, or while its node leaves."""
+        if self._layout.node(device_id) in self._leaving:
+            self._start_after(0.0, device_id, attempt)
+            return
         if self._injector.injects("load"):
             if attempt < MAX_STARTS:
                 self._start_after(self._injector.magnitude("load"), device_id, attempt + 1)
@@ -162,6 +185,7 @@ class Workers:
     def lose_all(self) -> None:
         """End all workers, since the server has ended."""
         self._epoch += 1
+        self._leaving.clear()
         for device_id in self._incarnations:
             self._incarnations[device_id] += 1
             if self._fleet.is_up(device_id):

@@ -1,4 +1,4 @@
-"""A node is lost with its states: where jobs go on, and that all its devices are gone at once."""
+"""A node is lost with its states, or leaves: where jobs go on, and which devices get works."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from builders import controller, request
 from control.driver.rig import Rig, blob, brought_by, ended
 from control.driver.test_states import LONG, after_four
 from tilework.control.driver.state_registry import StateRegistry
-from tilework.core.actions import DropState, Finish, MoveState, RunWork
+from tilework.core.actions import DropState, Finish, MoveState, RunWork, Stop
 from tilework.core.checkpoint import Checkpoint
-from tilework.core.events import DeviceJoined, NodeLost, Submitted, WorkFinished
+from tilework.core.events import DeviceJoined, NodeCordoned, NodeLost, Submitted, WorkFinished
 from tilework.core.wire.blobs import SavedState, StateBlob
 from tilework.core.work import Work
 
@@ -94,3 +94,36 @@ def test_the_controller_takes_all_its_devices_before_it_plans() -> None:
     assert again.devices[0] in (2, 3)
     assert again.attempts == (2,)
     assert not any(isinstance(one, Finish | MoveState | DropState) for one in actions)
+
+
+def test_a_node_that_leaves_ends_its_works_and_gets_no_others() -> None:
+    """What comes after them is done on the other node, from where they were, without an interruption."""
+    control = controller(num_devices=0)
+    for device_id in range(4):
+        control.handle(DeviceJoined(device_id, node=device_id // 2), 0)
+    begun = [one.work for one in control.handle(Submitted(request("a", steps=20)), 1) if isinstance(one, RunWork)]
+    assert {device_id for work in begun for device_id in work.devices} <= {0, 1}
+    assert not any(isinstance(one, Stop) for one in control.handle(NodeCordoned(0, (0, 1), "told to"), 2))
+    later, left = list[Work](), list(begun)
+    while left:
+        ended = left.pop(0)
+        actions = control.handle(WorkFinished(ended.work_id, 5), 3)
+        later += (new := [one.work for one in actions if isinstance(one, RunWork)])
+        left += new
+        if ended is begun[-1]:
+            assert control.handle(NodeLost(0, (0, 1), "left"), 3) == ()
+    assert later
+    assert {device_id for work in later for device_id in work.devices} <= {2, 3}
+    assert {work.attempts for work in later} == {(1,)}
+    assert not control.tracker.jobs
+
+
+def test_works_of_a_leaving_node_that_is_lost_are_lost() -> None:
+    control = controller(num_devices=0)
+    control.handle(DeviceJoined(0, node=0), 0)
+    control.handle(Submitted(request("a", steps=20)), 1)
+    control.handle(NodeCordoned(0, (0,), "told to"), 2)
+    control.handle(NodeLost(0, (0,), "no power"), 3)
+    assert not control.tracker.works
+    (job,) = control.tracker.jobs.values()
+    assert job.attempt == 2

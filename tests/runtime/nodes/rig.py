@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -53,6 +53,10 @@ class Heard:
 
     def on_node_lost(self, node: int, device_ids: Group, blobs: Collection[StateBlob], reason: str) -> None:
         self.all.append(("node lost", node, device_ids, {blob.name for blob in blobs}))
+
+    def on_node_leaving(self, node: int, device_ids: Group, reason: str, let_go: Callable[[], None]) -> None:
+        self.all.append(("node leaving", node, device_ids, reason))
+        self.let_go = let_go
 
     def on_joined(self, device_id: int) -> None:
         self.all.append(("joined", device_id))
@@ -134,7 +138,7 @@ async def nodes(**options: Any) -> AsyncIterator[tuple[NodesExecutor, Heard, lis
     executor, heard = NodesExecutor(config(**options)), Heard()
     await executor.listen()
     starting = asyncio.get_running_loop().create_task(executor.start(heard))
-    agents = [await connect(executor), await connect(executor)]
+    agents = [await connect(executor) for _ in range(options.get("num_nodes", 2))]
     try:
         assert [one.info for one in await starting] == [INFO]
         heard.all.clear()

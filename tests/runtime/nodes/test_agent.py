@@ -5,19 +5,31 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from runtime.nodes.test_executor import A, B, execute, imported
+from tilework.comm.net.channel import Channel
 from tilework.comm.net.files import FileServer
+from tilework.comm.net.handshake import admit
+from tilework.core.model import SimulatedSource
 from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import Command, Forget, GroupRef
 from tilework.core.wire.node_blobs import BlobsFetched, FetchBlobs, LeaveOrigin, Origin
 from tilework.core.work import Group
 from tilework.runtime.groups import GroupTable
-from tilework.runtime.nodes.agent import _Agent
-from tilework.runtime.nodes.messages import THE_NODE, BreakOff
+from tilework.runtime.nodes.agent import _Agent, serve_node
+from tilework.runtime.nodes.messages import (
+    THE_NODE,
+    Begin,
+    BreakOff,
+    Leave,
+    Leaving,
+    Started,
+    node_codec,
+)
 from tilework.runtime.outbox import Outbox, Outgoing
 
 TOKEN, EPOCH = b"known to both", 3
@@ -56,12 +68,15 @@ class Rig:
     def __init__(self, path: Path) -> None:
         self.said: list[Any] = []
         self.executor = PlayedExecutor(path)
-        self.agent = _Agent(self, TOKEN)  # type: ignore[arg-type]
+        self.agent = _Agent(self, TOKEN, asyncio.Event())  # type: ignore[arg-type]
         self.agent._executor = self.executor  # type: ignore[assignment]
 
     def send(self, message: object, address: int = THE_NODE) -> None:
         """As a channel to the engine."""
         self.said.append(message)
+
+    def close(self) -> None:
+        self.said.append("closed")
 
     def tell(self, message: object, address: int = THE_NODE) -> None:
         self.agent._handle(address, message)
@@ -154,5 +169,62 @@ def test_an_import_whose_blobs_do_not_come_is_passed_on(tmp_path: Path, is_left:
         assert rig.executor.got == [imported(A, B)]
         assert list(tmp_path.iterdir()) == []
         silent.close()
+
+    run(test())
+
+
+class UpAtOnce(PlayedExecutor):
+    """It has no models."""
+
+    num_slots, host_bytes = 0, None
+
+    async def start(self, listener: object) -> tuple[()]:
+        return ()
+
+    async def stop(self) -> None: ...
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_an_agent_ends_when_it_is_let_go(asks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks when it is told to end, and ends unasked if the server lets it go for good. Otherwise it comes back."""
+    monkeypatch.setattr("tilework.runtime.nodes.agent.LocalExecutor", lambda _: UpAtOnce(tmp_path))
+    monkeypatch.setattr("tilework.runtime.nodes.agent.importlib", SimpleNamespace(import_module=lambda _: None))
+    monkeypatch.setattr("tilework.runtime.nodes.agent._RETRY_S", 0.01)
+    source = SimulatedSource(pipeline="toy", hardware="abacus", steps=4, rows=())
+    begin = Begin(
+        node=0, models=(), simulated=(source,), num_workers=1, num_slots=1, weights_bytes=None, states_bytes=1
+    )
+
+    async def test() -> None:
+        codec, sessions, leaving = node_codec(), asyncio.Queue[Channel](), asyncio.Event()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await admit(reader, writer, TOKEN, codec.digest, EPOCH)
+            sessions.put_nowait(Channel(reader, writer, codec, EPOCH))
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        node = asyncio.create_task(serve_node("127.0.0.1", server.sockets[0].getsockname()[1], TOKEN, leaving))
+        async with asyncio.timeout(10):
+            (await sessions.get()).send(Leave("come back"))
+            channel = await sessions.get()
+            channel.send(begin)
+            async for _, message in channel.messages():
+                if isinstance(message, Started):
+                    leaving.set() if asks else channel.send(Leave("too many", is_final=True))
+                elif isinstance(message, Leaving):
+                    assert asks
+                    channel.send(Leave(message.reason, is_final=True))
+            await node
+        server.close()
+
+    run(test())
+
+
+def test_an_agent_that_has_no_workers_yet_leaves_at_once(tmp_path: Path) -> None:
+    async def test() -> None:
+        rig = Rig(tmp_path)
+        rig.agent._begin_task(rig.agent._ask_to_leave())
+        rig.agent._leaving.set()
+        assert await rig.says() == "closed"
 
     run(test())

@@ -26,6 +26,7 @@ from tilework.runtime.nodes.messages import (
     BreakOff,
     KillWorker,
     Leave,
+    Leaving,
     Measure,
     Measured,
     WorkerJoined,
@@ -184,6 +185,57 @@ def test_a_lost_node_takes_what_only_it_had() -> None:
             assert executor.copy(B) is None
             executor.send(0, imported(A))
             assert (await agents[2].hears(FetchBlobs)).origin == executor.nodes[1].origin
+
+    run(test())
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_node_that_leaves_goes_when_it_has_handed_over_its_states(comes: bool) -> None:
+    """Its devices are up but not for others, and no worker joins. What does not come is lost with it."""
+
+    async def test() -> None:
+        async with nodes() as (executor, heard, (zero, one)):
+            await has_written(heard, zero, 0, "a", "b")
+            executor.send(2, imported(A))
+            asked = await one.hears(FetchBlobs)
+            await one.hears_for(0)
+            one.say(BlobsFetched(asked.fetch_id, (A,)))
+            zero.say(Leaving("told to"))
+            await heard.hears(("node leaving", 0, (0, 1, 4), "told to"))
+            assert executor.devices_up == (2, 3)
+            zero.say(WorkerLost(1, "killed"))
+            zero.say(WorkerJoined(1))
+            zero.say(ended(2, "c"), 0)
+            await heard.hears(("lost", 1, "killed"), ("report", 0, ended(2, "c")))
+            heard.let_go()
+            asked = await one.hears(FetchBlobs)
+            assert asked.blobs == (B, StateBlob("c", 1))
+            assert zero.told.empty()
+            one.say(BlobsFetched(asked.fetch_id, asked.blobs if comes else (), "" if comes else "no room"))
+            assert await zero.hears(Leave) == Leave("told to", is_final=True)
+            zero.close()
+            await heard.hears(("node lost", 0, (0, 1, 4), set() if comes else {"b", "c"}))
+
+    run(test())
+
+
+def test_states_are_handed_over_again_if_the_node_that_got_them_is_lost() -> None:
+    async def test() -> None:
+        async with nodes(num_nodes=3) as (executor, heard, (zero, one, two)):
+            await has_written(heard, zero, 0, "a")
+            executor.dismiss(0, "too many")
+            executor.dismiss(0, "twice")
+            heard.let_go()
+            assert (await one.hears(FetchBlobs)).blobs == (A,)
+            one.close()
+            assert await two.hears(LeaveOrigin)
+            asked = await two.hears(FetchBlobs)
+            assert asked.blobs == (A,)
+            two.say(BlobsFetched(asked.fetch_id, (A,)))
+            assert await zero.hears(LeaveOrigin)
+            assert await zero.hears(Leave) == Leave("too many", is_final=True)
+            zero.close()
+            await heard.hears(("node lost", 0, (0, 1, 6), set()))
 
     run(test())
 

@@ -27,8 +27,9 @@ def command(
 ) -> None:
     """Run workers on this machine for `tilework serve --nodes` on another (docs/cluster.md).
 
-    The server says which models and how many workers. Their paths are those of this machine. The agent goes on until a
-    signal ends it: when its server has ended, it waits for the next one.
+    The server says which models and how many workers. Their paths are those of this machine. When its server has ended,
+    the agent waits for the next one. After Ctrl-C or SIGTERM it ends what it runs, and leaves when its states are on
+    other nodes; after a second one it ends at once.
     """
     require_serve_extra()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
@@ -46,9 +47,13 @@ async def _serve(host: str, port: int, known: bytes) -> None:
     from tilework.runtime.nodes.agent import serve_node
 
     setproctitle("tilework: agent")
-    loop = asyncio.get_running_loop()
-    serving = loop.create_task(serve_node(host, port, known))
+    loop, leaving = asyncio.get_running_loop(), asyncio.Event()
+    serving = loop.create_task(serve_node(host, port, known, leaving))
+
+    def end() -> None:
+        serving.cancel() if leaving.is_set() else leaving.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, serving.cancel)
+        loop.add_signal_handler(number, end)
     with suppress(asyncio.CancelledError):
         await serving

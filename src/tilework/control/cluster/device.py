@@ -44,9 +44,9 @@ class Device:
     """The works of one device, and when it is expected to be free; a `DeviceView` to policies.
 
     `residents` are the jobs of which it keeps something, the most recently used last. The running work is expected to
-    end now at the earliest, however late it is; `now` is shared by all devices. `memory` is as of the end of its works
-    and `loads`. Loads that works wait for are part of the time of the first of these works. The others go on while the
-    device has no works.
+    end now at the earliest, however late it is; `now` is shared by all devices. One that `is_cordoned` gets no further
+    works. `memory` is as of the end of its works and `loads`. Loads that works wait for are part of the time of the
+    first of these works. The others go on while the device has no works.
     """
 
     device_id: int
@@ -59,6 +59,7 @@ class Device:
     loads: dict[int, PendingLoad] = field(default_factory=dict)  # By id, in order.
     residents: dict[int, Job] = field(default_factory=dict)
     num_changes: int = 0
+    is_cordoned: bool = False
     _head_ns: int = 0  # Predicted end of the running work, as of the last change.
     _runs_ns: list[int] = field(default_factory=list)  # Predicted time of each work after the work before it.
     _queued_ns: int = 0  # The sum of `_runs_ns` without the running work.

@@ -12,9 +12,10 @@ from tilework.core.work import Work
 
 
 class DeviceSet:
-    """The devices that are up: by id in `by_id`; accelerators in order of ids in `ordered`, and CPU slots in `slots`.
+    """The devices that are up, by id in `by_id`.
 
-    All are read-only to callers.
+    Of those that get works accelerators are in `ordered`, by id, and CPU slots in `slots`; the others are cordoned. All
+    are read-only to callers.
     """
 
     def __init__(self) -> None:
@@ -26,7 +27,7 @@ class DeviceSet:
         self._most: dict[int, frozenset[int]] = {}  # The most of them that were up at the same time.
 
     def on_node(self, node: int) -> Sequence[Device]:
-        """The accelerators of a node, in order of ids."""
+        """The accelerators of a node that get works, in order of ids."""
         return self._by_node.get(node, ())
 
     def num_pools(self, within: Within) -> int:
@@ -66,14 +67,26 @@ class DeviceSet:
 
     def remove(self, device_id: int) -> Device:
         device = self.by_id.pop(device_id)
+        if not device.is_cordoned:
+            self._take_out(device)
+        return device
+
+    def cordon(self, device_id: int) -> Device:
+        """A device gets no further works."""
+        device = self.by_id[device_id]
+        assert not device.is_cordoned, f"device {device_id} was cordoned before"
+        self._take_out(device)
+        device.is_cordoned = True
+        return device
+
+    def _take_out(self, device: Device) -> None:
         if device.kind is DeviceKind.CPU:
             self.slots = tuple(one for one in self.slots if one is not device)
-            return device
-        index = bisect_left(self.ordered, device_id, key=_id)
+            return
+        index = bisect_left(self.ordered, device.device_id, key=_id)
         self.ordered = self.ordered[:index] + self.ordered[index + 1 :]
         self._by_node[device.node] = tuple(one for one in self.on_node(device.node) if one is not device)
-        self._set_pool(device.pool, self._pools[device.pool] - {device_id})
-        return device
+        self._set_pool(device.pool, self._pools[device.pool] - {device.device_id})
 
     def regroup(self, pool_of: Callable[[Device], int]) -> None:
         """Put the accelerators into pools anew, if one belongs into another."""

@@ -81,7 +81,8 @@ class Job:
         self.works.remove(work)
         self.is_stopping = self.is_stopping and bool(self.works)
         if steps_done:
-            self.done, self.done_devices, self.has_advanced = self.done.advanced(steps_done), work.devices, True
+            self.done, self.has_advanced = self.done.advanced(steps_done), True
+            self.done_devices = tuple(device_id for device_id in work.devices if device_id in self.holders)
         if steps_done < work.num_steps or work.stage.kind is DeviceKind.CPU:
             self._commit()
         if steps_done < work.num_steps:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from tilework.admission.loads import reserve
@@ -68,9 +68,9 @@ class Tracker:
         return self._devices.slots
 
     @property
-    def up(self) -> Sequence[Device]:
-        """All devices that are up: accelerators and CPU slots."""
-        return (*self._devices.ordered, *self._devices.slots)
+    def up(self) -> Mapping[int, Device]:
+        """All devices that are up, by id: accelerators, CPU slots, and those that are cordoned."""
+        return self._devices.by_id
 
     def widest(self, pipeline: str) -> int:
         return self._devices.widest(self._costs.pools.within(pipeline))
@@ -94,8 +94,9 @@ class Tracker:
         return self.sources.unreadable
 
     def device(self, device_id: int) -> Device | None:
-        """The device with this id; None while it is down."""
-        return self._devices.by_id.get(device_id)
+        """The device with this id; None while it is down or gets no works."""
+        device = self._devices.by_id.get(device_id)
+        return None if device is None or device.is_cordoned else device
 
     def is_busy(self, device_id: int) -> bool:
         """Whether this device is up and has a work."""
@@ -228,16 +229,25 @@ class Tracker:
         Works that are `reported` are not lost: their ends are known, though not recorded yet.
         """
         device = self._devices.remove(device_id)
-        for job in device.residents.values():
-            job.remove_device(device_id)
+        self._empty(device)
         open_works = [work for work in device.works if work.work_id not in reported]
         lost = [work for work in open_works if not self._devices.is_carried(work)]
         for work in lost:
             del self.works[work.work_id]
-        self.sources.changed(device.node)
-        self._lacking.discard(device_id)
-        self.needs_loads = bool(self._lacking)
         return lost
+
+    def cordon(self, device_id: int) -> None:
+        """Give a device that is up no further works. It ends those that it has; no job counts on what it keeps."""
+        self._empty(self._devices.cordon(device_id))
+
+    def _empty(self, device: Device) -> None:
+        """No job counts on what a device keeps of it, and no work will be waiting for what that lacks."""
+        for job in device.residents.values():
+            job.remove_device(device.device_id)
+        device.residents.clear()
+        self.sources.changed(device.node)
+        self._lacking.discard(device.device_id)
+        self.needs_loads = bool(self._lacking)
 
     # Jobs.
 

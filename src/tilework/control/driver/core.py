@@ -69,6 +69,10 @@ class DriverCore:
         """Whether there is no work, no move and no job."""
         return not (self._in_flight or self._moves or self._latest) and self.states.is_empty
 
+    def has_works(self, device_ids: Group) -> bool:
+        """Whether a work is in flight on one of these devices."""
+        return any(not set(device_ids).isdisjoint(one.work.devices) for one in self._in_flight.values())
+
     def work(self, work_id: int) -> Work | None:
         """The work with this id, if it is in flight."""
         in_flight = self._in_flight.get(work_id)

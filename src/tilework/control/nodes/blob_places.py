@@ -28,6 +28,10 @@ class BlobPlaces:
     def nodes(self, blob: StateBlob) -> Set[int]:
         return self._nodes.get(blob, _NOWHERE)
 
+    def only_on(self, node: int) -> list[StateBlob]:
+        """The blobs that this node has, and no other has or gets."""
+        return [blob for blob, nodes in self._nodes.items() if nodes == {node} and blob not in self._coming]
+
     def lacking(self, blobs: Iterable[StateBlob], node: int) -> dict[int, list[StateBlob]]:
         """Those of these blobs that a node neither has nor gets, by the first node that has each."""
         found: dict[int, list[StateBlob]] = {}

@@ -12,15 +12,22 @@ from tilework.core.wire.node_blobs import BlobsFetched, CopyBlob, DiscardBlob, F
 
 
 class BlobNode(Protocol):
-    """A node in one session. `fetches` is what it was told to fetch, by id; `has_started`: its workers are up."""
+    """A node in one session. `fetches` is what it was told to fetch, by id."""
 
-    fetches: dict[int, tuple[StateBlob, ...]]
+    fetches: dict[int, FetchBlobs]
 
     @property
     def node(self) -> int: ...
 
     @property
-    def has_started(self) -> bool: ...
+    def has_started(self) -> bool:
+        """Whether its workers are up, so that its blobs can be fetched."""
+        ...
+
+    @property
+    def stays(self) -> bool:
+        """Whether it has started, and is not about to leave."""
+        ...
 
     @property
     def origin(self) -> Origin:
@@ -60,25 +67,37 @@ class NodeBlobs:
     def bring(self, blobs: Iterable[StateBlob], node: BlobNode) -> None:
         """Let a node fetch what it lacks of these."""
         for other, lacking in self._places.lacking(blobs, node.node).items():
-            fetch_id, wanted = next(self._ids), tuple(lacking)
-            node.fetches[fetch_id] = wanted
-            for blob in wanted:
+            fetch = FetchBlobs(next(self._ids), tuple(lacking), self._nodes[other].origin, self._fetch_s)
+            node.fetches[fetch.fetch_id] = fetch
+            for blob in lacking:
                 self._places.fetch(blob, node.node)
-            node.tell(FetchBlobs(fetch_id, wanted, self._nodes[other].origin, self._fetch_s))
+            node.tell(fetch)
 
     def copy_to_others(self, blobs: Iterable[StateBlob], node: BlobNode) -> None:
         """Let the nodes after this one fetch what is still kept of these, as far as copies are wanted."""
         if self._copies == 1:
             return
         kept = [blob for blob in blobs if self._places.nodes(blob)]
-        others = sorted(one for one, other in self._nodes.items() if other.has_started and other is not node)
-        others.sort(key=lambda one: one < node.node)
-        for place in others[: self._copies - 1]:
-            self.bring(kept, self._nodes[place])
+        for other in self._after(node)[: self._copies - 1]:
+            self.bring(kept, other)
+
+    def _after(self, node: BlobNode) -> list[BlobNode]:
+        """The other nodes that stay, in the order of their places, from the next one on."""
+        places = sorted(self._nodes, key=lambda place: (place < node.node, place))
+        return [one for place in places if (one := self._nodes[place]) is not node and one.stays]
+
+    def hand_over(self, node: BlobNode) -> None:
+        """Let another node fetch what only this one has. It `is_fetched_from` until that has come, or cannot."""
+        for other in self._after(node)[:1]:
+            self.bring(self._places.only_on(node.node), other)
+
+    def is_fetched_from(self, node: BlobNode) -> bool:
+        """Whether another node fetches something from this one."""
+        return any(fetch.origin == node.origin for one in self._nodes.values() for fetch in one.fetches.values())
 
     def fetched(self, answer: BlobsFetched, node: BlobNode) -> None:
         """A node has fetched blobs, or could not; what is not kept any more it discards."""
-        for blob in node.fetches.pop(answer.fetch_id):
+        for blob in node.fetches.pop(answer.fetch_id).blobs:
             if blob not in answer.blobs:
                 self._places.not_fetched(blob, node.node)
             elif not self._places.fetched(blob, node.node):

@@ -7,6 +7,7 @@ import importlib
 import logging
 import time
 from collections.abc import Collection, Coroutine, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -30,6 +31,7 @@ from tilework.runtime.nodes.messages import (
     EndMeasuring,
     KillWorker,
     Leave,
+    Leaving,
     Loading,
     LoadSpeeds,
     Measure,
@@ -49,17 +51,21 @@ _RETRY_S = 1.0
 Result = TypeVar("Result")
 
 
-async def serve_node(host: str, port: int, token: bytes) -> None:
-    """Be a node of the server that listens there, and of the next one when that has ended, until cancelled."""
+async def serve_node(host: str, port: int, token: bytes, leaving: asyncio.Event | None = None) -> None:
+    """Be a node of the server that listens there, and of the next one when that has ended.
+
+    Until cancelled, or until the server lets it go: because it asks for that, or after `leaving` was set. Then the
+    server has given its work and its states to other nodes.
+    """
     # Starting workers imports this, which takes seconds, and a node must not be silent for so long.
     importlib.import_module("tilework.worker.process")
-    codec, last = node_codec(), ""
-    while True:
+    codec, last, leaving = node_codec(), "", leaving or asyncio.Event()
+    while not leaving.is_set():
         try:
             reader, writer = await asyncio.open_connection(host, port)
             try:
                 channel = Channel(reader, writer, codec, await join(reader, writer, token, codec.digest))
-                reason = await _Agent(channel, token).run()
+                reason = await _Agent(channel, token, leaving).run()
             finally:
                 writer.close()
         except (OSError, TimeoutError) as error:  # Refused and BadFrame are among these.
@@ -67,14 +73,19 @@ async def serve_node(host: str, port: int, token: bytes) -> None:
         if reason != last:  # Once, while no server is there.
             _log.warning("this node belongs to no server at %s:%d: %s", host, port, reason)
         last = reason
-        await asyncio.sleep(_RETRY_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_RETRY_S):
+                await leaving.wait()
 
 
 class _Agent:
-    """One session with an engine; its end is that of all workers. It is the `Listener` of their executor."""
+    """One session with an engine; its end is that of all workers. It is the `Listener` of their executor.
 
-    def __init__(self, channel: Channel, token: bytes) -> None:
-        self._channel, self._token = channel, token
+    When the node is `leaving`, it asks the engine to let it go. The engine may also do that unasked.
+    """
+
+    def __init__(self, channel: Channel, token: bytes, leaving: asyncio.Event) -> None:
+        self._channel, self._token, self._leaving = channel, token, leaving
         self._executor: LocalExecutor | None = None
         self._files: FileServer | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -85,9 +96,12 @@ class _Agent:
 
     async def run(self) -> str:
         """Until the engine lets it go or is gone; returns why. Raises BadFrame."""
+        self._begin_task(self._ask_to_leave())
         try:
             async for address, message in self._channel.messages():
                 if isinstance(message, Leave):
+                    if message.is_final:
+                        self._leaving.set()
                     return str(message.reason)
                 self._handle(address, message)
             return "the server has closed the connection"
@@ -109,6 +123,14 @@ class _Agent:
                 self._change(self._executor, message)
             else:
                 self._send(self._executor, address, message)
+
+    async def _ask_to_leave(self) -> None:
+        """Ask when the node is leaving. Without workers that are up there is nothing to hand over."""
+        await self._leaving.wait()
+        if self._files is None:
+            self._channel.close()
+        else:
+            self._channel.send(Leaving("its agent was told to end"))
 
     def _begin_task(self, coroutine: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
         task = asyncio.get_running_loop().create_task(coroutine)

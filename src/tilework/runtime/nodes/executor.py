@@ -37,6 +37,7 @@ from tilework.runtime.nodes.messages import (
     EndMeasuring,
     KillWorker,
     Leave,
+    Leaving,
     Loading,
     LoadSpeeds,
     Measure,
@@ -87,6 +88,7 @@ class NodesExecutor:
         self._connections: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self._absence: asyncio.TimerHandle | None = None
+        self._going: list[RemoteNode] = []  # They have no works, and hand over their states.
         self._is_starting = asyncio.Event()
         self._is_stopping = False
 
@@ -116,7 +118,8 @@ class NodesExecutor:
 
     @property
     def devices_up(self) -> Group:
-        up = (self._numbers.of(node.node, one) for node in self._nodes.values() for one in node.up)
+        staying = (node for node in self._nodes.values() if not node.leaves_because)
+        up = (self._numbers.of(node.node, one) for node in staying for one in node.up)
         return tuple(sorted(device_id for device_id in up if device_id < self.num_devices))
 
     @property
@@ -265,16 +268,12 @@ class NodesExecutor:
             case Loading():
                 if not self._ready.done():
                     self._listener.on_loading(sum(len(one.up) for one in self._nodes.values()) + message.num_ready)
-            case WorkerLost(on_node, reason):
-                self._on_worker_lost(node, on_node, reason)
-            case WorkerJoined(on_node):
-                node.up.add(on_node)
-                self._listener.on_joined(self._numbers.of(node.node, on_node))
-            case WorkersLeft(left):
-                node.left = frozenset(left)
-                self._listener.on_given_up(self._left())
+            case WorkerLost() | WorkerJoined() | WorkersLeft():
+                self._on_workers(node, message)
             case BlobsFetched():
                 self._on_fetched(node, message)
+            case Leaving(reason):
+                self.dismiss(node.node, reason)
             case WeightsRead():
                 node.reads.discard(message.read_id)
                 self._listener.on_read(message)
@@ -292,6 +291,7 @@ class NodesExecutor:
         self._blobs.fetched(answer, node)
         if answer.reason:
             _log.warning("node %d: %s", node.node, answer.reason)
+        self._let_go()
 
     def _on_started(self, node: RemoteNode, started: Started) -> None:
         """The workers of a node are up: they join, unless others are still awaited for the start."""
@@ -324,11 +324,20 @@ class NodesExecutor:
         else:
             self._ready.set_exception(WorkerStartFailed(reason))
 
-    def _on_worker_lost(self, node: RemoteNode, on_node: int, reason: str) -> None:
-        device_id = self._numbers.of(node.node, on_node)
-        node.lose(on_node)
-        self._groups.forget_device(device_id)
-        self._listener.on_lost(device_id, reason)
+    def _on_workers(self, node: RemoteNode, change: WorkerLost | WorkerJoined | WorkersLeft) -> None:
+        match change:
+            case WorkerLost(on_node, reason):
+                device_id = self._numbers.of(node.node, on_node)
+                node.lose(on_node)
+                self._groups.forget_device(device_id)
+                self._listener.on_lost(device_id, reason)
+            case WorkerJoined(on_node):
+                node.up.add(on_node)
+                if not node.leaves_because:
+                    self._listener.on_joined(self._numbers.of(node.node, on_node))
+            case WorkersLeft(left):
+                node.left = frozenset(left)
+                self._listener.on_given_up(self._left())
 
     def _left(self) -> Collection[int]:
         """The devices that are not given up; none if all accelerators are, or all CPU slots."""
@@ -336,14 +345,47 @@ class NodesExecutor:
         kinds = range(self.num_devices), range(self.num_devices, self.num_devices + self.num_slots)
         return () if any(kind and left.isdisjoint(kind) for kind in kinds) else left
 
+    def dismiss(self, place: int, reason: str) -> None:
+        """Let the node at this place leave: it gets no further works, and goes when its states are on other nodes.
+
+        Nothing happens if there is none, or if it is leaving already.
+        """
+        node = self._nodes.get(place)
+        if node is None or node.leaves_because:
+            return
+        node.leaves_because = reason
+        if node.started is None or not self._ready.done():
+            node.tell(Leave(reason, is_final=True))
+            return
+        _log.warning("node %d leaves: %s", place, reason)
+        up = tuple(sorted(self._numbers.of(place, one) for one in node.up))
+        self._listener.on_node_leaving(place, up, reason, partial(self._on_idle, node))
+
+    def _on_idle(self, node: RemoteNode) -> None:
+        """A node that leaves has no works any more."""
+        self._blobs.hand_over(node)
+        self._going.append(node)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Let those nodes go of whose states others have all that they can get."""
+        for node in [one for one in self._going if not self._blobs.is_fetched_from(one)]:
+            self._going.remove(node)
+            node.tell(Leave(node.leaves_because, is_final=True))
+
     def _lose(self, node: RemoteNode, reason: str) -> None:
         """The connection to a node has ended: its devices are lost, and the states that only it had."""
         if not self._places.lose(node.node, node):
             return
+        reason = f"it has left: {node.leaves_because}" if node.leaves_because else reason
+        self._going = [one for one in self._going if one is not node]
         devices = self._numbers.all_of(node.node) if node.started is not None else ()
         for device_id in devices:
             self._groups.forget_device(device_id)
         gone = self._blobs.lose(node)
+        for other in self._going:  # It may have had what they handed over.
+            self._blobs.hand_over(other)
+        self._let_go()
         if self._is_stopping:
             return
         self._fail_start(f"node {node.node} was lost: {reason}")
@@ -426,7 +468,7 @@ class NodesExecutor:
     def _any_node(self) -> RemoteNode:
         if not self._nodes:
             raise WorkerStartFailed("all nodes were lost")
-        return self._nodes[min(self._nodes)]
+        return min(self._nodes.values(), key=lambda node: (bool(node.leaves_because), node.node))
 
     async def read_model(self, source: ModelSource, served: Collection[str]) -> LoadedModel:
         raise ModelRefused(_ONE_MACHINE)

@@ -76,9 +76,10 @@ class Ping:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """End the workers; the server has ended, or has no place for this node."""
+    """End the workers; the server has ended, or has no place for this node. If it `is_final`, the agent ends, too."""
 
     reason: str
+    is_final: bool = False
 
 
 # From the agent.
@@ -121,6 +122,13 @@ class WorkersLeft:
     """A worker was given up; these are left, none if it was the last of its kind."""
 
     device_ids: Group
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """The node is about to go, and waits for `Leave`."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +180,7 @@ FromNode = (
     | WorkerJoined
     | WorkersLeft
     | BlobsFetched
+    | Leaving
     | Measured
     | LoadSpeeds
     | Pong

@@ -12,9 +12,8 @@ from typing import Any, TypeVar
 from tilework.comm.net.channel import Channel
 from tilework.control.nodes.clock import ClockOffset
 from tilework.control.nodes.numbers import DeviceNumbers
-from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import Command, Execute, GroupRef
-from tilework.core.wire.node_blobs import Origin
+from tilework.core.wire.node_blobs import FetchBlobs, Origin
 from tilework.core.wire.reports import Ended
 from tilework.runtime.executor import WorkerStartFailed
 from tilework.runtime.nodes.messages import THE_NODE, Ping, Pong, Started
@@ -38,8 +37,9 @@ class RemoteNode:
         self.started: Started | None = None
         self.up: set[int] = set()  # As they are called on the node, and so everywhere here.
         self.left: frozenset[int] = frozenset()
-        self.fetches: dict[int, tuple[StateBlob, ...]] = {}  # What it was told to fetch, by id.
+        self.fetches: dict[int, FetchBlobs] = {}  # What it was told to fetch, by id.
         self.reads: set[int] = set()  # Reads ahead of need that it has not answered.
+        self.leaves_because = ""  # Not empty if it is about to leave.
         self._ping_s, self._silence_s = ping_s, silence_s
         self._outboxes: dict[int, Outbox] = {}
         self._awaited: list[tuple[type, asyncio.Future[Any]]] = []
@@ -50,6 +50,10 @@ class RemoteNode:
     @property
     def has_started(self) -> bool:
         return self.started is not None
+
+    @property
+    def stays(self) -> bool:
+        return self.started is not None and not self.leaves_because
 
     @property
     def origin(self) -> Origin:

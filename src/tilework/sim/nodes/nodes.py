@@ -94,6 +94,13 @@ class SimNodes:
         self._drop_states(gone)
         return gone
 
+    def hands_over(self, session: NodeSession) -> bool:
+        """Let another node fetch what only this one has; returns whether that has come, or cannot."""
+        if not session.is_handing_over:
+            session.is_handing_over = True
+            self.blobs.hand_over(session)
+        return not self.blobs.is_fetched_from(session)
+
     def cut(
         self, session: NodeSession, length_ns: int, on_silent: Callable[[], None], on_back: Callable[[], None]
     ) -> None:

@@ -23,9 +23,9 @@ class Fetch:
 class NodeSession:
     """The agent of a node from its greeting on, and a `BlobNode` of the server.
 
-    Of the server are `fetches` and `clock`. Of the agent are `files`, the names of its blobs; `coming`, what it
-    fetches, by the name of the blob; and `ahead_ns`, how far its clock is ahead of that of the server. It `has_ended`
-    when its workers have; the server learns that later, or gave it up before.
+    Of the server are `fetches`, `clock`, and how far it is with leaving. Of the agent are `files`, the names of its
+    blobs; `coming`, what it fetches, by the name of the blob; and `ahead_ns`, how far its clock is ahead of that of the
+    server. It `has_ended` when its workers have; the server learns that later, or gave it up before.
     """
 
     def __init__(
@@ -33,7 +33,8 @@ class NodeSession:
     ) -> None:
         self.node, self.origin = node, Origin(f"node {node}", 0, epoch)
         self.has_started = True
-        self.fetches: dict[int, tuple[StateBlob, ...]] = {}
+        self.fetches: dict[int, FetchBlobs] = {}
+        self.is_cordoned = self.is_handing_over = False
         self.clock = ClockOffset()
         self.files = set(files)
         self.coming: dict[str, Fetch] = {}
@@ -41,6 +42,10 @@ class NodeSession:
         self.has_ended = False
         self.is_given_up = False
         self._tell = tell
+
+    @property
+    def stays(self) -> bool:
+        return not self.is_cordoned
 
     def tell(self, message: object) -> None:
         self._tell(self, message)
