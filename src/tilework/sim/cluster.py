@@ -32,7 +32,7 @@ from tilework.core.wire.reports import Ended, Failed
 from tilework.core.work import Group, Work
 from tilework.cost.table_costs import TableCosts
 from tilework.sim.clock import Clock
-from tilework.sim.config import Layout
+from tilework.sim.config import Layout, SimConfig
 from tilework.sim.device import Hosts
 from tilework.sim.faults import FaultInjector
 from tilework.sim.fleet import Fleet
@@ -65,23 +65,25 @@ class Cluster:
         costs: TableCosts,
         injector: FaultInjector,
         controller: Controller,
+        config: SimConfig,
         *,
-        layout: Layout,
         on_event: Callable[[Event], None],
         on_image: Callable[[int, State], None],
         on_given_up: Callable[[Collection[int]], None],
-        hosts_have_read: bool = False,
-        state_copies: int = 1,
     ) -> None:
         self._clock = clock
         self._injector = injector
         self._has_faults = bool(injector.faults)
-        self._layout = layout
+        self._layout = layout = Layout(
+            num_devices=config.num_devices,
+            devices_per_node=costs.table.devices_per_node,
+            slots_per_node=config.slots_per_node if costs.table.needs_slots else 0,
+        )
         self._on_event, self._on_image = on_event, on_image
         self._controller = controller
         self._core = DriverCore(controller, WatchdogConfig())
         self._costs = costs
-        self._read = costs.all_components if hosts_have_read else ()
+        self._read = costs.all_components if config.hosts_have_read else ()
         self._timing = timing
         self._hosts = Hosts(layout.node, costs.host_bytes, self._read)
         self.fleet = Fleet(timing, costs.components, self._component, self._hosts)
@@ -105,7 +107,7 @@ class Cluster:
             on_cut=self._schedule,
         )
         self._network = Network(clock, injector, layout.node)
-        self.nodes = SimNodes(layout.num_nodes, clock, injector, self._network, state_copies=state_copies)
+        self.nodes = SimNodes(layout.num_nodes, clock, injector, self._network, state_copies=config.state_copies)
         self._transfers = StateTransfers(clock, self.nodes, layout, self._begin_next)
         self._seen_steps: dict[int, int] = {}
         self._is_ticking = False

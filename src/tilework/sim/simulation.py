@@ -17,7 +17,7 @@ from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.sim.clock import Clock
 from tilework.sim.cluster import Cluster
-from tilework.sim.config import Layout, SimConfig
+from tilework.sim.config import SimConfig
 from tilework.sim.faults import FaultInjector
 from tilework.sim.nodes.front_ends import FrontEnds
 from tilework.sim.replay_log import ReplayLog
@@ -77,15 +77,9 @@ class Simulation:
             costs,
             self._injector,
             self.controller,
-            layout=Layout(
-                num_devices=config.num_devices,
-                devices_per_node=devices.devices_per_node,
-                slots_per_node=config.slots_per_node if devices.needs_slots else 0,
-            ),
+            config,
             on_event=self._handle,
             on_image=self._keep_image,
-            hosts_have_read=config.hosts_have_read,
-            state_copies=config.state_copies,
             on_given_up=self._give_up,
         )
         self._front_ends = FrontEnds(self._clock, self._injector, self._lose_client)

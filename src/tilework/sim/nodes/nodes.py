@@ -241,10 +241,10 @@ class SimNodes:
         session.files |= {blob.name for blob in fetch.found}
         for blob in message.blobs:
             del session.coming[blob.name]
-        answer = BlobsFetched(message.fetch_id, fetch.found, reason)
-        self.to_server(session, partial(self.blobs.fetched, answer, session))
         for call in fetch.waiting:
             call()
+        answer = BlobsFetched(message.fetch_id, fetch.found, reason)
+        self.to_server(session, partial(self.blobs.fetched, answer, session))
 
     # Clocks.
 
