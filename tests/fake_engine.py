@@ -243,7 +243,7 @@ class FakeEngine:
             state_blob_bytes=0,
             memory_bytes={},
             kept={},
-            pids={},
+            resident_bytes={},
         )
 
     def drain(self) -> None:

@@ -15,7 +15,7 @@ from tilework.core.component import Component, LoadSource, num_bytes
 from tilework.core.lora import Lora, UsedLora
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_S
-from tilework.cost.loading import Link, LoadTimes
+from tilework.cost.loading import Link, LoadTimes, MeasuredLink
 from tilework.cost.table import BadCostTable, CostTable, merged
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import parse_table, read_table, table_json
@@ -191,15 +191,52 @@ def test_moves_take_what_the_next_stages_need_over_the_link() -> None:
     costs = moving(*rows, links=FULL.links)
     small, large = request("a"), request("b", side=256)
     begun, encoded = at_start(small).advanced(1).advanced(3), at_start(small).advanced(1)
-    assert costs.move_ns(small, encoded, between_nodes=True) == 2 * NS_PER_S
-    assert costs.move_ns(small, begun, between_nodes=True) == 3 * NS_PER_S
-    assert costs.move_ns(large, begun, between_nodes=True) == 6 * NS_PER_S
-    assert costs.move_ns(small, begun, between_nodes=False) == int(0.8 * NS_PER_S)
+    assert costs.move_ns(small, encoded, (0, 1)) == 2 * NS_PER_S
+    assert costs.move_ns(small, begun, (0, 1)) == 3 * NS_PER_S
+    assert costs.move_ns(large, begun, (0, 1)) == 6 * NS_PER_S
+    assert costs.move_ns(small, begun, (1, 1)) == int(0.8 * NS_PER_S)
 
 
 def test_moves_of_unknown_size_or_link_take_the_usual_time() -> None:
     begun = at_start(request("a")).advanced(1).advanced(3)
     sized = row(128 * 128, 1.0, state_bytes=100)
-    assert moving(sized).move_ns(request("a"), begun, between_nodes=True) == 7
+    assert moving(sized).move_ns(request("a"), begun, (0, 1)) == 7
     unsized = moving(row(128 * 128, 1.0), links=FULL.links)
-    assert unsized.move_ns(request("a"), begun, between_nodes=True) == 7
+    assert unsized.move_ns(request("a"), begun, (0, 1)) == 7
+
+
+def test_moves_between_nodes_take_what_was_measured_unless_the_table_says_it() -> None:
+    """For each pair of nodes and direction; within a node the time stays the usual one."""
+    begun = at_start(request("a")).advanced(1).advanced(3)
+    sized = row(128 * 128, 1.0, stage=DIFFUSE, state_bytes=100)
+    costs, told = moving(sized), moving(sized, links=FULL.links)
+    for one in (costs, told):
+        one.observe_move((0, 1), 50, 500)
+        one.observe_move((2, 1), 50, 9_000)
+    places = ((0, 1), (2, 1), (1, 0), (0, 0))
+    assert [costs.move_ns(request("a"), begun, nodes) for nodes in places] == [1_000, 18_000, 7, 7]
+    assert told.move_ns(request("a"), begun, (0, 1)) == NS_PER_S
+    costs.serve(CostTable(hardware="toy", rows=(row(1, 1.0, pipeline="other"),)))
+    assert costs.move_ns(request("a"), begun, (0, 1)) == 1_000, "it is kept when models come"
+
+
+def test_a_measured_link_is_a_line_that_follows_what_changes() -> None:
+    link = MeasuredLink()
+    for size in (100, 300, 200, 1_000):
+        link.observe(size, 50 + 2 * size)
+    assert [link.move_ns(size) for size in (1, 100, 5_000)] == [52, 250, 10_050]
+    link.observe(200, 450_000)
+    assert link.move_ns(200) < 4 * 450, "one that took too long counts for little"
+    for size in (100, 900) * 20:
+        link.observe(size, 1_000 + size)
+    assert link.move_ns(500) == pytest.approx(1_500, rel=0.02)
+
+
+def test_a_measured_link_never_gives_time_back() -> None:
+    link = MeasuredLink()
+    for size, took in ((100, 900), (1_000, 100), (1_000, 200)):
+        link.observe(size, took)
+    assert 0 < link.move_ns(1) <= link.move_ns(10_000)
+    link.observe(0, 5)
+    link.observe(5, 0)
+    assert 0 < link.move_ns(1) <= link.move_ns(10_000)

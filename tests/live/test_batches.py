@@ -181,6 +181,7 @@ def test_a_worker_that_is_killed_midway_loses_no_member(start: Callable[..., Rig
     assert replay(rig.log.getvalue().splitlines())[1] is None
 
 
+@pytest.mark.slow
 def test_requests_that_do_not_fit_together_run_in_smaller_batches() -> None:
     """A large one takes 4 MB, a small one 1, and there are 9."""
     rows = [
@@ -205,6 +206,7 @@ def test_requests_that_do_not_fit_together_run_in_smaller_batches() -> None:
     rig.close()
 
 
+@pytest.mark.slow
 def test_each_member_is_shown_its_own_previews(start: Callable[..., Rig]) -> None:
     rig, specs = start("sd3-dpm"), mixed_specs("sd3-dpm", 4)
     seen: dict[str, set[tuple[int, int, int]]] = {uid: set() for uid in specs}

@@ -111,7 +111,7 @@ def test_a_model_that_exceeds_a_device_is_served_by_cells(
     with serving(source) as rig:
         info, health = rig.engine.models["flux"], rig.engine.health()
         assert (info.cell, info.max_degree, health.num_devices, health.num_devices_up) == (2, 2, 2, 2)
-        assert set(rig.engine.usage().pids) == {"0.0", "0.1", "1.0", "1.1"}
+        assert set(rig.engine.usage().resident_bytes) == {"0.0", "0.1", "1.0", "1.1"}
         asked = {str(seed): tiny.spec(seed=seed, height=128, width=64 * (1 + seed % 2)) for seed in range(5)}
         asked["inked"] = tiny.spec(loras=(UsedLora("ink", 1.0),))
         assert_served(rig, asked, stock)

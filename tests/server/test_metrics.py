@@ -42,9 +42,9 @@ from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.local_executor import LocalConfig, LocalExecutor
 from tilework.runtime.observer import EndedWork
 from tilework.runtime.ticket import Outcome, Segment, Ticket
+from tilework.runtime.worker_process import resident_bytes
 from tilework.server.api.app import create_app
 from tilework.server.config import ServerConfig
-from tilework.server.metrics.levels import resident_bytes
 from tilework.server.metrics.metrics import Metrics
 from tilework.store.memory import MemoryStore
 

@@ -23,8 +23,8 @@ from suite.case import CaseFailed, Check, Finding, Note, Table
 from suite.server import Server, serving_simulated
 from suite.stats import bootstrap, exact, p99, percentile
 from tilework.cost.shipped import shipped_path
+from tilework.runtime.worker_process import resident_bytes
 from tilework.server.garbage import rare_collections
-from tilework.server.metrics.levels import resident_bytes
 
 GOAL_MS = 20.0
 # Growth of the memory per minute, in MB, that the log's buffers and a heap that stops growing may show in ten minutes.

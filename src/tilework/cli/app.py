@@ -27,6 +27,7 @@ from tilework.cli.commands import (
 )
 from tilework.cli.console import UserError, console
 from tilework.cli.options.common import examples
+from tilework.cli.options.groups import GroupedCommand
 
 app = typer.Typer(
     name="tilework",
@@ -37,7 +38,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("serve", epilog=serve.EXAMPLE)(serve.command)
+app.command("serve", epilog=serve.EXAMPLE, cls=GroupedCommand)(serve.command)
 app.command("agent", epilog=agent.EXAMPLE)(agent.command)
 app.command("generate", epilog=generate.EXAMPLE)(generate.command)
 app.command("simulate", epilog=simulate.EXAMPLE)(simulate.command)

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from tilework.cli.console import UserError
-from tilework.cli.options.nodes import TOKEN, parse_address
+from tilework.cli.options.nodes import TOKEN, NodeGroup, parse_address
 
 if TYPE_CHECKING:
     from tilework.runtime.local_executor import LocalConfig
@@ -59,16 +59,17 @@ class NodesWanted:
         )
 
 
-def nodes_wanted(
-    num_nodes: int | None, agents: str | None, cluster: str | None, state_copies: int
-) -> NodesWanted | None:
+def nodes_wanted(asked: NodeGroup) -> NodesWanted | None:
     """None: the server has no nodes but its machine. Raises UserError."""
-    if num_nodes is None and cluster is None:
+    if asked.nodes is None and asked.cluster is None:
         return None
-    if cluster is not None and find_spec("ray") is None:
+    if asked.cluster is not None and find_spec("ray") is None:
         raise UserError("--cluster needs Ray; run: pip install 'tilework[cluster]'")
-    host, port = (None, 0) if agents is None and cluster is not None else parse_address(agents or _AGENTS)
-    return NodesWanted(num_nodes=num_nodes, host=host, port=port, state_copies=state_copies, cluster=cluster)
+    is_any = asked.agents is None and asked.cluster is not None
+    host, port = (None, 0) if is_any else parse_address(asked.agents or _AGENTS)
+    return NodesWanted(
+        num_nodes=asked.nodes, host=host, port=port, state_copies=asked.state_copies, cluster=asked.cluster
+    )
 
 
 def token() -> bytes:

@@ -49,6 +49,7 @@ from tilework.core.events import (
     NodeLost,
     OutOfMemory,
     Restored,
+    StatesFetched,
     Stopped,
     Submitted,
     Woke,
@@ -166,8 +167,8 @@ class Controller:
                 if job_id is None:
                     return []
                 return self._recovery.end(self.tracker.jobs[job_id], Status.CANCELLED, reason)
-            case DeviceJoined() | NodeCordoned():
-                self._open_or_cordon(event)
+            case DeviceJoined() | NodeCordoned() | StatesFetched():
+                self._learn_of_nodes(event)
                 return []
             case ComponentsLoaded() | ComponentsRead():
                 self._components.on_report(event)
@@ -180,14 +181,17 @@ class Controller:
                 self._planner.on_woke(now_ns)
                 return []
 
-    def _open_or_cordon(self, event: DeviceJoined | NodeCordoned) -> None:
-        """Count on a device from now on, or not any more."""
-        if isinstance(event, DeviceJoined):
-            self._components.join(event)
-            self.tracker.unpark()
-            return
-        for device_id in event.device_ids:
-            self.tracker.cordon(device_id)
+    def _learn_of_nodes(self, event: DeviceJoined | NodeCordoned | StatesFetched) -> None:
+        """Count on a device from now on, or not any more; or learn how far two nodes are from each other."""
+        match event:
+            case DeviceJoined():
+                self._components.join(event)
+                self.tracker.unpark()
+            case NodeCordoned(_, device_ids):
+                for device_id in device_ids:
+                    self.tracker.cordon(device_id)
+            case StatesFetched(origin, node, num_bytes, run_ns):
+                self.costs.observe_move((origin, node), num_bytes, run_ns)
 
     def _change_models(self, event: ModelServed | ModelRemoved) -> list[Action]:
         if isinstance(event, ModelRemoved):

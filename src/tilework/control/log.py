@@ -25,7 +25,7 @@ from tilework.cost.table_file import parse_table, table_json
 from tilework.policy.registry import check_live
 
 FORMAT = 14
-"""Before format 14 no node left before it was gone.
+"""Before format 14 no node left before it was gone, and no time of a move between nodes was measured.
 Before format 13 no node was lost as a whole.
 Before format 12 no load was dropped before its end.
 Before format 11 no request was for a video.

@@ -218,6 +218,16 @@ class NodeLost:
 
 
 @dataclass(frozen=True, slots=True)
+class StatesFetched:
+    """A node has fetched `num_bytes` of states from the node `origin`, in `run_ns`."""
+
+    origin: int
+    node: int
+    num_bytes: int
+    run_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelServed:
     """Requests for a pipeline are served from now on, or may use other LoRAs.
 
@@ -255,6 +265,7 @@ Event = (
     | DeviceLost
     | NodeCordoned
     | NodeLost
+    | StatesFetched
     | ModelServed
     | ModelRemoved
     | Woke

@@ -315,8 +315,11 @@ class CostModel(Protocol):
     def prediction_error(self, stage: Stage) -> float:
         """The recent mean of |measured / predicted - 1| of batches."""
 
-    def move_ns(self, request: Request, progress: Cursor, *, between_nodes: bool) -> int:
-        """How long the state of a request takes to a device that has nothing of it."""
+    def move_ns(self, request: Request, progress: Cursor, nodes: tuple[int, int]) -> int:
+        """How long the state of a request takes from one of these nodes to a device of the other.
+
+        They may be the same; then it is to a device that has nothing of it.
+        """
 
     def observe(self, stage: Stage, requests: Sequence[Request], degree: int, num_steps: int, run_ns: int) -> None:
         """Correct the prediction by a measurement."""

@@ -12,6 +12,7 @@ from tilework.core.request import Request
 from tilework.core.time import NS_PER_S
 
 _MOST = 4.0  # How many times longer or shorter than expected a measurement counts at most.
+_KEPT = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,23 +66,61 @@ class LoadTimes:
         return after != (1.0 if before is None else before)
 
 
+@dataclass(slots=True)
+class MeasuredLink:
+    """The time of moves between two nodes, as a line through those that were measured: a part for each move, and one
+    for each byte. Both are at least 0; while all moves had one size, the time is in proportion to it.
+
+    A weighted least squares fit: each move counts `_KEPT` times as much as the one after it, and no time counts as more
+    than `_MOST` times what was expected.
+    """
+
+    _weight: float = 0.0
+    _mean_bytes: float = 0.0
+    _mean_ns: float = 0.0
+    _spread: float = 0.0  # Of bytes: the sum of squares.
+    _together: float = 0.0  # Of bytes and times.
+
+    def observe(self, num_bytes: int, run_ns: int) -> None:
+        """Learn from a move that took this time."""
+        if num_bytes <= 0 or run_ns <= 0:
+            return
+        time_ns = float(run_ns if not self._weight else min(run_ns, _MOST * max(1, self.move_ns(num_bytes))))
+        self._weight = self._weight * _KEPT + 1.0
+        share, off_bytes = 1.0 / self._weight, num_bytes - self._mean_bytes
+        self._mean_bytes += share * off_bytes
+        self._spread = self._spread * _KEPT + off_bytes * (num_bytes - self._mean_bytes)
+        self._together = self._together * _KEPT + off_bytes * (time_ns - self._mean_ns) * (1.0 - share)
+        self._mean_ns += share * (time_ns - self._mean_ns)
+
+    def move_ns(self, num_bytes: int) -> int:
+        """How long a move takes; at least one was measured."""
+        most = self._mean_ns / self._mean_bytes
+        per_byte = most if not self._spread else min(most, max(0.0, self._together / self._spread))
+        return round(self._mean_ns + per_byte * (num_bytes - self._mean_bytes))
+
+
 class MoveTimes:
     """The time to move the state of a request to a device that has nothing of it.
 
-    `default_ns` where the table has no link, or no `state_bytes` of the stages that have written the state.
+    By the link of the table, or else by one that was measured; `default_ns` where there is neither, or no `state_bytes`
+    of the stages that have written the state.
     """
 
     def __init__(self, rows: Iterable[CostRow], links: Mapping[str, Link], default_ns: int) -> None:
         self._links = links
         self._default_ns = default_ns
         self._sizes: dict[tuple[str, str], list[tuple[int, int]]] = {}
-        for row in rows if links else ():
+        for row in rows:
             if row.state_bytes is not None and row.batch == 1:
                 self._sizes.setdefault((row.pipeline, row.stage), []).append((row.shape.pixels, row.state_bytes))
 
-    def ns(self, request: Request, progress: Cursor, *, between_nodes: bool) -> int:
-        """How long what the next stages need of a request at this position takes."""
-        link, size = self._links.get("node" if between_nodes else "device"), self._state_bytes(request, progress)
+    def ns(
+        self, request: Request, progress: Cursor, nodes: tuple[int, int], measured: MeasuredLink | None = None
+    ) -> int:
+        """How long what the next stages need of a request at this position takes from one node to another."""
+        kind, size = "device" if nodes[0] == nodes[1] else "node", self._state_bytes(request, progress)
+        link = self._links.get(kind) or measured
         return self._default_ns if link is None or size is None else link.move_ns(size)
 
     def _state_bytes(self, request: Request, progress: Cursor) -> int | None:

@@ -16,7 +16,7 @@ from tilework.core.request import Request, Shape
 from tilework.core.work import Work
 from tilework.cost.activations import Activations
 from tilework.cost.corrections import CorrectionKey, Corrections
-from tilework.cost.loading import LoadTimes, MoveTimes
+from tilework.cost.loading import LoadTimes, MeasuredLink, MoveTimes
 from tilework.cost.memory import MemoryLimits
 from tilework.cost.table import CostTable, merged, without
 from tilework.cost.tabled import TabledTimes, UnknownCost
@@ -42,6 +42,7 @@ class TableCosts:
         self._move_ns, self._max_batch = move_ns, max_batch
         self.memory_bytes, self.host_bytes = table.memory_bytes, table.host_bytes
         self._loads = LoadTimes(table.load_bytes_per_s, weight)
+        self._measured: dict[tuple[int, int], MeasuredLink] = {}
         self._corrections = Corrections(weight)
         self._prices: dict[_Key, _Price] = {}
         self._changed: dict[int, int] = {}  # The version at which the times of single requests changed, by pixels.
@@ -279,9 +280,13 @@ class TableCosts:
             self._has_changed()
         return is_forgotten
 
-    def move_ns(self, request: Request, progress: Cursor, *, between_nodes: bool) -> int:
-        """How long the state of a request takes to a device that has nothing of it."""
-        return self._moves.ns(request, progress, between_nodes=between_nodes)
+    def move_ns(self, request: Request, progress: Cursor, nodes: tuple[int, int]) -> int:
+        """How long the state of a request takes from one of these nodes to the other, or within one."""
+        return self._moves.ns(request, progress, nodes, self._measured.get(nodes))
+
+    def observe_move(self, nodes: tuple[int, int], num_bytes: int, run_ns: int) -> None:
+        """Learn how long states take from one of these nodes to the other, if the table does not say it."""
+        self._measured.setdefault(nodes, MeasuredLink()).observe(num_bytes, run_ns)
 
     def components(self, stage: Stage) -> tuple[Component, ...]:
         """The components that a stage and its LoRAs need, as far as the table knows them."""

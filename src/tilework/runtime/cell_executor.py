@@ -19,6 +19,7 @@ from tilework.cost.profile import ProfileKey
 from tilework.runtime.executor import Listener
 from tilework.runtime.local_executor import LocalConfig, LocalExecutor
 from tilework.runtime.outbox import Outgoing
+from tilework.runtime.worker_process import resident_bytes_of
 
 _End = Ended | Failed
 _Together = _End | WeightsLoaded
@@ -80,12 +81,17 @@ class CellExecutor:
 
     @property
     def pids(self) -> Mapping[str, int]:
+        """Process ids of the workers that there are, by the names of `resident_bytes`."""
         found = dict[str, int]()
         for worker in range(self._inner.num_devices + self.num_slots):
             pid, is_slot = self._inner.pid(worker), worker >= self._inner.num_devices
             if pid is not None:
                 found[f"{self._device(worker)}" if is_slot else f"{self._device(worker)}.{worker % self._size}"] = pid
         return found
+
+    @property
+    def resident_bytes(self) -> Mapping[str, int]:
+        return resident_bytes_of(self.pids)
 
     @property
     def usual_source(self) -> ModelSource:

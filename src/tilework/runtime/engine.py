@@ -19,7 +19,15 @@ from tilework.control.watchdog import WatchdogConfig
 from tilework.core.actions import Reject
 from tilework.core.checkpoint import Checkpoint, CheckpointKeeper
 from tilework.core.component import Component
-from tilework.core.events import Cancelled, ComponentsRead, DeviceJoined, NodeCordoned, Restored, Submitted
+from tilework.core.events import (
+    Cancelled,
+    ComponentsRead,
+    DeviceJoined,
+    NodeCordoned,
+    Restored,
+    StatesFetched,
+    Submitted,
+)
 from tilework.core.graph.stage import DeviceKind
 from tilework.core.interfaces import PlacesStages
 from tilework.core.model import ModelInfo
@@ -240,7 +248,7 @@ class Engine:
             encode_cache=self._encode_cache.usage,
             memory_bytes=dict(self._dispatcher.memory_bytes),
             kept=dict(self._dispatcher.kept),
-            pids=self._executor.pids,
+            resident_bytes=self._executor.resident_bytes,
             weights_free_bytes={device_id: size for device_id, size in free.items() if size is not None},
             placements=policy.placement_status(now_ns) if isinstance(policy, PlacesStages) else (),
         )
@@ -400,6 +408,10 @@ class Engine:
     def on_lost(self, device_id: int, reason: str) -> None:
         if self._started and device_id in self._dispatcher.up:
             self._dispatcher.lose(device_id, reason)
+
+    def on_fetched(self, origin: int, node: int, num_bytes: int, run_ns: int) -> None:
+        if self._started and not self._stopped:
+            self._control.handle(StatesFetched(origin, node, num_bytes, run_ns))
 
     def on_node_leaving(self, node: int, device_ids: Group, reason: str, let_go: Callable[[], None]) -> None:
         if self._started and not self._stopped:

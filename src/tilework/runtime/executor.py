@@ -50,6 +50,9 @@ class Listener(Protocol):
 class NodesListener(Listener, Protocol):
     """Receives the reports of an executor over several nodes."""
 
+    def on_fetched(self, origin: int, node: int, num_bytes: int, run_ns: int) -> None:
+        """A node has fetched `num_bytes` of states from the node `origin`, in this time."""
+
     def on_node_leaving(self, node: int, device_ids: Group, reason: str, let_go: Callable[[], None]) -> None:
         """A node is about to leave, with these of its devices that are up.
 
@@ -143,8 +146,11 @@ class Executor(Protocol):
         """Let requests for a model use a LoRA no more."""
 
     @property
-    def pids(self) -> Mapping[str, int]:
-        """Process ids of the workers that there are, by device: "0"; in a cell by device and rank: "0.1"."""
+    def resident_bytes(self) -> Mapping[str, int]:
+        """Memory of the workers that there are, by device: "0"; in a cell by device and rank: "0.1".
+
+        Shared pages included; only where there is /proc.
+        """
 
     def send(self, device_id: int, outgoing: Outgoing) -> None: ...
     def read_ahead(self, read: ReadComponents) -> None:

@@ -50,7 +50,7 @@ from tilework.runtime.models.costs import profile_key
 from tilework.runtime.models.host_reader import HostReader
 from tilework.runtime.outbox import Outgoing
 from tilework.runtime.state_blobs import StateBlobDirectory
-from tilework.runtime.worker_process import WorkerProcess
+from tilework.runtime.worker_process import WorkerProcess, resident_bytes_of
 
 _log = logging.getLogger(__name__)
 
@@ -154,6 +154,7 @@ class LocalExecutor:
 
     @property
     def pids(self) -> Mapping[str, int]:
+        """Process ids of the workers that there are, by the names of `resident_bytes`."""
         return {str(device_id): worker.pid for device_id, worker in self._workers.items() if worker.pid is not None}
 
     def pid(self, device_id: int) -> int | None:
@@ -240,6 +241,10 @@ class LocalExecutor:
             for device_id in self.devices_up:
                 self.send(device_id, command)
         return self._measuring.speeds()
+
+    @property
+    def resident_bytes(self) -> Mapping[str, int]:
+        return resident_bytes_of(self.pids)
 
     @property
     def usual_source(self) -> ModelSource:

@@ -40,9 +40,9 @@ class Usage:
 
     `backlog_ns` is the predicted device time of their remaining work, `state_blob_bytes` the size of their states in
     shared memory. By device: `memory_bytes` is the accelerator memory in use, by any process, at the end of the latest
-    work; `kept` is what it keeps of requests that have no work there; `pids` are the process ids of the workers;
-    `weights_free_bytes` is what those that load weights on demand have left for weights when their works have ended.
-    `placements` are there if the policy decides which stages devices are for.
+    work; `kept` is what it keeps of requests that have no work there; `resident_bytes` is the memory of each worker
+    process; `weights_free_bytes` is what those that load weights on demand have left for weights when their works have
+    ended. `placements` are there if the policy decides which stages devices are for.
     """
 
     waiting: Mapping[str, int]
@@ -51,7 +51,7 @@ class Usage:
     state_blob_bytes: int
     memory_bytes: Mapping[int, int]
     kept: Mapping[int, KeptStates]
-    pids: Mapping[str, int]
+    resident_bytes: Mapping[str, int]
     weights_free_bytes: Mapping[int, int] = field(default_factory=dict)
     placements: Sequence[PlacementStatus] = ()
     encode_cache: CacheUsage = field(default_factory=CacheUsage)

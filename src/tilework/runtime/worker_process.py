@@ -7,9 +7,10 @@ import multiprocessing
 import os
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.context import ForkServerContext
+from pathlib import Path
 
 from tilework.comm.messages import MessageReader, encode_message
 from tilework.core.model import Source
@@ -138,3 +139,17 @@ class WorkerProcess(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closed.set_result(None)
+
+
+def resident_bytes(pid: int) -> int | None:
+    """Memory that a process has in use; None if there is no such process, or nothing that tells."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text("ascii").split()[1])
+    except (OSError, IndexError):  # A process that has just ended has an empty file.
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def resident_bytes_of(pids: Mapping[str, int]) -> dict[str, int]:
+    """The memory of those of these processes that there are, by the same names."""
+    return {name: size for name, pid in pids.items() if (size := resident_bytes(pid)) is not None}

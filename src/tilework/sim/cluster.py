@@ -250,7 +250,7 @@ class Cluster:
         return {
             target: 0
             if target in move.source
-            else self._costs.move_ns(job.request, progress, between_nodes=self._layout.node(target) != node)
+            else self._costs.move_ns(job.request, progress, (node, self._layout.node(target)))
             for target in move.targets
         }
 

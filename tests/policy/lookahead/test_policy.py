@@ -16,7 +16,7 @@ from tilework.control.controller import ControllerConfig
 from tilework.core.actions import Action, Stop
 from tilework.core.component import Memory
 from tilework.core.events import Event
-from tilework.core.interfaces import ClusterView
+from tilework.core.interfaces import ClusterView, JobView
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.cost.table_costs import TableCosts
@@ -456,6 +456,25 @@ def test_a_job_that_would_be_late_on_its_node_moves_to_another() -> None:
     assert nodes["a"] == {0, 1}
     assert nodes["c"] == {0}
     assert on_time(trace) == 1.0
+
+
+@pytest.mark.parametrize(("far", "expected"), [((0, 1), set()), ((1, 0), {1})])
+def test_no_job_is_expected_on_a_node_that_is_too_far(
+    monkeypatch: pytest.MonkeyPatch, far: tuple[int, int], expected: set[int]
+) -> None:
+    """As above: `a` would be late on node 0, which has its state, and is stopped for node 1 if that is near."""
+    seen, expect = set[int](), NodeTable.expect
+
+    def expects(nodes: NodeTable, job: JobView, number: int, width: int) -> None:
+        seen.add(number)
+        expect(nodes, job, number, width)
+
+    monkeypatch.setattr(NodeTable, "expect", expects)
+    monkeypatch.setattr(TableCosts, "move_ns", lambda *asked: 2 * NS_PER_S if asked[-1] == far else 0)
+    costs = replace(table(degrees=(1, 2)), devices_per_node=3)
+    requests = [request("a", slo_s=1.5, steps=20), request("b", slo_s=0.58, steps=8), request("c", 0.1, slo_s=0.75)]
+    simulate(requests, "tilework", num_devices=6, costs=costs)
+    assert seen == expected
 
 
 # Against another policy.

@@ -54,6 +54,9 @@ class Heard:
     def on_node_lost(self, node: int, device_ids: Group, blobs: Collection[StateBlob], reason: str) -> None:
         self.all.append(("node lost", node, device_ids, {blob.name for blob in blobs}))
 
+    def on_fetched(self, origin: int, node: int, num_bytes: int, run_ns: int) -> None:
+        self.all.append(("fetched", origin, node, num_bytes, run_ns))
+
     def on_node_leaving(self, node: int, device_ids: Group, reason: str, let_go: Callable[[], None]) -> None:
         self.all.append(("node leaving", node, device_ids, reason))
         self.let_go = let_go

@@ -9,26 +9,35 @@ from typing import Any
 
 import pytest
 
-from runtime.nodes.rig import KEY, Heard, PlayedAgent, config, connect, ended, nodes
+from runtime.nodes.rig import INFO, KEY, Heard, PlayedAgent, config, connect, ended, nodes, started
 from stages import stage_of
 from tilework.core.actions import ReadComponents
-from tilework.core.model import ModelSource
+from tilework.core.lora import Lora
+from tilework.core.model import LoraSource, ModelSource
 from tilework.core.wire.blobs import SavedState, StateBlob
-from tilework.core.wire.commands import Execute, Forget, GroupRef, ImportState, StopWork
+from tilework.core.wire.commands import Execute, Forget, GroupRef, ImportState, RemoveLora, RemoveModel, StopWork
 from tilework.core.wire.node_blobs import BlobsFetched, CopyBlob, DiscardBlob, FetchBlobs, LeaveOrigin
-from tilework.core.wire.reports import WeightsRead
+from tilework.core.wire.reports import LoadedModel, WeightsRead
 from tilework.core.wire.spec import Spec
 from tilework.runtime.executor import ModelRefused, WorkerStartFailed
 from tilework.runtime.local_executor import LocalConfig
 from tilework.runtime.nodes.config import BadNodes
 from tilework.runtime.nodes.executor import NodesExecutor
 from tilework.runtime.nodes.messages import (
+    Begin,
     BreakOff,
+    Changed,
     KillWorker,
     Leave,
     Leaving,
+    LoraRead,
     Measure,
     Measured,
+    Memory,
+    ModelRead,
+    ReadLora,
+    ReadModel,
+    ServeModel,
     WorkerJoined,
     WorkerLost,
     WorkersLeft,
@@ -93,6 +102,22 @@ def test_times_of_a_node_are_converted_to_our_clock() -> None:
     run(test())
 
 
+def test_the_memory_of_workers_is_known_by_their_numbers_until_their_node_is_lost() -> None:
+    async def test() -> None:
+        async with nodes() as (executor, heard, (zero, one)):
+            zero.say(Memory({0: 10, 2: 30}))
+            one.say(Memory({0: 40}))
+            one.say(ended(1), 0)
+            zero.say(ended(1), 0)
+            await heard.hears(("report", 0, ended(1)), ("report", 2, ended(1)))
+            assert executor.resident_bytes == {"0": 10, "4": 30, "2": 40}
+            zero.close()
+            await heard.hears(("node lost", 0, (0, 1, 4), set()))
+            assert executor.resident_bytes == {"2": 40}
+
+    run(test())
+
+
 def test_commands_wait_for_a_future_and_a_stop_does_not() -> None:
     async def test() -> None:
         async with nodes() as (executor, _, (zero, _)):
@@ -136,8 +161,9 @@ def test_a_node_fetches_what_an_import_needs_before_it_gets_it() -> None:
             assert [await one.hears_for(0), await one.hears_for(1)] == [imported(A, B), imported(A)]
             executor.discard(B)
             assert await zero.hears(DiscardBlob) == DiscardBlob(B)
-            one.say(BlobsFetched(asked.fetch_id, (A, B)))
+            one.say(BlobsFetched(asked.fetch_id, (A, B), 7))
             assert await one.hears(DiscardBlob) == DiscardBlob(B)
+            await heard.hears(("fetched", 0, 1, 2, 7))
             executor.send(0, imported(A))
             assert await zero.hears_for(0) == imported(A)
             executor.discard(A)
@@ -153,7 +179,7 @@ def test_what_was_not_fetched_is_fetched_again() -> None:
             executor.send(2, imported(A))
             asked = await one.hears(FetchBlobs)
             await one.hears_for(0)
-            one.say(BlobsFetched(asked.fetch_id, (), "no room"))
+            one.say(BlobsFetched(asked.fetch_id, (), 7, "no room"))
             one.say(ended(2), 0)
             await heard.hears(("report", 2, ended(2)))
             executor.send(2, imported(A))
@@ -172,7 +198,7 @@ def test_a_lost_node_takes_what_only_it_had() -> None:
             executor.send(2, imported(A))
             asked = await one.hears(FetchBlobs)
             await one.hears_for(0)
-            one.say(BlobsFetched(asked.fetch_id, (A,)))
+            one.say(BlobsFetched(asked.fetch_id, (A,), 7))
             executor.read_ahead(ReadComponents(5, 0, stage_of("toy", "encode"), ("x",), 1, ()))
             await zero.hears(ReadComponents)
             origin = executor.nodes[0].origin
@@ -199,7 +225,7 @@ def test_a_node_that_leaves_goes_when_it_has_handed_over_its_states(comes: bool)
             executor.send(2, imported(A))
             asked = await one.hears(FetchBlobs)
             await one.hears_for(0)
-            one.say(BlobsFetched(asked.fetch_id, (A,)))
+            one.say(BlobsFetched(asked.fetch_id, (A,), 7))
             zero.say(Leaving("told to"))
             await heard.hears(("node leaving", 0, (0, 1, 4), "told to"))
             assert executor.devices_up == (2, 3)
@@ -211,7 +237,7 @@ def test_a_node_that_leaves_goes_when_it_has_handed_over_its_states(comes: bool)
             asked = await one.hears(FetchBlobs)
             assert asked.blobs == (B, StateBlob("c", 1))
             assert zero.told.empty()
-            one.say(BlobsFetched(asked.fetch_id, asked.blobs if comes else (), "" if comes else "no room"))
+            one.say(BlobsFetched(asked.fetch_id, asked.blobs if comes else (), 7, "" if comes else "no room"))
             assert await zero.hears(Leave) == Leave("told to", is_final=True)
             zero.close()
             await heard.hears(("node lost", 0, (0, 1, 4), set() if comes else {"b", "c"}))
@@ -231,7 +257,7 @@ def test_states_are_handed_over_again_if_the_node_that_got_them_is_lost() -> Non
             assert await two.hears(LeaveOrigin)
             asked = await two.hears(FetchBlobs)
             assert asked.blobs == (A,)
-            two.say(BlobsFetched(asked.fetch_id, (A,)))
+            two.say(BlobsFetched(asked.fetch_id, (A,), 7))
             assert await zero.hears(LeaveOrigin)
             assert await zero.hears(Leave) == Leave("too many", is_final=True)
             zero.close()
@@ -260,7 +286,7 @@ def test_states_are_kept_on_as_many_nodes_as_are_wanted() -> None:
             await has_written(heard, zero, 0, "a", "b")
             asked = await one.hears(FetchBlobs)
             assert asked.blobs == (A, B)
-            one.say(BlobsFetched(asked.fetch_id, (A, B)))
+            one.say(BlobsFetched(asked.fetch_id, (A, B), 7))
             one.say(ended(2), 1)
             await heard.hears(("report", 3, ended(2)))
             zero.close()
@@ -339,11 +365,89 @@ def test_a_start_without_enough_nodes_says_what_to_do() -> None:
     run(test())
 
 
-def test_models_cannot_be_added_yet() -> None:
+ANOTHER = ModelSource(path="another", name="another")
+READ = ModelRead(LoadedModel(info=replace(INFO, name="another"), identity="another"), replace(KEY, model="another"))
+
+
+def test_a_model_is_added_on_all_nodes() -> None:
+    """The next agent is started with it. One that started meanwhile is sent away, and comes back."""
+
     async def test() -> None:
-        async with nodes() as (executor, _, _):
-            with pytest.raises(ModelRefused, match="over several nodes yet"):
-                await executor.read_model(ModelSource(path="another"), ())
+        async with nodes() as (executor, heard, agents):
+            zero, one = agents
+            zero.close()
+            await heard.hears(("node lost", 0, (0, 1, 4), set()))
+            assert await one.hears(LeaveOrigin)
+            early = await connect(executor, begins=False)
+            agents.append(early)
+            assert len((await early.hears(Begin)).models) == 1
+            reading = asyncio.get_running_loop().create_task(executor.read_model(ANOTHER, ["toy"]))
+            assert await one.hears(ReadModel) == ReadModel(ANOTHER, ("toy",))
+            early.say(started())
+            assert (await early.hears(Leave)).reason == "the models have changed while it was started"
+            early.close()
+            one.say(READ)
+            assert await reading == READ.model
+            assert executor.profile_key("another") == READ.key
+            adding = asyncio.get_running_loop().create_task(executor.add_model(ANOTHER))
+            assert await one.hears(ServeModel) == ServeModel(ANOTHER)
+            one.say(Changed())
+            await adding
+            late = await connect(executor, begins=False)
+            agents.append(late)
+            assert [model.name for model in (await late.hears(Begin)).models] == ["toy", "another"]
+            late.say(replace(started(), models=(*started().models, READ.model), keys={"toy": KEY, "another": READ.key}))
+            await heard.hears(("joined", 0), ("joined", 1), ("joined", 4))
+            executor.remove_model("another")
+            assert [await agent.hears(RemoveModel) for agent in (one, late)] == [RemoveModel("another")] * 2
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        (ModelRead(error="there is no such folder"), "there is no such folder"),
+        (replace(READ, key=KEY), "another is another model, or runs otherwise"),
+    ],
+)
+def test_a_model_that_a_node_does_not_have_is_added_on_none(other: ModelRead, why: str) -> None:
+    async def test() -> None:
+        async with nodes() as (executor, _, (zero, one)):
+            reading = asyncio.get_running_loop().create_task(executor.read_model(ANOTHER, ["toy"]))
+            for agent, answer in ((zero, READ), (one, other)):
+                await agent.hears(ReadModel)
+                agent.say(answer)
+            with pytest.raises(ModelRefused, match=why):
+                await reading
+            assert [await agent.hears(RemoveModel) for agent in (zero, one)] == [RemoveModel("another")] * 2
+
+    run(test())
+
+
+def test_a_lora_is_added_where_all_nodes_have_it() -> None:
+    """A node that is lost meanwhile does not count."""
+    ink, lora = LoraSource(name="ink", path="ink.safetensors"), Lora(changes=frozenset({"denoiser"}))
+
+    async def test() -> None:
+        async with nodes() as (executor, heard, agents):
+            zero, one = agents
+            adding = asyncio.get_running_loop().create_task(executor.add_lora("toy", ink))
+            assert [await agent.hears(ReadLora) for agent in agents] == [ReadLora("toy", ink)] * 2
+            zero.close()
+            one.say(LoraRead(lora))
+            assert await adding == lora
+            await heard.hears(("node lost", 0, (0, 1, 4), set()))
+            assert await one.hears(LeaveOrigin)
+            agents.append(await connect(executor, begins=False))
+            assert (await agents[2].hears(Begin)).models == (ModelSource(path="toy", name="toy", loras=(ink,)),)
+            executor.remove_lora("toy", "ink")
+            assert await one.hears(RemoveLora) == RemoveLora("toy", "ink")
+            adding = asyncio.get_running_loop().create_task(executor.add_lora("toy", ink))
+            await one.hears(ReadLora)
+            one.say(LoraRead(error="it fits another model"))
+            with pytest.raises(ModelRefused, match="it fits another model"):
+                await adding
 
     run(test())
 

@@ -12,9 +12,9 @@ import typer
 
 from tilework.cli.console import UserError, console, require_serve_extra
 from tilework.cli.nodes import token
-from tilework.cli.options import serve as options
 from tilework.cli.options.common import examples
 from tilework.cli.options.nodes import parse_address
+from tilework.cli.options.serve import LogLevel, LogLevelName
 
 EXAMPLE = examples("tilework agent 10.0.0.5:7070", "TILEWORK_CLUSTER_TOKEN=... tilework agent 10.0.0.5:7070")
 
@@ -23,7 +23,7 @@ def command(
     server: Annotated[
         str, typer.Argument(metavar="HOST:PORT", help="Where the server listens for agents (serve --agents).")
     ],
-    log_level: options.LogLevelName = options.LogLevel.WARNING,
+    log_level: LogLevelName = LogLevel.WARNING,
 ) -> None:
     """Run workers on this machine for `tilework serve --nodes` on another (docs/cluster.md).
 

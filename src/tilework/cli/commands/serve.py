@@ -13,15 +13,14 @@ from tilework.cli.console import UserError, require_serve_extra, user_errors
 from tilework.cli.models import ModelOptions, model_source
 from tilework.cli.nodes import NodesWanted, nodes_wanted
 from tilework.cli.options import serve as options
-from tilework.cli.options.common import Adapter, Device, Dtype, ProfilesFile, VaeTiling, WorkerThreads, examples
-from tilework.cli.options.nodes import Agents, Cluster, Nodes, StateCopies
-from tilework.control.watchdog import WatchdogConfig
+from tilework.cli.options.common import examples
+from tilework.cli.options.groups import grouped
+from tilework.cli.options.nodes import NodeGroup
 from tilework.core.model import SimulatedSource, Source
-from tilework.core.time import s_from_ns
 from tilework.core.wire.commands import STATES_BYTES
 from tilework.cost.table import BadCostTable, CostTable, check_devices
 from tilework.cost.table_file import read_table
-from tilework.policy.registry import DEFAULT_POLICY, UnknownPolicy, check_live, check_pools
+from tilework.policy.registry import UnknownPolicy, check_live, check_pools
 
 if TYPE_CHECKING:
     from tilework.cli.workers import Workers
@@ -38,122 +37,70 @@ EXAMPLE = examples(
     "tilework serve ./sdxl --nodes 2 --agents 10.0.0.5:7070",
     "tilework serve --backend modelled --devices 8 --cost flux1dev_h100_eager",
 )
-STUCK_AFTER_S = s_from_ns(WatchdogConfig().least_ns)
 
 
+@grouped
 def command(
     models: options.Models = None,
-    adapter: Adapter = None,
-    workers: options.Workers = 2,
-    cell: options.Cell = 1,
-    cpu_slots: options.CpuSlots = 1,
-    policy: options.Policy = DEFAULT_POLICY,
-    device: Device = "cpu",
-    dtype: Dtype = None,
-    threads: WorkerThreads = 1,
-    vae_tiling: VaeTiling = False,
-    no_previews: options.NoPreviews = False,
-    worker_memory: options.WorkerMemory = None,
-    weights_memory: options.WeightsMemory = None,
-    states_memory: options.StatesMemory = None,
-    models_file: options.ModelsFile = None,
-    loras: options.Loras = None,
-    backend: options.BackendName = options.Backend.DIFFUSERS,
-    cost: options.Cost = None,
-    profiles: ProfilesFile = None,
-    recalibrate: options.Recalibrate = False,
-    host: options.Host = None,
-    port: options.Port = None,
-    api_key: options.ApiKey = None,
-    tenants: options.Tenants = None,
-    durable: options.Durable = None,
-    results: options.Results = None,
-    max_backlog: options.MaxBacklog = None,
-    max_batch: options.MaxBatch = None,
-    exact: options.Exact = False,
-    default_slo: options.DefaultSlo = None,
-    nodes: Nodes = None,
-    agents: Agents = None,
-    cluster: Cluster = None,
-    copies: StateCopies = 1,
-    log: options.Log = None,
-    stuck_after: options.StuckAfter = STUCK_AFTER_S,
-    log_level: options.LogLevelName = options.LogLevel.WARNING,
-    json: options.ReadyJson = False,
+    *,
+    how: options.ModelGroup,
+    where: options.DeviceGroup,
+    over: NodeGroup,
+    when: options.SchedulingGroup,
+    server: options.ServerGroup,
+    logs: options.LogGroup,
 ) -> None:
     """Serve models behind OpenAI's images API, with deadlines.
 
     Further settings come from the environment: TILEWORK_MAX_STEPS, TILEWORK_RESULT_TTL_S, ... (docs/serving.md)."""
-    asked = _checked(backend, workers, cell, weights_memory, cpu_slots, nodes_wanted(nodes, agents, cluster, copies))
-    table = _prepared(log_level, models, models_file, policy, cost, asked[0].num_devices)
-    usual = ModelOptions(adapter, device, dtype, threads, worker_memory, vae_tiling, not no_previews)
+    nodes = nodes_wanted(over)
+    devices = _checked(where, nodes)
+    _prepare(logs.log_level, models, how.models_file)
+    table = _checked_table(when, devices.num_devices, how.models_file)
     from tilework.cli.serving import Serving
 
     Serving(
-        workers=_workers(asked, states_memory, _sources(backend, table, models, models_file, loras, usual)),
-        policy=policy,
+        workers=_workers(devices, nodes, where.states_memory, _sources(where, table, models, how)),
+        policy=when.policy,
         table=table,
-        profiles=profiles,
-        recalibrate=recalibrate,
-        settings=_settings(tenants=tenants, durable=durable, models=models_file, host=host, port=port, results=results)
-        | _limits(api_key, max_backlog, max_batch, exact=exact, default_slo=default_slo),
-        log=log,
-        stuck_after_s=stuck_after,
-        json=json,
+        profiles=when.profiles,
+        recalibrate=when.recalibrate,
+        settings=server.settings() | ({} if how.models_file is None else {"models": str(how.models_file)}),
+        log=logs.log,
+        stuck_after_s=when.stuck_after,
+        json=logs.json,
     ).run()
 
 
-def _prepared(
-    log_level: str,
-    models: Sequence[str] | None,
-    file: Path | None,
-    policy: str,
-    cost: str | None,
-    num_workers: int,
-) -> CostTable | None:
-    """The cost table that is given, if any. Raises UserError, also if the models are given twice."""
+def _checked(where: options.DeviceGroup, nodes: NodesWanted | None) -> Devices:
+    """The devices that are asked for, here or on each of several nodes. Raises UserError if there cannot be such."""
+    size, is_modelled = where.cell, where.backend is options.Backend.MODELLED
+    if size > 1 and is_modelled:
+        raise UserError(f"cell is {size}, and simulated devices have no weights; give --cost NAME,cell={size} instead")
+    if size > 1 and nodes is not None:
+        raise UserError(f"cell is {size}, and there are no cells on several nodes yet; serve on one machine")
+    if where.weights_memory is not None and is_modelled:
+        raise UserError("--weights-memory needs --backend diffusers: simulated devices have no weights; leave it out")
+    devices = Devices(where.workers, size, where.weights_memory, where.cpu_slots)
+    devices.check()
+    return devices
+
+
+def _prepare(log_level: str, models: Sequence[str] | None, file: Path | None) -> None:
+    """Raises UserError if the models are given twice, or the extra `serve` is missing."""
     if models and file is not None:
         raise UserError(f"models are given twice, as {models[0]!r} and by --models; leave one out")
     require_serve_extra()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("tilework").setLevel(log_level.upper())  # Libraries stay as they are.
-    return _checked_table(policy, cost, num_workers, file)
-
-
-def _limits(
-    api_key: str | None, max_backlog: float | None, max_batch: int | None, *, exact: bool, default_slo: str | None
-) -> dict[str, object]:
-    found: dict[str, object] = {"api_key": api_key, "max_backlog_s": max_backlog, "max_batch": max_batch}
-    return found | {"exact": exact or None, "default_slo": default_slo}
-
-
-def _checked(
-    backend: options.Backend,
-    workers: int,
-    size: int,
-    weights_bytes: int | None,
-    num_slots: int,
-    nodes: NodesWanted | None,
-) -> tuple[Devices, NodesWanted | None]:
-    """The devices that are asked for, here or on each of several nodes. Raises UserError if there cannot be such."""
-    if size > 1 and backend is options.Backend.MODELLED:
-        raise UserError(f"cell is {size}, and simulated devices have no weights; give --cost NAME,cell={size} instead")
-    if size > 1 and nodes is not None:
-        raise UserError(f"cell is {size}, and there are no cells on several nodes yet; serve on one machine")
-    if weights_bytes is not None and backend is options.Backend.MODELLED:
-        raise UserError("--weights-memory needs --backend diffusers: simulated devices have no weights; leave it out")
-    devices = Devices(workers, size, weights_bytes, num_slots)
-    devices.check()
-    return devices, nodes
 
 
 def _workers(
-    asked: tuple[Devices, NodesWanted | None], states_memory: int | None, sources: tuple[Source, ...]
+    devices: Devices, nodes: NodesWanted | None, states_memory: int | None, sources: tuple[Source, ...]
 ) -> Workers:
     from tilework.cli.workers import Workers
     from tilework.runtime.local_executor import LocalConfig
 
-    devices, nodes = asked
     each = LocalConfig(
         num_workers=devices.number,
         cell_size=devices.cell_size,
@@ -165,22 +112,17 @@ def _workers(
     return Workers(each, nodes)
 
 
-def _settings(**options: object) -> dict[str, object]:
-    """Settings of the server by name; a path is a text there."""
-    return {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
-
-
-def _checked_table(policy: str, cost: str | None, num_workers: int, models: Path | None) -> CostTable | None:
+def _checked_table(when: options.SchedulingGroup, num_workers: int, models: Path | None) -> CostTable | None:
     """The table of a name or file, if one is given; and there is such a policy, which can do that, and the devices of
     a file of models. Raises UserError."""
-    _check_devices(models, policy, num_workers)
+    _check_devices(models, when.policy, num_workers)
     with user_errors(UnknownPolicy, BadCostTable, OSError):
-        check_live(policy)
-        if cost is None:
+        check_live(when.policy)
+        if when.cost is None:
             return None
-        table = read_table(cost)
-        check_devices(table, num_workers, cost)
-        check_pools(policy, table.devices)
+        table = read_table(when.cost)
+        check_devices(table, num_workers, when.cost)
+        check_pools(when.policy, table.devices)
         return table
 
 
@@ -196,16 +138,14 @@ def _check_devices(file: Path | None, policy: str, num_workers: int) -> None:
 
 
 def _sources(
-    backend: options.Backend,
-    table: CostTable | None,
-    models: Sequence[str] | None,
-    file: Path | None,
-    loras: Path | None,
-    usual: ModelOptions,
+    where: options.DeviceGroup, table: CostTable | None, models: Sequence[str] | None, how: options.ModelGroup
 ) -> tuple[Source, ...]:
-    if backend is options.Backend.MODELLED:
-        return tuple(simulated_source(table, one, usual.memory_bytes) for one in models or ("",))
-    return _model_sources(models, file, loras, usual)
+    if where.backend is options.Backend.MODELLED:
+        return tuple(simulated_source(table, one, how.worker_memory) for one in models or ("",))
+    usual = ModelOptions(
+        how.adapter, how.device, how.dtype, where.threads, how.worker_memory, how.vae_tiling, not how.no_previews
+    )
+    return _model_sources(models, how.models_file, how.loras, usual)
 
 
 def _model_sources(

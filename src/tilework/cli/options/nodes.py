@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 import typer
 
@@ -11,38 +12,45 @@ from tilework.cli.console import UserError
 TOKEN = "TILEWORK_CLUSTER_TOKEN"
 """The variable of the environment that says what server and agents must both know."""
 
-Nodes = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        max=1024,
-        help="Serve with this many nodes instead of this machine, with --workers on each (docs/cluster.md).",
-    ),
-]
-Agents = Annotated[
-    str | None,
-    typer.Option(
-        metavar="HOST:PORT",
-        help="With --nodes: where to listen for agents (`tilework agent HOST:PORT`, one per node); default "
-        "127.0.0.1:7070, or with --cluster any port.",
-    ),
-]
-Cluster = Annotated[
-    str | None,
-    typer.Option(
-        metavar="auto|ADDRESS",
-        help="Let Ray start the agents, on --nodes of the cluster at this address, or on all. Needs the extra cluster.",
-    ),
-]
-StateCopies = Annotated[
-    int,
-    typer.Option(
-        "--state-copies",
-        min=1,
-        help="With --nodes: on how many nodes the state of a request is kept. With 2 a lost node costs its requests "
-        "little, and each state crosses the network once more.",
-    ),
-]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeGroup:
+    """Nodes instead of this machine."""
+
+    heading: ClassVar[str] = "Several machines"
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=1024,
+            help="Serve with this many nodes instead of this machine, with --workers on each (docs/cluster.md).",
+        ),
+    ] = None
+    agents: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="With --nodes: where to listen for agents (`tilework agent HOST:PORT`, one per node); default "
+            "127.0.0.1:7070, or with --cluster any port.",
+        ),
+    ] = None
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="auto|ADDRESS",
+            help="Let Ray start the agents, on --nodes of the cluster at this address, or on all. Needs the extra "
+            "cluster.",
+        ),
+    ] = None
+    state_copies: Annotated[
+        int,
+        typer.Option(
+            "--state-copies",
+            min=1,
+            help="With --nodes: on how many nodes the state of a request is kept. With 2 a lost node costs its "
+            "requests little, and each state crosses the network once more.",
+        ),
+    ] = 1
 
 
 def parse_address(text: str) -> tuple[str, int]:

@@ -1,14 +1,21 @@
-"""The options of `tilework serve`."""
+"""The options of `tilework serve`, in groups."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
+from tilework.cli.options.common import Adapter, Device, Dtype, ProfilesFile, VaeTiling, WorkerThreads
 from tilework.cli.sizes import parse_bytes
+from tilework.control.watchdog import WatchdogConfig
+from tilework.core.time import s_from_ns
+from tilework.policy.registry import DEFAULT_POLICY
+
+STUCK_AFTER_S = s_from_ns(WatchdogConfig().least_ns)
 
 
 class Backend(StrEnum):
@@ -35,9 +42,6 @@ Models = Annotated[
         "Of several, the first serves requests that name none.",
     ),
 ]
-Workers = Annotated[
-    int, typer.Option("--workers", "--devices", min=1, max=1024, help="Worker processes, one per device.")
-]
 Cell = Annotated[
     int,
     typer.Option(
@@ -47,40 +51,6 @@ Cell = Annotated[
         envvar="TILEWORK_CELL",
         help="Devices that have the weights of a model together, for a model that exceeds one: --devices 4 --cell 2 "
         "are two devices of twice the size. Needs --weights-memory, which stays that of one device.",
-    ),
-]
-CpuSlots = Annotated[
-    int,
-    typer.Option(min=1, max=1024, help="Worker processes for stages that need no accelerator, if the model has any."),
-]
-Policy = Annotated[str, typer.Option(help="Scheduling policy, by a name of docs/policies.md.")]
-NoPreviews = Annotated[
-    bool,
-    typer.Option("--no-previews", help="Draw no previews, so that steps do not need the autoencoder."),
-]
-WorkerMemory = Annotated[
-    int | None,
-    typer.Option(
-        parser=parse_bytes,
-        metavar="SIZE",
-        envvar="TILEWORK_WORKER_MEMORY",
-        help="What a work may take beside the model, as in 800MB or 2GiB; default: what the device has.",
-    ),
-]
-ModelsFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--models",
-        envvar="TILEWORK_MODELS",
-        help="TOML file of models: their paths, other names, dtypes and usual deadlines (docs/serving.md); instead of "
-        "MODEL.",
-    ),
-]
-Loras = Annotated[
-    Path | None,
-    typer.Option(
-        envvar="TILEWORK_LORAS",
-        help="Directory of LoRAs (NAME.safetensors): requests use those that fit their model by name and scale.",
     ),
 ]
 WeightsMemory = Annotated[
@@ -93,84 +63,6 @@ WeightsMemory = Annotated[
         "stay on every device.",
     ),
 ]
-StatesMemory = Annotated[
-    int | None,
-    typer.Option(
-        parser=parse_bytes,
-        metavar="SIZE",
-        envvar="TILEWORK_STATES_MEMORY",
-        help="What a device keeps of requests that wait for their next work, as in 500MB; the rest lies in the memory "
-        "of the host. Default: 2GB.",
-    ),
-]
-BackendName = Annotated[
-    Backend,
-    typer.Option(
-        "--backend", help="diffusers runs the model; modelled simulates devices that take the time of --cost."
-    ),
-]
-Cost = Annotated[
-    str | None,
-    typer.Option(help="Cost table to plan with: a JSON file, or a name of `tilework cost list`; default: measured."),
-]
-Recalibrate = Annotated[bool, typer.Option("--recalibrate", help="Measure again what an earlier start has measured.")]
-Host = Annotated[str | None, typer.Option(help="Address to listen on; default 127.0.0.1.")]
-Port = Annotated[int | None, typer.Option(help="Port; default 8000; 0 takes a free one.")]
-ApiKey = Annotated[
-    str | None,
-    typer.Option(help="Ask clients for this key. Better set TILEWORK_API_KEY, which no list of processes shows."),
-]
-Tenants = Annotated[
-    Path | None, typer.Option(help="TOML file of tenants: their keys, weights and limits (docs/serving.md).")
-]
-Durable = Annotated[
-    Path | None,
-    typer.Option(help="Keep accepted requests in this directory, so that the next start finishes what is open."),
-]
-Results = Annotated[
-    str | None,
-    typer.Option(
-        metavar="URL[,URL]",
-        help="Keep pictures and videos in Redis, redis://HOST:PORT, and look for them on its replicas, too.",
-    ),
-]
-MaxBacklog = Annotated[
-    float | None,
-    typer.Option(
-        help="Refuse further requests while those accepted need more than this many seconds of all devices; "
-        "default 3600."
-    ),
-]
-MaxBatch = Annotated[
-    int | None,
-    typer.Option(help="Most pictures in one forward pass; default 12."),
-]
-Exact = Annotated[
-    bool,
-    typer.Option(
-        "--exact",
-        help="Draw every picture on one device and alone: it is the stock pipeline's bit for bit under any load.",
-    ),
-]
-DefaultSlo = Annotated[
-    str | None,
-    typer.Option(
-        "--default-slo",
-        help="The deadline of requests that give none: 30s, 800ms, or 3x, a multiple of the time that a request takes "
-        "alone. Default: none. A tenant, class or model may have its own.",
-    ),
-]
-Log = Annotated[
-    Path | None,
-    typer.Option(
-        help="Write the event log here, for replay, explain, timeline and simulate. Default: none; with --durable DIR "
-        "a new DIR/events-N.jsonl at every start."
-    ),
-]
-StuckAfter = Annotated[
-    float,
-    typer.Option(min=1, help="Seconds without a step after which a work counts as stuck, or more if its steps are."),
-]
 LogLevelName = Annotated[
     LogLevel,
     typer.Option(
@@ -180,4 +72,177 @@ LogLevelName = Annotated[
         help="Least level of what is logged to stderr; info has a line per call.",
     ),
 ]
-ReadyJson = Annotated[bool, typer.Option("--json", help="Print one JSON line when ready, instead of text.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelGroup:
+    """How models run."""
+
+    heading: ClassVar[str] = "Models"
+    models_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--models",
+            envvar="TILEWORK_MODELS",
+            help="TOML file of models: their paths, other names, dtypes and usual deadlines (docs/serving.md); instead "
+            "of MODEL.",
+        ),
+    ] = None
+    adapter: Adapter = None
+    loras: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="TILEWORK_LORAS",
+            help="Directory of LoRAs (NAME.safetensors): requests use those that fit their model by name and scale.",
+        ),
+    ] = None
+    device: Device = "cpu"
+    dtype: Dtype = None
+    vae_tiling: VaeTiling = False
+    no_previews: Annotated[
+        bool,
+        typer.Option("--no-previews", help="Draw no previews, so that steps do not need the autoencoder."),
+    ] = False
+    worker_memory: Annotated[
+        int | None,
+        typer.Option(
+            parser=parse_bytes,
+            metavar="SIZE",
+            envvar="TILEWORK_WORKER_MEMORY",
+            help="What a work may take beside the model, as in 800MB or 2GiB; default: what the device has.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceGroup:
+    """What models run on, here or on each node."""
+
+    heading: ClassVar[str] = "Devices"
+    workers: Annotated[
+        int, typer.Option("--workers", "--devices", min=1, max=1024, help="Worker processes, one per device.")
+    ] = 2
+    threads: WorkerThreads = 1
+    cell: Cell = 1
+    cpu_slots: Annotated[
+        int,
+        typer.Option(
+            min=1, max=1024, help="Worker processes for stages that need no accelerator, if the model has any."
+        ),
+    ] = 1
+    weights_memory: WeightsMemory = None
+    states_memory: Annotated[
+        int | None,
+        typer.Option(
+            parser=parse_bytes,
+            metavar="SIZE",
+            envvar="TILEWORK_STATES_MEMORY",
+            help="What a device keeps of requests that wait for their next work, as in 500MB; the rest lies in the "
+            "memory of the host. Default: 2GB.",
+        ),
+    ] = None
+    backend: Annotated[
+        Backend,
+        typer.Option(
+            "--backend", help="diffusers runs the model; modelled simulates devices that take the time of --cost."
+        ),
+    ] = Backend.DIFFUSERS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulingGroup:
+    """What runs where, and by which step times that is planned."""
+
+    heading: ClassVar[str] = "Scheduling"
+    policy: Annotated[str, typer.Option(help="Scheduling policy, by a name of docs/policies.md.")] = DEFAULT_POLICY
+    cost: Annotated[
+        str | None,
+        typer.Option(
+            help="Cost table to plan with: a JSON file, or a name of `tilework cost list`; default: measured."
+        ),
+    ] = None
+    profiles: ProfilesFile = None
+    recalibrate: Annotated[
+        bool, typer.Option("--recalibrate", help="Measure again what an earlier start has measured.")
+    ] = False
+    stuck_after: Annotated[
+        float,
+        typer.Option(
+            min=1, help="Seconds without a step after which a work counts as stuck, or more if its steps are."
+        ),
+    ] = STUCK_AFTER_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerGroup:
+    """Settings of the HTTP server, by their names there."""
+
+    heading: ClassVar[str] = "Server"
+    host: Annotated[str | None, typer.Option(help="Address to listen on; default 127.0.0.1.")] = None
+    port: Annotated[int | None, typer.Option(help="Port; default 8000; 0 takes a free one.")] = None
+    api_key: Annotated[
+        str | None,
+        typer.Option(help="Ask clients for this key. Better set TILEWORK_API_KEY, which no list of processes shows."),
+    ] = None
+    tenants: Annotated[
+        Path | None, typer.Option(help="TOML file of tenants: their keys, weights and limits (docs/serving.md).")
+    ] = None
+    default_slo: Annotated[
+        str | None,
+        typer.Option(
+            "--default-slo",
+            help="The deadline of requests that give none: 30s, 800ms, or 3x, a multiple of the time that a request "
+            "takes alone. Default: none. A tenant, class or model may have its own.",
+        ),
+    ] = None
+    exact: Annotated[
+        bool | None,
+        typer.Option(
+            "--exact",
+            help="Draw every picture on one device and alone: it is the stock pipeline's bit for bit under any load.",
+        ),
+    ] = None
+    max_backlog_s: Annotated[
+        float | None,
+        typer.Option(
+            "--max-backlog",
+            help="Refuse further requests while those accepted need more than this many seconds of all devices; "
+            "default 3600.",
+        ),
+    ] = None
+    max_batch: Annotated[
+        int | None,
+        typer.Option(help="Most pictures in one forward pass; default 12."),
+    ] = None
+    durable: Annotated[
+        Path | None,
+        typer.Option(help="Keep accepted requests in this directory, so that the next start finishes what is open."),
+    ] = None
+    results: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL[,URL]",
+            help="Keep pictures and videos in Redis, redis://HOST:PORT, and look for them on its replicas, too.",
+        ),
+    ] = None
+
+    def settings(self) -> dict[str, object]:
+        """Those that are given; a path is a text there."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: str(one) if isinstance(one, Path) else one for name, one in given.items() if one is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogGroup:
+    """What is said and written."""
+
+    heading: ClassVar[str] = "Logs"
+    log: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the event log here, for replay, explain, timeline and simulate. Default: none; with --durable "
+            "DIR a new DIR/events-N.jsonl at every start.",
+        ),
+    ] = None
+    log_level: LogLevelName = LogLevel.WARNING
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON line when ready, instead of text.")] = False

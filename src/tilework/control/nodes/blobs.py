@@ -95,13 +95,20 @@ class NodeBlobs:
         """Whether another node fetches something from this one."""
         return any(fetch.origin == node.origin for one in self._nodes.values() for fetch in one.fetches.values())
 
-    def fetched(self, answer: BlobsFetched, node: BlobNode) -> None:
-        """A node has fetched blobs, or could not; what is not kept any more it discards."""
-        for blob in node.fetches.pop(answer.fetch_id).blobs:
+    def fetched(self, answer: BlobsFetched, node: BlobNode) -> int | None:
+        """A node has fetched blobs, or could not; what is not kept any more it discards.
+
+        Returns the place of the node that had all of them; None if some did not come, or if that is lost.
+        """
+        fetch = node.fetches.pop(answer.fetch_id)
+        for blob in fetch.blobs:
             if blob not in answer.blobs:
                 self._places.not_fetched(blob, node.node)
             elif not self._places.fetched(blob, node.node):
                 node.tell(DiscardBlob(blob))
+        if answer.reason:
+            return None
+        return next((one.node for one in self._nodes.values() if one.has_started and one.origin == fetch.origin), None)
 
     def copy(self, blob: StateBlob) -> StateBlob | None:
         """A second name on all nodes that have it; None if none has.

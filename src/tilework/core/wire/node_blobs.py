@@ -28,10 +28,11 @@ class FetchBlobs:
 
 @dataclass(frozen=True, slots=True)
 class BlobsFetched:
-    """The answer to `FetchBlobs`: the blobs that are here now. `reason` says why others are not."""
+    """The answer to `FetchBlobs`: the blobs that are here now, after `run_ns`. `reason` says why others are not."""
 
     fetch_id: int
     blobs: tuple[StateBlob, ...]
+    run_ns: int
     reason: str = ""
 
 

@@ -114,12 +114,18 @@ class Forecaster:
             return waited_ns
         return forecast.weight * waited_ns**2 / max(1.0, forecast.least_device_ns)
 
-    def moved(self, job: JobView, forecast: JobForecast, devices: Sequence[DeviceView]) -> JobForecast | None:
-        """The forecast of a running job after its current step and a move to another node."""
+    def moved(
+        self, job: JobView, forecast: JobForecast, origin: int | None, devices: Sequence[DeviceView]
+    ) -> JobForecast | None:
+        """The forecast of a running job after its current step and a move from `origin`, which has its state.
+
+        The devices are those of another node; None: no node has it.
+        """
         known = self.request_costs.of(job.request, job.left, len(devices), self.costs)
         if not known.speeds:
             return None
-        move_ns = self.costs.move_ns(job.request, job.committed, between_nodes=True) if job.last_devices else 0
+        nodes = None if origin is None else (origin, devices[0].node)
+        move_ns = 0 if nodes is None else self.costs.move_ns(job.request, job.committed, nodes)
         return replace(
             forecast,
             claim=Claim.FEASIBLE,

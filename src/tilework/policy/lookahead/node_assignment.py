@@ -187,7 +187,7 @@ class NodeAssignment:
             if elsewhere is None or not job.works:
                 forecast = self.forecaster.forecast(job, selection.node)
             else:
-                forecast = self.forecaster.moved(job, elsewhere, selection.node.devices)
+                forecast = self.forecaster.moved(job, elsewhere, self.table.node_with(job), selection.node.devices)
             if forecast is not None and (chosen := selection.with_job(forecast)) is not None:
                 return Place(number, forecast, chosen)
         return None

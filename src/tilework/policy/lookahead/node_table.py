@@ -142,9 +142,11 @@ class NodeTable:
     def returning(self, job: JobView) -> int | None:
         """The node of a job that has begun and waits: where it is expected, or else where it was last; None if new."""
         number = self._stop_expecting(job.job_id)
-        if number is None and job.last_devices:
-            number = self._device_node.get(job.last_devices[0])
-        return number
+        return self.node_with(job) if number is None else number
+
+    def node_with(self, job: JobView) -> int | None:
+        """The node that has the state of a job; None if none has."""
+        return self._device_node.get(job.last_devices[0]) if job.last_devices else None
 
     def may_try(self, job: JobView, now_ns: int) -> bool:
         """Whether to look for another node for a job now, after `try_again`."""

@@ -22,22 +22,29 @@ from tilework.core.wire.commands import Command, Execute, GroupRef, ImportState,
 from tilework.core.wire.node_blobs import BlobsFetched, CopyBlob, DiscardBlob, FetchBlobs, LeaveOrigin, Origin
 from tilework.core.wire.reports import LoadedModel, Report, WeightsRead
 from tilework.core.work import Group
-from tilework.runtime.executor import WorkerStartFailed
+from tilework.runtime.executor import ModelRefused, WorkerStartFailed
 from tilework.runtime.local_executor import LocalConfig, LocalExecutor
 from tilework.runtime.nodes.messages import (
     THE_NODE,
     Begin,
     BreakOff,
+    Changed,
     EndMeasuring,
     KillWorker,
     Leave,
     Leaving,
     Loading,
     LoadSpeeds,
+    LoraRead,
     Measure,
     Measured,
+    Memory,
+    ModelRead,
     Ping,
     Pong,
+    ReadLora,
+    ReadModel,
+    ServeModel,
     Started,
     StartFailed,
     WorkerJoined,
@@ -116,6 +123,9 @@ class _Agent:
     def _handle(self, address: int, message: Any) -> None:
         if isinstance(message, Ping):
             self._channel.send(Pong(message.sent_ns, time.monotonic_ns()))
+            if self._executor is not None:
+                sizes = self._executor.resident_bytes
+                self._channel.send(Memory({int(device_id): num_bytes for device_id, num_bytes in sizes.items()}))
         elif isinstance(message, Begin):
             self._begin_task(self._start(message))
         elif self._executor is not None:
@@ -211,12 +221,19 @@ class _Agent:
                 executor.discard(blob)
             case ReadComponents():
                 executor.read_ahead(message)
+            case _:
+                self._change_models(executor, message)
+
+    def _change_models(self, executor: LocalExecutor, message: Any) -> None:
+        match message:
             case RemoveModel(model):
                 executor.remove_model(model)
             case RemoveLora(model, name):
                 executor.remove_lora(model, name)
             case Measure() | EndMeasuring():
                 self._begin_task(self._measure(executor, message))
+            case ReadModel() | ServeModel() | ReadLora():
+                self._begin_task(self._add(executor, message))
             case _:
                 raise BadFrame(f"a node does not handle {type(message).__name__}")
 
@@ -233,6 +250,22 @@ class _Agent:
             return
         self._channel.send(Measured(rows))
 
+    async def _add(self, executor: LocalExecutor, message: ReadModel | ServeModel | ReadLora) -> None:
+        """Read or serve a model, or read a LoRA; tell how that went."""
+        try:
+            match message:
+                case ReadModel(source, served):
+                    model = await executor.read_model(source, served)
+                    self._channel.send(ModelRead(model, executor.profile_key(model.info.name)))
+                case ServeModel(source):
+                    await executor.add_model(source)
+                    self._channel.send(Changed())
+                case ReadLora(name, lora):
+                    self._channel.send(LoraRead(await executor.add_lora(name, lora)))
+        except ModelRefused as refused:
+            answers = {ReadModel: ModelRead, ServeModel: Changed, ReadLora: LoraRead}
+            self._channel.send(answers[type(message)](error=str(refused)))
+
     # Blobs of other nodes.
 
     def _fetch(self, executor: LocalExecutor, message: FetchBlobs) -> None:
@@ -244,7 +277,7 @@ class _Agent:
     async def _fetch_all(self, executor: LocalExecutor, message: FetchBlobs) -> None:
         """Fetch one blob after another; without one the others are of no use."""
         fetched: list[StateBlob] = []
-        reason = ""
+        reason, begin_ns = "", time.monotonic_ns()
         for blob in message.blobs:
             try:
                 await fetch_file(
@@ -260,7 +293,8 @@ class _Agent:
             fetched.append(blob)
         for blob in message.blobs:
             self._coming.pop(blob.name, None)
-        self._channel.send(BlobsFetched(message.fetch_id, tuple(fetched), reason))
+        run_ns = time.monotonic_ns() - begin_ns
+        self._channel.send(BlobsFetched(message.fetch_id, tuple(fetched), run_ns, reason))
 
     # For the executor.
 

@@ -22,12 +22,12 @@ from tilework.core.cost_row import Batch, CostRow
 from tilework.core.lora import Lora, UsedLora
 from tilework.core.model import LoraSource, ModelSource, SimulatedSource
 from tilework.core.wire.blobs import StateBlob
-from tilework.core.wire.commands import Command, GroupRef, ImportState, RemoveLora, RemoveModel
+from tilework.core.wire.commands import Command, GroupRef, ImportState
 from tilework.core.wire.node_blobs import BlobsFetched
 from tilework.core.wire.reports import Ended, LoadedModel, Report, WeightsRead
 from tilework.core.work import Group
 from tilework.cost.profile import ProfileKey
-from tilework.runtime.executor import ModelRefused, NodesListener, WorkerStartFailed
+from tilework.runtime.executor import NodesListener, WorkerStartFailed
 from tilework.runtime.groups import GroupTable
 from tilework.runtime.nodes.config import NodesConfig
 from tilework.runtime.nodes.messages import (
@@ -49,11 +49,11 @@ from tilework.runtime.nodes.messages import (
     WorkersLeft,
     node_codec,
 )
+from tilework.runtime.nodes.models import NodeModels
 from tilework.runtime.nodes.remote_node import RemoteNode, with_devices
 from tilework.runtime.outbox import Outgoing
 
 _log = logging.getLogger(__name__)
-_ONE_MACHINE = "models and LoRAs cannot be added to a server over several nodes yet; name them when it starts"
 
 
 class AgentStarter(Protocol):
@@ -76,10 +76,10 @@ class NodesExecutor:
         """`starter` starts the agents; without one they are started by hand."""
         self._config, each, self._starter = config, config.each, starter
         self._codec = node_codec()
-        self._sources = each.sources
         self._numbers = DeviceNumbers(num_nodes=config.num_nodes, num_workers=each.num_workers, num_slots=0)
         self._places = NodePlaces[RemoteNode](config.num_nodes)
         self._nodes = self._places.there
+        self._models = NodeModels(each.sources, self._nodes)
         self._first: Started | None = None
         self._groups = GroupTable(max_per_worker=1 << 30)  # Agents close what has not been used for long.
         prefix = f"copy-{secrets.token_hex(6)}"  # No name is ever used again.
@@ -135,18 +135,21 @@ class NodesExecutor:
         return None if self._first is None else self._first.host_bytes
 
     def profile_key(self, model: str) -> ProfileKey:
-        assert self._first is not None
-        return self._first.keys[model]
+        return self._models.keys[model]
 
     @property
     def usual_source(self) -> ModelSource:
-        first = self._sources[0]
+        first = self._models.sources[0]
         return first if isinstance(first, ModelSource) else ModelSource(path="")
 
     @property
-    def pids(self) -> Mapping[str, int]:
-        """None: they are processes of other machines."""
-        return {}
+    def resident_bytes(self) -> Mapping[str, int]:
+        """As nodes said it last."""
+        return {
+            str(self._numbers.of(node.node, on_node)): num_bytes
+            for node in self._nodes.values()
+            for on_node, num_bytes in node.resident_bytes.items()
+        }
 
     @property
     def cell_size(self) -> int:
@@ -224,7 +227,7 @@ class NodesExecutor:
             channel.send(Leave(f"all {self._config.num_nodes} places for nodes are taken"))
             await channel.drain()
             return
-        node = RemoteNode(place, channel, self._config.ping_s, self._config.silence_s)
+        node = RemoteNode(place, channel, self._config.ping_s, self._config.silence_s, self._models.version)
         self._places.take(place, node)
         node.tell(self._begin(node.node))
         reason = "its agent has closed the connection"
@@ -244,8 +247,8 @@ class NodesExecutor:
         each = self._config.each
         return Begin(
             node=place,
-            models=tuple(one for one in self._sources if isinstance(one, ModelSource)),
-            simulated=tuple(one for one in self._sources if isinstance(one, SimulatedSource)),
+            models=tuple(one for one in self._models.sources if isinstance(one, ModelSource)),
+            simulated=tuple(one for one in self._models.sources if isinstance(one, SimulatedSource)),
             num_workers=each.num_workers,
             num_slots=each.num_slots,
             weights_bytes=each.weights_bytes,
@@ -287,22 +290,20 @@ class NodesExecutor:
         if isinstance(report, Ended):
             self._blobs.copy_to_others(report.blobs.values(), node)
 
-    def _on_fetched(self, node: RemoteNode, answer: BlobsFetched) -> None:
-        self._blobs.fetched(answer, node)
-        if answer.reason:
-            _log.warning("node %d: %s", node.node, answer.reason)
-        self._let_go()
-
     def _on_started(self, node: RemoteNode, started: Started) -> None:
         """The workers of a node are up: they join, unless others are still awaited for the start."""
+        if self._models.is_outdated(node.models_version):
+            node.tell(Leave("the models have changed while it was started"))
+            return
         if self._first is None:
             self._first = started
+            self._models.take(started)
             self._numbers = DeviceNumbers(
                 num_nodes=self._config.num_nodes,
                 num_workers=self._config.each.num_workers,
                 num_slots=started.num_slots,
             )
-        elif (differs := _difference(self._first, started)) is not None:
+        elif (differs := self._difference(self._first, started)) is not None:
             reason = f"node {node.node} has {differs}: all nodes of a server must be alike"
             node.tell(Leave(reason))
             self._fail_start(reason)
@@ -323,6 +324,14 @@ class NodesExecutor:
             _log.error("%s", reason)
         else:
             self._ready.set_exception(WorkerStartFailed(reason))
+
+    def _on_fetched(self, node: RemoteNode, answer: BlobsFetched) -> None:
+        origin = self._blobs.fetched(answer, node)
+        if answer.reason:
+            _log.warning("node %d: %s", node.node, answer.reason)
+        if origin is not None:
+            self._listener.on_fetched(origin, node.node, sum(blob.num_bytes for blob in answer.blobs), answer.run_ns)
+        self._let_go()
 
     def _on_workers(self, node: RemoteNode, change: WorkerLost | WorkerJoined | WorkersLeft) -> None:
         match change:
@@ -471,34 +480,22 @@ class NodesExecutor:
         return min(self._nodes.values(), key=lambda node: (bool(node.leaves_because), node.node))
 
     async def read_model(self, source: ModelSource, served: Collection[str]) -> LoadedModel:
-        raise ModelRefused(_ONE_MACHINE)
+        return await self._models.read(source, served)
 
     async def add_model(self, source: ModelSource) -> None:
-        raise ModelRefused(_ONE_MACHINE)
+        await self._models.add(source)
 
     async def add_lora(self, model: str, lora: LoraSource) -> Lora:
-        raise ModelRefused(_ONE_MACHINE)
+        return await self._models.add_lora(model, lora)
 
     def remove_model(self, model: str) -> None:
-        self._sources = tuple(one for one in self._sources if not isinstance(one, ModelSource) or one.name != model)
-        self._tell_all(RemoveModel(model))
+        self._models.remove(model)
 
     def remove_lora(self, model: str, name: str) -> None:
-        self._tell_all(RemoveLora(model, name))
+        self._models.remove_lora(model, name)
 
-    def _tell_all(self, message: object) -> None:
-        for node in self._nodes.values():
-            node.tell(message)
-
-
-def _difference(first: Started, other: Started) -> str | None:
-    """What another node has instead of what the first has; None if they are alike."""
-    if first.keys != other.keys:
-        return f"{_described(other)}, not {_described(first)}"
-    if first.num_slots != other.num_slots:
-        return f"{other.num_slots} CPU slots, not {first.num_slots}"
-    return None if [one.info for one in first.models] == [one.info for one in other.models] else "other models"
-
-
-def _described(started: Started) -> str:
-    return "; ".join(f"{name} ({key.model}) on {key.hardware}" for name, key in started.keys.items())
+    def _difference(self, first: Started, other: Started) -> str | None:
+        """What another node has instead of what the first has; None if they are alike."""
+        if first.num_slots != other.num_slots:
+            return f"{other.num_slots} CPU slots, not {first.num_slots}"
+        return self._models.difference(other)

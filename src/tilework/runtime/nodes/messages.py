@@ -13,8 +13,8 @@ from tilework.comm.net.codec import Codec
 from tilework.core.actions import ReadComponents
 from tilework.core.component import LoadSource
 from tilework.core.cost_row import Batch, CostRow
-from tilework.core.lora import UsedLora
-from tilework.core.model import ModelSource, SimulatedSource
+from tilework.core.lora import Lora, UsedLora
+from tilework.core.model import LoraSource, ModelSource, SimulatedSource
 from tilework.core.wire.commands import Command, RemoveLora, RemoveModel
 from tilework.core.wire.node_blobs import BlobsFetched, CopyBlob, DiscardBlob, FetchBlobs, LeaveOrigin
 from tilework.core.wire.reports import LoadedModel, Report
@@ -65,6 +65,29 @@ class Measure:
 @dataclass(frozen=True, slots=True)
 class EndMeasuring:
     """See `Executor.end_calibration`. Answered by `LoadSpeeds`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadModel:
+    """See `Executor.read_model`. Answered by `ModelRead`."""
+
+    source: ModelSource
+    served: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ServeModel:
+    """See `Executor.add_model`. Answered by `Changed`."""
+
+    source: ModelSource
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLora:
+    """See `Executor.add_lora`. Answered by `LoraRead`."""
+
+    model: str
+    lora: LoraSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +170,37 @@ class LoadSpeeds:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelRead:
+    """The model and its key; `error` says why there is none."""
+
+    model: LoadedModel | None = None
+    key: ProfileKey | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LoraRead:
+    """`error` says why there is no LoRA."""
+
+    lora: Lora | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """`error` is empty if the node serves the model now."""
+
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What each worker process of the node has in use, by device; follows each `Pong`."""
+
+    resident_bytes: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Pong:
     """`sent_ns` is that of the `Ping`, `now_ns` the clock of the node."""
 
@@ -167,6 +221,9 @@ ToNode = (
     | RemoveLora
     | Measure
     | EndMeasuring
+    | ReadModel
+    | ServeModel
+    | ReadLora
     | Ping
     | Leave
 )
@@ -183,6 +240,10 @@ FromNode = (
     | Leaving
     | Measured
     | LoadSpeeds
+    | ModelRead
+    | LoraRead
+    | Changed
+    | Memory
     | Pong
 )
 

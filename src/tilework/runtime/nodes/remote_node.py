@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ from tilework.core.wire.commands import Command, Execute, GroupRef
 from tilework.core.wire.node_blobs import FetchBlobs, Origin
 from tilework.core.wire.reports import Ended
 from tilework.runtime.executor import WorkerStartFailed
-from tilework.runtime.nodes.messages import THE_NODE, Ping, Pong, Started
+from tilework.runtime.nodes.messages import THE_NODE, Memory, Ping, Pong, Started
 from tilework.runtime.outbox import Outbox, Outgoing
 
 _FIRST_PINGS = 8
@@ -31,14 +31,15 @@ class RemoteNode:
     converted to the clock of the engine, with an error of at most `clock.error_ns`.
     """
 
-    def __init__(self, node: int, channel: Channel, ping_s: float, silence_s: float) -> None:
-        self.node, self.channel = node, channel
+    def __init__(self, node: int, channel: Channel, ping_s: float, silence_s: float, models_version: int) -> None:
+        self.node, self.channel, self.models_version = node, channel, models_version
         self.clock = ClockOffset()
         self.started: Started | None = None
         self.up: set[int] = set()  # As they are called on the node, and so everywhere here.
         self.left: frozenset[int] = frozenset()
         self.fetches: dict[int, FetchBlobs] = {}  # What it was told to fetch, by id.
         self.reads: set[int] = set()  # Reads ahead of need that it has not answered.
+        self.resident_bytes: Mapping[int, int] = {}  # Of its workers, by device.
         self.leaves_because = ""  # Not empty if it is about to leave.
         self._ping_s, self._silence_s = ping_s, silence_s
         self._outboxes: dict[int, Outbox] = {}
@@ -98,6 +99,9 @@ class RemoteNode:
         self._heard_s = time.monotonic()
         if isinstance(message, Pong):
             self.clock.add(message.sent_ns, message.now_ns, time.monotonic_ns())
+            return True
+        if isinstance(message, Memory):
+            self.resident_bytes = message.resident_bytes
             return True
         if isinstance(message, Ended):
             message.start_ns = self.clock.engine_ns(message.start_ns)

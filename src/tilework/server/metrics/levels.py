@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -15,6 +14,7 @@ from tilework.core.interfaces import PlacementStatus
 from tilework.core.priority import DEFAULT_CLASSES
 from tilework.core.time import s_from_ns
 from tilework.core.wire.reports import KeptStates
+from tilework.runtime.worker_process import resident_bytes
 from tilework.server.engine_protocol import Engine
 from tilework.server.metrics.meters import Names
 from tilework.store.results import ResultStore
@@ -49,7 +49,7 @@ class Levels(Collector):
         yield self._by_device("weights_free_bytes", "Room for weights on a device", usage.weights_free_bytes)
         yield from _by_placement(usage.placements)
         yield from self._kept(usage.kept)
-        yield from self._resident(usage.pids)
+        yield self._resident(usage.resident_bytes)
 
     def _build(self) -> Metric:
         family = GaugeMetricFamily(
@@ -83,25 +83,16 @@ class Levels(Collector):
         ):
             yield self._by_device(name, text, {device_id: getattr(one, field) for device_id, one in kept.items()})
 
-    def _resident(self, pids: Mapping[str, int]) -> Iterator[Metric]:
+    def _resident(self, workers: Mapping[str, int]) -> Metric:
         """Only where there is /proc."""
         family = GaugeMetricFamily(
             "tilework_resident_bytes", "Memory of a process, shared pages included", labels=("process",)
         )
-        processes = {"server": os.getpid()} | {f"worker-{name}": pid for name, pid in pids.items()}
-        for process, pid in processes.items():
-            if (num_bytes := resident_bytes(pid)) is not None:
-                family.add_metric((process,), num_bytes)
-        yield family
-
-
-def resident_bytes(pid: int) -> int | None:
-    """Memory that a process has in use; None if there is no such process, or nothing that tells."""
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text("ascii").split()[1])
-    except (OSError, IndexError):  # A process that has just ended has an empty file.
-        return None
-    return pages * os.sysconf("SC_PAGE_SIZE")
+        if (own := resident_bytes(os.getpid())) is not None:
+            family.add_metric(("server",), own)
+        for name, num_bytes in workers.items():
+            family.add_metric((f"worker-{name}",), num_bytes)
+        return family
 
 
 def _by_placement(placements: Iterable[PlacementStatus]) -> Iterator[Metric]:

@@ -213,7 +213,7 @@ class SimNodes:
                 reason = "it is not there"
                 break
             found.append(blob)
-        fetch = Fetch(message=message, found=tuple(found), origin=origin)
+        fetch = Fetch(message=message, found=tuple(found), origin=origin, begin_ns=self._clock.now_ns)
         session.coming |= {blob.name: fetch for blob in message.blobs}
         if not self._injector.injects("fetch"):
             self._end_fetch(session, fetch, reason)
@@ -243,8 +243,12 @@ class SimNodes:
             del session.coming[blob.name]
         for call in fetch.waiting:
             call()
-        answer = BlobsFetched(message.fetch_id, fetch.found, reason)
-        self.to_server(session, partial(self.blobs.fetched, answer, session))
+        answer = BlobsFetched(message.fetch_id, fetch.found, self._clock.now_ns - fetch.begin_ns, reason)
+        self.to_server(session, partial(self._fetched, answer, session))
+
+    def _fetched(self, answer: BlobsFetched, session: NodeSession) -> None:
+        """The server hears of a fetch. How long it took is not passed on: that is a fault here."""
+        self.blobs.fetched(answer, session)
 
     # Clocks.
 

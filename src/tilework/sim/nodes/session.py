@@ -17,6 +17,7 @@ class Fetch:
     message: FetchBlobs
     found: tuple[StateBlob, ...]
     origin: NodeSession | None
+    begin_ns: int
     waiting: list[Callable[[], None]] = field(default_factory=list)
 
 

@@ -1,0 +1,152 @@
+"""What all nodes serve, and how that changes while they do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+
+from tilework.core.lora import Lora
+from tilework.core.model import LoraSource, ModelInfo, ModelSource, Source
+from tilework.core.wire.commands import RemoveLora, RemoveModel
+from tilework.core.wire.reports import LoadedModel
+from tilework.cost.profile import ProfileKey
+from tilework.runtime.executor import ModelRefused, WorkerStartFailed
+from tilework.runtime.nodes.messages import Changed, LoraRead, ModelRead, ReadLora, ReadModel, ServeModel, Started
+from tilework.runtime.nodes.remote_node import Answer, RemoteNode
+
+
+class NodeModels:
+    """The models and LoRAs of all nodes; `nodes` are those that are there, by their place.
+
+    `sources` are what a node is started with. All have the same models. A change is made on all nodes or on none; a
+    node that is lost meanwhile does not count, and one that has started meanwhile is sent away, to start again.
+    """
+
+    def __init__(self, sources: tuple[Source, ...], nodes: Mapping[int, RemoteNode]) -> None:
+        self.sources = sources
+        self.keys: dict[str, ProfileKey] = {}
+        self.version = 0  # How often `sources` have changed.
+        self._infos: dict[str, ModelInfo] = {}
+        self._nodes = nodes
+        self._is_changing = False
+
+    def take(self, first: Started) -> None:
+        """The first node is up: it says what the models are called."""
+        models = [one.info for one in first.models]
+        self.keys, self._infos = dict(first.keys), {info.name: info for info in models}
+        self.sources = tuple(
+            replace(source, name=info.name) if isinstance(source, ModelSource) else source
+            for source, info in zip(self.sources, models, strict=True)
+        )
+
+    def difference(self, other: Started) -> str | None:
+        """What another node has instead of what the first has; None if they are alike."""
+        ours = {name: self.keys[name] for name in other.keys if name in self.keys}
+        if ours != other.keys:
+            return f"{_described(other.keys)}, not {_described(self.keys)}"
+        infos = {one.info.name: one.info for one in other.models}
+        alike = all(_plain(info) == _plain(self._infos[name]) for name, info in infos.items())
+        return None if alike else "other models"
+
+    def is_outdated(self, version: int) -> bool:
+        """Whether a node that was started with the sources of this version must start again."""
+        return self._is_changing or version != self.version
+
+    async def read(self, source: ModelSource, served: Collection[str]) -> LoadedModel:
+        """Read a further model on all nodes. Raises ModelRefused."""
+        self._is_changing = True
+        answers = await self._ask(ReadModel(source, tuple(sorted(served))), ModelRead)
+        found = [(one.model, one.key) for one in answers if one.model is not None and one.key is not None]
+        error = _error(answers)
+        if not error and any(_runs(*one) != _runs(*found[0]) for one in found):
+            error = f"{source.path} is another model, or runs otherwise, on one of the nodes; all must have the same"
+        if error:
+            self._is_changing = False
+            for name in sorted({model.info.name for model, _ in found}):
+                self._tell(RemoveModel(name))
+            raise ModelRefused(error)
+        model, key = found[0]
+        self.keys[model.info.name], self._infos[model.info.name] = key, model.info
+        return model
+
+    async def add(self, source: ModelSource) -> None:
+        """Let all nodes serve a model that was read. Raises ModelRefused."""
+        error = _error(await self._ask(ServeModel(source), Changed))
+        if error:
+            raise ModelRefused(error)
+        self._change((*self.sources, source))
+
+    def remove(self, model: str) -> None:
+        """Let no node serve a model, and forget it if it was only read."""
+        self.keys.pop(model, None)
+        self._infos.pop(model, None)
+        self._tell(RemoveModel(model))
+        self._change(tuple(one for one in self.sources if not isinstance(one, ModelSource) or one.name != model))
+
+    async def add_lora(self, model: str, lora: LoraSource) -> Lora:
+        """Let requests for a model use another LoRA on all nodes. Raises ModelRefused."""
+        self._is_changing = True
+        answers = await self._ask(ReadLora(model, lora), LoraRead)
+        found, error = [one.lora for one in answers if one.lora is not None], _error(answers)
+        if not error and any(one != found[0] for one in found):
+            error = f"{lora.path} is another file on one of the nodes; all must have the same"
+        if error:
+            self._tell(RemoveLora(model, lora.name))
+            self._is_changing = False
+            raise ModelRefused(error)
+        self._change_loras(model, lambda loras: (*loras, lora))
+        return found[0]
+
+    def remove_lora(self, model: str, name: str) -> None:
+        """Let requests for a model use a LoRA no more."""
+        self._tell(RemoveLora(model, name))
+        self._change_loras(model, lambda loras: tuple(one for one in loras if one.name != name))
+
+    def _change_loras(self, model: str, change: Callable[[tuple[LoraSource, ...]], tuple[LoraSource, ...]]) -> None:
+        self._change(
+            tuple(
+                replace(one, loras=change(one.loras)) if isinstance(one, ModelSource) and one.name == model else one
+                for one in self.sources
+            )
+        )
+
+    def _change(self, sources: tuple[Source, ...]) -> None:
+        self.version += sources != self.sources
+        self.sources, self._is_changing = sources, False
+
+    def _tell(self, message: object) -> None:
+        for node in self._nodes.values():
+            node.tell(message)
+
+    async def _ask(self, message: object, kind: type[Answer]) -> list[Answer]:
+        """The answers of all nodes but those that are lost meanwhile. Raises ModelRefused if there is none."""
+        asked = [node.ask(message, kind) for node in self._nodes.values() if node.started is not None]
+        answers: list[Answer] = []
+        for answer in await asyncio.gather(*asked, return_exceptions=True):
+            if isinstance(answer, WorkerStartFailed):
+                continue
+            if isinstance(answer, BaseException):
+                raise answer
+            answers.append(answer)
+        if not answers:
+            self._is_changing = False
+            raise ModelRefused("all nodes were lost")
+        return answers
+
+
+def _error(answers: Sequence[ModelRead | Changed | LoraRead]) -> str:
+    return next((one.error for one in answers if one.error), "")
+
+
+def _runs(model: LoadedModel, key: ProfileKey) -> tuple[ModelInfo, ProfileKey]:
+    return _plain(model.info), key
+
+
+def _plain(info: ModelInfo) -> ModelInfo:
+    """Without the LoRAs that a node has: they may have come or gone."""
+    return replace(info, loras=())
+
+
+def _described(keys: Mapping[str, ProfileKey]) -> str:
+    return "; ".join(f"{name} ({key.model}) on {key.hardware}" for name, key in keys.items())
