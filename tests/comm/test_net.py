@@ -13,11 +13,12 @@ import pytest
 
 from tilework.comm.net.channel import Channel
 from tilework.comm.net.codec import Codec
-from tilework.comm.net.files import FetchFailed, FileServer, Origin, checked_name, fetch_file
+from tilework.comm.net.files import FetchFailed, FileServer, checked_name, fetch_file
 from tilework.comm.net.frames import BadFrame, frame, read_frame
 from tilework.comm.net.handshake import Refused, admit, join
 from tilework.core.wire.blobs import SavedState, StateBlob
 from tilework.core.wire.commands import Command, Execute, GroupRef, ImportState
+from tilework.core.wire.node_blobs import Origin
 from tilework.core.wire.reports import Ended, Report
 from tilework.core.wire.spec import Image, Spec
 

@@ -31,13 +31,15 @@ from tilework.core.wire.commands import Forget, StopWork
 from tilework.core.wire.reports import Ended, Failed
 from tilework.core.work import Group, Work
 from tilework.cost.table_costs import TableCosts
-from tilework.sim.blobs import BlobStore, StateTransfers
 from tilework.sim.clock import Clock
-from tilework.sim.config import Layout
+from tilework.sim.config import Layout, SimConfig
 from tilework.sim.device import Hosts
 from tilework.sim.faults import FaultInjector
 from tilework.sim.fleet import Fleet
 from tilework.sim.network import Network
+from tilework.sim.nodes.nodes import SimNodes
+from tilework.sim.nodes.session import NodeSession
+from tilework.sim.nodes.transfers import StateTransfers
 from tilework.sim.reports import CUT_OFF, report_of, serialize
 from tilework.sim.runs import LoadRun, Run, State
 from tilework.sim.timing import TimingModel
@@ -63,22 +65,25 @@ class Cluster:
         costs: TableCosts,
         injector: FaultInjector,
         controller: Controller,
+        config: SimConfig,
         *,
-        layout: Layout,
         on_event: Callable[[Event], None],
         on_image: Callable[[int, State], None],
         on_given_up: Callable[[Collection[int]], None],
-        hosts_have_read: bool = False,
     ) -> None:
         self._clock = clock
         self._injector = injector
         self._has_faults = bool(injector.faults)
-        self._layout = layout
+        self._layout = layout = Layout(
+            num_devices=config.num_devices,
+            devices_per_node=costs.table.devices_per_node,
+            slots_per_node=config.slots_per_node if costs.table.needs_slots else 0,
+        )
         self._on_event, self._on_image = on_event, on_image
         self._controller = controller
         self._core = DriverCore(controller, WatchdogConfig())
         self._costs = costs
-        self._read = costs.all_components if hosts_have_read else ()
+        self._read = costs.all_components if config.hosts_have_read else ()
         self._timing = timing
         self._hosts = Hosts(layout.node, costs.host_bytes, self._read)
         self.fleet = Fleet(timing, costs.components, self._component, self._hosts)
@@ -93,23 +98,26 @@ class Cluster:
             layout=layout,
             memory=self._first_memory,
             on_joined=self._join,
-            on_lost=self._lose,
-            on_node_dead=self._lose_node,
-            on_leaving=self._cordon,
+            on_dead=self._on_dead,
+            on_node_dead=self._on_node_dead,
+            on_cut_off=self._cut_off,
+            on_leaving=self._leave,
             lets_go=self._lets_go,
             on_given_up=on_given_up,
             on_cut=self._schedule,
         )
-        self._network = Network(clock, injector)
-        self._blobs = BlobStore()
-        self._transfers = StateTransfers(clock, self._blobs, layout.node)
+        self._network = Network(clock, injector, layout.node)
+        self.nodes = SimNodes(layout.num_nodes, clock, injector, self._network, state_copies=config.state_copies)
+        self._transfers = StateTransfers(clock, self.nodes, layout, self._begin_next)
         self._seen_steps: dict[int, int] = {}
         self._is_ticking = False
 
     # Server and jobs.
 
     def start(self) -> None:
-        """Start all workers."""
+        """Start all nodes and workers."""
+        for node in range(self._layout.num_nodes):
+            self.nodes.begin(node)
         self._workers.start_all()
 
     def attach(self, controller: Controller) -> None:
@@ -121,14 +129,16 @@ class Cluster:
         """Begin as the next server, with the blobs that jobs can continue from and no device."""
         self._controller = controller
         self._core = DriverCore(controller, WatchdogConfig())
+        self.nodes.begin_server()
 
     def lose_all(self) -> dict[int, Checkpoint]:
         """End the server, its works and its messages; returns the checkpoints that are left, by job."""
         self._workers.lose_all()
+        self.nodes.end_server()
         self.fleet.forget_works()
         self._hosts.reading.clear()
         left = {job_id: self._remaining_checkpoint(job_id) for job_id in self._core.states.job_ids}
-        self._blobs.keep_only([blob for checkpoint in left.values() for blob in checkpoint.blobs])
+        self.nodes.keep_only([blob for checkpoint in left.values() for blob in checkpoint.blobs])
         self._transfers.clear()
         self._seen_steps.clear()
         self._is_ticking = False
@@ -137,7 +147,7 @@ class Cluster:
     def _remaining_checkpoint(self, job_id: int) -> Checkpoint:
         """A job's latest checkpoint without lost blobs."""
         checkpoint = self._core.states.checkpoint(job_id)
-        return checkpoint.among([blob for blob in checkpoint.blobs if blob in self._blobs])
+        return checkpoint.among([blob for blob in checkpoint.blobs if self.nodes.has(blob)])
 
     def begin(self, job_id: int, request: Request, checkpoint: Checkpoint) -> None:
         """Begin a job from a checkpoint, which may be empty."""
@@ -146,14 +156,15 @@ class Cluster:
     def end(self, job_id: int) -> None:
         """End a job: discard its blobs."""
         self._core.end_job(job_id)
-        self._blobs.discard(self._core.states.end(job_id))
+        self.nodes.discard(self._core.states.end(job_id))
 
     @property
     def leftovers(self) -> str:
         """What the driver still keeps after every job has ended, in words; empty if nothing."""
-        if self._core.is_idle and not len(self._blobs):
+        num_blobs = self.nodes.num_files, self.nodes.blobs.num_kept
+        if self._core.is_idle and num_blobs == (0, 0):
             return ""
-        return f"works {self._core.work_ids}, jobs {self._core.states.job_ids}, {len(self._blobs)} blobs"
+        return f"works {self._core.work_ids}, jobs {self._core.states.job_ids}, {num_blobs} blobs on and of nodes"
 
     # Actions of the controller.
 
@@ -202,6 +213,8 @@ class Cluster:
         self._on_event(ComponentsRead(read.read_id, is_kept))
 
     def _run(self, work: Work) -> None:
+        if self._has_faults:
+            self.nodes.send_work(work.work_id, self._layout.node(work.devices[0]))
         if self._network.is_instant:  # No other work can begin, and this one only after its last device has it.
             self.fleet.enqueue(work, work.devices)
             self._begin_next(work.devices[-1:])
@@ -260,6 +273,7 @@ class Cluster:
                 continue
             self._schedule(begun)
             if self._has_faults:
+                self.nodes.begin_work(begun.work.work_id, self._layout.node(begun.work.devices[0]))
                 self._workers.inject_faults(begun)
 
     def _schedule_load(self, load: LoadRun) -> None:
@@ -295,25 +309,32 @@ class Cluster:
         reporters = run.devices[:1] if self._network.is_reliable and run.end not in CUT_OFF else run.devices
         reports = [(device_id, report_of(run, self._serialize(device_id, run))) for device_id in reporters]
         self.fleet.drop_after(run)
+        session = self.nodes.session(self._layout.node(run.work.devices[0]))
         self._begin_next(run.devices)
         for device_id, report in reports:
+            handle = partial(self._receive, session, device_id, run, report)
             if self._network.is_instant:
-                self._receive(device_id, run, report)
+                handle()
             else:
-                on_arrival = self._workers.unless_restarted(partial(self._receive, device_id, run, report))
-                self._network.send(("from", device_id), on_arrival)
+                receive = partial(self.nodes.receive, session, handle)
+                self._network.send(("from", device_id), self._workers.unless_restarted(receive))
 
     def _serialize(self, device_id: int, run: Run) -> dict[int, StateBlob]:
-        return serialize(device_id, run, self.fleet, self._blobs, self._layout.node(device_id))
+        return serialize(device_id, run, self.fleet, self.nodes, self._layout.node(device_id))
 
-    def _receive(self, device_id: int, run: Run, report: Ended | Failed) -> None:
+    def _receive(self, session: NodeSession, device_id: int, run: Run, report: Ended | Failed) -> None:
         work = run.work
+        if isinstance(report, Ended):
+            self.nodes.dated(session, run, report)
+            self.nodes.blobs.written(report.blobs.values(), session)
         if device_id == work.devices[0]:
             if self._core.work(work.work_id) is None:
                 self._handle_late(work, report)
             elif run.left_out:
                 self.num_refused += self._num_refused(run)
         self._apply(self._core.on_report(device_id, report))
+        if isinstance(report, Ended):
+            self.nodes.blobs.copy_to_others(report.blobs.values(), session)
 
     def _handle_late(self, work: Work, report: Ended | Failed) -> None:
         """Pass a late or repeated report to the controller, which must ignore it. The core would drop the report."""
@@ -337,7 +358,7 @@ class Cluster:
                 case WorkResult():
                     self._end_work(effect)
                 case Discard(blobs):
-                    self._blobs.discard(blobs)
+                    self.nodes.discard(blobs)
                 case HandleEvent(event):
                     self._on_event(event)
                 case Resolve(move):
@@ -363,9 +384,11 @@ class Cluster:
                     continue
                 if not self._core.is_result(job_id, result):
                     if self._injector.injects("checkpoint"):
-                        self._blobs.discard((blob,))
+                        self.nodes.forget(blob)
                 elif result.ending is Ending.DONE:
-                    self._on_image(job_id, self._blobs[blob])
+                    image = self.nodes.state(blob)
+                    assert image is not None
+                    self._on_image(job_id, image)
         if result.event is not None:
             self._on_event(result.event)
 
@@ -378,31 +401,62 @@ class Cluster:
         return Memory(total_bytes, components) if memory.can_hold(components := self._costs.all_components) else memory
 
     def _join(self, device_id: int) -> None:
+        """A worker is up: the server learns of it from its node."""
+        node = self._layout.node(device_id)
+        self.nodes.begin(node)
+        self.nodes.to_server(self.nodes.session(node), partial(self._joined, device_id))
+
+    def _joined(self, device_id: int) -> None:
         memory = self._first_memory(device_id)
         digests = tuple(component.digest for component in memory.components)
         node, kind = self._layout.node(device_id), self._layout.kind(device_id)
         read = tuple(component.digest for component in self._read)
         self._on_event(DeviceJoined(device_id, node, kind, digests, memory.total_bytes, read))
 
+    def _on_dead(self, device_id: int, why: str) -> Callable[[], None]:
+        """A worker is dead: returns what its node tells the server when it notices."""
+        session = self.nodes.session(self._layout.node(device_id))
+        return partial(self.nodes.to_server, session, partial(self._lose, device_id, why))
+
     def _lose(self, device_id: int, why: str) -> None:
         self._apply(self._core.on_device_lost(device_id, why))
 
-    def _cordon(self, node: int, devices: Group) -> None:
-        self._on_event(NodeCordoned(node, devices, "it was asked to leave"))
+    def _on_node_dead(self, node: int, devices: Group, why: str) -> Callable[[], None]:
+        """A node is dead, and its states are gone: returns what the server does when it notices."""
+        session = self.nodes.session(node)
+        self.nodes.end(session)
+        return partial(self._lose_node, session, devices, why)
+
+    def _cut_off(self, node: int, length_ns: int, end_workers: Callable[[], None]) -> None:
+        session, devices = self.nodes.session(node), self._layout.all_of(node)
+
+        def on_back() -> None:
+            self.nodes.end(session)
+            end_workers()
+
+        self.nodes.cut(session, length_ns, partial(self._lose_node, session, devices, "it said nothing"), on_back)
+
+    def _lose_node(self, session: NodeSession, devices: Group, why: str) -> None:
+        """The server gives a node up, unless it has done so before."""
+        gone = self.nodes.lose(session)
+        if gone is not None:
+            self._apply(self._core.on_node_lost(session.node, devices, gone, why))
+
+    def _leave(self, node: int, devices: Group) -> None:
+        """A node is about to leave: it tells the server."""
+        session = self.nodes.session(node)
+        self.nodes.to_server(session, partial(self._cordon, session, devices))
+
+    def _cordon(self, session: NodeSession, devices: Group) -> None:
+        session.is_cordoned = True
+        self._on_event(NodeCordoned(session.node, devices, "it was asked to leave"))
 
     def _lets_go(self, node: int, devices: Group) -> bool:
-        """Whether a leaving node may go, as its devices have no works. Another one fetches what only it has then."""
-        if self._core.has_works(devices):
-            return False
-        others = [self._layout.node(one) for one in self._layout.ids if self.fleet.is_up(one) and one not in devices]
-        if others:
-            self._blobs.hand_over(node, others[0])
-        return True
-
-    def _lose_node(self, node: int, devices: Group, why: str) -> Callable[[], None]:
-        """A node is dead, and its states are gone: returns what tells the server, which does not know yet."""
-        gone = self._blobs.lose_node(node)
-        return lambda: self._apply(self._core.on_node_lost(node, devices, gone, why))
+        """Whether a leaving node may go: its devices have no works, and others have fetched what only it has."""
+        session = self.nodes.session(node)
+        if session.has_ended or session.is_given_up:
+            return True
+        return session.is_cordoned and not self._core.has_works(devices) and self.nodes.hands_over(session)
 
     def _tick(self) -> None:
         """Note the progress of runs and check for what is stuck, once per second while there are works or loads."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tilework.core.graph.stage import DeviceKind
+from tilework.core.work import Group
 from tilework.sim.faults import Faults
 
 
@@ -20,6 +21,7 @@ class SimConfig:
     - `slots_per_node`: CPU slots of each node, if a pipeline has stages for them.
     - `hosts_have_read`: whether hosts have read all components before, as workers do when a server starts. They keep
       what they have room for.
+    - `state_copies`: on how many nodes each state is kept, as soon as it has been copied there.
     - `result_ns`: from the end of a request's last work to the answer that its client receives.
     """
 
@@ -30,6 +32,7 @@ class SimConfig:
     switch_ns: int = 0
     slots_per_node: int = 1
     hosts_have_read: bool = False
+    state_copies: int = 1
     result_ns: int = 0
     faults: Faults = field(default_factory=Faults)
 
@@ -51,9 +54,13 @@ class Layout:
     slots_per_node: int = 0
 
     @property
+    def num_nodes(self) -> int:
+        return -(-self.num_devices // self.devices_per_node)
+
+    @property
     def ids(self) -> range:
         """All devices."""
-        return range(self.num_devices + -(-self.num_devices // self.devices_per_node) * self.slots_per_node)
+        return range(self.num_devices + self.num_nodes * self.slots_per_node)
 
     def kind(self, device_id: int) -> DeviceKind:
         return DeviceKind.ACCELERATOR if device_id < self.num_devices else DeviceKind.CPU
@@ -63,6 +70,6 @@ class Layout:
             return device_id // self.devices_per_node
         return (device_id - self.num_devices) // self.slots_per_node
 
-    def beside(self, device_id: int) -> list[int]:
-        """All devices of the node of this one."""
-        return [other for other in self.ids if self.node(other) == self.node(device_id)]
+    def all_of(self, node: int) -> Group:
+        """All devices of a node."""
+        return tuple(one for one in self.ids if self.node(one) == node)

@@ -21,6 +21,7 @@ from tilework.core.actions import (
 )
 from tilework.core.events import (
     Broken,
+    Cancelled,
     ComponentsLoaded,
     ComponentsRead,
     DeviceJoined,
@@ -45,7 +46,7 @@ from tilework.cost.table_costs import TableCosts
 from tilework.policy.registry import may_fail
 from tilework.policy.toolkit.demand import demand_at
 from tilework.sim.faults import Faults
-from tilework.sim.network import MESSAGE_FAULTS
+from tilework.sim.network import LATE_FAULTS, MESSAGE_FAULTS
 from tilework.sim.simulation import Simulation
 from tilework.sim.trace import Trace
 from tilework.sim.trace_checks import Violation, check_image, check_no_overlap, require
@@ -55,7 +56,8 @@ INTERRUPTION_NS = 120 * NS_PER_S
 _FULL_CHECK_EVERY = 64
 # Works of steps that are sent ahead to a device, for one job and for each further one; and all stages without steps.
 _MAX_STEPPED_WORKS, _MAX_STEPPED_WORKS_PER_OTHER = 3, 1
-_STATE_FAULTS = MESSAGE_FAULTS | {"checkpoint", "node", "restart", "replay"}  # After these a device may lack a state.
+# After these a device may lack a state.
+_STATE_FAULTS = LATE_FAULTS | {"checkpoint", "node", "fetch", "restart", "replay"}
 
 _StageKey = tuple[str, str, int]
 """What the memory of a work depends on, beside its size: pipeline, name of the stage, how many LoRAs."""
@@ -106,6 +108,11 @@ class Invariants:
         for action in actions:
             self._check_action(action, event, now_ns)
         self._check_loads(actions)
+        self._check_nodes()
+        if isinstance(event, Cancelled):
+            require(
+                event.uid in self._ended or event.uid not in self._job_ids, f"{event.uid} is cancelled, and goes on"
+            )
         if not isinstance(event, Restored):  # Other requests may not be restored yet.
             self._compare_with_tracker(now_ns)
 
@@ -353,7 +360,7 @@ class Invariants:
         """
         if self._requests[self._uids[work.job_ids[0]]].exact:
             return
-        if work.stage.spec.sliceable and not work.sliced and not MESSAGE_FAULTS & self._faults.by_name.keys():
+        if work.stage.spec.sliceable and not work.sliced and not LATE_FAULTS & self._faults.by_name.keys():
             pixels = self._pixels(work)
             known = [
                 size
@@ -376,6 +383,15 @@ class Invariants:
             residents = device.residents
             most = max(self._config.max_residents, sum(bool(job.works) for job in residents.values()))
             require(len(residents) <= most, f"device {device_id} keeps {len(residents)} jobs; it may keep {most}")
+
+    def _check_nodes(self) -> None:
+        """Sessions of nodes that have ended change nothing; what nodes are believed to have they have."""
+        nodes = self._simulation.cluster.nodes
+        require(
+            not nodes.num_outdated, "a message of a session that was given up counts, or a work of one that has ended"
+        )
+        require(not nodes.num_missing, "a node does not have a state that the server believes there")
+        require(not nodes.num_clock_errors, "a time of a node is off by more than its clock's stated error")
 
     def _compare_with_tracker(self, now_ns: int) -> None:
         tracker = self._simulation.controller.tracker

@@ -10,21 +10,44 @@ from tilework.sim.faults import FaultInjector
 
 Link = tuple[str, int]
 MESSAGE_FAULTS = frozenset({"lost", "delayed", "doubled", "reordered"})
+LATE_FAULTS = MESSAGE_FAULTS | {"partition"}
 
 
 class Network:
-    """Delivers messages over links. Each link is first in, first out."""
+    """Delivers messages over links, to and from a device each. A link is first in, first out.
 
-    def __init__(self, clock: Clock, injector: FaultInjector) -> None:
+    Messages of a node that is cut off, and of its devices, arrive when it is back. `node` returns that of a device.
+    """
+
+    def __init__(self, clock: Clock, injector: FaultInjector, node: Callable[[int], int]) -> None:
         self._clock = clock
         self._injector = injector
+        self._node = node
         self._free_ns: dict[Link, int] = {}
-        self.is_reliable = not any(name in injector.faults for name in MESSAGE_FAULTS)
+        self._cut_until_ns: dict[int, int] = {}
+        self.is_reliable = not any(name in injector.faults for name in LATE_FAULTS)
 
     @property
     def is_instant(self) -> bool:
         """Whether a message sent now is delivered before anything else happens."""
         return self.is_reliable and not self._clock.is_paused
+
+    def cut(self, node: int, until_ns: int) -> bool:
+        """Cut a node off until then; returns False if it is cut off already."""
+        if self._clock.now_ns <= self._cut_until_ns.get(node, -1):
+            return False
+        self._cut_until_ns[node] = until_ns
+        return True
+
+    def deliver(self, node: int, call: Callable[[], None], *, is_device_event: bool = False) -> None:
+        """Call when a message between the server and the agent of a node arrives: in order, and once."""
+        at_ns = self._cut_until_ns.get(node, -1)
+        if self._clock.is_paused and not is_device_event:
+            at_ns = max(at_ns, self._clock.resume_ns)
+        if self._clock.now_ns > at_ns:
+            call()
+        else:  # Also at the very time: others may wait for it.
+            self._clock.at(at_ns, call, is_device_event=is_device_event)
 
     def send(self, link: Link, deliver: Callable[[], None]) -> None:
         """Call `deliver` when the message arrives: never, once or twice."""
@@ -40,7 +63,7 @@ class Network:
     def _arrivals_ns(self, link: Link) -> list[int]:
         """The times at which a message arrives; two if it is doubled."""
         injector, now_ns = self._injector, self._clock.now_ns
-        at_ns = max(now_ns, self._free_ns.get(link, 0))
+        at_ns = max(now_ns, self._free_ns.get(link, 0), self._cut_until_ns.get(self._node(link[1]), 0))
         if injector.injects("delayed"):
             at_ns += round(injector.magnitude("delayed") * NS_PER_S)
         self._free_ns[link] = at_ns

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.reports import Absent, Ended, Failed
-from tilework.sim.blobs import BlobStore
 from tilework.sim.fleet import Fleet
+from tilework.sim.nodes.nodes import SimNodes
 from tilework.sim.runs import DROPS_STATES, Run, RunEnd
 
 _REASON = "a simulated error"
@@ -16,7 +16,7 @@ CUT_OFF = (RunEnd.BROKEN, RunEnd.OUT_OF_MEMORY)
 """Ends that every device of a group reports, not only its leader."""
 
 
-def serialize(device_id: int, run: Run, fleet: Fleet, store: BlobStore, node: int) -> dict[int, StateBlob]:
+def serialize(device_id: int, run: Run, fleet: Fleet, nodes: SimNodes, node: int) -> dict[int, StateBlob]:
     """The blobs that a device of a node writes at the end of a run, by job.
 
     The leader does, and all of a group that was cut off.
@@ -29,7 +29,7 @@ def serialize(device_id: int, run: Run, fleet: Fleet, store: BlobStore, node: in
     for job_id in run.work.job_ids:
         state = fleet.state(device_id, job_id)
         if state is not None and job_id not in run.left_out:
-            blobs[job_id] = store.put(state, node)
+            blobs[job_id] = nodes.put(state, node)
     return blobs
 
 

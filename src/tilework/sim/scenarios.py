@@ -28,7 +28,7 @@ _STEP_S, _OTHERS_S = 0.1, (0.01, 0.05)  # A step, and the stages without steps, 
 _MEAN_S = 0.8  # Rough mean time of a request on one device.
 _WEIGHTS_UNIT = 1 << 20  # Bytes.
 _SPEEDUP = 1.6  # By each doubling of the degree.
-_LATER_FAULTS = ("leave",)
+_LATER_FAULTS = ("leave", "partition", "fetch", "clock", "frontend")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +104,7 @@ def scenario(seed: int, policy: str | None = None, faults: Faults | None = None)
             seed=seed,
             jitter=random.choice((0.0, 0.0, 0.05, 0.3)),
             dispatch_ns=random.choice((0, 500_000, 20_000_000)),
+            state_copies=Random(f"copies/{seed}").choice((1, 1, 2)),
             faults=chosen if faults is None else faults,
         ),
         requests=requests,

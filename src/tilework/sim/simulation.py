@@ -17,8 +17,9 @@ from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.sim.clock import Clock
 from tilework.sim.cluster import Cluster
-from tilework.sim.config import Layout, SimConfig
+from tilework.sim.config import SimConfig
 from tilework.sim.faults import FaultInjector
+from tilework.sim.nodes.front_ends import FrontEnds
 from tilework.sim.replay_log import ReplayLog
 from tilework.sim.runs import State
 from tilework.sim.timing import TableTimingModel
@@ -76,16 +77,12 @@ class Simulation:
             costs,
             self._injector,
             self.controller,
-            layout=Layout(
-                num_devices=config.num_devices,
-                devices_per_node=devices.devices_per_node,
-                slots_per_node=config.slots_per_node if devices.needs_slots else 0,
-            ),
+            config,
             on_event=self._handle,
             on_image=self._keep_image,
-            hosts_have_read=config.hosts_have_read,
             on_given_up=self._give_up,
         )
+        self._front_ends = FrontEnds(self._clock, self._injector, self._lose_client)
         self._requests: dict[str, Request] = {}
         self._jobs: dict[int, Request] = {}
         self._accepted: dict[str, Accept] = {}
@@ -166,6 +163,11 @@ class Simulation:
             return
         self._timing.note_request(self._requests[uid])
         self._handle(Submitted(self._requests[uid]))
+        self._front_ends.take(uid)
+
+    def _lose_client(self, uid: str) -> None:
+        if uid not in self._endings:
+            self._handle(Cancelled(uid, "its front end was lost"))
 
     def _requests_of(self, job_ids: Sequence[int]) -> list[Request]:
         return [self._jobs[job_id] for job_id in job_ids]

@@ -15,15 +15,18 @@ from tilework.sim.fleet import Fleet
 from tilework.sim.runs import Run
 
 MAX_STARTS = 4  # Failed starts in a row after which a worker is given up.
+REJOIN_S = 1.0  # From the end of a session of a node to the next.
 _DETECTION_NS = 10 * NS_PER_MS  # From the death of a worker until the server notices.
 
 
 class Workers:
     """One worker per device, restarted whenever it dies; `memory` returns what a device has when it starts.
 
-    `on_joined` and `on_lost` are called when the server learns of it. `on_node_dead` is called at once when all workers
-    of a node die, and returns what is called when the server learns of it. When a node is about to leave, `on_leaving`
-    is called, and then `lets_go` until it allows that; both are given the node and its devices. `on_given_up` is called
+    `on_joined` is called when a worker is up. `on_dead` is called at once when one dies, and `on_node_dead` when all of
+    a node die; both return what is called when the server can learn of it. `on_cut_off` is called when a node is cut
+    off from the server: for how long, and what is to be called if the node ends its session. When a node is about to
+    leave, `on_leaving` is called, and then `lets_go` until it allows that; both are given the node and its devices.
+    `on_given_up` is called
     when a worker is given up, with the devices that are left: with none if those of some kind are all given up.
     `on_cut` is called at once when a worker dies, with the run that is left to the rest of its group.
     """
@@ -37,8 +40,9 @@ class Workers:
         layout: Layout,
         memory: Callable[[int], Memory],
         on_joined: Callable[[int], None],
-        on_lost: Callable[[int, str], None],
+        on_dead: Callable[[int, str], Callable[[], None]],
         on_node_dead: Callable[[int, Group, str], Callable[[], None]],
+        on_cut_off: Callable[[int, int, Callable[[], None]], None],
         on_leaving: Callable[[int, Group], None],
         lets_go: Callable[[int, Group], bool],
         on_given_up: Callable[[Collection[int]], None],
@@ -46,10 +50,12 @@ class Workers:
     ) -> None:
         self._clock, self._injector, self._fleet = clock, injector, fleet
         self._layout, self._memory = layout, memory
-        self._on_joined, self._on_lost, self._on_given_up, self._on_cut = on_joined, on_lost, on_given_up, on_cut
-        self._on_node_dead, self._on_leaving, self._lets_go = on_node_dead, on_leaving, lets_go
+        self._on_joined, self._on_given_up, self._on_cut = on_joined, on_given_up, on_cut
+        self._on_dead, self._on_node_dead, self._on_cut_off = on_dead, on_node_dead, on_cut_off
+        self._on_leaving, self._lets_go = on_leaving, lets_go
         self._incarnations = dict.fromkeys(layout.ids, 0)
         self._starting = set(layout.ids)
+        self._starts = dict.fromkeys(layout.ids, 0)
         self._leaving: set[int] = set()  # Nodes.
         self._epoch = 0
 
@@ -78,10 +84,10 @@ class Workers:
                     at_ns = run.start_ns + int(injector.fraction(fault) * length_ns)
                     inject = self.unless_dead(device_id, partial(self._inject, fault, device_id))
                     self._clock.at(at_ns, inject, is_device_event=True)
-        for fault, end_node in (("node", self._kill_node), ("leave", self._leave)):
+        for fault, end_node in (("node", self._kill_node), ("leave", self._leave), ("partition", self._cut_off)):
             if injector.injects(fault):
-                at_ns, down_s = run.start_ns + int(injector.fraction(fault) * length_ns), injector.magnitude(fault)
-                end = self.unless_dead(run.devices[0], partial(end_node, run.devices[0], down_s))
+                at_ns, size_s = run.start_ns + int(injector.fraction(fault) * length_ns), injector.magnitude(fault)
+                end = self.unless_dead(run.devices[0], partial(end_node, self._layout.node(run.devices[0]), size_s))
                 self._clock.at(at_ns, end, is_device_event=True)
 
     def _inject(self, fault: str, device_id: int) -> None:
@@ -94,48 +100,60 @@ class Workers:
         """Kill the worker of a device, if it is up. It is restarted after `down_s`."""
         if self._fleet.is_up(device_id):
             self._end(device_id)
-            self.after(_DETECTION_NS, partial(self._on_lost, device_id, reason))
+            self.after(_DETECTION_NS, self._on_dead(device_id, reason))
             self._start_after(down_s, device_id)
 
-    def _kill_node(self, device_id: int, down_s: float) -> None:
-        """Kill all workers of the node of a device. They are restarted after `down_s`."""
-        self.after(_DETECTION_NS, self._end_node(device_id, down_s, "all its workers ended"))
+    def _kill_node(self, node: int, down_s: float) -> None:
+        """Kill all workers of a node. They are restarted after `down_s`."""
+        devices = self._layout.all_of(node)
+        self._end_node(devices, down_s)
+        self.after(_DETECTION_NS, self._on_node_dead(node, devices, "all its workers ended"))
 
-    def _end_node(self, device_id: int, down_s: float, reason: str) -> Callable[[], None]:
-        """End all workers of the node of a device; returns what is called when the server learns of it."""
-        devices = self._up_beside(device_id)
+    def _cut_off(self, node: int, length_s: float) -> None:
+        """Cut a node off, if there are others. It ends its workers if it is given up meanwhile, and begins anew."""
+        if self._layout.num_nodes > 1:
+            end_workers = partial(self._end_node, self._layout.all_of(node), REJOIN_S)
+            self._on_cut_off(node, round(length_s * NS_PER_S), end_workers)
+
+    def _end_node(self, devices: Collection[int], down_s: float) -> None:
+        """End the workers of a node, also those that are being started, and start them after `down_s`."""
         for one in devices:
-            self._end(one)
-            self._start_after(down_s, one)
-        return self._on_node_dead(self._layout.node(device_id), devices, reason)
+            if self._fleet.is_up(one):
+                self._end(one)
+            if one in self._starting:
+                self._start_after(down_s, one)
 
-    def _leave(self, device_id: int, down_s: float) -> None:
-        """Let the node of a device leave. Its workers are restarted `down_s` after that, and no one before it."""
-        node = self._layout.node(device_id)
+    def _leave(self, node: int, down_s: float) -> None:
+        """Let a node leave. Its workers are restarted `down_s` after that, and no one before it."""
         if node not in self._leaving:
             self._leaving.add(node)
-            self._on_leaving(node, self._up_beside(device_id))
-            self._go(device_id, down_s)
+            self._on_leaving(node, tuple(one for one in self._layout.all_of(node) if self._fleet.is_up(one)))
+            self._go(node, down_s)
 
-    def _go(self, device_id: int, down_s: float) -> None:
-        node = self._layout.node(device_id)
-        if not self._lets_go(node, tuple(self._layout.beside(device_id))):
-            self.after(_DETECTION_NS, partial(self._go, device_id, down_s))
+    def _go(self, node: int, down_s: float) -> None:
+        devices = self._layout.all_of(node)
+        if not self._lets_go(node, devices):
+            self.after(_DETECTION_NS, partial(self._go, node, down_s))
             return
         self._leaving.remove(node)
-        if self._up_beside(device_id):  # All may have died meanwhile.
-            self._end_node(device_id, down_s, "it has left")()
-
-    def _up_beside(self, device_id: int) -> Group:
-        return tuple(one for one in self._layout.beside(device_id) if self._fleet.is_up(one))
+        if any(self._fleet.is_up(one) for one in devices):  # All may have died meanwhile.
+            self._end_node(devices, down_s)
+            self._on_node_dead(node, devices, "it has left")()
 
     def _end(self, device_id: int) -> None:
         self._incarnations[device_id] += 1
         self._on_cut(self._fleet.lose(device_id, self._clock.now_ns))
         self._starting.add(device_id)
 
-    def _start_after(self, down_s: float, device_id: int) -> None:
-        self.after(_DETECTION_NS + round(down_s * NS_PER_S), partial(self._start, device_id))
+    def _start_after(self, down_s: float, device_id: int, attempt: int = 1) -> None:
+        """Start a worker later, unless another one of its device is to be started by then."""
+        self._starts[device_id] = number = self._starts[device_id] + 1
+
+        def start() -> None:
+            if self._starts[device_id] == number:
+                self._start(device_id, attempt)
+
+        self.after(_DETECTION_NS + round(down_s * NS_PER_S), start)
 
     # Starts.
 
@@ -146,12 +164,11 @@ class Workers:
     def _start(self, device_id: int, attempt: int = 1) -> None:
         """Start a worker. It joins, or tries again later if it cannot load its model, or while its node leaves."""
         if self._layout.node(device_id) in self._leaving:
-            self.after(_DETECTION_NS, partial(self._start, device_id, attempt))
+            self._start_after(0.0, device_id, attempt)
             return
         if self._injector.injects("load"):
             if attempt < MAX_STARTS:
-                wait_ns = round(self._injector.magnitude("load") * NS_PER_S)
-                self.after(wait_ns, partial(self._start, device_id, attempt + 1))
+                self._start_after(self._injector.magnitude("load"), device_id, attempt + 1)
                 return
             self._starting.discard(device_id)
             self._on_given_up(self._left())

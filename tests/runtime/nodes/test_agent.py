@@ -12,11 +12,12 @@ import pytest
 
 from runtime.nodes.test_executor import A, B, execute, imported
 from tilework.comm.net.channel import Channel
-from tilework.comm.net.files import FileServer, Origin
+from tilework.comm.net.files import FileServer
 from tilework.comm.net.handshake import admit
 from tilework.core.model import SimulatedSource
 from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import Command, Forget, GroupRef
+from tilework.core.wire.node_blobs import FetchBlobs, LeaveOrigin, Origin
 from tilework.core.work import Group
 from tilework.runtime.groups import GroupTable
 from tilework.runtime.nodes.agent import _Agent, serve_node
@@ -24,9 +25,7 @@ from tilework.runtime.nodes.messages import (
     THE_NODE,
     Begin,
     BreakOff,
-    FetchBlobs,
     Leave,
-    LeaveOrigin,
     Leaving,
     Started,
     node_codec,

@@ -16,6 +16,7 @@ from tilework.core.lora import Lora
 from tilework.core.model import LoraSource, ModelSource
 from tilework.core.wire.blobs import SavedState, StateBlob
 from tilework.core.wire.commands import Execute, Forget, GroupRef, ImportState, RemoveLora, RemoveModel, StopWork
+from tilework.core.wire.node_blobs import BlobsFetched, CopyBlob, DiscardBlob, FetchBlobs, LeaveOrigin
 from tilework.core.wire.reports import LoadedModel, WeightsRead
 from tilework.core.wire.spec import Spec
 from tilework.runtime.executor import ModelRefused, WorkerStartFailed
@@ -24,15 +25,10 @@ from tilework.runtime.nodes.config import BadNodes
 from tilework.runtime.nodes.executor import NodesExecutor
 from tilework.runtime.nodes.messages import (
     Begin,
-    BlobsFetched,
     BreakOff,
     Changed,
-    CopyBlob,
-    DiscardBlob,
-    FetchBlobs,
     KillWorker,
     Leave,
-    LeaveOrigin,
     Leaving,
     LoraRead,
     Measure,

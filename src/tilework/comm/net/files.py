@@ -6,12 +6,12 @@ import asyncio
 import hashlib
 import re
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
 
 from tilework.comm.net.frames import BadFrame, frame, read_frame
 from tilework.comm.net.handshake import Refused, admit, join
+from tilework.core.wire.node_blobs import Origin
 
 _PART_BYTES = 1 << 20
 _MOST_NAME_BYTES = 256
@@ -22,15 +22,6 @@ _DIGEST = hashlib.sha256(b"files 1").digest()
 
 class FetchFailed(Exception):
     """A file could not be fetched; the message says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where files can be fetched: the address of a node, in one session of it."""
-
-    host: str
-    port: int
-    epoch: int
 
 
 class FileServer:

@@ -14,13 +14,14 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from tilework.comm.net.channel import Channel
-from tilework.comm.net.files import FetchFailed, FileServer, Origin, fetch_file
+from tilework.comm.net.files import FetchFailed, FileServer, fetch_file
 from tilework.comm.net.frames import BadFrame
 from tilework.comm.net.handshake import join
 from tilework.core.actions import ReadComponents
 from tilework.core.model import Source
 from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import Command, Execute, GroupRef, ImportState, RemoveLora, RemoveModel
+from tilework.core.wire.node_blobs import BlobsFetched, CopyBlob, DiscardBlob, FetchBlobs, LeaveOrigin, Origin
 from tilework.core.wire.reports import LoadedModel, Report, WeightsRead
 from tilework.core.work import Group
 from tilework.runtime.executor import ModelRefused, WorkerStartFailed
@@ -28,16 +29,11 @@ from tilework.runtime.local_executor import LocalConfig, LocalExecutor
 from tilework.runtime.nodes.messages import (
     THE_NODE,
     Begin,
-    BlobsFetched,
     BreakOff,
     Changed,
-    CopyBlob,
-    DiscardBlob,
     EndMeasuring,
-    FetchBlobs,
     KillWorker,
     Leave,
-    LeaveOrigin,
     Leaving,
     Loading,
     LoadSpeeds,

@@ -13,6 +13,9 @@ from typing import Any, Protocol
 from tilework.comm.net.channel import Channel
 from tilework.comm.net.frames import BadFrame
 from tilework.comm.net.handshake import admit
+from tilework.control.nodes.blobs import NodeBlobs
+from tilework.control.nodes.numbers import DeviceNumbers
+from tilework.control.nodes.places import NodePlaces
 from tilework.core.actions import ReadComponents
 from tilework.core.component import LoadSource
 from tilework.core.cost_row import Batch, CostRow
@@ -20,6 +23,7 @@ from tilework.core.lora import Lora, UsedLora
 from tilework.core.model import LoraSource, ModelSource, SimulatedSource
 from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import Command, GroupRef, ImportState
+from tilework.core.wire.node_blobs import BlobsFetched
 from tilework.core.wire.reports import Ended, LoadedModel, Report, WeightsRead
 from tilework.core.work import Group
 from tilework.cost.profile import ProfileKey
@@ -29,7 +33,6 @@ from tilework.runtime.nodes.config import NodesConfig
 from tilework.runtime.nodes.messages import (
     THE_NODE,
     Begin,
-    BlobsFetched,
     BreakOff,
     EndMeasuring,
     KillWorker,
@@ -47,8 +50,6 @@ from tilework.runtime.nodes.messages import (
     node_codec,
 )
 from tilework.runtime.nodes.models import NodeModels
-from tilework.runtime.nodes.numbers import DeviceNumbers
-from tilework.runtime.nodes.remote_blobs import RemoteBlobs
 from tilework.runtime.nodes.remote_node import RemoteNode, with_devices
 from tilework.runtime.outbox import Outgoing
 
@@ -77,11 +78,13 @@ class NodesExecutor:
         self._config, each, self._starter = config, config.each, starter
         self._codec = node_codec()
         self._numbers = DeviceNumbers(num_nodes=config.num_nodes, num_workers=each.num_workers, num_slots=0)
-        self._nodes: dict[int, RemoteNode] = {}
+        self._places = NodePlaces[RemoteNode](config.num_nodes)
+        self._nodes = self._places.there
         self._models = NodeModels(each.sources, self._nodes)
         self._first: Started | None = None
         self._groups = GroupTable(max_per_worker=1 << 30)  # Agents close what has not been used for long.
-        self._blobs = RemoteBlobs(self._nodes, fetch_s=config.fetch_s, copies=config.state_copies)
+        prefix = f"copy-{secrets.token_hex(6)}"  # No name is ever used again.
+        self._blobs = NodeBlobs(self._nodes, fetch_s=config.fetch_s, copies=config.state_copies, prefix=prefix)
         self._epochs = count(secrets.randbelow(1 << 30) + 1)
         self._connections: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -259,14 +262,13 @@ class NodesExecutor:
             self._connections.discard(task)
 
     async def _serve(self, channel: Channel) -> None:
-        free = [place for place in range(self._config.num_nodes) if place not in self._nodes]
-        if not free or self._is_stopping:
+        place = self._places.free
+        if place is None or self._is_stopping:
             channel.send(Leave(f"all {self._config.num_nodes} places for nodes are taken"))
             await channel.drain()
             return
-        node = self._nodes[free[0]] = RemoteNode(
-            free[0], channel, self._config.ping_s, self._config.silence_s, self._models.version
-        )
+        node = RemoteNode(place, channel, self._config.ping_s, self._config.silence_s, self._models.version)
+        self._places.take(place, node)
         node.tell(self._begin(node.node))
         reason = "its agent has closed the connection"
         try:
@@ -296,7 +298,7 @@ class NodesExecutor:
     # What nodes say.
 
     def _handle(self, node: RemoteNode, address: int, message: Any) -> None:
-        if self._nodes.get(node.node) is not node:
+        if not self._places.is_current(node.node, node):
             return
         if address != THE_NODE:
             self._report(node, self._numbers.of(node.node, address), message)
@@ -364,7 +366,10 @@ class NodesExecutor:
             self._ready.set_exception(WorkerStartFailed(reason))
 
     def _on_fetched(self, node: RemoteNode, answer: BlobsFetched) -> None:
+        missing = set(node.fetches[answer.fetch_id].blobs) - set(answer.blobs)
         origin = self._blobs.fetched(answer, node)
+        if any(map(self._blobs.nodes, missing)):  # One that was discarded meanwhile is not missed.
+            _log.warning("node %d: %s", node.node, answer.reason)
         if origin is not None:
             self._listener.on_fetched(origin, node.node, sum(blob.num_bytes for blob in answer.blobs), answer.run_ns)
         self._let_go()
@@ -420,10 +425,9 @@ class NodesExecutor:
 
     def _lose(self, node: RemoteNode, reason: str) -> None:
         """The connection to a node has ended: its devices are lost, and the states that only it had."""
-        if self._nodes.get(node.node) is not node:
+        if not self._places.lose(node.node, node):
             return
         reason = f"it has left: {node.leaves_because}" if node.leaves_because else reason
-        del self._nodes[node.node]
         self._going = [one for one in self._going if one is not node]
         devices = self._numbers.all_of(node.node) if node.started is not None else ()
         for device_id in devices:

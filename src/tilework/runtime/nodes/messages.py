@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from typing import get_args
 
 from tilework.comm.net.codec import Codec
-from tilework.comm.net.files import Origin
 from tilework.core.actions import ReadComponents
 from tilework.core.component import LoadSource
 from tilework.core.cost_row import Batch, CostRow
 from tilework.core.lora import Lora, UsedLora
 from tilework.core.model import LoraSource, ModelSource, SimulatedSource
-from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import Command, RemoveLora, RemoveModel
+from tilework.core.wire.node_blobs import BlobsFetched, CopyBlob, DiscardBlob, FetchBlobs, LeaveOrigin
 from tilework.core.wire.reports import LoadedModel, Report
 from tilework.core.work import Group
 from tilework.cost.profile import ProfileKey
@@ -50,36 +49,6 @@ class BreakOff:
 class KillWorker:
     device_id: int
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class FetchBlobs:
-    """Fetch blobs from another node. Imports that name one wait for it. Answered by `BlobsFetched`."""
-
-    fetch_id: int
-    blobs: tuple[StateBlob, ...]
-    origin: Origin
-    timeout_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class LeaveOrigin:
-    """A node is lost: what is being fetched from it has failed."""
-
-    origin: Origin
-
-
-@dataclass(frozen=True, slots=True)
-class CopyBlob:
-    """Give a blob a second name."""
-
-    blob: StateBlob
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class DiscardBlob:
-    blob: StateBlob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,16 +150,6 @@ class WorkersLeft:
     """A worker was given up; these are left, none if it was the last of its kind."""
 
     device_ids: Group
-
-
-@dataclass(frozen=True, slots=True)
-class BlobsFetched:
-    """The answer to `FetchBlobs`: the blobs that are here now, after `run_ns`. `reason` says why others are not."""
-
-    fetch_id: int
-    blobs: tuple[StateBlob, ...]
-    run_ns: int
-    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ from functools import partial
 from typing import Any, TypeVar
 
 from tilework.comm.net.channel import Channel
-from tilework.comm.net.files import Origin
+from tilework.control.nodes.clock import ClockOffset
+from tilework.control.nodes.numbers import DeviceNumbers
 from tilework.core.wire.commands import Command, Execute, GroupRef
+from tilework.core.wire.node_blobs import FetchBlobs, Origin
 from tilework.core.wire.reports import Ended
 from tilework.runtime.executor import WorkerStartFailed
-from tilework.runtime.nodes.clock import ClockOffset
-from tilework.runtime.nodes.messages import THE_NODE, FetchBlobs, Memory, Ping, Pong, Started
-from tilework.runtime.nodes.numbers import DeviceNumbers
+from tilework.runtime.nodes.messages import THE_NODE, Memory, Ping, Pong, Started
 from tilework.runtime.outbox import Outbox, Outgoing
 
 _FIRST_PINGS = 8
@@ -47,6 +47,14 @@ class RemoteNode:
         self.is_silent = False
         self._heard_s = time.monotonic()
         self._pinging = asyncio.get_running_loop().create_task(self._ping())
+
+    @property
+    def has_started(self) -> bool:
+        return self.started is not None
+
+    @property
+    def stays(self) -> bool:
+        return self.started is not None and not self.leaves_because
 
     @property
     def origin(self) -> Origin:

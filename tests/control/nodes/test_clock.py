@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilework.runtime.nodes.clock import ClockOffset
+from tilework.control.nodes.clock import ClockOffset
 
 DELAYS = st.integers(0, 10**9)
 

@@ -16,6 +16,11 @@ class BlobPlaces:
         self._nodes: dict[StateBlob, set[int]] = {}
         self._coming: dict[StateBlob, set[int]] = {}
 
+    @property
+    def num_kept(self) -> int:
+        """The number of blobs that are kept."""
+        return len(self._nodes)
+
     def add(self, blob: StateBlob, node: int) -> None:
         """A node has written a blob, or has fetched one that is still kept."""
         self._nodes.setdefault(blob, set()).add(node)

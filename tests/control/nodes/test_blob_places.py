@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tilework.control.nodes.blob_places import BlobPlaces
 from tilework.core.wire.blobs import StateBlob
-from tilework.runtime.nodes.blob_places import BlobPlaces
 
 A, B, C = (StateBlob(name, 1) for name in "abc")
 

@@ -1,0 +1,56 @@
+"""What an engine tells nodes to do with their state blobs, and what they answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilework.core.wire.blobs import StateBlob
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where files can be fetched: the address of a node, in one session of it."""
+
+    host: str
+    port: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchBlobs:
+    """Fetch blobs from another node. Imports that name one wait for it. Answered by `BlobsFetched`."""
+
+    fetch_id: int
+    blobs: tuple[StateBlob, ...]
+    origin: Origin
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class BlobsFetched:
+    """The answer to `FetchBlobs`: the blobs that are here now, after `run_ns`. `reason` says why others are not."""
+
+    fetch_id: int
+    blobs: tuple[StateBlob, ...]
+    run_ns: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveOrigin:
+    """A node is lost: what is being fetched from it has failed."""
+
+    origin: Origin
+
+
+@dataclass(frozen=True, slots=True)
+class CopyBlob:
+    """Give a blob a second name."""
+
+    blob: StateBlob
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class DiscardBlob:
+    blob: StateBlob
