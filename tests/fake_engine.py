@@ -237,6 +237,9 @@ class FakeEngine:
             is_measuring=self.is_measuring,
         )
 
+    def backlog_ns(self) -> int:
+        return 0
+
     def usage(self) -> Usage:
         num_open = self.health().num_jobs
         running = min(num_open, self.devices_up)

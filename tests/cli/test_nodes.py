@@ -47,6 +47,21 @@ def test_an_address_that_is_none_is_named(mistake: Callable[..., str], address: 
         assert f"HOST:PORT is {address!r}; give an address and a port" in mistake(*command)
 
 
+def test_a_server_may_start_with_fewer_nodes(monkeypatch: pytest.MonkeyPatch, mistake: Callable[..., str]) -> None:
+    nodes, _ = wanted(monkeypatch, "--nodes", "3", "--least-nodes", "1")
+    assert nodes is not None
+    assert (nodes.num_nodes, nodes.least_nodes) == (3, 1)
+    monkeypatch.undo()
+    assert "least nodes = 3 cannot be had; give 1 to 2" in mistake("serve", "--nodes", 2, "--least-nodes", 3)
+
+
+def test_an_agent_has_a_server_or_a_registry(mistake: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TILEWORK_REGISTRY", raising=False)
+    for given in ((), ("10.0.0.5:7070", "--registry", "etcd://x")):
+        assert "give either the HOST:PORT of a server, or --registry" in mistake("agent", *given)
+    assert "registry is 'x'; give etcd://HOST:PORT" in mistake("agent", "--registry", "x")
+
+
 def test_an_agent_needs_the_port_of_its_server(mistake: Callable[..., str]) -> None:
     assert "give the port that the server listens on" in mistake("agent", "127.0.0.1:0")
 

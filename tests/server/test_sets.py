@@ -113,8 +113,11 @@ def test_a_server_that_is_alone_is_in_its_own_registry() -> None:
 class Busy(FakeEngine):
     """Four requests on two devices, which will take 12 s of these."""
 
-    def usage(self) -> Any:
-        return replace(super().usage(), running={"standard": 2}, waiting={"standard": 2}, backlog_ns=12 * NS_PER_S)
+    def health(self) -> Any:
+        return replace(super().health(), num_jobs=4)
+
+    def backlog_ns(self) -> int:
+        return 12 * NS_PER_S
 
 
 def test_what_a_server_says_of_itself() -> None:

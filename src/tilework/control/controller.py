@@ -25,7 +25,7 @@ from tilework.admission.admission import Admission
 from tilework.admission.admission_limits import AdmissionLimits
 from tilework.admission.reservation_guard import ReservationGuard
 from tilework.control.admit import Admit
-from tilework.control.cluster.occupancy import Occupancy, occupancy
+from tilework.control.cluster.occupancy import Occupancy, backlog_ns, occupancy
 from tilework.control.cluster.tracker import Tracker
 from tilework.control.components import Components
 from tilework.control.expiry import Expiry
@@ -157,6 +157,10 @@ class Controller:
     def standing_refusal(self, now_ns: int) -> Reject | None:
         """The refusal of every request that asks for no promise, as it stands; None if one may be accepted."""
         return self._rule.limits.standing_refusal(self.tracker, now_ns)
+
+    def backlog_ns(self, now_ns: int) -> int:
+        """The device time that open jobs still take, as in `occupancy`, whatever their number."""
+        return backlog_ns(self.tracker, now_ns)
 
     def _record(self, event: Event, now_ns: int) -> list[Action]:
         match event:

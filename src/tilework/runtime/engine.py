@@ -237,6 +237,10 @@ class Engine:
             is_measuring=self.catalog.is_measuring,
         )
 
+    def backlog_ns(self) -> int:
+        """The predicted device time of the remaining work of open requests, right now."""
+        return self._controller.backlog_ns(self.now_ns())
+
     def usage(self) -> Usage:
         """What the engine holds, right now; takes time in proportion to the open requests."""
         now_ns, policy = self.now_ns(), self._controller.policy

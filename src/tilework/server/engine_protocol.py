@@ -107,6 +107,9 @@ class Engine(Protocol):
 
     def now_ns(self) -> int: ...
     def health(self) -> Health: ...
+    def backlog_ns(self) -> int:
+        """The predicted device time of the remaining work of open requests."""
+
     def usage(self) -> Usage:
         """What it holds, right now."""
 

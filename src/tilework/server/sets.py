@@ -62,8 +62,7 @@ class OwnSet:
     url: str = ""
 
     def record(self) -> SetRecord:
-        """As of now; one that has not started is there, so that agents come to it. Takes time in proportion to the
-        open requests."""
+        """As of now. One that has not started is there, so that agents come to it."""
         nodes = self.nodes
         places = SetRecord(
             url=self.config.public_url or self.url,
@@ -76,9 +75,8 @@ class OwnSet:
     def _with_load(self, places: SetRecord) -> SetRecord:
         health, nodes = self.engine.health(), self.nodes
         use = self.use.use(self.engine.now_ns(), range(health.num_devices))
-        usage = self.engine.usage()
-        backlog_s, num_running = s_from_ns(usage.backlog_ns), sum(usage.running.values())
-        is_idle = num_running + sum(usage.waiting.values()) < health.num_devices_up
+        backlog_s = s_from_ns(self.engine.backlog_ns())
+        is_idle = health.num_jobs < health.num_devices_up
         return replace(
             places,
             models=tuple(self.engine.models),

@@ -16,7 +16,7 @@ from tilework.cli.options.common import examples
 from tilework.cli.options.nodes import parse_address
 from tilework.cli.options.serve import LogLevel, LogLevelName
 from tilework.sets.address import open_registry
-from tilework.sets.registry import BadRegistry
+from tilework.sets.registry import BadRegistry, Registry
 from tilework.sets.routing import RoutedAgent
 
 EXAMPLE = examples(
@@ -56,12 +56,13 @@ def command(
         raise UserError(f"HOST:PORT is {server!r}; give the port that the server listens on")
     where = f"the server at {server}" if registry is None else f"the servers of {registry}"
     with user_errors(BadRegistry):
-        console.print(f"an agent for {where}; stop with Ctrl-C", highlight=False, soft_wrap=True)
-        asyncio.run(_serve(server, registry))
+        opened = None if registry is None else open_registry(registry)
+    console.print(f"an agent for {where}; stop with Ctrl-C", highlight=False, soft_wrap=True)
+    asyncio.run(_serve(server, opened))
 
 
-async def _serve(server: str | None, registry: str | None) -> None:
-    """Be a node of the server at an address, or of those of a registry, until a signal comes. Raises BadRegistry."""
+async def _serve(server: str | None, registry: Registry | None) -> None:
+    """Be a node of the server at an address, or of those of a registry, until a signal comes."""
     from setproctitle import setproctitle
 
     from tilework.runtime.nodes.agent import default_name, serve_node
@@ -76,7 +77,7 @@ async def _serve(server: str | None, registry: str | None) -> None:
         assert server is not None
         being = serve(server, leaving)
     else:
-        being = RoutedAgent(open_registry(registry), name, serve).run(leaving)
+        being = RoutedAgent(registry, name, serve).run(leaving)
     serving = loop.create_task(being)
 
     def end() -> None:
