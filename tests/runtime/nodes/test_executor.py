@@ -493,10 +493,13 @@ def test_a_lora_is_added_where_all_nodes_have_it() -> None:
             agents[2].say(replace(started(), models=(with_ink,)))
             await heard.hears(("joined", 0), ("joined", 1), ("joined", 4))
             executor.remove_lora("toy", "ink")
-            assert await one.hears(RemoveLora) == RemoveLora("toy", "ink")
+            for agent in agents[1:]:
+                assert await agent.hears(RemoveLora) == RemoveLora("toy", "ink")
             adding = asyncio.get_running_loop().create_task(executor.add_lora("toy", ink))
             await one.hears(ReadLora)
             one.say(LoraRead(error="it fits another model"))
+            await agents[2].hears(ReadLora)
+            agents[2].say(LoraRead(lora))
             with pytest.raises(ModelRefused, match="it fits another model"):
                 await adding
 
