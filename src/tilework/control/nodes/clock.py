@@ -5,31 +5,40 @@ from __future__ import annotations
 from collections import deque
 
 _MAX_SAMPLES = 32
+_DRIFT_PPM = 30
+"""How far two clocks may part, in ns per ms: 15 for each (RFC 5905, section 7.2: PHI)."""
 
 
 class ClockOffset:
-    """The offset of a node's monotonic clock, from the sample with the shortest way there and back.
+    """The offset of a node's monotonic clock, from the sample that says it best.
 
-    The node read its clock between the sending of a ping and its answer, so the true offset lies within half of that
-    way of the middle (as in NTP; Mills, RFC 5905, section 8). The latest 32 samples count, since clocks drift.
+    The node read its clock between the sending of a ping and its answer, so the true offset was within half of that
+    way of the middle (as in NTP; Mills, RFC 5905, section 8). Since then the clocks have parted by 30 ppm at most. The
+    latest 32 samples count.
     """
 
     def __init__(self) -> None:
-        self._samples: deque[tuple[int, int]] = deque(maxlen=_MAX_SAMPLES)  # Way there and back, offset.
+        self._samples: deque[tuple[int, int, int]] = deque(maxlen=_MAX_SAMPLES)  # Way there and back, offset, sent.
+        self._latest_ns = 0
 
     def add(self, sent_ns: int, node_ns: int, received_ns: int) -> None:
         """Add a sample: the engine sent a ping and received its answer at these times, and the node's clock between."""
-        self._samples.append((received_ns - sent_ns, node_ns - (sent_ns + received_ns) // 2))
+        self._samples.append((received_ns - sent_ns, node_ns - (sent_ns + received_ns) // 2, sent_ns))
+        self._latest_ns = received_ns
 
     @property
     def offset_ns(self) -> int:
         """What the node's clock shows more than that of the engine; 0 without a sample."""
-        return min(self._samples, default=(0, 0))[1]
+        return min(self._samples, key=self._error_ns)[1] if self._samples else 0
 
     @property
     def error_ns(self) -> int | None:
-        """The true offset differs by at most this; None without a sample."""
-        return (min(self._samples)[0] + 1) // 2 if self._samples else None
+        """The true offset differed by at most this when the latest sample came; None without a sample."""
+        return min(map(self._error_ns, self._samples)) if self._samples else None
+
+    def _error_ns(self, sample: tuple[int, int, int]) -> int:
+        way_ns, _, sent_ns = sample
+        return (way_ns + 1) // 2 + -(-(self._latest_ns - sent_ns) * _DRIFT_PPM // 1_000_000)
 
     def engine_ns(self, node_ns: int) -> int:
         """A time of the node on the clock of the engine."""
