@@ -7,12 +7,10 @@ import logging
 import secrets
 from collections.abc import Collection, Mapping
 from functools import partial
-from itertools import count
 from typing import Any, Protocol
 
 from tilework.comm.net.channel import Channel
 from tilework.comm.net.frames import BadFrame
-from tilework.comm.net.handshake import admit
 from tilework.control.nodes.blobs import NodeBlobs
 from tilework.control.nodes.numbers import DeviceNumbers
 from tilework.control.nodes.places import NodePlaces
@@ -29,7 +27,9 @@ from tilework.core.work import Group
 from tilework.cost.profile import ProfileKey
 from tilework.runtime.executor import NodesListener, WorkerStartFailed
 from tilework.runtime.groups import GroupTable
+from tilework.runtime.nodes.agent_port import AgentPort
 from tilework.runtime.nodes.config import NodesConfig
+from tilework.runtime.nodes.departures import Departures
 from tilework.runtime.nodes.messages import (
     THE_NODE,
     Begin,
@@ -47,7 +47,6 @@ from tilework.runtime.nodes.messages import (
     WorkerJoined,
     WorkerLost,
     WorkersLeft,
-    node_codec,
 )
 from tilework.runtime.nodes.models import NodeModels
 from tilework.runtime.nodes.remote_node import RemoteNode, with_devices
@@ -76,7 +75,7 @@ class NodesExecutor:
     def __init__(self, config: NodesConfig, starter: AgentStarter | None = None) -> None:
         """`starter` starts the agents; without one they are started by hand."""
         self._config, each, self._starter = config, config.each, starter
-        self._codec = node_codec()
+        self._port = AgentPort(config, self._serve)
         self._numbers = DeviceNumbers(num_nodes=config.num_nodes, num_workers=each.num_workers, num_slots=0)
         self._places = NodePlaces[RemoteNode](config.num_nodes)
         self._nodes = self._places.there
@@ -85,12 +84,8 @@ class NodesExecutor:
         self._groups = GroupTable(max_per_worker=1 << 30)  # Agents close what has not been used for long.
         prefix = f"copy-{secrets.token_hex(6)}"  # No name is ever used again.
         self._blobs = NodeBlobs(self._nodes, fetch_s=config.fetch_s, copies=config.state_copies, prefix=prefix)
-        self._epochs = count(secrets.randbelow(1 << 30) + 1)
-        self._connections: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
+        self._departures = Departures(self._blobs)
         self._absence: asyncio.TimerHandle | None = None
-        self._going: list[RemoteNode] = []  # They have no works, and hand over their states.
-        self._is_starting = asyncio.Event()
         self._is_stopping = False
 
     # What it is.
@@ -98,8 +93,7 @@ class NodesExecutor:
     @property
     def port(self) -> int:
         """Where agents connect, once it has begun to start."""
-        assert self._server is not None
-        return int(self._server.sockets[0].getsockname()[1])
+        return self._port.number
 
     @property
     def nodes(self) -> Mapping[int, RemoteNode]:
@@ -142,9 +136,7 @@ class NodesExecutor:
     @property
     def address(self) -> str | None:
         """HOST:PORT where agents connect, once it has begun to start."""
-        if self._server is None:
-            return None
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return self._port.address
 
     @property
     def most_nodes(self) -> int:
@@ -198,15 +190,14 @@ class NodesExecutor:
 
     async def listen(self) -> None:
         """Let agents connect from now on. Raises OSError."""
-        if self._server is None:
-            self._server = await asyncio.start_server(self._connect, self._config.host, self._config.port)
+        await self._port.listen()
 
     async def start(self, listener: NodesListener) -> tuple[LoadedModel, ...]:
         self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = self._loop.create_future()
-        self._is_starting.set()
-        await self.listen()
+        self._port.admit()
+        await self._port.listen()
         timeout_s = self._config.each.start_timeout_s
         try:
             if self._starter is not None:
@@ -231,35 +222,13 @@ class NodesExecutor:
         self._is_stopping = True
         if self._absence is not None:
             self._absence.cancel()
-        if self._server is not None:
-            self._server.close()
+        self._port.close()
         for node in self._nodes.values():
             node.tell(Leave("the server has ended"))
             await node.channel.drain()
-        if self._connections:
-            await asyncio.wait(self._connections, timeout=self._config.each.stop_grace_s)
-        for task in self._connections:
-            task.cancel()
+        await self._port.ended(self._config.each.stop_grace_s)
         if self._starter is not None:
             await self._loop.run_in_executor(None, self._starter.close)
-
-    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection of an agent, from its greeting to its end."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
-        epoch = next(self._epochs)
-        await self._is_starting.wait()
-        try:
-            await admit(reader, writer, self._config.token, self._codec.digest, epoch)
-            await self._serve(Channel(reader, writer, self._codec, epoch))
-        except (OSError, TimeoutError) as error:
-            _log.warning("an agent was not admitted: %s", error)
-        except asyncio.CancelledError:  # By `stop`; asyncio would report it as an error of its server.
-            pass
-        finally:
-            writer.close()
-            self._connections.discard(task)
 
     async def _serve(self, channel: Channel) -> None:
         place = self._places.free
@@ -372,7 +341,7 @@ class NodesExecutor:
             _log.warning("node %d: %s", node.node, answer.reason)
         if origin is not None:
             self._listener.on_fetched(origin, node.node, sum(blob.num_bytes for blob in answer.blobs), answer.run_ns)
-        self._let_go()
+        self._departures.go_on()
 
     def _on_workers(self, node: RemoteNode, change: WorkerLost | WorkerJoined | WorkersLeft) -> None:
         match change:
@@ -409,33 +378,18 @@ class NodesExecutor:
             return
         _log.warning("node %d leaves: %s", place, reason)
         up = tuple(sorted(self._numbers.of(place, one) for one in node.up))
-        self._listener.on_node_leaving(place, up, reason, partial(self._on_idle, node))
-
-    def _on_idle(self, node: RemoteNode) -> None:
-        """A node that leaves has no works any more."""
-        self._blobs.hand_over(node)
-        self._going.append(node)
-        self._let_go()
-
-    def _let_go(self) -> None:
-        """Let those nodes go of whose states others have all that they can get."""
-        for node in [one for one in self._going if not self._blobs.is_fetched_from(one)]:
-            self._going.remove(node)
-            node.tell(Leave(node.leaves_because, is_final=True))
+        self._listener.on_node_leaving(place, up, reason, partial(self._departures.begin, node))
 
     def _lose(self, node: RemoteNode, reason: str) -> None:
         """The connection to a node has ended: its devices are lost, and the states that only it had."""
         if not self._places.lose(node.node, node):
             return
         reason = f"it has left: {node.leaves_because}" if node.leaves_because else reason
-        self._going = [one for one in self._going if one is not node]
         devices = self._numbers.all_of(node.node) if node.started is not None else ()
         for device_id in devices:
             self._groups.forget_device(device_id)
         gone = self._blobs.lose(node)
-        for other in self._going:  # It may have had what they handed over.
-            self._blobs.hand_over(other)
-        self._let_go()
+        self._departures.lost(node)
         if self._is_stopping:
             return
         self._fail_start(f"node {node.node} was lost: {reason}")

@@ -1,0 +1,34 @@
+"""Nodes that leave: each goes when others have what only it had."""
+
+from __future__ import annotations
+
+from tilework.control.nodes.blobs import NodeBlobs
+from tilework.runtime.nodes.messages import Leave
+from tilework.runtime.nodes.remote_node import RemoteNode
+
+
+class Departures:
+    """The nodes that leave and have no works any more."""
+
+    def __init__(self, blobs: NodeBlobs) -> None:
+        self._blobs = blobs
+        self._going: list[RemoteNode] = []
+
+    def begin(self, node: RemoteNode) -> None:
+        """The works of a node that leaves have ended: it hands over its states."""
+        self._blobs.hand_over(node)
+        self._going.append(node)
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Let those nodes go of whose states others have all that they can get."""
+        for node in [one for one in self._going if not self._blobs.is_fetched_from(one)]:
+            self._going.remove(node)
+            node.tell(Leave(node.leaves_because, is_final=True))
+
+    def lost(self, node: RemoteNode) -> None:
+        """A node is lost, whether it was leaving or not."""
+        self._going = [one for one in self._going if one is not node]
+        for other in self._going:  # The lost node may have had what they handed over.
+            self._blobs.hand_over(other)
+        self.go_on()
