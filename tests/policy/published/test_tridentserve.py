@@ -20,7 +20,7 @@ from builders import groups, job, planned, profile, request, shipped, simulate, 
 from stages import DECODE, DIFFUSE, ENCODE, stage_of
 from tilework.core.request import Request, Status
 from tilework.core.time import NS_PER_S, ns_from_s
-from tilework.core.work import Plan
+from tilework.core.work import Plan, Work
 from tilework.cost.table_costs import TableCosts
 from tilework.policy import registry
 from tilework.policy.placement.roles import PlacementType
@@ -164,6 +164,22 @@ def test_a_truncated_search_reports_its_gap() -> None:
     assert 0 < solved.gap < 0.01
     assert solved.value >= value_of(options, solve_quickly(options, {EVERYWHERE: 50_001}))
     assert solved.bound >= solved.value
+
+
+@pytest.mark.parametrize(("num_up", "degrees"), [(1, [1]), (2, [2]), (4, [2, 4])])
+def test_steps_that_did_not_fit_are_tried_again_only_where_nothing_wider_is_left(
+    num_up: int, degrees: list[int]
+) -> None:
+    """The controller counts the attempts; without one the request would wait for ever."""
+    costs, profiles, asked = TableCosts(PROFILE), Profiles(), request("a", side=192)
+    stage, place = stage_of(asked.pipeline, DIFFUSE), {"positions": (1,), "first_steps": (0,)}
+    work = Work(work_id=1, stage=stage, job_ids=(0,), attempts=(1,), devices=(0,), num_steps=1, why="", **place)
+    costs.observe_memory(work, (asked.shape,), fitted=False, now_ns=0)
+    profiles.set_devices(None, num_up, num_up)
+    task = TaskReader({}, costs, num_up, 0).read(job(0, asked))
+    assert task is not None
+    ways = Ways(Layout.colocated({0: range(num_up)}), profiles, costs).of(task)
+    assert sorted(way.degree for way in ways) == degrees
 
 
 # Rewards.

@@ -58,21 +58,29 @@ class ClassProfile:
 
 
 def class_profile(
-    request: Request, costs: CostModel, usable_bytes: int | None, *, takes_turns: bool = False
+    request: Request,
+    costs: CostModel,
+    usable_bytes: int | None,
+    widest: int | None = None,
+    *,
+    takes_turns: bool = False,
 ) -> ClassProfile:
     """The profile of a request's class, with what the costs know of its LoRAs.
 
-    `usable_bytes` is what a device has for weights and activations; None: no limit. Stages on CPU slots take nothing.
-    Raises UnknownCost.
+    `usable_bytes` is what a device has for weights and activations; None: no limit. With `widest`, steps that fit on no
+    group of that many devices count as if they did. Stages on CPU slots take nothing. Raises UnknownCost.
     """
     pieces = pieces_by_role(request, costs)
-    optimal = {role: optimal_for(role, found, request, costs) for role, found in pieces.items()}
+    optimal = {role: optimal_for(role, found, request, costs, widest) for role, found in pieces.items()}
     footprint = Footprint(
         weights={
             role: 0 if takes_turns else weight_bytes([stage for stage, _ in found], costs)
             for role, found in pieces.items()
         },
-        activations={role: _activations(role, found, request, costs, takes_turns) for role, found in pieces.items()},
+        activations={
+            role: _activations(role, found, request, costs, widest, with_weights=takes_turns)
+            for role, found in pieces.items()
+        },
         optimal=optimal,
         usable_bytes=_NO_LIMIT if usable_bytes is None else usable_bytes,
     )
@@ -84,7 +92,9 @@ def class_profile(
     return ClassProfile(footprint=footprint, fits=fits_at(footprint), run_ns=run_ns, device_ns=device_ns)
 
 
-def optimal_for(role: Role, pieces: Sequence[Piece], request: Request, costs: CostModel) -> int:
+def optimal_for(
+    role: Role, pieces: Sequence[Piece], request: Request, costs: CostModel, widest: int | None = None
+) -> int:
     """The optimal degree of a role with these stages: of steps the widest common to all that is optimal for each.
 
     Raises UnknownCost.
@@ -92,24 +102,26 @@ def optimal_for(role: Role, pieces: Sequence[Piece], request: Request, costs: Co
     stepped = [optimal_degree(stage, request, costs) for stage, _ in pieces if stage.has_steps]
     if role is not Role.D or not stepped:
         return max(optimal_degree(stage, request, costs) for stage, _ in pieces)
-    common = _step_degrees(pieces, request, costs)
+    common = _step_degrees(pieces, request, costs, widest)
     return max([degree for degree in common if degree <= min(stepped)], default=common[0])
 
 
-def _step_degrees(pieces: Sequence[Piece], request: Request, costs: CostModel) -> Sequence[int]:
-    """The degrees at which the steps fit, each stage by itself, ascending; all that they may run at if none does."""
-    known = (1,) if request.exact else costs.common_degrees(request.pipeline)
+def _step_degrees(pieces: Sequence[Piece], request: Request, costs: CostModel, widest: int | None) -> Sequence[int]:
+    """The degrees up to `widest` at which the steps fit, each stage by itself, ascending; all up to there that they may
+    run at if none does."""
+    all_known = (1,) if request.exact else costs.common_degrees(request.pipeline)
+    known = [degree for degree in all_known if widest is None or degree <= widest] or all_known
     stepped = [stage for stage, _ in pieces if stage.has_steps]
     fitting = [degree for degree in known if all(costs.fits(stage, request.shape, degree) for stage in stepped)]
     return fitting or known
 
 
 def _activations(
-    role: Role, pieces: Sequence[Piece], request: Request, costs: CostModel, with_weights: bool
+    role: Role, pieces: Sequence[Piece], request: Request, costs: CostModel, widest: int | None, *, with_weights: bool
 ) -> dict[int, int]:
     """The largest activation of a role's stages by the degree of its group, in bytes; of a stage with its weights."""
     if role is Role.D:
-        degrees = _step_degrees(pieces, request, costs)
+        degrees = _step_degrees(pieces, request, costs, widest)
     else:
         known = {degree for stage, _ in pieces for degree in costs.degrees(stage)}
         degrees = sorted(degree for degree in known if degree == 1 or not request.exact)

@@ -39,8 +39,9 @@ class Profiles:
     """The profiles of request classes, each made once; `forget` has them made anew, from what the costs say then.
 
     `usable_bytes` is what a device has; None: no limit. There are `num_devices`, on a node at most `most_on_node`. A
-    class that fits on no placement of these takes turns. If a stage fits on no device even so, which admission refuses
-    unless that was learned since, it is tried as if there were no limit, and the controller counts its attempts.
+    class that fits on no placement of these takes turns. If a stage fits nowhere even so, which admission refuses
+    unless that was learned or devices were lost since, it is tried as if there were no limit, and the controller counts
+    its attempts.
     """
 
     def __init__(self) -> None:
@@ -67,7 +68,7 @@ class Profiles:
             profile = class_profile(request, costs, self.usable_bytes, takes_turns=takes_turns)
             if is_placeable(profile.fits, self.most_on_node, self.num_devices):
                 return profile
-        return class_profile(request, costs, None)
+        return class_profile(request, costs, None, self.most_on_node)
 
     def set_devices(self, usable_bytes: int | None, on_node: int, num_devices: int) -> None:
         """Devices are `num_devices` now, on a node at most `on_node`, and the smallest has `usable_bytes`."""
