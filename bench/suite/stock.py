@@ -1,8 +1,8 @@
 """The yardstick: the stock diffusers pipeline, called in a loop in a process of its own.
 
-Run as `python -m suite.stock MODEL THREADS DEVICE DTYPE`. Reads one JSON object per line, draws it, and answers with one line:
-seconds of the pipeline call and of encoding the PNG, or the MP4 of a clip, both measured here, and the file itself.
-Imports nothing of Tilework.
+Run as `python -m suite.stock MODEL THREADS DEVICE DTYPE`. Reads one JSON object per line, draws it, and answers with
+one line: seconds of the pipeline call and of encoding the PNG, or the MP4 of a clip, both measured here, and the file
+itself. Imports nothing of Tilework.
 """
 
 from __future__ import annotations
