@@ -10,7 +10,7 @@ import typer
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 # Where and how a model runs.
-Device = Annotated[str, typer.Option(help="auto (CUDA if there is any), cpu or cuda.")]
+Device = Annotated[str, typer.Option(envvar="TILEWORK_DEVICE", help="auto (CUDA if there is any), cpu or cuda.")]
 Dtype = Annotated[
     str, typer.Option(help="auto (bfloat16 on cards that have it, float32 on CPUs), float32, bfloat16 or float16.")
 ]
@@ -18,6 +18,31 @@ WorkerThreads = Annotated[int, typer.Option(min=1, help="CPU threads of each wor
 VaeTiling = Annotated[
     bool,
     typer.Option("--vae-tiling", help="Decode in tiles: less memory, other pictures (docs/serving.md)."),
+]
+Quantize = Annotated[
+    str | None,
+    typer.Option(
+        metavar="int8|fp8|nf4[,NAME=SCHEME]",
+        help="Quantise the weights of the denoiser, and of other components by name: less memory, other pictures "
+        "(docs/serving.md). Needs the extra quantize.",
+    ),
+]
+Offload = Annotated[
+    str,
+    typer.Option(
+        help="What lies on the device: none: all weights; components: those of the stage that runs, as with "
+        "--weights-memory; layers: those of the layer that runs, which is slow.",
+    ),
+]
+Attention = Annotated[
+    str,
+    typer.Option(
+        help="Kernel of attention, which decides last bits: native (torch chooses), cudnn, efficient, flash or math."
+    ),
+]
+Compile = Annotated[
+    bool,
+    typer.Option("--compile", help="Compile the blocks of the denoiser: faster, after minutes at the first start."),
 ]
 ProfilesFile = Annotated[
     Path | None,
