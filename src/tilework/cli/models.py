@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilework.cli.console import UserError, user_errors
-from tilework.core.model import DEVICES, DTYPES, LoraSource, ModelSource
+from tilework.cli.console import user_errors
+from tilework.core.model import LoraSource, ModelSource
 
 
 def named_model(text: str) -> tuple[str, str]:
@@ -16,11 +16,11 @@ def named_model(text: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """How a model runs: see `core.model.ModelSource`. Without a `dtype` it has that which suits the device."""
+    """How a model runs: see `core.model.ModelSource`."""
 
     adapter: str | None = None
     device: str = "cpu"
-    dtype: str | None = None
+    dtype: str = "float32"
     threads: int = 1
     memory_bytes: int | None = None
     vae_tiling: bool = False
@@ -39,10 +39,6 @@ def model_source(model: str, options: ModelOptions) -> ModelSource:
     from tilework.pipelines.errors import ModelError
     from tilework.pipelines.model_index import check_model
 
-    dtype = options.dtype or ("bfloat16" if options.device == "cuda" else "float32")
-    for name, value, known in (("device", options.device, DEVICES), ("dtype", dtype, DTYPES)):
-        if value not in known:
-            raise UserError(f"{name} is {value!r}; choose one of {', '.join(known)}")
     name, path = named_model(model)
     with user_errors(ModelError):
         check_model(path, options.adapter)
@@ -51,7 +47,7 @@ def model_source(model: str, options: ModelOptions) -> ModelSource:
         name=name,
         adapter=options.adapter,
         device=options.device,
-        dtype=dtype,
+        dtype=options.dtype,
         threads=options.threads,
         memory_bytes=options.memory_bytes,
         loras=options.loras,

@@ -17,6 +17,7 @@ from rich.status import Status
 from setproctitle import setproctitle
 
 from tilework.cli.console import UserError, console, out, print_json, user_errors
+from tilework.cli.devices import FoundDevices
 from tilework.cli.measured import open_profiles
 from tilework.cli.workers import Workers
 from tilework.control.controller import ControllerConfig
@@ -57,6 +58,7 @@ class Serving:
     """
 
     workers: Workers
+    found: FoundDevices
     policy: str
     table: CostTable | None
     profiles: Path | None
@@ -77,6 +79,7 @@ class Serving:
         ):
             config = load_config(self.settings, file=self.file, others=NOT_OF_THE_SERVER)
             self._check_cells(config)
+            self.found.show()
             state = stack.enter_context(closing(DurableDirectory(Path(config.durable)))) if config.durable else None
             status = stack.enter_context(console.status(f"starting {self.workers}"))
             executor = self.workers.executor(None if state is None else state.path)

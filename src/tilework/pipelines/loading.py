@@ -17,6 +17,7 @@ from diffusers import DiffusionPipeline
 from tilework.core.model import DEVICES, DTYPES, ModelSource
 from tilework.pipelines.component_files import has_variant
 from tilework.pipelines.components import modules_of
+from tilework.pipelines.cuda.look import look
 from tilework.pipelines.defaults import asks_for_tiles, read_overrides
 from tilework.pipelines.errors import InvalidSource, ModelError, ModelNotFound, UnsupportedModel
 from tilework.pipelines.family import Family
@@ -121,8 +122,8 @@ def _dtype(source: ModelSource) -> torch.dtype:
 def _device(source: ModelSource) -> torch.device:
     if source.device not in DEVICES:
         raise InvalidSource(f"device is {source.device!r}; choose one of {', '.join(DEVICES)}")
-    if source.device == "cuda" and not torch.cuda.is_available():
-        raise InvalidSource(f"device is {source.device!r}, but torch sees no such device; choose cpu")
+    if source.device == "cuda" and (reason := (state := look()).reason_against):
+        raise InvalidSource(f"device is {source.device!r}, and {reason}; {state.remedy}")
     return torch.device(source.device)
 
 

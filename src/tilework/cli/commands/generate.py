@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tilework.cli.console import UserError, console, out, print_json, progress, require_serve_extra
+from tilework.cli.devices import found_devices
 from tilework.cli.models import ModelOptions, model_source
-from tilework.cli.options.common import Adapter, AsJson, VaeTiling, examples
+from tilework.cli.options.common import Adapter, AsJson, Device, Dtype, VaeTiling, examples
 from tilework.core.model import ModelInfo, ModelSource
 from tilework.core.wire.spec import Image, Spec
 
@@ -40,8 +41,8 @@ def command(
     guidance: Annotated[float | None, typer.Option(help="Guidance scale; default: the model's.")] = None,
     negative: Annotated[str, typer.Option(help="What not to draw.")] = "",
     seed: Annotated[int | None, typer.Option(help="Same seed, same picture; default: random.")] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16; default by device.")] = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 2,
     vae_tiling: VaeTiling = False,
     json: AsJson = False,
@@ -56,7 +57,11 @@ def command(
         raise UserError(f"output is {str(output)!r}; use a name that ends in {', '.join(FORMATS)}")
     if not output.absolute().parent.is_dir():
         raise UserError(f"output is {str(output)!r}; the directory {output.absolute().parent} does not exist")
-    source = model_source(model, ModelOptions(adapter, device, dtype, threads, vae_tiling=vae_tiling))
+    found = found_devices(device)
+    found.number(1)
+    options = ModelOptions(adapter, found.device, found.dtype(dtype), threads, vae_tiling=vae_tiling)
+    source = model_source(model, options)
+    found.show()
     fields: dict[str, object] = {
         "prompt": prompt,
         "size": size,

@@ -13,6 +13,7 @@ import typer
 
 from tilework.cli.cells import Devices
 from tilework.cli.console import UserError, out, print_json, require_serve_extra, user_errors
+from tilework.cli.devices import FoundDevices, found_devices
 from tilework.cli.models import ModelOptions, model_source
 from tilework.cli.nodes import NodesWanted, nodes_wanted
 from tilework.cli.options import serve as options
@@ -68,15 +69,20 @@ def command(
         _show(ctx, settings, file, as_json=logs.json)
         return
     nodes = nodes_wanted(over)
-    devices = _checked(where, nodes)
+    _check(where, nodes)
     _prepare(logs.log_level, models, how.models_file)
+    is_modelled = where.backend is options.Backend.MODELLED
+    found = FoundDevices("cpu") if is_modelled else found_devices(how.device, elsewhere=nodes is not None)
+    devices = Devices.of(found.number(where.workers), where.cell, where.weights_memory, where.cpu_slots)
     if not devices.cell_size:
-        devices = devices.chosen(_sources(where, None, models, how))
+        devices = devices.chosen(_sources(where, None, models, how, found))
     table = _checked_table(when, devices.num_devices, how.models_file)
     from tilework.cli.serving import Serving
 
+    workers = _workers(devices, nodes, where.states_memory, _sources(where, table, models, how, found))
     Serving(
-        workers=_workers(devices, nodes, where.states_memory, _sources(where, table, models, how)),
+        workers=workers,
+        found=found,
         policy=when.policy,
         table=table,
         profiles=when.profiles,
@@ -107,8 +113,8 @@ def _show(ctx: typer.Context, given: Mapping[str, object], file: Mapping[str, ob
         out.print(f"{one.name:<{width}}  {one.source:<11}  {value}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _checked(where: options.DeviceGroup, nodes: NodesWanted | None) -> Devices:
-    """The devices that are asked for, here or on each of several nodes. Raises UserError if there cannot be such."""
+def _check(where: options.DeviceGroup, nodes: NodesWanted | None) -> None:
+    """Raises UserError if there cannot be such devices, here or on each of several nodes."""
     cell, is_modelled = where.cell, where.backend is options.Backend.MODELLED
     if cell != "1" and is_modelled:
         raise UserError(f"cell is {cell}, and simulated devices have no weights; give --cost NAME,cell={cell} instead")
@@ -116,7 +122,6 @@ def _checked(where: options.DeviceGroup, nodes: NodesWanted | None) -> Devices:
         raise UserError(f"cell is {cell}, and there are no cells on several nodes yet; serve on one machine")
     if where.weights_memory is not None and is_modelled:
         raise UserError("--weights-memory needs --backend diffusers: simulated devices have no weights; leave it out")
-    return Devices.of(where.workers, cell, where.weights_memory, where.cpu_slots)
 
 
 def _prepare(log_level: str, models: Sequence[str] | None, file: Path | None) -> None:
@@ -171,12 +176,22 @@ def _check_devices(file: Path | None, policy: str, num_workers: int) -> None:
 
 
 def _sources(
-    where: options.DeviceGroup, table: CostTable | None, models: Sequence[str] | None, how: options.ModelGroup
+    where: options.DeviceGroup,
+    table: CostTable | None,
+    models: Sequence[str] | None,
+    how: options.ModelGroup,
+    found: FoundDevices,
 ) -> tuple[Source, ...]:
     if where.backend is options.Backend.MODELLED:
         return tuple(simulated_source(table, one, how.worker_memory) for one in models or ("",))
     usual = ModelOptions(
-        how.adapter, how.device, how.dtype, where.threads, how.worker_memory, how.vae_tiling, not how.no_previews
+        adapter=how.adapter,
+        device=found.device,
+        dtype=found.dtype(how.dtype),
+        threads=where.threads,
+        memory_bytes=how.worker_memory,
+        vae_tiling=how.vae_tiling,
+        previews=not how.no_previews,
     )
     return _model_sources(models, how.models_file, how.loras, usual)
 

@@ -10,8 +10,10 @@ import typer
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 # Where and how a model runs.
-Device = Annotated[str, typer.Option(help="cpu or cuda.")]
-Dtype = Annotated[str | None, typer.Option(help="float32 or bfloat16; default by device.")]
+Device = Annotated[str, typer.Option(help="auto (CUDA if there is any), cpu or cuda.")]
+Dtype = Annotated[
+    str, typer.Option(help="auto (bfloat16 on cards that have it, float32 on CPUs), float32, bfloat16 or float16.")
+]
 WorkerThreads = Annotated[int, typer.Option(min=1, help="CPU threads of each worker.")]
 VaeTiling = Annotated[
     bool,

@@ -53,6 +53,16 @@ Cell = Annotated[
         "that of one device.",
     ),
 ]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        "--devices",
+        min=1,
+        max=1024,
+        help="Worker processes, one per device; default: as many as CUDA devices, or 2 on CPUs.",
+    ),
+]
 WeightsMemory = Annotated[
     int | None,
     typer.Option(
@@ -96,8 +106,8 @@ class ModelGroup:
             help="Directory of LoRAs (NAME.safetensors): requests use those that fit their model by name and scale.",
         ),
     ] = None
-    device: Device = "cpu"
-    dtype: Dtype = None
+    device: Device = "auto"
+    dtype: Dtype = "auto"
     vae_tiling: VaeTiling = False
     no_previews: Annotated[
         bool,
@@ -119,9 +129,7 @@ class DeviceGroup:
     """What models run on, here or on each node."""
 
     heading: ClassVar[str] = "Devices"
-    workers: Annotated[
-        int, typer.Option("--workers", "--devices", min=1, max=1024, help="Worker processes, one per device.")
-    ] = 2
+    workers: Workers = None
     threads: WorkerThreads = 1
     cell: Cell = "1"
     cpu_slots: Annotated[
