@@ -142,7 +142,7 @@ class Served:
         return _Picture(seconds, _pixels(png), device_s)
 
     def _stock(self, stock: StockProcess, one: Drawn, seed: int) -> _Picture:
-        answer = stock.draw(self._ask(one, seed) | one.stock | {"height": one.side, "width": one.side})
+        answer = stock.draw(self._ask(one, seed) | dict(one.stock) | {"height": one.side, "width": one.side})
         return _Picture(answer["call_s"] + answer["file_s"], _pixels(base64.b64decode(answer["file"])))
 
     async def _queue(self, url: str, one: Drawn) -> float:

@@ -25,6 +25,7 @@ class ModelOptions:
     memory_bytes: int | None = None
     vae_tiling: bool = False
     previews: bool = True
+    eager: bool = False
     loras: tuple[LoraSource, ...] = ()
     devices: tuple[int, ...] | None = None
 
@@ -54,4 +55,5 @@ def model_source(model: str, options: ModelOptions) -> ModelSource:
         devices=options.devices,
         vae_tiling=options.vae_tiling,
         previews=options.previews,
+        eager=options.eager,
     )

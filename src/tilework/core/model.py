@@ -35,6 +35,7 @@ class ModelSource:
     use those of the `loras` that are LoRAs of this model. Only the accelerators `devices` serve it; None: all do. With
     `vae_tiling` its autoencoder works in tiles, as after `enable_tiling()`; without, if its `tilework.json` says so.
     Without `previews` requests get none, and its steps do not need the autoencoder; with, unless that file says so.
+    `eager` keeps forward passes on CUDA out of CUDA graphs.
     """
 
     path: str
@@ -48,6 +49,7 @@ class ModelSource:
     devices: tuple[int, ...] | None = None
     vae_tiling: bool = False
     previews: bool = True
+    eager: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

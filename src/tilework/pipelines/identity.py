@@ -22,8 +22,11 @@ def model_identity(source: ModelSource) -> str:
 
     The digest covers names and contents of configurations and tokenizers, and names, sizes and modification times of
     all other files: weights are gigabytes, and every server reads this when it starts. Another adapter is named, and so
-    are tiles that the server asks for. Of a workflow the digest covers its file and pipelines, not what it imports.
+    are tiles that the server asks for, and passes that are not to be recorded. Of a workflow the digest covers its file
+    and pipelines, not what it imports.
     """
+    if source.eager:
+        return f"{model_identity(replace(source, eager=False))} eager"
     if source.vae_tiling:
         return f"{model_identity(replace(source, vae_tiling=False))} in tiles"
     if source.adapter is not None:

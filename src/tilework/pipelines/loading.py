@@ -17,12 +17,14 @@ from diffusers import DiffusionPipeline
 from tilework.core.model import DEVICES, DTYPES, ModelSource
 from tilework.pipelines.component_files import has_variant
 from tilework.pipelines.components import modules_of
+from tilework.pipelines.cuda.graphs import CudaRecorder, record_steps
 from tilework.pipelines.cuda.look import look
 from tilework.pipelines.defaults import asks_for_tiles, read_overrides
 from tilework.pipelines.errors import InvalidSource, ModelError, ModelNotFound, UnsupportedModel
 from tilework.pipelines.family import Family
 from tilework.pipelines.model_index import STOCK, ModelIndex, read_model_index
 from tilework.pipelines.modular.loading import load_modular
+from tilework.pipelines.stock.shared_calls import perturbs_attention
 from tilework.pipelines.workflow.loading import load_workflow, load_workflow_component
 from tilework.pipelines.workflow.source import is_workflow
 
@@ -67,6 +69,8 @@ def family_of(source: ModelSource, pipeline: Any) -> Family:
     name = source.path if index.directory is None else index.directory.resolve().name
     with _explained(index.path):
         family: Family = adapter(pipeline, name, overrides, library_versions())
+    if source.device == "cuda" and not source.eager and not perturbs_attention(pipeline):
+        record_steps(family, CudaRecorder())
     return family
 
 

@@ -192,6 +192,7 @@ def _sources(
         memory_bytes=how.worker_memory,
         vae_tiling=how.vae_tiling,
         previews=not how.no_previews,
+        eager=how.enforce_eager,
     )
     return _model_sources(models, how.models_file, how.loras, usual)
 

@@ -19,6 +19,13 @@ VaeTiling = Annotated[
     bool,
     typer.Option("--vae-tiling", help="Decode in tiles: less memory, other pictures (docs/serving.md)."),
 ]
+Eager = Annotated[
+    bool,
+    typer.Option(
+        "--enforce-eager",
+        help="On CUDA, launch every kernel of a step from Python, instead of recording steps as CUDA graphs.",
+    ),
+]
 ProfilesFile = Annotated[
     Path | None,
     typer.Option("--profiles", envvar="TILEWORK_PROFILES", help="Profile database; default in the user's cache."),

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from tilework.cli.options.common import Adapter, Device, Dtype, ProfilesFile, VaeTiling, WorkerThreads
+from tilework.cli.options.common import Adapter, Device, Dtype, Eager, ProfilesFile, VaeTiling, WorkerThreads
 from tilework.cli.sizes import parse_bytes
 from tilework.control.watchdog import WatchdogConfig
 from tilework.core.time import s_from_ns
@@ -109,6 +109,7 @@ class ModelGroup:
     device: Device = "auto"
     dtype: Dtype = "auto"
     vae_tiling: VaeTiling = False
+    enforce_eager: Eager = False
     no_previews: Annotated[
         bool,
         typer.Option("--no-previews", help="Draw no previews, so that steps do not need the autoencoder."),

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from tilework.core.component import ALIGNMENT, Component
+from tilework.worker.models.pinned import PinnedFiles, bytes_of
 
 _log = logging.getLogger(__name__)
 _MADV_POPULATE_READ = 22  # Since Linux 5.14; Python has no name for it.
@@ -44,8 +45,9 @@ class SharedWeights:
     killed leave at most an incomplete file, which is not used. Who owns the directory removes the files.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, pinned: PinnedFiles | None = None) -> None:
         self._directory = directory
+        self._pinned = pinned or PinnedFiles()
 
     def share(self, module: nn.Module) -> str | None:
         """Let the weights of a module lie in the file; returns its name. None if there is no room for it.
@@ -132,8 +134,11 @@ class SharedWeights:
         """
         path = self._directory / name
         offsets, size = laid_out(forms)
-        with path.open("rb") as file:
-            mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
+        if any(form.device.type == "cuda" for form in forms):
+            mapped = self._pinned.map(path, size)
+        else:
+            with path.open("rb") as file:
+                mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
         with suppress(FileNotFoundError):  # Another worker may have needed the room since.
             os.utime(path)
         return WeightsFile(mapped, offsets, forms)
@@ -176,7 +181,7 @@ class WeightsFile:
 
     def weight(self, index: int) -> Tensor:
         """A weight as it lies in the file."""
-        return placed(torch.frombuffer(self.mapped, dtype=torch.uint8), self.offsets[index], self.forms[index])
+        return placed(bytes_of(self.mapped), self.offsets[index], self.forms[index])
 
     def _populate(self, start: int) -> None:
         """Map the pages of a block. Older kernels do it page by page, when a run first reads them."""
