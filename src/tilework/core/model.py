@@ -13,6 +13,8 @@ from tilework.core.graph.stage import StageSpec
 
 DEVICES = ("cpu", "cuda")
 DTYPES = ("float32", "bfloat16", "float16")
+OFFLOADS = ("none", "components", "layers")
+"""What lies on the device: all weights; those of the stage that runs; or those of the layer that runs."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -35,6 +37,8 @@ class ModelSource:
     use those of the `loras` that are LoRAs of this model. Only the accelerators `devices` serve it; None: all do. With
     `vae_tiling` its autoencoder works in tiles, as after `enable_tiling()`; without, if its `tilework.json` says so.
     Without `previews` requests get none, and its steps do not need the autoencoder; with, unless that file says so.
+    `quantize` are components and the scheme of their weights (`pipelines.setup.quantize`), with "" for the denoisers.
+    `offload` is one of `OFFLOADS`.
     """
 
     path: str
@@ -48,6 +52,8 @@ class ModelSource:
     devices: tuple[int, ...] | None = None
     vae_tiling: bool = False
     previews: bool = True
+    quantize: tuple[tuple[str, str], ...] = ()
+    offload: str = OFFLOADS[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

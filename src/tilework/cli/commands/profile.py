@@ -18,7 +18,7 @@ from tilework.cli.console import UserError, console, print_json, require_serve_e
 from tilework.cli.devices import found_devices
 from tilework.cli.measured import Scaling, in_order, open_profiles, parse_size, print_costs, row_json
 from tilework.cli.models import ModelOptions, model_source
-from tilework.cli.options.common import AsJson, Device, Dtype, ProfilesFile, VaeTiling, examples
+from tilework.cli.options.common import AsJson, Device, Dtype, Offload, ProfilesFile, Quantize, VaeTiling, examples
 from tilework.cli.options.serve import Cell, WeightsMemory, Workers
 from tilework.cli.profile_run import Measured, ProfilePlan, run
 from tilework.core.model import ModelSource
@@ -56,6 +56,8 @@ def command(
     device: Device = "auto",
     dtype: Dtype = "auto",
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of each worker.")] = 1,
+    quantize: Quantize = None,
+    offload: Offload = "none",
     vae_tiling: VaeTiling = False,
     mixed: Annotated[bool, typer.Option("--mixed", help="Measure batches of several outputs, too.")] = False,
     combinations: Annotated[int, typer.Option(min=1, max=5000, help="How many of them, with --mixed.")] = 200,
@@ -72,9 +74,11 @@ def command(
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     found = found_devices(device)
-    source = model_source(model, ModelOptions(None, found.device, found.dtype(dtype), threads, vae_tiling=vae_tiling))
-    asked = Devices.of(found.number(workers), cell, weights_memory)
-    asked = asked if asked.cell_size else asked.chosen([source])
+    options = ModelOptions(
+        None, found.device, found.dtype(dtype), threads, quantize=quantize, offload=offload, vae_tiling=vae_tiling
+    )
+    source = model_source(model, options)
+    asked = Devices.of(found.number(workers), cell, weights_memory).planned([source], found)
     plan = ProfilePlan(
         num_devices=asked.num_devices,
         shapes=None if sizes is None else tuple(dict.fromkeys(parse_size(size) for size in sizes.split(","))),

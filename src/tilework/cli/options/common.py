@@ -19,6 +19,21 @@ VaeTiling = Annotated[
     bool,
     typer.Option("--vae-tiling", help="Decode in tiles: less memory, other pictures (docs/serving.md)."),
 ]
+Quantize = Annotated[
+    str | None,
+    typer.Option(
+        metavar="int8|fp8|nf4[,NAME=SCHEME]",
+        help="Quantise the weights of the denoiser, and of other components by name: less memory, other pictures "
+        "(docs/serving.md). Needs the extra quantize.",
+    ),
+]
+Offload = Annotated[
+    str,
+    typer.Option(
+        help="What lies on the device: none: all weights; components: those of the stage that runs, as with "
+        "--weights-memory; layers: those of the layer that runs, which is slow.",
+    ),
+]
 ProfilesFile = Annotated[
     Path | None,
     typer.Option("--profiles", envvar="TILEWORK_PROFILES", help="Profile database; default in the user's cache."),

@@ -9,7 +9,16 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from tilework.cli.options.common import Adapter, Device, Dtype, ProfilesFile, VaeTiling, WorkerThreads
+from tilework.cli.options.common import (
+    Adapter,
+    Device,
+    Dtype,
+    Offload,
+    ProfilesFile,
+    Quantize,
+    VaeTiling,
+    WorkerThreads,
+)
 from tilework.cli.sizes import parse_bytes
 from tilework.control.watchdog import WatchdogConfig
 from tilework.core.time import s_from_ns
@@ -108,6 +117,8 @@ class ModelGroup:
     ] = None
     device: Device = "auto"
     dtype: Dtype = "auto"
+    quantize: Quantize = None
+    offload: Offload = "none"
     vae_tiling: VaeTiling = False
     no_previews: Annotated[
         bool,
