@@ -1,4 +1,4 @@
-"""Quantised weights and offloading by layers: the pictures are those of the stock pipeline that is set up so."""
+"""Quantised weights, offloading by layers, attention, compilation: pictures are those of stock that is set up so."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from diffusers import FluxTransformer2DModel
+from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 
 import tilework
 import tiny
@@ -18,6 +20,7 @@ from tilework.pipelines.components import modules_of, weights_of
 from tilework.pipelines.errors import InvalidSource, UnsupportedModel
 from tilework.pipelines.identity import model_identity
 from tilework.pipelines.loading import load, load_component, load_stock
+from tilework.pipelines.numerics import pin_numerics
 from tilework.pipelines.setup.quantize import SCHEMES, parse_schemes
 from tilework.worker.models.shared_weights import SharedWeights
 from tilework.worker.models.weights import Weights
@@ -102,8 +105,38 @@ def test_each_setup_has_costs_of_its_own(flux: Path) -> None:
         replace(source, quantize=INT8),
         replace(source, quantize=(("text_encoder_2", "int8"),)),
         replace(source, offload="layers"),
+        replace(source, attention="math"),
+        replace(source, compiles=True),
     ]
-    assert len({model_identity(one) for one in (source, *others)}) == 4
+    assert len({model_identity(one) for one in (source, *others)}) == 6
+    assert model_identity(replace(source, offload="components")) == model_identity(source), "its runs take as long"
+
+
+@pytest.mark.slow
+def test_another_attention_is_that_of_the_stock_pipeline(flux: Path) -> None:
+    try:
+        pin_numerics(1, "math")
+        equals_stock(flux, attention="math")
+        active, _ = _AttentionBackendRegistry.get_active_backend()
+        assert active is AttentionBackendName._NATIVE_MATH
+    finally:
+        pin_numerics(1)
+
+
+def test_blocks_that_repeat_themselves_are_compiled_for_all_sizes(flux: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[tuple[str, dict[str, Any]]] = []
+
+    def note(module: torch.nn.Module, **options: Any) -> None:
+        compiled.append((type(module).__name__, options))
+
+    monkeypatch.setattr(torch.nn.Module, "compile", note)
+    source = ModelSource(path=str(flux), compiles=True)
+    load_stock(source)
+    assert {name for name, _ in compiled} == {"FluxTransformerBlock", "FluxSingleTransformerBlock"}
+    assert all(options == {"dynamic": True} for _, options in compiled)
+    monkeypatch.setattr(FluxTransformer2DModel, "_repeated_blocks", [])
+    with pytest.raises(UnsupportedModel, match="transformer is to be compiled, and FluxTransformer2DModel names no"):
+        load_stock(source)
 
 
 @pytest.mark.slow

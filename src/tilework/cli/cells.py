@@ -60,8 +60,8 @@ class Devices:
         cards = found.cards[: self.number]
         check_setup(models, self.weights_bytes, memory_is_known=bool(cards))
         if self.cell_size != 1:
-            if any(one.quantize or one.offload != OFFLOADS[0] for one in models):
-                raise UserError("--cell divides weights as they are; leave out --quantize and --offload, or --cell")
+            if any(one.quantize or one.compiles or one.offload != OFFLOADS[0] for one in models):
+                raise UserError("--cell divides weights as they are; leave out --quantize, --offload and --compile")
             return self if self.cell_size else self.chosen(sources)
         if not cards:
             return self

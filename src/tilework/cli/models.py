@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilework.cli.console import UserError, user_errors
-from tilework.core.model import OFFLOADS, LoraSource, ModelSource
+from tilework.cli.measured import keep_compiled
+from tilework.core.model import ATTENTIONS, OFFLOADS, LoraSource, ModelSource
 
 
 def named_model(text: str) -> tuple[str, str]:
@@ -25,8 +26,11 @@ def check_setup(models: Sequence[ModelSource], weights_bytes: int | None, *, mem
                 "offload is components, and the memory of the devices is not known; say what each has for weights, as "
                 "in --weights-memory 8GB"
             )
-        if one.quantize and one.loras:
-            raise UserError("quantize is given, and LoRAs are not applied to quantised weights; leave out --loras")
+        if one.offload == "layers" and one.compiles:
+            raise UserError("compile is given, and layers that come and go are not compiled; leave out --compile")
+        for setting, is_given in (("quantize", one.quantize), ("compile", one.compiles)):
+            if is_given and one.loras:
+                raise UserError(f"{setting} is given, and LoRAs are not applied then yet; leave out --loras")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,8 @@ class ModelOptions:
     memory_bytes: int | None = None
     quantize: str | None = None
     offload: str = OFFLOADS[0]
+    attention: str = ATTENTIONS[0]
+    compiles: bool = False
     vae_tiling: bool = False
     previews: bool = True
     loras: tuple[LoraSource, ...] = ()
@@ -57,8 +63,11 @@ def model_source(model: str, options: ModelOptions) -> ModelSource:
     from tilework.pipelines.model_index import check_model
     from tilework.pipelines.setup.quantize import parse_schemes, require_packages
 
-    if options.offload not in OFFLOADS:
-        raise UserError(f"offload is {options.offload!r}; choose one of {', '.join(OFFLOADS)}")
+    for field, value, known in (("offload", options.offload, OFFLOADS), ("attention", options.attention, ATTENTIONS)):
+        if value not in known:
+            raise UserError(f"{field} is {value!r}; choose one of {', '.join(known)}")
+    if options.compiles:
+        keep_compiled()
     name, path = named_model(model)
     with user_errors(ModelError):
         schemes = () if options.quantize is None else parse_schemes(options.quantize)
@@ -77,5 +86,7 @@ def model_source(model: str, options: ModelOptions) -> ModelSource:
         vae_tiling=options.vae_tiling,
         quantize=schemes,
         offload=options.offload,
+        attention=options.attention,
+        compiles=options.compiles,
         previews=options.previews,
     )

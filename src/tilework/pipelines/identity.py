@@ -8,7 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from tilework.core.graph.stage import ResultKind
-from tilework.core.model import OFFLOADS, ModelInfo, ModelSource
+from tilework.core.model import ATTENTIONS, OFFLOADS, ModelInfo, ModelSource
 from tilework.pipelines.model_index import INDEX, SHIPPED, shipped_directory
 from tilework.pipelines.workflow.definition import Pipeline
 from tilework.pipelines.workflow.source import is_workflow, pipeline_path, read_workflow, workflow_file
@@ -22,8 +22,8 @@ def model_identity(source: ModelSource) -> str:
 
     The digest covers names and contents of configurations and tokenizers, and names, sizes and modification times of
     all other files: weights are gigabytes, and every server reads this when it starts. Another adapter is named, and so
-    are tiles that the server asks for, quantised weights and offloading. Of a workflow the digest covers its file and
-    pipelines, not what it imports.
+    are all settings that change what is computed or how fast. Of a workflow the digest covers its file and pipelines,
+    not what it imports.
     """
     if source.vae_tiling:
         return f"{model_identity(replace(source, vae_tiling=False))} in tiles"
@@ -32,6 +32,10 @@ def model_identity(source: ModelSource) -> str:
         return f"{model_identity(replace(source, quantize=()))} in {schemes}"
     if source.offload == "layers":
         return f"{model_identity(replace(source, offload=OFFLOADS[0]))} offloaded by layers"
+    if source.attention != ATTENTIONS[0]:
+        return f"{model_identity(replace(source, attention=ATTENTIONS[0]))} with {source.attention} attention"
+    if source.compiles:
+        return f"{model_identity(replace(source, compiles=False))} compiled"
     if source.adapter is not None:
         return f"{model_identity(replace(source, adapter=None))} by {source.adapter}"
     if is_workflow(source.path):

@@ -23,6 +23,7 @@ from tilework.pipelines.errors import InvalidSource, ModelError, ModelNotFound, 
 from tilework.pipelines.family import Family
 from tilework.pipelines.model_index import STOCK, ModelIndex, read_model_index
 from tilework.pipelines.modular.loading import load_modular
+from tilework.pipelines.setup.compiled import compile_blocks
 from tilework.pipelines.setup.offload import offload_layers
 from tilework.pipelines.setup.quantize import SCHEMES, require_packages, schemes_of
 from tilework.pipelines.workflow.loading import load_workflow, load_workflow_component
@@ -86,6 +87,8 @@ def load_stock(source: ModelSource, place: Place | None = None) -> Any:
     pipeline = _stock(index, dtype, torch.device("cpu") if source.offload == "layers" else device, schemes, place)
     if source.offload == "layers":
         offload_layers(pipeline, device)
+    if source.compiles:
+        compile_blocks(pipeline)
     if source.vae_tiling or (index.directory is not None and asks_for_tiles(read_overrides(index.directory))):
         _enable_tiling(pipeline, index.path)
     return pipeline

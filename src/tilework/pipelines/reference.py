@@ -20,6 +20,8 @@ def reference(
     vae_tiling: bool = False,
     quantize: str | None = None,
     offload: str = "none",
+    attention: str = "native",
+    compiles: bool = False,
 ) -> Any:
     """Load the stock diffusers pipeline of a model so that its pictures equal a server's, bit for bit.
 
@@ -28,13 +30,14 @@ def reference(
     by the number of cores. See docs/exactness.md for what else has to be equal.
 
     `path` is a diffusers directory, a hub id, "shapes" or "shapes-motion"; `adapter`, `device`, `dtype`, `threads`,
-    `vae_tiling`, `quantize` and `offload` are those of the server. Sets the number of threads, the precision of float32
-    and the attention back end for the whole process, so call it before anything is computed.
+    `vae_tiling`, `quantize`, `offload`, `attention` and `compiles` (--compile) are those of the server. Sets the number
+    of threads, the precision of float32 and the attention back end for the whole process, so call it before anything is
+    computed.
 
     Raises:
         ModelError: the model cannot be loaded.
     """
-    pin_numerics(threads)
+    pin_numerics(threads, attention)
     return load_stock(
         ModelSource(
             path=path,
@@ -45,5 +48,7 @@ def reference(
             vae_tiling=vae_tiling,
             quantize=() if quantize is None else parse_schemes(quantize),
             offload=offload,
+            attention=attention,
+            compiles=compiles,
         )
     )

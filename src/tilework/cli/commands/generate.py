@@ -14,7 +14,17 @@ import typer
 from tilework.cli.console import UserError, console, out, print_json, progress, require_serve_extra
 from tilework.cli.devices import found_devices
 from tilework.cli.models import ModelOptions, check_setup, model_source
-from tilework.cli.options.common import Adapter, AsJson, Device, Dtype, Offload, Quantize, VaeTiling, examples
+from tilework.cli.options.common import (
+    Adapter,
+    AsJson,
+    Attention,
+    Device,
+    Dtype,
+    Offload,
+    Quantize,
+    VaeTiling,
+    examples,
+)
 from tilework.core.model import ModelInfo, ModelSource
 from tilework.core.wire.spec import Image, Spec
 
@@ -46,6 +56,7 @@ def command(
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 2,
     quantize: Quantize = None,
     offload: Offload = "none",
+    attention: Attention = "native",
     vae_tiling: VaeTiling = False,
     json: AsJson = False,
 ) -> None:
@@ -62,7 +73,14 @@ def command(
     found = found_devices(device)
     found.number(1)
     options = ModelOptions(
-        adapter, found.device, found.dtype(dtype), threads, quantize=quantize, offload=offload, vae_tiling=vae_tiling
+        adapter,
+        found.device,
+        found.dtype(dtype),
+        threads,
+        quantize=quantize,
+        offload=offload,
+        vae_tiling=vae_tiling,
+        attention=attention,
     )
     source = model_source(model, options)
     check_setup([source], None, memory_is_known=False)  # Components come and go in servers alone.
@@ -101,7 +119,7 @@ def _generate(
         from tilework.pipelines.numerics import pin_numerics
 
         silence_libraries()
-        pin_numerics(source.threads)
+        pin_numerics(source.threads, source.attention)
         try:
             family = load(source)
         except ModelError as error:

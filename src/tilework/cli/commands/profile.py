@@ -18,7 +18,18 @@ from tilework.cli.console import UserError, console, print_json, require_serve_e
 from tilework.cli.devices import found_devices
 from tilework.cli.measured import Scaling, in_order, open_profiles, parse_size, print_costs, row_json
 from tilework.cli.models import ModelOptions, model_source
-from tilework.cli.options.common import AsJson, Device, Dtype, Offload, ProfilesFile, Quantize, VaeTiling, examples
+from tilework.cli.options.common import (
+    AsJson,
+    Attention,
+    Compile,
+    Device,
+    Dtype,
+    Offload,
+    ProfilesFile,
+    Quantize,
+    VaeTiling,
+    examples,
+)
 from tilework.cli.options.serve import Cell, WeightsMemory, Workers
 from tilework.cli.profile_run import Measured, ProfilePlan, run
 from tilework.core.model import ModelSource
@@ -58,6 +69,8 @@ def command(
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of each worker.")] = 1,
     quantize: Quantize = None,
     offload: Offload = "none",
+    attention: Attention = "native",
+    compiles: Compile = False,
     vae_tiling: VaeTiling = False,
     mixed: Annotated[bool, typer.Option("--mixed", help="Measure batches of several outputs, too.")] = False,
     combinations: Annotated[int, typer.Option(min=1, max=5000, help="How many of them, with --mixed.")] = 200,
@@ -75,7 +88,15 @@ def command(
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     found = found_devices(device)
     options = ModelOptions(
-        None, found.device, found.dtype(dtype), threads, quantize=quantize, offload=offload, vae_tiling=vae_tiling
+        None,
+        found.device,
+        found.dtype(dtype),
+        threads,
+        quantize=quantize,
+        offload=offload,
+        vae_tiling=vae_tiling,
+        attention=attention,
+        compiles=compiles,
     )
     source = model_source(model, options)
     asked = Devices.of(found.number(workers), cell, weights_memory).planned([source], found)

@@ -192,6 +192,8 @@ def _sources(
         memory_bytes=how.worker_memory,
         quantize=how.quantize,
         offload=how.offload,
+        attention=how.attention,
+        compiles=how.compiles,
         vae_tiling=how.vae_tiling,
         previews=not how.no_previews,
     )

@@ -34,6 +34,16 @@ Offload = Annotated[
         "--weights-memory; layers: those of the layer that runs, which is slow.",
     ),
 ]
+Attention = Annotated[
+    str,
+    typer.Option(
+        help="Kernel of attention, which decides last bits: native (torch chooses), cudnn, efficient, flash or math."
+    ),
+]
+Compile = Annotated[
+    bool,
+    typer.Option("--compile", help="Compile the blocks of the denoiser: faster, after minutes at the first start."),
+]
 ProfilesFile = Annotated[
     Path | None,
     typer.Option("--profiles", envvar="TILEWORK_PROFILES", help="Profile database; default in the user's cache."),

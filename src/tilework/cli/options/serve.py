@@ -11,6 +11,8 @@ import typer
 
 from tilework.cli.options.common import (
     Adapter,
+    Attention,
+    Compile,
     Device,
     Dtype,
     Offload,
@@ -119,6 +121,8 @@ class ModelGroup:
     dtype: Dtype = "auto"
     quantize: Quantize = None
     offload: Offload = "none"
+    attention: Attention = "native"
+    compiles: Compile = False
     vae_tiling: VaeTiling = False
     no_previews: Annotated[
         bool,
