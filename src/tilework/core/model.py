@@ -13,6 +13,10 @@ from tilework.core.graph.stage import StageSpec
 
 DEVICES = ("cpu", "cuda")
 DTYPES = ("float32", "bfloat16", "float16")
+ATTENTIONS = ("native", "cudnn", "efficient", "flash", "math")
+"""Kernels of torch's attention: that which torch chooses for each call, or one for all calls."""
+OFFLOADS = ("none", "components", "layers")
+"""What lies on the device: all weights; those of the stage that runs; or those of the layer that runs."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -36,6 +40,9 @@ class ModelSource:
     `vae_tiling` its autoencoder works in tiles, as after `enable_tiling()`; without, if its `tilework.json` says so.
     Without `previews` requests get none, and its steps do not need the autoencoder; with, unless that file says so.
     `eager` keeps forward passes on CUDA out of CUDA graphs.
+    `quantize` are components and the scheme of their weights (`pipelines.setup.quantize`), with "" for the denoisers.
+    `offload` is one of `OFFLOADS`, and `attention`, which is that of a whole process, of `ATTENTIONS`. If it
+    `compiles`, blocks of the denoisers that repeat themselves are compiled.
     """
 
     path: str
@@ -50,6 +57,10 @@ class ModelSource:
     vae_tiling: bool = False
     previews: bool = True
     eager: bool = False
+    quantize: tuple[tuple[str, str], ...] = ()
+    offload: str = OFFLOADS[0]
+    attention: str = ATTENTIONS[0]
+    compiles: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

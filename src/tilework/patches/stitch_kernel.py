@@ -55,7 +55,7 @@ def stitch(
     return result
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _add(a, b):  # type: ignore[no-untyped-def]
     return a + b
 

@@ -19,7 +19,7 @@ from setproctitle import setproctitle
 from tilework.comm.groups import Groups
 from tilework.comm.messages import receive_messages, send_message
 from tilework.core.component import Component
-from tilework.core.model import ModelInfo, ModelSource, SimulatedSource, Source
+from tilework.core.model import ATTENTIONS, ModelInfo, ModelSource, SimulatedSource, Source
 from tilework.core.wire.commands import WEIGHTS, BreakGroup, Command, Execute, Quit, ReadWeights, Site, StopWork
 from tilework.core.wire.reports import Loaded, LoadedModel, LoadFailed, Report, Sized
 from tilework.pipelines.errors import InvalidSource
@@ -211,7 +211,7 @@ def _device_name(source: Source, device_id: int) -> str:
 
 def _prepare(source: Source, device_id: int) -> None:
     quiet()
-    pin_numerics(source.threads)
+    pin_numerics(source.threads, source.attention if isinstance(source, ModelSource) else ATTENTIONS[0])
     if source.device == "cuda" and torch.cuda.is_available():  # If it is not, `load` says so.
         torch.cuda.set_device(device_id)
 

@@ -13,8 +13,18 @@ import typer
 
 from tilework.cli.console import UserError, console, out, print_json, progress, require_serve_extra
 from tilework.cli.devices import found_devices
-from tilework.cli.models import ModelOptions, model_source
-from tilework.cli.options.common import Adapter, AsJson, Device, Dtype, VaeTiling, examples
+from tilework.cli.models import ModelOptions, check_setup, model_source
+from tilework.cli.options.common import (
+    Adapter,
+    AsJson,
+    Attention,
+    Device,
+    Dtype,
+    Offload,
+    Quantize,
+    VaeTiling,
+    examples,
+)
 from tilework.core.model import ModelInfo, ModelSource
 from tilework.core.wire.spec import Image, Spec
 
@@ -44,6 +54,9 @@ def command(
     device: Device = "auto",
     dtype: Dtype = "auto",
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 2,
+    quantize: Quantize = None,
+    offload: Offload = "none",
+    attention: Attention = "native",
     vae_tiling: VaeTiling = False,
     json: AsJson = False,
 ) -> None:
@@ -59,8 +72,22 @@ def command(
         raise UserError(f"output is {str(output)!r}; the directory {output.absolute().parent} does not exist")
     found = found_devices(device)
     found.number(1)
-    options = ModelOptions(adapter, found.device, found.dtype(dtype), threads, vae_tiling=vae_tiling)
+    options = ModelOptions(
+        adapter,
+        found.device,
+        found.dtype(dtype),
+        threads,
+        quantize=quantize,
+        offload=offload,
+        vae_tiling=vae_tiling,
+        attention=attention,
+    )
     source = model_source(model, options)
+    check_setup([source], None, memory_is_known=False)  # Components come and go in servers alone.
+    if found.cards:
+        from tilework.cli.memory_plan import weights_room
+
+        weights_room([source], found.cards[0].free_bytes, None)
     found.show()
     fields: dict[str, object] = {
         "prompt": prompt,
@@ -92,7 +119,7 @@ def _generate(
         from tilework.pipelines.numerics import pin_numerics
 
         silence_libraries()
-        pin_numerics(source.threads)
+        pin_numerics(source.threads, source.attention)
         try:
             family = load(source)
         except ModelError as error:

@@ -18,7 +18,19 @@ from tilework.cli.console import UserError, console, print_json, require_serve_e
 from tilework.cli.devices import found_devices
 from tilework.cli.measured import Scaling, in_order, open_profiles, parse_size, print_costs, row_json
 from tilework.cli.models import ModelOptions, model_source
-from tilework.cli.options.common import AsJson, Device, Dtype, Eager, ProfilesFile, VaeTiling, examples
+from tilework.cli.options.common import (
+    AsJson,
+    Attention,
+    Compile,
+    Device,
+    Dtype,
+    Eager,
+    Offload,
+    ProfilesFile,
+    Quantize,
+    VaeTiling,
+    examples,
+)
 from tilework.cli.options.serve import Cell, WeightsMemory, Workers
 from tilework.cli.profile_run import Measured, ProfilePlan, run
 from tilework.core.model import ModelSource
@@ -56,6 +68,10 @@ def command(
     device: Device = "auto",
     dtype: Dtype = "auto",
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of each worker.")] = 1,
+    quantize: Quantize = None,
+    offload: Offload = "none",
+    attention: Attention = "native",
+    compiles: Compile = False,
     vae_tiling: VaeTiling = False,
     enforce_eager: Eager = False,
     mixed: Annotated[bool, typer.Option("--mixed", help="Measure batches of several outputs, too.")] = False,
@@ -73,10 +89,20 @@ def command(
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     found = found_devices(device)
-    how = ModelOptions(None, found.device, found.dtype(dtype), threads, vae_tiling=vae_tiling, eager=enforce_eager)
-    source = model_source(model, how)
-    asked = Devices.of(found.number(workers), cell, weights_memory)
-    asked = asked if asked.cell_size else asked.chosen([source])
+    options = ModelOptions(
+        None,
+        found.device,
+        found.dtype(dtype),
+        threads,
+        quantize=quantize,
+        offload=offload,
+        vae_tiling=vae_tiling,
+        attention=attention,
+        compiles=compiles,
+        eager=enforce_eager,
+    )
+    source = model_source(model, options)
+    asked = Devices.of(found.number(workers), cell, weights_memory).planned([source], found)
     plan = ProfilePlan(
         num_devices=asked.num_devices,
         shapes=None if sizes is None else tuple(dict.fromkeys(parse_size(size) for size in sizes.split(","))),

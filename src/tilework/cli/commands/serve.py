@@ -74,8 +74,8 @@ def command(
     is_modelled = where.backend is options.Backend.MODELLED
     found = FoundDevices("cpu") if is_modelled else found_devices(how.device, elsewhere=nodes is not None)
     devices = Devices.of(found.number(where.workers), where.cell, where.weights_memory, where.cpu_slots)
-    if not devices.cell_size:
-        devices = devices.chosen(_sources(where, None, models, how, found))
+    if not is_modelled:
+        devices = devices.planned(_sources(where, None, models, how, found), found)
     table = _checked_table(when, devices.num_devices, how.models_file)
     from tilework.cli.serving import Serving
 
@@ -190,6 +190,10 @@ def _sources(
         dtype=found.dtype(how.dtype),
         threads=where.threads,
         memory_bytes=how.worker_memory,
+        quantize=how.quantize,
+        offload=how.offload,
+        attention=how.attention,
+        compiles=how.compiles,
         vae_tiling=how.vae_tiling,
         previews=not how.no_previews,
         eager=how.enforce_eager,
@@ -218,6 +222,7 @@ def _model_sources(
                     dtype=one.dtype or usual.dtype,
                     loras=usual.loras if one.loras is None else loras_in(Path(one.loras)),
                     devices=one.devices,
+                    quantize=one.quantize or usual.quantize,
                     vae_tiling=usual.vae_tiling if one.vae_tiling is None else one.vae_tiling,
                     previews=usual.previews if one.previews is None else one.previews,
                 ),

@@ -26,6 +26,31 @@ Eager = Annotated[
         help="On CUDA, launch every kernel of a step from Python, instead of recording steps as CUDA graphs.",
     ),
 ]
+Quantize = Annotated[
+    str | None,
+    typer.Option(
+        metavar="int8|fp8|nf4[,NAME=SCHEME]",
+        help="Quantise the weights of the denoiser, and of other components by name: less memory, other pictures "
+        "(docs/serving.md). Needs the extra quantize.",
+    ),
+]
+Offload = Annotated[
+    str,
+    typer.Option(
+        help="What lies on the device: none: all weights; components: those of the stage that runs, as with "
+        "--weights-memory; layers: those of the layer that runs, which is slow.",
+    ),
+]
+Attention = Annotated[
+    str,
+    typer.Option(
+        help="Kernel of attention, which decides last bits: native (torch chooses), cudnn, efficient, flash or math."
+    ),
+]
+Compile = Annotated[
+    bool,
+    typer.Option("--compile", help="Compile the blocks of the denoiser: faster, after minutes at the first start."),
+]
 ProfilesFile = Annotated[
     Path | None,
     typer.Option("--profiles", envvar="TILEWORK_PROFILES", help="Profile database; default in the user's cache."),

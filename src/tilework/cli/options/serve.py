@@ -9,7 +9,19 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from tilework.cli.options.common import Adapter, Device, Dtype, Eager, ProfilesFile, VaeTiling, WorkerThreads
+from tilework.cli.options.common import (
+    Adapter,
+    Attention,
+    Compile,
+    Device,
+    Dtype,
+    Eager,
+    Offload,
+    ProfilesFile,
+    Quantize,
+    VaeTiling,
+    WorkerThreads,
+)
 from tilework.cli.sizes import parse_bytes
 from tilework.control.watchdog import WatchdogConfig
 from tilework.core.time import s_from_ns
@@ -108,6 +120,10 @@ class ModelGroup:
     ] = None
     device: Device = "auto"
     dtype: Dtype = "auto"
+    quantize: Quantize = None
+    offload: Offload = "none"
+    attention: Attention = "native"
+    compiles: Compile = False
     vae_tiling: VaeTiling = False
     enforce_eager: Eager = False
     no_previews: Annotated[

@@ -15,7 +15,6 @@ from tilework.pipelines.clips.plan import decode_memory
 from tilework.pipelines.family import Family
 from tilework.pipelines.identity import model_identity, stage_keys
 from tilework.pipelines.model_index import location
-from tilework.pipelines.numerics import ATTENTION
 
 
 def described(
@@ -32,7 +31,7 @@ def described(
         family.info,
         path=location(source.path),
         dtype=source.dtype,
-        attention_backend=ATTENTION,
+        attention_backend=source.attention,
         loras=tuple(loras),
         vae_tiling=bool(getattr(family.modules.get("vae"), "use_tiling", False)),
         decode=_decode_memory(family, source.memory_bytes, all_stay=not components),

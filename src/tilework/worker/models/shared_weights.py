@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from tilework.core.component import ALIGNMENT, Component
+from tilework.pipelines.components import weights_of
 from tilework.worker.models.pinned import PinnedFiles, bytes_of
 
 _log = logging.getLogger(__name__)
@@ -214,12 +215,6 @@ class Form:
     def empty(self) -> Tensor:
         """A weight without memory."""
         return torch.empty(0, dtype=self.dtype, device=self.device)
-
-
-def weights_of(module: nn.Module) -> list[Tensor]:
-    """All weights of a module, tied ones once, in the order of their names."""
-    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    return [named[name] for name in sorted(named)]
 
 
 def digest_of(tensors: Sequence[Tensor]) -> str:
