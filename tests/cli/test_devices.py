@@ -71,6 +71,13 @@ def test_more_devices_than_cards_are_refused(on: Found) -> None:
         on(with_cards(card(), card()), "cuda").number(3)
 
 
+def test_cards_of_this_machine_say_nothing_of_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tilework.pipelines.cuda.look.cuda_state", lambda: with_cards(card()))
+    for asked in ("auto", "cuda"):
+        found = found_devices(asked, elsewhere=True)
+        assert (found.device, found.number(8), found.dtype("auto")) == ("cuda", 8, "bfloat16")
+
+
 def test_older_cards_compute_in_float16(on: Found) -> None:
     found = on(with_cards(card(), card(capability=(7, 5))), "cuda")
     assert found.dtype("auto") == "float16"

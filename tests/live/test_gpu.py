@@ -52,10 +52,10 @@ def test_memory_in_use_is_that_of_the_device() -> None:
     assert after - before >= ballast.numel()
 
 
-@pytest.mark.parametrize("eager", [False, True], ids=["graphs", "eager"])
+@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_split_and_moved_after_every_step_equals_the_stock_pipeline(directory: Path, dtype: str, eager: bool) -> None:
-    family = load(ModelSource(path=str(directory), device="cuda", dtype=dtype, eager=eager))
+def test_split_and_moved_after_every_step_equals_the_stock_pipeline(directory: Path, dtype: str, graphs: bool) -> None:
+    family = load(ModelSource(path=str(directory), device="cuda", dtype=dtype, cuda_graphs=graphs))
     pipeline = tilework.reference(str(directory), device="cuda", dtype=dtype)
     stock = tiny.run_stock(pipeline, tiny.spec())
     state = tiny.begin(family, tiny.spec())
@@ -70,8 +70,8 @@ def test_split_and_moved_after_every_step_equals_the_stock_pipeline(directory: P
 def test_recorded_steps_are_those_of_eager_passes(directory: Path, packs: Pack | None) -> None:
     sides = ((64, 64), (64, 32)) if packs else ((64, 64),)
     latents = []
-    for eager in (True, False):
-        family = load(ModelSource(path=str(directory), device="cuda", dtype="bfloat16", eager=eager))
+    for graphs in (False, True):
+        family = load(ModelSource(path=str(directory), device="cuda", dtype="bfloat16", cuda_graphs=graphs))
         states = [begin_steps(family, tiny.spec(height=height, width=width)) for height, width in sides]
         for _ in range(4):
             family.step(states, packs)
@@ -82,7 +82,7 @@ def test_recorded_steps_are_those_of_eager_passes(directory: Path, packs: Pack |
 @pytest.mark.parametrize("name", ["qwen-image", "z-image", "wan21", "wan22"])
 def test_recorded_steps_of_any_pipeline_are_those_of_eager_passes(name: str, tmp_path: Path) -> None:
     build(ZOO[name]).save_pretrained(str(tmp_path), safe_serialization=True)
-    source = ModelSource(path=str(tmp_path), device="cuda", dtype="bfloat16", eager=True)
+    source = ModelSource(path=str(tmp_path), device="cuda", dtype="bfloat16")
     eager, recorded = load(source), load(source)
     graphs = record_steps(recorded, CudaRecorder())
     spec = requests.spec_of(ZOO[name], eager, seed=1)

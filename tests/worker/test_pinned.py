@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,3 +69,13 @@ def test_what_cannot_be_registered_is_mapped_all_the_same_and_said_once(
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         Runtime().files().map(tmp_path / "a", 4)
+
+
+def test_nothing_stays_registered_when_the_files_are_no_longer_needed(tmp_path: Path) -> None:
+    runtime = Runtime()
+    files = runtime.files()
+    files.map(write(tmp_path / "a", b"abcd"), 4)
+    files.map(write(tmp_path / "b", b"ef"), 2)
+    del files
+    gc.collect()
+    assert not runtime.registered

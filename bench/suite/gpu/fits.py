@@ -61,9 +61,9 @@ class Fits:
         return Finding(
             checks=tuple(checks),
             method=(
-                "Planned: from the configurations alone. Measured: what torch's allocator has at most during a step "
-                "and a decode, less what it has before; the weights after loading; all by what the driver says is in "
-                "use, CUDA's context included. With layers that come and go a step and a decode count with these.",
+                "Planned: from the configurations alone. Measured: the most that the allocator has in a step and in "
+                "a decode, less what it has before; the weights after loading; all by what the driver says is in use, "
+                "CUDA's context included. With layers that come and go a step and a decode count with these.",
                 "A step is a call of the denoiser, until the GPU has done it; of the first two none counts.",
                 "Weights are random, of real size (`tilework fake`). On a CPU no memory is measured: that is a "
                 "rehearsal.",

@@ -63,7 +63,7 @@ class MixedSteps:
     def measure(self, note: Note) -> Finding:
         pin_numerics(threads=1)
         quiet()
-        source = ModelSource(path=folder_of(self.model, note), device=self.device, dtype=self.dtype, eager=True)
+        source = ModelSource(path=folder_of(self.model, note), device=self.device, dtype=self.dtype)
         family = load(source)
         switch = _Switch(record_steps(family, CudaRecorder()) if self.device == "cuda" else ())
         note(f"{self.model} is loaded")

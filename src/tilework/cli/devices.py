@@ -20,7 +20,7 @@ _ON_CPUS = 2
 class FoundDevices:
     """The kind of `device` that models run on; `cards` are those of this machine, if it is "cuda" and they are known.
 
-    `reason` is why it is that, if nobody has said which it shall be.
+    `reason` is why it is that, if that was left open.
     """
 
     device: str
@@ -56,12 +56,12 @@ class FoundDevices:
                 )
         return number
 
-    def dtype(self, asked: str | None) -> str:
+    def dtype(self, asked: str) -> str:
         """The type of weights: on cards bfloat16, or float16 where one has no units for it; on CPUs float32.
 
         Raises UserError.
         """
-        if asked in (None, AUTO):
+        if asked == AUTO:
             if self.device == "cpu":
                 return "float32"
             return "bfloat16" if all(card.has_bfloat16 for card in self.cards) else "float16"
@@ -85,7 +85,7 @@ def found_devices(asked: str, *, elsewhere: bool = False) -> FoundDevices:
     state = cuda_state()
     if asked == "cuda" and state.reason_against:
         raise UserError(f"device is 'cuda', and {state.reason_against}; {state.remedy}")
-    reason = (
-        f", since {state.reason_against}" if not state.cards else f" ({', '.join(one.name for one in state.cards)})"
-    )
-    return FoundDevices("cuda" if state.cards else "cpu", state.cards, reason if asked == AUTO else "")
+    cards = ", ".join(card.name for card in state.cards)
+    reason = f" ({cards})" if cards else f", since {state.reason_against}"
+    device = "cuda" if cards else "cpu"
+    return FoundDevices(device, () if elsewhere else state.cards, reason if asked == AUTO else "")

@@ -15,7 +15,7 @@ from tilework.pipelines.fits.plan import MemoryPlan, Planner
 
 
 def weights_room(models: Sequence[ModelSource], memory_bytes: int, weights_bytes: int | None) -> int | None:
-    """What a device with so much free memory has for weights, if they come and go; None: all stay.
+    """What a device with this free memory has for weights, if they come and go; None: all stay.
 
     Prints the plan of each model. The room is `weights_bytes`, unless that is left to the plan: `--offload components`.
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tilework.cli.console import UserError, user_errors
+from tilework.cli.devices import FoundDevices
 from tilework.cli.measured import keep_compiled
+from tilework.cli.options.setup import SetupGroup
 from tilework.core.model import ATTENTIONS, OFFLOADS, LoraSource, ModelSource
 
 
@@ -46,11 +49,26 @@ class ModelOptions:
     offload: str = OFFLOADS[0]
     attention: str = ATTENTIONS[0]
     compiles: bool = False
+    cuda_graphs: bool = False
     vae_tiling: bool = False
     previews: bool = True
-    eager: bool = False
     loras: tuple[LoraSource, ...] = ()
     devices: tuple[int, ...] | None = None
+
+
+def options_of(setup: SetupGroup, found: FoundDevices, **others: Any) -> ModelOptions:
+    """The options of a model that is set up so, on what was found. Raises UserError."""
+    return ModelOptions(
+        device=found.device,
+        dtype=found.dtype(setup.dtype),
+        quantize=setup.quantize,
+        offload=setup.offload,
+        attention=setup.attention,
+        compiles=setup.compiles,
+        cuda_graphs=setup.cuda_graphs,
+        vae_tiling=setup.vae_tiling,
+        **others,
+    )
 
 
 def model_source(model: str, options: ModelOptions) -> ModelSource:
@@ -89,6 +107,6 @@ def model_source(model: str, options: ModelOptions) -> ModelSource:
         offload=options.offload,
         attention=options.attention,
         compiles=options.compiles,
+        cuda_graphs=options.cuda_graphs,
         previews=options.previews,
-        eager=options.eager,
     )

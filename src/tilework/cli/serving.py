@@ -46,6 +46,7 @@ NOT_OF_THE_SERVER = (
     "loras",
     "cluster_token",
     "cell",
+    "device",
     "config",
 )
 """Settings of the environment that belong to the command."""
@@ -79,10 +80,10 @@ class Serving:
         ):
             config = load_config(self.settings, file=self.file, others=NOT_OF_THE_SERVER)
             self._check_cells(config)
-            self.found.show()
             state = stack.enter_context(closing(DurableDirectory(Path(config.durable)))) if config.durable else None
             status = stack.enter_context(console.status(f"starting {self.workers}"))
             executor = self.workers.executor(None if state is None else state.path)
+            self.found.show()
             engine = self._engine(config, state, executor, stack, status)
 
             def on_ready(url: str) -> None:

@@ -41,16 +41,16 @@ def model_identity(source: ModelSource) -> str:
 
 
 def _without_settings(source: ModelSource) -> tuple[ModelSource, list[str]]:
-    """The source of the model itself, and its settings in words."""
+    """The source of the model itself, and in words the settings that change what is computed or how fast."""
     schemes = ", ".join(f"{name} {scheme}".strip() for name, scheme in source.quantize)
     words = {
         "adapter": source.adapter and f"by {source.adapter}",
         "compiles": source.compiles and "compiled",
+        "cuda_graphs": source.cuda_graphs and "in CUDA graphs",
         "attention": source.attention != ATTENTIONS[0] and f"with {source.attention} attention",
         "offload": source.offload == "layers" and "offloaded by layers",
         "quantize": schemes and f"in {schemes}",
         "vae_tiling": source.vae_tiling and "in tiles",
-        "eager": source.eager and "eager",
     }
     chosen = {name: str(word) for name, word in words.items() if word}
     usual: dict[str, Any] = {one.name: one.default for one in fields(ModelSource) if one.name in chosen}

@@ -72,7 +72,7 @@ def family_of(source: ModelSource, pipeline: Any) -> Family:
     name = source.path if index.directory is None else index.directory.resolve().name
     with _explained(index.path):
         family: Family = adapter(pipeline, name, overrides, library_versions())
-    if source.device == "cuda" and not source.eager and not perturbs_attention(pipeline):
+    if source.device == "cuda" and source.cuda_graphs and not perturbs_attention(pipeline):
         record_steps(family, CudaRecorder())
     return family
 

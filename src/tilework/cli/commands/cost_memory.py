@@ -19,16 +19,21 @@ from tilework.core.request import Shape
 
 EXAMPLE = examples(
     "tilework cost memory ./flux-dev --gpu-memory 24GB",
-    "tilework cost memory ./flux-dev --gpu-memory 24GB --quantize fp8 --offload components",
+    "tilework cost memory ./flux-dev --gpu-memory 24GB \\\n  --quantize fp8 --offload components",
     "tilework cost memory ./wan2.1 --sizes 832x480x81,1280x720x81",
 )
 
 
 def command(
     model: Annotated[Path, typer.Argument(help="A diffusers directory; its configurations are enough.")],
-    gpu_memory: Annotated[
+    device_memory: Annotated[
         int | None,
-        typer.Option(parser=parse_bytes, metavar="SIZE", help="What a device has free, as in 24GB: plan all of it."),
+        typer.Option(
+            "--gpu-memory",
+            parser=parse_bytes,
+            metavar="SIZE",
+            help="What a device has free, as in 24GB: plan all of it.",
+        ),
     ] = None,
     sizes: Annotated[
         str | None,
@@ -53,7 +58,7 @@ def command(
         if value not in known:
             raise UserError(f"{name} is {value!r}; choose one of {', '.join(known)}")
     shapes = [] if sizes is None else [parse_size(size) for size in sizes.split(",")]
-    if gpu_memory is None:
+    if device_memory is None:
         _show_decodes(model, shapes, dtype, json)
         return
     from tilework.pipelines.errors import ModelError
@@ -69,7 +74,7 @@ def command(
             vae_tiling=vae_tiling,
             previews=not no_previews,
         )
-        fits = _show_plans(source, gpu_memory, shapes, json)
+        fits = _show_plans(source, device_memory, shapes, json)
     if not fits:
         raise typer.Exit(1)
 

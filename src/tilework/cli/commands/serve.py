@@ -14,13 +14,14 @@ import typer
 from tilework.cli.cells import Devices
 from tilework.cli.console import UserError, out, print_json, require_serve_extra, user_errors
 from tilework.cli.devices import FoundDevices, found_devices
-from tilework.cli.models import ModelOptions, model_source
+from tilework.cli.models import ModelOptions, model_source, options_of
 from tilework.cli.nodes import NodesWanted, nodes_wanted
 from tilework.cli.options import serve as options
 from tilework.cli.options.common import examples
 from tilework.cli.options.config_file import ConfigFile, ShowConfig, all_settings, server_settings
 from tilework.cli.options.groups import grouped
 from tilework.cli.options.nodes import NodeGroup
+from tilework.cli.options.setup import SetupGroup
 from tilework.core.model import SimulatedSource, Source
 from tilework.core.wire.commands import STATES_BYTES
 from tilework.cost.table import BadCostTable, CostTable, check_devices
@@ -53,6 +54,7 @@ def command(
     config: ConfigFile = None,
     show_config: ShowConfig = False,
     how: options.ModelGroup,
+    setup: SetupGroup,
     where: options.DeviceGroup,
     over: NodeGroup,
     when: options.SchedulingGroup,
@@ -72,14 +74,22 @@ def command(
     _check(where, nodes)
     _prepare(logs.log_level, models, how.models_file)
     is_modelled = where.backend is options.Backend.MODELLED
-    found = FoundDevices("cpu") if is_modelled else found_devices(how.device, elsewhere=nodes is not None)
+    found = FoundDevices("cpu") if is_modelled else found_devices(setup.device, elsewhere=nodes is not None)
+    usual = options_of(
+        setup,
+        found,
+        adapter=how.adapter,
+        threads=where.threads,
+        memory_bytes=how.worker_memory,
+        previews=not how.no_previews,
+    )
     devices = Devices.of(found.number(where.workers), where.cell, where.weights_memory, where.cpu_slots)
     if not is_modelled:
-        devices = devices.planned(_sources(where, None, models, how, found), found)
+        devices = devices.planned(_sources(where, None, models, how, usual), found)
     table = _checked_table(when, devices.num_devices, how.models_file)
     from tilework.cli.serving import Serving
 
-    workers = _workers(devices, nodes, where.states_memory, _sources(where, table, models, how, found))
+    workers = _workers(devices, nodes, where.states_memory, _sources(where, table, models, how, usual))
     Serving(
         workers=workers,
         found=found,
@@ -180,24 +190,10 @@ def _sources(
     table: CostTable | None,
     models: Sequence[str] | None,
     how: options.ModelGroup,
-    found: FoundDevices,
+    usual: ModelOptions,
 ) -> tuple[Source, ...]:
     if where.backend is options.Backend.MODELLED:
         return tuple(simulated_source(table, one, how.worker_memory) for one in models or ("",))
-    usual = ModelOptions(
-        adapter=how.adapter,
-        device=found.device,
-        dtype=found.dtype(how.dtype),
-        threads=where.threads,
-        memory_bytes=how.worker_memory,
-        quantize=how.quantize,
-        offload=how.offload,
-        attention=how.attention,
-        compiles=how.compiles,
-        vae_tiling=how.vae_tiling,
-        previews=not how.no_previews,
-        eager=how.enforce_eager,
-    )
     return _model_sources(models, how.models_file, how.loras, usual)
 
 

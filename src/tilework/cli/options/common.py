@@ -10,7 +10,7 @@ import typer
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 # Where and how a model runs.
-Device = Annotated[str, typer.Option(help="auto (CUDA if there is any), cpu or cuda.")]
+Device = Annotated[str, typer.Option(envvar="TILEWORK_DEVICE", help="auto (CUDA if there is any), cpu or cuda.")]
 Dtype = Annotated[
     str, typer.Option(help="auto (bfloat16 on cards that have it, float32 on CPUs), float32, bfloat16 or float16.")
 ]
@@ -18,13 +18,6 @@ WorkerThreads = Annotated[int, typer.Option(min=1, help="CPU threads of each wor
 VaeTiling = Annotated[
     bool,
     typer.Option("--vae-tiling", help="Decode in tiles: less memory, other pictures (docs/serving.md)."),
-]
-Eager = Annotated[
-    bool,
-    typer.Option(
-        "--enforce-eager",
-        help="On CUDA, launch every kernel of a step from Python, instead of recording steps as CUDA graphs.",
-    ),
 ]
 Quantize = Annotated[
     str | None,
@@ -50,6 +43,13 @@ Attention = Annotated[
 Compile = Annotated[
     bool,
     typer.Option("--compile", help="Compile the blocks of the denoiser: faster, after minutes at the first start."),
+]
+CudaGraphs = Annotated[
+    bool,
+    typer.Option(
+        "--cuda-graphs",
+        help="On CUDA, record the steps of each size and batch as graphs, so that the GPU never waits for Python.",
+    ),
 ]
 ProfilesFile = Annotated[
     Path | None,

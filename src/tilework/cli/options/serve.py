@@ -9,19 +9,7 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from tilework.cli.options.common import (
-    Adapter,
-    Attention,
-    Compile,
-    Device,
-    Dtype,
-    Eager,
-    Offload,
-    ProfilesFile,
-    Quantize,
-    VaeTiling,
-    WorkerThreads,
-)
+from tilework.cli.options.common import Adapter, ProfilesFile, WorkerThreads
 from tilework.cli.sizes import parse_bytes
 from tilework.control.watchdog import WatchdogConfig
 from tilework.core.time import s_from_ns
@@ -118,14 +106,6 @@ class ModelGroup:
             help="Directory of LoRAs (NAME.safetensors): requests use those that fit their model by name and scale.",
         ),
     ] = None
-    device: Device = "auto"
-    dtype: Dtype = "auto"
-    quantize: Quantize = None
-    offload: Offload = "none"
-    attention: Attention = "native"
-    compiles: Compile = False
-    vae_tiling: VaeTiling = False
-    enforce_eager: Eager = False
     no_previews: Annotated[
         bool,
         typer.Option("--no-previews", help="Draw no previews, so that steps do not need the autoencoder."),

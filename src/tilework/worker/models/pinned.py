@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import mmap
 import warnings
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,11 @@ Register = Callable[[int, int], bool]
 
 def register(address: int, num_bytes: int) -> bool:
     """By the runtime of CUDA: the pages stay in memory until `unregister`."""
-    return int(_runtime().cudaHostRegister(address, num_bytes, _READ_ONLY)) == 0
+    done = int(_runtime().cudaHostRegister(address, num_bytes, _READ_ONLY)) == 0
+    if not done:
+        with suppress(RuntimeError):  # The error is remembered, and the next kernel would be taken for its cause.
+            torch.zeros(1, device="cuda").add_(1)
+    return done
 
 
 def unregister(address: int) -> None:
@@ -32,7 +38,7 @@ def _runtime() -> Any:
     return torch.cuda.cudart()  # type: ignore[no-untyped-call]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class PinnedFiles:
     """Files that a device has loaded from. They stay mapped and registered as long as they exist.
 
@@ -47,6 +53,10 @@ class PinnedFiles:
     _mapped: dict[Path, tuple[int, mmap.mmap]] = field(default_factory=dict)
     """Inode and mapping by path."""
     _has_failed: bool = False
+
+    def __post_init__(self) -> None:
+        # Memory that is unmapped while it is registered makes trouble for whatever is mapped there next.
+        weakref.finalize(self, _unregister_all, self._mapped, self.unregister)
 
     def map(self, path: Path, num_bytes: int) -> mmap.mmap:
         """The contents of a file, to be read only. Raises FileNotFoundError."""
@@ -69,6 +79,12 @@ class PinnedFiles:
             if not path.exists() or path.stat().st_ino != inode:
                 del self._mapped[path]
                 self.unregister(_address(mapped))
+
+
+def _unregister_all(mapped: dict[Path, tuple[int, mmap.mmap]], unregister: Callable[[int], None]) -> None:
+    for _, one in mapped.values():
+        unregister(_address(one))
+    mapped.clear()
 
 
 def _address(mapped: mmap.mmap) -> int:

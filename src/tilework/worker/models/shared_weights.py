@@ -46,9 +46,9 @@ class SharedWeights:
     killed leave at most an incomplete file, which is not used. Who owns the directory removes the files.
     """
 
-    def __init__(self, directory: Path, pinned: PinnedFiles | None = None) -> None:
+    def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._pinned = pinned or PinnedFiles()
+        self._pinned = PinnedFiles()
 
     def share(self, module: nn.Module) -> str | None:
         """Let the weights of a module lie in the file; returns its name. None if there is no room for it.
