@@ -25,6 +25,7 @@ from tilework.core.model import ModelSource
 from tilework.core.wire.commands import Command, Quit, Site, StopWork
 from tilework.core.wire.reports import Ended, Loaded, LoadFailed, Progress, Report
 from tilework.runtime.worker_process import forkserver_context
+from tilework.worker.anew import begin_anew
 from tilework.worker.process import serve
 
 SITE = Site(device_id=0, blobs=tempfile.mkdtemp(prefix="tilework-test-"))
@@ -172,5 +173,16 @@ def test_a_device_that_does_not_exist_is_reported(source: ModelSource) -> None:
     child = Child(serve, (replace(source, device="cuda"),), SITE)
     report = child.receive()
     assert isinstance(report, LoadFailed)
-    assert "device is 'cuda', but torch sees no such device" in report.reason
+    assert f"device is 'cuda', and torch {torch.__version__}, built for" in report.reason
+    assert child.exit_code() == 0
+
+
+@pytest.mark.slow
+def test_a_worker_that_begins_anew_serves_in_the_same_process(source: ModelSource) -> None:
+    child = Child(begin_anew, (source,), SITE)
+    loaded = child.receive()
+    assert isinstance(loaded, Loaded)
+    assert loaded.models[0].info.name == MODEL
+    assert child.process.is_alive(), "it has kept its process id"
+    child.send(Quit())
     assert child.exit_code() == 0

@@ -17,6 +17,7 @@ from rich.status import Status
 from setproctitle import setproctitle
 
 from tilework.cli.console import UserError, console, out, print_json, user_errors
+from tilework.cli.devices import FoundDevices
 from tilework.cli.measured import open_profiles
 from tilework.cli.workers import Workers
 from tilework.control.controller import ControllerConfig
@@ -45,6 +46,7 @@ NOT_OF_THE_SERVER = (
     "loras",
     "cluster_token",
     "cell",
+    "device",
     "config",
 )
 """Settings of the environment that belong to the command."""
@@ -57,6 +59,7 @@ class Serving:
     """
 
     workers: Workers
+    found: FoundDevices
     policy: str
     table: CostTable | None
     profiles: Path | None
@@ -80,6 +83,7 @@ class Serving:
             state = stack.enter_context(closing(DurableDirectory(Path(config.durable)))) if config.durable else None
             status = stack.enter_context(console.status(f"starting {self.workers}"))
             executor = self.workers.executor(None if state is None else state.path)
+            self.found.show()
             engine = self._engine(config, state, executor, stack, status)
 
             def on_ready(url: str) -> None:
