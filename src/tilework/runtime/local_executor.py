@@ -301,6 +301,10 @@ class LocalExecutor:
     def read_ahead(self, read: ReadComponents) -> None:
         self._reader.read(read)
 
+    async def end_reads(self) -> None:
+        """End what is read ahead of need; it is not answered."""
+        await self._reader.close(self._config.stop_grace_s)
+
     def kill(self, device_id: int, reason: str) -> None:
         if device_id in self._workers:
             self._workers[device_id].kill(reason)

@@ -28,8 +28,9 @@ from tilework.core.wire.commands import (
     NoteSaved,
     RemoveLora,
     RemoveModel,
+    StartOver,
 )
-from tilework.core.wire.reports import Absent, Calibrated, Ended, Failed, KeptStates, Report
+from tilework.core.wire.reports import Absent, Calibrated, Ended, Failed, KeptStates, Report, StartedOver
 from tilework.core.wire.spec import Spec
 from tilework.pipelines.family import ANY_SEED, Family
 from tilework.pipelines.serialization import BadState
@@ -112,6 +113,9 @@ class Worker:
                 self._loads.add(command)
             case DropWeights(components):
                 self._loads.drop(components)
+            case StartOver():
+                self._jobs.clear()
+                self._emit(StartedOver())
             case Calibrate():
                 self._await_all_weights()
                 self._emit(Calibrated(self._calibrate(command)))

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from runtime.nodes.rig import begin
 from runtime.nodes.test_executor import A, B, execute, imported
 from tilework.comm.net.channel import Channel
 from tilework.comm.net.files import FileServer
 from tilework.comm.net.handshake import admit
-from tilework.core.model import SimulatedSource
 from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import Command, Forget, GroupRef
 from tilework.core.wire.node_blobs import FetchBlobs, LeaveOrigin, Origin
@@ -23,13 +23,13 @@ from tilework.runtime.groups import GroupTable
 from tilework.runtime.nodes.agent import _Agent, serve_node
 from tilework.runtime.nodes.messages import (
     THE_NODE,
-    Begin,
     BreakOff,
     Leave,
     Leaving,
     Started,
     node_codec,
 )
+from tilework.runtime.nodes.node_workers import NodeWorkers
 from tilework.runtime.outbox import Outbox, Outgoing
 
 TOKEN, EPOCH = b"known to both", 3
@@ -68,7 +68,7 @@ class Rig:
     def __init__(self, path: Path) -> None:
         self.said: list[Any] = []
         self.executor = PlayedExecutor(path)
-        self.agent = _Agent(self, TOKEN, asyncio.Event(), "here")  # type: ignore[arg-type]
+        self.agent = _Agent(self, TOKEN, asyncio.Event(), "here", NodeWorkers())  # type: ignore[arg-type]
         self.agent._executor = self.executor  # type: ignore[assignment]
 
     def send(self, message: object, address: int = THE_NODE) -> None:
@@ -178,7 +178,9 @@ def test_an_import_whose_blobs_do_not_come_is_passed_on(tmp_path: Path, is_left:
 class UpAtOnce(PlayedExecutor):
     """It has no models."""
 
-    num_slots, host_bytes = 0, None
+    num_devices, num_slots, host_bytes = 0, 0, None
+    devices_up = slots_up = ()
+    names = frozenset[str]()
 
     async def start(self, listener: object) -> tuple[()]:
         return ()
@@ -189,14 +191,9 @@ class UpAtOnce(PlayedExecutor):
 @pytest.mark.parametrize("asks", [True, False])
 def test_an_agent_ends_when_it_is_let_go(asks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It asks when it is told to end, and ends unasked if the server lets it go for good. Otherwise it comes back."""
-    monkeypatch.setattr("tilework.runtime.nodes.agent.LocalExecutor", lambda _: UpAtOnce(tmp_path))
+    monkeypatch.setattr("tilework.runtime.nodes.node_workers.local_executor", lambda _: UpAtOnce(tmp_path))
     monkeypatch.setattr("tilework.runtime.nodes.agent.importlib", SimpleNamespace(import_module=lambda _: None))
     monkeypatch.setattr("tilework.runtime.nodes.agent._RETRY_S", 0.01)
-    source = SimulatedSource(pipeline="toy", hardware="abacus", steps=4, rows=())
-    begin = Begin(
-        node=0, models=(), simulated=(source,), num_workers=1, num_slots=1, weights_bytes=None, states_bytes=1
-    )
-
     async def test() -> None:
         codec, sessions, leaving = node_codec(), asyncio.Queue[Channel](), asyncio.Event()
 
@@ -205,11 +202,11 @@ def test_an_agent_ends_when_it_is_let_go(asks: bool, tmp_path: Path, monkeypatch
             sessions.put_nowait(Channel(reader, writer, codec, EPOCH))
 
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        node = asyncio.create_task(serve_node("127.0.0.1", server.sockets[0].getsockname()[1], TOKEN, leaving))
+        node = asyncio.create_task(serve_node([server.sockets[0].getsockname()], TOKEN, leaving))
         async with asyncio.timeout(10):
             (await sessions.get()).send(Leave("come back"))
             channel = await sessions.get()
-            channel.send(begin)
+            channel.send(begin())
             async for _, message in channel.messages():
                 if isinstance(message, Started):
                     leaving.set() if asks else channel.send(Leave("too many", is_final=True))

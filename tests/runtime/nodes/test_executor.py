@@ -105,15 +105,15 @@ def test_times_of_a_node_are_converted_to_our_clock() -> None:
 def test_the_memory_of_workers_is_known_by_their_numbers_until_their_node_is_lost() -> None:
     async def test() -> None:
         async with nodes() as (executor, heard, (zero, one)):
-            zero.say(Memory({0: 10, 2: 30}))
-            one.say(Memory({0: 40}))
+            zero.say(Memory({"0": 10, "2": 30}))
+            one.say(Memory({"0.0": 40, "0.1": 41}))
             one.say(ended(1), 0)
             zero.say(ended(1), 0)
             await heard.hears(("report", 0, ended(1)), ("report", 2, ended(1)))
-            assert executor.resident_bytes == {"0": 10, "4": 30, "2": 40}
+            assert executor.resident_bytes == {"0": 10, "4": 30, "2.0": 40, "2.1": 41}
             zero.close()
             await heard.hears(("node lost", 0, (0, 1, 4), set()))
-            assert executor.resident_bytes == {"2": 40}
+            assert executor.resident_bytes == {"2.0": 40, "2.1": 41}
 
     run(test())
 
@@ -443,7 +443,7 @@ def test_a_model_is_added_on_all_nodes() -> None:
             await adding
             late = await connect(executor, begins=False)
             agents.append(late)
-            assert [model.name for model in (await late.hears(Begin)).models] == ["toy", "another"]
+            assert [model.name for model in (await late.hears(Begin)).models] == ["", "another"]
             late.say(replace(started(), models=(*started().models, READ.model), keys={"toy": KEY, "another": READ.key}))
             await heard.hears(("joined", 0), ("joined", 1), ("joined", 4))
             executor.remove_model("another")
@@ -488,7 +488,7 @@ def test_a_lora_is_added_where_all_nodes_have_it() -> None:
             await heard.hears(("node lost", 0, (0, 1, 4), set()))
             assert await one.hears(LeaveOrigin)
             agents.append(await connect(executor, begins=False))
-            assert (await agents[2].hears(Begin)).models == (ModelSource(path="toy", name="toy", loras=(ink,)),)
+            assert (await agents[2].hears(Begin)).models == (ModelSource(path="toy", loras=(ink,)),)
             with_ink = LoadedModel(info=replace(INFO, loras=("ink",)), identity="toy")
             agents[2].say(replace(started(), models=(with_ink,)))
             await heard.hears(("joined", 0), ("joined", 1), ("joined", 4))

@@ -57,6 +57,13 @@ class NodeGroup:
             "requests little, and each state crosses the network once more.",
         ),
     ] = 1
+    standby: Annotated[
+        bool,
+        typer.Option(
+            "--standby",
+            help="With --durable: while another server uses the directory, wait for its end; then take over.",
+        ),
+    ] = False
 
 
 def parse_address(text: str) -> tuple[str, int]:

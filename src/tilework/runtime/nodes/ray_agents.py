@@ -22,7 +22,7 @@ class _RayAgent:
         """Be a node of the server at this address until the actor ends."""
         from tilework.runtime.nodes.agent import serve_node
 
-        await serve_node(host, port, token)
+        await serve_node([(host, port)], token)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
