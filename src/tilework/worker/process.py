@@ -20,7 +20,17 @@ from tilework.comm.groups import Groups
 from tilework.comm.messages import receive_messages, send_message
 from tilework.core.component import Component
 from tilework.core.model import ModelInfo, ModelSource, SimulatedSource, Source
-from tilework.core.wire.commands import WEIGHTS, BreakGroup, Command, Execute, Quit, ReadWeights, Site, StartOver, StopWork
+from tilework.core.wire.commands import (
+    WEIGHTS,
+    BreakGroup,
+    Command,
+    Execute,
+    Quit,
+    ReadWeights,
+    Site,
+    StartOver,
+    StopWork,
+)
 from tilework.core.wire.reports import Loaded, LoadedModel, LoadFailed, Report, Sized
 from tilework.pipelines.errors import InvalidSource
 from tilework.pipelines.family import Family

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -194,6 +195,7 @@ def test_an_agent_ends_when_it_is_let_go(asks: bool, tmp_path: Path, monkeypatch
     monkeypatch.setattr("tilework.runtime.nodes.node_workers.local_executor", lambda _: UpAtOnce(tmp_path))
     monkeypatch.setattr("tilework.runtime.nodes.agent.importlib", SimpleNamespace(import_module=lambda _: None))
     monkeypatch.setattr("tilework.runtime.nodes.agent._RETRY_S", 0.01)
+
     async def test() -> None:
         codec, sessions, leaving = node_codec(), asyncio.Queue[Channel](), asyncio.Event()
 
@@ -214,6 +216,37 @@ def test_an_agent_ends_when_it_is_let_go(asks: bool, tmp_path: Path, monkeypatch
                     assert asks
                     channel.send(Leave(message.reason, is_final=True))
             await node
+        server.close()
+
+    run(test())
+
+
+def test_a_server_that_says_nothing_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its machine may have lost its power: no connection ends then. What an import waits for is not awaited any more."""
+    monkeypatch.setattr("tilework.runtime.nodes.node_workers.local_executor", lambda _: UpAtOnce(tmp_path))
+
+    async def test() -> None:
+        connections = asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]]()
+        server = await asyncio.start_server(lambda *ends: connections.put_nowait(ends), "127.0.0.1", 0)
+        channels = []
+        for ends in (await asyncio.open_connection(*server.sockets[0].getsockname()), await connections.get()):
+            channels.append(Channel(*ends, node_codec(), EPOCH))
+        played = PlayedExecutor(tmp_path)
+        agent = _Agent(channels[0], TOKEN, asyncio.Event(), "here", NodeWorkers())
+        running = asyncio.create_task(agent.run())
+        channels[1].send(replace(begin(), silence_s=0.2))
+        async for _, message in channels[1].messages():
+            if isinstance(message, Started):
+                break
+        agent._executor = played  # type: ignore[assignment]
+        channels[1].send(FetchBlobs(5, (A,), Origin(*server.sockets[0].getsockname(), EPOCH), 60.0))
+        channels[1].send(imported(A), 0)
+        assert await running == "the server has said nothing for 0.2 s"
+        played.send(0, Forget(1))
+        while not played.got:
+            await asyncio.sleep(0.001)
+        assert played.got == [Forget(1)]
+        channels[1].close()
         server.close()
 
     run(test())

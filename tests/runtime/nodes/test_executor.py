@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from tilework.core.lora import Lora
 from tilework.core.model import LoraSource, ModelSource
 from tilework.core.wire.blobs import SavedState, StateBlob
 from tilework.core.wire.commands import Execute, Forget, GroupRef, ImportState, RemoveLora, RemoveModel, StopWork
-from tilework.core.wire.node_blobs import BlobsFetched, CopyBlob, DiscardBlob, FetchBlobs, LeaveOrigin
+from tilework.core.wire.node_blobs import BlobsFetched, CopyBlob, DiscardBlob, FetchBlobs, KeepBlobs, LeaveOrigin
 from tilework.core.wire.reports import LoadedModel, WeightsRead
 from tilework.core.wire.spec import Spec
 from tilework.runtime.executor import ModelRefused, WorkerStartFailed
@@ -519,3 +520,37 @@ def test_a_lora_is_added_where_all_nodes_have_it() -> None:
 def test_nodes_that_cannot_be_had_are_named(options: dict[str, Any], why: str) -> None:
     with pytest.raises(BadNodes, match=why):
         config(**options)
+
+
+@pytest.mark.parametrize("is_durable", [True, False])
+def test_a_server_has_the_states_that_agents_have_kept_if_its_journal_names_them(
+    is_durable: bool, tmp_path: Path
+) -> None:
+    """All others are removed, and all of a node that comes too late."""
+
+    async def test() -> None:
+        each = replace(config().each, owner=tmp_path if is_durable else None)
+        executor, heard, agents = NodesExecutor(config(num_nodes=3, least_nodes=2, each=each)), Heard(), []
+        await executor.listen()
+        starting = asyncio.create_task(executor.start(heard))
+        for blobs in (("a", "b"), ("b", "c")):
+            agents.append(await connect(executor, begins=False))
+            await agents[-1].hears(Begin)
+            agents[-1].say(started(blobs=blobs))
+        await starting
+        if is_durable:
+            assert executor.inherit({A, B, StateBlob("d", 1)}) == {A, B}
+        kept = [set((await agent.hears(KeepBlobs)).blobs) for agent in agents]
+        assert kept == ([{A, B}, {B}] if is_durable else [set(), set()])
+        agents.append(await connect(executor, begins=False))
+        await agents[-1].hears(Begin)
+        agents[-1].say(started(blobs=("b",)))
+        assert (await agents[-1].hears(KeepBlobs)).blobs == ()
+        if is_durable:
+            executor.send(2, imported(A))
+            assert (await agents[1].hears(FetchBlobs)).blobs == (A,)
+        await executor.stop()
+        last = None if is_durable else Leave("the server has ended")
+        assert await agents[0].hears_for(-1) == last, "those of a durable server wait for its next start"
+
+    run(test())

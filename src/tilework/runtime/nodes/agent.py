@@ -121,14 +121,12 @@ class _Agent:
     `leaving`, it asks the engine to let it go. The engine may also do that unasked.
     """
 
-    def __init__(
-        self, channel: Channel, token: bytes, leaving: asyncio.Event, name: str, workers: NodeWorkers
-    ) -> None:
+    def __init__(self, channel: Channel, token: bytes, leaving: asyncio.Event, name: str, workers: NodeWorkers) -> None:
         self._channel, self._token, self._leaving, self._name = channel, token, leaving, name
         self._workers = workers
         self._executor: NodeExecutor | None = None  # Once its workers are up.
-        self._heard_s, self._silence_s = time.monotonic(), _FIRST_SILENCE_S
-        self._is_silent = False
+        self._heard_s, self._silence = time.monotonic(), ""
+        self._watching: asyncio.Task[None] | None = None
         self._files: FileServer | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._fetches: dict[asyncio.Task[None], Origin] = {}
@@ -139,7 +137,7 @@ class _Agent:
     async def run(self) -> str:
         """Until the engine lets it go or is gone; returns why. Raises BadFrame."""
         self._begin_task(self._ask_to_leave())
-        self._begin_task(self._watch_for_silence())
+        self._watch(_FIRST_SILENCE_S)
         let_go: Leave | None = None
         try:
             async for address, message in self._channel.messages():
@@ -149,7 +147,7 @@ class _Agent:
                     break
                 self._handle(address, message)
         except BadFrame:
-            if not self._is_silent:
+            if not self._silence:
                 raise
         finally:
             for task in self._tasks:
@@ -163,13 +161,18 @@ class _Agent:
                 self._leaving.set()
             await self._workers.close()
             return let_go.reason
-        silent = f"the server has said nothing for {self._silence_s:g} s"
-        return silent if self._is_silent else "the server has closed the connection"
+        return self._silence or "the server has closed the connection"
 
-    async def _watch_for_silence(self) -> None:
-        while (left_s := self._heard_s + self._silence_s - time.monotonic()) > 0:
+    def _watch(self, silence_s: float) -> None:
+        """Break off when the server says nothing for so long, from now on."""
+        if self._watching is not None:
+            self._watching.cancel()
+        self._watching = self._begin_task(self._watch_for_silence(silence_s))
+
+    async def _watch_for_silence(self, silence_s: float) -> None:
+        while (left_s := self._heard_s + silence_s - time.monotonic()) > 0:
             await asyncio.sleep(left_s)
-        self._is_silent = True
+        self._silence = f"the server has said nothing for {silence_s:g} s"
         self._channel.abort()
 
     def _handle(self, address: int, message: Any) -> None:
@@ -200,7 +203,7 @@ class _Agent:
         return task
 
     async def _start(self, begin: Begin) -> None:
-        self._silence_s = begin.silence_s
+        self._watch(begin.silence_s)
         try:
             executor = await self._workers.begin(begin, self.on_loading)
         except (WorkerStartFailed, OSError) as error:
