@@ -258,10 +258,11 @@ class LocalExecutor:
 
     async def read_model(self, source: ModelSource, served: Collection[str]) -> LoadedModel:
         self._is_serving = True
-        model = await self._changes.read(source, served)
+        loaded = await self._changes.read(source, served)
+        (model,) = loaded.models
         self._read[model.info.name] = model.info
         self._keys[model.info.name] = profile_key(source, self._config.num_workers, self._hardware, model)
-        self._measuring.know(model)
+        self._measuring.know(loaded)
         self._reader.know(source, model)
         return model
 

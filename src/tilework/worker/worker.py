@@ -103,7 +103,7 @@ class Worker:
             case ImportState():
                 self._await_weights(command.model, self._next_stage(command))
                 self._import(command)
-            case Forget() | NoteSaved():
+            case Forget() | NoteSaved() | StartOver():
                 self._update_kept(command)
             case EnterNode():
                 self._enter(command.node)
@@ -113,9 +113,6 @@ class Worker:
                 self._loads.add(command)
             case DropWeights(components):
                 self._loads.drop(components)
-            case StartOver():
-                self._jobs.clear()
-                self._emit(StartedOver())
             case Calibrate():
                 self._await_all_weights()
                 self._emit(Calibrated(self._calibrate(command)))
@@ -126,8 +123,12 @@ class Worker:
             case _:
                 raise TypeError(f"a worker does not execute {type(command).__name__}")
 
-    def _update_kept(self, command: Forget | NoteSaved) -> None:
-        """Forget a job, or learn which blob it can spill to."""
+    def _update_kept(self, command: Forget | NoteSaved | StartOver) -> None:
+        """Forget a job or all of them, or learn which blob one can spill to."""
+        if isinstance(command, StartOver):
+            self._jobs.clear()
+            self._emit(StartedOver())
+            return
         if isinstance(command, Forget):
             self._jobs.forget(command.job_id)
             return

@@ -222,7 +222,7 @@ def test_an_agent_ends_when_it_is_let_go(asks: bool, tmp_path: Path, monkeypatch
 
 
 def test_a_server_that_says_nothing_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its machine may have lost its power: no connection ends then. What an import waits for is not awaited any more."""
+    """Its machine may have lost its power: no connection ends then. What an import waits for is not awaited then."""
     monkeypatch.setattr("tilework.runtime.nodes.node_workers.local_executor", lambda _: UpAtOnce(tmp_path))
 
     async def test() -> None:

@@ -13,6 +13,7 @@ import pytest
 from runtime.nodes.rig import INFO, KEY, Heard, PlayedAgent, config, connect, ended, nodes, started
 from stages import stage_of
 from tilework.core.actions import ReadComponents
+from tilework.core.component import LoadSource
 from tilework.core.lora import Lora
 from tilework.core.model import LoraSource, ModelSource
 from tilework.core.wire.blobs import SavedState, StateBlob
@@ -28,9 +29,11 @@ from tilework.runtime.nodes.messages import (
     Begin,
     BreakOff,
     Changed,
+    EndMeasuring,
     KillWorker,
     Leave,
     Leaving,
+    LoadSpeeds,
     LoraRead,
     Measure,
     Measured,
@@ -46,6 +49,12 @@ from tilework.runtime.nodes.messages import (
 
 SPEC = Spec(prompt="", negative_prompt="", height=8, width=8, steps=4, guidance_scale=1.0, seed=0)
 A, B = StateBlob("a", 1), StateBlob("b", 1)
+
+
+def with_devices(*devices: int, weights_bytes: int | None = None) -> LocalConfig:
+    """A node of two workers, and a model that these of all devices serve."""
+    source = ModelSource(path="toy", name="toy", devices=devices)
+    return replace(config().each, sources=(source,), weights_bytes=weights_bytes)
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
@@ -89,6 +98,53 @@ def test_commands_and_reports_go_by_the_numbers_of_each_node() -> None:
             assert executor.devices_up == (0, 1, 2)
             one.say(WorkerJoined(1))
             await heard.hears(("joined", 3))
+
+    run(test())
+
+
+def test_a_model_may_be_served_by_some_devices_of_all_nodes() -> None:
+    """Each node is told its own. It is measured on a node that has some."""
+
+    async def test() -> None:
+        executor, heard, agents = NodesExecutor(config(each=with_devices(3, weights_bytes=8))), Heard(), []
+        await executor.listen()
+        starting = asyncio.create_task(executor.start(heard))
+        for _ in range(2):
+            agents.append(await connect(executor, begins=False))
+        told = [(await agent.hears(Begin)).models[0].devices for agent in agents]
+        assert told == [(), (1,)]
+        for agent in agents:
+            agent.say(started())
+        await starting
+        assert executor.serving == {"toy": (3,)}
+        measuring = asyncio.create_task(executor.calibrate("toy", ()))
+        await agents[1].hears(Measure)
+        agents[1].say(Measured(()))
+        await measuring
+        ending = asyncio.create_task(executor.end_calibration())
+        await agents[1].hears(EndMeasuring)
+        agents[1].say(LoadSpeeds({LoadSource.DISK: 5.0}))
+        assert await ending == {LoadSource.DISK: 5.0}
+        assert agents[0].told.empty(), "it has loaded nothing"
+        await executor.stop()
+
+    run(test())
+
+
+def test_a_node_has_cells_as_its_devices() -> None:
+    async def test() -> None:
+        each = replace(config().each, cell_size=2, weights_bytes=8)
+        executor, heard, agents = NodesExecutor(config(each=each)), Heard(), []
+        await executor.listen()
+        starting = asyncio.create_task(executor.start(heard))
+        for _ in range(2):
+            agents.append(await connect(executor))
+        await starting
+        assert (executor.cell_size, executor.devices_up, executor.slots_up) == (2, (0, 1), (2, 3))
+        executor.send(1, execute(7))
+        executor.send(3, Forget(1))
+        assert [await agents[1].hears_for(0), await agents[1].hears_for(1)] == [execute(7), Forget(1)]
+        await executor.stop()
 
     run(test())
 
@@ -514,7 +570,9 @@ def test_a_lora_is_added_where_all_nodes_have_it() -> None:
         ({"least_nodes": 3}, "least nodes = 3 cannot be had"),
         ({"state_copies": 3}, "state copies = 3 cannot be had; give 1 to 2"),
         ({"host": "0.0.0.0", "token": b""}, "set TILEWORK_CLUSTER_TOKEN"),
-        ({"each": LocalConfig(num_workers=1, sources=(ModelSource(path="toy", devices=(0,)),))}, "leave them out"),
+        ({"each": with_devices(0, 4)}, "devices of toy has 4, and 2 nodes have 4 together, from 0; leave it out"),
+        ({"each": with_devices(2)}, "none of node 0, which would not know the model; name one of each node"),
+        ({"each": replace(with_devices(0, 2), cell_size=2)}, "devices of toy has 2, and 2 nodes have 2 together"),
     ],
 )
 def test_nodes_that_cannot_be_had_are_named(options: dict[str, Any], why: str) -> None:

@@ -58,8 +58,8 @@ def command(
     """Run workers on this machine for `tilework serve --nodes` on another (docs/cluster.md).
 
     The server says which models and how many workers. Their paths are those of this machine. When its server has ended,
-    the agent waits for the next one; its workers do, for a while, when the server was killed. After Ctrl-C or SIGTERM it ends what it runs, and leaves when its states are on
-    other nodes; after a second one it ends at once.
+    the agent waits for the next one, and so do its workers for a while if the server was killed. After Ctrl-C or
+    SIGTERM it ends what it runs, and leaves when its states are on other nodes; after a second one it ends at once.
     """
     if (server is None) == (registry is None):
         raise UserError("give either the HOST:PORT of a server, or --registry")

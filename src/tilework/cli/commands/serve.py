@@ -69,11 +69,11 @@ def command(
         _show(ctx, settings, file, as_json=logs.json)
         return
     nodes = nodes_wanted(over)
-    devices = _checked(where, nodes)
+    devices = _checked(where)
     _prepare(logs.log_level, models, how.models_file)
     if not devices.cell_size:
         devices = devices.chosen(_sources(where, None, models, how))
-    table = _checked_table(when, devices.num_devices, how.models_file)
+    table = _checked_table(when, _num_of_all(devices, nodes), how.models_file)
     from tilework.cli.serving import Serving
 
     Serving(
@@ -109,16 +109,21 @@ def _show(ctx: typer.Context, given: Mapping[str, object], file: Mapping[str, ob
         out.print(f"{one.name:<{width}}  {one.source:<11}  {value}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _checked(where: options.DeviceGroup, nodes: NodesWanted | None) -> Devices:
+def _checked(where: options.DeviceGroup) -> Devices:
     """The devices that are asked for, here or on each of several nodes. Raises UserError if there cannot be such."""
     cell, is_modelled = where.cell, where.backend is options.Backend.MODELLED
     if cell != "1" and is_modelled:
         raise UserError(f"cell is {cell}, and simulated devices have no weights; give --cost NAME,cell={cell} instead")
-    if cell != "1" and nodes is not None:
-        raise UserError(f"cell is {cell}, and there are no cells on several nodes yet; serve on one machine")
     if where.weights_memory is not None and is_modelled:
         raise UserError("--weights-memory needs --backend diffusers: simulated devices have no weights; leave it out")
     return Devices.of(where.workers, cell, where.weights_memory, where.cpu_slots)
+
+
+def _num_of_all(devices: Devices, nodes: NodesWanted | None) -> int | None:
+    """The devices of all nodes; None while it is not known how many a cluster has."""
+    if nodes is None:
+        return devices.num_devices
+    return None if nodes.num_nodes is None else nodes.num_nodes * devices.num_devices
 
 
 def _prepare(log_level: str, models: Sequence[str] | None, file: Path | None) -> None:
@@ -147,7 +152,7 @@ def _workers(
     return Workers(each, nodes)
 
 
-def _checked_table(when: options.SchedulingGroup, num_workers: int, models: Path | None) -> CostTable | None:
+def _checked_table(when: options.SchedulingGroup, num_workers: int | None, models: Path | None) -> CostTable | None:
     """The table of a name or file, if one is given; and there is such a policy, which can do that, and the devices of
     a file of models. Raises UserError."""
     _check_devices(models, when.policy, num_workers)
@@ -156,19 +161,21 @@ def _checked_table(when: options.SchedulingGroup, num_workers: int, models: Path
         if when.cost is None:
             return None
         table = read_table(when.cost)
-        check_devices(table, num_workers, when.cost)
+        if num_workers is not None:
+            check_devices(table, num_workers, when.cost)
         check_pools(when.policy, table.devices)
         return table
 
 
-def _check_devices(file: Path | None, policy: str, num_workers: int) -> None:
+def _check_devices(file: Path | None, policy: str, num_workers: int | None) -> None:
     """Raises UserError if a file of models names workers that there are not, or that the policy would not heed."""
     from tilework.server.config import ConfigError
     from tilework.server.models_file import check_workers, read_models
 
     with user_errors(ConfigError, UnknownPolicy):
         models = read_models(None if file is None else str(file))
-        check_workers(str(file), models, num_workers)
+        if num_workers is not None:
+            check_workers(str(file), models, num_workers)
         check_pools(policy, [name for name, one in models.items() if one.devices is not None])
 
 

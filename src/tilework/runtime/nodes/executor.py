@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -79,7 +80,7 @@ class NodesExecutor:
         """`starter` starts the agents; without one they are started by hand."""
         self._config, each, self._starter = config, config.each, starter
         self._port = AgentPort(config, self._serve)
-        self._num_each = each.num_workers // each.cell_size
+        self._num_each = config.num_devices_each
         self._numbers = DeviceNumbers(num_nodes=config.num_nodes, num_workers=self._num_each, num_slots=0)
         self._places = NodePlaces[RemoteNode](config.num_nodes)
         self._nodes = self._places.there
@@ -90,6 +91,7 @@ class NodesExecutor:
         self._blobs = NodeBlobs(self._nodes, fetch_s=config.fetch_s, copies=config.state_copies, prefix=prefix)
         self._departures = Departures(self._blobs)
         self._absence: asyncio.TimerHandle | None = None
+        self._measured_on: set[RemoteNode] = set()
         self._may_inherit = each.owner is not None
         self._has_started = self._is_stopping = False
 
@@ -159,7 +161,7 @@ class NodesExecutor:
 
     @property
     def serving(self) -> Mapping[str, tuple[int, ...]]:
-        return {}
+        return self._models.serving
 
     @property
     def weights_bytes(self) -> int | None:
@@ -266,7 +268,7 @@ class NodesExecutor:
         return Begin(
             node=place,
             silence_s=self._config.silence_s,
-            models=tuple(one for one in self._models.to_begin if isinstance(one, ModelSource)),
+            models=tuple(self._on_node(one, place) for one in self._models.to_begin if isinstance(one, ModelSource)),
             simulated=tuple(one for one in self._models.to_begin if isinstance(one, SimulatedSource)),
             num_workers=each.num_workers,
             num_slots=each.num_slots,
@@ -274,6 +276,13 @@ class NodesExecutor:
             states_bytes=each.states_bytes,
             cell_size=each.cell_size,
         )
+
+    def _on_node(self, source: ModelSource, place: int) -> ModelSource:
+        """A model with those of its devices that lie on a node, as they are called there."""
+        if source.devices is None:
+            return source
+        here = (one for one in source.devices if self._numbers.node(one) == place)
+        return replace(source, devices=tuple(map(self._numbers.on_node, here)))
 
     # What nodes say.
 
@@ -481,20 +490,25 @@ class NodesExecutor:
         loras: tuple[UsedLora, ...] = (),
         known: frozenset[str] = frozenset(),
     ) -> tuple[CostRow, ...]:
-        """Measure on the first node: all are alike."""
+        """Measure on the first node that serves the model: all are alike."""
         asked = Measure(model=model, batches=batches, degree=degree, num_runs=num_runs, loras=loras, known=known)
-        answer = await self._any_node().ask(asked, Measured)
+        places = {self._numbers.node(one) for one in self.serving.get(model, range(self.num_devices))}
+        serving = [node for node in self._nodes.values() if node.started is not None and node.node in places]
+        if not serving:
+            raise WorkerStartFailed(f"all nodes that serve {model} were lost")
+        node = min(serving, key=lambda one: (bool(one.leaves_because), one.node))
+        self._measured_on.add(node)
+        answer = await node.ask(asked, Measured)
         if answer.error:
             raise WorkerStartFailed(answer.error)
         return answer.rows
 
     async def end_calibration(self) -> Mapping[LoadSource, float]:
-        return (await self._any_node().ask(EndMeasuring(), LoadSpeeds)).bytes_per_s
-
-    def _any_node(self) -> RemoteNode:
-        if not self._nodes:
-            raise WorkerStartFailed("all nodes were lost")
-        return min(self._nodes.values(), key=lambda node: (bool(node.leaves_because), node.node))
+        """The speeds of the first node that has loaded something."""
+        nodes = [node for node in self._nodes.values() if node in self._measured_on]
+        self._measured_on.clear()
+        answers = await asyncio.gather(*(node.ask(EndMeasuring(), LoadSpeeds) for node in nodes))
+        return next((one.bytes_per_s for one in answers if one.bytes_per_s), {})
 
     async def read_model(self, source: ModelSource, served: Collection[str]) -> LoadedModel:
         return await self._models.read(source, served)

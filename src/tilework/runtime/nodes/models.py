@@ -47,6 +47,13 @@ class NodeModels:
         )
 
     @property
+    def serving(self) -> Mapping[str, tuple[int, ...]]:
+        """The devices of each model that not all serve, by its name, once that is known."""
+        return {
+            one.name: one.devices for one in self.sources if isinstance(one, ModelSource) and one.devices is not None
+        }
+
+    @property
     def to_begin(self) -> tuple[Source, ...]:
         """The sources as a node is told them: the same before and after it is known what the models are called."""
         return tuple(
