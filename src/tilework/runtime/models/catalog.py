@@ -46,7 +46,8 @@ class Catalog:
         """Serve another model.
 
         What its requests cost must be known, from an earlier start or from a model that differs in its weights alone;
-        and how fast weights are loaded, from any model that has some. Else it is measured if that is allowed: as soon as no request is open, and new ones are refused meanwhile.
+        and how fast weights are loaded, from any model that has some. Else it is measured if that is allowed: as soon
+        as no request is open, and new ones are refused meanwhile.
 
         Raises:
             ModelRefused: it cannot be served.

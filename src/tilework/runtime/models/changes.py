@@ -37,7 +37,7 @@ class ModelChanges:
     _answers: dict[int, asyncio.Future[Report | None]] = field(default_factory=dict)
 
     async def read(self, source: ModelSource, served: Collection[str]) -> Loaded:
-        """Read a further model, the only one of the answer. Raises ModelRefused, also if its name is one of `served`."""
+        """Read a further model, the only one of the answer. Raises ModelRefused, also if its name is in `served`."""
         skeleton = self.directory / WEIGHTS / f"{sha256(repr(source).encode()).hexdigest()[:16]}.skeleton"
         cell = tuple(range(_READER, _READER + self.cell_size)) if self.cell_size > 1 else ()
         site = Site(device_id=_READER, blobs=str(self.directory), skeleton=str(skeleton), cell=cell)

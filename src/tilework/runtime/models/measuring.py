@@ -142,7 +142,7 @@ class Measuring:
         return self.part(table, model, known)
 
     def part(self, table: CostTable, model: LoadedModel, costs: CostTable) -> CostTable:
-        """What a table of all models says of one that has these costs; how fast it loads if that table does not know."""
+        """What a table of all models says of one that has these costs; how fast it loads if that does not know."""
         name = model.info.name
         slowdown = max((one.slowdown for one in costs.loras.get(name, {}).values()), default=1.0)
         loras = {one: replace(lora, slowdown=slowdown) for one, lora in model.loras.items()}

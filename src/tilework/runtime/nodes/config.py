@@ -67,13 +67,14 @@ class NodesConfig:
         num = self.num_nodes * self.num_devices_each
         if (unknown := unknown_device(devices, num)) is not None:
             raise BadNodes(
-                f"devices of {model} has {unknown}, and {self.num_nodes} nodes have {num} together, from 0; leave it out"
+                f"devices of {model} has {unknown}, and {self.num_nodes} nodes have {num} together, from 0; "
+                "leave it out"
             )
         lacking = set(range(self.num_nodes)).difference(one // self.num_devices_each for one in devices)
         if lacking and self.each.weights_bytes is None:
             raise BadNodes(
-                f"devices = {list(devices)} of {model} has none of node {min(lacking)}, which would not know the model; "
-                "name one of each node, or give --weights-memory, so that devices load only what they serve"
+                f"devices = {list(devices)} of {model} has none of node {min(lacking)}, which would not know the model;"
+                " name one of each node, or give --weights-memory, so that devices load only what they serve"
             )
 
     @property
