@@ -46,6 +46,7 @@ NOT_OF_THE_SERVER = (
     "cluster_token",
     "cell",
     "config",
+    "kept",
 )
 """Settings of the environment that belong to the command."""
 
@@ -77,10 +78,10 @@ class Serving:
         ):
             config = load_config(self.settings, file=self.file, others=NOT_OF_THE_SERVER)
             self._check_cells(config)
+            executor = self.workers.executor(Path(config.durable).resolve() if config.durable else None)
             state = self._state(config, stack)
             started_s = time.monotonic()
             status = stack.enter_context(console.status(f"starting {self.workers}"))
-            executor = self.workers.executor(None if state is None else state.path)
             engine = self._engine(config, state, executor, stack, status)
 
             def on_ready(url: str) -> None:

@@ -21,7 +21,7 @@ from tilework.core.wire.commands import Command, Forget, GroupRef
 from tilework.core.wire.node_blobs import FetchBlobs, LeaveOrigin, Origin
 from tilework.core.work import Group
 from tilework.runtime.groups import GroupTable
-from tilework.runtime.nodes.agent import _Agent, serve_node
+from tilework.runtime.nodes.agent import Servers, _Agent, serve_node
 from tilework.runtime.nodes.messages import (
     THE_NODE,
     BreakOff,
@@ -204,7 +204,7 @@ def test_an_agent_ends_when_it_is_let_go(asks: bool, tmp_path: Path, monkeypatch
             sessions.put_nowait(Channel(reader, writer, codec, EPOCH))
 
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        node = asyncio.create_task(serve_node([server.sockets[0].getsockname()], TOKEN, leaving))
+        node = asyncio.create_task(serve_node(Servers([server.sockets[0].getsockname()], TOKEN), leaving))
         async with asyncio.timeout(10):
             (await sessions.get()).send(Leave("come back"))
             channel = await sessions.get()

@@ -80,14 +80,14 @@ async def _serve(server: str | None, registry: Registry | None, server_wait_s: f
     """Be a node of the server at an address, or of those of a registry, until a signal comes."""
     from setproctitle import setproctitle
 
-    from tilework.runtime.nodes.agent import default_name, serve_node
+    from tilework.runtime.nodes.agent import Servers, default_name, serve_node
 
     setproctitle("tilework: agent")
     loop, name, known, leaving = asyncio.get_running_loop(), default_name(), token(), asyncio.Event()
 
     async def serve(addresses: str, leaving: asyncio.Event) -> None:
-        servers = [parse_address(one) for one in addresses.split(",")]
-        await serve_node(servers, known, leaving, name, server_wait_s)
+        servers = Servers([parse_address(one) for one in addresses.split(",")], known)
+        await serve_node(servers, leaving, name, server_wait_s)
 
     if registry is None:
         assert server is not None

@@ -13,6 +13,7 @@ import typer
 
 from tilework.cli.cells import Devices
 from tilework.cli.console import UserError, out, print_json, require_serve_extra, user_errors
+from tilework.cli.kept import follow, is_kept
 from tilework.cli.models import ModelOptions, model_source
 from tilework.cli.nodes import NodesWanted, nodes_wanted
 from tilework.cli.options import serve as options
@@ -73,6 +74,9 @@ def command(
     _prepare(logs.log_level, models, how.models_file)
     if not devices.cell_size:
         devices = devices.chosen(_sources(where, None, models, how))
+    if over.cluster is not None and server.durable is not None and not is_kept():
+        follow(over.cluster, None if nodes is None else nodes.host, server.durable, json=logs.json)
+        return
     table = _checked_table(when, _num_of_all(devices, nodes), how.models_file)
     from tilework.cli.serving import Serving
 

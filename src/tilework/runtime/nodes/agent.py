@@ -10,8 +10,8 @@ import socket
 import time
 from collections.abc import Collection, Coroutine, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from itertools import cycle
+from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any, TypeVar
 
 from tilework.comm.net.channel import Channel
@@ -70,12 +70,16 @@ Address = tuple[str, int]
 Result = TypeVar("Result")
 
 
+@dataclass(slots=True, eq=False)
+class Servers:
+    """Where a server listens for agents, or its standby will, and the token that both know. May change at any time."""
+
+    addresses: Sequence[Address]
+    token: bytes
+
+
 async def serve_node(
-    servers: Sequence[Address],
-    token: bytes,
-    leaving: asyncio.Event | None = None,
-    name: str | None = None,
-    wait_s: float = 60.0,
+    servers: Servers, leaving: asyncio.Event | None = None, name: str | None = None, wait_s: float = 60.0
 ) -> None:
     """Be a node of the server that listens at one of these addresses, and of the next one when that has ended.
 
@@ -86,10 +90,11 @@ async def serve_node(
     # Starting workers imports this, which takes seconds, and a node must not be silent for so long.
     await asyncio.to_thread(importlib.import_module, "tilework.worker.process")
     codec, leaving, last = node_codec(), leaving or asyncio.Event(), dict[Address, str]()
-    workers, places = NodeWorkers(wait_s), cycle(servers)
+    workers, num_tries = NodeWorkers(wait_s), count()
     try:
         while not leaving.is_set():
-            host, port = next(places)
+            addresses, token = servers.addresses, servers.token
+            host, port = addresses[next(num_tries) % len(addresses)]
             try:
                 reader, writer = await asyncio.open_connection(host, port)
                 try:
@@ -103,7 +108,7 @@ async def serve_node(
                 _log.warning("this node belongs to no server at %s:%d: %s", host, port, reason)
             last[host, port] = reason
             with suppress(TimeoutError):
-                async with asyncio.timeout(_RETRY_S / len(servers)):
+                async with asyncio.timeout(_RETRY_S / len(addresses)):
                     await leaving.wait()
     finally:
         await workers.close()
