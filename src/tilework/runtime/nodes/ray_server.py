@@ -34,8 +34,7 @@ class ServerKeeper:
         self._num_failed = 0
         self._is_ending = False
         self._ready: asyncio.Future[str] = asyncio.get_event_loop().create_future()
-        self._ended: asyncio.Future[str] = asyncio.get_event_loop().create_future()
-        self._tasks = [asyncio.ensure_future(self._keep(number)) for number in range(_NUM_SERVERS)]
+        self._ended = asyncio.gather(*(self._keep(number) for number in range(_NUM_SERVERS)))
 
     async def ready(self) -> str:
         """The line of the first server that serves. Empty if none can be started."""
@@ -43,8 +42,9 @@ class ServerKeeper:
         return self._ready.result() if self._ready.done() else ""
 
     async def ended(self) -> str:
-        """Wait for the end; returns why, empty if it was asked for."""
-        return await asyncio.shield(self._ended)
+        """Wait for the end; returns what the servers said if they could not start."""
+        await asyncio.shield(self._ended)
+        return "\n".join(self._said) if self._num_failed >= _MOST_FAILED else ""
 
     async def serving_pid(self) -> int | None:
         """The process that serves, if there is one."""
@@ -52,18 +52,19 @@ class ServerKeeper:
 
     async def end(self) -> None:
         """Let the server end as after a signal, and its standby at once."""
+        self._begin_to_end()
+        await asyncio.shield(self._ended)
+
+    def _begin_to_end(self) -> None:
         self._is_ending = True
-        for number, process in list(self._running.items()):
+        for number, process in self._running.items():
             process.send_signal(signal.SIGTERM if number == self._serving else signal.SIGKILL)
-        await asyncio.wait(self._tasks)
 
     async def _keep(self, number: int) -> None:
         """Run one server after the other."""
-        while not self._is_ending and not self._ended.done():
+        while not self._is_ending:
             await self._run(number)
             await asyncio.sleep(_PAUSE_S)
-        if self._is_ending and not self._ended.done():
-            self._ended.set_result("")
 
     async def _run(self, number: int) -> None:
         process = await asyncio.create_subprocess_exec(
@@ -75,6 +76,8 @@ class ServerKeeper:
             preexec_fn=_end_with_parent,
         )
         self._running[number] = process
+        if self._is_ending:
+            process.kill()
         saying = asyncio.ensure_future(self._pass_on(process.stderr))
         assert process.stdout is not None
         line = (await process.stdout.readline()).decode().strip()
@@ -86,9 +89,9 @@ class ServerKeeper:
         await saying
         del self._running[number]
         self._serving = None if self._serving == number else self._serving
-        self._num_failed += not line
-        if self._num_failed >= _MOST_FAILED and not self._ended.done():
-            self._ended.set_result("\n".join(self._said))
+        self._num_failed += not line and not self._is_ending
+        if self._num_failed >= _MOST_FAILED:
+            self._begin_to_end()
 
     async def _pass_on(self, stream: asyncio.StreamReader | None) -> None:
         """Write what a server says to the log of the actor, and keep the last of it."""
