@@ -108,14 +108,7 @@ class Cluster:
             on_cut=self._schedule,
         )
         self._network = Network(clock, injector, layout.node)
-        self.nodes = SimNodes(
-            layout.num_nodes,
-            clock,
-            injector,
-            self._network,
-            state_copies=config.state_copies,
-            on_fetched=lambda *fetch: self._on_event(StatesFetched(*fetch)),
-        )
+        self.nodes = SimNodes(layout.num_nodes, clock, injector, self._network, config.state_copies, self._on_fetched)
         self._transfers = StateTransfers(clock, self.nodes, layout, self._begin_next)
         self._seen_steps: dict[int, int] = {}
         self._is_ticking = False
@@ -129,6 +122,9 @@ class Cluster:
             if node not in self._late_s:
                 self.nodes.begin(node)
         self._workers.start_all(self._late_s)
+
+    def _on_fetched(self, origin: int, node: int, num_bytes: int, run_ns: int) -> None:
+        self._on_event(StatesFetched(origin, node, num_bytes, run_ns))
 
     def _draw_late(self) -> dict[int, float]:
         """How much later than the server nodes come, in seconds."""

@@ -46,9 +46,7 @@ class Rig:
 def rig(*faults: str, state_copies: int = 1) -> Rig:
     clock, injector = Clock(), FaultInjector(parse_faults(faults), 1)
     network, fetches = Network(clock, injector, lambda device: device), list[tuple[int, ...]]()
-    nodes = SimNodes(
-        3, clock, injector, network, state_copies=state_copies, on_fetched=lambda *one: fetches.append(one)
-    )
+    nodes = SimNodes(3, clock, injector, network, state_copies, lambda *one: fetches.append(one))
     for node in range(3):
         nodes.begin(node)
     return Rig(clock, nodes, fetches)

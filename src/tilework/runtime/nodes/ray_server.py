@@ -38,7 +38,8 @@ class ServerKeeper:
 
     async def ready(self) -> str:
         """The line of the first server that serves. Empty if none can be started."""
-        await asyncio.wait({self._ready, self._ended}, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {self._ready, self._ended}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         return self._ready.result() if self._ready.done() else ""
 
     async def ended(self) -> str:

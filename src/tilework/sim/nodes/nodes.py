@@ -39,7 +39,6 @@ class SimNodes:
         clock: Clock,
         injector: FaultInjector,
         network: Network,
-        *,
         state_copies: int,
         on_fetched: Callable[[int, int, int, int], None],
     ) -> None:
