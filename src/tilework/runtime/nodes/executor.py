@@ -31,18 +31,16 @@ from tilework.runtime.groups import GroupTable
 from tilework.runtime.nodes.agent_port import AgentPort
 from tilework.runtime.nodes.config import NodesConfig
 from tilework.runtime.nodes.departures import Departures
+from tilework.runtime.nodes.measuring import NodeMeasuring
 from tilework.runtime.nodes.messages import (
     THE_NODE,
     Begin,
     BreakOff,
-    EndMeasuring,
     KillWorker,
     Leave,
     Leaving,
     Loading,
-    LoadSpeeds,
     Measure,
-    Measured,
     Started,
     StartFailed,
     WorkerJoined,
@@ -85,13 +83,13 @@ class NodesExecutor:
         self._places = NodePlaces[RemoteNode](config.num_nodes)
         self._nodes = self._places.there
         self._models = NodeModels(each.sources, self._nodes)
+        self._measuring = NodeMeasuring(self._nodes)
         self._first: Started | None = None
         self._groups = GroupTable(max_per_worker=1 << 30)  # Agents close what has not been used for long.
         prefix = f"copy-{secrets.token_hex(6)}"  # No name is ever used again.
         self._blobs = NodeBlobs(self._nodes, fetch_s=config.fetch_s, copies=config.state_copies, prefix=prefix)
         self._departures = Departures(self._blobs)
         self._absence: asyncio.TimerHandle | None = None
-        self._measured_on: set[RemoteNode] = set()
         self._may_inherit = each.owner is not None
         self._has_started = self._is_stopping = False
 
@@ -185,8 +183,8 @@ class NodesExecutor:
         found = dict[str, int]()
         for node in self._nodes.values():
             for worker, num_bytes in node.resident_bytes.items():
-                on_node, *rank = worker.split(".")
-                found[".".join((str(self._numbers.of(node.node, int(on_node))), *rank))] = num_bytes
+                on_node, dot, rank = worker.partition(".")
+                found[f"{self._numbers.of(node.node, int(on_node))}{dot}{rank}"] = num_bytes
         return found
 
     @property
@@ -490,25 +488,12 @@ class NodesExecutor:
         loras: tuple[UsedLora, ...] = (),
         known: frozenset[str] = frozenset(),
     ) -> tuple[CostRow, ...]:
-        """Measure on the first node that serves the model: all are alike."""
         asked = Measure(model=model, batches=batches, degree=degree, num_runs=num_runs, loras=loras, known=known)
         places = {self._numbers.node(one) for one in self.serving.get(model, range(self.num_devices))}
-        serving = [node for node in self._nodes.values() if node.started is not None and node.node in places]
-        if not serving:
-            raise WorkerStartFailed(f"all nodes that serve {model} were lost")
-        node = min(serving, key=lambda one: (bool(one.leaves_because), one.node))
-        self._measured_on.add(node)
-        answer = await node.ask(asked, Measured)
-        if answer.error:
-            raise WorkerStartFailed(answer.error)
-        return answer.rows
+        return await self._measuring.run(asked, places)
 
     async def end_calibration(self) -> Mapping[LoadSource, float]:
-        """The speeds of the first node that has loaded something."""
-        nodes = [node for node in self._nodes.values() if node in self._measured_on]
-        self._measured_on.clear()
-        answers = await asyncio.gather(*(node.ask(EndMeasuring(), LoadSpeeds) for node in nodes))
-        return next((one.bytes_per_s for one in answers if one.bytes_per_s), {})
+        return await self._measuring.end()
 
     async def read_model(self, source: ModelSource, served: Collection[str]) -> LoadedModel:
         return await self._models.read(source, served)
