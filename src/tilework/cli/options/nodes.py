@@ -44,8 +44,8 @@ class NodeGroup:
         str | None,
         typer.Option(
             metavar="auto|ADDRESS",
-            help="Let Ray start the agents, on --nodes of the cluster at this address, or on all. With --durable it keeps "
-            "the server, too, also when this command is killed. Needs the extra cluster.",
+            help="Let Ray start the agents, on --nodes of the cluster at this address, or on all. With --durable it "
+            "keeps the server, too, also when this command is killed. Needs the extra cluster.",
         ),
     ] = None
     state_copies: Annotated[
