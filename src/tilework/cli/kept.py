@@ -33,12 +33,11 @@ def follow(cluster: str, host: str | None, durable: Path, *, json: bool) -> None
         connect(cluster, host)
         command = [sys.executable, "-m", "tilework", *sys.argv[1:], "--standby", "--json"]
         actor = keeper(kept_name(durable.resolve()), command, os.environ | {KEPT: "1"})
-        line = ray.get(actor.ready.remote())
-    if line:
-        out.print(line if json else f"Ray keeps the server: {line}; stop with Ctrl-C", soft_wrap=True, markup=False)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     why = ""
     try:
+        if line := ray.get(actor.ready.remote()):
+            out.print(line if json else f"Ray keeps the server: {line}; stop with Ctrl-C", soft_wrap=True, markup=False)
         why = ray.get(actor.ended.remote())
     except KeyboardInterrupt:
         ray.get(actor.end.remote())

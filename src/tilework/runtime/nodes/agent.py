@@ -65,6 +65,7 @@ from tilework.runtime.nodes.node_workers import NodeExecutor, NodeWorkers
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 0.25
+_READ_S = 0.05  # So long an agent that was suspended reads what has come meanwhile, before it calls a server silent.
 _FIRST_SILENCE_S = 10.0  # Until the server has said how long it may be silent.
 Address = tuple[str, int]
 Result = TypeVar("Result")
@@ -177,6 +178,7 @@ class _Agent:
     async def _watch_for_silence(self, silence_s: float) -> None:
         while (left_s := self._heard_s + silence_s - time.monotonic()) > 0:
             await asyncio.sleep(left_s)
+            await asyncio.sleep(_READ_S)
         self._silence = f"the server has said nothing for {silence_s:g} s"
         self._channel.abort()
 
