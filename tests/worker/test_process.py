@@ -22,8 +22,8 @@ from birth import report_birth
 from commands import MODEL, decode, encode, steps
 from tilework.comm.messages import receive_messages, send_message
 from tilework.core.model import ModelSource
-from tilework.core.wire.commands import Command, Quit, Site, StopWork
-from tilework.core.wire.reports import Ended, Loaded, LoadFailed, Progress, Report
+from tilework.core.wire.commands import Command, Quit, Site, StartOver, StopWork
+from tilework.core.wire.reports import Ended, Loaded, LoadFailed, Progress, Report, StartedOver
 from tilework.runtime.worker_process import forkserver_context
 from tilework.worker.anew import begin_anew
 from tilework.worker.process import serve
@@ -132,6 +132,17 @@ def test_a_stop_overtakes_what_is_queued(worker: Child) -> None:
     assert [(report.work_id, report.stopped) for report in ended] == [(2, True), (3, True), (4, False)]
     assert 1 <= ended[0].steps_done < 100_000
     assert (ended[1].steps_done, ended[2].steps_done) == (0, 1)
+
+
+def test_to_start_over_stops_what_came_before(worker: Child) -> None:
+    worker.send(encode(1, 1, tiny.spec(steps=100_000)), steps(2, ((1, 0),), 100_000), steps(3, ((1, 9),), 1))
+    while worker.receive() != Progress(2, 1):
+        pass
+    worker.send(StartOver(), encode(1, 1, tiny.spec()))
+    reports = [report for report in worker.receive_until_end_of(1) if not isinstance(report, Progress)]
+    ended = [report for report in reports if isinstance(report, Ended)]
+    assert [(report.work_id, report.stopped) for report in ended] == [(2, True), (3, True), (1, False)]
+    assert reports.index(StartedOver()) == len(reports) - 2, "what came before has ended"
 
 
 def test_ctrl_c_is_left_to_the_parent(source: ModelSource) -> None:

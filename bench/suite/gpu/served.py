@@ -31,7 +31,7 @@ class Served:
     dtype: str
     drawn: tuple[Drawn, ...]
     guidance_scale: float = 5.0
-    queued: int = 6
+    queued: int = 4
     most: float = 1.02
     prompt: str = "a large red circle on a blue background"
 
@@ -42,9 +42,8 @@ class Served:
         if quick:
             return cls(device="cuda", dtype="bfloat16", drawn=(Drawn(model="SDXL", side=1024, steps=30, rounds=3),))
         drawn = (
-            Drawn(model="SDXL", side=1024, steps=30, rounds=6),
-            Drawn(model="SD3-medium", side=1024, steps=28, rounds=6),
-            Drawn(model="FLUX.1-dev", side=1024, steps=28, rounds=3),
+            Drawn(model="SDXL", side=1024, steps=30, rounds=5),
+            Drawn(model="FLUX.1-dev", side=1024, steps=28, rounds=2),
         )
         return cls(device="cuda", dtype="bfloat16", drawn=drawn)
 

@@ -49,6 +49,7 @@ class ModelOptions:
     offload: str = OFFLOADS[0]
     attention: str = ATTENTIONS[0]
     compiles: bool = False
+    cuda_graphs: bool = False
     vae_tiling: bool = False
     previews: bool = True
     loras: tuple[LoraSource, ...] = ()
@@ -64,6 +65,7 @@ def options_of(setup: SetupGroup, found: FoundDevices, **others: Any) -> ModelOp
         offload=setup.offload,
         attention=setup.attention,
         compiles=setup.compiles,
+        cuda_graphs=setup.cuda_graphs,
         vae_tiling=setup.vae_tiling,
         **others,
     )
@@ -105,5 +107,6 @@ def model_source(model: str, options: ModelOptions) -> ModelSource:
         offload=options.offload,
         attention=options.attention,
         compiles=options.compiles,
+        cuda_graphs=options.cuda_graphs,
         previews=options.previews,
     )

@@ -41,7 +41,8 @@ class ModelSource:
     Without `previews` requests get none, and its steps do not need the autoencoder; with, unless that file says so.
     `quantize` are components and the scheme of their weights (`pipelines.setup.quantize`), with "" for the denoisers.
     `offload` is one of `OFFLOADS`, and `attention`, which is that of a whole process, of `ATTENTIONS`. If it
-    `compiles`, blocks of the denoisers that repeat themselves are compiled.
+    `compiles`, blocks of the denoisers that repeat themselves are compiled. With `cuda_graphs` their passes on CUDA are
+    recorded as graphs.
     """
 
     path: str
@@ -59,6 +60,7 @@ class ModelSource:
     offload: str = OFFLOADS[0]
     attention: str = ATTENTIONS[0]
     compiles: bool = False
+    cuda_graphs: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,17 @@ from tilework.comm.groups import Groups
 from tilework.comm.messages import receive_messages, send_message
 from tilework.core.component import Component
 from tilework.core.model import ATTENTIONS, ModelInfo, ModelSource, SimulatedSource, Source
-from tilework.core.wire.commands import WEIGHTS, BreakGroup, Command, Execute, Quit, ReadWeights, Site, StopWork
+from tilework.core.wire.commands import (
+    WEIGHTS,
+    BreakGroup,
+    Command,
+    Execute,
+    Quit,
+    ReadWeights,
+    Site,
+    StartOver,
+    StopWork,
+)
 from tilework.core.wire.reports import Loaded, LoadedModel, LoadFailed, Report, Sized
 from tilework.pipelines.errors import InvalidSource
 from tilework.pipelines.family import Family
@@ -253,6 +263,9 @@ class _Link:
                 self._groups.break_off(command.group_id)
             case Execute():
                 self.works.open(command.work_id, dict(command.members), command.revoked)
+                self.queue.put(command)
+            case StartOver():
+                self.works.stop_all()
                 self.queue.put(command)
             case _:
                 self.queue.put(command)

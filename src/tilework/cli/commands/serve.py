@@ -14,6 +14,7 @@ import typer
 from tilework.cli.cells import Devices
 from tilework.cli.console import UserError, out, print_json, require_serve_extra, user_errors
 from tilework.cli.devices import FoundDevices, found_devices
+from tilework.cli.kept import follow, is_kept
 from tilework.cli.models import ModelOptions, model_source, options_of
 from tilework.cli.nodes import NodesWanted, nodes_wanted
 from tilework.cli.options import serve as options
@@ -40,6 +41,7 @@ EXAMPLE = examples(
     "tilework serve ./sdxl --loras ./loras",
     "tilework serve --config tilework.toml",
     "tilework serve --durable ./state",
+    "tilework serve --durable ./state --standby",
     "tilework serve --default-slo 3x",
     "tilework serve ./sdxl --nodes 2 --agents 10.0.0.5:7070",
     "tilework serve --backend modelled --devices 8 --cost flux1dev_h100_eager",
@@ -71,8 +73,11 @@ def command(
         _show(ctx, settings, file, as_json=logs.json)
         return
     nodes = nodes_wanted(over)
-    _check(where, nodes)
+    _check(where)
     _prepare(logs.log_level, models, how.models_file)
+    if over.cluster is not None and server.durable is not None and not is_kept():
+        follow(over.cluster, None if nodes is None else nodes.host, server.durable, json=logs.json)
+        return
     is_modelled = where.backend is options.Backend.MODELLED
     found = FoundDevices("cpu") if is_modelled else found_devices(setup.device, elsewhere=nodes is not None)
     usual = options_of(
@@ -86,7 +91,7 @@ def command(
     devices = Devices.of(found.number(where.workers), where.cell, where.weights_memory, where.cpu_slots)
     if not is_modelled:
         devices = devices.planned(_sources(where, None, models, how, usual), found)
-    table = _checked_table(when, devices.num_devices, how.models_file)
+    table = _checked_table(when, _num_of_all(devices, nodes), how.models_file)
     from tilework.cli.serving import Serving
 
     workers = _workers(devices, nodes, where.states_memory, _sources(where, table, models, how, usual))
@@ -99,6 +104,7 @@ def command(
         recalibrate=when.recalibrate,
         settings=settings,
         file=file,
+        standby=over.standby,
         log=logs.log,
         stuck_after_s=when.stuck_after,
         json=logs.json,
@@ -123,15 +129,20 @@ def _show(ctx: typer.Context, given: Mapping[str, object], file: Mapping[str, ob
         out.print(f"{one.name:<{width}}  {one.source:<11}  {value}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _check(where: options.DeviceGroup, nodes: NodesWanted | None) -> None:
+def _check(where: options.DeviceGroup) -> None:
     """Raises UserError if there cannot be such devices, here or on each of several nodes."""
     cell, is_modelled = where.cell, where.backend is options.Backend.MODELLED
     if cell != "1" and is_modelled:
         raise UserError(f"cell is {cell}, and simulated devices have no weights; give --cost NAME,cell={cell} instead")
-    if cell != "1" and nodes is not None:
-        raise UserError(f"cell is {cell}, and there are no cells on several nodes yet; serve on one machine")
     if where.weights_memory is not None and is_modelled:
         raise UserError("--weights-memory needs --backend diffusers: simulated devices have no weights; leave it out")
+
+
+def _num_of_all(devices: Devices, nodes: NodesWanted | None) -> int | None:
+    """The devices of all nodes; None while it is not known how many a cluster has."""
+    if nodes is None:
+        return devices.num_devices
+    return None if nodes.num_nodes is None else nodes.num_nodes * devices.num_devices
 
 
 def _prepare(log_level: str, models: Sequence[str] | None, file: Path | None) -> None:
@@ -160,7 +171,7 @@ def _workers(
     return Workers(each, nodes)
 
 
-def _checked_table(when: options.SchedulingGroup, num_workers: int, models: Path | None) -> CostTable | None:
+def _checked_table(when: options.SchedulingGroup, num_workers: int | None, models: Path | None) -> CostTable | None:
     """The table of a name or file, if one is given; and there is such a policy, which can do that, and the devices of
     a file of models. Raises UserError."""
     _check_devices(models, when.policy, num_workers)
@@ -169,19 +180,21 @@ def _checked_table(when: options.SchedulingGroup, num_workers: int, models: Path
         if when.cost is None:
             return None
         table = read_table(when.cost)
-        check_devices(table, num_workers, when.cost)
+        if num_workers is not None:
+            check_devices(table, num_workers, when.cost)
         check_pools(when.policy, table.devices)
         return table
 
 
-def _check_devices(file: Path | None, policy: str, num_workers: int) -> None:
+def _check_devices(file: Path | None, policy: str, num_workers: int | None) -> None:
     """Raises UserError if a file of models names workers that there are not, or that the policy would not heed."""
     from tilework.server.config import ConfigError
     from tilework.server.models_file import check_workers, read_models
 
     with user_errors(ConfigError, UnknownPolicy):
         models = read_models(None if file is None else str(file))
-        check_workers(str(file), models, num_workers)
+        if num_workers is not None:
+            check_workers(str(file), models, num_workers)
         check_pools(policy, [name for name, one in models.items() if one.devices is not None])
 
 

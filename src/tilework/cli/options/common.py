@@ -44,6 +44,13 @@ Compile = Annotated[
     bool,
     typer.Option("--compile", help="Compile the blocks of the denoiser: faster, after minutes at the first start."),
 ]
+CudaGraphs = Annotated[
+    bool,
+    typer.Option(
+        "--cuda-graphs",
+        help="On CUDA, record the steps of each size and batch as graphs, so that the GPU never waits for Python.",
+    ),
+]
 ProfilesFile = Annotated[
     Path | None,
     typer.Option("--profiles", envvar="TILEWORK_PROFILES", help="Profile database; default in the user's cache."),

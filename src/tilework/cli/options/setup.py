@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tilework.cli.options.common import Attention, Compile, Device, Dtype, Offload, Quantize, VaeTiling
+from tilework.cli.options.common import Attention, Compile, CudaGraphs, Device, Dtype, Offload, Quantize, VaeTiling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,4 +19,5 @@ class SetupGroup:
     offload: Offload = "none"
     attention: Attention = "native"
     compiles: Compile = False
+    cuda_graphs: CudaGraphs = False
     vae_tiling: VaeTiling = False

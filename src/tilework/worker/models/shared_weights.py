@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from tilework.core.component import ALIGNMENT, Component
 from tilework.pipelines.components import weights_of
+from tilework.worker.models.pinned import PinnedFiles, bytes_of
 
 _log = logging.getLogger(__name__)
 _MADV_POPULATE_READ = 22  # Since Linux 5.14; Python has no name for it.
@@ -47,6 +48,7 @@ class SharedWeights:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._pinned = PinnedFiles()
 
     def share(self, module: nn.Module) -> str | None:
         """Let the weights of a module lie in the file; returns its name. None if there is no room for it.
@@ -133,8 +135,11 @@ class SharedWeights:
         """
         path = self._directory / name
         offsets, size = laid_out(forms)
-        with path.open("rb") as file:
-            mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
+        if any(form.device.type == "cuda" for form in forms):
+            mapped = self._pinned.map(path, size)
+        else:
+            with path.open("rb") as file:
+                mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
         with suppress(FileNotFoundError):  # Another worker may have needed the room since.
             os.utime(path)
         return WeightsFile(mapped, offsets, forms)
@@ -177,7 +182,7 @@ class WeightsFile:
 
     def weight(self, index: int) -> Tensor:
         """A weight as it lies in the file."""
-        return placed(torch.frombuffer(self.mapped, dtype=torch.uint8), self.offsets[index], self.forms[index])
+        return placed(bytes_of(self.mapped), self.offsets[index], self.forms[index])
 
     def _populate(self, start: int) -> None:
         """Map the pages of a block. Older kernels do it page by page, when a run first reads them."""
