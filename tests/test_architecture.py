@@ -59,6 +59,8 @@ SERVER_ARROWS: dict[str, set[str]] = {
     "lora_directory": {"config"},
     "http": {"text", "config", "tenants"},
     "metrics": {"engine_protocol"},
+    "live": {"engine_protocol", "http"},
+    "page": set(),
     "calls": {
         "text",
         "schema",
@@ -81,6 +83,8 @@ SERVER_ARROWS: dict[str, set[str]] = {
         "lora_directory",
         "http",
         "metrics",
+        "live",
+        "page",
         "calls",
         "sets",
     },

@@ -27,6 +27,7 @@ from suite.cases.mutations import Mutations
 from suite.cases.nodes import Nodes
 from suite.cases.observe import Observe
 from suite.cases.opensora import OpenSora
+from suite.cases.page import PageFrames
 from suite.cases.papers import Papers
 from suite.cases.patches import Patches
 from suite.cases.patchsize import PatchSize
@@ -81,7 +82,8 @@ CASES: Cases = {
         "Time until a request is accepted or refused, for ten minutes, with 20,000 waiting and 2,000 connections open",
         Load,
     ),
-    "observe": ("Metrics and event log: what they cost in throughput", Observe),
+    "observe": ("Metrics, event log and the page: what they cost in throughput", Observe),
+    "page": ("The page at / in a browser: what a frame costs, with 10,000 tiles in view", PageFrames),
     "bubbles": ("Idle time of busy workers between two runs", Bubbles),
     "patches": ("Requests of several sizes in one forward pass, against one by one", Patches),
     "patchsize": ("Smaller patches than necessary: throughput, and the pictures against one by one", PatchSize),

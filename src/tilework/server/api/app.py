@@ -13,6 +13,7 @@ from fastapi_offline import FastAPIOffline
 
 import tilework
 from tilework.core.time import ns_from_s
+from tilework.runtime.observer import Observers
 from tilework.server.api.admin_routes import add_admin_routes
 from tilework.server.api.bodies import Bodies
 from tilework.server.api.chat import ChatService
@@ -21,7 +22,7 @@ from tilework.server.api.image_routes import add_chat_route, add_image_routes
 from tilework.server.api.images import ImageService
 from tilework.server.api.model_routes import add_model_routes
 from tilework.server.api.openapi import install_openapi
-from tilework.server.api.probe_routes import add_probe_routes, add_set_routes
+from tilework.server.api.probe_routes import LiveService, add_live_route, add_probe_routes, add_set_routes
 from tilework.server.api.request_routes import add_request_routes
 from tilework.server.api.requests import RequestService
 from tilework.server.api.video_routes import add_video_routes
@@ -36,9 +37,12 @@ from tilework.server.calls.submitter import CallSubmitter
 from tilework.server.config import ConfigError, ServerConfig
 from tilework.server.engine_protocol import Engine
 from tilework.server.http.error_handlers import install_error_handlers
-from tilework.server.http.middleware import CatchBugs, HeadAsGet, LimitHead, RequireKey
+from tilework.server.http.middleware import PROBES, CatchBugs, HeadAsGet, LimitHead, RequireKey
+from tilework.server.live.feed import Feed
+from tilework.server.live.watchers import Watchers
 from tilework.server.metrics.metrics import Metrics
 from tilework.server.models_file import read_models
+from tilework.server.page.routes import PAGE_FILES, add_page
 from tilework.server.sets import NodePlaces, Sets, new_sets
 from tilework.server.tenants import Tenants, load_tenants
 from tilework.sets.window import UseWindow
@@ -64,7 +68,8 @@ def create_app(
     `store` keeps results that are fetched later (default: in memory); `rng` chooses seeds for clients that send none.
     `readiness` says when the engine has started (default: it has); `call_registry` lets the caller see which calls are
     open; `nodes` are those of the engine, if it has some. `app.state.submitter` is the `CallSubmitter`, for calls that
-    do not come by HTTP, and `app.state.sets` this server among others (`server.sets`), which the caller has to run.
+    do not come by HTTP, `app.state.sets` this server among others (`server.sets`), which the caller has to run, and
+    `app.state.watchers` those that watch it, whose streams the caller has to close before the server can stop.
 
     Raises:
         ConfigError: the file of tenants, that of models or the registry of sets cannot be used.
@@ -74,8 +79,8 @@ def create_app(
     readiness = readiness or Readiness(engine)
     use = UseWindow(ns_from_s(config.set_window_s))
     sets = new_sets(engine, config, use, nodes, lambda: readiness.has_started)
-    metrics = Metrics(engine, store, use)
-    engine.observe(metrics)
+    metrics, feed = Metrics(engine, store, use), Feed(engine.now_ns)
+    engine.observe(Observers(metrics, feed))
     threads = Threads(config.encode_threads)
     submitter = _submitter(
         engine=engine,
@@ -100,8 +105,9 @@ def create_app(
         plans=DecodePlans(num_devices=lambda model: len(engine.devices_serving(model))),
     )
     app = _empty_app(threads)
-    app.state.submitter, app.state.sets = submitter, sets
+    app.state.submitter, app.state.sets, app.state.watchers = submitter, sets, Watchers(engine, feed)
     _add_routes(app, images, readiness)
+    add_live_route(app, LiveService(app.state.watchers, readiness, config, tenants))
     install_error_handlers(app)
     install_call_errors(app)
     install_openapi(app, has_keys=tenants.has_keys)
@@ -160,12 +166,13 @@ def _add_routes(app: FastAPI, images: ImageService, readiness: Readiness) -> Non
     add_set_routes(app, images.submitter.sets, readiness)
     add_admin_routes(app, images, readiness, card)
     add_probe_routes(app, readiness, images.metrics)
+    add_page(app)
 
 
 def _add_middleware(app: FastAPI, config: ServerConfig, tenants: Tenants) -> None:
     """The one that is added last is the outermost."""
     app.add_middleware(HeadAsGet)
-    app.add_middleware(RequireKey, tenants=tenants)
+    app.add_middleware(RequireKey, tenants=tenants, open_paths=PROBES | PAGE_FILES.keys())
     app.add_middleware(CatchBugs)
     app.add_middleware(LimitHead, max_bytes=config.max_head_bytes)
 
