@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal, get_args, get_origin
 from urllib.parse import urlsplit
@@ -19,6 +20,7 @@ from tilework.server.default_slo import DefaultSlo
 PREFIX = "TILEWORK_"
 OPTION, ENVIRONMENT, FILE, DEFAULT = "option", "environment", "file", "default"
 """Where a setting is from."""
+MODEL_NAME = r"^[A-Za-z0-9_./-]{1,128}$"
 _YEAR_S = 366 * 86400.0
 
 Seconds = Annotated[float, Field(ge=0, le=86400.0, allow_inf_nan=False)]
@@ -41,11 +43,14 @@ class ServerConfig(BaseSettings):
     of all tenants may wait or run at a time, and `max_backlog_s` how long the devices may need for them when another
     comes in (see `admission.admission_limits`). `max_input_bytes` is for a body with pictures, `max_picture_bytes` for
     one file, `max_input_pixels` for all pictures of a call, and `input_bytes` for the memory of all calls' pictures.
+    `served_model_name` is what clients call the first model, one name or several by commas. `allow_origin` are the
+    origins of pages that may call the server, by commas, or "*" for all.
     `set_name` is what others call this server, and `registry` the address at which it finds them (see `server.sets`);
     its node manager moves nodes by windows of `set_window_s`, to sets that are busy for more than `set_threshold`.
     `video_codec` is how videos are compressed (see `core.wire.spec.VideoCodec`).
     `encode_cache_bytes` is for what was encoded of earlier requests (see `runtime.encode_cache`).
     `max_batch` is how many share a forward pass at most; `exact` makes all requests exact (see `core.request.Request`).
+    With `strict` a field that means nothing here is refused, not ignored.
     `reconnect_s` is how long a call with an idempotency key goes
     on after its client has gone. `read_timeout_s` is for a whole request head, and for a whole body; `send_timeout_s`
     is after how long a client that takes too little of an answer is cut off (how little is in `protocol`). `durable` is
@@ -70,6 +75,8 @@ class ServerConfig(BaseSettings):
     durable: str | None = None
     results: str | None = None
     public_url: str | None = None
+    served_model_name: str | None = None
+    allow_origin: str | None = None
     set_name: str = Field("default", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     registry: str | None = None
     set_window_s: LongSeconds = 300.0
@@ -91,6 +98,7 @@ class ServerConfig(BaseSettings):
     max_backlog_s: LongSeconds = s_from_ns(ControllerConfig().max_backlog_ns)
     max_batch: int = Field(ControllerConfig().max_batch, ge=1, le=1024)
     exact: bool = False
+    strict: bool = False
     encode_cache_bytes: int = Field(256 << 20, ge=0, le=1 << 50)
     result_ttl_s: LongSeconds = 3600.0
     result_bytes: int = Field(512 << 20, ge=1, le=1 << 50)
@@ -109,6 +117,14 @@ class ServerConfig(BaseSettings):
     @property
     def api_keys(self) -> tuple[bytes, ...]:
         return _keys(self.api_key)
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        return _listed(self.served_model_name)
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        return _listed(self.allow_origin)
 
     @property
     def usual_slo(self) -> DefaultSlo | None:
@@ -130,7 +146,9 @@ class ServerConfig(BaseSettings):
         return (init_settings,)
 
     @field_validator(
-        "api_key", "admin_key", "tenants", "models", "durable", "public_url", "default_slo", "registry", mode="before"
+        *("api_key", "admin_key", "tenants", "models", "durable", "public_url", "default_slo", "registry"),
+        *("served_model_name", "allow_origin"),
+        mode="before",
     )
     @classmethod
     def _empty_is_unset(cls, value: object) -> object:
@@ -151,6 +169,20 @@ class ServerConfig(BaseSettings):
             raise ValueError("give a base URL such as https://images.example.org")
         return url
 
+    @field_validator("served_model_name")
+    @classmethod
+    def _check_names(cls, text: str | None) -> str | None:
+        if text is not None and not all(re.fullmatch(MODEL_NAME, name) for name in _listed(text) or ("",)):
+            raise ValueError("give one name or several by commas, of letters, digits and _ . / - (at most 128 each)")
+        return text
+
+    @field_validator("allow_origin")
+    @classmethod
+    def _check_origins(cls, text: str | None) -> str | None:
+        if text not in (None, "*") and not all(map(_is_origin, _listed(text) or ("",))):
+            raise ValueError('give origins such as https://example.org, several by commas, or "*" for all')
+        return text
+
     @field_validator("default_slo")
     @classmethod
     def _check_default_slo(cls, text: str | None) -> str | None:
@@ -167,8 +199,17 @@ class ServerConfig(BaseSettings):
         return api_key
 
 
+def _listed(text: str | None) -> tuple[str, ...]:
+    return tuple(one.strip() for one in (text or "").split(",") if one.strip())
+
+
 def _keys(text: str | None) -> tuple[bytes, ...]:
-    return tuple(key.strip().encode() for key in (text or "").split(",") if key.strip())
+    return tuple(key.encode() for key in _listed(text))
+
+
+def _is_origin(text: str) -> bool:
+    """Whether it is a scheme and a host, maybe with a port, as a browser sends it."""
+    return re.fullmatch(r"https?://[^/?#@\s]+", text) is not None
 
 
 class _FromEnvironment(ServerConfig):

@@ -87,7 +87,8 @@ async def serve(
 
     Raises:
         AddressInUse: the address cannot be listened on.
-        ConfigError: the file of tenants, the address of the results or that of the registry cannot be used.
+        ConfigError: the file of tenants, the address of the results or that of the registry cannot be used, or a name
+            of the first model is one of another.
         JournalUnusable: the directory has open calls of another model, or was written by another version.
         OSError: results cannot be kept.
     """
@@ -108,6 +109,7 @@ async def serve(
             if not serving.done() and await _unless(signals.stop, engine.start()):
                 tidying = [] if journal is None else [journal.keep_tidy()]
                 with rare_collections(), _beside(sweep(lambda: http.num_closed), *tidying):
+                    app.state.images.models.check()
                     if journal is not None:
                         readiness.num_restored = restore(engine, journal, app.state.submitter)
                     readiness.has_started = True
@@ -134,8 +136,9 @@ def _http(app: FastAPI, listener: socket.socket, config: ServerConfig, engine: E
         listener,
         config,
         config.frontends,
-        # A refusal may name another set, of those that serve the call's model: the controller's to say.
-        standing=partial(standing_answer, engine) if config.registry is None else lambda: None,
+        # A refusal may name another set, of those that serve the call's model, and is to be read by pages of other
+        # origins: the controller's to say.
+        standing=partial(standing_answer, engine) if config.registry is None and not config.origins else lambda: None,
         on_answered=submitter.metrics.count_refused_at_front_ends,
     )
 

@@ -193,6 +193,19 @@ class ServerGroup:
         str | None,
         typer.Option(help="Ask clients for this key. Better set TILEWORK_API_KEY, which no list of processes shows."),
     ] = None
+    served_model_name: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME[,NAME]", help="What clients call the first model, instead of its own name; as of vLLM."
+        ),
+    ] = None
+    allow_origin: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ORIGIN[,ORIGIN]",
+            help='Let pages of these origins call the server, as https://example.org; "*" for all.',
+        ),
+    ] = None
     tenants: Annotated[
         Path | None, typer.Option(help="TOML file of tenants: their keys, weights and limits (docs/serving.md).")
     ] = None
@@ -210,6 +223,10 @@ class ServerGroup:
             "--exact",
             help="Draw every picture on one device and alone: it is the stock pipeline's bit for bit under any load.",
         ),
+    ] = None
+    strict: Annotated[
+        bool | None,
+        typer.Option("--strict", help="Refuse fields of calls that mean nothing here; default: warn of them."),
     ] = None
     max_backlog_s: Annotated[
         float | None,

@@ -10,6 +10,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
+from starlette.middleware.cors import CORSMiddleware
 
 import tilework
 from tilework.core.time import ns_from_s
@@ -20,7 +21,7 @@ from tilework.server.api.errors import install_call_errors
 from tilework.server.api.image_routes import add_chat_route, add_image_routes
 from tilework.server.api.images import ImageService
 from tilework.server.api.model_routes import add_model_routes
-from tilework.server.api.openapi import install_openapi
+from tilework.server.api.openapi import HEADERS_OF_OURS, install_openapi
 from tilework.server.api.probe_routes import add_probe_routes, add_set_routes
 from tilework.server.api.request_routes import add_request_routes
 from tilework.server.api.requests import RequestService
@@ -64,7 +65,8 @@ def create_app(
     `store` keeps results that are fetched later (default: in memory); `rng` chooses seeds for clients that send none.
     `readiness` says when the engine has started (default: it has); `call_registry` lets the caller see which calls are
     open; `nodes` are those of the engine, if it has some. `app.state.submitter` is the `CallSubmitter`, for calls that
-    do not come by HTTP, and `app.state.sets` this server among others (`server.sets`), which the caller has to run.
+    do not come by HTTP, `app.state.sets` this server among others (`server.sets`), which the caller has to run, and
+    `app.state.images` the `ImageService`.
 
     Raises:
         ConfigError: the file of tenants, that of models or the registry of sets cannot be used.
@@ -100,7 +102,7 @@ def create_app(
         plans=DecodePlans(num_devices=lambda model: len(engine.devices_serving(model))),
     )
     app = _empty_app(threads)
-    app.state.submitter, app.state.sets = submitter, sets
+    app.state.submitter, app.state.sets, app.state.images = submitter, sets, images
     _add_routes(app, images, readiness)
     install_error_handlers(app)
     install_call_errors(app)
@@ -168,6 +170,14 @@ def _add_middleware(app: FastAPI, config: ServerConfig, tenants: Tenants) -> Non
     app.add_middleware(RequireKey, tenants=tenants)
     app.add_middleware(CatchBugs)
     app.add_middleware(LimitHead, max_bytes=config.max_head_bytes)
+    if config.origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.origins,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=HEADERS_OF_OURS,
+        )
 
 
 def new_call_registry(config: ServerConfig, journal: CallJournal | None = None) -> CallRegistry:

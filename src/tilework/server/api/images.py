@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,6 +24,7 @@ from tilework.server.calls.decode_plans import DecodePlans
 from tilework.server.calls.encode import Threads
 from tilework.server.calls.errors import CallError
 from tilework.server.calls.events import CallEvents, Event, View
+from tilework.server.calls.parsing.fields import renamed
 from tilework.server.calls.parsing.image_call import image_call
 from tilework.server.calls.parsing.pictures import taken_pictures
 from tilework.server.calls.parsing.sizes import size_text
@@ -45,6 +46,7 @@ from tilework.server.schema.answers import ImageData, ImagesResponse
 from tilework.server.schema.image_request import OutputFormat
 from tilework.server.tenants import Tenant, Tenants
 
+Wire = Callable[[AsyncGenerator[Event, None]], AsyncGenerator[bytes, None]]
 REPLAYED = {"Idempotent-Replayed": "true"}
 
 
@@ -80,13 +82,13 @@ class ImageService:
     @property
     def models(self) -> ServedModels:
         """The models that are served; the engine must have started."""
-        return ServedModels(self.engine.models, self.entries)
+        return ServedModels(self.engine.models, self.entries, self.config.served_names)
 
     async def generate(self, http: Request, route: Route = IMAGES) -> Response:
         entry = await self.enter(http, route)
         call, headers = entry.call, entry.headers()
         if call.ask.is_stream:
-            return self._stream(call, headers)
+            return self.stream(call, headers, on_wire, has_progress=call.ask.has_progress)
         wish = preference(http.headers.getlist("prefer"))
         if wish.is_async:
             self.submitter.detach(call)
@@ -115,12 +117,12 @@ class ImageService:
             with self._counting_mistakes():
                 asked = route.fields(body)
                 info = models.named(asked.fields.get("model"))
-                fields, given = taken_pictures(asked.fields, info, is_edit=route.is_edit)
+                fields, given = taken_pictures(renamed(asked.fields, info), info, is_edit=route.is_edit)
                 pictures = await self.bodies.decoded(given)
         with self._counting_mistakes():
-            more: Any = {"pictures": pictures, "slo_ms": asked.slo_ms, "stream_of": route.stream_of}
-            more["video"] = asked.video
+            more: Any = {"pictures": pictures, "stream_of": route.stream_of, "video": asked.video}
             ask = image_call(fields, self._rules(tenant, info), self.rng, **more)
+            self.metrics.count_warnings(len(ask.warnings))
             has_waited = await self.plans.check(info, ask.specs[0]) or bool(given)
         if has_waited and key is not None and (known := await self.submitter.join(key)) is not None:  # Came meanwhile.
             return Entry(call=known, is_replay=True)
@@ -169,19 +171,20 @@ class ImageService:
             raise end
         return end
 
-    def _stream(self, call: Call, headers: dict[str, str]) -> Response:
+    def stream(self, call: Call, headers: Mapping[str, str], wire: Wire, *, has_progress: bool) -> Response:
+        """The events of a call, as `wire` puts them into bytes, until it has ended or its client has gone."""
         ask = call.ask
         events = CallEvents(
             engine=self.engine,
             threads=self.threads,
             uid=call.uid,
             call=call,
-            view=View(has_progress=ask.has_progress, has_files=True, num_partial=ask.num_partial),
+            view=View(has_progress=has_progress, has_files=True, num_partial=ask.num_partial),
             images=range(len(ask.specs)),
         )
         self.submitter.own(call)
         return EventStream(
-            on_wire(events.events()),
+            wire(events.events()),
             keep_alive_s=self.config.keep_alive_s,
             headers=headers,
             on_close=lambda: self.submitter.disown(call),

@@ -71,6 +71,7 @@ def _unreachable(refusal: Reject, deadline: Deadline, arrival_ns: int) -> CallEr
     earliest_s = _ceil_ms(refusal.earliest_ns - arrival_ns)
     retry_s = max(1, math.ceil(earliest_s - deadline.slo_s))
     field, earliest = deadline.field, deadline.moved(earliest_s)
+    judged = {"uid": refusal.uid, "slo_s": deadline.slo_s, "slo_source": deadline.source}
     as_time = {"earliest": earliest} if isinstance(earliest, str) else {}
     message = (
         f"{field} = {shown(deadline.value)} cannot be met: {refusal.reason}. The earliest deadline that can is"
@@ -83,7 +84,7 @@ def _unreachable(refusal: Reject, deadline: Deadline, arrival_ns: int) -> CallEr
         code=refusal.code.value,
         retry_s=retry_s,
         resend=False,
-        details={"uid": refusal.uid, "slo_s": deadline.slo_s, "earliest_s": earliest_s, **as_time},
+        details={**judged, "earliest_s": earliest_s, **as_time},
     )
 
 

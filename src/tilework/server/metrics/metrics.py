@@ -33,6 +33,7 @@ class Metrics(Observer):
         self._requests = RequestMetrics(meters, sizes)
         self._works = WorkMetrics(meters, sizes)
         self._invalid = meters.counter("invalid_calls", "Calls with a mistake, refused before they became images")
+        self._warnings = meters.counter("warnings", "Warnings in answers, that fields of calls were ignored")
         self._at_front_ends = meters.counter(
             "frontend_refusals", "Calls that front ends refused by themselves, since the queue is full"
         )
@@ -56,6 +57,10 @@ class Metrics(Observer):
 
     def count_invalid(self) -> None:
         self._invalid.inc()
+
+    def count_warnings(self, number: int) -> None:
+        """A call gets this number of warnings."""
+        self._warnings.inc(number)
 
     def count_refused_at_front_ends(self, number: int) -> None:
         """Front ends have refused this number of calls, since the queue is full."""

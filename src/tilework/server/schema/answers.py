@@ -13,6 +13,8 @@ State = Literal["queued", "running", "paused", "done", "failed", "cancelled"]
 
 _SOURCE = "Who has given the deadline: the request, or for one without the tenant, class, model or server; null without"
 
+_WARNINGS = "Fields of the call that mean nothing here, and were ignored"
+
 
 class SegmentModel(BaseModel):
     """One piece of work that was done for an image; times in seconds from its arrival.
@@ -45,6 +47,7 @@ class RequestTimeline(BaseModel):
     on_time: bool | None
     exact: bool = Field(description="Whether it was exact, and each work of it ran on one device, alone and whole")
     vae_tiling: bool = Field(False, description="Whether it was decoded in tiles, as after stock `enable_tiling()`")
+    warnings: list[str] = Field([], description=_WARNINGS)
     segments: list[SegmentModel]
 
 
@@ -157,6 +160,7 @@ class RequestStatus(BaseModel):
     priority: str
     slo_s: float | None
     slo_source: str | None = Field(None, description=_SOURCE)
+    warnings: list[str] = Field([], description=_WARNINGS)
     eta_s: float | None = Field(description=_ETA)
     eta: str | None
     size: str

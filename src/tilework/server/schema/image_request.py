@@ -28,23 +28,6 @@ EXAMPLE: dict[str, JsonValue] = {
 }
 
 
-WITHOUT_EFFECT: dict[str, tuple[JsonValue, ...]] = {
-    "background": ("auto", "opaque"),
-    "diffusers_kwargs": ({},),
-    "enable_teacache": (False,),
-    "fps": (),
-    "input_fidelity": ("low",),
-    "metadata": (),
-    "moderation": (),
-    "quality": ("auto", "standard"),
-    "safety_identifier": (),
-    "vae_use_slicing": (),
-    "vae_use_tiling": (False,),
-}
-"""Fields of OpenAI's, vLLM-Omni's and SGLang's clients that change no picture, with the values that ask for no other
-one; where none are named, no value does."""
-
-
 class LoraUse(BaseModel):
     """A LoRA of the model, and how much of it: 1 is what it was trained to do."""
 
@@ -57,7 +40,8 @@ class LoraUse(BaseModel):
 class ImageRequest(BaseModel):
     """What to draw and by when. null means absent, except for `prompt`.
 
-    Further fields are the arguments of the model (see `calls.arguments`), or refused by name.
+    Further fields are the arguments of the model, other names of these, refused, or ignored: see
+    `calls.parsing.arguments` and `foreign_fields`.
     """
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, json_schema_extra={"examples": [EXAMPLE]})
@@ -109,6 +93,9 @@ class ImageRequest(BaseModel):
         gt=0,
         allow_inf_nan=False,
         description="a number of seconds above 0 from arrival to the deadline, or nothing",
+    )
+    slo_ms: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="a number above 0: slo_s in milliseconds, or nothing"
     )
     deadline: str | None = Field(
         None,
