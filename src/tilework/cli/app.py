@@ -24,6 +24,7 @@ from tilework.cli.commands import (
     serve,
     simulate,
     timeline,
+    verify,
     workload,
 )
 from tilework.cli.console import UserError, console
@@ -54,6 +55,7 @@ app.command("classes", epilog=classes.EXAMPLE)(classes.command)
 app.command("profile", epilog=profile.EXAMPLE)(profile.command)
 app.add_typer(cost.app, name="cost")
 app.add_typer(workload.app, name="workload")
+app.command("verify", epilog=verify.EXAMPLE)(verify.command)
 app.command("doctor", epilog=doctor.EXAMPLE)(doctor.command)
 app.command("demo", epilog=demo.EXAMPLE)(demo.command)
 

@@ -50,6 +50,7 @@ class ServerConfig(BaseSettings):
     `video_codec` is how videos are compressed (see `core.wire.spec.VideoCodec`).
     `encode_cache_bytes` is for what was encoded of earlier requests (see `runtime.encode_cache`).
     `max_batch` is how many share a forward pass at most; `exact` makes all requests exact (see `core.request.Request`).
+    With `metadata` PNG files say what they were drawn from and how (see `calls.provenance`).
     With `strict` a field that means nothing here is refused, not ignored.
     `reconnect_s` is how long a call with an idempotency key goes
     on after its client has gone. `read_timeout_s` is for a whole request head, and for a whole body; `send_timeout_s`
@@ -99,6 +100,7 @@ class ServerConfig(BaseSettings):
     max_batch: int = Field(ControllerConfig().max_batch, ge=1, le=1024)
     exact: bool = False
     strict: bool = False
+    metadata: bool = True
     encode_cache_bytes: int = Field(256 << 20, ge=0, le=1 << 50)
     result_ttl_s: LongSeconds = 3600.0
     result_bytes: int = Field(512 << 20, ge=1, le=1 << 50)

@@ -228,6 +228,13 @@ class ServerGroup:
         bool | None,
         typer.Option("--strict", help="Refuse fields of calls that mean nothing here; default: warn of them."),
     ] = None
+    metadata: Annotated[
+        bool | None,
+        typer.Option(
+            "--metadata/--no-metadata",
+            help="Write prompt, seed and settings into PNG files, for other tools and `tilework verify`; default: on.",
+        ),
+    ] = None
     max_backlog_s: Annotated[
         float | None,
         typer.Option(

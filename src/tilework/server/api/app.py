@@ -139,7 +139,13 @@ def _submitter(
         store=store,
         metrics=metrics,
         call_registry=call_registry,
-        finisher=Finisher(engine=engine, store=store, threads=threads, call_registry=call_registry),
+        finisher=Finisher(
+            engine=engine,
+            store=store,
+            threads=threads,
+            call_registry=call_registry,
+            has_metadata=config.metadata,
+        ),
         readiness=readiness,
         sets=sets,
     )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
 from PIL import Image as Pillow
+from PIL.PngImagePlugin import PngInfo
 
 from tilework.core.wire.spec import Image
 from tilework.server.schema.image_request import FileFormat
@@ -22,11 +23,20 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def encode(image: Image, output_format: FileFormat, quality: int, frame: int = 0) -> bytes:
-    """Encode as a file, or one frame of a clip; `quality` (0-100) concerns jpeg and webp only."""
+def encode(
+    image: Image, output_format: FileFormat, quality: int, frame: int = 0, texts: Mapping[str, str] | None = None
+) -> bytes:
+    """Encode as a file, or one frame of a clip; `quality` (0-100) concerns jpeg and webp only.
+
+    `texts` are text chunks by name, of png only.
+    """
     buffer, picture = io.BytesIO(), _picture(image, frame)
     if output_format == "png":
-        picture.save(buffer, "PNG", compress_level=3)  # On noisy pixels 4 times as fast as 6, for 11% more.
+        chunks = PngInfo()
+        for name, text in (texts or {}).items():
+            chunks.add_itxt(name, text)
+        # On noisy pixels level 3 is 4 times as fast as 6, for 11% more.
+        picture.save(buffer, "PNG", compress_level=3, pnginfo=chunks)
     else:
         picture.save(buffer, output_format.upper(), quality=quality)
     return buffer.getvalue()

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from tilework.server.schema.image_request import FileFormat, OutputFormat
+from tilework.server.schema.provenance import Provenance
 
 ErrorType = Literal["invalid_request_error", "rate_limit_error", "server_error"]
 State = Literal["queued", "running", "paused", "done", "failed", "cancelled"]
@@ -49,6 +50,7 @@ class RequestTimeline(BaseModel):
     vae_tiling: bool = Field(False, description="Whether it was decoded in tiles, as after stock `enable_tiling()`")
     warnings: list[str] = Field([], description=_WARNINGS)
     segments: list[SegmentModel]
+    certificate: Provenance | None = Field(None, description="What made it, if it is exact; for `tilework verify`")
 
 
 class ImageData(BaseModel):

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
+from tilework.core.lora import UsedLora
 from tilework.server.schema.picture_fields import picture_schema
 
 OutputFormat = Literal["png", "jpeg", "webp"]
@@ -35,6 +36,9 @@ class LoraUse(BaseModel):
 
     name: str = Field(description="its name in GET /v1/models")
     scale: float = Field(1.0, ge=-MAX_SCALE, le=MAX_SCALE, allow_inf_nan=False, description="a number from -10 to 10")
+
+    def used(self) -> UsedLora:
+        return UsedLora(self.name, float(self.scale))
 
 
 class ImageRequest(BaseModel):
