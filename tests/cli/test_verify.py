@@ -147,7 +147,7 @@ def test_pixels_that_were_changed_are_noticed(picture: Path, directory: Path, tm
     changed = _changed(picture, tmp_path / "changed.png", change)
     result = verify(changed, "--model", directory / "model", "--loras", directory / "loras")
     assert result.exit_code == 1
-    assert "its pixels are not those that were certified" in result.stdout
+    assert "its pixels are not those that its server drew" in result.stdout
 
 
 @pytest.mark.slow

@@ -34,17 +34,17 @@ def chunk(opened: Image.Image) -> PictureMetadata:
     return PictureMetadata.model_validate_json(opened.text["tilework"])  # type: ignore[attr-defined]
 
 
-def certificate(answer: httpx.Response, index: int = 0) -> dict[str, Any] | None:
-    found: dict[str, Any] | None = answer.json()["data"][index]["tilework"]["certificate"]
+def provenance(answer: httpx.Response, index: int = 0) -> dict[str, Any] | None:
+    found: dict[str, Any] | None = answer.json()["data"][index]["tilework"]["provenance"]
     return found
 
 
-def test_an_exact_picture_has_a_certificate_with_the_hash_of_its_pixels() -> None:
+def test_the_answer_for_an_exact_picture_has_its_provenance_and_a_hash_of_its_pixels() -> None:
     with serving(FakeEngine(info=loaded())) as server:
         fields = {"prompt": SECRET, "exact": True, "seed": 5, "n": 2, "eta": 0.5, "prompt_2": "too"}
         answer = server.post(fields)
         for index in (0, 1):
-            found = certificate(answer, index)
+            found = provenance(answer, index)
             assert found is not None
             pixels = picture(answer, index).tobytes()
             assert found["pixels_sha256"] == hashlib.sha256(pixels).hexdigest()
@@ -61,20 +61,20 @@ def test_an_exact_picture_has_a_certificate_with_the_hash_of_its_pixels() -> Non
         assert found["settings"]["arguments"] == {"eta": 0.5}
         assert SECRET not in json.dumps(found), "texts are in the file alone"
         status = server.http.get(f"/v1/requests/{answer.headers['x-request-id']}")
-        assert status.json()["images"][1]["timeline"]["certificate"] == found, "the record has it, too"
+        assert status.json()["images"][1]["timeline"]["provenance"] == found, "the record has it, too"
         assert SECRET not in status.text
 
 
 def test_other_pictures_have_none() -> None:
     with serving(FakeEngine(info=loaded())) as server:
-        assert certificate(server.post({"prompt": "x"})) is None
+        assert provenance(server.post({"prompt": "x"})) is None
     with serving(FakeEngine()) as server:
-        assert certificate(server.post({"prompt": "x", "exact": True})) is None, "no model has drawn it"
+        assert provenance(server.post({"prompt": "x", "exact": True})) is None, "no model has drawn it"
     with serving(FakeEngine(info=loaded(VIDEOS)), drain_s=0) as server:
         job = server.http.post("/v1/videos", json={"prompt": "x", "exact": True}).json()
         eventually(lambda: server.http.get(f"/v1/videos/{job['id']}").json()["status"] == "completed")
         status = server.http.get(f"/v1/videos/{job['id']}").json()
-        assert status["tilework"]["timeline"]["certificate"] is None, "its pixels stay with its worker"
+        assert status["tilework"]["timeline"]["provenance"] is None, "its pixels stay with its worker"
 
 
 def test_png_files_say_how_they_were_made() -> None:
@@ -98,7 +98,7 @@ def test_each_frame_of_a_clip_says_which_it_is() -> None:
         answer = server.post({"prompt": "x", "exact": True})
         assert [chunk(picture(answer, index)).frame for index in range(5)] == [0, 1, 2, 3, 4]
         pixels = b"".join(picture(answer, index).tobytes() for index in range(5))
-        found = certificate(answer)
+        found = provenance(answer)
         assert found is not None
         assert found["pixels_sha256"] == hashlib.sha256(pixels).hexdigest()
 
@@ -109,7 +109,7 @@ def test_given_pictures_are_named_by_their_digests() -> None:
     given.save(file, "PNG")
     with serving(FakeEngine(info=loaded(EDITOR))) as server:
         answer = server.post({"prompt": "x", "exact": True, "image": base64.b64encode(file.getvalue()).decode()})
-        found = certificate(answer)
+        found = provenance(answer)
         assert found is not None
         assert found["settings"]["pictures"] == {"image": [hashlib.sha256(given.tobytes()).hexdigest()]}
 
@@ -118,4 +118,4 @@ def test_a_server_may_write_nothing_into_files() -> None:
     with serving(FakeEngine(info=loaded()), metadata=False) as server:
         answer = server.post({"prompt": SECRET, "exact": True})
         assert picture(answer).text == {}  # type: ignore[attr-defined]
-        assert certificate(answer) is not None
+        assert provenance(answer) is not None

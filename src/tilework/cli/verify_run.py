@@ -35,7 +35,7 @@ _ASK = 'ask for "exact": true and png, of a server without --no-metadata'
 
 
 @dataclass(frozen=True, slots=True)
-class Certified:
+class ExactPicture:
     """A picture with its metadata; `place` says where it was found. `pixels` are those in the file."""
 
     place: str
@@ -45,7 +45,7 @@ class Certified:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Whether a picture is what its certificate says (`is_intact`), and whether the stock pipeline makes it, too.
+    """Whether a picture has the pixels whose hash it carries (`is_intact`), and whether the stock pipeline makes them.
 
     `differences` are what is otherwise here than where it was made, each with the value there and the one here.
     """
@@ -60,7 +60,7 @@ class Verdict:
         return self.is_intact and self.is_remade
 
 
-def certified(file: Path) -> list[Certified]:
+def exact_pictures(file: Path) -> list[ExactPicture]:
     """The pictures of a PNG, or of a JSON file that holds the answer of a server.
 
     Raises:
@@ -75,9 +75,9 @@ def certified(file: Path) -> list[Certified]:
 
 
 def verdicts(
-    found: list[Certified], model: str | None, how: ModelOptions, loras: Path | None, given: Mapping[str, list[Path]]
+    found: list[ExactPicture], model: str | None, how: ModelOptions, loras: Path | None, given: Mapping[str, list[Path]]
 ) -> Iterator[Verdict]:
-    """Make each picture again. `model` is where its model is here; None: as its certificate says.
+    """Make each picture again. `model` is where its model is here; None: as its file says.
 
     Raises:
         UserError: the model cannot be loaded, or a LoRA or a given picture is not there or is another one.
@@ -116,7 +116,7 @@ def _pngs(place: str, content: bytes) -> Iterator[tuple[str, bytes]]:
         raise UserError(f"{place} is neither a PNG nor the JSON of an answer with b64_json; {_ASK}") from None
 
 
-def _of_png(place: str, png: bytes) -> Certified:
+def _of_png(place: str, png: bytes) -> ExactPicture:
     try:
         with Pillow.open(io.BytesIO(png), formats=["PNG"]) as picture:
             text: Any = getattr(picture, "text", {}).get(CHUNK)
@@ -131,10 +131,10 @@ def _of_png(place: str, png: bytes) -> Certified:
         raise UserError(f"{place} was made by another version of tilework; verify it with that one") from None
     if not metadata.provenance.exact:
         raise UserError(f"{place} is not exact, so it depends on what else its server did; {_ASK}")
-    return Certified(place, metadata, pixels)
+    return ExactPicture(place, metadata, pixels)
 
 
-def _source(one: Certified, model: str | None, how: ModelOptions) -> ModelSource:
+def _source(one: ExactPicture, model: str | None, how: ModelOptions) -> ModelSource:
     provenance = one.metadata.provenance
     known = {lora.name for lora in how.loras}
     if lacking := [lora.name for lora in provenance.settings.loras if lora.name not in known]:
@@ -145,7 +145,7 @@ def _source(one: Certified, model: str | None, how: ModelOptions) -> ModelSource
     )
 
 
-def _given(one: Certified, given: Mapping[str, list[Path]]) -> dict[str, tuple[Image, ...]]:
+def _given(one: ExactPicture, given: Mapping[str, list[Path]]) -> dict[str, tuple[Image, ...]]:
     """The pictures that it was drawn from."""
     wanted = one.metadata.provenance.settings.pictures
     found: dict[str, tuple[Image, ...]] = {}
@@ -161,7 +161,7 @@ def _given(one: Certified, given: Mapping[str, list[Path]]) -> dict[str, tuple[I
     return found
 
 
-def _differences(one: Certified, source: ModelSource) -> dict[str, tuple[str, str]]:
+def _differences(one: ExactPicture, source: ModelSource) -> dict[str, tuple[str, str]]:
     import torch
 
     provenance = one.metadata.provenance

@@ -109,10 +109,7 @@ async def serve(
             if not serving.done() and await _unless(signals.stop, engine.start()):
                 tidying = [] if journal is None else [journal.keep_tidy()]
                 with rare_collections(), _beside(sweep(lambda: http.num_closed), *tidying):
-                    app.state.images.models.check()
-                    if journal is not None:
-                        readiness.num_restored = restore(engine, journal, app.state.submitter)
-                    readiness.has_started = True
+                    _begin(app, engine, readiness, journal)
                     on_ready(_url(config, listener))
                     await _first(serving, signals.stop.wait())
                     deadline_s = loop.time() + config.drain_s
@@ -125,6 +122,14 @@ async def serve(
             call_registry.leave()
             await engine.stop()
             await _close(http, serving, signals, deadline_s)
+
+
+def _begin(app: FastAPI, engine: Engine, readiness: Readiness, journal: DurableJournal | None) -> None:
+    """Take over what the previous start has left, and calls from now on."""
+    app.state.images.models.check()
+    if journal is not None:
+        readiness.num_restored = restore(engine, journal, app.state.submitter)
+    readiness.has_started = True
 
 
 def _http(app: FastAPI, listener: socket.socket, config: ServerConfig, engine: Engine) -> Http:

@@ -45,9 +45,9 @@ def command(
     differ from those there, it is said. Exit status 1 if a picture is another one.
     """
     require_serve_extra()
-    from tilework.cli.verify_run import certified, verdicts
+    from tilework.cli.verify_run import exact_pictures, verdicts
 
-    found = certified(file)
+    found = exact_pictures(file)
     with console.status("drawing it again"):
         results = list(verdicts(found, model, ModelOptions(adapter, device), loras, _pictures(picture or ())))
     is_good = all(one.is_good for one in results)
@@ -80,7 +80,7 @@ def _say(one: Verdict) -> None:
     elif one.is_intact:
         text = "the stock pipeline makes other pixels"
     else:
-        text = "its pixels are not those that were certified"
+        text = "its pixels are not those that its server drew"
     out.print(f"{one.place}: {text}", style="" if one.is_good else "red", highlight=False, soft_wrap=True)
     for name, (there, here) in one.differences.items():
         out.print(f"  other {name}: {there} there, {here} here", highlight=False, markup=False, soft_wrap=True)

@@ -6,7 +6,7 @@ import base64
 import json
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from random import Random
@@ -29,6 +29,7 @@ from tilework.server.calls.parsing.image_call import image_call
 from tilework.server.calls.parsing.pictures import taken_pictures
 from tilework.server.calls.parsing.sizes import size_text
 from tilework.server.calls.parsing.specs import Rules
+from tilework.server.calls.refusals import too_many_a_minute
 from tilework.server.calls.served_models import ServedModels
 from tilework.server.calls.status import call_status
 from tilework.server.calls.submitter import CallSubmitter
@@ -37,11 +38,12 @@ from tilework.server.default_slo import DefaultSlos
 from tilework.server.engine_protocol import Engine
 from tilework.server.http.connection import unless_gone
 from tilework.server.http.errors import ApiError
-from tilework.server.http.middleware import tenant_of
+from tilework.server.http.middleware import key_of, tenant_of
 from tilework.server.http.prefer import preference
 from tilework.server.http.sse import EventStream, event
 from tilework.server.metrics.metrics import Metrics
 from tilework.server.models_file import ModelEntry
+from tilework.server.request_rates import RequestRates
 from tilework.server.schema.answers import ImageData, ImagesResponse
 from tilework.server.schema.image_request import OutputFormat
 from tilework.server.tenants import Tenant, Tenants
@@ -78,6 +80,7 @@ class ImageService:
     rng: Random
     bodies: Bodies
     plans: DecodePlans
+    rates: RequestRates = field(default_factory=RequestRates)
 
     @property
     def models(self) -> ServedModels:
@@ -108,6 +111,7 @@ class ImageService:
         """
         self.submitter.readiness.require_started()
         tenant, models = tenant_of(http.scope), self.models
+        self._check_rate(tenant, key_of(http.scope))
         with self.bodies.room.place() as place:
             with self._counting_mistakes():
                 body = await self.bodies.read(http, route, models, place)
@@ -127,6 +131,12 @@ class ImageService:
         if has_waited and key is not None and (known := await self.submitter.join(key)) is not None:  # Came meanwhile.
             return Entry(call=known, is_replay=True)
         return Entry(call=self.submitter.submit(ask, tenant, key), is_replay=False)
+
+    def _check_rate(self, tenant: Tenant, key: bytes) -> None:
+        """Raises CallError if the key has made its calls of this minute."""
+        if wait_ns := self.rates.take(tenant, key, self.engine.now_ns()):
+            self.metrics.count_too_many_a_minute()
+            raise too_many_a_minute(tenant, wait_ns)
 
     def _rules(self, tenant: Tenant, info: ModelInfo) -> Rules:
         """What a body of this tenant for this model is checked against, as of now."""

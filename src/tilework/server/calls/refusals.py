@@ -56,6 +56,15 @@ def too_many_open(tenant: Tenant, num_open: int, num_asked: int, retry_s: int) -
     return Refused(message, field="n", code="too_many_open", retry_s=retry_s)
 
 
+def too_many_a_minute(tenant: Tenant, wait_ns: int) -> Refused:
+    retry_s = max(1, math.ceil(wait_ns / NS_PER_S))
+    message = (
+        f"This key may make {tenant.requests_per_minute} calls for pictures a minute, and has made them. Retry in"
+        f" {counted(retry_s, 'second')}."
+    )
+    return Refused(message, code="rate_limit_exceeded", retry_s=retry_s)
+
+
 def input_full(num_held: int, num_asked: int, most_bytes: int) -> Refused:
     message = (
         f"The pictures of the call take {num_asked} bytes of memory. Those of open calls have {num_held} of"

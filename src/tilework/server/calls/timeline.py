@@ -12,7 +12,7 @@ from tilework.server.schema.provenance import Provenance
 def request_timeline(
     call: ImageCall, index: int, ticket: Ticket, outcome: Outcome, provenance: Provenance | None = None
 ) -> RequestTimeline:
-    """That of an image that has ended; its `provenance` is a certificate if it is exact."""
+    """That of an image that has ended; it shows its `provenance` if it is exact."""
     request = ticket.request
     queue_ns, deadline_ns = ticket.queue_ns, request.deadline_ns
     return RequestTimeline(
@@ -29,7 +29,7 @@ def request_timeline(
         vae_tiling=call.vae_tiling,
         warnings=list(call.warnings),
         segments=[_segment(segment, request.arrival_ns) for segment in outcome.segments],
-        certificate=provenance if provenance is not None and provenance.exact else None,
+        provenance=provenance if provenance is not None and provenance.exact else None,
     )
 
 

@@ -14,6 +14,7 @@ logger = logging.getLogger("tilework.server")
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
 TENANT = "tilework.tenant"  # The key of the tenant in the scope.
+KEY = "tilework.key"  # And that of the key with which it came.
 IS_HEAD = "tilework.is_head"  # In the scope if the request was a HEAD.
 
 
@@ -21,6 +22,13 @@ def tenant_of(scope: Scope) -> Tenant:
     tenant = scope[TENANT]
     assert isinstance(tenant, Tenant)
     return tenant
+
+
+def key_of(scope: Scope) -> bytes:
+    """The key that a request came with; empty without."""
+    key = scope[KEY]
+    assert isinstance(key, bytes)
+    return key
 
 
 def is_head(scope: Scope) -> bool:
@@ -52,7 +60,7 @@ class CatchBugs:
 
 
 class RequireKey:
-    """Let a request pass only with `Authorization: Bearer KEY`, and put the tenant of the key into the scope.
+    """Let a request pass only with `Authorization: Bearer KEY`, and put key and tenant into the scope.
 
     `OPEN_PATHS`, the probes of an orchestrator, need no key. The time that a check takes reveals nothing: see
     `Tenants.find`.
@@ -65,8 +73,9 @@ class RequireKey:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
-        elif (tenant := self._tenants.find(_bearer(scope))) is not None:
-            await self._app({**scope, TENANT: tenant}, receive, send)
+        elif (tenant := self._tenants.find(key := _bearer(scope))) is not None:
+            known = key if key in tenant.keys else None
+            await self._app({**scope, TENANT: tenant, KEY: known or b""}, receive, send)
         else:
             await _unauthorised().response()(scope, receive, send)
 

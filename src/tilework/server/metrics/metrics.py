@@ -13,7 +13,7 @@ from tilework.runtime.ticket import Outcome, Ticket
 from tilework.server.engine_protocol import Engine
 from tilework.server.metrics.levels import Levels
 from tilework.server.metrics.meters import DECISION_S, Meters, Names
-from tilework.server.metrics.requests import INPUT_FULL, TOO_MANY_OPEN, RequestMetrics
+from tilework.server.metrics.requests import INPUT_FULL, TOO_MANY_A_MINUTE, TOO_MANY_OPEN, RequestMetrics
 from tilework.server.metrics.works import WorkMetrics
 from tilework.sets.window import UseWindow
 from tilework.store.results import ResultStore
@@ -69,6 +69,10 @@ class Metrics(Observer):
     def count_too_many_open(self, priority: str) -> None:
         """A tenant's limit has refused a call."""
         self._requests.refused(priority, TOO_MANY_OPEN)
+
+    def count_too_many_a_minute(self) -> None:
+        """A key has made its calls of this minute."""
+        self._requests.refused_unread(TOO_MANY_A_MINUTE)
 
     def count_input_full(self, priority: str) -> None:
         """There was no memory for the pictures that a call gives."""

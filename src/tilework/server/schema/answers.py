@@ -50,7 +50,7 @@ class RequestTimeline(BaseModel):
     vae_tiling: bool = Field(False, description="Whether it was decoded in tiles, as after stock `enable_tiling()`")
     warnings: list[str] = Field([], description=_WARNINGS)
     segments: list[SegmentModel]
-    certificate: Provenance | None = Field(None, description="What made it, if it is exact; for `tilework verify`")
+    provenance: Provenance | None = Field(None, description="What made it, if it is exact; for `tilework verify`")
 
 
 class ImageData(BaseModel):

@@ -27,7 +27,7 @@ class Settings(BaseModel):
 
 
 class Provenance(BaseModel):
-    """What made a picture. Of an `exact` one it is a certificate: the stock pipeline makes the same pixels of it."""
+    """What made a picture. If it is `exact`, the stock pipeline makes the same pixels of it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
