@@ -10,17 +10,21 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from urllib.parse import urlsplit
 
 from annotated_types import Ge, Le
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from tilework.control.controller import ControllerConfig
 from tilework.core.time import s_from_ns
 from tilework.server.default_slo import DefaultSlo
+from tilework.server.webhooks.notice import secret_bytes
 
 PREFIX = "TILEWORK_"
+SECRETS = frozenset({"api_key", "admin_key", "webhook_secret"})
+"""Settings that are not shown."""
 OPTION, ENVIRONMENT, FILE, DEFAULT = "option", "environment", "file", "default"
 """Where a setting is from."""
 MODEL_NAME = r"^[A-Za-z0-9_./-]{1,128}$"
+MIN_SECRET_BYTES = 16
 _YEAR_S = 366 * 86400.0
 
 Seconds = Annotated[float, Field(ge=0, le=86400.0, allow_inf_nan=False)]
@@ -44,7 +48,8 @@ class ServerConfig(BaseSettings):
     comes in (see `admission.admission_limits`). `max_input_bytes` is for a body with pictures, `max_picture_bytes` for
     one file, `max_input_pixels` for all pictures of a call, and `input_bytes` for the memory of all calls' pictures.
     `served_model_name` is what clients call the first model, one name or several by commas. `allow_origin` are the
-    origins of pages that may call the server, by commas, or "*" for all.
+    origins of pages that may call the server, by commas, or "*" for all. `webhook_origins` are those of servers that
+    calls may have told of their end, and `webhook_secret` is that with which this is signed (see `webhooks.notice`).
     `set_name` is what others call this server, and `registry` the address at which it finds them (see `server.sets`);
     its node manager moves nodes by windows of `set_window_s`, to sets that are busy for more than `set_threshold`.
     `video_codec` is how videos are compressed (see `core.wire.spec.VideoCodec`).
@@ -78,6 +83,8 @@ class ServerConfig(BaseSettings):
     public_url: str | None = None
     served_model_name: str | None = None
     allow_origin: str | None = None
+    webhook_origins: str | None = None
+    webhook_secret: str | None = Field(None, repr=False)
     set_name: str = Field("default", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     registry: str | None = None
     set_window_s: LongSeconds = 300.0
@@ -129,6 +136,10 @@ class ServerConfig(BaseSettings):
         return _listed(self.allow_origin)
 
     @property
+    def webhook_hosts(self) -> tuple[str, ...]:
+        return _listed(self.webhook_origins)
+
+    @property
     def usual_slo(self) -> DefaultSlo | None:
         return None if self.default_slo is None else DefaultSlo.parse(self.default_slo)
 
@@ -149,7 +160,7 @@ class ServerConfig(BaseSettings):
 
     @field_validator(
         *("api_key", "admin_key", "tenants", "models", "durable", "public_url", "default_slo", "registry"),
-        *("served_model_name", "allow_origin"),
+        *("served_model_name", "allow_origin", "webhook_origins", "webhook_secret"),
         mode="before",
     )
     @classmethod
@@ -184,6 +195,26 @@ class ServerConfig(BaseSettings):
         if text not in (None, "*") and not all(map(_is_origin, _listed(text) or ("",))):
             raise ValueError('give origins such as https://example.org, several by commas, or "*" for all')
         return text
+
+    @field_validator("webhook_origins")
+    @classmethod
+    def _check_webhooks(cls, text: str | None) -> str | None:
+        if text is not None and not all(map(_is_origin, _listed(text) or ("",))):
+            raise ValueError("give origins such as https://example.org, several by commas")
+        return text
+
+    @field_validator("webhook_secret")
+    @classmethod
+    def _check_secret(cls, secret: str | None) -> str | None:
+        if secret is not None and len(secret_bytes(secret)) < MIN_SECRET_BYTES:
+            raise ValueError(f'give a text of at least {MIN_SECRET_BYTES} characters, or "whsec_" and base64')
+        return secret
+
+    @model_validator(mode="after")
+    def _check_both(self) -> ServerConfig:
+        if self.webhook_origins is not None and self.webhook_secret is None:
+            raise ValueError("webhook_origins is set, and webhook_secret is not: set TILEWORK_WEBHOOK_SECRET as well")
+        return self
 
     @field_validator("default_slo")
     @classmethod
@@ -256,6 +287,8 @@ def load_config(
         return ServerConfig(**dict(_FromEnvironment(**given)))
     except ValidationError as error:
         first = error.errors()[0]
+        if not first["loc"]:
+            raise ConfigError(f"{first['ctx']['error']}.") from None
         name = str(first["loc"][0])
         shown = {ENVIRONMENT: PREFIX + name.upper(), FILE: f"{name} (in the file of settings)"}
         raise ConfigError(_wrong_value(name, first, shown.get(sources[name], name))) from None
@@ -276,7 +309,7 @@ def _check_known(name: str, known: Collection[str], candidates: list[str]) -> No
 
 def _wrong_value(name: str, error: Any, shown: str) -> str:
     """What is wrong with a setting; `shown` is its name as it was given."""
-    value = "" if name in ("api_key", "admin_key") else f" = {error['input']!r}"
+    value = "" if name in SECRETS else f" = {error['input']!r}"
     if error["type"] == "string_pattern_mismatch":
         return f"{shown}{value} cannot be used; give up to 64 letters, digits, dots, dashes and underscores."
     if error["type"] == "value_error":

@@ -206,6 +206,13 @@ class ServerGroup:
             help='Let pages of these origins call the server, as https://example.org; "*" for all.',
         ),
     ] = None
+    webhook_origins: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ORIGIN[,ORIGIN]",
+            help="Tell servers at these origins of the ends of calls that name them; needs TILEWORK_WEBHOOK_SECRET.",
+        ),
+    ] = None
     tenants: Annotated[
         Path | None, typer.Option(help="TOML file of tenants: their keys, weights and limits (docs/serving.md).")
     ] = None

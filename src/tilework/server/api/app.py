@@ -27,6 +27,7 @@ from tilework.server.api.request_routes import add_request_routes
 from tilework.server.api.requests import RequestService
 from tilework.server.api.video_routes import add_video_routes
 from tilework.server.api.videos import VideoService
+from tilework.server.call_webhooks import CallWebhooks
 from tilework.server.calls.decode_plans import DecodePlans
 from tilework.server.calls.encode import Threads
 from tilework.server.calls.finish import Finisher
@@ -42,6 +43,7 @@ from tilework.server.metrics.metrics import Metrics
 from tilework.server.models_file import read_models
 from tilework.server.sets import NodePlaces, Sets, new_sets
 from tilework.server.tenants import Tenants, load_tenants
+from tilework.server.webhooks.sender import WebhookSender
 from tilework.sets.window import UseWindow
 from tilework.store.durable import DurableDirectory
 from tilework.store.memory import MemoryStore
@@ -64,14 +66,13 @@ def create_app(
 
     `store` keeps results that are fetched later (default: in memory); `rng` chooses seeds for clients that send none.
     `readiness` says when the engine has started (default: it has); `call_registry` lets the caller see which calls are
-    open; `nodes` are those of the engine, if it has some. `app.state.submitter` is the `CallSubmitter`, for calls that
-    do not come by HTTP, `app.state.sets` this server among others (`server.sets`), which the caller has to run, and
-    `app.state.images` the `ImageService`.
+    open; `nodes` are those of the engine. In `app.state` are `submitter`, for calls that do not come by HTTP, `images`,
+    `sets`, this server among others, which the caller has to run, and `webhooks`, which it has to close.
 
     Raises:
         ConfigError: the file of tenants, that of models or the registry of sets cannot be used.
     """
-    tenants, entries = load_tenants(config), dict(read_models(config.models))
+    tenants = load_tenants(config)
     store = new_store(config) if store is None else store
     readiness = readiness or Readiness(engine)
     use = UseWindow(ns_from_s(config.set_window_s))
@@ -79,30 +80,22 @@ def create_app(
     metrics = Metrics(engine, store, use)
     engine.observe(metrics)
     threads = Threads(config.encode_threads)
+    call_registry = new_call_registry(config) if call_registry is None else call_registry
+    webhooks = _webhooks(config, call_registry, metrics)
     submitter = _submitter(
         engine=engine,
         config=config,
         store=store,
         metrics=metrics,
         threads=threads,
-        call_registry=new_call_registry(config) if call_registry is None else call_registry,
+        call_registry=call_registry,
         readiness=readiness,
         sets=sets,
+        webhooks=webhooks,
     )
-    images = ImageService(
-        engine=engine,
-        config=config,
-        tenants=tenants,
-        entries=entries,
-        submitter=submitter,
-        metrics=metrics,
-        threads=threads,
-        rng=rng or SystemRandom(),
-        bodies=Bodies(config=config, threads=threads),
-        plans=DecodePlans(num_devices=lambda model: len(engine.devices_serving(model))),
-    )
+    images = _images(engine, config, tenants, submitter, metrics, threads, rng or SystemRandom())
     app = _empty_app(threads)
-    app.state.submitter, app.state.sets, app.state.images = submitter, sets, images
+    app.state.submitter, app.state.sets, app.state.images, app.state.webhooks = submitter, sets, images, webhooks
     _add_routes(app, images, readiness)
     install_error_handlers(app)
     install_call_errors(app)
@@ -132,6 +125,7 @@ def _submitter(
     call_registry: CallRegistry,
     readiness: Readiness,
     sets: Sets,
+    webhooks: CallWebhooks,
 ) -> CallSubmitter:
     return CallSubmitter(
         engine=engine,
@@ -145,10 +139,45 @@ def _submitter(
             threads=threads,
             call_registry=call_registry,
             has_metadata=config.metadata,
+            on_record=webhooks.on_record,
         ),
         readiness=readiness,
         sets=sets,
     )
+
+
+def _images(
+    engine: Engine,
+    config: ServerConfig,
+    tenants: Tenants,
+    submitter: CallSubmitter,
+    metrics: Metrics,
+    threads: Threads,
+    rng: Random,
+) -> ImageService:
+    """Raises ConfigError if the file of models cannot be used."""
+    return ImageService(
+        engine=engine,
+        config=config,
+        tenants=tenants,
+        entries=dict(read_models(config.models)),
+        submitter=submitter,
+        metrics=metrics,
+        threads=threads,
+        rng=rng,
+        bodies=Bodies(config=config, threads=threads),
+        plans=DecodePlans(num_devices=lambda model: len(engine.devices_serving(model))),
+    )
+
+
+def _webhooks(config: ServerConfig, call_registry: CallRegistry, metrics: Metrics) -> CallWebhooks:
+    sender = WebhookSender(
+        config.webhook_secret or "",
+        on_told=call_registry.mark_told,
+        is_known=call_registry.is_known,
+        on_attempt=metrics.count_webhook,
+    )
+    return CallWebhooks(call_registry, sender)
 
 
 def _add_routes(app: FastAPI, images: ImageService, readiness: Readiness) -> None:

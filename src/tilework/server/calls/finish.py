@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tilework.core.request import Status
@@ -43,7 +44,7 @@ logger = logging.getLogger("tilework.server")
 class Finisher:
     """Brings calls to their end; `store` keeps the pictures that a client may fetch later.
 
-    If it `has_metadata`, PNG files say how they were made.
+    If it `has_metadata`, PNG files say how they were made. `on_record` is told of each call that has ended.
     """
 
     engine: Engine
@@ -51,6 +52,7 @@ class Finisher:
     threads: Threads
     call_registry: CallRegistry
     has_metadata: bool = True
+    on_record: Callable[[Record], None] = lambda _record: None
 
     async def finish(self, call: Call) -> None:
         """Resolve `call.end`, whatever happens, after the call_registry has let go of the open call.
@@ -72,6 +74,7 @@ class Finisher:
             self.call_registry.forget(call)
         else:
             self.call_registry.end(record, now_ns, frees_key=isinstance(end, CallError))
+            self.on_record(record)
         finally:
             for ticket in call.tickets:
                 self.engine.release(ticket.request.uid)
@@ -160,6 +163,7 @@ class Finisher:
             status_json=status.model_dump_json().encode(),
             decisions_json=decisions.model_dump_json().encode(),
             unfetched=self._unfetched(call) if is_kept else set(),
+            webhook=call.ask.webhook,
         )
 
     def _unfetched(self, call: Call) -> set[tuple[int, int]]:

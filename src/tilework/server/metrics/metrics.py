@@ -34,6 +34,9 @@ class Metrics(Observer):
         self._works = WorkMetrics(meters, sizes)
         self._invalid = meters.counter("invalid_calls", "Calls with a mistake, refused before they became images")
         self._warnings = meters.counter("warnings", "Warnings in answers, that fields of calls were ignored")
+        self._webhooks = meters.counter("webhook_attempts", "Attempts to tell webhooks of the ends of calls", "result")
+        for result in ("taken", "failed"):
+            self._webhooks.labels(result)
         self._at_front_ends = meters.counter(
             "frontend_refusals", "Calls that front ends refused by themselves, since the queue is full"
         )
@@ -61,6 +64,10 @@ class Metrics(Observer):
     def count_warnings(self, number: int) -> None:
         """A call gets this number of warnings."""
         self._warnings.inc(number)
+
+    def count_webhook(self, is_taken: bool) -> None:
+        """An attempt to send a webhook has ended."""
+        self._webhooks.labels("taken" if is_taken else "failed").inc()
 
     def count_refused_at_front_ends(self, number: int) -> None:
         """Front ends have refused this number of calls, since the queue is full."""

@@ -20,6 +20,7 @@ OTHER_NAMES: dict[str, str] = {
     "num_videos_per_prompt": "n",
     "guidance": "guidance_scale",
     "cfg_scale": "guidance_scale",
+    "webhook_url": "webhook",
 }
 """Fields by what they are here. A model whose call has an argument of such a name gets that instead."""
 

@@ -109,6 +109,11 @@ class ImageRequest(BaseModel):
     exact: bool | None = Field(
         None, description="true for a picture that is the stock pipeline's bit for bit under any load, or false"
     )
+    webhook: str | None = Field(
+        None,
+        description="a URL at one of the origins that this server may call: it gets a signed POST when the call has "
+        "ended",
+    )
     on_miss: Literal["best_effort", "reject", "drop"] = Field(
         "best_effort", description='"best_effort", "reject" or "drop": what to do if the deadline cannot be met'
     )

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ValidationError
 
@@ -36,7 +37,7 @@ class ImageCall:
     Image i has the seed of image 0 plus i. A stream shows at most `num_partial` unfinished pictures of each image, and
     `tilework` events if `has_progress`; its events are named `stream_of`. `files` are those of given pictures, if they
     are to be kept for a later start. With `vae_tiling` its model decodes in tiles. `warnings` say which fields of
-    its body were ignored.
+    its body were ignored. Its end is told to `webhook`.
     """
 
     model: str
@@ -54,6 +55,7 @@ class ImageCall:
     files: tuple[PictureFile, ...] = ()
     vae_tiling: bool = False
     warnings: tuple[str, ...] = ()
+    webhook: str | None = None
 
     @property
     def slo_s(self) -> float | None:
@@ -106,7 +108,7 @@ class ImageCall:
             )
             for spec in self.specs
         )
-        return replace(self, specs=specs, user=None, files=())
+        return replace(self, specs=specs, user=None, files=(), webhook=None)
 
 
 def image_call(
@@ -161,6 +163,7 @@ def image_call(
         files=pictures.files,
         vae_tiling=info.vae_tiling,
         warnings=_warnings(given.ignored),
+        webhook=_webhook(ask.webhook, config),
     )
 
 
@@ -295,6 +298,19 @@ def _is_exact(ask: ImageRequest, priority: str, rules: Rules) -> bool:
         )
         raise invalid("exact", True, remedy)
     return is_exact
+
+
+def _webhook(url: str | None, config: ServerConfig) -> str | None:
+    """A URL that the server may call: what clients could have it call otherwise is inside the operator's network."""
+    if url is None:
+        return None
+    if not config.webhook_hosts:
+        remedy = "This server calls nobody: leave it out, or start it with --webhook-origins."
+        raise invalid("webhook", url, remedy, code="unsupported_value")
+    parts = urlsplit(url) if url.isascii() and url.isprintable() else None
+    if parts is None or f"{parts.scheme}://{parts.netloc}" not in config.webhook_hosts:
+        raise invalid("webhook", url, f"Give a URL that begins with one of {', '.join(config.webhook_hosts)}.")
+    return url
 
 
 def _quality(ask: ImageRequest) -> int:
