@@ -60,7 +60,8 @@ class ServerConfig(BaseSettings):
     `reconnect_s` is how long a call with an idempotency key goes
     on after its client has gone. `read_timeout_s` is for a whole request head, and for a whole body; `send_timeout_s`
     is after how long a client that takes too little of an answer is cut off (how little is in `protocol`). `durable` is
-    a directory that keeps accepted calls when the server ends (see `store.durable`). `results` are addresses of Redis
+    a directory that keeps accepted calls when the server ends (see `store.durable`), and files of batches, of
+    `batch_bytes` in all (see `batches`). `results` are addresses of Redis
     servers for pictures, by commas (see `store.redis_results`). `max_records` and `record_bytes`
     bound what is remembered of calls that have ended. `drain_s` is how long a stop waits for open calls and for answers
     under way. `frontends` is how many processes take HTTP (see `server.frontends`); with 0 the controller's own does.
@@ -111,6 +112,7 @@ class ServerConfig(BaseSettings):
     encode_cache_bytes: int = Field(256 << 20, ge=0, le=1 << 50)
     result_ttl_s: LongSeconds = 3600.0
     result_bytes: int = Field(512 << 20, ge=1, le=1 << 50)
+    batch_bytes: int = Field(4 << 30, ge=1024, le=1 << 50)
     max_records: int = Field(10_000, ge=1, le=1 << 30)
     record_bytes: int = Field(64 << 20, ge=1024, le=1 << 50)
     encode_threads: int = Field(2, ge=1, le=64)

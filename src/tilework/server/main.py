@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -104,7 +104,8 @@ async def serve(
     loop = asyncio.get_running_loop()
     deadline_s = loop.time()  # Of a stop, on the loop's clock; it moves when one is asked for.
     webhooks: WebhookSender = app.state.webhooks.sender
-    async with _held(signals, listener, store, webhooks, app.state.sets.run(_url(config, listener))):
+    closing = (app.state.batches.close, webhooks.close, store.close)
+    async with _held(signals, listener, store, closing, app.state.sets.run(_url(config, listener))):
         serving = asyncio.create_task(http.listen())
         try:
             await _first(serving, http.listening.wait())
@@ -136,6 +137,7 @@ def _begin(
         if config.webhook_hosts:
             app.state.webhooks.resume()
     readiness.has_started = True
+    app.state.batches.resume()
 
 
 def _http(app: FastAPI, listener: socket.socket, config: ServerConfig, engine: Engine) -> Http:
@@ -193,7 +195,7 @@ async def _held(
     signals: StopSignals,
     listener: socket.socket,
     store: ResultStore,
-    webhooks: WebhookSender,
+    closing: Sequence[Callable[[], Awaitable[None]]],
     chore: Coroutine[object, object, None],
 ) -> AsyncIterator[None]:
     """What a server holds from its start to its end, and does beside. Raises OSError if results cannot be kept."""
@@ -202,8 +204,8 @@ async def _held(
         try:
             yield
         finally:
-            await webhooks.close()
-            await store.close()
+            for close in closing:
+                await close()
 
 
 def _url(config: ServerConfig, listener: socket.socket) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from random import Random, SystemRandom
 from typing import Any
 
@@ -27,6 +28,9 @@ from tilework.server.api.request_routes import add_request_routes
 from tilework.server.api.requests import RequestService
 from tilework.server.api.video_routes import add_video_routes
 from tilework.server.api.videos import VideoService
+from tilework.server.batches.routes import BatchService, add_batch_routes
+from tilework.server.batches.runner import BatchRunner
+from tilework.server.batches.shelf import BatchShelf
 from tilework.server.call_webhooks import CallWebhooks
 from tilework.server.calls.decode_plans import DecodePlans
 from tilework.server.calls.encode import Threads
@@ -67,7 +71,7 @@ def create_app(
     `store` keeps results that are fetched later (default: in memory); `rng` chooses seeds for clients that send none.
     `readiness` says when the engine has started (default: it has); `call_registry` lets the caller see which calls are
     open; `nodes` are those of the engine. In `app.state` are `submitter`, for calls that do not come by HTTP, `images`,
-    `sets`, this server among others, which the caller has to run, and `webhooks`, which it has to close.
+    `sets`, this server among others, which the caller has to run, and `webhooks` and `batches`, which it has to close.
 
     Raises:
         ConfigError: the file of tenants, that of models or the registry of sets cannot be used.
@@ -96,7 +100,9 @@ def create_app(
     images = _images(engine, config, tenants, submitter, metrics, threads, rng or SystemRandom())
     app = _empty_app(threads)
     app.state.submitter, app.state.sets, app.state.images, app.state.webhooks = submitter, sets, images, webhooks
+    app.state.batches = _batches(app, config, tenants, images, readiness)
     _add_routes(app, images, readiness)
+    add_batch_routes(app, app.state.batches)
     install_error_handlers(app)
     install_call_errors(app)
     install_openapi(app, has_keys=tenants.has_keys)
@@ -168,6 +174,14 @@ def _images(
         bodies=Bodies(config=config, threads=threads),
         plans=DecodePlans(num_devices=lambda model: len(engine.devices_serving(model))),
     )
+
+
+def _batches(
+    app: FastAPI, config: ServerConfig, tenants: Tenants, images: ImageService, readiness: Readiness
+) -> BatchService:
+    shelf = None if config.durable is None else BatchShelf(Path(config.durable) / "batches", config.batch_bytes)
+    runner = None if shelf is None else BatchRunner(app, shelf, tenants)
+    return BatchService(config, shelf, runner, images.bodies.room, readiness.require)
 
 
 def _webhooks(config: ServerConfig, call_registry: CallRegistry, metrics: Metrics) -> CallWebhooks:

@@ -62,6 +62,8 @@ class CatchBugs:
 class RequireKey:
     """Let a request pass only with `Authorization: Bearer KEY`, and put key and tenant into the scope.
 
+    One whose tenant is in the scope already has been let in before: a call of a batch.
+
     `OPEN_PATHS`, the probes of an orchestrator, need no key. The time that a check takes reveals nothing: see
     `Tenants.find`.
     """
@@ -71,7 +73,7 @@ class RequireKey:
         self._tenants = tenants
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or TENANT in scope:
             await self._app(scope, receive, send)
         elif (tenant := self._tenants.find(key := _bearer(scope))) is not None:
             known = key if key in tenant.keys else None
