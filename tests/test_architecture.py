@@ -58,6 +58,7 @@ SERVER_ARROWS: dict[str, set[str]] = {
     "tenants": {"config", "toml_file", "default_slo"},
     "models_file": {"config", "toml_file", "default_slo"},
     "lora_directory": {"config"},
+    "safety_filter": {"config"},
     "request_rates": {"tenants"},
     "http": {"text", "config", "tenants"},
     "metrics": {"engine_protocol"},
@@ -70,6 +71,7 @@ SERVER_ARROWS: dict[str, set[str]] = {
         "tenants",
         "models_file",
         "metrics",
+        "safety_filter",
         "sets",
     },
     "api": {
@@ -86,6 +88,7 @@ SERVER_ARROWS: dict[str, set[str]] = {
         "calls",
         "sets",
         "request_rates",
+        "safety_filter",
         "batches",
         "call_webhooks",
         "webhooks",

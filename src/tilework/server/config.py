@@ -56,6 +56,7 @@ class ServerConfig(BaseSettings):
     `encode_cache_bytes` is for what was encoded of earlier requests (see `runtime.encode_cache`).
     `max_batch` is how many share a forward pass at most; `exact` makes all requests exact (see `core.request.Request`).
     With `metadata` PNG files say what they were drawn from and how (see `calls.provenance`).
+    `safety_filter` names code that looks at prompts and pictures (see `server.safety_filter`).
     With `strict` a field that means nothing here is refused, not ignored.
     `reconnect_s` is how long a call with an idempotency key goes
     on after its client has gone. `read_timeout_s` is for a whole request head, and for a whole body; `send_timeout_s`
@@ -109,6 +110,7 @@ class ServerConfig(BaseSettings):
     exact: bool = False
     strict: bool = False
     metadata: bool = True
+    safety_filter: str | None = None
     encode_cache_bytes: int = Field(256 << 20, ge=0, le=1 << 50)
     result_ttl_s: LongSeconds = 3600.0
     result_bytes: int = Field(512 << 20, ge=1, le=1 << 50)
@@ -162,7 +164,7 @@ class ServerConfig(BaseSettings):
 
     @field_validator(
         *("api_key", "admin_key", "tenants", "models", "durable", "public_url", "default_slo", "registry"),
-        *("served_model_name", "allow_origin", "webhook_origins", "webhook_secret"),
+        *("safety_filter", "served_model_name", "allow_origin", "webhook_origins", "webhook_secret"),
         mode="before",
     )
     @classmethod

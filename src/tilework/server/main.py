@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -104,8 +104,7 @@ async def serve(
     loop = asyncio.get_running_loop()
     deadline_s = loop.time()  # Of a stop, on the loop's clock; it moves when one is asked for.
     webhooks: WebhookSender = app.state.webhooks.sender
-    closing = (app.state.batches.close, webhooks.close, store.close)
-    async with _held(signals, listener, store, closing, app.state.sets.run(_url(config, listener))):
+    async with _held(app, signals, listener, store, app.state.sets.run(_url(config, listener))):
         serving = asyncio.create_task(http.listen())
         try:
             await _first(serving, http.listening.wait())
@@ -192,10 +191,10 @@ async def _close(http: Http, serving: asyncio.Task[None], signals: StopSignals, 
 
 @asynccontextmanager
 async def _held(
+    app: FastAPI,
     signals: StopSignals,
     listener: socket.socket,
     store: ResultStore,
-    closing: Sequence[Callable[[], Awaitable[None]]],
     chore: Coroutine[object, object, None],
 ) -> AsyncIterator[None]:
     """What a server holds from its start to its end, and does beside. Raises OSError if results cannot be kept."""
@@ -204,8 +203,8 @@ async def _held(
         try:
             yield
         finally:
-            for close in closing:
-                await close()
+            for one in (app.state.batches, app.state.webhooks.sender, store):
+                await one.close()
 
 
 def _url(config: ServerConfig, listener: socket.socket) -> str:

@@ -242,6 +242,13 @@ class ServerGroup:
             help="Write prompt, seed and settings into PNG files, for other tools and `tilework verify`; default: on.",
         ),
     ] = None
+    safety_filter: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:NAME",
+            help="Code of yours that looks at prompts before they are drawn, and at pictures before anyone sees them.",
+        ),
+    ] = None
     max_backlog_s: Annotated[
         float | None,
         typer.Option(

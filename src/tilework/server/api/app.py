@@ -45,6 +45,7 @@ from tilework.server.http.error_handlers import install_error_handlers
 from tilework.server.http.middleware import CatchBugs, HeadAsGet, LimitHead, RequireKey
 from tilework.server.metrics.metrics import Metrics
 from tilework.server.models_file import read_models
+from tilework.server.safety_filter import SafetyFilter, load_safety_filter
 from tilework.server.sets import NodePlaces, Sets, new_sets
 from tilework.server.tenants import Tenants, load_tenants
 from tilework.server.webhooks.sender import WebhookSender
@@ -74,9 +75,9 @@ def create_app(
     `sets`, this server among others, which the caller has to run, and `webhooks` and `batches`, which it has to close.
 
     Raises:
-        ConfigError: the file of tenants, that of models or the registry of sets cannot be used.
+        ConfigError: the file of tenants, that of models, the registry of sets or the safety filter cannot be used.
     """
-    tenants = load_tenants(config)
+    tenants, safety_filter = load_tenants(config), load_safety_filter(config.safety_filter)
     store = new_store(config) if store is None else store
     readiness = readiness or Readiness(engine)
     use = UseWindow(ns_from_s(config.set_window_s))
@@ -96,8 +97,9 @@ def create_app(
         readiness=readiness,
         sets=sets,
         webhooks=webhooks,
+        safety_filter=safety_filter,
     )
-    images = _images(engine, config, tenants, submitter, metrics, threads, rng or SystemRandom())
+    images = _images(engine, config, tenants, submitter, metrics, threads, rng or SystemRandom(), safety_filter)
     app = _empty_app(threads)
     app.state.submitter, app.state.sets, app.state.images, app.state.webhooks = submitter, sets, images, webhooks
     app.state.batches = _batches(app, config, tenants, images, readiness)
@@ -132,6 +134,7 @@ def _submitter(
     readiness: Readiness,
     sets: Sets,
     webhooks: CallWebhooks,
+    safety_filter: SafetyFilter | None,
 ) -> CallSubmitter:
     return CallSubmitter(
         engine=engine,
@@ -146,6 +149,7 @@ def _submitter(
             call_registry=call_registry,
             has_metadata=config.metadata,
             on_record=webhooks.on_record,
+            safety_filter=safety_filter,
         ),
         readiness=readiness,
         sets=sets,
@@ -160,6 +164,7 @@ def _images(
     metrics: Metrics,
     threads: Threads,
     rng: Random,
+    safety_filter: SafetyFilter | None,
 ) -> ImageService:
     """Raises ConfigError if the file of models cannot be used."""
     return ImageService(
@@ -171,6 +176,7 @@ def _images(
         metrics=metrics,
         threads=threads,
         rng=rng,
+        safety_filter=safety_filter,
         bodies=Bodies(config=config, threads=threads),
         plans=DecodePlans(num_devices=lambda model: len(engine.devices_serving(model))),
     )

@@ -22,13 +22,14 @@ from tilework.server.api.bodies import IMAGES, Bodies, Route
 from tilework.server.calls.call import Call, Finished
 from tilework.server.calls.decode_plans import DecodePlans
 from tilework.server.calls.encode import Threads
-from tilework.server.calls.errors import CallError
+from tilework.server.calls.errors import CallError, ContentRefused
 from tilework.server.calls.events import CallEvents, Event, View
 from tilework.server.calls.parsing.fields import renamed
 from tilework.server.calls.parsing.image_call import image_call
 from tilework.server.calls.parsing.pictures import taken_pictures
 from tilework.server.calls.parsing.sizes import size_text
 from tilework.server.calls.parsing.specs import Rules
+from tilework.server.calls.provenance import texts_of
 from tilework.server.calls.refusals import too_many_a_minute
 from tilework.server.calls.served_models import ServedModels
 from tilework.server.calls.status import call_status
@@ -44,6 +45,7 @@ from tilework.server.http.sse import EventStream, event
 from tilework.server.metrics.metrics import Metrics
 from tilework.server.models_file import ModelEntry
 from tilework.server.request_rates import RequestRates
+from tilework.server.safety_filter import SafetyFilter
 from tilework.server.schema.answers import ImageData, ImagesResponse
 from tilework.server.schema.image_request import OutputFormat
 from tilework.server.tenants import Tenant, Tenants
@@ -80,6 +82,7 @@ class ImageService:
     rng: Random
     bodies: Bodies
     plans: DecodePlans
+    safety_filter: SafetyFilter | None = None
     rates: RequestRates = field(default_factory=RequestRates)
 
     @property
@@ -127,10 +130,19 @@ class ImageService:
             more: Any = {"pictures": pictures, "stream_of": route.stream_of, "video": asked.video}
             ask = image_call(fields, self._rules(tenant, info), self.rng, **more)
             self.metrics.count_warnings(len(ask.warnings))
-            has_waited = await self.plans.check(info, ask.specs[0]) or bool(given)
+            await self._check_texts(ask.specs[0])
+            has_waited = await self.plans.check(info, ask.specs[0]) or bool(given) or self.safety_filter is not None
         if has_waited and key is not None and (known := await self.submitter.join(key)) is not None:  # Came meanwhile.
             return Entry(call=known, is_replay=True)
         return Entry(call=self.submitter.submit(ask, tenant, key), is_replay=False)
+
+    async def _check_texts(self, spec: Spec) -> None:
+        """Raises ContentRefused if the safety filter objects."""
+        if self.safety_filter is None:
+            return
+        reason = await self.threads.run(self.safety_filter.refuse_texts, texts_of(spec))
+        if reason is not None:
+            raise ContentRefused(f"This is not drawn here: {reason}.", resend=False)
 
     def _check_rate(self, tenant: Tenant, key: bytes) -> None:
         """Raises CallError if the key has made its calls of this minute."""

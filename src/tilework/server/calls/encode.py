@@ -30,7 +30,7 @@ def encode(
 
     `texts` are text chunks by name, of png only.
     """
-    buffer, picture = io.BytesIO(), _picture(image, frame)
+    buffer, picture = io.BytesIO(), picture_of(image, frame)
     if output_format == "png":
         chunks = PngInfo()
         for name, text in (texts or {}).items():
@@ -46,13 +46,13 @@ def encode_preview(image: Image, output_format: FileFormat, quality: int) -> tup
     """A preview and its format: that of the result, or for clips a WebP that plays its frames again and again."""
     if image.frames == 1 and output_format != "mp4":
         return output_format, encode(image, output_format, quality)
-    buffer, (first, *others) = io.BytesIO(), [_picture(image, frame) for frame in range(image.frames)]
+    buffer, (first, *others) = io.BytesIO(), [picture_of(image, frame) for frame in range(image.frames)]
     options = {"quality": _PREVIEW_QUALITY, "duration": _FRAME_MS, "loop": 0}
     first.save(buffer, ANIMATED.upper(), save_all=True, append_images=others, **options)
     return ANIMATED, buffer.getvalue()
 
 
-def _picture(image: Image, frame: int) -> Pillow.Image:
+def picture_of(image: Image, frame: int) -> Pillow.Image:
     num_bytes = 3 * image.width * image.height
     pixels = memoryview(image.pixels)[frame * num_bytes : (frame + 1) * num_bytes]
     return Pillow.frombytes("RGB", (image.width, image.height), pixels)

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+
+from PIL import Image as Pillow
 
 from tilework.core.request import Status
 from tilework.core.time import s_from_ns
 from tilework.core.wire.spec import Image
+from tilework.pipelines.video.stills import some_frames
 from tilework.runtime.ticket import Outcome
 from tilework.server.calls.call import Call, Finished
-from tilework.server.calls.encode import Threads, encode
+from tilework.server.calls.encode import Threads, encode, picture_of
 from tilework.server.calls.errors import (
     CallError,
     Cancelled,
@@ -33,6 +36,7 @@ from tilework.server.calls.registry import CallRegistry
 from tilework.server.calls.status import call_decisions, call_status
 from tilework.server.calls.timeline import is_exact, request_timeline
 from tilework.server.engine_protocol import Engine
+from tilework.server.safety_filter import SafetyFilter
 from tilework.server.schema.answers import Decisions, RequestTimeline
 from tilework.server.schema.provenance import Provenance
 from tilework.store.results import ResultStore, Stored, TooLarge, Unwritten
@@ -53,6 +57,7 @@ class Finisher:
     call_registry: CallRegistry
     has_metadata: bool = True
     on_record: Callable[[Record], None] = lambda _record: None
+    safety_filter: SafetyFilter | None = None
 
     async def finish(self, call: Call) -> None:
         """Resolve `call.end`, whatever happens, after the call_registry has let go of the open call.
@@ -97,6 +102,8 @@ class Finisher:
                 return outcomes, None
             finished = await self._finished(call, outcomes)
             kept = await self._keep(call, finished) if call.is_kept else None
+        except ContentRefused as refusal:
+            return refusal, None
         except Exception:
             logger.exception("call %s failed", call.uid)
             return internal_error(), None
@@ -109,10 +116,25 @@ class Finisher:
         ask = call.ask.without_texts()  # A slow client may hold the answer for long.
         files, timelines = list[bytes](), list[RequestTimeline]()
         for index, (ticket, outcome) in enumerate(zip(call.tickets, outcomes, strict=True)):
+            await self._check(outcome)
             provenance = await self._provenance(call, index, outcome)
             files += await self._files(call.ask, index, outcome, provenance)
             timelines.append(request_timeline(ask, index, ticket, outcome, provenance))
         return Finished(uid=call.uid, arrived_s=call.arrived_s, ask=ask, timelines=tuple(timelines), files=tuple(files))
+
+    async def _check(self, outcome: Outcome) -> None:
+        """Raises ContentRefused if the safety filter objects to a picture, or to one of some frames of a video."""
+        if self.safety_filter is None:
+            return
+        if outcome.file is not None:
+            pictures: Iterable[Pillow.Image] = await self.threads.run(some_frames, outcome.file.content)
+        else:
+            image = _pixels(outcome)
+            pictures = (picture_of(image, frame) for frame in range(image.frames))
+        for picture in pictures:
+            reason = await self.threads.run(self.safety_filter.refuse_picture, picture)
+            if reason is not None:
+                raise ContentRefused(f"Image {outcome.uid} is not given out: {reason}.", resend=False)
 
     async def _provenance(self, call: Call, index: int, outcome: Outcome) -> Provenance | None:
         """How an image was made; None of a video, whose pixels stay with its workers, and where there is no model."""

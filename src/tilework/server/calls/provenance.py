@@ -37,7 +37,7 @@ def provenance_of(spec: Spec, info: ModelInfo, image: Image, *, is_exact: bool) 
 
 def text_chunks(spec: Spec, provenance: Provenance, frame: int) -> dict[str, str]:
     """What the PNG of a frame carries."""
-    own = PictureMetadata(texts=_texts(spec), frame=frame, provenance=provenance)
+    own = PictureMetadata(texts=texts_of(spec), frame=frame, provenance=provenance)
     return {PARAMETERS: _parameters(spec, provenance), CHUNK: own.model_dump_json()}
 
 
@@ -83,7 +83,7 @@ def _settings(spec: Spec) -> Settings:
     )
 
 
-def _texts(spec: Spec) -> dict[str, str]:
+def texts_of(spec: Spec) -> dict[str, str]:
     others = {name: one for name, one in spec.arguments.items() if isinstance(one, str)}
     return {"prompt": spec.prompt, "negative_prompt": spec.negative_prompt, **others}
 

@@ -62,7 +62,7 @@ class CatchBugs:
 class RequireKey:
     """Let a request pass only with `Authorization: Bearer KEY`, and put key and tenant into the scope.
 
-    One whose tenant is in the scope already has been let in before: a call of a batch.
+    A request whose tenant is in the scope already passes: it is a call of a batch.
 
     `OPEN_PATHS`, the probes of an orchestrator, need no key. The time that a check takes reveals nothing: see
     `Tenants.find`.

@@ -141,6 +141,7 @@ def image_call(
     _check_negative(ask, arguments, info)
     _check_limits(ask, config, rules.tenant)
     _check_stream(ask)
+    _check_previews(ask, config)
     priority = _priority(ask.priority, rules)
     is_exact = _is_exact(ask, priority, rules)
     specs = specs_of(ask, arguments, pictures.images, rules, rng, exact=is_exact, video=video_format)
@@ -279,6 +280,14 @@ def _check_stream(ask: ImageRequest) -> None:
             raise invalid(name, value, "It is for streams: set stream to true as well, or leave it out.")
 
 
+def _check_previews(ask: ImageRequest, config: ServerConfig) -> None:
+    """What a safety filter has not looked at is not shown."""
+    for name in ("partial_images", "preview_every", "preview_every_s"):
+        if (value := getattr(ask, name)) and config.safety_filter is not None:
+            remedy = "Pictures are checked here before they are shown, when they are done: leave it out."
+            raise invalid(name, value, remedy, code="unsupported_value")
+
+
 def _priority(name: str | None, rules: Rules) -> str:
     allowed = rules.tenants.allowed(rules.tenant)
     if name is None:
@@ -305,7 +314,7 @@ def _webhook(url: str | None, config: ServerConfig) -> str | None:
     if url is None:
         return None
     if not config.webhook_hosts:
-        remedy = "This server calls nobody: leave it out, or start it with --webhook-origins."
+        remedy = "This server tells no webhooks: leave it out, or start it with --webhook-origins."
         raise invalid("webhook", url, remedy, code="unsupported_value")
     parts = urlsplit(url) if url.isascii() and url.isprintable() else None
     if parts is None or f"{parts.scheme}://{parts.netloc}" not in config.webhook_hosts:
