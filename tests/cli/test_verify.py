@@ -97,6 +97,7 @@ def picture(directory: Path) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_a_picture_is_made_again_from_what_its_file_says(picture: Path, directory: Path) -> None:
     """Dtype, texts, arguments and LoRAs included; each of them decides the pixels."""
     here = ("--model", directory / "model", "--loras", directory / "loras")
@@ -210,6 +211,7 @@ def test_a_file_that_cannot_be_verified_is_named(content: bytes, remedy: str, tm
     assert str(tmp_path / "file") in str(result.exception)
 
 
+@pytest.mark.slow
 def test_a_lora_that_is_not_here_is_named(picture: Path, directory: Path) -> None:
     result = verify(picture, "--model", directory / "model")
     assert f"uses the LoRA {LORA}; give --loras DIR" in str(result.exception)

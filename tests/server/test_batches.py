@@ -87,6 +87,7 @@ def test_each_line_is_a_call_with_an_answer(tmp_path: Path) -> None:
             assert (request.deadline_ns - request.arrival_ns) / 1e9 == pytest.approx(slo_s, abs=5)
 
 
+@pytest.mark.slow
 def test_chats_and_pages(tmp_path: Path) -> None:
     with serving(FakeEngine(), durable=str(tmp_path), drain_s=0) as server:
         body = {"messages": [{"role": "user", "content": "x"}]}
@@ -107,6 +108,7 @@ def test_chats_and_pages(tmp_path: Path) -> None:
             api.files.content(names[0])
 
 
+@pytest.mark.slow
 def test_only_so_many_wait_at_a_time_and_a_full_queue_is_waited_for(tmp_path: Path) -> None:
     from tilework.core.request import RefusalCode
 
@@ -125,6 +127,7 @@ def test_only_so_many_wait_at_a_time_and_a_full_queue_is_waited_for(tmp_path: Pa
         assert ended(server, batch_id).request_counts.failed == 0
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_cancelled_ends_with_what_it_has(tmp_path: Path) -> None:
     engine = FakeEngine(plan=Plan(is_held=True))
     with serving(engine, durable=str(tmp_path), drain_s=0) as server:
@@ -138,6 +141,7 @@ def test_a_batch_that_is_cancelled_ends_with_what_it_has(tmp_path: Path) -> None
         assert len(answers(server, batch.output_file_id)) == AT_ONCE
 
 
+@pytest.mark.slow
 def test_the_next_start_goes_on_where_the_last_one_was(tmp_path: Path) -> None:
     """Calls that were open are joined, those that have answers are not made again, and a torn line is made again."""
     settings: dict[str, Any] = {"durable": str(tmp_path), "drain_s": 0.0}
@@ -162,6 +166,7 @@ def test_the_next_start_goes_on_where_the_last_one_was(tmp_path: Path) -> None:
         assert sorted(drawn[AT_ONCE:]) == list(range(AT_ONCE + 5, AT_ONCE + 9)), "no other is drawn again"
 
 
+@pytest.mark.slow
 def test_another_tenant_sees_nothing(tmp_path: Path) -> None:
     (tmp_path / "tenants.toml").write_text(
         '[tenants.a]\nkeys = ["a"]\nclasses = ["standard"]\n[tenants.b]\nkeys = ["b"]\n'
@@ -194,6 +199,7 @@ WRONG: list[tuple[object, str | None, str]] = [
 ]
 
 
+@pytest.mark.slow
 def test_mistakes_are_named_by_line_and_nothing_is_made(tmp_path: Path) -> None:
     with serving(FakeEngine(), durable=str(tmp_path), drain_s=0) as server:
         batch = client(server).batches.retrieve(begun(server, call(0), *[one for one, _, _ in WRONG]))
@@ -208,6 +214,7 @@ def test_mistakes_are_named_by_line_and_nothing_is_made(tmp_path: Path) -> None:
         assert not server.engine.requests
 
 
+@pytest.mark.slow
 def test_what_cannot_be_a_batch_is_refused(tmp_path: Path) -> None:
     with serving(FakeEngine(), durable=str(tmp_path), max_slo_s=7200.0, batch_bytes=1024) as server:
         api = client(server)
@@ -231,6 +238,7 @@ def test_what_cannot_be_a_batch_is_refused(tmp_path: Path) -> None:
         client(server).files.create(file=("x.jsonl", b"{}"), purpose="batch")
 
 
+@pytest.mark.slow
 def test_a_batch_that_takes_too_long_ends_with_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tilework.server.batches import runner
 

@@ -82,6 +82,7 @@ def test_progress_is_told_before_the_picture(server: Served) -> None:
     assert Image.open(io.BytesIO(base64.b64decode(found[1]))).getpixel((0, 0)) == (8, 0, 0)
 
 
+@pytest.mark.slow
 def test_each_picture_of_several_is_told_of(server: Served) -> None:
     answer = server.http.post("/v1/chat/completions", json={**ASK, "n": 2, "output_format": "jpeg"})
     assert answer.headers["x-request-id"]
@@ -94,6 +95,7 @@ def test_each_picture_of_several_is_told_of(server: Served) -> None:
     assert [one["seed"] for one in found[-1]["tilework"]] == [8, 9]
 
 
+@pytest.mark.slow
 def test_a_failure_in_the_stream_is_raised_by_openais_client(server: Served) -> None:
     server.engine.script = [Plan(fail="out of memory", delay_s=0.02)]
     stream = client(server).chat.completions.create(model=INFO.name, messages=ASK["messages"], stream=True)
@@ -101,6 +103,7 @@ def test_a_failure_in_the_stream_is_raised_by_openais_client(server: Served) -> 
         list(stream)
 
 
+@pytest.mark.slow
 def test_a_refusal_has_its_own_status(server: Served) -> None:
     server.engine.script = [Plan(refuse_s=9)]
     answer = server.http.post("/v1/chat/completions", json={**ASK, "slo_s": 1, "on_miss": "reject"})
@@ -108,6 +111,7 @@ def test_a_refusal_has_its_own_status(server: Served) -> None:
     assert answer.json()["error"]["slo_source"] == "request"
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_cancels(server: Served) -> None:
     server.engine.script = [Plan(is_held=True)]
     with server.http.stream("POST", "/v1/chat/completions", json=ASK) as answer:
@@ -115,6 +119,7 @@ def test_a_client_that_leaves_cancels(server: Served) -> None:
     eventually(lambda: list(server.engine.cancelled.values()) == ["the client has disconnected"])
 
 
+@pytest.mark.slow
 def test_a_chat_may_hold_pictures_of_its_history() -> None:
     """User interfaces send earlier answers again, with the picture in their text."""
     picture = f"![picture](data:image/png;base64,{'A' * 4000})"

@@ -32,6 +32,7 @@ def test_the_first_model_goes_by_the_names_that_it_is_given() -> None:
         assert 'use one of "dall-e-2", "gpt-image-1", "other"' in wrong.json()["error"]["message"]
 
 
+@pytest.mark.slow
 def test_videos_say_the_name_too() -> None:
     with serving(FakeEngine(info=VIDEOS), served_model_name="sora-2", drain_s=0) as server:
         job = server.http.post("/v1/videos", json={"prompt": "x", "model": "sora-2"}).json()
@@ -40,6 +41,7 @@ def test_videos_say_the_name_too() -> None:
         assert answer.headers["x-model"] == "sora-2"
 
 
+@pytest.mark.slow
 def test_a_name_of_another_model_ends_the_start() -> None:
     engine = FakeEngine(others=(OTHER,))
     with pytest.raises(ConfigError, match="served_model_name has 'other', which is another model here"):
@@ -65,6 +67,7 @@ def test_what_cannot_be_one_is_named(settings: dict[str, str], remedy: str) -> N
 # Pages of other origins.
 
 
+@pytest.mark.slow
 def test_pages_of_an_allowed_origin_may_call() -> None:
     """What a browser asks before, needs no key; errors are readable, too."""
     asks = {"Origin": "https://a.org", "Access-Control-Request-Method": "POST"}
@@ -86,6 +89,7 @@ def test_pages_of_an_allowed_origin_may_call() -> None:
         assert "access-control-allow-origin" not in answer.headers
 
 
+@pytest.mark.slow
 def test_all_origins_or_none() -> None:
     with serving(FakeEngine(), allow_origin="*") as server:
         assert server.http.get("/v1/models", headers={"Origin": "null"}).headers["access-control-allow-origin"] == "*"

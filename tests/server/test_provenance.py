@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import httpx
+import pytest
 from PIL import Image
 
 from fake_engine import CLIPS, EDITOR, INFO, VIDEOS, FakeEngine, eventually, serving
@@ -39,6 +40,7 @@ def provenance(answer: httpx.Response, index: int = 0) -> dict[str, Any] | None:
     return found
 
 
+@pytest.mark.slow
 def test_the_answer_for_an_exact_picture_has_its_provenance_and_a_hash_of_its_pixels() -> None:
     with serving(FakeEngine(info=loaded())) as server:
         fields = {"prompt": SECRET, "exact": True, "seed": 5, "n": 2, "eta": 0.5, "prompt_2": "too"}
@@ -65,6 +67,7 @@ def test_the_answer_for_an_exact_picture_has_its_provenance_and_a_hash_of_its_pi
         assert SECRET not in status.text
 
 
+@pytest.mark.slow
 def test_other_pictures_have_none() -> None:
     with serving(FakeEngine(info=loaded())) as server:
         assert provenance(server.post({"prompt": "x"})) is None
@@ -93,6 +96,7 @@ def test_png_files_say_how_they_were_made() -> None:
         assert SECRET.encode() not in jpeg
 
 
+@pytest.mark.slow
 def test_each_frame_of_a_clip_says_which_it_is() -> None:
     with serving(FakeEngine(info=loaded(CLIPS))) as server:
         answer = server.post({"prompt": "x", "exact": True})
@@ -103,6 +107,7 @@ def test_each_frame_of_a_clip_says_which_it_is() -> None:
         assert found["pixels_sha256"] == hashlib.sha256(pixels).hexdigest()
 
 
+@pytest.mark.slow
 def test_given_pictures_are_named_by_their_digests() -> None:
     given = Image.new("RGB", (64, 48), (1, 2, 3))
     file = io.BytesIO()
@@ -114,6 +119,7 @@ def test_given_pictures_are_named_by_their_digests() -> None:
         assert found["settings"]["pictures"] == {"image": [hashlib.sha256(given.tobytes()).hexdigest()]}
 
 
+@pytest.mark.slow
 def test_a_server_may_write_nothing_into_files() -> None:
     with serving(FakeEngine(info=loaded()), metadata=False) as server:
         answer = server.post({"prompt": SECRET, "exact": True})

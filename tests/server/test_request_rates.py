@@ -54,6 +54,7 @@ def test_each_key_has_its_own_calls_of_a_minute(tmp_path: Path) -> None:
         assert post(server, "a").status_code == 429
 
 
+@pytest.mark.slow
 def test_without_keys_all_calls_share_the_default_tenants(tmp_path: Path) -> None:
     (tmp_path / "tenants.toml").write_text("[tenants.default]\nrequests_per_minute = 1\n")
     with serving(FakeEngine(), tenants=str(tmp_path / "tenants.toml")) as server:
@@ -61,6 +62,7 @@ def test_without_keys_all_calls_share_the_default_tenants(tmp_path: Path) -> Non
         assert post(server, "another").status_code == 429
 
 
+@pytest.mark.slow
 @given(per_minute=st.integers(1, 90), gaps_ns=st.lists(st.integers(0, 2 * MINUTE_NS), max_size=300))
 def test_in_any_span_a_key_makes_no_more_than_its_rate_and_one_minute_more(per_minute: int, gaps_ns: list[int]) -> None:
     rates, tenant = RequestRates(), Tenant(requests_per_minute=per_minute)

@@ -101,6 +101,7 @@ def test_a_signed_notice_comes_when_a_call_has_ended(receiver: Receiver) -> None
         assert len(receiver.got) == 1
 
 
+@pytest.mark.slow
 def test_of_every_end_and_on_every_route(receiver: Receiver) -> None:
     engine = FakeEngine(info=VIDEOS, script=[Plan(fail="out of memory"), Plan(is_held=True), Plan(), Plan()])
     with serving(engine, drain_s=0, **settings(receiver)) as server:
@@ -128,6 +129,7 @@ def has_got(receiver: Receiver, number: int) -> bool:
     return len(receiver.got) == number
 
 
+@pytest.mark.slow
 def test_it_is_tried_again_until_it_is_taken(receiver: Receiver) -> None:
     receiver.statuses = [500, 302, 404]
     with serving(FakeEngine(), **settings(receiver)) as server:
@@ -145,6 +147,7 @@ def test_it_is_tried_again_until_it_is_taken(receiver: Receiver) -> None:
         assert {path for path, _, _ in receiver.got} == {"/"}, "a redirect is not followed"
 
 
+@pytest.mark.slow
 def test_a_receiver_may_want_no_more(receiver: Receiver) -> None:
     receiver.statuses = [410]
     with serving(FakeEngine(), **settings(receiver)) as server:
@@ -154,6 +157,7 @@ def test_a_receiver_may_want_no_more(receiver: Receiver) -> None:
         assert len(receiver.got) == 1
 
 
+@pytest.mark.slow
 def test_it_is_given_up_with_the_record_of_its_call(receiver: Receiver) -> None:
     receiver.statuses = [500] * 99
     with serving(FakeEngine(), result_ttl_s=10.0, **settings(receiver)) as server:
@@ -168,6 +172,7 @@ def test_it_is_given_up_with_the_record_of_its_call(receiver: Receiver) -> None:
         assert len(receiver.got) == seen <= 2
 
 
+@pytest.mark.slow
 def test_the_next_start_goes_on_with_it(receiver: Receiver, tmp_path: Path) -> None:
     durable = {"durable": str(tmp_path / "state"), **settings(receiver)}
     receiver.statuses = [500]
@@ -183,6 +188,7 @@ def test_the_next_start_goes_on_with_it(receiver: Receiver, tmp_path: Path) -> N
     assert len(receiver.got) == 2, "it is not told again"
 
 
+@pytest.mark.slow
 def test_a_call_that_goes_on_after_a_start_tells_its_webhook(receiver: Receiver, tmp_path: Path) -> None:
     durable = {"durable": str(tmp_path / "state"), "drain_s": 0.0, **settings(receiver)}
     with serving(FakeEngine(plan=Plan(is_held=True)), **durable) as server:
@@ -193,12 +199,14 @@ def test_a_call_that_goes_on_after_a_start_tells_its_webhook(receiver: Receiver,
     assert receiver.bodies()[0]["data"]["uid"] == uid
 
 
+@pytest.mark.slow
 def test_a_stop_waits_until_it_was_tried(receiver: Receiver) -> None:
     with serving(FakeEngine(), **settings(receiver)) as server:
         uid_of(server.post({"prompt": "x", "webhook": receiver.url}))
     assert len(receiver.got) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "url",
     [
@@ -220,6 +228,7 @@ def test_only_named_origins_are_called(url: str) -> None:
         assert "Give a URL that begins with one of https://a.example." in error["message"]
 
 
+@pytest.mark.slow
 def test_a_server_calls_nobody_unless_told() -> None:
     with serving(FakeEngine()) as server:
         error = server.post({"prompt": "x", "webhook": "https://a.example"}).json()["error"]

@@ -41,6 +41,7 @@ _FROM_SERVER = re.compile(r"[0-9a-f]{32}")
 
 def record(http: httpx.Client) -> dict[str, Any]:
     """The answers to one call of each kind, by the name of the example."""
+    sets = http.get("/v1/sets").json()  # While nothing has run.
     images = http.post("/v1/images/generations", json=EXAMPLE).raise_for_status().json()
     stream = http.post("/v1/images/generations", json={**EXAMPLE, "stream": True, "partial_images": 1}).text
     uid = http.post("/v1/images/generations", json=EXAMPLE, headers=ASYNC).raise_for_status().json()["uid"]
@@ -67,7 +68,7 @@ def record(http: httpx.Client) -> dict[str, Any]:
         "model path": http.get("/v1/model_info").json(),
         "alive": http.get("/health").json(),
         "ready": http.get("/ready").json(),
-        "sets": http.get("/v1/sets").json(),
+        "sets": sets,
     }
 
 
