@@ -62,11 +62,11 @@ class ServerConfig(BaseSettings):
     on after its client has gone. `read_timeout_s` is for a whole request head, and for a whole body; `send_timeout_s`
     is after how long a client that takes too little of an answer is cut off (how little is in `protocol`). `durable` is
     a directory that keeps accepted calls when the server ends (see `store.durable`), and files of batches, of
-    `batch_bytes` in all (see `batches`). `results` are addresses of Redis
-    servers for pictures, by commas (see `store.redis_results`). `max_records` and `record_bytes`
-    bound what is remembered of calls that have ended. `drain_s` is how long a stop waits for open calls and for answers
-    under way. `frontends` is how many processes take HTTP (see `server.frontends`); with 0 the controller's own does.
-    `max_connections` are divided among them.
+    `batch_bytes` in all (see `batches`). `results` are addresses of Redis servers for pictures, by commas, or a bucket
+    of S3 (see `store.redis_results`, `store.s3_results`). `max_records` and `record_bytes` bound what is remembered of
+    calls that have ended. `drain_s` is how long a stop waits for open calls and for answers under way. `frontends` is
+    how many processes take HTTP (see `server.frontends`); with 0 the controller's own does. `max_connections` are
+    divided among them.
 
     Raises:
         ValidationError: a value has the wrong type or is out of its range.

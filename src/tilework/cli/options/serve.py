@@ -269,7 +269,8 @@ class ServerGroup:
         str | None,
         typer.Option(
             metavar="URL[,URL]",
-            help="Keep pictures and videos in Redis, redis://HOST:PORT, and look for them on its replicas, too.",
+            help="Keep pictures and videos in Redis, redis://HOST:PORT, and look for them on its replicas, too; or in "
+            "a bucket, s3://BUCKET?endpoint=URL.",
         ),
     ] = None
     set_name: Annotated[

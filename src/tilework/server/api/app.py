@@ -54,6 +54,7 @@ from tilework.store.durable import DurableDirectory
 from tilework.store.memory import MemoryStore
 from tilework.store.results import ResultStore
 
+S3 = "s3"
 ASSETS = "/docs-assets"  # Scripts and styles of /docs. This server has them, since it may have no network.
 
 
@@ -244,21 +245,28 @@ def new_store(config: ServerConfig, durable: DurableDirectory | None = None) -> 
     """Raises OSError if a durable one cannot be opened, ConfigError if that of `results` cannot be used."""
     ttl_ns = ns_from_s(config.result_ttl_s)
     if config.results is not None:
-        return _redis_store(config.results, config.result_bytes, ttl_ns)
+        return _remote_store(config.results, config.result_bytes, ttl_ns)
     if durable is None:
         return MemoryStore(max_bytes=config.result_bytes, ttl_ns=ttl_ns)
     return durable.results(max_bytes=config.result_bytes, ttl_ns=ttl_ns)
 
 
-def _redis_store(urls: str, max_bytes: int, ttl_ns: int) -> ResultStore:
+def _remote_store(urls: str, max_bytes: int, ttl_ns: int) -> ResultStore:
+    is_s3 = urls.startswith(f"{S3}:")
     try:
+        if is_s3:
+            from tilework.store.s3_results import S3Store
+
+            return S3Store(urls, max_bytes=max_bytes, ttl_ns=ttl_ns)
         from tilework.store.redis_results import RedisStore
 
         return RedisStore(urls.split(","), max_bytes=max_bytes, ttl_ns=ttl_ns)
     except ModuleNotFoundError as error:
-        raise ConfigError(f"results is {urls!r}, which needs a package: pip install 'tilework[redis]'") from error
+        extra = S3 if is_s3 else "redis"
+        raise ConfigError(f"results is {urls!r}, which needs a package: pip install 'tilework[{extra}]'") from error
     except ValueError as error:
-        raise ConfigError(f"results is {urls!r}: {error}; give redis://HOST:PORT, several by commas") from error
+        wanted = "redis://HOST:PORT, several by commas, or s3://BUCKET?endpoint=URL"
+        raise ConfigError(f"results is {urls!r}: {error}; give {wanted}") from error
 
 
 def _closing(threads: Threads) -> Any:
