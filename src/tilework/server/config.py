@@ -57,6 +57,7 @@ class ServerConfig(BaseSettings):
     `max_batch` is how many share a forward pass at most; `exact` makes all requests exact (see `core.request.Request`).
     With `metadata` PNG files say what they were drawn from and how (see `calls.provenance`).
     `safety_filter` names code that looks at prompts and pictures (see `server.safety_filter`).
+    `traces` is the URL of a collector of OpenTelemetry (see `server.traces`).
     With `strict` a field that means nothing here is refused, not ignored.
     `reconnect_s` is how long a call with an idempotency key goes
     on after its client has gone. `read_timeout_s` is for a whole request head, and for a whole body; `send_timeout_s`
@@ -87,6 +88,7 @@ class ServerConfig(BaseSettings):
     allow_origin: str | None = None
     webhook_origins: str | None = None
     webhook_secret: str | None = Field(None, repr=False)
+    traces: str | None = None
     set_name: str = Field("default", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     registry: str | None = None
     set_window_s: LongSeconds = 300.0
@@ -164,7 +166,7 @@ class ServerConfig(BaseSettings):
 
     @field_validator(
         *("api_key", "admin_key", "tenants", "models", "durable", "public_url", "default_slo", "registry"),
-        *("safety_filter", "served_model_name", "allow_origin", "webhook_origins", "webhook_secret"),
+        *("traces", "safety_filter", "served_model_name", "allow_origin", "webhook_origins", "webhook_secret"),
         mode="before",
     )
     @classmethod
@@ -178,7 +180,7 @@ class ServerConfig(BaseSettings):
             raise ValueError("give an address such as 127.0.0.1, or 0.0.0.0 for all")
         return host
 
-    @field_validator("public_url")
+    @field_validator("public_url", "traces")
     @classmethod
     def _check_url(cls, url: str | None) -> str | None:
         parts = urlsplit(url or "http://unset")

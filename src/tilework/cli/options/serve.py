@@ -213,6 +213,12 @@ class ServerGroup:
             help="Tell servers at these origins of the ends of calls that name them; needs TILEWORK_WEBHOOK_SECRET.",
         ),
     ] = None
+    traces: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="Send a trace of each call to a collector of OpenTelemetry, such as http://HOST:4318."
+        ),
+    ] = None
     tenants: Annotated[
         Path | None, typer.Option(help="TOML file of tenants: their keys, weights and limits (docs/serving.md).")
     ] = None

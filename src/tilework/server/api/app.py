@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random, SystemRandom
@@ -37,6 +38,7 @@ from tilework.server.calls.encode import Threads
 from tilework.server.calls.finish import Finisher
 from tilework.server.calls.journal import CallJournal
 from tilework.server.calls.readiness import Readiness
+from tilework.server.calls.records import Record
 from tilework.server.calls.registry import CallRegistry
 from tilework.server.calls.submitter import CallSubmitter
 from tilework.server.config import ConfigError, ServerConfig
@@ -48,6 +50,7 @@ from tilework.server.models_file import read_models
 from tilework.server.safety_filter import SafetyFilter, load_safety_filter
 from tilework.server.sets import NodePlaces, Sets, new_sets
 from tilework.server.tenants import Tenants, load_tenants
+from tilework.server.traces import Traces
 from tilework.server.webhooks.sender import WebhookSender
 from tilework.sets.window import UseWindow
 from tilework.store.durable import DurableDirectory
@@ -87,7 +90,7 @@ def create_app(
     engine.observe(metrics)
     threads = Threads(config.encode_threads)
     call_registry = new_call_registry(config) if call_registry is None else call_registry
-    webhooks = _webhooks(config, call_registry, metrics)
+    webhooks, traces = _webhooks(config, call_registry, metrics), Traces(config.traces) if config.traces else None
     submitter = _submitter(
         engine=engine,
         config=config,
@@ -97,11 +100,11 @@ def create_app(
         call_registry=call_registry,
         readiness=readiness,
         sets=sets,
-        webhooks=webhooks,
+        observers=(webhooks.on_record, *(() if traces is None else (traces.on_record,))),
         safety_filter=safety_filter,
     )
     images = _images(engine, config, tenants, submitter, metrics, threads, rng or SystemRandom(), safety_filter)
-    app = _empty_app(threads)
+    app = _empty_app(threads, traces)
     app.state.submitter, app.state.sets, app.state.images, app.state.webhooks = submitter, sets, images, webhooks
     app.state.batches = _batches(app, config, tenants, images, readiness)
     _add_routes(app, images, readiness)
@@ -113,14 +116,14 @@ def create_app(
     return app
 
 
-def _empty_app(threads: Threads) -> FastAPI:
+def _empty_app(threads: Threads, traces: Traces | None) -> FastAPI:
     return FastAPIOffline(
         title="Tilework",
         version=tilework.__version__,
         redoc_url=None,
         static_url=ASSETS,
         redirect_slashes=False,
-        lifespan=_closing(threads),
+        lifespan=_closing(threads, traces),
     )
 
 
@@ -134,7 +137,7 @@ def _submitter(
     call_registry: CallRegistry,
     readiness: Readiness,
     sets: Sets,
-    webhooks: CallWebhooks,
+    observers: tuple[Callable[[Record], None], ...],
     safety_filter: SafetyFilter | None,
 ) -> CallSubmitter:
     return CallSubmitter(
@@ -149,7 +152,7 @@ def _submitter(
             threads=threads,
             call_registry=call_registry,
             has_metadata=config.metadata,
-            on_record=webhooks.on_record,
+            observers=observers,
             safety_filter=safety_filter,
         ),
         readiness=readiness,
@@ -269,10 +272,12 @@ def _remote_store(urls: str, max_bytes: int, ttl_ns: int) -> ResultStore:
         raise ConfigError(f"results is {urls!r}: {error}; give {wanted}") from error
 
 
-def _closing(threads: Threads) -> Any:
+def _closing(threads: Threads, traces: Traces | None) -> Any:
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         yield
         threads.close()
+        if traces is not None:
+            await asyncio.to_thread(traces.close)
 
     return lifespan

@@ -6,7 +6,7 @@ import base64
 import json
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from random import Random
@@ -49,6 +49,7 @@ from tilework.server.safety_filter import SafetyFilter
 from tilework.server.schema.answers import ImageData, ImagesResponse
 from tilework.server.schema.image_request import OutputFormat
 from tilework.server.tenants import Tenant, Tenants
+from tilework.server.traces import TRACEPARENT
 
 Wire = Callable[[AsyncGenerator[Event, None]], AsyncGenerator[bytes, None]]
 REPLAYED = {"Idempotent-Replayed": "true"}
@@ -129,6 +130,7 @@ class ImageService:
         with self._counting_mistakes():
             more: Any = {"pictures": pictures, "stream_of": route.stream_of, "video": asked.video}
             ask = image_call(fields, self._rules(tenant, info), self.rng, **more)
+            ask = replace(ask, traceparent=_traceparent(http))
             self.metrics.count_warnings(len(ask.warnings))
             await self._check_texts(ask.specs[0])
             has_waited = await self.plans.check(info, ask.specs[0]) or bool(given) or self.safety_filter is not None
@@ -228,6 +230,12 @@ class ImageService:
         self.submitter.call_registry.mark_all_fetched(finished.uid)
         body = await self.threads.run(_answer_json, finished, base_url(self.config, http))
         return Response(body, headers=headers, media_type="application/json")
+
+
+def _traceparent(http: Request) -> str | None:
+    """The trace that a call is part of, if its client says so in the form of W3C."""
+    given = http.headers.get("traceparent", "")
+    return given if TRACEPARENT.fullmatch(given) else None
 
 
 async def on_wire(events: AsyncGenerator[Event, None]) -> AsyncGenerator[bytes, None]:

@@ -48,7 +48,7 @@ logger = logging.getLogger("tilework.server")
 class Finisher:
     """Brings calls to their end; `store` keeps the pictures that a client may fetch later.
 
-    If it `has_metadata`, PNG files say how they were made. `on_record` is told of each call that has ended.
+    If it `has_metadata`, PNG files say how they were made. `observers` are told of each call that has ended.
     """
 
     engine: Engine
@@ -56,7 +56,7 @@ class Finisher:
     threads: Threads
     call_registry: CallRegistry
     has_metadata: bool = True
-    on_record: Callable[[Record], None] = lambda _record: None
+    observers: tuple[Callable[[Record], None], ...] = ()
     safety_filter: SafetyFilter | None = None
 
     async def finish(self, call: Call) -> None:
@@ -79,7 +79,8 @@ class Finisher:
             self.call_registry.forget(call)
         else:
             self.call_registry.end(record, now_ns, frees_key=isinstance(end, CallError))
-            self.on_record(record)
+            for observe in self.observers:
+                observe(record)
         finally:
             for ticket in call.tickets:
                 self.engine.release(ticket.request.uid)

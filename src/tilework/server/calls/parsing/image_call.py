@@ -37,7 +37,8 @@ class ImageCall:
     Image i has the seed of image 0 plus i. A stream shows at most `num_partial` unfinished pictures of each image, and
     `tilework` events if `has_progress`; its events are named `stream_of`. `files` are those of given pictures, if they
     are to be kept for a later start. With `vae_tiling` its model decodes in tiles. `warnings` say which fields of
-    its body were ignored. Its end is told to `webhook`.
+    its body were ignored. Its end is told to `webhook`. It is part of
+    the trace `traceparent`.
     """
 
     model: str
@@ -56,6 +57,7 @@ class ImageCall:
     vae_tiling: bool = False
     warnings: tuple[str, ...] = ()
     webhook: str | None = None
+    traceparent: str | None = None
 
     @property
     def slo_s(self) -> float | None:
