@@ -71,9 +71,13 @@ class Traces:
         timeline = image.timeline
         if timeline is None:
             return
-        attributes = {"tilework.uid": image.uid, "tilework.on_time": timeline.on_time, "tilework.exact": timeline.exact}
+        about: dict[str, Any] = {
+            "tilework.uid": image.uid,
+            "tilework.on_time": timeline.on_time,
+            "tilework.exact": timeline.exact,
+        }
         parent = self._inside(call)
-        whole = self._inside(self._span("image", arrived_s, timeline.latency_s, attributes, parent))
+        whole = self._inside(self._span("image", arrived_s, timeline.latency_s, about, parent))
         self._span("queue", arrived_s, timeline.queue_s or 0.0, {}, whole)
         for one in timeline.segments:
             attributes = {
