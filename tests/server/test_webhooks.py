@@ -34,6 +34,7 @@ class Receiver:
     statuses: list[int] = field(default_factory=list)
     got: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
     url: str = ""
+    may_answer: threading.Event = field(default_factory=threading.Event)
 
     def bodies(self) -> list[dict[str, Any]]:
         return [json.loads(body) for _, _, body in self.got]
@@ -42,11 +43,13 @@ class Receiver:
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
     found = Receiver()
+    found.may_answer.set()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             found.got.append((self.path, {name.lower(): one for name, one in self.headers.items()}, body))
+            assert found.may_answer.wait(10)
             self.send_response(found.statuses.pop(0) if found.statuses else 200)
             self.send_header("Location", f"{found.url}/other")
             self.send_header("Content-Length", "0")
@@ -201,9 +204,15 @@ def test_a_call_that_goes_on_after_a_start_tells_its_webhook(receiver: Receiver,
 
 @pytest.mark.slow
 def test_a_stop_waits_until_it_was_tried(receiver: Receiver) -> None:
+    receiver.may_answer.clear()
     with serving(FakeEngine(), **settings(receiver)) as server:
         uid_of(server.post({"prompt": "x", "webhook": receiver.url}))
-    assert len(receiver.got) == 1
+        eventually(lambda: receiver.got)
+        server.stop()
+        for _ in range(50):
+            server.skip(0.1)
+        assert server.engine.log == ["started", "draining"], "it waits for the answer"
+        receiver.may_answer.set()
 
 
 @pytest.mark.slow
