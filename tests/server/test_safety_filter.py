@@ -66,7 +66,7 @@ def test_a_text_that_is_refused_is_never_drawn(server: Served) -> None:
     chat = {"messages": [{"role": "user", "content": "a gun"}]}
     assert "weapons are not drawn" in refused(server.http.post("/v1/chat/completions", json=chat))
     assert not server.engine.requests
-    assert server.post({"prompt": "a cat"}).status_code == 200
+    assert server.post({"prompt": "a cat", "seed": 1}).status_code == 200
     assert Filter.seen[-1] == {"prompt": "a cat", "negative_prompt": ""}
 
 
