@@ -21,13 +21,12 @@ from tilework.cli.commands import (
     fuzz,
     generate,
     profile,
-    replay,
     serve,
     simulate,
     timeline,
-    verify,
     workload,
 )
+from tilework.cli.commands.checks import replay, verify
 from tilework.cli.console import UserError, console
 from tilework.cli.options.common import examples
 from tilework.cli.options.groups import GroupedCommand

@@ -141,7 +141,13 @@ def _source(one: ExactPicture, model: str | None, how: ModelOptions) -> ModelSou
         raise UserError(f"{one.place} uses the LoRA {lacking[0]}; give --loras DIR with {lacking[0]}.safetensors")
     return model_source(
         model or provenance.source,
-        replace(how, dtype=provenance.dtype, threads=provenance.threads, vae_tiling=provenance.vae_tiling),
+        replace(
+            how,
+            dtype=provenance.dtype,
+            threads=provenance.threads,
+            attention=provenance.attention_backend,
+            vae_tiling=provenance.vae_tiling,
+        ),
     )
 
 

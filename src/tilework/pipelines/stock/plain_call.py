@@ -30,7 +30,7 @@ def stock_picture(source: ModelSource, spec: Spec) -> Image:
     Raises:
         ModelError: the model cannot be loaded.
     """
-    pin_numerics(source.threads)
+    pin_numerics(source.threads, source.attention)
     pipeline = load_stock(source)
     hide_progress(pipeline)
     _use_loras(pipeline, spec, {one.name: Path(one.path) for one in source.loras})

@@ -12,7 +12,7 @@ import typer
 
 from tilework.cli.console import UserError, console, out, print_json, require_serve_extra
 from tilework.cli.models import ModelOptions
-from tilework.cli.options.common import Adapter, AsJson, Device, examples
+from tilework.cli.options.common import Adapter, AsJson, Compile, Quantize, examples
 
 if TYPE_CHECKING:
     from tilework.cli.verify_run import Verdict
@@ -31,7 +31,9 @@ def command(
         typer.Option(help="Directory or hub id of its model here; default: the hub id that the file says."),
     ] = None,
     adapter: Adapter = None,
-    device: Device = "cpu",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    quantize: Quantize = None,
+    compiles: Compile = False,
     loras: Annotated[Path | None, typer.Option(help="Directory of the LoRAs that it used.")] = None,
     picture: Annotated[
         list[str] | None,
@@ -41,15 +43,18 @@ def command(
 ) -> None:
     """Make exact pictures again with the plain call of the stock pipeline, and compare them bit for bit.
 
-    What decides the bits is in the file: texts, seed, settings, dtype, number of threads. Where libraries or hardware
-    differ from those there, it is said. Exit status 1 if a picture is another one.
+    What decides the bits is in the file: texts, seed, settings, dtype, attention, number of threads; but --quantize and
+    --compile must be those of the server. Where libraries or hardware differ from those there, it is said.
+
+    Exit status 1 if a picture is another one.
     """
     require_serve_extra()
     from tilework.cli.verify_run import exact_pictures, verdicts
 
+    how = ModelOptions(adapter, device, quantize=quantize, compiles=compiles)
     found = exact_pictures(file)
     with console.status("drawing it again"):
-        results = list(verdicts(found, model, ModelOptions(adapter, device), loras, _pictures(picture or ())))
+        results = list(verdicts(found, model, how, loras, _pictures(picture or ())))
     is_good = all(one.is_good for one in results)
     if json:
         print_json({"identical": is_good, "pictures": [_document(one) for one in results]})
