@@ -56,6 +56,7 @@ COMMANDS = (
     "classes",
     "demo",
     "doctor",
+    "verify",
     "fuzz",
     "bound",
     "compare",

@@ -21,12 +21,12 @@ from tilework.cli.commands import (
     fuzz,
     generate,
     profile,
-    replay,
     serve,
     simulate,
     timeline,
     workload,
 )
+from tilework.cli.commands.checks import replay, verify
 from tilework.cli.console import UserError, console
 from tilework.cli.options.common import examples
 from tilework.cli.options.groups import GroupedCommand
@@ -56,6 +56,7 @@ app.command("fake", epilog=fake.EXAMPLE)(fake.command)
 app.command("profile", epilog=profile.EXAMPLE)(profile.command)
 app.add_typer(cost.app, name="cost")
 app.add_typer(workload.app, name="workload")
+app.command("verify", epilog=verify.EXAMPLE)(verify.command)
 app.command("doctor", epilog=doctor.EXAMPLE)(doctor.command)
 app.command("demo", epilog=demo.EXAMPLE)(demo.command)
 

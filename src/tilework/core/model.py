@@ -203,7 +203,8 @@ class ModelInfo:
     numbers of steps that the model's sampler can run, ascending. `arguments` are what a request may give beside what
     all models take. `stages` are those of its pipeline's graph. `loras` are the names of the LoRAs that requests may
     use. With `vae_tiling` its autoencoder works in tiles. `decode` is known if a plan can say that a decode needs more
-    memory than there is. Each device that serves it is a `cell` of this number.
+    memory than there is. Each device that serves it is a `cell` of this number. `hardware` is the device of the worker
+    that says this, and `threads` how many of a CPU it computes with; empty and 0 if there is no model.
     """
 
     name: str
@@ -238,6 +239,8 @@ class ModelInfo:
     vae_tiling: bool = False
     decode: DecodeMemory | None = None
     cell: int = 1
+    hardware: str = ""
+    threads: int = 0
 
     @property
     def graph(self) -> Graph:

@@ -18,6 +18,7 @@ PROBES = frozenset({"/health", "/ready"})
 DOCS = ("/docs", "/openapi.json")
 """What a person opens in a browser, which cannot send `Bearer`: the beginnings of paths."""
 TENANT = "tilework.tenant"  # The key of the tenant in the scope.
+KEY = "tilework.key"  # And that of the key with which it came.
 IS_HEAD = "tilework.is_head"  # In the scope if the request was a HEAD.
 
 
@@ -25,6 +26,13 @@ def tenant_of(scope: Scope) -> Tenant:
     tenant = scope[TENANT]
     assert isinstance(tenant, Tenant)
     return tenant
+
+
+def key_of(scope: Scope) -> bytes:
+    """The key that a request came with; empty without."""
+    key = scope[KEY]
+    assert isinstance(key, bytes)
+    return key
 
 
 def is_head(scope: Scope) -> bool:
@@ -56,7 +64,9 @@ class CatchBugs:
 
 
 class RequireKey:
-    """Let a request pass only with `Authorization: Bearer KEY`, and put the tenant of the key into the scope.
+    """Let a request pass only with `Authorization: Bearer KEY`, and put key and tenant into the scope.
+
+    A request whose tenant is in the scope already passes: it is a call of a batch.
 
     `open_paths` need no key. For `DOCS` a browser asks its user for the key, and sends it as the password of `Basic`.
     No other path takes that: a browser sends it along with what other sites let it send, too. The time that a check
@@ -70,10 +80,11 @@ class RequireKey:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_docs = scope["type"] == "http" and scope["path"].startswith(DOCS)
-        if scope["type"] != "http" or scope["path"] in self._open_paths:
+        if scope["type"] != "http" or scope["path"] in self._open_paths or TENANT in scope:
             await self._app(scope, receive, send)
-        elif (tenant := self._tenants.find(_key(scope, takes_basic=is_docs))) is not None:
-            await self._app({**scope, TENANT: tenant}, receive, send)
+        elif (tenant := self._tenants.find(key := _key(scope, takes_basic=is_docs))) is not None:
+            known = key if key in tenant.keys else None
+            await self._app({**scope, TENANT: tenant, KEY: known or b""}, receive, send)
         else:
             await _unauthorised(takes_basic=is_docs).response()(scope, receive, send)
 

@@ -17,6 +17,7 @@ from tilework.pipelines.components import weights_of
 from tilework.pipelines.family import Family
 from tilework.pipelines.identity import model_identity, stage_keys
 from tilework.pipelines.model_index import location
+from tilework.worker.hardware import describe_hardware
 
 
 def described(
@@ -34,6 +35,8 @@ def described(
         path=location(source.path),
         dtype=source.dtype,
         attention_backend=source.attention,
+        hardware=describe_hardware(family.device),
+        threads=source.threads,
         loras=tuple(loras),
         vae_tiling=bool(getattr(family.modules.get("vae"), "use_tiling", False)),
         decode=_decode_memory(family, source, all_stay=not components),
