@@ -112,8 +112,7 @@ class _Open(Admission):
     def admit(
         self, request: Request, left: Cursor, policy: Policy, costs: CostModel, backlog: Backlog, now_ns: int
     ) -> Admitted:
-        policy.demand(request, costs.start(request), costs)
-        return Admitted(now_ns, "", EtaPrediction(0, 0, 1.0))
+        return Admitted(now_ns, "", EtaPrediction(0, 0, 1.0), policy.demand(request, costs.start(request), costs))
 
     def eta_ns(self, job: JobView, costs: CostModel, backlog: Backlog, now_ns: int) -> int:
         return now_ns
