@@ -30,11 +30,13 @@ from tilework.core.interfaces import (
     Policy,
     RefusesRequests,
 )
-from tilework.core.request import EXACT_NEEDS_MORE, RefusalCode, Request
+from tilework.core.request import EXACT_NEEDS_MORE, RefusalCode, Request, RequestClass, cost_key
 from tilework.policy.toolkit.buddy_allocator import nodes
 from tilework.policy.toolkit.demand import fastest, fits_at
 from tilework.policy.toolkit.pools import serving
 from tilework.policy.toolkit.wording import needs
+
+_MOST_CLASSES = 10_000
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,6 +53,7 @@ class Admission:
     limits: AdmissionLimits
     _eta: Eta = field(default_factory=Eta, init=False)
     _eta_correction: EtaCorrection = field(default_factory=EtaCorrection, init=False)
+    _fitting: dict[RequestClass, tuple[int, int]] = field(default_factory=dict, init=False)
     _reservations: tuple[Moment, Reservations] | None = field(default=None, init=False)
 
     def admit(
@@ -74,7 +77,7 @@ class Admission:
         answer = _without_room(request, costs, devices) or _without_devices(request, demand, devices, backlog, now_ns)
         if answer is not None:
             return answer
-        if (no_memory := _too_large(request, policy, costs, backlog)) is not None:
+        if (no_memory := self._without_memory(request, policy, costs, backlog)) is not None:
             return no_memory
         if (too_late := _too_late(request, left, policy, costs, now_ns)) is not None:
             return too_late
@@ -97,6 +100,18 @@ class Admission:
             return query.refusal(request.deadline_ns, others)
         why += "; its deadline is promised"
         return Admitted(min(eta_ns, request.deadline_ns), why, eta_prediction, demand, reservation)
+
+    def _without_memory(self, request: Request, policy: Policy, costs: CostModel, backlog: Backlog) -> Reject | None:
+        """As `_too_large`; of a class of requests that fits it is known until costs or devices change."""
+        key, state = cost_key(request), (costs.version_of(request), backlog.widest(request.pipeline))
+        if self._fitting.get(key) == state:
+            return None
+        refused = _too_large(request, policy, costs, backlog)
+        if refused is None:
+            if len(self._fitting) >= _MOST_CLASSES:  # Clients choose the shapes.
+                self._fitting.clear()
+            self._fitting[key] = state
+        return refused
 
     def _reservations_at(self, backlog: Backlog, now_ns: int) -> Reservations:
         """The reservations, which stay the same until works or promises change."""

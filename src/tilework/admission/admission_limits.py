@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
+from typing import NamedTuple
 
 from tilework.core.actions import Reject
 from tilework.core.interfaces import Backlog
@@ -69,8 +70,7 @@ class AdmissionLimits:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Bound:
+class _Bound(NamedTuple):
     """A bound, and how much of it all tenants and this tenant use: a number of requests, or a time if `in_time`.
 
     `each_ns` is how long the devices take for one unit.

@@ -71,7 +71,9 @@ class FreeDevices:
         if not volume_ns:
             return self.free_ns[:most]
         self._sums_ns = self._sums_ns or [0, *accumulate(self.free_ns)]
-        count = 1 + bisect_left(range(1, len(self.free_ns)), 1, key=lambda first: volume_ns < self._room_ns(first))
+        count = len(self.free_ns)
+        if count > 1 and volume_ns < self._room_ns(count - 1):
+            count = 1 + bisect_left(range(1, count - 1), 1, key=lambda first: volume_ns < self._room_ns(first))
         level_ns = (volume_ns + self._sums_ns[count]) // count
         return [level_ns] * min(count, most) + self.free_ns[count:most]
 
