@@ -63,15 +63,17 @@ class Thought:
 
 
 class TimedController(Controller):
-    """A controller that accepts every request, without a predicted finish, and keeps its `thoughts`.
+    """A controller that keeps its `thoughts`. Without a `rule` it accepts every request, without a predicted finish.
 
     Put the stopwatch `solving` around what is to count as the policy's solver.
     """
 
-    def __init__(self, config: ControllerConfig, table: CostTable, policy: Policy) -> None:
+    def __init__(
+        self, config: ControllerConfig, table: CostTable, policy: Policy, rule: Admission | None = None
+    ) -> None:
         limits = AdmissionLimits(max_jobs=config.max_jobs, max_backlog_ns=config.max_backlog_ns)
         self._planning, self.solving = Stopwatch(), Stopwatch()
-        super().__init__(config, table, policy=_Timed(policy, self._planning), rule=_Open(limits=limits))
+        super().__init__(config, table, policy=_Timed(policy, self._planning), rule=rule or _Open(limits=limits))
         self.thoughts: list[Thought] = []
         self.num_ended = 0
 
