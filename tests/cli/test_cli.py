@@ -59,6 +59,7 @@ COMMANDS = (
     "fuzz",
     "bound",
     "compare",
+    "fake",
 )
 GROUPS = {
     "cost": ("list", "show", "export", "memory"),
