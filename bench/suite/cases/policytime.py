@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import inf
 from random import Random
 
 from suite.case import Check, Finding, Note, Table
 from suite.decision_times import FullSimulation, Thought, TimedController, row
 from suite.stages import DIFFUSE
 from suite.stats import median, over_repeats, p99
-from tilework.admission.admission import Admission
-from tilework.admission.admission_limits import AdmissionLimits
 from tilework.control.controller import ControllerConfig
 from tilework.core.request import Request, Shape
 from tilework.core.time import ns_from_s
@@ -29,8 +26,7 @@ class Size:
 
     `slo_s`: each request is due at a time after its arrival that is drawn evenly from this range. By default waiting
     takes about as long, so that some are early, some urgent and some late. `is_overloaded`: it takes longer, so that
-    every node is full and defers requests all the time. The first `jobs` requests come together: their plan is to take
-    `at_once_ms` at most, and so is all until they are accepted, placed and started, with admission; inf: not measured.
+    every node is full and defers requests all the time.
     """
 
     policy: str
@@ -42,7 +38,6 @@ class Size:
     is_overloaded: bool = False
     median_ms: float
     p99_ms: float
-    at_once_ms: float = inf
 
     def __str__(self) -> str:
         load = ", overloaded" if self.is_overloaded else ""
@@ -76,14 +71,12 @@ class PolicyTime:
             seeds=(1,),
             median_ms=40.0,
             p99_ms=80.0,
-            at_once_ms=1000.0,
         ),
         Size(policy="tetriserve", devices=8, jobs=50, requests=600, median_ms=3.0, p99_ms=3.0),
     )
     table: str = "flux1dev_h100_eager"
     steps: int = 20
     jitter: float = 0.05
-    at_once_repeats: int = 5
 
     @classmethod
     def make(cls, quick: bool) -> PolicyTime:
@@ -103,8 +96,6 @@ class PolicyTime:
             for name, of, goal_ms in (("median", median, size.median_ms), ("p99", p99, size.p99_ms)):
                 check = Check(what=f"{size}: {name}", measured=over_repeats(plans, of), high=goal_ms, unit="ms")
                 checks.append(check)
-            if size.at_once_ms < inf:
-                checks += self._at_once(size, note)
             rows.append(row(f"{size}: plan", plans))
             rows.append(row(f"{size}: handle", [[one.handle_ms for one in some] for some in decisions]))
             rows.append(row(f"{size}: handle, all events", [[one.handle_ms for one in some] for some in repeats]))
@@ -115,35 +106,17 @@ class PolicyTime:
             tables=(Table(title="In ms", columns=columns, rows=tuple(rows)),),
         )
 
-    def _at_once(self, size: Size, note: Note) -> Iterator[Check]:
-        """The plan for all requests, and with admission all until they are started."""
-        first = []
-        for repeat in range(self.at_once_repeats):
-            note(f"{size}, all at once, {repeat + 1} of {self.at_once_repeats}")
-            with rare_collections():
-                first.append(self._run(replace(size, requests=0), size.seeds[0], has_admission=True)[0])
-        for name, times in (
-            ("the plan", [one.plan_ms for one in first]),
-            ("accepted, placed and started", [one.handle_ms for one in first]),
-        ):
-            what = f"{size}: all at once, {name}"
-            yield Check(
-                what=what, measured=over_repeats([[one] for one in times], median), high=size.at_once_ms, unit="ms"
-            )
-
-    def _run(self, size: Size, seed: int, *, has_admission: bool = False) -> list[Thought]:
+    def _run(self, size: Size, seed: int) -> list[Thought]:
         """What the controller thought of each event while all `jobs` were there."""
-        table, config = read_table(self.table), ControllerConfig(policy=size.policy)
-        limits = AdmissionLimits(max_jobs=config.max_jobs, max_backlog_ns=config.max_backlog_ns)
-        rule = Admission(limits=limits) if has_admission else None
-        timed = TimedController(config, table, make_policy(size.policy), rule)
+        table = read_table(self.table)
+        timed = TimedController(ControllerConfig(policy=size.policy), table, make_policy(size.policy))
         FullSimulation(
             timed,
             table,
             SimConfig(num_devices=size.devices, seed=seed, jitter=self.jitter),
             self._requests(table, size, Random(seed)),
             num_missing=lambda: size.jobs - timed.num_jobs,
-            is_over=lambda: timed.num_jobs > 0 and timed.num_ended >= size.requests,
+            is_over=lambda: timed.num_ended >= size.requests,
         ).run_until_over()
         return [thought for thought in timed.thoughts if thought.num_jobs >= size.jobs - 1]
 
@@ -170,7 +143,6 @@ class PolicyTime:
             "collection as in the server.",
             "Judged are plans upon which works were started: a round policy plans only at the end of a round, "
             "and most events are over at once. If the policy is asked several times in one event, the sum counts.",
-            "Every request is accepted without a predicted finish (see `queue` and `frontdoor`), except where all come "
-            "at once: these come in one event, and admission predicts the finish of each.",
+            "Every request is accepted without a predicted finish (see `queue`, `burst` and `frontdoor`).",
             "Intervals: extremes over the seeds.",
         )
