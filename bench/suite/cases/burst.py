@@ -62,9 +62,9 @@ class Burst:
                 ),
             ),
             method=(
-                f"One event for `Controller.handle` with the policy {self.policy} and the table {self.table}; admission "
-                "predicts the finish of each request. CPU time of the thread, with garbage collection as in the "
-                "server.",
+                f"One event for `Controller.handle` with the policy {self.policy} and the table {self.table}. "
+                "Admission predicts the finish of each request. CPU time of the thread, with garbage collection as in "
+                "the server.",
                 f"{min(one.num_starts for one in thoughts)} works or more are started.",
                 "Intervals: extremes over the seeds.",
             ),

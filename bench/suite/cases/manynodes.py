@@ -24,9 +24,9 @@ from tilework.sim.simulation import Simulation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManyNodes:
-    """Each of `policies` on so many `devices`, eight per node, with `rate` requests per second and device.
+    """Each of `policies` on each number of `devices`, eight per node, with `rate` requests per second and device.
 
-    A request is `side` pixels square, has `steps` steps, and is due `slo_s` after its arrival; they come for `seconds`.
+    Each of the `requests` is `side` pixels square, has `steps` steps, and is due `slo_s` after its arrival.
     """
 
     policies: tuple[str, ...] = ("tilework", "edf")
@@ -35,7 +35,7 @@ class ManyNodes:
     side: int = 256
     steps: int = 4
     slo_s: float = 1.0
-    seconds: float = 2.0
+    requests: int = 1000
     seeds: tuple[int, ...] = (1, 2)
     table: str = "flux1dev_h100_eager"
     jitter: float = 0.05
@@ -45,7 +45,7 @@ class ManyNodes:
     @classmethod
     def make(cls, quick: bool) -> ManyNodes:
         whole = cls()
-        return replace(whole, devices=(8,), seconds=1.0, seeds=(1,)) if quick else whole
+        return replace(whole, devices=(8,), requests=50, seeds=(1,)) if quick else whole
 
     def measure(self, note: Note) -> Finding:
         checks, rows = [], []
@@ -82,12 +82,12 @@ class ManyNodes:
         return _Run(num_requests=len(requests), thoughts=timed.thoughts)
 
     def _requests(self, table: CostTable, num_devices: int, rng: Random) -> list[Request]:
-        requests: list[Request] = []
-        at_s = rng.expovariate(self.rate * num_devices)
-        while at_s < self.seconds:
+        requests, at_s = list[Request](), 0.0
+        for index in range(self.requests):
+            at_s += rng.expovariate(self.rate * num_devices)
             requests.append(
                 Request(
-                    uid=str(len(requests)),
+                    uid=str(index),
                     pipeline=table.rows[0].pipeline,
                     shape=Shape(self.side, self.side),
                     steps=self.steps,
@@ -95,13 +95,12 @@ class ManyNodes:
                     deadline_ns=ns_from_s(at_s + self.slo_s),
                 )
             )
-            at_s += rng.expovariate(self.rate * num_devices)
         return requests
 
     def _method(self) -> tuple[str, ...]:
         return (
-            f"Simulated by the table {self.table}: requests of {self.side} px and {self.steps} steps for "
-            f"{self.seconds:g} s, {self.rate:g} per second and device. That is about 80% of what the devices can do. "
+            f"Simulated by the table {self.table}: {self.requests} requests of {self.side} px and {self.steps} steps, "
+            f"{self.rate:g} per second and device. That is about 80% of what the devices can do. "
             "Times are CPU time of the thread around `Controller.handle`, admission included, with garbage collection "
             "as in the server. What HTTP and the engine take is not in them.",
             "A decision is an event upon which works were started. `requests that it decides for`: as many as one core "

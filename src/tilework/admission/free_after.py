@@ -66,7 +66,7 @@ class FreeDevices:
         return FreeDevices(free_ns)
 
     def poured(self, volume_ns: int, most: int) -> FreeTimes:
-        """When the first devices, at most so many, are free after this volume of work was poured on all of them.
+        """When the first `most` devices, or all, are free after this volume of work was poured on all of them.
 
         It raises the free times from below to a level.
         """
@@ -80,7 +80,7 @@ class FreeDevices:
         return [level_ns] * min(count, most) + self.free_ns[count:most]
 
     def _room_ns(self, count: int) -> int:
-        """The least volume that raises the first devices, so many, above the next one. Grows with the count."""
+        """The least volume that raises the first `count` devices above the next one. It grows with `count`."""
         return count * (self.free_ns[count] + 1) - self._sums_ns[count]
 
 
