@@ -6,15 +6,11 @@ the neighbours. Here each patch fetches its frame: a few pixels are normalised t
 
 from __future__ import annotations
 
-from functools import cache
-from importlib.util import find_spec
-from types import ModuleType
-
 from torch import Tensor, nn
 from torch.nn import functional
 
 from tilework.patches.csp import Csp
-from tilework.patches.operators import convolve_framed, normalise, statistics, with_halo
+from tilework.patches.operators import convolve_framed, kernels_for, normalise, statistics, with_halo
 
 
 def convolve_activated(convolution: nn.Conv2d, norm: nn.GroupNorm, patches: Tensor, csp: Csp) -> Tensor:
@@ -29,7 +25,7 @@ def stitch(norm: nn.GroupNorm, patches: Tensor, csp: Csp, *, silu: bool) -> Tens
     Triton is not installed, and on CPUs, three operators of torch. Rejected for CPUs: SiLU that writes into the frames,
     which reads once less and takes two to three times as long, since rows of patches are short.
     """
-    kernel = _kernel() if patches.is_cuda else None
+    kernel = kernels_for(patches)
     if kernel is not None:
         stitched: Tensor = kernel.stitch(
             patches, *statistics(norm, patches, csp), norm.weight, norm.bias, csp, silu=silu
@@ -37,13 +33,3 @@ def stitch(norm: nn.GroupNorm, patches: Tensor, csp: Csp, *, silu: bool) -> Tens
         return stitched
     normalised = normalise(norm, patches, csp)
     return with_halo(functional.silu(normalised, inplace=True) if silu else normalised, csp)
-
-
-@cache
-def _kernel() -> ModuleType | None:
-    """Imported on first use: Triton is optional."""
-    if find_spec("triton") is None:
-        return None
-    from tilework.patches import stitch_kernel
-
-    return stitch_kernel

@@ -146,6 +146,11 @@ class StagedPipeline(ABC):
         return self._loras
 
     @property
+    def pass_context(self) -> object:
+        """What a forward pass depends on now, beside its arguments (`cuda.graphs`)."""
+        return self._packing.layout
+
+    @property
     def parallel(self) -> Parallel:
         return self._parallel
 
