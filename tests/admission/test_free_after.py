@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilework.admission.free_after import FreeAfterAhead, FreeAfterRunning, FreeDevices
@@ -51,6 +51,7 @@ def test_it_ends_when_it_would_after_all_jobs_were_placed_on_all_devices(
         assert devices.free_ns == before, "the next request begins with the same devices"
 
 
+@settings(max_examples=50)
 @given(
     free_ns=st.integers(0, 60),
     num_devices=st.integers(1, 100),
@@ -65,6 +66,7 @@ def test_devices_that_are_free_at_the_same_time_are_no_exception(
     assert FreeAfterAhead(FreeDevices(same), ahead).end_ns(block) == naive_end(same, ahead, block, 0)
 
 
+@settings(max_examples=50)
 @given(
     free_ns=DEVICES,
     running=st.lists(st.tuples(st.integers(0, 9), TIMES, BLOCKS), max_size=80),
