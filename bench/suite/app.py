@@ -5,6 +5,7 @@ from __future__ import annotations
 from suite.application import Cases, application
 from suite.cases.batch_model import BatchModelCase
 from suite.cases.bubbles import Bubbles
+from suite.cases.burst import Burst
 from suite.cases.cells import Cells
 from suite.cases.chaos import Chaos
 from suite.cases.checkpoints import Checkpoints
@@ -22,6 +23,7 @@ from suite.cases.fuzz import Fuzz
 from suite.cases.groups import GroupTime
 from suite.cases.load import Load
 from suite.cases.loras import Loras
+from suite.cases.manynodes import ManyNodes
 from suite.cases.modelled import Modelled
 from suite.cases.mutations import Mutations
 from suite.cases.nodes import Nodes
@@ -62,6 +64,8 @@ CASES: Cases = {
     "clips": ("Clips as files: one at a time against the stock pipeline, and idle time of the device", Clips),
     "controller": ("Time of the controller per event", ControllerTime),
     "policytime": ("Time of a decision of tilework, on 8, 128 and 4096 devices, and of tetriserve", PolicyTime),
+    "burst": ("16,000 requests that come at once to 4096 idle devices: accepted, placed and started", Burst),
+    "manynodes": ("Requests per second that one controller decides for, on up to 64 nodes", ManyNodes),
     "placement": ("Time of a decision with weights that do not all fit, on 128, 1024 and 4096 devices", Placement),
     "simspeed": ("Events per second of simulations on 8 and 128 devices", SimSpeed),
     "robust": ("What noise, a wrong table and changes of devices cost tilework and others, simulated", Robust),
