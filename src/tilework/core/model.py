@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from tilework.core.cache import CacheKind
 from tilework.core.cost_row import CostRow
 from tilework.core.graph.graph import Graph
 from tilework.core.graph.shipped import latent_diffusion
@@ -190,7 +191,8 @@ class ModelInfo:
     numbers of steps that the model's sampler can run, ascending. `arguments` are what a request may give beside what
     all models take. `stages` are those of its pipeline's graph. `loras` are the names of the LoRAs that requests may
     use. With `vae_tiling` its autoencoder works in tiles. `decode` is known if a plan can say that a decode needs more
-    memory than there is. Each device that serves it is a `cell` of this number.
+    memory than there is. Each device that serves it is a `cell` of this number. `caches` are those that a request may
+    ask for.
     """
 
     name: str
@@ -225,6 +227,7 @@ class ModelInfo:
     vae_tiling: bool = False
     decode: DecodeMemory | None = None
     cell: int = 1
+    caches: tuple[CacheKind, ...] = ()
 
     @property
     def graph(self) -> Graph:

@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from tilework.control.controller import ControllerConfig
+from tilework.core.cache import DEFAULT_THRESHOLD, MAX_THRESHOLD, CacheName
 from tilework.core.time import s_from_ns
 from tilework.server.default_slo import DefaultSlo
 
@@ -46,6 +47,7 @@ class ServerConfig(BaseSettings):
     `video_codec` is how videos are compressed (see `core.wire.spec.VideoCodec`).
     `encode_cache_bytes` is for what was encoded of earlier requests (see `runtime.encode_cache`).
     `max_batch` is how many share a forward pass at most; `exact` makes all requests exact (see `core.request.Request`).
+    `cache` and `cache_threshold` are for requests that are not exact and give none (see `core.cache`).
     `reconnect_s` is how long a call with an idempotency key goes
     on after its client has gone. `read_timeout_s` is for a whole request head, and for a whole body; `send_timeout_s`
     is after how long a client that takes too little of an answer is cut off (how little is in `protocol`). `durable` is
@@ -91,6 +93,8 @@ class ServerConfig(BaseSettings):
     max_backlog_s: LongSeconds = s_from_ns(ControllerConfig().max_backlog_ns)
     max_batch: int = Field(ControllerConfig().max_batch, ge=1, le=1024)
     exact: bool = False
+    cache: CacheName = "off"
+    cache_threshold: float = Field(DEFAULT_THRESHOLD, ge=0, le=MAX_THRESHOLD, allow_inf_nan=False)
     encode_cache_bytes: int = Field(256 << 20, ge=0, le=1 << 50)
     result_ttl_s: LongSeconds = 3600.0
     result_bytes: int = Field(512 << 20, ge=1, le=1 << 50)

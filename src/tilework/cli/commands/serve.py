@@ -21,7 +21,7 @@ from tilework.cli.options.config_file import ConfigFile, ShowConfig, all_setting
 from tilework.cli.options.groups import grouped
 from tilework.cli.options.nodes import NodeGroup
 from tilework.core.model import SimulatedSource, Source
-from tilework.core.wire.commands import STATES_BYTES
+from tilework.core.wire.commands import CACHE_BYTES, STATES_BYTES
 from tilework.cost.table import BadCostTable, CostTable, check_devices
 from tilework.cost.table_file import read_table
 from tilework.policy.registry import UnknownPolicy, check_live, check_pools
@@ -76,7 +76,7 @@ def command(
     from tilework.cli.serving import Serving
 
     Serving(
-        workers=_workers(devices, nodes, where.states_memory, _sources(where, table, models, how)),
+        workers=_workers(devices, nodes, where, _sources(where, table, models, how)),
         policy=when.policy,
         table=table,
         profiles=when.profiles,
@@ -129,7 +129,7 @@ def _prepare(log_level: str, models: Sequence[str] | None, file: Path | None) ->
 
 
 def _workers(
-    devices: Devices, nodes: NodesWanted | None, states_memory: int | None, sources: tuple[Source, ...]
+    devices: Devices, nodes: NodesWanted | None, where: options.DeviceGroup, sources: tuple[Source, ...]
 ) -> Workers:
     from tilework.cli.workers import Workers
     from tilework.runtime.local_executor import LocalConfig
@@ -140,7 +140,8 @@ def _workers(
         sources=sources,
         num_slots=devices.num_slots,
         weights_bytes=devices.weights_bytes,
-        states_bytes=states_memory or STATES_BYTES,
+        states_bytes=where.states_memory or STATES_BYTES,
+        cache_bytes=where.cache_memory or CACHE_BYTES,
     )
     return Workers(each, nodes)
 

@@ -141,6 +141,15 @@ class DeviceGroup:
             "memory of the host. Default: 2GB.",
         ),
     ] = None
+    cache_memory: Annotated[
+        int | None,
+        typer.Option(
+            parser=parse_bytes,
+            metavar="SIZE",
+            envvar="TILEWORK_CACHE_MEMORY",
+            help="What a device keeps of the steps of requests with a cache, as in 8GB. Default: 4GB.",
+        ),
+    ] = None
     backend: Annotated[
         Backend,
         typer.Option(
@@ -210,6 +219,17 @@ class ServerGroup:
             "--exact",
             help="Draw every picture on one device and alone: it is the stock pipeline's bit for bit under any load.",
         ),
+    ] = None
+    cache: Annotated[
+        str | None,
+        typer.Option(
+            help="Skip parts of steps in which little has changed: off, patch or image. It changes pictures, so the "
+            "default is off; requests may choose (docs/cache.md).",
+        ),
+    ] = None
+    cache_threshold: Annotated[
+        float | None,
+        typer.Option(help="By how much the input of a part may change for it to be skipped, 0 to 1; default 0.01."),
     ] = None
     max_backlog_s: Annotated[
         float | None,

@@ -167,6 +167,7 @@ class _Agent:
                 num_slots=begin.num_slots,
                 weights_bytes=begin.weights_bytes,
                 states_bytes=begin.states_bytes,
+                cache_bytes=begin.cache_bytes,
             )
         )
         try:

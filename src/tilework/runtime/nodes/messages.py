@@ -35,6 +35,7 @@ class Begin:
     num_slots: int
     weights_bytes: int | None
     states_bytes: int
+    cache_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
+from tilework.core.cache import MAX_THRESHOLD, CacheName
 from tilework.server.schema.picture_fields import picture_schema
 
 OutputFormat = Literal["png", "jpeg", "webp"]
@@ -117,6 +118,16 @@ class ImageRequest(BaseModel):
     priority: str | None = Field(None, description="the name of a class of requests, or nothing")
     exact: bool | None = Field(
         None, description="true for a picture that is the stock pipeline's bit for bit under any load, or false"
+    )
+    cache: CacheName | None = Field(
+        None, description='"patch" or "image" to skip parts of steps in which little has changed, or "off"'
+    )
+    cache_threshold: float | None = Field(
+        None,
+        ge=0,
+        le=MAX_THRESHOLD,
+        allow_inf_nan=False,
+        description="a number from 0 to 1, by how much a part may change and be skipped, with a cache",
     )
     on_miss: Literal["best_effort", "reject", "drop"] = Field(
         "best_effort", description='"best_effort", "reject" or "drop": what to do if the deadline cannot be met'
