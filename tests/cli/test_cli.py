@@ -53,6 +53,7 @@ COMMANDS = (
     "explain",
     "bench",
     "profile",
+    "quality",
     "classes",
     "demo",
     "doctor",

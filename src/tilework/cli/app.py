@@ -20,6 +20,7 @@ from tilework.cli.commands import (
     fuzz,
     generate,
     profile,
+    quality,
     replay,
     serve,
     simulate,
@@ -52,6 +53,7 @@ app.command("explain", epilog=explain.EXAMPLE)(explain.command)
 app.command("fuzz", epilog=fuzz.EXAMPLE)(fuzz.command)
 app.command("classes", epilog=classes.EXAMPLE)(classes.command)
 app.command("profile", epilog=profile.EXAMPLE)(profile.command)
+app.command("quality", epilog=quality.EXAMPLE)(quality.command)
 app.add_typer(cost.app, name="cost")
 app.add_typer(workload.app, name="workload")
 app.command("doctor", epilog=doctor.EXAMPLE)(doctor.command)

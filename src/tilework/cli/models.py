@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from random import Random
 
 from tilework.cli.console import UserError, user_errors
-from tilework.core.model import DEVICES, DTYPES, LoraSource, ModelSource
+from tilework.core.model import DEVICES, DTYPES, LoraSource, ModelInfo, ModelSource
+from tilework.core.wire.spec import Spec
 
 
 def named_model(text: str) -> tuple[str, str]:
@@ -59,3 +63,19 @@ def model_source(model: str, options: ModelOptions) -> ModelSource:
         vae_tiling=options.vae_tiling,
         previews=options.previews,
     )
+
+
+def checked_spec(fields: Mapping[str, object], info: ModelInfo, *, is_video: bool = False) -> Spec:
+    """What these fields of a request ask of a model, checked as the server would. Raises UserError."""
+    from tilework.server.calls.errors import CallError
+    from tilework.server.calls.parsing.image_call import image_call
+    from tilework.server.calls.parsing.specs import Rules
+    from tilework.server.calls.parsing.video_format import AskedVideo
+    from tilework.server.config import ServerConfig
+    from tilework.server.tenants import Tenant, Tenants
+
+    rules = Rules(info=info, config=ServerConfig(), tenants=Tenants(), tenant=Tenant(), now=datetime.now(UTC))
+    try:
+        return image_call(fields, rules, Random(), video=AskedVideo() if is_video else None).specs[0]
+    except CallError as error:
+        raise UserError(error.message) from error

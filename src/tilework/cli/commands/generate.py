@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
-from random import Random
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tilework.cli.console import UserError, console, out, print_json, progress, require_serve_extra
-from tilework.cli.models import ModelOptions, model_source
+from tilework.cli.models import ModelOptions, checked_spec, model_source
 from tilework.cli.options.common import Adapter, AsJson, VaeTiling, examples
-from tilework.core.model import ModelInfo, ModelSource
+from tilework.core.model import ModelSource
 from tilework.core.wire.spec import Image, Spec
 
 if TYPE_CHECKING:
@@ -92,7 +90,7 @@ def _generate(
             family = load(source)
         except ModelError as error:
             raise UserError(error) from error
-    spec = _spec(fields, family.info, is_video=output_format == "mp4")
+    spec = checked_spec(fields, family.info, is_video=output_format == "mp4")
     started_s = time.monotonic()
     with progress(quiet) as bar:
         task = bar.add_task("denoising", total=spec.steps)
@@ -113,19 +111,3 @@ def _file(image: Image, spec: Spec, output_format: FileFormat) -> bytes:
 
     frames = torch.frombuffer(bytearray(image.pixels), dtype=torch.uint8)
     return video_file(frames.reshape(image.frames, image.height, image.width, 3), spec.video).content
-
-
-def _spec(fields: dict[str, object], info: ModelInfo, *, is_video: bool = False) -> Spec:
-    """Check the values as the server would."""
-    from tilework.server.calls.errors import CallError
-    from tilework.server.calls.parsing.image_call import image_call
-    from tilework.server.calls.parsing.specs import Rules
-    from tilework.server.calls.parsing.video_format import AskedVideo
-    from tilework.server.config import ServerConfig
-    from tilework.server.tenants import Tenant, Tenants
-
-    rules = Rules(info=info, config=ServerConfig(), tenants=Tenants(), tenant=Tenant(), now=datetime.now(UTC))
-    try:
-        return image_call(fields, rules, Random(), video=AskedVideo() if is_video else None).specs[0]
-    except CallError as error:
-        raise UserError(error.message) from error
