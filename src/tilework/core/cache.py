@@ -19,11 +19,11 @@ class CacheKind(StrEnum):
 
 CacheName = Literal["off", "patch", "image"]
 """What a request or a server may give as its cache: a kind, or none."""
-DEFAULT_THRESHOLD = 0.01
+DEFAULT_THRESHOLD = 0.003
 MAX_THRESHOLD = 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class CacheChoice:
     """A kind of cache, and by how much a block's input may change for its last output to be used again.
 
@@ -32,6 +32,15 @@ class CacheChoice:
 
     kind: CacheKind
     threshold: float = DEFAULT_THRESHOLD
+
+    def __str__(self) -> str:
+        return f"{self.kind.value}={self.threshold!r}"
+
+    @classmethod
+    def parse(cls, text: str) -> CacheChoice:
+        """Undo `str`. Raises ValueError."""
+        kind, _, threshold = text.partition("=")
+        return cls(CacheKind(kind), float(threshold))
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ class CachedLayout(PatchLayout):
 
     Within a block there is a set of patches that are computed. Only they go through it; operators that look beyond a
     patch take from `kept` what they need of the others. So a block needs not be told of the cache. `reuses` are those
-    of the pictures, in the batch's order. `admit` is asked whether there is room for so many more bytes.
+    of the pictures, in the batch's order. `admit` is asked whether there is room for this number of further bytes.
 
     Source: PatchedServe section 5.1. Unlike there, an input is compared with the one that its output was computed
     from, not with the last one, so that slow changes add up.

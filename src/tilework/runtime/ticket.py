@@ -43,6 +43,7 @@ class Wanted:
             passes=_passes(spec, info),
             loras=spec.loras,
             result=spec.result,
+            cache=spec.cache,
             **asdict(self.terms),
         )
 

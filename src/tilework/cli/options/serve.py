@@ -229,7 +229,7 @@ class ServerGroup:
     ] = None
     cache_threshold: Annotated[
         float | None,
-        typer.Option(help="By how much the input of a part may change for it to be skipped, 0 to 1; default 0.01."),
+        typer.Option(help="By how much the input of a part may change for it to be skipped, 0 to 1; default 0.003."),
     ] = None
     max_backlog_s: Annotated[
         float | None,
