@@ -94,11 +94,11 @@ def twice(name: str, seed: int, chance: float) -> float:
         asked(1.0, height=height, width=width, seed=seed + index, guidance_scale=(1.0, 3.0)[index % 2])
         for index, (height, width) in enumerate(sizes)
     ]
-    states = [begin(model, spec) for spec in specs]
+    states, drawn = [begin(model, spec) for spec in specs], Drawn(seed, chance)
     for state in states:
         tiny.iterate(model, state)
-        state.reuse = replace(reuse(state), patch=(4, 4))
-    cache = PatchCache(PLENTY, Drawn(seed, chance))
+        state.reuse = replace(reuse(state), patch=(4, 4), predict=drawn)
+    cache = PatchCache(PLENTY)
     first = model.predict(states, cache)
     assert not any(reuse(state).use.skipped for state in states)
     again = model.predict(states, cache)

@@ -81,7 +81,7 @@ class PatchCaching:
             "nothing": lambda: family.predict([cut], nothing),
         }
         for share in self.shares:
-            state, cache = _state(family, side, CacheChoice(CacheKind.PATCH, ALWAYS)), PatchCache(1 << 32, _Skip(share))
+            state, cache = _state(family, side, CacheChoice(CacheKind.PATCH, ALWAYS), share), PatchCache(1 << 32)
             ways[str(share)] = lambda state=state, cache=cache: family.predict([state], cache)  # type: ignore[misc]
         with torch.no_grad():
             rounds = [[_seconds(way) for way in ways.values()] for _ in range(2 + self.rounds)][2:]
@@ -130,7 +130,7 @@ class _Skip:
         return torch.where(order < round(self._share * len(change)), 0.0, 2 * ALWAYS)
 
 
-def _state(family: StagedPipeline, side: int, cache: CacheChoice | None) -> LatentState:
+def _state(family: StagedPipeline, side: int, cache: CacheChoice | None, share: float = 0.0) -> LatentState:
     spec = Spec(
         prompt="a red circle on a blue background",
         negative_prompt="",
@@ -144,7 +144,8 @@ def _state(family: StagedPipeline, side: int, cache: CacheChoice | None) -> Late
     assert isinstance(state, LatentState)
     if isinstance(state.reuse, Reuse):
         rows, columns = family._size(state)
-        state.reuse = replace(state.reuse, patch=(rows // _PER_SIDE, columns // _PER_SIDE))
+        patch = rows // _PER_SIDE, columns // _PER_SIDE
+        state.reuse = replace(state.reuse, patch=patch, predict=_Skip(share))
     return state
 
 

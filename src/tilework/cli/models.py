@@ -6,10 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from random import Random
+from typing import TYPE_CHECKING
 
-from tilework.cli.console import UserError, user_errors
+from tilework.cli.console import UserError, console, user_errors
 from tilework.core.model import DEVICES, DTYPES, LoraSource, ModelInfo, ModelSource
 from tilework.core.wire.spec import Spec
+
+if TYPE_CHECKING:
+    from tilework.pipelines.family import Family
 
 
 def named_model(text: str) -> tuple[str, str]:
@@ -79,3 +83,16 @@ def checked_spec(fields: Mapping[str, object], info: ModelInfo, *, is_video: boo
         return image_call(fields, rules, Random(), video=AskedVideo() if is_video else None).specs[0]
     except CallError as error:
         raise UserError(error.message) from error
+
+
+def loaded_family(source: ModelSource) -> Family:
+    """A model in this process. Raises UserError."""
+    with console.status(f"loading {source.path}"):
+        from tilework.pipelines.errors import ModelError
+        from tilework.pipelines.loading import load, quiet
+        from tilework.pipelines.numerics import pin_numerics
+
+        quiet()
+        pin_numerics(source.threads)
+        with user_errors(ModelError):
+            return load(source)

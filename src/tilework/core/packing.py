@@ -85,6 +85,9 @@ RunBlock = Callable[[Take], list[Any]]
 """Runs a block for the patches that are taken, and returns its outputs for these."""
 
 
+PredictChange = Callable[[int, Any], Any]
+
+
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Reuse:
     """What a request lets packed passes keep of it from one to the next, and what came of that.
@@ -96,12 +99,15 @@ class Reuse:
             square of the change over that of the input; 0: each is.
         whole: whether a picture's patches are computed all or not at all.
         patch: the size of its patches, of which a pass has one.
+        predict: by how much the output of a block is about to change, (P), by its index and the change of its input,
+            (P): that is what the threshold is for. None: it is for the change of the input.
         use: what came of it.
     """
 
     threshold: float
     whole: bool
     patch: Size
+    predict: PredictChange | None = None
     use: CacheUse = field(default_factory=CacheUse)
 
 

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary, ref
 import torch
 
 from tilework.core.packing import Reuse, Size
-from tilework.patches.cached_layout import CachedLayout, Predict
+from tilework.patches.cached_layout import CachedLayout, Observe
 from tilework.patches.csp import Csp
 from tilework.patches.kept import KeptBatch, Key, joined
 from tilework.patches.layout import PatchLayout, pack
@@ -27,11 +27,11 @@ class PatchCache:
     pictures.
 
     Nothing is evicted for others, so requests that take turns do not push each other out: blocks for which there is no
-    room are computed whole.
+    room are computed whole. `observe` is told what changes from pass to pass.
     """
 
-    def __init__(self, most_bytes: int, predict: Predict | None = None) -> None:
-        self._most_bytes, self._predict = most_bytes, predict
+    def __init__(self, most_bytes: int, observe: Observe | None = None) -> None:
+        self._most_bytes, self._observe = most_bytes, observe
         self._batches: WeakKeyDictionary[Reuse, KeptBatch] = WeakKeyDictionary()  # Of which it was a part last.
 
     @property
@@ -60,7 +60,7 @@ class PatchCache:
             csp,
             batch,
             [reuses[index] for index in csp.order],
-            self._predict,
+            self._observe,
             admit=lambda more: others_bytes + batch.num_bytes + more <= self._most_bytes,
             finish=lambda: self._put(batch),
         )

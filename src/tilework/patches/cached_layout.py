@@ -20,8 +20,8 @@ from tilework.patches.layout import PatchLayout
 
 _NO_ROOM = "some blocks were computed whole: the memory for caches is used up"
 
-Predict = Callable[[int, Tensor], Tensor]
-"""By how much a block's output is about to change, (P), by its index and the change of its input, (P)."""
+Observe = Callable[[int, Tensor, Tensor], None]
+"""Told of a block that was computed whole: its index, and by how much its input and its output have changed, (P)."""
 
 
 class CachedLayout(PatchLayout):
@@ -41,13 +41,13 @@ class CachedLayout(PatchLayout):
         csp: Csp,
         kept: KeptBatch,
         reuses: Sequence[Reuse],
-        predict: Predict | None,
+        observe: Observe | None,
         admit: Callable[[int], bool],
         finish: Callable[[], None],
     ) -> None:
         super().__init__(sizes, csp)
         self.is_plain = False  # A picture of one patch is to be kept, too.
-        self._kept, self._reuses, self._predict, self._admit, self._finish = kept, reuses, predict, admit, finish
+        self._kept, self._reuses, self._observe, self._admit, self._finish = kept, reuses, observe, admit, finish
         self._spans = [slice(first, end) for first, end in pairwise(csp.picture_offsets)]
         thresholds = torch.tensor([reuse.threshold for reuse in reuses], dtype=torch.float32)
         self._thresholds = thresholds.to(csp.owners.device).index_select(0, csp.owners)
@@ -85,11 +85,14 @@ class CachedLayout(PatchLayout):
 
     def run_block(self, index: int, states: Sequence[Tensor], run: RunBlock, has_text: bool) -> list[Tensor]:
         kept = self._kept.blocks.get(index)
-        computed = self._computed(index, kept, states)
+        change = None if kept is None or not any(kept.has) else _change(states, kept.states, kept.squares)
+        computed = None if kept is None or change is None else self._computed(index, kept, change)
         self._count(computed)
         if kept is None or computed is None:
             with self._inside(_Block()) as block:
                 outputs = run(lambda rows: rows)
+            if self._observe is not None and kept is not None and change is not None:
+                self._observe(index, change, _change(outputs, kept.outputs, square_sums(kept.outputs)))
             return self._store(index, KeptBlock(list(states), square_sums(states), outputs, block.sites))
         if not computed and not has_text:
             return kept.outputs
@@ -104,13 +107,10 @@ class CachedLayout(PatchLayout):
     def finish(self) -> None:
         self._finish()
 
-    def _computed(self, index: int, kept: KeptBlock | None, states: Sequence[Tensor]) -> list[int] | None:
+    def _computed(self, index: int, kept: KeptBlock, change: Tensor) -> list[int] | None:
         """The patches that a block computes; None: all of them. The device is waited for once."""
-        if kept is None or not any(kept.has):
-            return None
-        change = square_sums([new - old for new, old in zip(states, kept.states, strict=True)]) / kept.squares
-        if self._predict is not None:
-            change = self._predict(index, change)
+        predict = self._reuses[0].predict  # All requests of a pass are for one model.
+        change = change if predict is None else predict(index, change)
         reused: list[bool] = (change < self._thresholds).tolist()
         for has, reuse, span in zip(kept.has, self._reuses, self._spans, strict=True):
             if not has or (reuse.whole and not all(reused[span])):
@@ -193,6 +193,11 @@ class CachedLayout(PatchLayout):
         assert self._block is not None
         known = self._block.next_known()
         return known.index_copy_(0, self._some.patches, rows) if len(rows) else known
+
+
+def _change(rows: Sequence[Tensor], before: Sequence[Tensor], squares: Tensor) -> Tensor:
+    """The sum of squares of the change of each patch, over that of what was before, `squares`: (P), of float32."""
+    return square_sums([new - old for new, old in zip(rows, before, strict=True)]) / squares
 
 
 @dataclass(slots=True, eq=False)

@@ -15,6 +15,7 @@ import transformers
 from diffusers import DiffusionPipeline
 
 from tilework.core.model import DEVICES, DTYPES, ModelSource
+from tilework.pipelines.caching.forest import read_forest
 from tilework.pipelines.component_files import has_variant
 from tilework.pipelines.components import modules_of
 from tilework.pipelines.defaults import asks_for_tiles, read_overrides
@@ -22,6 +23,7 @@ from tilework.pipelines.errors import InvalidSource, ModelError, ModelNotFound, 
 from tilework.pipelines.family import Family
 from tilework.pipelines.model_index import STOCK, ModelIndex, read_model_index
 from tilework.pipelines.modular.loading import load_modular
+from tilework.pipelines.staged import StagedPipeline
 from tilework.pipelines.workflow.loading import load_workflow, load_workflow_component
 from tilework.pipelines.workflow.source import is_workflow
 
@@ -66,6 +68,8 @@ def family_of(source: ModelSource, pipeline: Any) -> Family:
     name = source.path if index.directory is None else index.directory.resolve().name
     with _explained(index.path):
         family: Family = adapter(pipeline, name, overrides, library_versions())
+    if isinstance(family, StagedPipeline) and index.directory is not None:
+        family.cache_forest = read_forest(index.directory, family.device)
     return family
 
 

@@ -19,7 +19,7 @@ from tilework.core.comm import Comm
 from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.graph.stage import StageSpec
 from tilework.core.model import ModelInfo
-from tilework.core.packing import Layout, Pack, Reuse, Size
+from tilework.core.packing import Layout, Pack, PredictChange, Reuse, Size
 from tilework.core.preview import preview_shape
 from tilework.core.wire.spec import File, Image, Spec
 from tilework.pipelines.arguments import GENERATOR_DEVICE, generator_device, offered
@@ -109,6 +109,7 @@ class StagedPipeline(ABC):
             _DECODE: self._run_decode,
         }
         self._shares = {stage.name: stage.steps for stage in self.stages if stage.steps is not None}
+        self.cache_forest: PredictChange | None = None  # Of the model, if it has one.
         self._step_arguments = self._accepted_by(pipeline.scheduler)
         check_sampler(pipeline, self._info, self._sampler)
 
@@ -229,6 +230,8 @@ class StagedPipeline(ABC):
     def _caching(self, state: LatentState) -> LatentState:
         """A state at which its passes have nothing to reuse yet."""
         given = reuse_of(state.spec, self._size(state), self._info.default_height, self._cell_multiple)
+        if isinstance(given, Reuse):
+            given.predict = self.cache_forest
         state.reuse = given and (self._no_cache(state.spec) or given)
         return state
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tilework.cli.console import UserError, console, out, print_json, progress, require_serve_extra
-from tilework.cli.models import ModelOptions, checked_spec, model_source
+from tilework.cli.console import UserError, out, print_json, progress, require_serve_extra
+from tilework.cli.models import ModelOptions, checked_spec, loaded_family, model_source
 from tilework.cli.options.common import Adapter, AsJson, VaeTiling, examples
 from tilework.core.model import ModelSource
 from tilework.core.wire.spec import Image, Spec
@@ -77,20 +77,10 @@ def _generate(
     source: ModelSource, fields: dict[str, object], output: Path, output_format: FileFormat, quiet: bool
 ) -> tuple[float, Spec]:
     """Load, draw and write; returns the seconds that drawing took, and what was drawn, in the size that came out."""
-    with console.status(f"loading {source.path}"):
-        from tilework.pipelines.draw import draw
-        from tilework.pipelines.errors import ModelError
-        from tilework.pipelines.loading import load
-        from tilework.pipelines.loading import quiet as silence_libraries
-        from tilework.pipelines.numerics import pin_numerics
-
-        silence_libraries()
-        pin_numerics(source.threads)
-        try:
-            family = load(source)
-        except ModelError as error:
-            raise UserError(error) from error
+    family = loaded_family(source)
     spec = checked_spec(fields, family.info, is_video=output_format == "mp4")
+    from tilework.pipelines.draw import draw
+
     started_s = time.monotonic()
     with progress(quiet) as bar:
         task = bar.add_task("denoising", total=spec.steps)

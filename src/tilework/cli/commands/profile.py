@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import tilework
+from tilework.cli.cache_training import CACHE_FILE, train_cache
 from tilework.cli.cells import Devices
 from tilework.cli.console import UserError, console, print_json, require_serve_extra, user_errors
 from tilework.cli.measured import Scaling, in_order, open_profiles, parse_size, print_costs, row_json
@@ -37,6 +38,7 @@ EXAMPLE = examples(
     "tilework profile ./flux-dev --device cuda --workers 4 \\\n  --degrees 1,2,4 --sizes 512,1024,1024x768",
     "tilework profile ./flux2-dev --device cuda --workers 4 --cell 2 \\\n  --weights-memory 40GB",
     "tilework profile ./sdxl --device cuda --mixed",
+    "tilework profile ./sd3-medium --device cuda --cache prompts.txt \\\n  --out ./sd3-medium/cache_forest.json",
 )
 
 
@@ -58,6 +60,15 @@ def command(
     vae_tiling: VaeTiling = False,
     mixed: Annotated[bool, typer.Option("--mixed", help="Measure batches of several outputs, too.")] = False,
     combinations: Annotated[int, typer.Option(min=1, max=5000, help="How many of them, with --mixed.")] = 200,
+    cache: Annotated[
+        Path | None,
+        typer.Option(
+            "--cache",
+            metavar="PROMPTS",
+            help="Measure nothing: train the predictor of the patch cache with the prompts of this file, one on each "
+            "line, and write it to --out. It belongs beside the model's model_index.json as cache_forest.json.",
+        ),
+    ] = None,
     profiles: ProfilesFile = None,
     export: Annotated[Path | None, typer.Option("--out", help="Write the rows as a cost table, too.")] = None,
     json: AsJson = False,
@@ -71,6 +82,9 @@ def command(
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     source = model_source(model, ModelOptions(None, device, dtype, threads, vae_tiling=vae_tiling))
+    if cache is not None:
+        train_cache(source, cache, export or Path(CACHE_FILE), sizes, as_json=json)
+        return
     asked = Devices.of(workers, cell, weights_memory)
     asked = asked if asked.cell_size else asked.chosen([source])
     plan = ProfilePlan(

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tilework.cli.cache_training import prompts_of
 from tilework.cli.console import UserError, console, out, print_json, progress, require_serve_extra
-from tilework.cli.models import ModelOptions, checked_spec, model_source
+from tilework.cli.models import ModelOptions, checked_spec, loaded_family, model_source
 from tilework.cli.options.common import AsJson, examples
 from tilework.core.cache import CacheChoice, CacheKind
 from tilework.core.model import ModelSource
@@ -61,7 +62,7 @@ def command(
     """
     require_serve_extra()
     choices = _choices(kinds, thresholds)
-    texts = PROMPTS if prompts is None else _lines(prompts)
+    texts = PROMPTS if prompts is None else prompts_of(prompts)
     rate = None if score is None else _score(score)
     source = model_source(model, ModelOptions(None, device, dtype, threads))
     numbers = _numbers(steps)
@@ -98,16 +99,6 @@ def _choices(kinds: str, thresholds: str) -> list[CacheChoice]:
     return [CacheChoice(CacheKind(name), value) for name in kinds.split(",") for value in values]
 
 
-def _lines(path: Path) -> tuple[str, ...]:
-    try:
-        lines = tuple(line.strip() for line in path.read_text("utf-8").splitlines() if line.strip())
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"prompts is {path}, which cannot be read: {error}") from error
-    if not lines:
-        raise UserError(f"prompts is {path}, which has no lines; write a prompt on each")
-    return lines
-
-
 def _numbers(text: str | None) -> list[int | None]:
     if text is None:
         return [None]
@@ -126,18 +117,7 @@ def _score(name: str) -> Score:
 
 
 def _family(source: ModelSource, choices: Sequence[CacheChoice]) -> Family:
-    with console.status(f"loading {source.path}"):
-        from tilework.pipelines.errors import ModelError
-        from tilework.pipelines.loading import load
-        from tilework.pipelines.loading import quiet as silence_libraries
-        from tilework.pipelines.numerics import pin_numerics
-
-        silence_libraries()
-        pin_numerics(source.threads)
-        try:
-            family = load(source)
-        except ModelError as error:
-            raise UserError(error) from error
+    family = loaded_family(source)
     for choice in choices:
         if choice.kind not in family.info.caches:
             raise UserError(f"kinds has {choice.kind.value}, which {family.info.name} cannot do; leave it out")
