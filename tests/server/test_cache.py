@@ -24,6 +24,13 @@ def server() -> Iterator[Served]:
         yield served
 
 
+@pytest.mark.parametrize(("fields", "if_late"), [({"cache": "if_late", "slo_s": 5}, True), ({"cache": "patch"}, False)])
+def test_a_deadline_may_buy_it(server: Served, fields: dict[str, Any], if_late: bool) -> None:
+    server.post({"prompt": "x", **fields})
+    assert server.engine.specs[-1].cache == CacheChoice(CacheKind.PATCH, DEFAULT_THRESHOLD)
+    assert server.engine.specs[-1].cache_if_late is server.engine.requests[-1].cache_if_late is if_late
+
+
 def chosen(server: Served, **fields: Any) -> CacheChoice | None:
     """What the engine was asked for; the answer says the same."""
     answer = server.post({"prompt": "x", **fields})

@@ -17,8 +17,9 @@ class CacheKind(StrEnum):
     IMAGE = "image"
 
 
-CacheName = Literal["off", "patch", "image"]
-"""What a request or a server may give as its cache: a kind, or none."""
+IF_LATE = "if_late"
+CacheName = Literal["off", "patch", "image", "if_late"]
+"""What a request or a server may give as its cache: a kind, none, or PATCH if it would be late without."""
 DEFAULT_THRESHOLD = 0.003
 MAX_THRESHOLD = 1.0
 

@@ -99,6 +99,7 @@ class Request(Terms):
         result: what it is for; a video file takes a stage more.
         cache: that of its steps. These take less time, which is learned from those of others with the same cache, and
             share forward passes with these alone.
+        cache_if_late: it has its cache only if it is expected to miss its deadline without; admission decides it.
     """
 
     uid: str
@@ -115,6 +116,7 @@ class Request(Terms):
     loras: tuple[UsedLora, ...] = ()
     result: ResultKind = ResultKind.PIXELS
     cache: CacheChoice | None = None
+    cache_if_late: bool = False
 
     @property
     def is_promise(self) -> bool:

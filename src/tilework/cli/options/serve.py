@@ -223,8 +223,8 @@ class ServerGroup:
     cache: Annotated[
         str | None,
         typer.Option(
-            help="Skip parts of steps in which little has changed: off, patch or image. It changes pictures, so the "
-            "default is off; requests may choose (docs/cache.md).",
+            help="Skip parts of steps in which little has changed: off, patch, image, or if_late. It changes pictures, "
+            "so the default is off; requests may choose (docs/cache.md).",
         ),
     ] = None
     cache_threshold: Annotated[

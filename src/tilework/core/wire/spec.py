@@ -72,7 +72,7 @@ class Spec:
     A worker refuses works that would run the steps of an `exact` one in a group or together with others, or slice its
     decode: see `core.request.Request`.
 
-    Without a `cache` each step is computed whole.
+    Without a `cache` each step is computed whole. `cache_if_late`: see `core.request.Request`.
 
     The server has checked the values against `ModelInfo`.
     """
@@ -93,6 +93,7 @@ class Spec:
     loras: tuple[UsedLora, ...] = ()
     video: VideoFormat | None = None
     cache: CacheChoice | None = None
+    cache_if_late: bool = False
 
     @property
     def shape(self) -> Shape:

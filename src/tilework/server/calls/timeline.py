@@ -26,7 +26,7 @@ def request_timeline(call: ImageCall, index: int, ticket: Ticket, outcome: Outco
         on_time=None if deadline_ns is None else outcome.finished_ns <= deadline_ns,
         exact=request.exact and all(segment.is_exact for segment in outcome.segments),
         vae_tiling=call.vae_tiling,
-        cache=_cache(call.specs[index].cache, outcome.segments),
+        cache=_cache(request.cache, outcome.segments),
         segments=[_segment(segment, request.arrival_ns) for segment in outcome.segments],
     )
 

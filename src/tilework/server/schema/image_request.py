@@ -120,7 +120,9 @@ class ImageRequest(BaseModel):
         None, description="true for a picture that is the stock pipeline's bit for bit under any load, or false"
     )
     cache: CacheName | None = Field(
-        None, description='"patch" or "image" to skip parts of steps in which little has changed, or "off"'
+        None,
+        description='"patch" or "image" to skip parts of steps in which little has changed, "if_late" to do so only if '
+        'the deadline would be missed otherwise, or "off"',
     )
     cache_threshold: float | None = Field(
         None,
