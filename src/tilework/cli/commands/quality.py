@@ -51,6 +51,9 @@ def command(
             help="Called with a prompt and its picture, an array (rows, columns, 3) of 8 bits; returns a score.",
         ),
     ] = None,
+    predictor: Annotated[
+        bool, typer.Option("--predictor/--no-predictor", help="Use the model's cache_forest.json, if it has one.")
+    ] = True,
     directory: Annotated[Path | None, typer.Option("--out", help="Where curve.png and sheet.png go.")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16; default by device.")] = None,
@@ -66,7 +69,7 @@ def command(
     rate = None if score is None else _score(score)
     source = model_source(model, ModelOptions(None, device, dtype, threads))
     numbers = _numbers(steps)
-    family = _family(source, choices)
+    family = _family(source, choices, predictor)
     specs = [
         checked_spec({"prompt": text, "size": size, "seed": seed + index, "num_inference_steps": number}, family.info)
         for number in numbers
@@ -116,8 +119,12 @@ def _score(name: str) -> Score:
     return found
 
 
-def _family(source: ModelSource, choices: Sequence[CacheChoice]) -> Family:
+def _family(source: ModelSource, choices: Sequence[CacheChoice], predictor: bool) -> Family:
+    from tilework.pipelines.staged import StagedPipeline
+
     family = loaded_family(source)
+    if isinstance(family, StagedPipeline) and not predictor:
+        family.cache_forest = None
     for choice in choices:
         if choice.kind not in family.info.caches:
             raise UserError(f"kinds has {choice.kind.value}, which {family.info.name} cannot do; leave it out")
