@@ -2,17 +2,7 @@
 
 from __future__ import annotations
 
-import json as jsonlib
-import sys
-import time
-from dataclasses import asdict, is_dataclass, replace
-from pathlib import Path
-from typing import Annotated
-
-import typer
-from rich.console import Console
-
-from suite.case import Case, CaseFailed
+from suite.application import Cases, application
 from suite.cases.batch_model import BatchModelCase
 from suite.cases.bubbles import Bubbles
 from suite.cases.cells import Cells
@@ -37,7 +27,7 @@ from suite.cases.mutations import Mutations
 from suite.cases.nodes import Nodes
 from suite.cases.observe import Observe
 from suite.cases.opensora import OpenSora
-from suite.cases.papers import FIGURES, Papers
+from suite.cases.papers import Papers
 from suite.cases.patchcache import PatchCaching
 from suite.cases.patches import Patches
 from suite.cases.patchsize import PatchSize
@@ -65,11 +55,8 @@ from suite.cases.trident import Trident
 from suite.cases.ucx import UcxMessages
 from suite.cases.weights import Weights
 from suite.cases.yardsticks import Yardsticks
-from suite.environment import environment
-from suite.results import Result, show, write
 
-RESULTS = Path(__file__).parents[1] / "results"
-CASES: dict[str, tuple[str, type[Case]]] = {
+CASES: Cases = {
     "stack": ("One request at a time through the whole stack, against the stock pipeline", Stack),
     "stock": ("The family of any pipeline, step by step, against the stock call and families by hand", StockCalls),
     "clips": ("Clips as files: one at a time against the stock pipeline, and idle time of the device", Clips),
@@ -136,82 +123,11 @@ CASES: dict[str, tuple[str, type[Case]]] = {
     "simulate": ("A live run against its own simulation", Simulate),
 }
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-_out = Console(width=None if sys.stdout.isatty() else 160)
-_err = Console(stderr=True, soft_wrap=True)
 
-
-@app.command(
-    help="Measure speed and memory; without CASES all of them, which takes about an hour on two cores, forty of "
-    "them for modelled. The machine should do nothing else. Exit status 1 if a goal is missed.\n\n"
-    + "\n\n".join(f"{name}: {title}." for name, (title, _) in CASES.items()),
-    epilog="Example: python bench/run.py stack bubbles --write",
+app = application(
+    CASES,
+    "bench/run.py",
+    "Measure speed and memory; without CASES all of them, which takes about an hour on two cores, forty of "
+    "them for modelled. The machine should do nothing else. Exit status 1 if a goal is missed.",
+    "stack bubbles --write",
 )
-def command(
-    cases: Annotated[list[str] | None, typer.Argument(metavar="[CASES]...", help=", ".join(CASES))] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Short and rough, to try the bench itself; cannot be written.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object per case instead of tables.")] = False,
-    save: Annotated[bool, typer.Option("--write", help="Write bench/results/<theme>_<hardware>_<yyyymm>.md.")] = False,
-    figure: Annotated[
-        list[str] | None, typer.Option(help=f"Of papers, only this: {', '.join(FIGURES)}; repeatable.")
-    ] = None,
-) -> None:
-    names = list(dict.fromkeys(cases or CASES))
-    for name in names:
-        if name not in CASES:
-            raise typer.BadParameter(f"{name!r} is no case; choose from {', '.join(CASES)}")
-    if quick and save:
-        raise typer.BadParameter("--quick is too rough to be kept; leave it or --write out")
-    figures = tuple(dict.fromkeys(figure or ()))
-    for name in figures:
-        if name not in FIGURES:
-            raise typer.BadParameter(f"{name!r} is no figure; choose from {', '.join(FIGURES)}")
-    if figures and names != ["papers"]:
-        raise typer.BadParameter("--figure is of papers alone; write: papers --figure NAME")
-    results = [_measure(name, quick, figures, _command_line(name, quick, save, figures)) for name in names]
-    for result in results:
-        if json:
-            print(jsonlib.dumps(result.to_json(), ensure_ascii=False), flush=True)
-        else:
-            show(result, _out)
-        if save:
-            _err.print(f"wrote {write(result, RESULTS).name}")
-    raise typer.Exit(0 if all(result.finding.passed for result in results) else 1)
-
-
-def _measure(name: str, quick: bool, figures: tuple[str, ...], command_line: str) -> Result:
-    title, kind = CASES[name]
-    case = kind.make(quick)
-    if isinstance(case, Papers) and figures:
-        case = replace(case, figures=figures)
-    assert is_dataclass(case)
-    place, start_s = environment(), time.monotonic()
-
-    def note(text: str) -> None:
-        _err.print(f"[dim]{time.monotonic() - start_s:6.1f} s  {name}: {text}[/dim]", highlight=False)
-
-    note("started")
-    try:
-        finding = case.measure(note)
-    except CaseFailed as error:
-        _err.print(f"[red]error:[/red] {name}: {error}", highlight=False)
-        raise typer.Exit(2) from error
-    return Result(
-        theme=name,
-        title=title,
-        command=command_line,
-        config=asdict(case),
-        environment=place,
-        wall_s=time.monotonic() - start_s,
-        quick=quick,
-        finding=finding,
-    )
-
-
-def _command_line(name: str, quick: bool, save: bool, figures: tuple[str, ...]) -> str:
-    """The shortest command that measures this case so again."""
-    chosen = [f"--figure {figure}" for figure in figures]
-    options = [*chosen, *(["--quick"] if quick else []), *(["--write"] if save else [])]
-    return " ".join(["python bench/run.py", name, *options])

@@ -28,15 +28,26 @@ def environment() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        **_accelerator(),
         "load_before": round(os.getloadavg()[0], 2),
         "shapes_weights_sha256": _model_hash(),
     }
 
 
 def hardware_slug(place: dict[str, Any]) -> str:
-    """Such as "2-core-amd-epyc", for names of files."""
+    """Such as "2-core-amd-epyc", or "nvidia-h100-80gb-hbm3" where there is a GPU, for names of files."""
+    if "gpu" in place:
+        return re.sub(r"[^a-z0-9]+", "-", str(place["gpu"]).lower()).strip("-")
     name = re.sub(r"\((r|tm)\)|\b(cpu|processor)\b|@.*", "", str(place["cpu"]), flags=re.IGNORECASE)
     return re.sub(r"[^a-z0-9]+", "-", f"{place['cores']}-core-{name}".lower()).strip("-")
+
+
+def _accelerator() -> dict[str, str]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return {}
+    return {"gpu": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda)}
 
 
 def _version(package: str) -> str:
@@ -52,7 +63,7 @@ def _commit() -> str:
         run = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"]
         return subprocess.run(run, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        return "not a git checkout"
+        return os.environ.get("TILEWORK_BENCH_COMMIT", "not a git checkout")
 
 
 def _cpu_model() -> str:

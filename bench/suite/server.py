@@ -19,7 +19,8 @@ import httpx
 
 from suite.case import CaseFailed
 
-READY_TIMEOUT_S = 60.0
+READY_TIMEOUT_S = 300.0
+"""Large models load for a minute."""
 _STOP_TIMEOUT_S = 60.0
 _PROFILES = TemporaryDirectory(prefix="tilework-bench-")  # Not the user's: what was measured long ago is no part of it.
 
@@ -40,13 +41,15 @@ def serving(
     settings: Mapping[str, object] | None = None,
     policy: str | None = None,
     model: str = "shapes",
+    device: str = "cpu",
 ) -> Iterator[Server]:
-    """A shipped model on `workers` processes of one thread each; `settings` are the server's, by their names.
+    """A shipped model, or one in a directory, on `workers` processes of one thread each; `settings` are the server's,
+    by their names.
 
     Raises CaseFailed if it does not start.
     """
     options = [*([] if log is None else ["--log", str(log)]), *([] if policy is None else ["--policy", policy])]
-    with _started(serve_arguments(workers, model) + options, settings) as server:
+    with _started(serve_arguments(workers, model, device) + options, settings) as server:
         yield server
 
 
@@ -82,8 +85,9 @@ def _started(arguments: Sequence[str], settings: Mapping[str, object] | None = N
         _stop(process)
 
 
-def serve_arguments(workers: int, model: str = "shapes") -> list[str]:
-    return ["-m", "tilework", "serve", model, "--workers", str(workers), "--threads", "1", "--port", "0", "--json"]
+def serve_arguments(workers: int, model: str = "shapes", device: str = "cpu") -> list[str]:
+    place = ["--workers", str(workers), "--device", device, "--threads", "1"]
+    return ["-m", "tilework", "serve", model, *place, "--port", "0", "--json"]
 
 
 def tilework_json(arguments: Sequence[str]) -> dict[str, Any]:

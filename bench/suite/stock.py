@@ -1,8 +1,8 @@
 """The yardstick: the stock diffusers pipeline, called in a loop in a process of its own.
 
-Run as `python -m suite.stock MODEL THREADS`. Reads one JSON object per line, draws it, and answers with one line:
-seconds of the pipeline call and of encoding the PNG, or the MP4 of a clip, both measured here, and the file itself.
-Imports nothing of Tilework.
+Run as `python -m suite.stock MODEL THREADS DEVICE DTYPE`. Reads one JSON object per line, draws it, and answers with
+one line: seconds of the pipeline call and of encoding the PNG, or the MP4 of a clip, both measured here, and the file
+itself. Imports nothing of Tilework.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ X264 = {"preset": "veryfast", "crf": "18"}
 FPS = 16
 
 
-def main(model: str, threads: int) -> None:
+def main(model: str, threads: int, device: str, dtype: str) -> None:
     import diffusers
     import torch
     import transformers
@@ -33,8 +33,9 @@ def main(model: str, threads: int) -> None:
     index = json.loads((Path(model) / "model_index.json").read_text(encoding="utf-8"))
     absent = {name: None for name, value in index.items() if value == [None, None]}  # SD3 without T5 wants it said.
     pipeline = diffusers.DiffusionPipeline.from_pretrained(
-        model, local_files_only=True, use_safetensors=True, dtype=torch.float32, **absent
+        model, local_files_only=True, use_safetensors=True, dtype=getattr(torch, dtype), **absent
     )
+    pipeline.to(device)
     pipeline.set_progress_bar_config(disable=True)
     _answer({"ready": True, "threads": torch.get_num_threads()})
     for line in sys.stdin:
@@ -79,4 +80,4 @@ def _answer(values: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4])

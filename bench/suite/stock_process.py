@@ -39,10 +39,13 @@ class StockProcess:
 
 
 @contextmanager
-def stock_process(threads: int, model: str = "shapes") -> Iterator[StockProcess]:
-    """A shipped model in the stock pipeline, with so many threads of torch."""
-    directory = Path(str(resources.files("tilework"))) / "models" / model
-    run = [sys.executable, "-m", "suite.stock", str(directory), str(threads)]
+def stock_process(
+    threads: int, model: str = "shapes", device: str = "cpu", dtype: str = "float32"
+) -> Iterator[StockProcess]:
+    """A shipped model, or one in a directory, in the stock pipeline, with so many threads of torch."""
+    shipped = Path(str(resources.files("tilework"))) / "models" / model
+    directory = shipped if shipped.is_dir() else Path(model).resolve()
+    run = [sys.executable, "-m", "suite.stock", str(directory), str(threads), device, dtype]
     process = subprocess.Popen(run, cwd=_BENCH, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         stock = StockProcess(process)

@@ -60,6 +60,7 @@ COMMANDS = (
     "fuzz",
     "bound",
     "compare",
+    "fake",
 )
 GROUPS = {
     "cost": ("list", "show", "export", "memory"),

@@ -6,8 +6,9 @@ from typing import Any
 
 import diffusers
 
+from tilework.pipelines.fake.tokenizers import t5_tokenizer
 from zoo.model import CLIP, GUIDED, clip, entry, picture
-from zoo.parts import t5_text, t5_tokenizer
+from zoo.parts import t5_text
 
 SIZES = {
     "num_attention_heads": 4,

@@ -10,9 +10,10 @@ from typing import Any
 import diffusers
 import torch
 
+from tilework.pipelines.fake.tokenizers import byte_tokenizer, t5_tokenizer
 from zoo.autoencoders import flow_unipc, kl_wan
 from zoo.model import CLIP, GUIDED, SQUARE, entry, picture
-from zoo.parts import byte_tokenizer, qwen25_vl, t5_text, t5_tokenizer
+from zoo.parts import qwen25_vl, t5_text
 
 SIZES = {
     "in_channels": 4,

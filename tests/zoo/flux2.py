@@ -7,9 +7,10 @@ from typing import Any
 import diffusers
 import transformers as tf
 
+from tilework.pipelines.fake.tokenizers import byte_tokenizer
 from zoo.autoencoders import kl_flux, kl_flux2, shifting_flow
 from zoo.model import GUIDED, PROMPT, SQUARE, entry, mask, picture
-from zoo.parts import byte_tokenizer, decoder_sizes, qwen3
+from zoo.parts import decoder_sizes, qwen3
 
 SIZES = {
     "in_channels": 32,

@@ -7,10 +7,11 @@ from typing import Any
 import diffusers
 import transformers as tf
 
+from tilework.pipelines.fake.tokenizers import byte_tokenizer, t5_tokenizer
 from zoo.autoencoders import FLUX_LATENTS, kl, kl_flux, kl_wan, shifting_flow
 from zoo.flux import SIZES as FLUX_SIZES
 from zoo.model import GUIDED, SQUARE, entry, picture
-from zoo.parts import byte_tokenizer, decoder_sizes, qwen3, qwen25_vl, t5_text, t5_tokenizer, vision_processor
+from zoo.parts import decoder_sizes, qwen3, qwen25_vl, t5_text, vision_processor
 
 
 def _bria() -> dict[str, Any]:

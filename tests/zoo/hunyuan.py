@@ -7,18 +7,10 @@ from typing import Any
 import diffusers
 import transformers as tf
 
+from tilework.pipelines.fake.tokenizers import byte_tokenizer, clip_tokenizer
 from zoo.autoencoders import flow
 from zoo.model import CLIP, GUIDED, PROMPT, entry, picture
-from zoo.parts import (
-    byte_tokenizer,
-    clip_text,
-    clip_tokenizer,
-    decoder_sizes,
-    qwen25_sizes,
-    siglip_pictures,
-    siglip_vision,
-    t5_text,
-)
+from zoo.parts import clip_text, decoder_sizes, qwen25_sizes, siglip_pictures, siglip_vision, t5_text
 
 SIZES_15 = {
     "in_channels": 9,

@@ -7,19 +7,10 @@ from typing import Any
 import diffusers
 import transformers as tf
 
+from tilework.pipelines.fake.tokenizers import byte_tokenizer, clip_tokenizer, t5_tokenizer
 from zoo.autoencoders import flow, kl, kl_flux, shifting_flow
 from zoo.model import GUIDED, SQUARE, entry, picture
-from zoo.parts import (
-    bert_text,
-    bert_tokenizer,
-    byte_tokenizer,
-    clip_text,
-    clip_tokenizer,
-    decoder_sizes,
-    t5_text,
-    t5_tokenizer,
-    umt5_text,
-)
+from zoo.parts import bert_text, bert_tokenizer, clip_text, decoder_sizes, t5_text, umt5_text
 from zoo.sana import gemma2
 
 

@@ -7,20 +7,11 @@ from typing import Any
 import diffusers
 import torch
 
+from tilework.pipelines.fake.tokenizers import clip_tokenizer, t5_tokenizer
 from zoo.autoencoders import FLUX_LATENTS, flow, kl
 from zoo.hunyuan import kl_hunyuan
 from zoo.model import CLIP, GUIDED, SQUARE, STEPS, entry, mask, picture
-from zoo.parts import (
-    WIDTH,
-    clip_pictures,
-    clip_text,
-    clip_tokenizer,
-    clip_vision,
-    qwen25_vl,
-    t5_text,
-    t5_tokenizer,
-    vision_processor,
-)
+from zoo.parts import WIDTH, clip_pictures, clip_text, clip_vision, qwen25_vl, t5_text, vision_processor
 from zoo.stable_diffusion import UNET
 
 EMBEDDING = torch.randn(1, WIDTH, generator=torch.Generator().manual_seed(3))

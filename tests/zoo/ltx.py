@@ -6,9 +6,10 @@ from typing import Any
 
 import diffusers
 
+from tilework.pipelines.fake.tokenizers import t5_tokenizer
 from zoo.autoencoders import flow, shifting_flow
 from zoo.model import CLIP, GUIDED, clip, entry, picture
-from zoo.parts import t5_text, t5_tokenizer
+from zoo.parts import t5_text
 
 SIZES = {
     "in_channels": 8,

@@ -7,9 +7,10 @@ from typing import Any
 import diffusers
 import transformers as tf
 
+from tilework.pipelines.fake.tokenizers import byte_tokenizer
 from zoo.autoencoders import flow
 from zoo.model import CLIP, GUIDED, entry, picture
-from zoo.parts import WIDTH, byte_tokenizer, decoder_sizes
+from zoo.parts import WIDTH, decoder_sizes
 
 SIZES = {
     "in_channels": 4,

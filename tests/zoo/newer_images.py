@@ -7,19 +7,11 @@ from typing import Any
 import diffusers
 import transformers as tf
 
+from tilework.pipelines.fake.tokenizers import byte_tokenizer
 from zoo.autoencoders import flow, kl_flux2, kl_qwen, shifting_flow
 from zoo.model import GUIDED, PROMPT, SQUARE, ZooModel, entry, picture
 from zoo.modular import modular
-from zoo.parts import (
-    WIDTH,
-    byte_tokenizer,
-    decoder_sizes,
-    qwen3,
-    qwen3_vl,
-    qwen25_vl,
-    t5_text,
-    vision_processor,
-)
+from zoo.parts import WIDTH, decoder_sizes, qwen3, qwen3_vl, qwen25_vl, t5_text, vision_processor
 
 
 def _krea(num_layers: int = 3) -> dict[str, Any]:

@@ -1,74 +1,22 @@
-"""Tokenizers, text encoders and image encoders of the zoo: real classes, a few layers deep, no network."""
+"""Text encoders and image encoders of the zoo: real classes, a few layers deep, no network; and their tokenizers."""
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import transformers as tf
-from tokenizers.pre_tokenizers import ByteLevel
+
+from tilework.pipelines.fake.tokenizers import (
+    CHAT_TEMPLATE,
+    byte_tokenizer,
+    clip_vocabulary,
+    special_ids,
+)
 
 WIDTH = 32
 """Channels of every text encoder, unless a model needs another number."""
 NUM_BYTE_TOKENS = 300
 """Size of the vocabulary of encoders that take `byte_tokenizer`."""
-
-_TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{m.role}}\n"
-    "{% if m.content is string %}{{m.content}}{% else %}{% for c in m.content %}"
-    "{% if c.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{c.text}}{% endif %}"
-    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
-)
-_SPECIAL = (
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
-    "<image>",
-    "<s>",
-    "[IMG]",
-)
-
-
-def byte_tokenizer(max_length: int = 4096) -> Any:
-    """One token per byte, with the special tokens and a chat template as Qwen has them.
-
-    It stands in for the tokenizers of Qwen, Llama, Gemma, GLM and Mistral, whose vocabularies are large files.
-    """
-    letters = sorted(ByteLevel.alphabet())
-    tokenizer = tf.Qwen2Tokenizer(vocab={letter: index for index, letter in enumerate(letters)}, merges=[])
-    tokenizer.model_max_length = max_length
-    tokenizer.add_special_tokens({"additional_special_tokens": list(_SPECIAL)})
-    tokenizer.pad_token, tokenizer.chat_template = "<|endoftext|>", _TEMPLATE
-    return tokenizer
-
-
-@cache
-def special_ids() -> dict[str, int]:
-    """Ids of the special tokens of `byte_tokenizer`."""
-    tokenizer = byte_tokenizer()
-    return {token: int(tokenizer.convert_tokens_to_ids(token)) for token in _SPECIAL}
-
-
-@cache
-def _clip_vocabulary() -> dict[str, int]:
-    letters = sorted(ByteLevel.alphabet())
-    tokens = [*letters, *(f"{letter}</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
-    return {token: index for index, token in enumerate(tokens)}
-
-
-def clip_tokenizer(max_length: int = 77) -> Any:
-    return tf.CLIPTokenizer(vocab=dict(_clip_vocabulary()), merges=[], model_max_length=max_length)
-
-
-def t5_tokenizer(max_length: int = 512) -> Any:
-    letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,!?'-:;()\""
-    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0)]
-    vocabulary = [*pieces, *((letter, -3.0) for letter in letters)]
-    return tf.T5Tokenizer(vocab=vocabulary, extra_ids=0, model_max_length=max_length)
 
 
 def bert_tokenizer() -> Any:
@@ -79,7 +27,7 @@ def bert_tokenizer() -> Any:
 
 def clip_text(pooled: bool = False, width: int = WIDTH, max_length: int = 77) -> Any:
     """The text encoder of CLIP, with the projection of the pooled output or without."""
-    num_tokens = len(_clip_vocabulary())
+    num_tokens = len(clip_vocabulary())
     config = tf.CLIPTextConfig(
         vocab_size=num_tokens,
         hidden_size=width,
@@ -206,7 +154,7 @@ def vision_processor(kind: str = "Qwen2_5_VLProcessor", patch_size: int = 14) ->
     size = {"shortest_edge": side * side, "longest_edge": 16 * side * side}
     processor.image_processor = tf.Qwen2VLImageProcessorPil(patch_size=patch_size, size=size)
     processor.tokenizer, processor.video_processor = byte_tokenizer(), None
-    processor.chat_template = _TEMPLATE
+    processor.chat_template = CHAT_TEMPLATE
     ids = special_ids()
     for name in ("image", "video"):
         setattr(processor, f"{name}_token", f"<|{name}_pad|>")

@@ -6,9 +6,10 @@ from typing import Any
 
 import diffusers
 
+from tilework.pipelines.fake.tokenizers import byte_tokenizer
 from zoo.autoencoders import kl_qwen, shifting_flow
 from zoo.model import GUIDED, SQUARE, entry, mask, picture
-from zoo.parts import byte_tokenizer, qwen25_vl, vision_processor
+from zoo.parts import qwen25_vl, vision_processor
 
 SIZES = {
     "in_channels": 64,

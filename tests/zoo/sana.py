@@ -7,9 +7,10 @@ from typing import Any
 import diffusers
 import transformers as tf
 
+from tilework.pipelines.fake.tokenizers import byte_tokenizer, t5_tokenizer
 from zoo.autoencoders import dc, dpm, flow, kl
 from zoo.model import GUIDED, PROMPT, SQUARE, entry, picture
-from zoo.parts import byte_tokenizer, decoder_sizes, t5_text, t5_tokenizer
+from zoo.parts import decoder_sizes, t5_text
 
 SIZES = {
     "in_channels": 4,

@@ -6,9 +6,10 @@ from typing import Any
 
 import diffusers
 
+from tilework.pipelines.fake.tokenizers import clip_tokenizer
 from zoo.autoencoders import ancestral, ddim, euler, kl, lcm, pndm
 from zoo.model import GUIDED, PROMPT, SQUARE, STEPS, entry, mask, picture
-from zoo.parts import WIDTH, clip_pictures, clip_text, clip_tokenizer, clip_vision
+from zoo.parts import WIDTH, clip_pictures, clip_text, clip_vision
 
 UNET = {
     "sample_size": 8,

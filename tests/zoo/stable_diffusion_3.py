@@ -6,9 +6,10 @@ from typing import Any
 
 import diffusers
 
+from tilework.pipelines.fake.tokenizers import clip_tokenizer, t5_tokenizer
 from zoo.autoencoders import FLUX_LATENTS, flow, kl
 from zoo.model import GUIDED, SQUARE, entry, mask, picture
-from zoo.parts import clip_text, clip_tokenizer, t5_text, t5_tokenizer
+from zoo.parts import clip_text, t5_text
 
 SIZES = {
     "sample_size": 8,

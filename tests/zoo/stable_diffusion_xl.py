@@ -6,9 +6,10 @@ from typing import Any
 
 import diffusers
 
+from tilework.pipelines.fake.tokenizers import clip_tokenizer
 from zoo.autoencoders import ancestral, ddim, euler, kl
 from zoo.model import GUIDED, SQUARE, STEPS, entry, mask, picture
-from zoo.parts import WIDTH, clip_text, clip_tokenizer
+from zoo.parts import WIDTH, clip_text
 from zoo.stable_diffusion import UNET, controlnet, sd, unet
 
 XL = {

@@ -6,9 +6,10 @@ from typing import Any
 
 import diffusers
 
+from tilework.pipelines.fake.tokenizers import clip_tokenizer
 from zoo.autoencoders import ancestral, ddim, kl
 from zoo.model import CLIP, GUIDED, STEPS, clip, entry, picture
-from zoo.parts import WIDTH, clip_pictures, clip_text, clip_tokenizer, clip_vision
+from zoo.parts import WIDTH, clip_pictures, clip_text, clip_vision
 from zoo.stable_diffusion import UNET, controlnet, sd
 from zoo.stable_diffusion_xl import sdxl
 

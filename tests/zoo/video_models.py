@@ -7,18 +7,12 @@ from typing import Any
 import diffusers
 import transformers as tf
 
+from tilework.pipelines.fake.tokenizers import byte_tokenizer, t5_tokenizer
 from zoo.autoencoders import flow, kl, kl_wan
 from zoo.hunyuan import SIZES as HUNYUAN
 from zoo.hunyuan import hunyuan
 from zoo.model import CLIP, GUIDED, PROMPT, entry, picture
-from zoo.parts import (
-    byte_tokenizer,
-    decoder_sizes,
-    siglip_pictures,
-    siglip_vision,
-    t5_text,
-    t5_tokenizer,
-)
+from zoo.parts import decoder_sizes, siglip_pictures, siglip_vision, t5_text
 from zoo.sana import gemma2
 
 

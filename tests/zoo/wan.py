@@ -6,9 +6,10 @@ from typing import Any
 
 import diffusers
 
+from tilework.pipelines.fake.tokenizers import t5_tokenizer
 from zoo.autoencoders import flow, flow_unipc, kl_wan
 from zoo.model import CLIP, GUIDED, clip, entry, picture
-from zoo.parts import clip_pictures, clip_vision, t5_tokenizer, umt5_text
+from zoo.parts import clip_pictures, clip_vision, umt5_text
 
 SIZES = {
     "patch_size": (1, 2, 2),

@@ -17,6 +17,7 @@ from tilework.cli.commands import (
     demo,
     doctor,
     explain,
+    fake,
     fuzz,
     generate,
     profile,
@@ -52,6 +53,7 @@ app.command("timeline", epilog=timeline.EXAMPLE)(timeline.command)
 app.command("explain", epilog=explain.EXAMPLE)(explain.command)
 app.command("fuzz", epilog=fuzz.EXAMPLE)(fuzz.command)
 app.command("classes", epilog=classes.EXAMPLE)(classes.command)
+app.command("fake", epilog=fake.EXAMPLE)(fake.command)
 app.command("profile", epilog=profile.EXAMPLE)(profile.command)
 app.command("quality", epilog=quality.EXAMPLE)(quality.command)
 app.add_typer(cost.app, name="cost")

@@ -119,7 +119,7 @@ def normalise_by(norm: nn.GroupNorm, patches: Tensor, of_pictures: tuple[Tensor,
         variance,  # With epsilon.
         norm.weight.float().repeat(count),
         norm.bias.float().repeat(count),
-        eps=0.0,
+        eps=torch.finfo(torch.float32).tiny,  # Adds nothing. Some versions of torch refuse zero.
     )
     return normalised.view_as(patches)
 

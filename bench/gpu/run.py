@@ -1,0 +1,28 @@
+"""Measure on a GPU: `python bench/gpu/run.py --help`. The cases are in `bench/suite/gpu/`."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from suite.application import application
+from suite.cases.stitcher import Stitcher
+from suite.gpu.live import LivePolicies
+from suite.gpu.mixed import MixedSteps
+from suite.gpu.served import Served
+
+app = application(
+    {
+        "served": ("Pictures through the whole stack, against the stock pipeline on the same GPU", Served),
+        "mixed": ("Steps of several sizes in one forward pass, against one by one, on a GPU", MixedSteps),
+        "stitcher": ("Normalisation, SiLU and frames of patches in one pass, against several and a copy", Stitcher),
+        "live": ("Deadlines kept on one GPU by policy, live and simulated", LivePolicies),
+    },
+    "bench/gpu/run.py",
+    "Measure on one GPU, with models of real size and random weights. Without a GPU the cases run small, as a "
+    "rehearsal. Exit status 1 if a goal is missed.",
+    "served mixed --write",
+)
+
+if __name__ == "__main__":  # Some cases start processes, which import this file.
+    app()

@@ -1,0 +1,113 @@
+"""The command line of a script that measures cases."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, is_dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from suite.case import Case, CaseFailed
+from suite.cases.papers import FIGURES, Papers
+from suite.environment import environment
+from suite.results import Result, show, write
+
+RESULTS = Path(__file__).parents[1] / "results"
+_out = Console(width=None if sys.stdout.isatty() else 160)
+_err = Console(stderr=True, soft_wrap=True)
+
+Cases = Mapping[str, tuple[str, type[Case]]]
+"""Title and class of each case by name."""
+
+
+def application(cases: Cases, script: str, about: str, example: str) -> typer.Typer:
+    """The command line of a script that measures these cases."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+    @app.command(
+        help=about + "\n\n" + "\n\n".join(f"{name}: {title}." for name, (title, _) in cases.items()),
+        epilog=f"Example: python {script} {example}",
+    )
+    def command(
+        names: Annotated[list[str] | None, typer.Argument(metavar="[CASES]...")] = None,
+        quick: Annotated[
+            bool, typer.Option("--quick", help="Short and rough, to try the bench itself; cannot be written.")
+        ] = False,
+        json: Annotated[bool, typer.Option("--json", help="Print one JSON object per case instead of tables.")] = False,
+        save: Annotated[
+            bool, typer.Option("--write", help="Write bench/results/<theme>_<hardware>_<yyyymm>.md.")
+        ] = False,
+        figure: Annotated[
+            list[str] | None, typer.Option(help=f"Of papers, only this: {', '.join(FIGURES)}; repeatable.")
+        ] = None,
+    ) -> None:
+        chosen, figures = list(dict.fromkeys(names or cases)), tuple(dict.fromkeys(figure or ()))
+        _check(cases, chosen, figures, quick and save)
+        passed = True
+        for name in chosen:
+            result = _measure(cases, name, quick, figures, _command_line(script, name, quick, save, figures))
+            passed = passed and result.finding.passed
+            if json:
+                print(jsonlib.dumps(result.to_json(), ensure_ascii=False), flush=True)
+            else:
+                show(result, _out)
+            if save:
+                _err.print(f"wrote {write(result, RESULTS).name}")
+        raise typer.Exit(0 if passed else 1)
+
+    return app
+
+
+def _check(cases: Cases, names: Sequence[str], figures: Sequence[str], keeps_rough: bool) -> None:
+    for name in names:
+        if name not in cases:
+            raise typer.BadParameter(f"{name!r} is no case; choose from {', '.join(cases)}")
+    if keeps_rough:
+        raise typer.BadParameter("--quick is too rough to be kept; leave it or --write out")
+    for name in figures:
+        if name not in FIGURES:
+            raise typer.BadParameter(f"{name!r} is no figure; choose from {', '.join(FIGURES)}")
+    if figures and names != ["papers"]:
+        raise typer.BadParameter("--figure is of papers alone; write: papers --figure NAME")
+
+
+def _measure(cases: Cases, name: str, quick: bool, figures: tuple[str, ...], command_line: str) -> Result:
+    title, kind = cases[name]
+    case = kind.make(quick)
+    if isinstance(case, Papers) and figures:
+        case = replace(case, figures=figures)
+    assert is_dataclass(case)
+    place, start_s = environment(), time.monotonic()
+
+    def note(text: str) -> None:
+        _err.print(f"[dim]{time.monotonic() - start_s:6.1f} s  {name}: {text}[/dim]", highlight=False)
+
+    note("started")
+    try:
+        finding = case.measure(note)
+    except CaseFailed as error:
+        _err.print(f"[red]error:[/red] {name}: {error}", highlight=False)
+        raise typer.Exit(2) from error
+    return Result(
+        theme=name,
+        title=title,
+        command=command_line,
+        config=asdict(case),
+        environment=place,
+        wall_s=time.monotonic() - start_s,
+        quick=quick,
+        finding=finding,
+    )
+
+
+def _command_line(script: str, name: str, quick: bool, save: bool, figures: tuple[str, ...]) -> str:
+    """The shortest command that measures this case so again."""
+    chosen = [f"--figure {figure}" for figure in figures]
+    options = [*chosen, *(["--quick"] if quick else []), *(["--write"] if save else [])]
+    return " ".join([f"python {script}", name, *options])

@@ -1,0 +1,130 @@
+"""Writes the folder of a fake model."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+import transformers
+from safetensors.torch import save_file
+
+from tilework.pipelines.fake.component import Component, FakeModel, Sampler, Tokenizer, Weights
+
+_FILES = {"diffusers": "diffusion_pytorch_model.safetensors", "transformers": "model.safetensors"}
+_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64", torch.bool: "BOOL"}
+"""Names of safetensors."""
+
+
+def write_model(
+    model: FakeModel,
+    directory: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    note: Callable[[str, int], None] = lambda name, num_bytes: None,
+) -> int:
+    """Write the folder of a model, and return how many bytes its weights have.
+
+    Weights are what the classes of the libraries start with, on `device`, rounded to `dtype`. On the device "meta"
+    nothing is computed: the files have all names, shapes and sizes, and holes for the weights, which read as zeros and
+    take no room on file systems that know sparse files. `note` is called with the name and bytes of each component
+    with weights once it is written.
+
+    Raises:
+        FileExistsError: the directory has files already.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    if any(directory.iterdir()):
+        raise FileExistsError(str(directory))
+    index = {"_class_name": model.pipeline, "_diffusers_version": diffusers.__version__, **model.options}
+    total = 0
+    for name, component in model.components.items():
+        index[name], num_bytes = _write(component, directory / name, dtype, device)
+        if num_bytes:
+            note(name, num_bytes)
+        total += num_bytes
+    (directory / "model_index.json").write_text(json.dumps(index, indent=2) + "\n")
+    return total
+
+
+def _write(component: Component, directory: Path, dtype: torch.dtype, device: torch.device) -> tuple[list[str], int]:
+    """The component's entry in the index, and the bytes of its weights."""
+    match component:
+        case Sampler(name, config):
+            getattr(diffusers, name)(**config).save_pretrained(directory)
+            return ["diffusers", name], 0
+        case Tokenizer(make, max_length):
+            tokenizer = make(max_length)
+            tokenizer.save_pretrained(directory)
+            return ["transformers", type(tokenizer).__name__], 0
+        case Weights(library, name):
+            module = build(component, dtype, device)
+            _save_config(module, library, directory)
+            return [library, name], _save_weights(module, directory / _FILES[library])
+
+
+def build(component: Weights, dtype: torch.dtype, device: torch.device) -> torch.nn.Module:
+    """The module of a component on a device, with the weights that its class starts with."""
+    with _default(dtype), device:
+        if component.library == "diffusers":
+            module = getattr(diffusers, component.name)(**component.config)
+        else:
+            cls = getattr(transformers, component.name)
+            module = cls(cls.config_class(**component.config))
+    built: torch.nn.Module = module
+    return built
+
+
+@contextmanager
+def _default(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _save_config(module: Any, library: str, directory: Path) -> None:
+    if library == "diffusers":
+        module.save_config(directory)
+    else:
+        module.config.architectures = [type(module).__name__]
+        module.config.save_pretrained(directory)
+
+
+def _save_weights(module: torch.nn.Module, path: Path) -> int:
+    tensors = {name: tensor.contiguous() for name, tensor in _tensors(module).items()}
+    if any(tensor.is_meta for tensor in tensors.values()):
+        _save_holes(tensors, path)
+    else:
+        save_file(tensors, path, metadata={"format": "pt"})
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+def _tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """What the files of a module hold: weights that are one tensor by several names have the first of them."""
+    parameters = dict(module.named_parameters())
+    every = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    buffers = {name: tensor for name, tensor in module.state_dict().items() if name not in every}
+    return {name: parameter.detach() for name, parameter in parameters.items()} | buffers
+
+
+def _save_holes(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
+    """A safetensors file with the header of these tensors, and a hole in the place of their values."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in tensors.items():
+        place = [end, end + tensor.nbytes]
+        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": place}
+        end = place[1]
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(file.tell() + end)
