@@ -40,6 +40,15 @@ EXAMPLE = examples(
     "tilework profile ./sdxl --device cuda --mixed",
     "tilework profile ./sd3-medium --device cuda --cache prompts.txt \\\n  --out ./sd3-medium/cache_forest.json",
 )
+CachePrompts = Annotated[
+    Path | None,
+    typer.Option(
+        "--cache",
+        metavar="PROMPTS",
+        help="Measure nothing: train the predictor of the patch cache with the prompts of this file, one on each line, "
+        "and write it to --out. It belongs beside the model's model_index.json as cache_forest.json.",
+    ),
+]
 
 
 def command(
@@ -60,15 +69,7 @@ def command(
     vae_tiling: VaeTiling = False,
     mixed: Annotated[bool, typer.Option("--mixed", help="Measure batches of several outputs, too.")] = False,
     combinations: Annotated[int, typer.Option(min=1, max=5000, help="How many of them, with --mixed.")] = 200,
-    cache: Annotated[
-        Path | None,
-        typer.Option(
-            "--cache",
-            metavar="PROMPTS",
-            help="Measure nothing: train the predictor of the patch cache with the prompts of this file, one on each "
-            "line, and write it to --out. It belongs beside the model's model_index.json as cache_forest.json.",
-        ),
-    ] = None,
+    cache: CachePrompts = None,
     profiles: ProfilesFile = None,
     export: Annotated[Path | None, typer.Option("--out", help="Write the rows as a cost table, too.")] = None,
     json: AsJson = False,
