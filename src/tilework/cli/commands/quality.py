@@ -51,9 +51,9 @@ def command(
             help="Called with a prompt and its picture, an array (rows, columns, 3) of 8 bits; returns a score.",
         ),
     ] = None,
-    predictor: Annotated[
-        bool, typer.Option("--predictor/--no-predictor", help="Use the model's cache_forest.json, if it has one.")
-    ] = True,
+    no_predictor: Annotated[
+        bool, typer.Option("--no-predictor", help="Leave the model's cache_forest.json aside, if it has one.")
+    ] = False,
     directory: Annotated[Path | None, typer.Option("--out", help="Where curve.png and sheet.png go.")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16; default by device.")] = None,
@@ -69,7 +69,7 @@ def command(
     rate = None if score is None else _score(score)
     source = model_source(model, ModelOptions(None, device, dtype, threads))
     numbers = _numbers(steps)
-    family = _family(source, choices, predictor)
+    family = _family(source, choices, not no_predictor)
     specs = [
         checked_spec({"prompt": text, "size": size, "seed": seed + index, "num_inference_steps": number}, family.info)
         for number in numbers
