@@ -7,6 +7,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from suite.application import application
 from suite.cases.stitcher import Stitcher
+from suite.gpu.fits import Fits
 from suite.gpu.live import LivePolicies
 from suite.gpu.mixed import MixedSteps
 from suite.gpu.served import Served
@@ -16,6 +17,7 @@ app = application(
         "served": ("Pictures through the whole stack, against the stock pipeline on the same GPU", Served),
         "mixed": ("Steps of several sizes in one forward pass, against one by one, on a GPU", MixedSteps),
         "stitcher": ("Normalisation, SiLU and frames of patches in one pass, against several and a copy", Stitcher),
+        "fits": ("Plans of memory against what a GPU takes, and what each setup costs a step", Fits),
         "live": ("Deadlines kept on one GPU by policy, live and simulated", LivePolicies),
     },
     "bench/gpu/run.py",

@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-import torch
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from typer.testing import CliRunner
 
+from cards import card, with_cards
 from tilework.cli.app import app
 from tilework.cli.doctor import libraries, machine, served
 from tilework.cli.doctor.finding import Finding, Level
+from tilework.pipelines.cuda.state import CudaState
 from tilework.pipelines.video import export
 
 GB = 10**9
@@ -38,8 +39,8 @@ def asked(*arguments: object) -> tuple[int, dict[str, dict[str, str]]]:
     return result.exit_code, {check["what"]: check for check in document["checks"]}
 
 
-def of_torch(device: str) -> list[Finding]:
-    return list(machine.torch_findings(device))
+def of_cuda(device: str, state: CudaState) -> list[Finding]:
+    return list(machine.cuda_findings(device, state))
 
 
 def test_a_sound_machine_can_serve() -> None:
@@ -64,51 +65,38 @@ def test_an_error_is_the_exit_status_and_has_a_remedy(tmp_path: Path, taken: int
     assert "to do: stop what listens there" in shown.stdout
 
 
-def test_a_cuda_build_without_a_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(torch.version, "cuda", "12.8")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(machine, "_DRIVER", tmp_path / "absent")
-    build, devices = of_torch("cuda")
+def test_a_cuda_build_without_a_device() -> None:
+    state = replace(with_cards(), driver="none is loaded", problem="Found no NVIDIA driver")
+    build, devices = of_cuda("cuda", state)
     assert (build.level, devices.level) == (Level.OK, Level.ERROR)
-    assert "built for CUDA 12.8" in build.found
-    assert devices.found == "torch sees none; the driver: none is loaded"
-    assert "a driver for CUDA 12.8" in devices.remedy
-    assert of_torch("cpu")[1].level is Level.WARNING, "it serves on CPUs"
+    assert "built for CUDA 13.0" in build.found
+    assert devices.found == "torch sees none (Found no NVIDIA driver); the driver: none is loaded"
+    assert "a driver for CUDA 13.0" in devices.remedy
+    assert of_cuda("auto", state)[1].level is Level.WARNING, "it serves on CPUs"
 
 
-def test_a_cpu_build_for_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.version, "cuda", None)
-    assert [one.level for one in of_torch("cpu")] == [Level.OK]
-    (build,) = of_torch("cuda")
+def test_a_cpu_build_for_devices() -> None:
+    state = replace(with_cards(), built_for=None)
+    assert [one.level for one in of_cuda("auto", state)] == [Level.OK]
+    (build,) = of_cuda("cuda", state)
     assert build.level is Level.ERROR
     assert "CUDA build of torch" in build.remedy
 
 
-def with_device(monkeypatch: pytest.MonkeyPatch, free_bytes: int, problem: Exception | None = None) -> Finding:
-    """What is said of a device with 80 GB, on which a first tensor cannot be made if there is a problem."""
-
-    def ones(*_: Any, **__: Any) -> Any:
-        if problem is not None:
-            raise problem
-        return tensor(1)
-
-    tensor = torch.ones
-    monkeypatch.setattr(torch, "ones", ones)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (free_bytes, 80 * GB))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(name="a card"))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.version, "cuda", "12.8")
-    _, driver, device = of_torch("cuda")
+def test_each_card_is_told_of() -> None:
+    taken = card(problem="CUDA-capable device(s) is/are busy or unavailable")
+    state = with_cards(card(), card(free_gb=10), taken)
+    _, driver, *cards = of_cuda("auto", state)
     assert driver.what == "driver"
-    return device
+    assert cards[0] == Finding(Level.OK, "device 0", "a card, 79.0 GB of 80.0 GB free")
+    assert cards[1].level is Level.WARNING, "another program has its memory"
+    assert (cards[2].level, cards[2].found) == (Level.ERROR, f"a card: {taken.problem}")
 
 
-def test_devices_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert with_device(monkeypatch, 79 * GB) == Finding(Level.OK, "device 0", "a card, 79.0 GB of 80.0 GB free")
-    assert with_device(monkeypatch, 10 * GB).level is Level.WARNING, "another program has its memory"
-    broken = with_device(monkeypatch, 79 * GB, RuntimeError("no kernel image is available\nand more"))
-    assert (broken.level, broken.found) == (Level.ERROR, "a card: no kernel image is available")
+def test_without_nvml_workers_take_longer_to_start() -> None:
+    found = {one.what: one for one in of_cuda("cuda", replace(with_cards(card()), has_nvml=False))}
+    assert found["NVML"].level is Level.WARNING
+    assert "no worker can be forked" in found["NVML"].found
 
 
 @pytest.mark.parametrize(("free_bytes", "level"), [(64 << 20, Level.WARNING), (8 << 30, Level.OK)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,6 +40,32 @@ def test_ray_starts_the_agents_of_a_cluster(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("tilework.cli.nodes.find_spec", lambda name: object())
     nodes, _ = wanted(monkeypatch, "--cluster", "auto")
     assert nodes == NodesWanted(num_nodes=None, host=None, port=0, state_copies=1, cluster="auto")
+
+
+def test_ray_keeps_a_durable_server_of_a_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What it starts is this very command, which serves then."""
+    followed: list[Any] = []
+    monkeypatch.setattr("tilework.cli.nodes.find_spec", lambda name: object())
+    monkeypatch.setattr("tilework.cli.commands.serve.follow", lambda *given, json: followed.append((*given, json)))
+    arguments = ("--cluster", "auto", "--durable", str(tmp_path), "--json")
+    invoke("serve", *arguments)
+    assert followed == [("auto", None, tmp_path, True)]
+    monkeypatch.setenv("TILEWORK_KEPT", "1")
+    assert wanted(monkeypatch, *arguments)[0] is not None
+    assert len(followed) == 1
+
+
+def test_a_standby_needs_the_directory_that_it_waits_for(mistake: Callable[..., str]) -> None:
+    assert "--standby waits for the directory of another server; give it" in mistake("serve", "--standby", "--port", 0)
+
+
+def test_devices_of_models_count_through_all_nodes(mistake: Callable[..., str], tmp_path: Path) -> None:
+    models = tmp_path / "models.toml"
+    models.write_text('[models.a]\npath = "shapes"\ndevices = [4]\n')
+    options = ("--models", models, "--workers", 2, "--nodes", 2, "--port", 0)
+    assert "models.a.devices has 4, and there are 4 workers, from 0" in mistake("serve", *options)
+    models.write_text('[models.a]\npath = "shapes"\ndevices = [3]\n')
+    assert "devices = [3] of a has none of node 0" in mistake("serve", *options)
 
 
 @pytest.mark.parametrize("address", ["7070", "host", "host:", ":7070", "host:70700", "host:x"])

@@ -15,6 +15,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from cards import card, with_cards
 from cli.command_line import invoke
 from runtime.fake_measurer import KEY, LARGE, PACKING, SHAPES, SMALL, FakeMeasurer
 from stages import DECODE, DIFFUSE, ENCODE, STAGES, stage_of
@@ -81,7 +82,10 @@ def measurers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[FakeExecu
     return made
 
 
-def test_a_profile_is_printed_kept_and_exported(measurers: list[FakeExecutor], tmp_path: Path) -> None:
+def test_a_profile_is_printed_kept_and_exported(
+    measurers: list[FakeExecutor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tilework.pipelines.cuda.look.cuda_state", lambda: with_cards(card(), card(), card(), card()))
     result = invoke(
         *("profile", "toy", "--workers", 4, "--degrees", "4,1", "--sizes", "64,160x128,64", "--runs", 7),
         *("--device", "cuda", "--threads", 2, "--out", tmp_path / "toy.json"),

@@ -149,6 +149,19 @@ def test_a_part_of_a_table_replaces_what_was_known_of_its_pipelines() -> None:
         costs.start(request("a"))
 
 
+def test_the_first_part_with_weights_says_how_fast_they_are_loaded() -> None:
+    """What is known already counts."""
+    costs = TableCosts(
+        replace(FULL, rows=table(pipeline="functions").rows, components={}, loras={}, load_bytes_per_s={})
+    )
+    assert costs.load_ns(600) == 0
+    costs.serve(FULL)
+    assert costs.load_ns(600, LoadSource.HOST) == 6 * NS_PER_S
+    slower = {source: speed / 2 for source, speed in FULL.load_bytes_per_s.items()}
+    costs.serve(replace(FULL, load_bytes_per_s=slower))
+    assert costs.load_ns(600, LoadSource.HOST) == 6 * NS_PER_S
+
+
 def test_loads_take_bytes_over_speed_and_are_corrected_by_source() -> None:
     costs = TableCosts(FULL)
     assert costs.load_ns(600, LoadSource.HOST) == 6 * NS_PER_S

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -24,7 +25,16 @@ from tilework.core.lora import UsedLora
 from tilework.core.model import LoraSource, ModelSource, NewModel
 from tilework.core.request import Status
 from tilework.core.wire.spec import Spec
+from tilework.cost.profiles import Profiles
 from tilework.runtime.executor import ModelRefused
+from tilework.runtime.models.costs import CostCache
+
+ADAPTER = """
+from tilework.pipelines.families.sd3 import StableDiffusion3
+
+class WithoutComponents(StableDiffusion3):
+    modules = {}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +134,35 @@ def test_one_of_an_unknown_architecture_is_measured_if_that_is_allowed(
             return await drawn(rig, "other", tiny.spec(exact=True))
 
         assert np.array_equal(rig.run(scenario()), stock("other", tiny.spec(exact=True)))
+
+
+@pytest.mark.slow
+def test_a_model_is_added_to_a_server_whose_stages_have_no_weights(
+    places: dict[str, Path], stock: Callable[[str, Spec], np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How fast weights are loaded is measured with the model, also if its steps are known."""
+    (tmp_path / "adapter_without.py").write_text(ADAPTER)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    first = ModelSource(path=str(places["first"]), adapter="adapter_without:WithoutComponents")
+    cache, is_known = CostCache(Profiles(tmp_path / "costs.sqlite")), False
+    for _ in range(2):
+        rig = Rig((first,), "tilework", 1, weights_bytes=1 << 26, cache=cache)
+        rig.run(rig.engine.start())
+
+        async def scenario(rig: Rig = rig, is_known: bool = is_known) -> np.ndarray:
+            what = "how fast weights are loaded" if is_known else "what requests for other cost"
+            with pytest.raises(ModelRefused, match=f"{what} here is not known; set measure"):
+                await rig.engine.catalog.add(source(places, "other"), measure=False)
+            await rig.engine.catalog.add(source(places, "other"), measure=True)
+            return await drawn(rig, "other", tiny.spec(exact=True))
+
+        assert np.array_equal(rig.run(scenario()), stock("other", tiny.spec(exact=True)))
+        log = rig.log.getvalue().splitlines()
+        (served,) = (json.loads(line) for line in log if '"ModelServed"' in line)
+        assert json.loads(served["event"]["costs"])["load_bytes_per_s"].keys() == {"disk", "host"}
+        assert replay(log)[1] is None
+        rig.close()
+        is_known = True
 
 
 def test_a_broken_model_is_refused_and_disturbs_nobody(

@@ -1,7 +1,8 @@
-"""The same exactness on a CUDA device, and its memory. Skipped where there is none; no such run is on record yet."""
+"""The same exactness on a CUDA device, its memory, and what is done there alone. Skipped where there is none."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,8 +13,16 @@ import torch
 import tilework
 import tiny
 from tilework.core.model import ModelSource
+from tilework.core.packing import Pack
+from tilework.patches.layout import pack
+from tilework.pipelines.cuda.graphs import CudaRecorder, record_steps
+from tilework.pipelines.draw import begin_steps
 from tilework.pipelines.loading import load
 from tilework.worker.hardware import memory_in_use
+from tilework.worker.models.pinned import bytes_of
+from tilework.worker.models.shared_weights import Form, SharedWeights
+from zoo import requests
+from zoo.registry import ZOO, build
 
 pytestmark = [
     pytest.mark.gpu,
@@ -43,9 +52,10 @@ def test_memory_in_use_is_that_of_the_device() -> None:
     assert after - before >= ballast.numel()
 
 
+@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_split_and_moved_after_every_step_equals_the_stock_pipeline(directory: Path, dtype: str) -> None:
-    family = load(ModelSource(path=str(directory), device="cuda", dtype=dtype))
+def test_split_and_moved_after_every_step_equals_the_stock_pipeline(directory: Path, dtype: str, graphs: bool) -> None:
+    family = load(ModelSource(path=str(directory), device="cuda", dtype=dtype, cuda_graphs=graphs))
     pipeline = tilework.reference(str(directory), device="cuda", dtype=dtype)
     stock = tiny.run_stock(pipeline, tiny.spec())
     state = tiny.begin(family, tiny.spec())
@@ -54,3 +64,41 @@ def test_split_and_moved_after_every_step_equals_the_stock_pipeline(directory: P
         assert torch.equal(state.latents, latents)
         state = tiny.move(family, family, state)
     assert np.array_equal(tiny.pixels(tiny.decode(family, state)), stock.pixels)
+
+
+@pytest.mark.parametrize("packs", [None, pack], ids=["alone", "packed"])
+def test_recorded_steps_are_those_of_eager_passes(directory: Path, packs: Pack | None) -> None:
+    sides = ((64, 64), (64, 32)) if packs else ((64, 64),)
+    latents = []
+    for graphs in (False, True):
+        family = load(ModelSource(path=str(directory), device="cuda", dtype="bfloat16", cuda_graphs=graphs))
+        states = [begin_steps(family, tiny.spec(height=height, width=width)) for height, width in sides]
+        for _ in range(4):
+            family.step(states, packs)
+        latents.append([state.latents for state in states])
+    assert all(map(torch.equal, *latents))
+
+
+@pytest.mark.parametrize("name", ["qwen-image", "z-image", "wan21", "wan22"])
+def test_recorded_steps_of_any_pipeline_are_those_of_eager_passes(name: str, tmp_path: Path) -> None:
+    build(ZOO[name]).save_pretrained(str(tmp_path), safe_serialization=True)
+    source = ModelSource(path=str(tmp_path), device="cuda", dtype="bfloat16")
+    eager, recorded = load(source), load(source)
+    graphs = record_steps(recorded, CudaRecorder())
+    spec = requests.spec_of(ZOO[name], eager, seed=1)
+    assert np.array_equal(requests.alone(recorded, spec), requests.alone(eager, spec))
+    assert sum(one.num_graphs for one in graphs) > 0
+
+
+def test_weights_that_the_device_reads_by_itself_are_the_same_and_stay_registered(tmp_path: Path) -> None:
+    weights = [torch.randn(1000, 1000), torch.randn(3)]
+    there = [torch.empty(0, device="cuda") for _ in weights]
+    shared = SharedWeights(tmp_path)
+    shared.keep("weights", weights)
+    forms = [replace(Form.of(weight), device=torch.device("cuda", 0)) for weight in weights]
+    for _ in range(2):
+        file = shared.open("weights", forms)
+        for _ in file.bring(there):
+            pass
+        assert bytes_of(file.mapped).is_pinned()
+        assert all(torch.equal(mine.cpu(), weight) for mine, weight in zip(there, weights, strict=True))

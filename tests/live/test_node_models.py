@@ -11,19 +11,76 @@ import pytest
 import tilework
 import tiny
 from live.nodes import TOKEN, agents
+from live.test_workflows import costs_of
 from loras import save_lora, use_stock
 from tilework.control.controller import ControllerConfig
 from tilework.core.lora import UsedLora
 from tilework.core.model import LoraSource, ModelSource, NewModel
 from tilework.core.request import Status
 from tilework.core.wire.spec import Spec
+from tilework.cost.table import merged
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.local_executor import LocalConfig
 from tilework.runtime.nodes.config import NodesConfig
 from tilework.runtime.nodes.executor import NodesExecutor
+from tilework.runtime.ticket import Ticket
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 INK = (UsedLora("ink", 0.8),)
+
+
+def test_each_node_is_a_cell_that_serves_a_model_of_its_own(tmp_path: Path) -> None:
+    """Devices of a model are cells, counted through all nodes; no device has a whole model."""
+    tiny.prepare()
+    names = ("first", "second")
+    for name in names:
+        tiny.save(tiny.build_sd3(), tmp_path / name, name)
+    size = sum(file.stat().st_size for file in (tmp_path / "first").rglob("*.safetensors"))
+    sources = [
+        ModelSource(path=str(tmp_path / name), name=name, devices=(device_id,)) for device_id, name in enumerate(names)
+    ]
+    each = LocalConfig(
+        num_workers=2, cell_size=2, sources=tuple(sources), weights_bytes=int(0.8 * size), start_timeout_s=120
+    )
+    costs = merged([costs_of(source.path) for source in sources])
+    stock = tiny.run_stock(tilework.reference(str(tmp_path / "first")), tiny.spec()).pixels
+
+    async def run() -> None:
+        executor = NodesExecutor(NodesConfig(num_nodes=2, each=each, token=TOKEN.encode()))
+        engine = Engine(EngineConfig(controller=ControllerConfig(policy="tilework"), table=costs), executor)
+        await executor.listen()
+        async with agents(executor.port, 2) as running:
+            await engine.start()
+            try:
+                assert engine.devices_serving("second") == (1,)
+                for ticket in [submitted(engine, name) for name in names]:
+                    outcome = await ticket.outcome
+                    assert outcome.status is Status.DONE, outcome.reason
+                    assert outcome.image is not None
+                    assert np.abs(tiny.pixels(outcome.image).astype(int) - stock).max() <= 1
+                    (device_id,) = {one for part in outcome.segments for one in part.devices}
+                    assert names[device_id] == outcome.uid
+                running.kill(running.processes[0])
+                await until_up(executor, 1)
+                running.start()
+                await until_up(executor, 2)
+                assert (await submitted(engine, "first").outcome).status is Status.DONE
+            finally:
+                await engine.stop()
+
+    asyncio.run(run())
+
+
+def submitted(engine: Engine, name: str) -> Ticket:
+    answer = engine.submit({name: tiny.spec()}, model=name)
+    assert isinstance(answer, tuple), answer
+    return answer[0]
+
+
+async def until_up(executor: NodesExecutor, count: int) -> None:
+    async with asyncio.timeout(90):
+        while len(executor.devices_up) != count:
+            await asyncio.sleep(0.01)
 
 
 def test_both_nodes_serve_what_was_added_and_so_does_one_that_comes_later(tmp_path: Path) -> None:
@@ -82,10 +139,5 @@ def test_both_nodes_serve_what_was_added_and_so_does_one_that_comes_later(tmp_pa
             assert outcome.image is not None
             assert np.array_equal(tiny.pixels(outcome.image), stock(name, spec)), name
         return {device_id for outcome in outcomes for part in outcome.segments for device_id in part.devices}
-
-    async def until_up(executor: NodesExecutor, count: int) -> None:
-        async with asyncio.timeout(90):
-            while len(executor.devices_up) != count:
-                await asyncio.sleep(0.01)
 
     asyncio.run(run())

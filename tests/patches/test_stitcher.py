@@ -145,6 +145,19 @@ def test_each_kind_of_edge_by_the_kernel(stitch_by_kernel: Stitch, mix: Mix) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("num_channels", "side"), [(6, 3), (3, 1), (96, 20)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_moments_by_the_kernel(num_channels: int, side: int, dtype: torch.dtype) -> None:
+    """Of values far from zero, whose squares would cancel; the last shape takes several readings."""
+    kernel = load_kernel(interpreted=DEVICE.type == "cpu")
+    patches = (1000 + torch.randn(2, num_channels, side, side)).to(DEVICE, dtype)
+    mean, variance = kernel.moments(patches, 3, 1e-3)
+    exact = patches.double().view(2, 3, -1)
+    torch.testing.assert_close(mean.double(), exact.mean(dim=2), rtol=1e-5, atol=0)
+    torch.testing.assert_close(variance.double(), exact.var(dim=2, correction=0) + 1e-3, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", [80, 90, 100])
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
 def test_the_kernel_compiles_for_devices(
@@ -162,6 +175,10 @@ def test_the_kernel_compiles_for_devices(
     signature = {name: kinds.get(name, "i32") for name in kernel._stitch.arg_names}
     target = GPUTarget("cuda", capability, 32)
     source = compiler.ASTSource(kernel._stitch, signature, constants)
+    assert compiler.compile(source, target=target).asm["cubin"]
+    values = {"patches": f"*{dtype}", "mean": "*fp32", "variance": "*fp32", "num_values": "i32", "epsilon": "fp32"}
+    size = {"VALUES": kernel._VALUES}
+    source = compiler.ASTSource(kernel._moments, values | dict.fromkeys(size, "constexpr"), size)
     assert compiler.compile(source, target=target).asm["cubin"]
 
 

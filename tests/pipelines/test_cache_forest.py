@@ -12,7 +12,7 @@ import torch
 from tilework.pipelines.caching.forest import FILE, CacheForest, features_of, read_forest
 from tilework.pipelines.errors import InvalidDefaults
 from tilework.pipelines.model_index import shipped_directory
-from tilework.worker.cache_training import Changes, can_train, train
+from tilework.worker.caching.training import Changes, can_train, train
 
 CPU = torch.device("cpu")
 # By the change: below 0.01 a thousandth; above, a tenth in block 0, and as much as it is in others.

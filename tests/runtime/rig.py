@@ -23,6 +23,7 @@ from tilework.cost.table import CostTable
 from tilework.runtime.cell_executor import CellExecutor, local_executor
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.local_executor import LocalConfig
+from tilework.runtime.models.costs import CostCache
 from tilework.runtime.ticket import Outcome, Ticket
 
 T = TypeVar("T")
@@ -61,6 +62,7 @@ class Rig:
         states_bytes: int = STATES_BYTES,
         encode_cache_bytes: int = 0,
         cell_size: int = 1,
+        cache: CostCache | None = None,
     ) -> None:
         self.runner = asyncio.Runner()
         self.log = io.StringIO()
@@ -77,7 +79,10 @@ class Rig:
             )
         )
         config = EngineConfig(
-            controller=ControllerConfig(policy=policy), table=costs, encode_cache_bytes=encode_cache_bytes
+            controller=ControllerConfig(policy=policy),
+            table=costs,
+            cache=cache,
+            encode_cache_bytes=encode_cache_bytes,
         )
         self.engine = Engine(config, self.executor, self.log)
 

@@ -85,3 +85,13 @@ def test_without_a_limit_nothing_is_loaded() -> None:
     assert list(one.commands("m")) == []
     assert one.by_stage("m") == {}
     assert one.speeds() == {}
+
+
+def test_the_first_models_that_have_weights_say_how_fast_they_are_read() -> None:
+    """A server whose stages are functions has none until a model is added."""
+    one = CalibrationWeights(200)
+    one.add(Loaded((replace(model("functions"), components={}, loras={}),), load_ns=NS_PER_S))
+    one.know(Loaded((model(),), load_ns=2 * NS_PER_S))
+    list(one.commands("m"))
+    one.loaded(WeightsLoaded(0, NS_PER_S))
+    assert one.speeds() == {LoadSource.HOST: 140, LoadSource.DISK: 70}

@@ -141,3 +141,19 @@ def test_the_costs_of_an_added_model_are_those_of_one_like_it() -> None:
     assert rows(part, "b") == rows(costs, "a")
     assert (set(part.components), part.memory_bytes) == ({"b"}, costs.memory_bytes)
     assert measuring.known(other, [first], costs) is None
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_how_fast_weights_are_loaded_is_measured_with_the_first_model_that_has_some(is_known: bool) -> None:
+    executor = FakeExecutor(weights_bytes=100)
+    functions, first = replace(model("functions"), components={}), model("a", parameters=2)
+    costs = replace(with_weights(table(executor, functions), [functions], 100), load_bytes_per_s={})
+    measuring = Measuring(executor=executor, cache=None, exact=False, show=lambda _text: None)  # type: ignore[arg-type]
+    known = table(FakeExecutor(), first) if is_known else None
+    executor.timed.clear()
+    assert measuring.lacks_speeds(costs, first)
+    assert not measuring.lacks_speeds(costs, functions)
+    part = measuring.part(costs, first, asyncio.run(measuring.added(first, known)))
+    assert part.load_bytes_per_s == {LoadSource.DISK: 1e9}
+    assert bool(executor.timed) is not is_known, "what is known is not timed again"
+    assert not measuring.lacks_speeds(part, model("b", parameters=3))

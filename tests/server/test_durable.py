@@ -14,6 +14,7 @@ from contextlib import closing
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import httpx
@@ -145,6 +146,20 @@ def test_directory_belongs_to_one_server(tmp_path: Path) -> None:
     ):
         DurableDirectory(tmp_path / "new" / "place")
     DurableDirectory(tmp_path / "new" / "place").close()
+
+
+def test_a_standby_has_the_directory_when_its_server_has_ended(tmp_path: Path) -> None:
+    first, others = DurableDirectory(tmp_path), Queue[DurableDirectory | None]()
+    waiting = threading.Thread(
+        target=lambda: others.put(DurableDirectory(tmp_path, on_wait=lambda: others.put(None))), daemon=True
+    )
+    waiting.start()
+    assert others.get(timeout=10) is None, "it says that it waits"
+    assert waiting.is_alive()
+    first.close()
+    second = others.get(timeout=10)
+    assert second is not None
+    second.close()
 
 
 def test_other_files_are_not_touched(tmp_path: Path) -> None:

@@ -15,12 +15,13 @@ from tilework.control.cluster.tracker import Tracker
 from tilework.control.components import Components
 from tilework.control.controller import Controller
 from tilework.control.nodes.blob_places import BlobPlaces
+from tilework.control.nodes.blobs import NodeBlobs
 from tilework.control.nodes.clock import ClockOffset
 from tilework.control.nodes.places import NodePlaces
 from tilework.control.recovery import Recovery
 from tilework.core.actions import Action
 from tilework.core.component import Memory
-from tilework.core.events import Cancelled, Event
+from tilework.core.events import Cancelled, DeviceJoined, Event
 from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import Stage
 from tilework.core.request import Request, Status
@@ -218,6 +219,22 @@ def forget_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """A blob is discarded on the first node that has it, alone."""
     real = BlobPlaces.discard
     monkeypatch.setattr(BlobPlaces, "discard", lambda self, blob: set(sorted(real(self, blob))[:1]))
+
+
+def measure_failed_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fetch that took too long counts as one that took so long."""
+    real = NodeBlobs.fetched
+    monkeypatch.setattr(NodeBlobs, "fetched", lambda self, answer, node: real(self, replace(answer, reason=""), node))
+
+
+def ignore_late_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Controller.handle
+
+    def handle(self: Controller, event: Event, now_ns: int) -> tuple[Action, ...]:
+        is_late = isinstance(event, DeviceJoined) and event.node > 0 and now_ns > 0
+        return () if is_late else real(self, event, now_ns)
+
+    monkeypatch.setattr(Controller, "handle", handle)
 
 
 def go_on_after_the_client_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:

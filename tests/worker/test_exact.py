@@ -9,11 +9,12 @@ from diffusers.models.attention_dispatch import AttentionBackendName, _Attention
 
 import tiny
 from commands import decode, encode, steps
+from tilework.core.model import ATTENTIONS
 from tilework.core.wire.commands import GroupRef
 from tilework.core.wire.reports import Ended, Failed
 from tilework.core.wire.spec import Spec
 from tilework.pipelines.families.sd3 import StableDiffusion3
-from tilework.pipelines.numerics import ATTENTION, pin_numerics
+from tilework.pipelines.numerics import pin_numerics
 from tilework.worker.exact import NotExact, check_exact
 from worker.worker_bench import WorkerBench
 
@@ -59,4 +60,4 @@ def test_the_attention_back_end_is_the_stock_one_whatever_the_environment_says()
     pin_numerics(1)
     active, _ = _AttentionBackendRegistry.get_active_backend()
     assert active is AttentionBackendName.NATIVE
-    assert ATTENTION == "native"
+    assert ATTENTIONS[0] == "native"

@@ -16,12 +16,13 @@ from stages import DECODE, DIFFUSE, ENCODE
 from tilework.core.component import Component
 from tilework.core.wire.commands import DropWeights, LoadWeights
 from tilework.core.wire.reports import Ended, WeightsLoaded
+from tilework.pipelines.components import weights_of
 from tilework.pipelines.draw import draw
 from tilework.pipelines.families.sd3 import StableDiffusion3
 from tilework.worker.models import shared_weights
 from tilework.worker.models.loads import WeightsNotLoaded
 from tilework.worker.models.models import Models
-from tilework.worker.models.shared_weights import SharedWeights, weights_of
+from tilework.worker.models.shared_weights import SharedWeights
 from tilework.worker.models.weights import Weights
 from worker.test_weights import Large, never
 from worker.worker_bench import WorkerBench

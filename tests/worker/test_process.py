@@ -22,9 +22,10 @@ from birth import report_birth
 from commands import MODEL, decode, encode, steps
 from tilework.comm.messages import receive_messages, send_message
 from tilework.core.model import ModelSource
-from tilework.core.wire.commands import Command, Quit, Site, StopWork
-from tilework.core.wire.reports import Ended, Loaded, LoadFailed, Progress, Report
+from tilework.core.wire.commands import Command, Quit, Site, StartOver, StopWork
+from tilework.core.wire.reports import Ended, Loaded, LoadFailed, Progress, Report, StartedOver
 from tilework.runtime.worker_process import forkserver_context
+from tilework.worker.anew import begin_anew
 from tilework.worker.process import serve
 
 SITE = Site(device_id=0, blobs=tempfile.mkdtemp(prefix="tilework-test-"))
@@ -133,6 +134,17 @@ def test_a_stop_overtakes_what_is_queued(worker: Child) -> None:
     assert (ended[1].steps_done, ended[2].steps_done) == (0, 1)
 
 
+def test_to_start_over_stops_what_came_before(worker: Child) -> None:
+    worker.send(encode(1, 1, tiny.spec(steps=100_000)), steps(2, ((1, 0),), 100_000), steps(3, ((1, 9),), 1))
+    while worker.receive() != Progress(2, 1):
+        pass
+    worker.send(StartOver(), encode(1, 1, tiny.spec()))
+    reports = [report for report in worker.receive_until_end_of(1) if not isinstance(report, Progress)]
+    ended = [report for report in reports if isinstance(report, Ended)]
+    assert [(report.work_id, report.stopped) for report in ended] == [(2, True), (3, True), (1, False)]
+    assert reports.index(StartedOver()) == len(reports) - 2, "what came before has ended"
+
+
 def test_ctrl_c_is_left_to_the_parent(source: ModelSource) -> None:
     worker = Child(serve_interruptibly, source)
     assert isinstance(worker.receive(), Loaded)
@@ -172,5 +184,16 @@ def test_a_device_that_does_not_exist_is_reported(source: ModelSource) -> None:
     child = Child(serve, (replace(source, device="cuda"),), SITE)
     report = child.receive()
     assert isinstance(report, LoadFailed)
-    assert "device is 'cuda', but torch sees no such device" in report.reason
+    assert f"device is 'cuda', and torch {torch.__version__}, built for" in report.reason
+    assert child.exit_code() == 0
+
+
+@pytest.mark.slow
+def test_a_worker_that_begins_anew_serves_in_the_same_process(source: ModelSource) -> None:
+    child = Child(begin_anew, (source,), SITE)
+    loaded = child.receive()
+    assert isinstance(loaded, Loaded)
+    assert loaded.models[0].info.name == MODEL
+    assert child.process.is_alive(), "it has kept its process id"
+    child.send(Quit())
     assert child.exit_code() == 0

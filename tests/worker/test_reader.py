@@ -15,11 +15,12 @@ from tilework.core.component import Component
 from tilework.core.model import ModelSource
 from tilework.core.wire.commands import ComponentFiles, ReadWeights
 from tilework.core.wire.reports import WeightsRead
+from tilework.pipelines.components import weights_of
 from tilework.pipelines.loading import load, load_component
 from tilework.pipelines.model_index import shipped_directory
 from tilework.worker.models import reader
 from tilework.worker.models.reader import read_ahead
-from tilework.worker.models.shared_weights import SharedWeights, weights_of
+from tilework.worker.models.shared_weights import SharedWeights
 from tilework.worker.models.weights import KeptWeights, Weights
 from worker.test_weights import bring
 from worker.tied import Tied

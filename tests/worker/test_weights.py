@@ -14,9 +14,10 @@ from torch import nn
 
 import tiny
 from tilework.core.model import ModelSource
+from tilework.pipelines.components import weights_of
 from tilework.pipelines.loading import load
 from tilework.worker.models import shared_weights
-from tilework.worker.models.shared_weights import SharedWeights, weights_of
+from tilework.worker.models.shared_weights import SharedWeights
 from tilework.worker.models.weights import KeptWeights, Weights
 from worker.tied import Tied
 

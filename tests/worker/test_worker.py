@@ -20,8 +20,8 @@ from stages import STAGES
 from tilework.core.model import ModelSource
 from tilework.core.request import Shape
 from tilework.core.wire.blobs import SavedState, StateBlob
-from tilework.core.wire.commands import Calibrate, Execute, Forget, ImportState, Quit
-from tilework.core.wire.reports import Calibrated, Ended, Failed, Progress, Report
+from tilework.core.wire.commands import Calibrate, Execute, Forget, ImportState, Quit, StartOver
+from tilework.core.wire.reports import Calibrated, Ended, Failed, Progress, Report, StartedOver
 from tilework.pipelines import serialization
 from tilework.pipelines.family import Family
 from tilework.pipelines.loading import load
@@ -111,6 +111,19 @@ def test_every_report_has_the_memory_in_use(bench: WorkerBench, monkeypatch: pyt
     assert told() == [None] * 3, "a CPU has none of its own"
     monkeypatch.setattr("tilework.worker.worker.memory_in_use", lambda device: 1 << 30)
     assert told() == [1 << 30] * 3
+
+
+def test_a_worker_that_starts_over_knows_no_job(bench: WorkerBench, stock: Callable[..., np.ndarray]) -> None:
+    """The next server may give another request the same number."""
+    bench.run(encode(1, JOB, tiny.spec()), steps(2, ((JOB, 0),), 3))
+    assert bench.run(StartOver()) == [StartedOver()]
+    assert bench.worker.num_jobs == 0
+    (left_out,) = bench.run(steps(3, ((JOB, 3),), 1))
+    assert isinstance(left_out, Failed | Ended)
+    assert isinstance(left_out, Failed) or left_out.absent
+    other = tiny.spec(seed=4)
+    reports = bench.run(encode(1, JOB, other), steps(2, ((JOB, 0),), 4), decode(3, JOB))
+    assert np.array_equal(image_of(reports[-1]), stock(seed=4))
 
 
 def test_jobs_that_take_turns_do_not_touch_each_other(bench: WorkerBench, stock: Callable[..., np.ndarray]) -> None:

@@ -22,11 +22,12 @@ from tilework.comm.groups import Groups
 from tilework.comm.rendezvous import Rendezvous
 from tilework.core.comm import Comm
 from tilework.core.wire.commands import GroupRef
+from tilework.pipelines.components import weights_of
 from tilework.pipelines.parallel import Parallel
 from tilework.pipelines.sequence import share
 from tilework.runtime.worker_process import forkserver_context
 from tilework.worker.models.cell import Cell
-from tilework.worker.models.shared_weights import SharedWeights, weights_of
+from tilework.worker.models.shared_weights import SharedWeights
 from tilework.worker.models.weights import KeptWeights, Weights
 
 WHOLE, CELL, FSDP = "whole", "cell", "torch's FSDP2"

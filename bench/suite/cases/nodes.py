@@ -1,4 +1,4 @@
-"""What works and states cost that cross from one node to another."""
+"""What works and states cost that cross from one node to another, and how soon a standby goes on with all nodes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from random import Random
 
 from suite.case import Check, Finding, Note, Table
 from suite.chain import Chains, chains, chains_over
 from suite.stats import Interval, extremes, median
+from suite.takeover import Takeover, servers
 from tilework.comm.messages import MessageReader, encode_message
 from tilework.core.model import ModelSource
 from tilework.core.wire.blobs import StateBlob
@@ -40,16 +42,21 @@ class Nodes:
 
     In each of `rounds`, by each way: `alone` works of one step, each sent when the one before has been reported, and
     `works` works of one step, all queued at once, that cross to the other worker after each.
+
+    Then `kills` times a server over two agents is killed under `calls` requests, while a standby waits.
     """
 
     side: int = 64
     alone: int = 40
     works: int = 40
     rounds: int = 5
+    kills: int = 10
+    calls: int = 6
+    seed: int = 0
 
     @classmethod
     def make(cls, quick: bool) -> Nodes:
-        return cls(alone=8, works=8, rounds=2) if quick else cls()
+        return cls(alone=8, works=8, rounds=2, kills=2) if quick else cls()
 
     def measure(self, note: Note) -> Finding:
         return asyncio.run(self._measure(note))
@@ -67,11 +74,23 @@ class Nodes:
                     alone[name].append(await self._overhead_ms(driver))
                     gaps[name].append(median(await self._gaps(driver, CROSSING)))
         ratio = extremes([after / before for before, after in zip(alone["pipes"], alone["agents"], strict=True)])
+        taken_over = await asyncio.to_thread(self._take_over, note)
         return Finding(
-            checks=(Check(what="a work on another node, over one on a worker of its own", measured=ratio, high=2),),
+            checks=(
+                Check(what="a work on another node, over one on a worker of its own", measured=ratio, high=2),
+                *_takeover_checks(taken_over),
+            ),
             method=_METHOD,
-            tables=(_table(alone, gaps), _codec_table(self.rounds)),
+            tables=(_table(alone, gaps), _codec_table(self.rounds), _takeover_table(taken_over)),
         )
+
+    def _take_over(self, note: Note) -> list[Takeover]:
+        rng, found = Random(self.seed), list[Takeover]()
+        with servers() as running:
+            for number in range(self.kills):
+                found.append(running.take_over(self.calls, rng.random()))
+                note(f"kill {number + 1}: the standby answers after {found[-1].answers_s:.2f} s")
+        return found
 
     async def _overhead_ms(self, driver: Chains) -> float:
         """The median of what a work takes from its command to its report, without its run."""
@@ -109,7 +128,37 @@ _METHOD = (
     "of both nodes are that of this machine, and are aligned as if they were not.",
     "Both agents and the engine are on this machine and talk over its loopback: there is no network in between.",
     "Medians of each round; the two ways take turns. Intervals: the lowest and the highest round.",
+    "A kill: SIGKILL of a server over two agents, up to a second after its first request has begun, with a standby of "
+    "the same --durable directory. It answers when it knows the status of the last request. Measured: median, lowest "
+    "and highest.",
 )
+
+
+def _takeover_checks(taken_over: Sequence[Takeover]) -> tuple[Check, ...]:
+    lost, twice = sum(one.lost for one in taken_over), sum(one.twice for one in taken_over)
+    return (
+        Check(
+            what="from the kill of a server until its standby answers",
+            measured=extremes([one.answers_s for one in taken_over]),
+            high=10,
+            unit="s",
+        ),
+        Check(what="requests that were accepted and lost", measured=extremes([lost]), high=0),
+        Check(what="requests that were done twice", measured=extremes([twice]), high=0),
+    )
+
+
+def _takeover_table(taken_over: Sequence[Takeover]) -> Table:
+    rows = {
+        "until the standby answers, s": [one.answers_s for one in taken_over],
+        "until all requests are done, s": [one.done_s for one in taken_over],
+        "steps made again": [float(one.steps_again) for one in taken_over],
+    }
+    return Table(
+        title="A server that is killed",
+        columns=("", "of all kills"),
+        rows=tuple((name, _shown(extremes(values))) for name, values in rows.items()),
+    )
 
 
 def _table(alone: dict[str, list[float]], gaps: dict[str, list[float]]) -> Table:

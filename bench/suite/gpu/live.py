@@ -24,7 +24,7 @@ class LivePolicies:
     rate_per_s: float
     times: float = 3.0
     requests: int = 40
-    policies: tuple[str, ...] = ("tilework", "edf", "fifo")
+    policies: tuple[str, ...] = ("tilework", "edf", "patchedserve")
     seed: int = 1
 
     @classmethod
@@ -32,7 +32,7 @@ class LivePolicies:
         if not on_gpu():
             return cls(device="cpu", model=TOY.model, sizes="64,96,128", steps=4, rate_per_s=6.0, requests=8)
         sizes = "512:3,768:2,1024"
-        return cls(device="cuda", model="SDXL", sizes=sizes, steps=30, rate_per_s=1.2, requests=12 if quick else 40)
+        return cls(device="cuda", model="SDXL", sizes=sizes, steps=30, rate_per_s=1.6, requests=12 if quick else 40)
 
     def measure(self, note: Note) -> Finding:
         folder = folder_of(self.model, note)

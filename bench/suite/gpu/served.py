@@ -31,7 +31,7 @@ class Served:
     dtype: str
     drawn: tuple[Drawn, ...]
     guidance_scale: float = 5.0
-    queued: int = 6
+    queued: int = 4
     most: float = 1.02
     prompt: str = "a large red circle on a blue background"
 
@@ -42,9 +42,8 @@ class Served:
         if quick:
             return cls(device="cuda", dtype="bfloat16", drawn=(Drawn(model="SDXL", side=1024, steps=30, rounds=3),))
         drawn = (
-            Drawn(model="SDXL", side=1024, steps=30, rounds=6),
-            Drawn(model="SD3-medium", side=1024, steps=28, rounds=6),
-            Drawn(model="FLUX.1-dev", side=1024, steps=28, rounds=3),
+            Drawn(model="SDXL", side=1024, steps=30, rounds=5),
+            Drawn(model="FLUX.1-dev", side=1024, steps=28, rounds=2),
         )
         return cls(device="cuda", dtype="bfloat16", drawn=drawn)
 
@@ -142,7 +141,7 @@ class Served:
         return _Picture(seconds, _pixels(png), device_s)
 
     def _stock(self, stock: StockProcess, one: Drawn, seed: int) -> _Picture:
-        answer = stock.draw(self._ask(one, seed) | one.stock | {"height": one.side, "width": one.side})
+        answer = stock.draw(self._ask(one, seed) | dict(one.stock) | {"height": one.side, "width": one.side})
         return _Picture(answer["call_s"] + answer["file_s"], _pixels(base64.b64decode(answer["file"])))
 
     async def _queue(self, url: str, one: Drawn) -> float:

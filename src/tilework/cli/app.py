@@ -7,6 +7,7 @@ import sys
 import typer
 
 import tilework
+from tilework.cli.caching import quality
 from tilework.cli.commands import (
     agent,
     bench,
@@ -21,7 +22,6 @@ from tilework.cli.commands import (
     fuzz,
     generate,
     profile,
-    quality,
     replay,
     serve,
     simulate,

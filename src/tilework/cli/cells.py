@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tilework.cli.console import UserError, console, user_errors
+from tilework.cli.devices import FoundDevices
+from tilework.cli.models import check_setup
 from tilework.core.component import MOST_IN_CELL
-from tilework.core.model import Source
+from tilework.core.model import OFFLOADS, ModelSource, Source
 
 _CHOSEN = "auto"
 
@@ -48,6 +50,25 @@ class Devices:
     @property
     def num_devices(self) -> int:
         return self.number // self.cell_size
+
+    def planned(self, sources: Sequence[Source], found: FoundDevices) -> Devices:
+        """The same with what each has for weights, by the plan of the models' memory; in cells, of a size that fits.
+
+        Raises UserError.
+        """
+        models = [one for one in sources if isinstance(one, ModelSource)]
+        cards = found.cards[: self.number]
+        check_setup(models, self.weights_bytes, memory_is_known=bool(cards))
+        if self.cell_size != 1:
+            if any(one.quantize or one.compiles or one.offload != OFFLOADS[0] for one in models):
+                raise UserError("--cell divides weights as they are; leave out --quantize, --offload and --compile")
+            return self if self.cell_size else self.chosen(sources)
+        if not cards:
+            return self
+        from tilework.cli.memory_plan import weights_room
+
+        free_bytes = min(card.free_bytes for card in cards)
+        return replace(self, weights_bytes=weights_room(models, free_bytes, self.weights_bytes))
 
     def chosen(self, sources: Sequence[Source]) -> Devices:
         """The same in the smallest cells in which these models fit; says what each device holds.

@@ -72,7 +72,7 @@ class DemoRun:
         """A server of our own on a free port; stopped gracefully."""
         models = ["shapes", "shapes-motion"] if self.workflow is None else [self.workflow]
         command = [sys.executable, "-m", "tilework", "serve", *models, "--policy", self.policy, "--port", "0", "--json"]
-        command += ["--profiles", str(self.directory / "costs.sqlite"), *options]
+        command += ["--device", "cpu", "--profiles", str(self.directory / "costs.sqlite"), *options]
         process = subprocess.Popen(command, env=os.environ | variables, stdout=subprocess.PIPE, text=True)
         try:
             assert process.stdout is not None

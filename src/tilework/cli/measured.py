@@ -26,8 +26,18 @@ def open_profiles(path: Path | None) -> Profiles:
     """The database at `path`, else at tilework/costs.sqlite in $XDG_CACHE_HOME, which is ~/.cache if not set."""
     if path is not None:
         return Profiles(path)
+    return Profiles(cache_directory() / "costs.sqlite")
+
+
+def cache_directory() -> Path:
+    """Where this user's caches of Tilework are."""
     cache = os.environ.get("XDG_CACHE_HOME")
-    return Profiles((Path(cache) if cache else Path.home() / ".cache") / "tilework" / "costs.sqlite")
+    return (Path(cache) if cache else Path.home() / ".cache") / "tilework"
+
+
+def keep_compiled() -> None:
+    """Let torch keep what it compiles in the user's cache, for this process and those that it starts from now on."""
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_directory() / "compiled"))
 
 
 def parse_size(text: str) -> Shape:

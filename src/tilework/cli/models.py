@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tilework.cli.console import UserError, console, user_errors
-from tilework.core.model import DEVICES, DTYPES, LoraSource, ModelInfo, ModelSource
+from tilework.cli.devices import FoundDevices
+from tilework.cli.measured import keep_compiled
+from tilework.cli.options.setup import SetupGroup
+from tilework.core.model import ATTENTIONS, OFFLOADS, LoraSource, ModelInfo, ModelSource
 from tilework.core.wire.spec import Spec
 
 if TYPE_CHECKING:
@@ -22,19 +25,56 @@ def named_model(text: str) -> tuple[str, str]:
     return (name, path) if equals and path and not name.startswith((".", "/", "~")) else ("", text)
 
 
+def check_setup(models: Sequence[ModelSource], weights_bytes: int | None, *, memory_is_known: bool) -> None:
+    """Raises UserError if models are to be set up in a way that cannot be, with what a device has for weights."""
+    for one in models:
+        if one.offload == "layers" and weights_bytes is not None:
+            raise UserError("offload is layers, which brings weights by itself; leave out --weights-memory")
+        if one.offload == "components" and weights_bytes is None and not memory_is_known:
+            raise UserError(
+                "offload is components, and the memory of the devices is not known; say what each has for weights, as "
+                "in --weights-memory 8GB"
+            )
+        if one.offload == "layers" and one.compiles:
+            raise UserError("compile is given, and layers that come and go are not compiled; leave out --compile")
+        for setting, is_given in (("quantize", one.quantize), ("compile", one.compiles)):
+            if is_given and one.loras:
+                raise UserError(f"{setting} is given, and LoRAs are not applied then yet; leave out --loras")
+
+
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """How a model runs: see `core.model.ModelSource`. Without a `dtype` it has that which suits the device."""
+    """How a model runs: see `core.model.ModelSource`."""
 
     adapter: str | None = None
     device: str = "cpu"
-    dtype: str | None = None
+    dtype: str = "float32"
     threads: int = 1
     memory_bytes: int | None = None
+    quantize: str | None = None
+    offload: str = OFFLOADS[0]
+    attention: str = ATTENTIONS[0]
+    compiles: bool = False
+    cuda_graphs: bool = False
     vae_tiling: bool = False
     previews: bool = True
     loras: tuple[LoraSource, ...] = ()
     devices: tuple[int, ...] | None = None
+
+
+def options_of(setup: SetupGroup, found: FoundDevices, **others: Any) -> ModelOptions:
+    """The options of a model that is set up so, on what was found. Raises UserError."""
+    return ModelOptions(
+        device=found.device,
+        dtype=found.dtype(setup.dtype),
+        quantize=setup.quantize,
+        offload=setup.offload,
+        attention=setup.attention,
+        compiles=setup.compiles,
+        cuda_graphs=setup.cuda_graphs,
+        vae_tiling=setup.vae_tiling,
+        **others,
+    )
 
 
 def model_source(model: str, options: ModelOptions) -> ModelSource:
@@ -46,25 +86,34 @@ def model_source(model: str, options: ModelOptions) -> ModelSource:
     """
     from tilework.pipelines.errors import ModelError
     from tilework.pipelines.model_index import check_model
+    from tilework.pipelines.setup.quantize import parse_schemes, require_packages
 
-    dtype = options.dtype or ("bfloat16" if options.device == "cuda" else "float32")
-    for name, value, known in (("device", options.device, DEVICES), ("dtype", dtype, DTYPES)):
+    for field, value, known in (("offload", options.offload, OFFLOADS), ("attention", options.attention, ATTENTIONS)):
         if value not in known:
-            raise UserError(f"{name} is {value!r}; choose one of {', '.join(known)}")
+            raise UserError(f"{field} is {value!r}; choose one of {', '.join(known)}")
+    if options.compiles:
+        keep_compiled()
     name, path = named_model(model)
     with user_errors(ModelError):
+        schemes = () if options.quantize is None else parse_schemes(options.quantize)
+        require_packages(schemes, options.device)
         check_model(path, options.adapter)
     return ModelSource(
         path=path,
         name=name,
         adapter=options.adapter,
         device=options.device,
-        dtype=dtype,
+        dtype=options.dtype,
         threads=options.threads,
         memory_bytes=options.memory_bytes,
         loras=options.loras,
         devices=options.devices,
         vae_tiling=options.vae_tiling,
+        quantize=schemes,
+        offload=options.offload,
+        attention=options.attention,
+        compiles=options.compiles,
+        cuda_graphs=options.cuda_graphs,
         previews=options.previews,
     )
 
@@ -93,6 +142,6 @@ def loaded_family(source: ModelSource) -> Family:
         from tilework.pipelines.numerics import pin_numerics
 
         quiet()
-        pin_numerics(source.threads)
+        pin_numerics(source.threads, source.attention)
         with user_errors(ModelError):
             return load(source)

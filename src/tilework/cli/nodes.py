@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilework.cli.console import UserError
@@ -46,7 +47,10 @@ class NodesWanted:
             return NodesExecutor(self._config(each, self.num_nodes or 1, self.host or "", token()))
         is_cuda = each.sources[0].device == "cuda"
         starter = RayAgents(
-            address=self.cluster, num_cpus=each.num_workers, num_accelerators=each.num_workers if is_cuda else 0
+            address=self.cluster,
+            num_cpus=each.num_workers,
+            num_accelerators=each.num_workers if is_cuda else 0,
+            name=None if each.owner is None else kept_name(each.owner),
         )
         host = starter.connect(self.host)
         num_nodes = self.num_nodes or starter.num_nodes()
@@ -82,6 +86,11 @@ def nodes_wanted(asked: NodeGroup) -> NodesWanted | None:
         least_nodes=asked.least_nodes or 0,
         cluster=asked.cluster,
     )
+
+
+def kept_name(durable: Path) -> str:
+    """What Ray calls the server of a durable directory."""
+    return f"tilework {durable}"
 
 
 def token() -> bytes:

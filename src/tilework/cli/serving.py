@@ -17,6 +17,7 @@ from rich.status import Status
 from setproctitle import setproctitle
 
 from tilework.cli.console import UserError, console, out, print_json, user_errors
+from tilework.cli.devices import FoundDevices
 from tilework.cli.measured import open_profiles
 from tilework.cli.workers import Workers
 from tilework.control.controller import ControllerConfig
@@ -45,7 +46,9 @@ NOT_OF_THE_SERVER = (
     "loras",
     "cluster_token",
     "cell",
+    "device",
     "config",
+    "kept",
 )
 """Settings of the environment that belong to the command."""
 
@@ -57,12 +60,14 @@ class Serving:
     """
 
     workers: Workers
+    found: FoundDevices
     policy: str
     table: CostTable | None
     profiles: Path | None
     recalibrate: bool
     settings: Mapping[str, object]
     file: Mapping[str, object]
+    standby: bool
     log: Path | None
     stuck_after_s: float
     json: bool
@@ -70,16 +75,17 @@ class Serving:
     def run(self) -> None:
         """Serve until a signal ends it. Raises UserError."""
         setproctitle("tilework: server")
-        started_s = time.monotonic()
         with (
             user_errors(BadNodes, ConfigError, AddressInUse, WorkerStartFailed, JournalUnusable, OSError),
             ExitStack() as stack,
         ):
             config = load_config(self.settings, file=self.file, others=NOT_OF_THE_SERVER)
             self._check_config(config)
-            state = stack.enter_context(closing(DurableDirectory(Path(config.durable)))) if config.durable else None
+            executor = self.workers.executor(Path(config.durable).resolve() if config.durable else None)
+            state = self._state(config, stack)
+            started_s = time.monotonic()
             status = stack.enter_context(console.status(f"starting {self.workers}"))
-            executor = self.workers.executor(None if state is None else state.path)
+            self.found.show()
             engine = self._engine(config, state, executor, stack, status)
 
             def on_ready(url: str) -> None:
@@ -104,6 +110,15 @@ class Serving:
                 nodes=executor if isinstance(executor, NodesExecutor) and not executor.starts_agents else None,
             )
             asyncio.run(serving)
+
+    def _state(self, config: ServerConfig, stack: ExitStack) -> DurableDirectory | None:
+        """The durable directory, closed with `stack`. A standby waits for it. Raises UserError."""
+        if config.durable is None:
+            if self.standby:
+                raise UserError("--standby waits for the directory of another server; give it, as --durable DIR")
+            return None
+        on_wait = partial(_show, None, f"standing by: another server uses {config.durable}") if self.standby else None
+        return stack.enter_context(closing(DurableDirectory(Path(config.durable), on_wait)))
 
     def _check_config(self, config: ServerConfig) -> None:
         """Raises UserError if what is asked for excludes each other, or if cells cannot do it."""

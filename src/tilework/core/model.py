@@ -14,6 +14,10 @@ from tilework.core.graph.stage import StageSpec
 
 DEVICES = ("cpu", "cuda")
 DTYPES = ("float32", "bfloat16", "float16")
+ATTENTIONS = ("native", "cudnn", "efficient", "flash", "math")
+"""Kernels of torch's attention: that which torch chooses for each call, or one for all calls."""
+OFFLOADS = ("none", "components", "layers")
+"""What lies on the device: all weights; those of the stage that runs; or those of the layer that runs."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -36,6 +40,10 @@ class ModelSource:
     use those of the `loras` that are LoRAs of this model. Only the accelerators `devices` serve it; None: all do. With
     `vae_tiling` its autoencoder works in tiles, as after `enable_tiling()`; without, if its `tilework.json` says so.
     Without `previews` requests get none, and its steps do not need the autoencoder; with, unless that file says so.
+    `quantize` are components and the scheme of their weights (`pipelines.setup.quantize`), with "" for the denoisers.
+    `offload` is one of `OFFLOADS`, and `attention`, which is that of a whole process, of `ATTENTIONS`. If it
+    `compiles`, blocks of the denoisers that repeat themselves are compiled. With `cuda_graphs` their passes on CUDA are
+    recorded as graphs.
     """
 
     path: str
@@ -49,6 +57,11 @@ class ModelSource:
     devices: tuple[int, ...] | None = None
     vae_tiling: bool = False
     previews: bool = True
+    quantize: tuple[tuple[str, str], ...] = ()
+    offload: str = OFFLOADS[0]
+    attention: str = ATTENTIONS[0]
+    compiles: bool = False
+    cuda_graphs: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,10 @@ class Layout(Protocol):
     def is_plain(self) -> bool:
         """Whether every picture is one patch, so that the model's own forward pass is used unchanged."""
 
+    @property
+    def leaves_out(self) -> bool:
+        """Whether blocks may compute some patches only, so that no two passes need be alike."""
+
     def arrange(self, things: Sequence[Any]) -> list[Any]:
         """Reorder one thing per picture from the caller's order to the batch's."""
 

@@ -64,8 +64,14 @@ class TableCosts:
         self.most_bytes = num_bytes(self.all_components) + self._activations.largest
 
     def serve(self, part: CostTable) -> None:
-        """Take what a table says of its pipelines, in the place of what was known of them."""
-        self._replace(merged([without(self.table, {row.pipeline for row in part.rows}), part]))
+        """Take what a table says of its pipelines, in the place of what was known of them.
+
+        Of how fast weights are loaded, what was known counts.
+        """
+        speeds = {**part.load_bytes_per_s, **self.table.load_bytes_per_s}
+        known, part = (replace(table, load_bytes_per_s=speeds) for table in (self.table, part))
+        self._loads.learn(speeds)
+        self._replace(merged([without(known, {row.pipeline for row in part.rows}), part]))
 
     def remove(self, pipeline: str) -> None:
         """Forget a pipeline. At least one must be left."""

@@ -28,7 +28,7 @@ def parse_memory(document: Mapping[str, Any]) -> dict[str, Any]:
             raise BadCostTable(f"load_bytes_per_s has {source!r}; expected {', '.join(LoadSource)}")
         _check_speed(f"load_bytes_per_s.{source}", speed)
     loras = _loras(_object(document, "loras"))
-    if (components or _loaded(loras)) and LoadSource.DISK not in speeds:
+    if (any(components.values()) or _loaded(loras)) and LoadSource.DISK not in speeds:
         raise BadCostTable("load_bytes_per_s has no disk, and there are components; say how fast they are read from it")
     _check_sizes(
         [

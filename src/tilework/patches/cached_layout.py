@@ -46,7 +46,7 @@ class CachedLayout(PatchLayout):
         finish: Callable[[], None],
     ) -> None:
         super().__init__(sizes, csp)
-        self.is_plain = False  # A picture of one patch is to be kept, too.
+        self.is_plain, self.leaves_out = False, True  # A picture of one patch is to be kept, too.
         self._kept, self._reuses, self._observe, self._admit, self._finish = kept, reuses, observe, admit, finish
         self._spans = [slice(first, end) for first, end in pairwise(csp.picture_offsets)]
         thresholds = torch.tensor([reuse.threshold for reuse in reuses], dtype=torch.float32)

@@ -22,7 +22,7 @@ class PatchLayout:
     def __init__(self, sizes: tuple[Size, ...], csp: Csp) -> None:
         self.sizes = sizes
         self.csp = csp
-        self.is_plain = csp.is_plain
+        self.is_plain, self.leaves_out = csp.is_plain, False
 
     def arrange(self, items: Sequence[Any]) -> list[Any]:
         return [items[index] for index in self.csp.order]

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.util import find_spec
+from types import ModuleType
 
 import torch
 from torch import Tensor, nn
@@ -85,21 +88,45 @@ def statistics(norm: nn.GroupNorm, patches: Tensor, csp: Csp) -> tuple[Tensor, T
 
 def moments(norm: nn.GroupNorm, patches: Tensor) -> Tensor:
     """Mean and mean square of each patch and group of channels, (P, 2 G), of float64; epsilon is in the latter."""
-    count, channels = patches.shape[:2]
-    pixels = math.prod(patches.shape[2:])
-    # It gives the statistics and a result that is thrown away, and yet takes a tenth of `var_mean` on CPUs.
-    _, mean, scale = torch.native_group_norm(
-        patches.float().contiguous(), None, None, count, channels, pixels, norm.num_groups, norm.eps
-    )
-    mean = mean.double()
-    # `scale` is one over the root of variance and epsilon.
-    return torch.cat([mean, torch.addcmul(scale.double().pow(-2), mean, mean)], dim=1)
+    of_patch, variance = _moments(norm, patches)
+    of_patch = of_patch.double()
+    return torch.cat([of_patch, torch.addcmul(variance.double(), of_patch, of_patch)], dim=1)
 
 
 def pooled(of_patches: Tensor, csp: Csp) -> tuple[Tensor, Tensor]:
     """`statistics`, by the `moments` of all patches."""
     mean, second = (csp.averages @ of_patches).chunk(2, dim=1)
     return mean.float(), torch.addcmul(second, mean, mean, value=-1).float()
+
+
+def _moments(norm: nn.GroupNorm, patches: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean, and variance with epsilon, of each patch and group of channels: (P, G) each."""
+    kernels = kernels_for(patches)
+    if kernels is not None:
+        mean, variance = kernels.moments(patches, norm.num_groups, norm.eps)
+        return mean, variance
+    count, channels = patches.shape[:2]
+    pixels = math.prod(patches.shape[2:])
+    # It gives the statistics and a result that is thrown away, and yet takes a tenth of `var_mean` on CPUs.
+    _, mean, scale = torch.native_group_norm(
+        patches.float().contiguous(), None, None, count, channels, pixels, norm.num_groups, norm.eps
+    )
+    return mean, scale.double().pow(-2)  # It is one over the root of variance and epsilon.
+
+
+def kernels_for(patches: Tensor) -> ModuleType | None:
+    """The kernels for the device of these patches; None on CPUs, and where Triton is not installed."""
+    return _kernels() if patches.is_cuda else None
+
+
+@cache
+def _kernels() -> ModuleType | None:
+    """Imported on first use: Triton is optional."""
+    if find_spec("triton") is None:
+        return None
+    from tilework.patches import stitch_kernel
+
+    return stitch_kernel
 
 
 def normalise(norm: nn.GroupNorm, patches: Tensor, csp: Csp) -> Tensor:

@@ -1,4 +1,4 @@
-"""The kernel of the stitcher (`stitcher.stitch`) for GPUs. Needs Triton, which builds of torch for CUDA bring along."""
+"""The kernels of `stitcher.stitch` for GPUs. They need Triton, which builds of torch for CUDA bring along."""
 
 from __future__ import annotations
 
@@ -10,6 +10,17 @@ from torch import Tensor
 from tilework.patches.csp import Csp
 
 _PIXELS, _CHANNELS = 128, 8  # Of a program's tile: 1024 values.
+_VALUES = 4096  # That a program of `_moments` reads at once.
+
+
+def moments(patches: Tensor, num_groups: int, epsilon: float) -> tuple[Tensor, Tensor]:
+    """Mean, and variance with epsilon, of each patch and group of channels: (P, G) each, of float32."""
+    count = patches.shape[0]
+    mean, variance = patches.new_empty(2, count, num_groups, dtype=torch.float32)
+    num_values = patches[0].numel() // num_groups
+    with torch.cuda.device_of(patches):  # type: ignore[no-untyped-call]
+        _moments[(count * num_groups,)](patches.contiguous(), mean, variance, num_values, epsilon, VALUES=_VALUES)
+    return mean, variance
 
 
 def stitch(
@@ -44,7 +55,32 @@ def stitch(
     return result
 
 
+@triton.jit
+def _add(a, b):  # type: ignore[no-untyped-def]
+    return a + b
+
+
 # Sizes are not specialised on: a new mix must not wait for the compiler.
+@triton.jit(do_not_specialize=["num_values"])  # type: ignore[untyped-decorator]
+def _moments(patches, mean, variance, num_values, epsilon, VALUES: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+    """Of one group of channels of one patch, whose values lie together. The second reading finds them in the cache."""
+    program = tl.program_id(0).to(tl.int64)
+    first = patches + program * num_values
+    index = tl.arange(0, VALUES)
+    total = tl.full([VALUES], 0.0, tl.float32)
+    for start in range(0, num_values, VALUES):
+        total += tl.load(first + start + index, mask=start + index < num_values, other=0.0).to(tl.float32)
+    middle = tl.reduce(total, 0, _add) / num_values
+    total = tl.full([VALUES], 0.0, tl.float32)
+    for start in range(0, num_values, VALUES):
+        is_value = start + index < num_values
+        value = tl.load(first + start + index, mask=is_value, other=0.0).to(tl.float32)
+        value = tl.where(is_value, value - middle, 0.0)
+        total += value * value
+    tl.store(mean + program, middle)
+    tl.store(variance + program, tl.reduce(total, 0, _add) / num_values + epsilon)
+
+
 @triton.jit(do_not_specialize=["num_channels", "num_groups", "rows", "columns"])  # type: ignore[untyped-decorator]
 def _stitch(  # type: ignore[no-untyped-def]
     patches,

@@ -6,15 +6,11 @@ the neighbours. Here each patch fetches its frame: a few pixels are normalised t
 
 from __future__ import annotations
 
-from functools import cache
-from importlib.util import find_spec
-from types import ModuleType
-
 from torch import Tensor, nn
 from torch.nn import functional
 
 from tilework.patches.csp import Csp
-from tilework.patches.operators import normalise_by, statistics, with_halo
+from tilework.patches.operators import kernels_for, normalise_by, statistics, with_halo
 
 
 def stitch(norm: nn.GroupNorm, patches: Tensor, csp: Csp, *, silu: bool) -> Tensor:
@@ -31,19 +27,9 @@ def stitch_by(
     norm: nn.GroupNorm, patches: Tensor, of_pictures: tuple[Tensor, Tensor], csp: Csp, *, silu: bool
 ) -> Tensor:
     """The same by given `statistics`."""
-    kernel = _kernel() if patches.is_cuda else None
+    kernel = kernels_for(patches)
     if kernel is not None:
         stitched: Tensor = kernel.stitch(patches, *of_pictures, norm.weight, norm.bias, csp, silu=silu)
         return stitched
     normalised = normalise_by(norm, patches, of_pictures, csp.owners)
     return with_halo(functional.silu(normalised, inplace=True) if silu else normalised, csp)
-
-
-@cache
-def _kernel() -> ModuleType | None:
-    """Imported on first use: Triton is optional."""
-    if find_spec("triton") is None:
-        return None
-    from tilework.patches import stitch_kernel
-
-    return stitch_kernel

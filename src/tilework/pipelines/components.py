@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from diffusers import ModelMixin
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from tilework.core.graph.stage import StageSpec
 from tilework.pipelines.bands.decoders import is_known
@@ -21,6 +22,26 @@ _AFTER = frozenset({"safety_checker", "vocoder"})  # What is called after the lo
 def modules_of(pipeline: Any) -> dict[str, nn.Module]:
     """The components that have weights, by name."""
     return {name: part for name, part in pipeline.components.items() if isinstance(part, nn.Module)}
+
+
+def weights_of(module: nn.Module) -> list[Tensor]:
+    """All weights of a module, tied ones once, in the order of their names.
+
+    Of one that is quantised the tensors that it consists of: each lies in memory of its own, and can be replaced there.
+    """
+    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return [part for name in sorted(named) for part in parts_of(named[name])]
+
+
+def parts_of(weight: Tensor) -> Iterator[Tensor]:
+    """The tensors with memory of their own that a weight consists of; itself, unless it is quantised."""
+    if is_traceable_wrapper_subclass(weight):  # torchao.
+        for name in weight.__tensor_flatten__()[0]:
+            yield from parts_of(getattr(weight, name))
+        return
+    yield weight
+    if (state := getattr(weight, "quant_state", None)) is not None:  # bitsandbytes.
+        yield from (state.absmax, state.code)
 
 
 def decodes_in_tiles(pipeline: Any) -> bool:
@@ -36,9 +57,13 @@ def shares_decode(pipeline: Any) -> bool:
 
 def is_denoiser(component: Any) -> bool:
     """Whether a component is a model of diffusers that depends on a time, and no autoencoder."""
-    if not isinstance(component, ModelMixin) or hasattr(component, "decode"):
-        return False
-    return not TIMES.isdisjoint(inspect.signature(component.forward).parameters)
+    return is_denoiser_class(type(component))
+
+
+def is_denoiser_class(kind: Any) -> bool:
+    """Whether the instances of a class are denoisers."""
+    is_model = isinstance(kind, type) and issubclass(kind, ModelMixin) and not hasattr(kind, "decode")
+    return is_model and not TIMES.isdisjoint(inspect.signature(kind.forward).parameters)
 
 
 def denoisers_of(pipeline: Any) -> dict[str, Any]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from tilework.core.graph.stage import ResultKind
-from tilework.core.model import ModelInfo, ModelSource
+from tilework.core.model import ATTENTIONS, ModelInfo, ModelSource
 from tilework.pipelines.model_index import INDEX, SHIPPED, shipped_directory
 from tilework.pipelines.workflow.definition import Pipeline
 from tilework.pipelines.workflow.source import is_workflow, pipeline_path, read_workflow, workflow_file
@@ -22,12 +23,12 @@ def model_identity(source: ModelSource) -> str:
 
     The digest covers names and contents of configurations and tokenizers, and names, sizes and modification times of
     all other files: weights are gigabytes, and every server reads this when it starts. Another adapter is named, and so
-    are tiles that the server asks for. Of a workflow the digest covers its file and pipelines, not what it imports.
+    are all settings that change what is computed or how fast. Of a workflow the digest covers its file and pipelines,
+    not what it imports.
     """
-    if source.vae_tiling:
-        return f"{model_identity(replace(source, vae_tiling=False))} in tiles"
-    if source.adapter is not None:
-        return f"{model_identity(replace(source, adapter=None))} by {source.adapter}"
+    plain, settings = _without_settings(source)
+    if settings:
+        return " ".join((model_identity(plain), *settings))
     if is_workflow(source.path):
         return _workflow_identity(source)
     path = Path(source.path)
@@ -37,6 +38,23 @@ def model_identity(source: ModelSource) -> str:
         return f"{path.resolve().name}@{_digest(path)}"
     revision = _revision(source.path)
     return source.path if revision is None else f"{source.path}@{revision}"
+
+
+def _without_settings(source: ModelSource) -> tuple[ModelSource, list[str]]:
+    """The source of the model itself, and in words the settings that change what is computed or how fast."""
+    schemes = ", ".join(f"{name} {scheme}".strip() for name, scheme in source.quantize)
+    words = {
+        "adapter": source.adapter and f"by {source.adapter}",
+        "compiles": source.compiles and "compiled",
+        "cuda_graphs": source.cuda_graphs and "in CUDA graphs",
+        "attention": source.attention != ATTENTIONS[0] and f"with {source.attention} attention",
+        "offload": source.offload == "layers" and "offloaded by layers",
+        "quantize": schemes and f"in {schemes}",
+        "vae_tiling": source.vae_tiling and "in tiles",
+    }
+    chosen = {name: str(word) for name, word in words.items() if word}
+    usual: dict[str, Any] = {one.name: one.default for one in fields(ModelSource) if one.name in chosen}
+    return replace(source, **usual), list(chosen.values())
 
 
 def stage_keys(source: ModelSource, info: ModelInfo) -> dict[str, str]:

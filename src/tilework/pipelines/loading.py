@@ -12,18 +12,24 @@ from typing import Any, cast
 import diffusers
 import torch
 import transformers
-from diffusers import DiffusionPipeline
+from diffusers import DiffusionPipeline, PipelineQuantizationConfig
 
 from tilework.core.model import DEVICES, DTYPES, ModelSource
 from tilework.pipelines.caching.forest import read_forest
 from tilework.pipelines.component_files import has_variant
-from tilework.pipelines.components import modules_of
+from tilework.pipelines.components import is_denoiser_class, modules_of, weights_of
+from tilework.pipelines.cuda.graphs import CudaRecorder, record_steps
+from tilework.pipelines.cuda.look import look
 from tilework.pipelines.defaults import asks_for_tiles, read_overrides
 from tilework.pipelines.errors import InvalidSource, ModelError, ModelNotFound, UnsupportedModel
 from tilework.pipelines.family import Family
 from tilework.pipelines.model_index import STOCK, ModelIndex, read_model_index
 from tilework.pipelines.modular.loading import load_modular
+from tilework.pipelines.setup.compiled import compile_blocks
+from tilework.pipelines.setup.offload import offload_layers
+from tilework.pipelines.setup.quantize import SCHEMES, require_packages, schemes_of
 from tilework.pipelines.staged import StagedPipeline
+from tilework.pipelines.stock.shared_calls import perturbs_attention
 from tilework.pipelines.workflow.loading import load_workflow, load_workflow_component
 from tilework.pipelines.workflow.source import is_workflow
 
@@ -70,6 +76,8 @@ def family_of(source: ModelSource, pipeline: Any) -> Family:
         family: Family = adapter(pipeline, name, overrides, library_versions())
     if isinstance(family, StagedPipeline) and index.directory is not None:
         family.cache_forest = read_forest(index.directory, family.device)
+    if source.device == "cuda" and source.cuda_graphs and not perturbs_attention(pipeline):
+        record_steps(family, CudaRecorder())
     return family
 
 
@@ -80,9 +88,15 @@ def load_stock(source: ModelSource, place: Place | None = None) -> Any:
         ModelError: as `load`.
     """
     dtype, device = _dtype(source), _device(source)
+    require_packages(source.quantize, source.device)
     index = read_model_index(source.path, source.adapter)
     _named(index.adapter)  # A mistake in it is named before anything is read.
-    pipeline = _stock(index, dtype, device, place)
+    schemes = _schemes(index, source)
+    pipeline = _stock(index, dtype, torch.device("cpu") if source.offload == "layers" else device, schemes, place)
+    if source.offload == "layers":
+        offload_layers(pipeline, device)
+    if source.compiles:
+        compile_blocks(pipeline)
     if source.vae_tiling or (index.directory is not None and asks_for_tiles(read_overrides(index.directory))):
         _enable_tiling(pipeline, index.path)
     return pipeline
@@ -125,15 +139,36 @@ def _dtype(source: ModelSource) -> torch.dtype:
 def _device(source: ModelSource) -> torch.device:
     if source.device not in DEVICES:
         raise InvalidSource(f"device is {source.device!r}; choose one of {', '.join(DEVICES)}")
-    if source.device == "cuda" and not torch.cuda.is_available():
-        raise InvalidSource(f"device is {source.device!r}, but torch sees no such device; choose cpu")
+    if source.device == "cuda" and (reason := (state := look()).reason_against):
+        raise InvalidSource(f"device is {source.device!r}, and {reason}; {state.remedy}")
     return torch.device(source.device)
 
 
-def _stock(index: ModelIndex, dtype: torch.dtype, device: torch.device, place: Place | None = None) -> Any:
+def _schemes(index: ModelIndex, source: ModelSource) -> dict[str, str]:
+    """The scheme of each component that is quantised, by its name."""
+    if source.quantize and (index.is_modular or index.directory is None):
+        kind = "a modular pipeline" if index.is_modular else "a hub id"
+        raise UnsupportedModel(
+            f"{index.path} is {kind}, of which nothing can be quantised; give a classic one's directory"
+        )
+    kinds = {name: _kind_of(index, name) for name in index.components}
+    components = [name for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, torch.nn.Module)]
+    return schemes_of(source.quantize, [name for name in components if is_denoiser_class(kinds[name])], components)
+
+
+def _stock(
+    index: ModelIndex,
+    dtype: torch.dtype,
+    device: torch.device,
+    schemes: Mapping[str, str],
+    place: Place | None = None,
+) -> Any:
     with _explained(index.path):
-        models = _transformers_models(index, dtype)
-        pipeline = (load_modular if index.is_modular else _load_classic)(index, dtype, models)
+        models = _transformers_models(index, dtype, schemes)
+        if index.is_modular:
+            pipeline = load_modular(index, dtype, models)
+        else:
+            pipeline = _load_classic(index, dtype, models, schemes)
         for name in _NEEDED:
             if name in pipeline.components and pipeline.components[name] is None and not _has_other(pipeline, name):
                 raise ModelNotFound(f"{index.path}: {index.file} names no {name}, without which nothing can be drawn")
@@ -161,7 +196,7 @@ def _has_other(pipeline: Any, name: str) -> bool:
     return name in optional and pipeline.components.get(f"{name}_2") is not None
 
 
-def _load_classic(index: ModelIndex, dtype: torch.dtype, loaded: Mapping[str, Any]) -> Any:
+def _load_classic(index: ModelIndex, dtype: torch.dtype, loaded: Mapping[str, Any], schemes: Mapping[str, str]) -> Any:
     """The stock pipeline, of whose components some are `loaded`. Those that the index leaves empty must be None."""
     kind = named if _is_pipeline(named := _named(index.adapter)) else DiffusionPipeline
     if kind is DiffusionPipeline and not hasattr(diffusers, name := index.components["_class_name"]):
@@ -170,6 +205,8 @@ def _load_classic(index: ModelIndex, dtype: torch.dtype, loaded: Mapping[str, An
             "lacks; install a version that has it, or name the class itself as the adapter, MODULE:CLASS"
         )
     absent = {name: None for name, value in index.components.items() if value == [None, None]}
+    mapping = {name: SCHEMES[one].config(diffusers) for name, one in schemes.items() if name not in loaded}
+    quantized = {"quantization_config": PipelineQuantizationConfig(quant_mapping=mapping)} if mapping else {}
     return kind.from_pretrained(
         index.path if index.directory is None else str(index.directory),
         local_files_only=index.directory is not None,
@@ -178,6 +215,7 @@ def _load_classic(index: ModelIndex, dtype: torch.dtype, loaded: Mapping[str, An
         dtype=dtype,
         **absent,
         **loaded,
+        **quantized,
     )
 
 
@@ -193,13 +231,19 @@ def load_component(source: ModelSource, name: str) -> torch.nn.Module:
     with _explained(index.path):
         kind = _kind_of(index, name)
         if index.directory is None or index.is_modular or kind is None:  # A file that only the whole pipeline knows.
-            return modules_of(_stock(index, dtype, torch.device("cpu"), lambda module: None))[name]
+            return modules_of(_stock(index, dtype, torch.device("cpu"), {}, lambda module: None))[name]
+        scheme = _schemes(index, source).get(name)
         folder = f"{index.directory}/{name}"
         if issubclass(kind, transformers.PreTrainedModel):
-            return cast(torch.nn.Module, _transformers_model(index, name, kind, dtype))
+            return cast(torch.nn.Module, _transformers_model(index, name, kind, dtype, scheme))
         variant = index.variant if has_variant(Path(folder), index.variant) else None
         module: torch.nn.Module = kind.from_pretrained(
-            folder, local_files_only=True, use_safetensors=True, variant=variant, torch_dtype=dtype
+            folder,
+            local_files_only=True,
+            use_safetensors=True,
+            variant=variant,
+            torch_dtype=dtype,
+            **({} if scheme is None else {"quantization_config": SCHEMES[scheme].config(diffusers)}),
         )
         return module
 
@@ -214,7 +258,7 @@ def _kind_of(index: ModelIndex, name: str) -> Any:
     return None
 
 
-def _transformers_models(index: ModelIndex, dtype: torch.dtype) -> dict[str, Any]:
+def _transformers_models(index: ModelIndex, dtype: torch.dtype, schemes: Mapping[str, str]) -> dict[str, Any]:
     """The components of a directory that are models of transformers, by name.
 
     Loaded with the pipeline, a weight that is in no file would be drawn at random, and nothing would say so.
@@ -226,11 +270,11 @@ def _transformers_models(index: ModelIndex, dtype: torch.dtype) -> dict[str, Any
     for name in index.components if index.directory is not None else ():
         kind = _kind_of(index, name)
         if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel):
-            models[name] = _transformers_model(index, name, kind, dtype)
+            models[name] = _transformers_model(index, name, kind, dtype, schemes.get(name))
     return models
 
 
-def _transformers_model(index: ModelIndex, name: str, kind: Any, dtype: torch.dtype) -> Any:
+def _transformers_model(index: ModelIndex, name: str, kind: Any, dtype: torch.dtype, scheme: str | None) -> Any:
     folder = f"{index.directory}/{name}"
     model, report = kind.from_pretrained(
         folder,
@@ -240,6 +284,7 @@ def _transformers_model(index: ModelIndex, name: str, kind: Any, dtype: torch.dt
         dtype=dtype,
         ignore_mismatched_sizes=True,
         output_loading_info=True,
+        **({} if scheme is None else {"quantization_config": SCHEMES[scheme].config(transformers)}),
     )
     wrong = [*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])]
     if wrong:
@@ -279,5 +324,5 @@ def _copy_weights(module: torch.nn.Module) -> None:
     Safetensors are mapped from the file, where weights lie unaligned; kernels then round differently, by 6e-7. The
     weights are not marked as frozen: convolutions in float16 on CPUs then round differently from stock, by 8e-3.
     """
-    for tensor in (*module.parameters(), *module.buffers()):
+    for tensor in weights_of(module):
         tensor.data = tensor.data.clone()

@@ -100,6 +100,11 @@ def read_model_index(path: str, adapter: str | None = None) -> ModelIndex:
     return ModelIndex(path=path, directory=directory, components=components, adapter=adapter, variant=variant)
 
 
+def read_contents(directory: Path) -> dict[str, Any]:
+    """What the index of a classic pipeline's directory says, unchecked. Raises ModelNotFound if it cannot be read."""
+    return _read(str(directory), directory / INDEX)
+
+
 def check_model(path: str, adapter: str | None = None) -> None:
     """Check a model as far as its files show, a workflow with all its pipelines.
 

@@ -151,6 +151,16 @@ class StagedPipeline(ABC):
         return self._loras
 
     @property
+    def pass_context(self) -> object:
+        """What a forward pass depends on now, beside its arguments (`cuda.graphs`)."""
+        return self._packing.layout
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether the forward pass that runs now may leave out a part of its work."""
+        return self._packing.layout is not None and self._packing.layout.leaves_out
+
+    @property
     def parallel(self) -> Parallel:
         return self._parallel
 

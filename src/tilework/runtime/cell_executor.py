@@ -13,16 +13,17 @@ from tilework.core.lora import Lora, UsedLora
 from tilework.core.model import LoraSource, ModelSource, Source
 from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import Execute, GroupRef, StopWork
-from tilework.core.wire.reports import Ended, Failed, LoadedModel, Report, WeightsLoaded, WeightsRead
+from tilework.core.wire.reports import Ended, Failed, LoadedModel, Report, StartedOver, WeightsLoaded, WeightsRead
 from tilework.core.work import Group
 from tilework.cost.profile import ProfileKey
 from tilework.runtime.executor import Listener
 from tilework.runtime.local_executor import LocalConfig, LocalExecutor
 from tilework.runtime.outbox import Outgoing
+from tilework.runtime.state_blobs import StateBlobDirectory
 from tilework.runtime.worker_process import resident_bytes_of
 
 _End = Ended | Failed
-_Together = _End | WeightsLoaded
+_Together = _End | WeightsLoaded | StartedOver
 """What the workers of a cell report each, and the cell once."""
 
 
@@ -72,6 +73,11 @@ class CellExecutor:
     @property
     def serving(self) -> Mapping[str, tuple[int, ...]]:
         return {model: tuple(sorted(set(map(self._device, of)))) for model, of in self._inner.serving.items()}
+
+    @property
+    def blobs(self) -> StateBlobDirectory:
+        """The state blobs of this node, once its workers start."""
+        return self._inner.blobs
 
     @property
     def weights_bytes(self) -> int | None:
@@ -150,6 +156,10 @@ class CellExecutor:
     def read_ahead(self, read: ReadComponents) -> None:
         self._inner.read_ahead(read)
 
+    async def end_reads(self) -> None:
+        """End what is read ahead of need; it is not answered."""
+        await self._inner.end_reads()
+
     def kill(self, device_id: int, reason: str) -> None:
         for worker in self._members(device_id):
             self._inner.kill(worker, reason)
@@ -186,6 +196,8 @@ class CellExecutor:
             self._listener.on_report(device_id, report)
         elif isinstance(report, WeightsLoaded):
             self._collect(device_id, worker, "load", report.load_id, report)
+        elif isinstance(report, StartedOver):
+            self._collect(device_id, worker, "start", 0, report)
         else:
             if isinstance(report, Failed) or is_cut_off(report):  # The others must not wait for it.
                 self._inner.break_off(self._running[device_id, report.work_id])
@@ -267,6 +279,8 @@ class CellExecutor:
             loads = [one for one in reports if isinstance(one, WeightsLoaded)]
             dropped = {digest for one in loads for digest in one.dropped}
             return WeightsLoaded(first.load_id, max(one.run_ns for one in loads), tuple(sorted(dropped)))
+        if isinstance(first, StartedOver):
+            return first
         failed = [one for one in reports if isinstance(one, Failed)]
         if isinstance(first, Ended) and not is_cut_off(first):
             merged: _End = first

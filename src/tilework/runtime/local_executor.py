@@ -261,10 +261,11 @@ class LocalExecutor:
 
     async def read_model(self, source: ModelSource, served: Collection[str]) -> LoadedModel:
         self._is_serving = True
-        model = await self._changes.read(source, served)
+        loaded = await self._changes.read(source, served)
+        (model,) = loaded.models
         self._read[model.info.name] = model.info
         self._keys[model.info.name] = profile_key(source, self._config.num_workers, self._hardware, model)
-        self._measuring.know(model)
+        self._measuring.know(loaded)
         self._reader.know(source, model)
         return model
 
@@ -303,6 +304,10 @@ class LocalExecutor:
 
     def read_ahead(self, read: ReadComponents) -> None:
         self._reader.read(read)
+
+    async def end_reads(self) -> None:
+        """End what is read ahead of need; it is not answered."""
+        await self._reader.close(self._config.stop_grace_s)
 
     def kill(self, device_id: int, reason: str) -> None:
         if device_id in self._workers:

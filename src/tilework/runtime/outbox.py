@@ -10,7 +10,10 @@ from dataclasses import replace
 from tilework.core.wire.commands import BreakGroup, Command, Execute, StopWork
 
 Outgoing = Command | asyncio.Future[Command | None]
-"""A command, or the future of one. Commands sent after a future wait for it; it may resolve to None, no command."""
+"""A command, or the future of one. Commands sent after a future wait for it.
+
+It may resolve to None, or be cancelled: then there is no command.
+"""
 
 
 class Outbox:
@@ -61,7 +64,10 @@ class Outbox:
                 outgoing.add_done_callback(self._unblock)
                 return
             self._waiting.popleft()
-            command = outgoing.result() if isinstance(outgoing, asyncio.Future) else outgoing
+            if isinstance(outgoing, asyncio.Future):
+                command = None if outgoing.cancelled() else outgoing.result()
+            else:
+                command = outgoing
             if command is not None:
                 self._write(command)
 

@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Set
 from itertools import count
 from pathlib import Path
 
@@ -50,11 +50,20 @@ class StateBlobDirectory:
         mark = self.path / _MODEL
         same_model = mark.is_file() and mark.read_text("utf-8") == model
         inherited = {blob for blob in blobs if same_model and (self.path / blob.name).is_file()}
-        self._known = {blob.name for blob in inherited}
         self._is_inherited = False
-        self._clear()
+        self.keep_only(inherited)
         mark.write_text(model, "utf-8")
         return inherited
+
+    @property
+    def names(self) -> Set[str]:
+        """The names of the blobs that were reported and not discarded."""
+        return self._known
+
+    def keep_only(self, blobs: Collection[StateBlob]) -> None:
+        """Remove all other blobs; nothing is writing one."""
+        self._known = {blob.name for blob in blobs}
+        self._clear()
 
     def _clear(self) -> None:
         """Remove all unknown blobs."""

@@ -23,6 +23,7 @@ _WANTED = {
     "adapter": 'MODULE:CLASS, adapter = "my_model:MyPipeline"',
     "default_slo": WANTED,
     "devices": "a list of workers from 0 that serve it, each once, devices = [0, 1]; without it all do",
+    "quantize": 'a scheme of --quantize, quantize = "fp8"',
     "vae_tiling": "true or false",
     "previews": "true or false",
     "loras": 'the directory of its LoRAs, loras = "./loras"',
@@ -35,8 +36,8 @@ class ModelEntry:
 
     `default_slo` is the deadline of requests that give none.
     `loras` is the directory of the LoRAs that requests for this model may use. `devices` are the accelerators that
-    serve it, ascending; None: all. `vae_tiling` is whether it decodes in tiles, `previews` whether it draws any; None:
-    as the server says.
+    serve it, ascending; None: all. `quantize` is that of `--quantize`, `vae_tiling` is whether it decodes in tiles,
+    `previews` whether it draws any; None: as the server says.
     """
 
     path: str
@@ -46,6 +47,7 @@ class ModelEntry:
     default_slo: DefaultSlo | None = None
     loras: str | None = None
     devices: tuple[int, ...] | None = None
+    quantize: str | None = None
     vae_tiling: bool | None = None
     previews: bool | None = None
 
@@ -66,6 +68,7 @@ class _Model(BaseModel):
     default_slo: DefaultSloField = None
     loras: str | None = Field(None, min_length=1)
     devices: Annotated[Any, AfterValidator(_checked_devices)] = None
+    quantize: str | None = Field(None, min_length=1)
     vae_tiling: bool | None = None
     previews: bool | None = None
 
@@ -108,6 +111,7 @@ def _entry(one: _Model, place: Path) -> ModelEntry:
         default_slo=one.default_slo,
         loras=None if one.loras is None else str(place / one.loras),
         devices=None if one.devices is None else tuple(sorted(one.devices)),
+        quantize=one.quantize,
         vae_tiling=one.vae_tiling,
         previews=one.previews,
     )

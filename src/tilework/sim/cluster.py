@@ -21,6 +21,7 @@ from tilework.core.events import (
     Event,
     LeftOut,
     NodeCordoned,
+    StatesFetched,
     WorkFailed,
 )
 from tilework.core.graph.stage import DeviceKind
@@ -107,18 +108,28 @@ class Cluster:
             on_cut=self._schedule,
         )
         self._network = Network(clock, injector, layout.node)
-        self.nodes = SimNodes(layout.num_nodes, clock, injector, self._network, state_copies=config.state_copies)
+        self.nodes = SimNodes(layout.num_nodes, clock, injector, self._network, config.state_copies, self._on_fetched)
         self._transfers = StateTransfers(clock, self.nodes, layout, self._begin_next)
         self._seen_steps: dict[int, int] = {}
         self._is_ticking = False
+        self._late_s = self._draw_late()
 
     # Server and jobs.
 
     def start(self) -> None:
-        """Start all nodes and workers."""
+        """Start all nodes and workers, but for those that come late."""
         for node in range(self._layout.num_nodes):
-            self.nodes.begin(node)
-        self._workers.start_all()
+            if node not in self._late_s:
+                self.nodes.begin(node)
+        self._workers.start_all(self._late_s)
+
+    def _on_fetched(self, origin: int, node: int, num_bytes: int, run_ns: int) -> None:
+        self._on_event(StatesFetched(origin, node, num_bytes, run_ns))
+
+    def _draw_late(self) -> dict[int, float]:
+        """How much later than the server nodes come, in seconds."""
+        late = [node for node in range(1, self._layout.num_nodes) if self._injector.injects("late")]
+        return {node: self._injector.magnitude("late") for node in late}
 
     def attach(self, controller: Controller) -> None:
         """Use a controller that was rebuilt from its log. Devices and works in flight stay."""
@@ -132,9 +143,13 @@ class Cluster:
         self.nodes.begin_server()
 
     def lose_all(self) -> dict[int, Checkpoint]:
-        """End the server, its works and its messages; returns the checkpoints that are left, by job."""
+        """End the server and its works; returns the checkpoints that its nodes have, by job.
+
+        Messages of its nodes may still come.
+        """
+        self._late_s = self._draw_late()
         self._workers.lose_all()
-        self.nodes.end_server()
+        self.nodes.end_server(self._late_s.keys())
         self.fleet.forget_works()
         self._hosts.reading.clear()
         left = {job_id: self._remaining_checkpoint(job_id) for job_id in self._core.states.job_ids}
@@ -294,7 +309,8 @@ class Cluster:
         if self._network.is_instant:
             self._on_event(event)
         else:
-            on_arrival = self._workers.unless_restarted(partial(self._on_event, event))
+            session = self.nodes.session(self._layout.node(load.device_id))
+            on_arrival = partial(self.nodes.receive, session, partial(self._on_event, event))
             self._network.send(("from", load.device_id), on_arrival)
 
     def _schedule(self, run: Run | None) -> None:
@@ -316,8 +332,7 @@ class Cluster:
             if self._network.is_instant:
                 handle()
             else:
-                receive = partial(self.nodes.receive, session, handle)
-                self._network.send(("from", device_id), self._workers.unless_restarted(receive))
+                self._network.send(("from", device_id), partial(self.nodes.receive, session, handle))
 
     def _serialize(self, device_id: int, run: Run) -> dict[int, StateBlob]:
         return serialize(device_id, run, self.fleet, self.nodes, self._layout.node(device_id))

@@ -101,6 +101,13 @@ FAULTS: Mapping[str, FaultType] = {
         probability=0.01,
         usual_size=5.0,
     ),
+    "late": FaultType(
+        text="a node, but the first, comes later than the server, without what it had kept for it",
+        per="node and start of the server",
+        size="seconds",
+        probability=0.3,
+        usual_size=10.0,
+    ),
     "load": FaultType(
         text="a worker that is started cannot load its model",
         per="start of a worker",
@@ -145,7 +152,7 @@ FAULTS: Mapping[str, FaultType] = {
         usual_size=1.0,
     ),
     "restart": FaultType(
-        text="the server and all its workers are lost; the next server takes up the accepted requests",
+        text="the server is lost, and workers forget all; the next one takes up what was accepted, and states of nodes",
         per="event",
         size="seconds without it",
         probability=0.002,

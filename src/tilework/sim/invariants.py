@@ -391,6 +391,7 @@ class Invariants:
         require(
             not nodes.num_outdated, "a message of a session that was given up counts, or a work of one that has ended"
         )
+        require(not nodes.num_false_fetches, "a fetch that failed, or from another node, counts as measured")
         require(not nodes.num_missing, "a node does not have a state that the server believes there")
         require(not nodes.num_clock_errors, "a time of a node is off by more than its clock's stated error")
 

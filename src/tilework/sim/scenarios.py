@@ -28,7 +28,8 @@ _STEP_S, _OTHERS_S = 0.1, (0.01, 0.05)  # A step, and the stages without steps, 
 _MEAN_S = 0.8  # Rough mean time of a request on one device.
 _WEIGHTS_UNIT = 1 << 20  # Bytes.
 _SPEEDUP = 1.6  # By each doubling of the degree.
-_LATER_FAULTS = ("leave", "partition", "fetch", "clock", "frontend")
+_LATER_FAULTS = ("leave", "partition", "fetch", "clock", "frontend"), ("late",)
+"""What came later is drawn by itself, so that a seed keeps its other faults."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,11 +81,14 @@ def scenario(seed: int, policy: str | None = None, faults: Faults | None = None)
     requests = _some_dropped(Random(f"drop/{seed}"), requests)
     max_batch = batch_random.choice((1, 2, 12, 12))
     table = _with_components(
-        _table(
-            _with_slots(_some_shared(_graph(Random(f"graph/{seed}")), Random(f"shared/{seed}")), slot_random),
-            degrees,
-            devices_per_node,
-            batch_random.choice((0.0, 0.0, 0.15, 0.5)),
+        _with_states(
+            _table(
+                _with_slots(_some_shared(_graph(Random(f"graph/{seed}")), Random(f"shared/{seed}")), slot_random),
+                degrees,
+                devices_per_node,
+                batch_random.choice((0.0, 0.0, 0.15, 0.5)),
+            ),
+            Random(f"states/{seed}"),
         ),
         Random(f"components/{seed}"),
     )
@@ -114,12 +118,13 @@ def scenario(seed: int, policy: str | None = None, faults: Faults | None = None)
 
 
 def _swarm_faults(seed: int) -> Faults:
-    """Faults that came later are drawn by themselves, so that a seed keeps its others."""
-    random = Random(f"faults/{seed}")
+    random, later = Random(f"faults/{seed}"), [name for names in _LATER_FAULTS for name in names]
     if random.random() < 0.05:
         return Faults()
-    faults = _drawn([name for name in FAULTS if name not in _LATER_FAULTS], random)
-    return Faults(faults | _drawn(_LATER_FAULTS, Random(f"later faults/{seed}")))
+    faults = _drawn([name for name in FAULTS if name not in later], random)
+    for index, names in enumerate(_LATER_FAULTS):
+        faults |= _drawn(names, Random(f"later faults/{seed}" + f"/{index}" * (index > 0)))
+    return Faults(faults)
 
 
 def _drawn(names: Sequence[str], random: Random) -> dict[str, Fault]:
@@ -225,6 +230,13 @@ def _table(graph: Graph, degrees: tuple[int, ...], devices_per_node: int, saving
         rows=(*alone, *together),
         graphs=graphs_of(graph),
     )
+
+
+def _with_states(table: CostTable, random: Random) -> CostTable:
+    """In half of all scenarios it is known how large states are, so that what fetches take is planned with."""
+    if random.random() < 0.5:
+        return table
+    return replace(table, rows=tuple(replace(row, state_bytes=1) for row in table.rows))
 
 
 def _with_components(table: CostTable, random: Random) -> CostTable:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 from tilework.core.component import Memory
@@ -157,9 +157,14 @@ class Workers:
 
     # Starts.
 
-    def start_all(self) -> None:
+    def start_all(self, late_s: Mapping[int, float]) -> None:
+        """Start all workers, those of some nodes later: after these seconds, by node."""
         for device_id in self._incarnations:
-            self._start(device_id)
+            node = self._layout.node(device_id)
+            if node in late_s:
+                self._start_after(late_s[node], device_id)
+            else:
+                self._start(device_id)
 
     def _start(self, device_id: int, attempt: int = 1) -> None:
         """Start a worker. It joins, or tries again later if it cannot load its model, or while its node leaves."""

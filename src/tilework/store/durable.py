@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -23,8 +24,10 @@ class DurableDirectory:
     are, and who runs the server may delete old ones, which take five times what the journal does.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, on_wait: Callable[[], None] | None = None) -> None:
         """Create the directory, or open that of an earlier server.
+
+        With `on_wait`, which is called then, wait for as long as another server uses it.
 
         Raises:
             JournalUnusable: another server uses it, or it is not ours; the message says what to do.
@@ -38,7 +41,13 @@ class DurableDirectory:
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise JournalUnusable(f"{path} is used by a running server; stop that one, or give another") from None
+                if on_wait is None:
+                    raise JournalUnusable(
+                        f"{path} is used by a running server; stop that one, give another, or wait for its end with "
+                        "--standby"
+                    ) from None
+                on_wait()
+                fcntl.flock(self._lock, fcntl.LOCK_EX)
             self.journal = Journal(self.path / JOURNAL)
             stack.pop_all()
 

@@ -194,6 +194,11 @@ class Jobs:
         self._jobs.pop(job_id, None)
         self._lost.pop(job_id, None)
 
+    def clear(self) -> None:
+        """Forget all jobs: their ids will be those of others."""
+        self._jobs.clear()
+        self._lost.clear()
+
     def lose(self, job_id: int, reason: str, *, state_lost: bool = False) -> None:
         """Drop a job whose state is no longer valid; `state_lost` says that no blob has another state."""
         self.forget(job_id)

@@ -19,8 +19,18 @@ from setproctitle import setproctitle
 from tilework.comm.groups import Groups
 from tilework.comm.messages import receive_messages, send_message
 from tilework.core.component import Component
-from tilework.core.model import ModelInfo, ModelSource, SimulatedSource, Source
-from tilework.core.wire.commands import WEIGHTS, BreakGroup, Command, Execute, Quit, ReadWeights, Site, StopWork
+from tilework.core.model import ATTENTIONS, ModelInfo, ModelSource, SimulatedSource, Source
+from tilework.core.wire.commands import (
+    WEIGHTS,
+    BreakGroup,
+    Command,
+    Execute,
+    Quit,
+    ReadWeights,
+    Site,
+    StartOver,
+    StopWork,
+)
 from tilework.core.wire.reports import Loaded, LoadedModel, LoadFailed, Report, Sized
 from tilework.pipelines.errors import InvalidSource
 from tilework.pipelines.family import Family
@@ -29,6 +39,7 @@ from tilework.pipelines.numerics import pin_numerics
 from tilework.pipelines.video.exporter import Exporter, can_export
 from tilework.pipelines.workflow.loading import load_on_slot
 from tilework.pipelines.workflow.source import is_workflow
+from tilework.worker.anew import begin_anew, was_born_with_cuda
 from tilework.worker.hardware import describe_hardware
 from tilework.worker.memory import Budget
 from tilework.worker.models.cell import Cell
@@ -57,6 +68,8 @@ def serve(connection: socket.socket, sources: Sequence[Source], site: Site) -> N
     # Ctrl-C reaches the whole process group; when to end is the parent's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     source = sources[0]
+    if source.device == "cuda" and was_born_with_cuda():
+        begin_anew(connection, sources, site)
     place = f", cell of {', '.join(map(str, site.cell))}" if site.cell else ""
     setproctitle(f"tilework: worker {site.device_id} ({_device_name(source, site.device_id)}{place})")
     groups = Groups(site.device_id, site.rendezvous, source.device)
@@ -208,7 +221,7 @@ def _device_name(source: Source, device_id: int) -> str:
 
 def _prepare(source: Source, device_id: int) -> None:
     quiet()
-    pin_numerics(source.threads)
+    pin_numerics(source.threads, source.attention if isinstance(source, ModelSource) else ATTENTIONS[0])
     if source.device == "cuda" and torch.cuda.is_available():  # If it is not, `load` says so.
         torch.cuda.set_device(device_id)
 
@@ -250,6 +263,9 @@ class _Link:
                 self._groups.break_off(command.group_id)
             case Execute():
                 self.works.open(command.work_id, dict(command.members), command.revoked)
+                self.queue.put(command)
+            case StartOver():
+                self.works.stop_all()
                 self.queue.put(command)
             case _:
                 self.queue.put(command)

@@ -30,8 +30,9 @@ from tilework.core.wire.commands import (
     NoteSaved,
     RemoveLora,
     RemoveModel,
+    StartOver,
 )
-from tilework.core.wire.reports import Absent, Calibrated, Ended, Failed, KeptStates, Report
+from tilework.core.wire.reports import Absent, Calibrated, Ended, Failed, KeptStates, Report, StartedOver
 from tilework.core.wire.spec import Spec
 from tilework.patches.cache import PatchCache
 from tilework.pipelines.family import ANY_SEED, Family
@@ -107,7 +108,7 @@ class Worker:
             case ImportState():
                 self._await_weights(command.model, self._next_stage(command))
                 self._import(command)
-            case Forget() | NoteSaved():
+            case Forget() | NoteSaved() | StartOver():
                 self._update_kept(command)
             case EnterNode():
                 self._enter(command.node)
@@ -127,8 +128,12 @@ class Worker:
             case _:
                 raise TypeError(f"a worker does not execute {type(command).__name__}")
 
-    def _update_kept(self, command: Forget | NoteSaved) -> None:
-        """Forget a job, or learn which blob it can spill to."""
+    def _update_kept(self, command: Forget | NoteSaved | StartOver) -> None:
+        """Forget a job or all of them, or learn which blob one can spill to."""
+        if isinstance(command, StartOver):
+            self._jobs.clear()
+            self._emit(StartedOver())
+            return
         if isinstance(command, Forget):
             self._jobs.forget(command.job_id)
             return

@@ -112,9 +112,24 @@ class PlayedAgent:
         self.channel.close()
 
 
-def started(key: ProfileKey = KEY, name: str = "") -> Started:
+def started(key: ProfileKey = KEY, name: str = "", blobs: tuple[str, ...] = ()) -> Started:
     model = LoadedModel(info=INFO, identity="toy")
-    return Started(models=(model,), keys={"toy": key}, num_slots=1, host_bytes=None, port=5000, name=name)
+    return Started(models=(model,), keys={"toy": key}, num_slots=1, host_bytes=None, port=5000, name=name, blobs=blobs)
+
+
+def begin() -> Begin:
+    """What an agent of two workers is told first."""
+    return Begin(
+        node=0,
+        silence_s=10,
+        models=(ModelSource(path="toy"),),
+        simulated=(),
+        num_workers=2,
+        num_slots=1,
+        weights_bytes=None,
+        states_bytes=1,
+        cell_size=1,
+    )
 
 
 async def connect(executor: NodesExecutor, begins: bool = True, key: ProfileKey = KEY, name: str = "") -> PlayedAgent:

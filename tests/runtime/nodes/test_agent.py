@@ -4,32 +4,33 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from runtime.nodes.rig import begin
 from runtime.nodes.test_executor import A, B, execute, imported
 from tilework.comm.net.channel import Channel
 from tilework.comm.net.files import FileServer
 from tilework.comm.net.handshake import admit
-from tilework.core.model import SimulatedSource
 from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import Command, Forget, GroupRef
 from tilework.core.wire.node_blobs import FetchBlobs, LeaveOrigin, Origin
 from tilework.core.work import Group
 from tilework.runtime.groups import GroupTable
-from tilework.runtime.nodes.agent import _Agent, serve_node
+from tilework.runtime.nodes.agent import Servers, _Agent, serve_node
 from tilework.runtime.nodes.messages import (
     THE_NODE,
-    Begin,
     BreakOff,
     Leave,
     Leaving,
     Started,
     node_codec,
 )
+from tilework.runtime.nodes.node_workers import NodeWorkers
 from tilework.runtime.outbox import Outbox, Outgoing
 
 TOKEN, EPOCH = b"known to both", 3
@@ -68,7 +69,7 @@ class Rig:
     def __init__(self, path: Path) -> None:
         self.said: list[Any] = []
         self.executor = PlayedExecutor(path)
-        self.agent = _Agent(self, TOKEN, asyncio.Event(), "here")  # type: ignore[arg-type]
+        self.agent = _Agent(self, TOKEN, asyncio.Event(), "here", NodeWorkers())  # type: ignore[arg-type]
         self.agent._executor = self.executor  # type: ignore[assignment]
 
     def send(self, message: object, address: int = THE_NODE) -> None:
@@ -178,7 +179,9 @@ def test_an_import_whose_blobs_do_not_come_is_passed_on(tmp_path: Path, is_left:
 class UpAtOnce(PlayedExecutor):
     """It has no models."""
 
-    num_slots, host_bytes = 0, None
+    num_devices, num_slots, host_bytes = 0, 0, None
+    devices_up = slots_up = ()
+    names = frozenset[str]()
 
     async def start(self, listener: object) -> tuple[()]:
         return ()
@@ -189,13 +192,9 @@ class UpAtOnce(PlayedExecutor):
 @pytest.mark.parametrize("asks", [True, False])
 def test_an_agent_ends_when_it_is_let_go(asks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It asks when it is told to end, and ends unasked if the server lets it go for good. Otherwise it comes back."""
-    monkeypatch.setattr("tilework.runtime.nodes.agent.LocalExecutor", lambda _: UpAtOnce(tmp_path))
+    monkeypatch.setattr("tilework.runtime.nodes.node_workers.local_executor", lambda _: UpAtOnce(tmp_path))
     monkeypatch.setattr("tilework.runtime.nodes.agent.importlib", SimpleNamespace(import_module=lambda _: None))
     monkeypatch.setattr("tilework.runtime.nodes.agent._RETRY_S", 0.01)
-    source = SimulatedSource(pipeline="toy", hardware="abacus", steps=4, rows=())
-    begin = Begin(
-        node=0, models=(), simulated=(source,), num_workers=1, num_slots=1, weights_bytes=None, states_bytes=1
-    )
 
     async def test() -> None:
         codec, sessions, leaving = node_codec(), asyncio.Queue[Channel](), asyncio.Event()
@@ -205,11 +204,11 @@ def test_an_agent_ends_when_it_is_let_go(asks: bool, tmp_path: Path, monkeypatch
             sessions.put_nowait(Channel(reader, writer, codec, EPOCH))
 
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        node = asyncio.create_task(serve_node("127.0.0.1", server.sockets[0].getsockname()[1], TOKEN, leaving))
+        node = asyncio.create_task(serve_node(Servers([server.sockets[0].getsockname()], TOKEN), leaving))
         async with asyncio.timeout(10):
             (await sessions.get()).send(Leave("come back"))
             channel = await sessions.get()
-            channel.send(begin)
+            channel.send(begin())
             async for _, message in channel.messages():
                 if isinstance(message, Started):
                     leaving.set() if asks else channel.send(Leave("too many", is_final=True))
@@ -217,6 +216,37 @@ def test_an_agent_ends_when_it_is_let_go(asks: bool, tmp_path: Path, monkeypatch
                     assert asks
                     channel.send(Leave(message.reason, is_final=True))
             await node
+        server.close()
+
+    run(test())
+
+
+def test_a_server_that_says_nothing_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its machine may have lost its power: no connection ends then. What an import waits for is not awaited then."""
+    monkeypatch.setattr("tilework.runtime.nodes.node_workers.local_executor", lambda _: UpAtOnce(tmp_path))
+
+    async def test() -> None:
+        connections = asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]]()
+        server = await asyncio.start_server(lambda *ends: connections.put_nowait(ends), "127.0.0.1", 0)
+        channels = []
+        for ends in (await asyncio.open_connection(*server.sockets[0].getsockname()), await connections.get()):
+            channels.append(Channel(*ends, node_codec(), EPOCH))
+        played = PlayedExecutor(tmp_path)
+        agent = _Agent(channels[0], TOKEN, asyncio.Event(), "here", NodeWorkers())
+        running = asyncio.create_task(agent.run())
+        channels[1].send(replace(begin(), silence_s=0.2))
+        async for _, message in channels[1].messages():
+            if isinstance(message, Started):
+                break
+        agent._executor = played  # type: ignore[assignment]
+        channels[1].send(FetchBlobs(5, (A,), Origin(*server.sockets[0].getsockname(), EPOCH), 60.0))
+        channels[1].send(imported(A), 0)
+        assert await running == "the server has said nothing for 0.2 s"
+        played.send(0, Forget(1))
+        while not played.got:
+            await asyncio.sleep(0.001)
+        assert played.got == [Forget(1)]
+        channels[1].close()
         server.close()
 
     run(test())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +13,12 @@ import pytest
 from runtime.nodes.rig import INFO, KEY, Heard, PlayedAgent, config, connect, ended, nodes, started
 from stages import stage_of
 from tilework.core.actions import ReadComponents
+from tilework.core.component import LoadSource
 from tilework.core.lora import Lora
 from tilework.core.model import LoraSource, ModelSource
 from tilework.core.wire.blobs import SavedState, StateBlob
 from tilework.core.wire.commands import Execute, Forget, GroupRef, ImportState, RemoveLora, RemoveModel, StopWork
-from tilework.core.wire.node_blobs import BlobsFetched, CopyBlob, DiscardBlob, FetchBlobs, LeaveOrigin
+from tilework.core.wire.node_blobs import BlobsFetched, CopyBlob, DiscardBlob, FetchBlobs, KeepBlobs, LeaveOrigin
 from tilework.core.wire.reports import LoadedModel, WeightsRead
 from tilework.core.wire.spec import Spec
 from tilework.runtime.executor import ModelRefused, WorkerStartFailed
@@ -27,9 +29,11 @@ from tilework.runtime.nodes.messages import (
     Begin,
     BreakOff,
     Changed,
+    EndMeasuring,
     KillWorker,
     Leave,
     Leaving,
+    LoadSpeeds,
     LoraRead,
     Measure,
     Measured,
@@ -45,6 +49,12 @@ from tilework.runtime.nodes.messages import (
 
 SPEC = Spec(prompt="", negative_prompt="", height=8, width=8, steps=4, guidance_scale=1.0, seed=0)
 A, B = StateBlob("a", 1), StateBlob("b", 1)
+
+
+def with_devices(*devices: int, weights_bytes: int | None = None) -> LocalConfig:
+    """A node of two workers, and a model that these of all devices serve."""
+    source = ModelSource(path="toy", name="toy", devices=devices)
+    return replace(config().each, sources=(source,), weights_bytes=weights_bytes)
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
@@ -92,6 +102,53 @@ def test_commands_and_reports_go_by_the_numbers_of_each_node() -> None:
     run(test())
 
 
+def test_a_model_may_be_served_by_some_devices_of_all_nodes() -> None:
+    """Each node is told its own. It is measured on a node that has some."""
+
+    async def test() -> None:
+        executor, heard, agents = NodesExecutor(config(each=with_devices(3, weights_bytes=8))), Heard(), []
+        await executor.listen()
+        starting = asyncio.create_task(executor.start(heard))
+        for _ in range(2):
+            agents.append(await connect(executor, begins=False))
+        told = [(await agent.hears(Begin)).models[0].devices for agent in agents]
+        assert told == [(), (1,)]
+        for agent in agents:
+            agent.say(started())
+        await starting
+        assert executor.serving == {"toy": (3,)}
+        measuring = asyncio.create_task(executor.calibrate("toy", ()))
+        await agents[1].hears(Measure)
+        agents[1].say(Measured(()))
+        await measuring
+        ending = asyncio.create_task(executor.end_calibration())
+        await agents[1].hears(EndMeasuring)
+        agents[1].say(LoadSpeeds({LoadSource.DISK: 5.0}))
+        assert await ending == {LoadSource.DISK: 5.0}
+        assert agents[0].told.empty(), "it has loaded nothing"
+        await executor.stop()
+
+    run(test())
+
+
+def test_a_node_has_cells_as_its_devices() -> None:
+    async def test() -> None:
+        each = replace(config().each, cell_size=2, weights_bytes=8)
+        executor, heard, agents = NodesExecutor(config(each=each)), Heard(), []
+        await executor.listen()
+        starting = asyncio.create_task(executor.start(heard))
+        for _ in range(2):
+            agents.append(await connect(executor))
+        await starting
+        assert (executor.cell_size, executor.devices_up, executor.slots_up) == (2, (0, 1), (2, 3))
+        executor.send(1, execute(7))
+        executor.send(3, Forget(1))
+        assert [await agents[1].hears_for(0), await agents[1].hears_for(1)] == [execute(7), Forget(1)]
+        await executor.stop()
+
+    run(test())
+
+
 def test_times_of_a_node_are_converted_to_our_clock() -> None:
     async def test() -> None:
         async with nodes() as (executor, heard, (zero, _)):
@@ -105,15 +162,15 @@ def test_times_of_a_node_are_converted_to_our_clock() -> None:
 def test_the_memory_of_workers_is_known_by_their_numbers_until_their_node_is_lost() -> None:
     async def test() -> None:
         async with nodes() as (executor, heard, (zero, one)):
-            zero.say(Memory({0: 10, 2: 30}))
-            one.say(Memory({0: 40}))
+            zero.say(Memory({"0": 10, "2": 30}))
+            one.say(Memory({"0.0": 40, "0.1": 41}))
             one.say(ended(1), 0)
             zero.say(ended(1), 0)
             await heard.hears(("report", 0, ended(1)), ("report", 2, ended(1)))
-            assert executor.resident_bytes == {"0": 10, "4": 30, "2": 40}
+            assert executor.resident_bytes == {"0": 10, "4": 30, "2.0": 40, "2.1": 41}
             zero.close()
             await heard.hears(("node lost", 0, (0, 1, 4), set()))
-            assert executor.resident_bytes == {"2": 40}
+            assert executor.resident_bytes == {"2.0": 40, "2.1": 41}
 
     run(test())
 
@@ -443,7 +500,7 @@ def test_a_model_is_added_on_all_nodes() -> None:
             await adding
             late = await connect(executor, begins=False)
             agents.append(late)
-            assert [model.name for model in (await late.hears(Begin)).models] == ["toy", "another"]
+            assert [model.name for model in (await late.hears(Begin)).models] == ["", "another"]
             late.say(replace(started(), models=(*started().models, READ.model), keys={"toy": KEY, "another": READ.key}))
             await heard.hears(("joined", 0), ("joined", 1), ("joined", 4))
             executor.remove_model("another")
@@ -488,7 +545,7 @@ def test_a_lora_is_added_where_all_nodes_have_it() -> None:
             await heard.hears(("node lost", 0, (0, 1, 4), set()))
             assert await one.hears(LeaveOrigin)
             agents.append(await connect(executor, begins=False))
-            assert (await agents[2].hears(Begin)).models == (ModelSource(path="toy", name="toy", loras=(ink,)),)
+            assert (await agents[2].hears(Begin)).models == (ModelSource(path="toy", loras=(ink,)),)
             with_ink = LoadedModel(info=replace(INFO, loras=("ink",)), identity="toy")
             agents[2].say(replace(started(), models=(with_ink,)))
             await heard.hears(("joined", 0), ("joined", 1), ("joined", 4))
@@ -513,9 +570,45 @@ def test_a_lora_is_added_where_all_nodes_have_it() -> None:
         ({"least_nodes": 3}, "least nodes = 3 cannot be had"),
         ({"state_copies": 3}, "state copies = 3 cannot be had; give 1 to 2"),
         ({"host": "0.0.0.0", "token": b""}, "set TILEWORK_CLUSTER_TOKEN"),
-        ({"each": LocalConfig(num_workers=1, sources=(ModelSource(path="toy", devices=(0,)),))}, "leave them out"),
+        ({"each": with_devices(0, 4)}, "devices of toy has 4, and 2 nodes have 4 together, from 0; leave it out"),
+        ({"each": with_devices(2)}, "none of node 0, which would not know the model; name one of each node"),
+        ({"each": replace(with_devices(0, 2), cell_size=2)}, "devices of toy has 2, and 2 nodes have 2 together"),
     ],
 )
 def test_nodes_that_cannot_be_had_are_named(options: dict[str, Any], why: str) -> None:
     with pytest.raises(BadNodes, match=why):
         config(**options)
+
+
+@pytest.mark.parametrize("is_durable", [True, False])
+def test_a_server_has_the_states_that_agents_have_kept_if_its_journal_names_them(
+    is_durable: bool, tmp_path: Path
+) -> None:
+    """All others are removed, and all of a node that comes too late."""
+
+    async def test() -> None:
+        each = replace(config().each, owner=tmp_path if is_durable else None)
+        executor, heard, agents = NodesExecutor(config(num_nodes=3, least_nodes=2, each=each)), Heard(), []
+        await executor.listen()
+        starting = asyncio.create_task(executor.start(heard))
+        for blobs in (("a", "b"), ("b", "c")):
+            agents.append(await connect(executor, begins=False))
+            await agents[-1].hears(Begin)
+            agents[-1].say(started(blobs=blobs))
+        await starting
+        if is_durable:
+            assert executor.inherit({A, B, StateBlob("d", 1)}) == {A, B}
+        kept = [set((await agent.hears(KeepBlobs)).blobs) for agent in agents]
+        assert kept == ([{A, B}, {B}] if is_durable else [set(), set()])
+        agents.append(await connect(executor, begins=False))
+        await agents[-1].hears(Begin)
+        agents[-1].say(started(blobs=("b",)))
+        assert (await agents[-1].hears(KeepBlobs)).blobs == ()
+        if is_durable:
+            executor.send(2, imported(A))
+            assert (await agents[1].hears(FetchBlobs)).blobs == (A,)
+        await executor.stop()
+        last = None if is_durable else Leave("the server has ended")
+        assert await agents[0].hears_for(-1) == last, "those of a durable server wait for its next start"
+
+    run(test())

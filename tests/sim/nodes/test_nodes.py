@@ -25,6 +25,7 @@ class Rig:
 
     clock: Clock
     nodes: SimNodes
+    fetches: list[tuple[int, ...]]
     seen: list[tuple[str, float]] = field(default_factory=list)
 
     def note(self, what: str) -> None:
@@ -44,10 +45,11 @@ class Rig:
 
 def rig(*faults: str, state_copies: int = 1) -> Rig:
     clock, injector = Clock(), FaultInjector(parse_faults(faults), 1)
-    nodes = SimNodes(3, clock, injector, Network(clock, injector, lambda device: device), state_copies=state_copies)
+    network, fetches = Network(clock, injector, lambda device: device), list[tuple[int, ...]]()
+    nodes = SimNodes(3, clock, injector, network, state_copies, lambda *one: fetches.append(one))
     for node in range(3):
         nodes.begin(node)
-    return Rig(clock, nodes)
+    return Rig(clock, nodes, fetches)
 
 
 def test_a_node_fetches_what_it_lacks() -> None:
@@ -73,6 +75,30 @@ def test_a_late_fetch_comes_though_the_blob_was_discarded_meanwhile() -> None:
     assert (one.nodes.num_files, one.nodes.blobs.num_kept) == (0, 0)
 
 
+def test_how_long_a_fetch_took_is_told_if_all_came() -> None:
+    one = rig("fetch=1:4")
+    one.bring(one.write(0), 1)
+    one.clock.run()
+    ((origin, node, num_bytes, run_ns),) = one.fetches
+    assert (origin, node, num_bytes) == (0, 1, 1)
+    assert run_ns / NS_PER_S == one.seen[0][1]
+
+
+def test_the_next_server_has_the_states_of_nodes_that_are_there_and_hears_nothing_of_before() -> None:
+    one = rig()
+    kept, late = one.write(0), one.write(2)
+    before = one.nodes.session(0)
+    one.nodes.end_server(late={2})
+    one.nodes.begin_server()
+    for node in range(3):
+        one.nodes.begin(node)
+    assert (one.nodes.blobs.nodes(kept), one.nodes.blobs.nodes(late)) == ({0}, set())
+    one.nodes.receive(before, lambda: one.note("of the old session"))
+    one.nodes.receive(one.nodes.session(0), lambda: one.note("of the new one"))
+    assert one.seen == [("of the new one", 0.0)]
+    assert not one.nodes.num_outdated
+
+
 @pytest.mark.parametrize("is_lost", [True, False])
 def test_a_fetch_fails_when_it_takes_too_long_or_its_node_is_lost(is_lost: bool) -> None:
     one = rig("fetch=1:40")
@@ -84,6 +110,7 @@ def test_a_fetch_fails_when_it_takes_too_long_or_its_node_is_lost(is_lost: bool)
         assert one.nodes.lose(origin) is None, "it is lost once"
     one.clock.run()
     assert one.seen == [("lost", 0.0 if is_lost else 10.0)]
+    assert not one.fetches, "it says nothing of the way"
     assert one.nodes.blobs.nodes(blob) == (set() if is_lost else {0})
 
 

@@ -22,13 +22,18 @@ from tilework.sets.routing import RoutedAgent
 EXAMPLE = examples(
     "tilework agent 10.0.0.5:7070",
     "TILEWORK_CLUSTER_TOKEN=... tilework agent 10.0.0.5:7070",
+    "tilework agent 10.0.0.5:7070,10.0.0.6:7070 --server-wait 300",
     "tilework agent --registry etcd://10.0.0.2,10.0.0.3,10.0.0.4",
 )
 
 
 def command(
     server: Annotated[
-        str | None, typer.Argument(metavar="HOST:PORT", help="Where the server listens for agents (serve --agents).")
+        str | None,
+        typer.Argument(
+            metavar="HOST:PORT[,HOST:PORT]",
+            help="Where the server listens for agents (serve --agents); with a standby, where that will.",
+        ),
     ] = None,
     registry: Annotated[
         str | None,
@@ -39,39 +44,50 @@ def command(
             "manager names.",
         ),
     ] = None,
+    server_wait: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            metavar="SECONDS",
+            help="How long workers and the states of requests are kept when the server is gone, until it or another "
+            "one is there.",
+        ),
+    ] = 60.0,
     log_level: LogLevelName = LogLevel.WARNING,
 ) -> None:
     """Run workers on this machine for `tilework serve --nodes` on another (docs/cluster.md).
 
     The server says which models and how many workers. Their paths are those of this machine. When its server has ended,
-    the agent waits for the next one. After Ctrl-C or SIGTERM it ends what it runs, and leaves when its states are on
-    other nodes; after a second one it ends at once.
+    the agent waits for the next one, and so do its workers for a while if the server was killed. After Ctrl-C or
+    SIGTERM it ends what it runs, and leaves when its states are on other nodes; after a second one it ends at once.
     """
     if (server is None) == (registry is None):
         raise UserError("give either the HOST:PORT of a server, or --registry")
     require_serve_extra()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("tilework").setLevel(log_level.upper())
-    if server is not None and not parse_address(server)[1]:
-        raise UserError(f"HOST:PORT is {server!r}; give the port that the server listens on")
+    for address in () if server is None else server.split(","):
+        if not parse_address(address)[1]:
+            raise UserError(f"HOST:PORT is {address!r}; give the port that the server listens on")
     where = f"the server at {server}" if registry is None else f"the servers of {registry}"
     with user_errors(BadRegistry):
         opened = None if registry is None else open_registry(registry)
     console.print(f"an agent for {where}; stop with Ctrl-C", highlight=False, soft_wrap=True)
-    asyncio.run(_serve(server, opened))
+    asyncio.run(_serve(server, opened, server_wait))
 
 
-async def _serve(server: str | None, registry: Registry | None) -> None:
+async def _serve(server: str | None, registry: Registry | None, server_wait_s: float) -> None:
     """Be a node of the server at an address, or of those of a registry, until a signal comes."""
     from setproctitle import setproctitle
 
-    from tilework.runtime.nodes.agent import default_name, serve_node
+    from tilework.runtime.nodes.agent import Servers, default_name, serve_node
 
     setproctitle("tilework: agent")
     loop, name, known, leaving = asyncio.get_running_loop(), default_name(), token(), asyncio.Event()
 
-    async def serve(address: str, leaving: asyncio.Event) -> None:
-        await serve_node(*parse_address(address), known, leaving, name)
+    async def serve(addresses: str, leaving: asyncio.Event) -> None:
+        servers = Servers([parse_address(one) for one in addresses.split(",")], known)
+        await serve_node(servers, leaving, name, server_wait_s)
 
     if registry is None:
         assert server is not None

@@ -12,7 +12,8 @@ import typer
 from rich import box
 from rich.table import Table
 
-from tilework.cli.console import UserError, out, print_json, require_serve_extra, user_errors
+from tilework.cli.commands import cost_memory
+from tilework.cli.console import UserError, out, print_json, user_errors
 from tilework.cli.measured import (
     Scaling,
     cost_table,
@@ -24,7 +25,6 @@ from tilework.cli.measured import (
 )
 from tilework.cli.options.common import AsJson, ProfilesFile, examples
 from tilework.core.cost_row import CostRow
-from tilework.core.model import DTYPES
 from tilework.core.request import Shape
 from tilework.core.time import NS_PER_S, s_from_ns
 from tilework.cost.profile import Profile
@@ -36,8 +36,8 @@ from tilework.cost.table_file import read_table, table_json
 
 SHOW_EXAMPLE = examples("tilework cost show flux1dev_h100_eager", "tilework cost show --model shapes --size 160")
 LIST_EXAMPLE = examples("tilework cost list")
-app = typer.Typer(help="Show, export and list cost tables.", epilog=LIST_EXAMPLE, no_args_is_help=True)
-MEMORY_EXAMPLE = examples("tilework cost memory ./wan2.1 --sizes 832x480x81,1280x720x81")
+app = typer.Typer(help="Show, export and list cost tables, and plan memory.", epilog=LIST_EXAMPLE, no_args_is_help=True)
+app.command("memory", epilog=cost_memory.EXAMPLE)(cost_memory.command)
 EXPORT_EXAMPLE = examples("tilework cost export shapes.json --model shapes")
 
 TableName = Annotated[str | None, typer.Argument(help="A name of `cost list`, or a file; default: measured here.")]
@@ -101,43 +101,6 @@ def list_(profiles: ProfilesFile = None, json: AsJson = False) -> None:
         return
     out.print(_shipped_table(shipped))
     out.print(_measured_table(measured, store) if measured else f"nothing measured yet in {store.path}", soft_wrap=True)
-
-
-@app.command("memory", epilog=MEMORY_EXAMPLE)
-def memory(
-    model: Annotated[Path, typer.Argument(help="A diffusers directory; its configurations are enough.")],
-    sizes: Annotated[str, typer.Option("--sizes", help="WIDTHxHEIGHTxFRAMES, separated by commas.")],
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
-    json: AsJson = False,
-) -> None:
-    """Show what memory the decode of a clip takes beside the weights, as a whole and in tiles, before anything runs.
-
-    It is planned from the shapes of all tensors; see docs/profiling.md.
-    """
-    require_serve_extra()
-    if dtype not in DTYPES:
-        raise UserError(f"dtype is {dtype!r}; choose one of {', '.join(DTYPES)}")
-    import torch
-
-    from tilework.pipelines.clips.memory import autoencoder_of, decode_bytes
-    from tilework.pipelines.errors import ModelError
-
-    with user_errors(ModelError):
-        vae = autoencoder_of(model, getattr(torch, dtype))
-    planned: list[tuple[Shape, list[int | None]]] = []
-    for shape in map(parse_size, sizes.split(",")):
-        needs = list[int | None]()
-        for vae.use_tiling in (False, True):
-            needs.append(decode_bytes(vae, shape.frames, shape.height, shape.width))
-        planned.append((shape, needs))
-    if json:
-        lines = [{"size": str(shape), "bytes": needs[0], "tiled_bytes": needs[1]} for shape, needs in planned]
-        print_json({"autoencoder": type(vae).__name__, "dtype": dtype, "decodes": lines})
-        return
-    table = Table("size", "whole", "with --vae-tiling", title=f"{type(vae).__name__}, {dtype}", box=box.SIMPLE)
-    for shape, needs in planned:
-        table.add_row(str(shape), *(f"{(one or 0) / 1e9:.2f} GB" for one in needs))
-    out.print(table)
 
 
 def _find(place: str | None, model: str | None, profiles: Path | None) -> CostTable:

@@ -20,7 +20,7 @@ def command(
     models: Annotated[
         list[str] | None, typer.Argument(metavar="MODEL...", help="Models that are to be served, as for serve.")
     ] = None,
-    device: Device = "cpu",
+    device: Device = "auto",
     host: Annotated[str, typer.Option(help="Address that is to be listened on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port that is to be listened on.")] = 8000,
     json: AsJson = False,
@@ -47,9 +47,10 @@ def _findings(models: Sequence[str], device: str, host: str, port: int) -> Itera
     weights_bytes = 0
     if not missing_serve_packages():
         from tilework.cli.doctor import served
+        from tilework.pipelines.cuda.look import cuda_state
         from tilework.server.config import ServerConfig
 
-        yield from machine.torch_findings(device)
+        yield from machine.cuda_findings(device, cuda_state())
         yield served.videos_finding()
         for model in models:
             finding, num_bytes = served.model_finding(model)

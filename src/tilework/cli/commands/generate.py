@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tilework.cli.console import UserError, out, print_json, progress, require_serve_extra
-from tilework.cli.models import ModelOptions, checked_spec, loaded_family, model_source
-from tilework.cli.options.common import Adapter, AsJson, VaeTiling, examples
+from tilework.cli.devices import found_devices
+from tilework.cli.models import check_setup, checked_spec, loaded_family, model_source, options_of
+from tilework.cli.options.common import Adapter, AsJson, examples
+from tilework.cli.options.groups import grouped
+from tilework.cli.options.setup import SetupGroup
 from tilework.core.model import ModelSource
 from tilework.core.wire.spec import Image, Spec
 
@@ -25,6 +28,7 @@ EXAMPLE = examples(
 FORMATS: dict[str, FileFormat] = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp", ".mp4": "mp4"}
 
 
+@grouped
 def command(
     prompt: Annotated[str, typer.Argument(help="What to draw.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="File: png, jpg, webp, or mp4.")] = Path("out.png"),
@@ -38,10 +42,9 @@ def command(
     guidance: Annotated[float | None, typer.Option(help="Guidance scale; default: the model's.")] = None,
     negative: Annotated[str, typer.Option(help="What not to draw.")] = "",
     seed: Annotated[int | None, typer.Option(help="Same seed, same picture; default: random.")] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16; default by device.")] = None,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 2,
-    vae_tiling: VaeTiling = False,
+    *,
+    setup: SetupGroup,
     json: AsJson = False,
 ) -> None:
     """Draw one picture or video in this process: no server, and no network if the model is local.
@@ -54,7 +57,15 @@ def command(
         raise UserError(f"output is {str(output)!r}; use a name that ends in {', '.join(FORMATS)}")
     if not output.absolute().parent.is_dir():
         raise UserError(f"output is {str(output)!r}; the directory {output.absolute().parent} does not exist")
-    source = model_source(model, ModelOptions(adapter, device, dtype, threads, vae_tiling=vae_tiling))
+    found = found_devices(setup.device)
+    found.number(1)
+    source = model_source(model, options_of(setup, found, adapter=adapter, threads=threads))
+    check_setup([source], None, memory_is_known=False)  # Components come and go in servers alone.
+    if found.cards:
+        from tilework.cli.memory_plan import weights_room
+
+        weights_room([source], found.cards[0].free_bytes, None)
+    found.show()
     fields: dict[str, object] = {
         "prompt": prompt,
         "size": size,

@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import tilework
-from tilework.cli.cache_training import CACHE_FILE, train_cache
+from tilework.cli.caching.training import CACHE_FILE, train_cache
 from tilework.cli.cells import Devices
 from tilework.cli.console import UserError, console, print_json, require_serve_extra, user_errors
+from tilework.cli.devices import found_devices
 from tilework.cli.measured import Scaling, in_order, open_profiles, parse_size, print_costs, row_json
-from tilework.cli.models import ModelOptions, model_source
-from tilework.cli.options.common import AsJson, ProfilesFile, VaeTiling, examples
-from tilework.cli.options.serve import Cell, WeightsMemory
+from tilework.cli.models import model_source, options_of
+from tilework.cli.options.common import AsJson, ProfilesFile, examples
+from tilework.cli.options.groups import grouped
+from tilework.cli.options.serve import Cell, WeightsMemory, Workers
+from tilework.cli.options.setup import SetupGroup
 from tilework.cli.profile_run import Measured, ProfilePlan, run
 from tilework.core.model import ModelSource
 from tilework.cost.batch_latency import BatchLatencyModel
@@ -51,9 +54,10 @@ CachePrompts = Annotated[
 ]
 
 
+@grouped
 def command(
     model: Annotated[str, typer.Argument(help="shapes, shapes-motion, a diffusers directory, or a hub id.")] = "shapes",
-    workers: Annotated[int, typer.Option(min=1, max=1024, help="Worker processes, one per device.")] = 2,
+    workers: Workers = None,
     cell: Cell = "1",
     weights_memory: WeightsMemory = None,
     degrees: Annotated[
@@ -63,15 +67,14 @@ def command(
         str | None, typer.Option(help="Such as 512,1024x768; default: 0.5, 1 and 1.5 times the model's own.")
     ] = None,
     runs: Annotated[int, typer.Option(min=1, max=500, help="Timed runs of each stage, after three to warm up.")] = 20,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16; default by device.")] = None,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of each worker.")] = 1,
-    vae_tiling: VaeTiling = False,
     mixed: Annotated[bool, typer.Option("--mixed", help="Measure batches of several outputs, too.")] = False,
     combinations: Annotated[int, typer.Option(min=1, max=5000, help="How many of them, with --mixed.")] = 200,
     cache: CachePrompts = None,
     profiles: ProfilesFile = None,
     export: Annotated[Path | None, typer.Option("--out", help="Write the rows as a cost table, too.")] = None,
+    *,
+    setup: SetupGroup,
     json: AsJson = False,
 ) -> None:
     """Measure each stage of a model on this machine, by size and degree, and save it for servers to start from.
@@ -82,12 +85,12 @@ def command(
     from tilework.runtime.executor import WorkerStartFailed
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    source = model_source(model, ModelOptions(None, device, dtype, threads, vae_tiling=vae_tiling))
+    found = found_devices(setup.device)
+    source = model_source(model, options_of(setup, found, threads=threads))
     if cache is not None:
         train_cache(source, cache, export or Path(CACHE_FILE), sizes, as_json=json)
         return
-    asked = Devices.of(workers, cell, weights_memory)
-    asked = asked if asked.cell_size else asked.chosen([source])
+    asked = Devices.of(found.number(workers), cell, weights_memory).planned([source], found)
     plan = ProfilePlan(
         num_devices=asked.num_devices,
         shapes=None if sizes is None else tuple(dict.fromkeys(parse_size(size) for size in sizes.split(","))),
@@ -103,6 +106,7 @@ def command(
             measured = replace(measured, batch_model=_learned(measured, store))
         if export is not None:
             _export(export, measured, runs)
+        found.show()
         _print(measured, json)
         store.save(_profile(measured))
     if len(measured.tried) < measured.num_wanted:

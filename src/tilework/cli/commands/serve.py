@@ -13,13 +13,16 @@ import typer
 
 from tilework.cli.cells import Devices
 from tilework.cli.console import UserError, out, print_json, require_serve_extra, user_errors
-from tilework.cli.models import ModelOptions, model_source
+from tilework.cli.devices import FoundDevices, found_devices
+from tilework.cli.kept import follow, is_kept
+from tilework.cli.models import ModelOptions, model_source, options_of
 from tilework.cli.nodes import NodesWanted, nodes_wanted
 from tilework.cli.options import serve as options
 from tilework.cli.options.common import examples
 from tilework.cli.options.config_file import ConfigFile, ShowConfig, all_settings, server_settings
 from tilework.cli.options.groups import grouped
 from tilework.cli.options.nodes import NodeGroup
+from tilework.cli.options.setup import SetupGroup
 from tilework.core.model import SimulatedSource, Source
 from tilework.core.wire.commands import CACHE_BYTES, STATES_BYTES
 from tilework.cost.table import BadCostTable, CostTable, check_devices
@@ -38,6 +41,7 @@ EXAMPLE = examples(
     "tilework serve ./sdxl --loras ./loras",
     "tilework serve --config tilework.toml",
     "tilework serve --durable ./state",
+    "tilework serve --durable ./state --standby",
     "tilework serve --default-slo 3x",
     "tilework serve ./sdxl --nodes 2 --agents 10.0.0.5:7070",
     "tilework serve --backend modelled --devices 8 --cost flux1dev_h100_eager",
@@ -52,6 +56,7 @@ def command(
     config: ConfigFile = None,
     show_config: ShowConfig = False,
     how: options.ModelGroup,
+    setup: SetupGroup,
     where: options.DeviceGroup,
     over: NodeGroup,
     when: options.SchedulingGroup,
@@ -68,21 +73,38 @@ def command(
         _show(ctx, settings, file, as_json=logs.json)
         return
     nodes = nodes_wanted(over)
-    devices = _checked(where, nodes)
+    _check(where)
     _prepare(logs.log_level, models, how.models_file)
-    if not devices.cell_size:
-        devices = devices.chosen(_sources(where, None, models, how))
-    table = _checked_table(when, devices.num_devices, how.models_file)
+    if over.cluster is not None and server.durable is not None and not is_kept():
+        follow(over.cluster, None if nodes is None else nodes.host, server.durable, json=logs.json)
+        return
+    is_modelled = where.backend is options.Backend.MODELLED
+    found = FoundDevices("cpu") if is_modelled else found_devices(setup.device, elsewhere=nodes is not None)
+    usual = options_of(
+        setup,
+        found,
+        adapter=how.adapter,
+        threads=where.threads,
+        memory_bytes=how.worker_memory,
+        previews=not how.no_previews,
+    )
+    devices = Devices.of(found.number(where.workers), where.cell, where.weights_memory, where.cpu_slots)
+    if not is_modelled:
+        devices = devices.planned(_sources(where, None, models, how, usual), found)
+    table = _checked_table(when, _num_of_all(devices, nodes), how.models_file)
     from tilework.cli.serving import Serving
 
+    workers = _workers(devices, nodes, where, _sources(where, table, models, how, usual))
     Serving(
-        workers=_workers(devices, nodes, where, _sources(where, table, models, how)),
+        workers=workers,
+        found=found,
         policy=when.policy,
         table=table,
         profiles=when.profiles,
         recalibrate=when.recalibrate,
         settings=settings,
         file=file,
+        standby=over.standby,
         log=logs.log,
         stuck_after_s=when.stuck_after,
         json=logs.json,
@@ -107,16 +129,20 @@ def _show(ctx: typer.Context, given: Mapping[str, object], file: Mapping[str, ob
         out.print(f"{one.name:<{width}}  {one.source:<11}  {value}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _checked(where: options.DeviceGroup, nodes: NodesWanted | None) -> Devices:
-    """The devices that are asked for, here or on each of several nodes. Raises UserError if there cannot be such."""
+def _check(where: options.DeviceGroup) -> None:
+    """Raises UserError if there cannot be such devices, here or on each of several nodes."""
     cell, is_modelled = where.cell, where.backend is options.Backend.MODELLED
     if cell != "1" and is_modelled:
         raise UserError(f"cell is {cell}, and simulated devices have no weights; give --cost NAME,cell={cell} instead")
-    if cell != "1" and nodes is not None:
-        raise UserError(f"cell is {cell}, and there are no cells on several nodes yet; serve on one machine")
     if where.weights_memory is not None and is_modelled:
         raise UserError("--weights-memory needs --backend diffusers: simulated devices have no weights; leave it out")
-    return Devices.of(where.workers, cell, where.weights_memory, where.cpu_slots)
+
+
+def _num_of_all(devices: Devices, nodes: NodesWanted | None) -> int | None:
+    """The devices of all nodes; None while it is not known how many a cluster has."""
+    if nodes is None:
+        return devices.num_devices
+    return None if nodes.num_nodes is None else nodes.num_nodes * devices.num_devices
 
 
 def _prepare(log_level: str, models: Sequence[str] | None, file: Path | None) -> None:
@@ -146,7 +172,7 @@ def _workers(
     return Workers(each, nodes)
 
 
-def _checked_table(when: options.SchedulingGroup, num_workers: int, models: Path | None) -> CostTable | None:
+def _checked_table(when: options.SchedulingGroup, num_workers: int | None, models: Path | None) -> CostTable | None:
     """The table of a name or file, if one is given; and there is such a policy, which can do that, and the devices of
     a file of models. Raises UserError."""
     _check_devices(models, when.policy, num_workers)
@@ -155,30 +181,33 @@ def _checked_table(when: options.SchedulingGroup, num_workers: int, models: Path
         if when.cost is None:
             return None
         table = read_table(when.cost)
-        check_devices(table, num_workers, when.cost)
+        if num_workers is not None:
+            check_devices(table, num_workers, when.cost)
         check_pools(when.policy, table.devices)
         return table
 
 
-def _check_devices(file: Path | None, policy: str, num_workers: int) -> None:
+def _check_devices(file: Path | None, policy: str, num_workers: int | None) -> None:
     """Raises UserError if a file of models names workers that there are not, or that the policy would not heed."""
     from tilework.server.config import ConfigError
     from tilework.server.models_file import check_workers, read_models
 
     with user_errors(ConfigError, UnknownPolicy):
         models = read_models(None if file is None else str(file))
-        check_workers(str(file), models, num_workers)
+        if num_workers is not None:
+            check_workers(str(file), models, num_workers)
         check_pools(policy, [name for name, one in models.items() if one.devices is not None])
 
 
 def _sources(
-    where: options.DeviceGroup, table: CostTable | None, models: Sequence[str] | None, how: options.ModelGroup
+    where: options.DeviceGroup,
+    table: CostTable | None,
+    models: Sequence[str] | None,
+    how: options.ModelGroup,
+    usual: ModelOptions,
 ) -> tuple[Source, ...]:
     if where.backend is options.Backend.MODELLED:
         return tuple(simulated_source(table, one, how.worker_memory) for one in models or ("",))
-    usual = ModelOptions(
-        how.adapter, how.device, how.dtype, where.threads, how.worker_memory, how.vae_tiling, not how.no_previews
-    )
     return _model_sources(models, how.models_file, how.loras, usual)
 
 
@@ -203,6 +232,7 @@ def _model_sources(
                     dtype=one.dtype or usual.dtype,
                     loras=usual.loras if one.loras is None else loras_in(Path(one.loras)),
                     devices=one.devices,
+                    quantize=one.quantize or usual.quantize,
                     vae_tiling=usual.vae_tiling if one.vae_tiling is None else one.vae_tiling,
                     previews=usual.previews if one.previews is None else one.previews,
                 ),

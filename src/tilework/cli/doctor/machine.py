@@ -1,4 +1,4 @@
-"""Memory, shared memory, files, ports, and the devices that torch sees."""
+"""Memory, shared memory, files, ports, and the cards that torch sees."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tilework.cli.doctor.finding import Finding, error, gigabytes, ok, warning
+
+if TYPE_CHECKING:
+    from tilework.pipelines.cuda.state import Card, CudaState
 
 SHARED = Path("/dev/shm")
 _LEAST_SHARED_BYTES = 1 << 30
 """With less free, states and weights lie among the temporary files (`runtime.state_blobs`)."""
 _LEAST_FREE_BYTES = 4 * 10**9
 """Two CPU workers with a small model, and the server."""
-_DRIVER = Path("/proc/driver/nvidia/version")
 _MEMORY = Path("/proc/meminfo")
 _GROUP_LIMIT, _GROUP_USE = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
 
@@ -90,61 +92,35 @@ def port_finding(host: str, port: int) -> Finding:
     return ok(what, f"free at {host}")
 
 
-def torch_findings(device: str) -> Iterator[Finding]:
-    """The build of torch, and the devices that it sees; `device` is that of `tilework serve --device`."""
-    import torch
-
-    built_for = torch.version.cuda
-    build = f"{torch.__version__}, built for {f'CUDA {built_for}' if built_for else 'CPUs'}"
-    if built_for is None:
+def cuda_findings(device: str, state: CudaState) -> Iterator[Finding]:
+    """The build of torch, and the cards that it sees; `device` is that of `tilework serve --device`."""
+    wanted = device == "cuda"
+    if state.built_for is None:
         yield (
-            ok("torch", build)
-            if device == "cpu"
-            else error(
-                "torch",
-                f"{build}, and --device is {device}",
-                "install a CUDA build of torch (pytorch.org), or serve on cpu",
-            )
+            error("torch", f"{state.build}, and --device is cuda", state.remedy) if wanted else ok("torch", state.build)
         )
         return
-    yield ok("torch", build)
-    if torch.cuda.is_available():
-        yield ok("driver", _driver())
-        yield from map(_device_finding, range(torch.cuda.device_count()))
+    yield ok("torch", state.build)
+    if not state.cards:
+        judge = error if wanted else warning
+        yield judge("devices", f"torch sees none ({state.problem}); the driver: {state.driver}", state.remedy)
         return
-    judge = warning if device == "cpu" else error
-    yield judge("devices", f"torch sees none; the driver: {_driver()}", _remedy(built_for))
+    yield ok("driver", state.driver)
+    if not state.has_nvml:
+        yield warning(
+            "NVML",
+            "does not answer, so that no worker can be forked, and each takes seconds to start",
+            "give the container libnvidia-ml.so (NVIDIA_DRIVER_CAPABILITIES=compute,utility)",
+        )
+    yield from (_card_finding(index, card) for index, card in enumerate(state.cards))
 
 
-def _driver() -> str:
-    try:
-        return _DRIVER.read_text().splitlines()[0].removeprefix("NVRM version: ").strip()
-    except (OSError, IndexError):
-        return "none is loaded"
-
-
-def _remedy(built_for: str) -> str:
-    return (
-        f"install a driver for CUDA {built_for} or newer; give a container its devices (docker run --gpus all); see "
-        "whether CUDA_VISIBLE_DEVICES hides them"
-    )
-
-
-def _device_finding(index: int) -> Finding:
-    import torch
-
-    what, properties = f"device {index}", torch.cuda.get_device_properties(index)
-    try:
-        free_bytes, total_bytes = torch.cuda.mem_get_info(index)
-        torch.ones(1, device=f"cuda:{index}").add_(1).cpu()
-    except RuntimeError as problem:  # No kernels for it in this build, in use by others, or broken.
-        found = f"{properties.name}: {_first_line(problem)}"
-        return error(what, found, "install a build of torch for it, or leave it out with CUDA_VISIBLE_DEVICES")
-    found = f"{properties.name}, {gigabytes(free_bytes)} of {gigabytes(total_bytes)} free"
-    if free_bytes < total_bytes / 2:
+def _card_finding(index: int, card: Card) -> Finding:
+    what = f"device {index}"
+    if card.problem:
+        remedy = "end what uses it (nvidia-smi), install a build of torch for it, or leave it out: CUDA_VISIBLE_DEVICES"
+        return error(what, f"{card.name}: {card.problem}", remedy)
+    found = f"{card.name}, {gigabytes(card.free_bytes)} of {gigabytes(card.total_bytes)} free"
+    if card.free_bytes < card.total_bytes / 2:
         return warning(what, found, "end other programs that use it (nvidia-smi shows them)")
     return ok(what, found)
-
-
-def _first_line(problem: Any) -> str:
-    return str(problem).partition("\n")[0]

@@ -10,12 +10,46 @@ import typer
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 # Where and how a model runs.
-Device = Annotated[str, typer.Option(help="cpu or cuda.")]
-Dtype = Annotated[str | None, typer.Option(help="float32 or bfloat16; default by device.")]
+Device = Annotated[str, typer.Option(envvar="TILEWORK_DEVICE", help="auto (CUDA if there is any), cpu or cuda.")]
+Dtype = Annotated[
+    str, typer.Option(help="auto (bfloat16 on cards that have it, float32 on CPUs), float32, bfloat16 or float16.")
+]
 WorkerThreads = Annotated[int, typer.Option(min=1, help="CPU threads of each worker.")]
 VaeTiling = Annotated[
     bool,
     typer.Option("--vae-tiling", help="Decode in tiles: less memory, other pictures (docs/serving.md)."),
+]
+Quantize = Annotated[
+    str | None,
+    typer.Option(
+        metavar="int8|fp8|nf4[,NAME=SCHEME]",
+        help="Quantise the weights of the denoiser, and of other components by name: less memory, other pictures "
+        "(docs/serving.md). Needs the extra quantize.",
+    ),
+]
+Offload = Annotated[
+    str,
+    typer.Option(
+        help="What lies on the device: none: all weights; components: those of the stage that runs, as with "
+        "--weights-memory; layers: those of the layer that runs, which is slow.",
+    ),
+]
+Attention = Annotated[
+    str,
+    typer.Option(
+        help="Kernel of attention, which decides last bits: native (torch chooses), cudnn, efficient, flash or math."
+    ),
+]
+Compile = Annotated[
+    bool,
+    typer.Option("--compile", help="Compile the blocks of the denoiser: faster, after minutes at the first start."),
+]
+CudaGraphs = Annotated[
+    bool,
+    typer.Option(
+        "--cuda-graphs",
+        help="On CUDA, record the steps of each size and batch as graphs, so that the GPU never waits for Python.",
+    ),
 ]
 ProfilesFile = Annotated[
     Path | None,

@@ -44,8 +44,8 @@ class NodeGroup:
         str | None,
         typer.Option(
             metavar="auto|ADDRESS",
-            help="Let Ray start the agents, on --nodes of the cluster at this address, or on all. Needs the extra "
-            "cluster.",
+            help="Let Ray start the agents, on --nodes of the cluster at this address, or on all. With --durable it "
+            "keeps the server, too, also when this command is killed. Needs the extra cluster.",
         ),
     ] = None
     state_copies: Annotated[
@@ -57,6 +57,13 @@ class NodeGroup:
             "requests little, and each state crosses the network once more.",
         ),
     ] = 1
+    standby: Annotated[
+        bool,
+        typer.Option(
+            "--standby",
+            help="With --durable: while another server uses the directory, wait for its end; then take over.",
+        ),
+    ] = False
 
 
 def parse_address(text: str) -> tuple[str, int]:

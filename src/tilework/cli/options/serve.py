@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from tilework.cli.options.common import Adapter, Device, Dtype, ProfilesFile, VaeTiling, WorkerThreads
+from tilework.cli.options.common import Adapter, ProfilesFile, WorkerThreads
 from tilework.cli.sizes import parse_bytes
 from tilework.control.watchdog import WatchdogConfig
 from tilework.core.time import s_from_ns
@@ -51,6 +51,16 @@ Cell = Annotated[
         help="Devices that have the weights of a model together, for a model that exceeds one: --devices 4 --cell 2 "
         "are two devices of twice the size; auto: as few as its stages fit into. Needs --weights-memory, which stays "
         "that of one device.",
+    ),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        "--devices",
+        min=1,
+        max=1024,
+        help="Worker processes, one per device; default: as many as CUDA devices, or 2 on CPUs.",
     ),
 ]
 WeightsMemory = Annotated[
@@ -96,9 +106,6 @@ class ModelGroup:
             help="Directory of LoRAs (NAME.safetensors): requests use those that fit their model by name and scale.",
         ),
     ] = None
-    device: Device = "cpu"
-    dtype: Dtype = None
-    vae_tiling: VaeTiling = False
     no_previews: Annotated[
         bool,
         typer.Option("--no-previews", help="Draw no previews, so that steps do not need the autoencoder."),
@@ -119,9 +126,7 @@ class DeviceGroup:
     """What models run on, here or on each node."""
 
     heading: ClassVar[str] = "Devices"
-    workers: Annotated[
-        int, typer.Option("--workers", "--devices", min=1, max=1024, help="Worker processes, one per device.")
-    ] = 2
+    workers: Workers = None
     threads: WorkerThreads = 1
     cell: Cell = "1"
     cpu_slots: Annotated[

@@ -232,6 +232,11 @@ class RemoveLora:
 
 
 @dataclass(frozen=True, slots=True)
+class StartOver:
+    """Stop all works that came before, and forget all jobs; answered by `StartedOver`, after their reports."""
+
+
+@dataclass(frozen=True, slots=True)
 class Quit:
     pass
 
@@ -253,5 +258,6 @@ Command = (
     | DropWeights
     | ReadWeights
     | ModelChange
+    | StartOver
     | Quit
 )

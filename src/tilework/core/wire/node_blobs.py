@@ -44,6 +44,13 @@ class LeaveOrigin:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepBlobs:
+    """Remove all blobs but these, which were there before this session. Said once in a session, before all else."""
+
+    blobs: tuple[StateBlob, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CopyBlob:
     """Give a blob a second name."""
 

@@ -136,6 +136,11 @@ class LoadFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class StartedOver:
+    """The answer to `StartOver`: nothing of what came before it is reported after this."""
+
+
+@dataclass(frozen=True, slots=True)
 class Calibrated:
     rows: tuple[CostRow, ...]
 
@@ -236,6 +241,7 @@ Report = (
     | WeightsRead
     | ModelAdded
     | LoraAdded
+    | StartedOver
     | Calibrated
     | Progress
     | Preview

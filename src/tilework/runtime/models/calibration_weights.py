@@ -43,13 +43,15 @@ class CalibrationWeights:
                     f"{self.total_bytes}; give it more (--weights-memory), choose a dtype of 16 bits, or let several "
                     "devices be one (--cell auto)"
                 )
-            self.know(model)
-        everything = num_bytes({one for model in loaded.models for one in model.components.values()})
-        self._read_bytes_per_s = everything * NS_PER_S / loaded.load_ns
+        self.know(loaded)
 
-    def know(self, model: LoadedModel) -> None:
-        """Another model that may be measured; each of its stages fits."""
-        self._models[model.info.name] = model
+    def know(self, loaded: Loaded) -> None:
+        """Models that may be measured; each of their stages fits. The first that have weights say how fast they are
+        read.
+        """
+        self._models |= {model.info.name: model for model in loaded.models}
+        everything = num_bytes({one for model in loaded.models for one in model.components.values()})
+        self._read_bytes_per_s = self._read_bytes_per_s or everything * NS_PER_S / loaded.load_ns
 
     def commands(self, model: str, loras: Sequence[UsedLora] = ()) -> Iterator[LoadWeights | DropWeights]:
         """What a device is told before it measures this model with these LoRAs.
@@ -92,7 +94,7 @@ class CalibrationWeights:
             return {}
         speeds = [size * NS_PER_S / max(1, run_ns) for size, run_ns in zip(self._sizes, self._loads_ns, strict=True)]
         host = median(speeds)
-        return {LoadSource.HOST: host, LoadSource.DISK: min(host, self._read_bytes_per_s)}
+        return {LoadSource.HOST: host, LoadSource.DISK: min(host, self._read_bytes_per_s or host)}
 
     def _stages(self, model: str, loras: Sequence[UsedLora]) -> Mapping[str, tuple[Component, ...]]:
         return self._models[model].needed([one.name for one in loras])

@@ -45,8 +45,9 @@ class Catalog:
     async def add(self, new: NewModel, *, measure: bool) -> ModelInfo:
         """Serve another model.
 
-        What its requests cost must be known, from an earlier start or from a model that differs in its weights alone.
-        Else it is measured if that is allowed: as soon as no request is open, and new ones are refused meanwhile.
+        What its requests cost must be known, from an earlier start or from a model that differs in its weights alone;
+        and how fast weights are loaded, from any model that has some. Else it is measured if that is allowed: as soon
+        as no request is open, and new ones are refused meanwhile.
 
         Raises:
             ModelRefused: it cannot be served.
@@ -72,14 +73,14 @@ class Catalog:
     async def _added(self, model: LoadedModel, source: ModelSource, *, measure: bool) -> CostTable:
         """What requests for a model cost that was read, and that workers serve then."""
         self._check_room(model)
-        part = self.measuring.known(model, self.loaded, self.controller.costs.table)
-        if part is None and not measure:
-            raise ModelRefused(
-                f"what requests for {source.name} cost here is not known; set measure to true, or start a server with "
-                "it once"
-            )
+        table = self.controller.costs.table
+        part = self.measuring.known(model, self.loaded, table)
+        lacks_speeds = self.measuring.lacks_speeds(table, model)
+        if (part is None or lacks_speeds) and not measure:
+            what = f"what requests for {source.name} cost" if part is None else "how fast weights are loaded"
+            raise ModelRefused(f"{what} here is not known; set measure to true, or start a server with it once")
         await self.executor.add_model(source)
-        return await self._measured(model) if part is None else part
+        return part if part is not None and not lacks_speeds else await self._measured(model, part)
 
     async def remove(self, name: str) -> None:
         """Serve a model no more: new requests for it are refused at once, and this waits for the open ones.
@@ -124,14 +125,14 @@ class Catalog:
             self._change_loras(model, {one: lora for one, lora in known.items() if one != name})
             self.executor.remove_lora(model, name)
 
-    async def _measured(self, model: LoadedModel) -> CostTable:
-        """The costs of a model that workers have, measured while nothing else is done."""
+    async def _measured(self, model: LoadedModel, known: CostTable | None) -> CostTable:
+        """The costs of a model that workers have, measured while nothing else is done, as far as they are not known."""
         self.is_measuring = True
         try:
             await self._ended(lambda _one: True)
             self.leave()
             try:
-                part = await self.measuring.added(model)
+                part = await self.measuring.added(model, known)
             finally:
                 self.join()
         finally:

@@ -11,7 +11,7 @@ from pathlib import Path
 from tilework.core.lora import Lora
 from tilework.core.model import LoraSource, ModelSource
 from tilework.core.wire.commands import WEIGHTS, AddLora, AddModel, Command, RemoveLora, RemoveModel, Site
-from tilework.core.wire.reports import Loaded, LoadedModel, LoadFailed, LoraAdded, ModelAdded, Report
+from tilework.core.wire.reports import Loaded, LoadFailed, LoraAdded, ModelAdded, Report
 from tilework.runtime.executor import ModelRefused, name_taken
 from tilework.runtime.worker_process import WorkerProcess
 
@@ -36,16 +36,16 @@ class ModelChanges:
     _skeletons: dict[str, Path] = field(default_factory=dict)
     _answers: dict[int, asyncio.Future[Report | None]] = field(default_factory=dict)
 
-    async def read(self, source: ModelSource, served: Collection[str]) -> LoadedModel:
-        """Read a further model. Raises ModelRefused, also if its name is one of `served`."""
+    async def read(self, source: ModelSource, served: Collection[str]) -> Loaded:
+        """Read a further model, the only one of the answer. Raises ModelRefused, also if its name is in `served`."""
         skeleton = self.directory / WEIGHTS / f"{sha256(repr(source).encode()).hexdigest()[:16]}.skeleton"
         cell = tuple(range(_READER, _READER + self.cell_size)) if self.cell_size > 1 else ()
         site = Site(device_id=_READER, blobs=str(self.directory), skeleton=str(skeleton), cell=cell)
-        answer: asyncio.Future[LoadedModel] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Loaded] = asyncio.get_running_loop().create_future()
 
         def on_report(report: Report) -> None:
             if isinstance(report, Loaded) and not answer.done():
-                answer.set_result(report.models[0])
+                answer.set_result(report)
             elif isinstance(report, LoadFailed):
                 reader.set_exit_reason(report.reason)
 
@@ -56,16 +56,17 @@ class ModelChanges:
         reader = WorkerProcess(site, [source], on_report, on_exit)
         try:
             async with asyncio.timeout(self.timeout_s):
-                model = await answer
+                loaded = await answer
         except TimeoutError:
             raise ModelRefused(f"it was not read within {self.timeout_s:g} s") from None
         finally:
             await reader.close(self.grace_s)
+        (model,) = loaded.models
         if model.info.name in served:
             skeleton.unlink()
             raise ModelRefused(name_taken(model.info.name))
         self._skeletons[model.info.name] = skeleton
-        return model
+        return loaded
 
     async def add(self, source: ModelSource) -> None:
         """Let workers serve a model that was read. Raises ModelRefused."""

@@ -75,17 +75,26 @@ class Measuring:
         ours = replace(table, rows=_renamed(table.rows, info.name), graphs=graphs_of(info.graph), loras={})
         return replace(ours, loras={info.name: await self._measured_loras(model)}) if model.loras else ours
 
-    async def added(self, model: LoadedModel) -> CostTable:
-        """The costs of a model that workers serve since a moment ago. Raises ModelRefused."""
+    async def added(self, model: LoadedModel, known: CostTable | None) -> CostTable:
+        """The costs of a model that workers serve since a moment ago, and how fast its weights are loaded.
+
+        Only that is measured where its costs are `known`. Raises ModelRefused.
+        """
         try:
-            table = await self._measured(model, model.info.name)
+            if known is not None:
+                await self.executor.calibrate(model.info.name, ())
+            table = known or await self._measured(model, model.info.name)
         except WorkerStartFailed as error:
             raise ModelRefused(f"a worker was lost while {model.info.name} was measured: {error}") from error
         finally:
-            await self.executor.end_calibration()
+            speeds = await self.executor.end_calibration()
         if table is None:
             raise ModelRefused(f"{model.info.name} ran at none of its usual sizes; the workers' messages say why")
-        return table
+        return replace(table, load_bytes_per_s=speeds)
+
+    def lacks_speeds(self, table: CostTable, model: LoadedModel) -> bool:
+        """Whether a model has weights, and no model before it had any, so that it is not known how fast they load."""
+        return bool(model.components) and LoadSource.DISK not in table.load_bytes_per_s
 
     async def _measured(self, model: LoadedModel, shown: str, shared: Sequence[CostRow] = ()) -> CostTable | None:
         """The costs of a model, `shared` ones among them; None if it runs at no size."""
@@ -133,7 +142,7 @@ class Measuring:
         return self.part(table, model, known)
 
     def part(self, table: CostTable, model: LoadedModel, costs: CostTable) -> CostTable:
-        """What a table of all models says of one that has these costs."""
+        """What a table of all models says of one that has these costs; how fast it loads if that does not know."""
         name = model.info.name
         slowdown = max((one.slowdown for one in costs.loras.get(name, {}).values()), default=1.0)
         loras = {one: replace(lora, slowdown=slowdown) for one, lora in model.loras.items()}
@@ -146,6 +155,7 @@ class Measuring:
             components={name: model.components},
             loras={name: loras} if loras else {},
             devices={},
+            load_bytes_per_s={**costs.load_bytes_per_s, **table.load_bytes_per_s},
         )
 
     def _alike(self, one: LoadedModel, other: LoadedModel) -> bool:

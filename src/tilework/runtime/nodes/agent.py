@@ -8,9 +8,10 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Collection, Coroutine, Iterable
+from collections.abc import Collection, Coroutine, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any, TypeVar
 
 from tilework.comm.net.channel import Channel
@@ -18,14 +19,20 @@ from tilework.comm.net.files import FetchFailed, FileServer, fetch_file
 from tilework.comm.net.frames import BadFrame
 from tilework.comm.net.handshake import join
 from tilework.core.actions import ReadComponents
-from tilework.core.model import Source
 from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import Command, Execute, GroupRef, ImportState, RemoveLora, RemoveModel
-from tilework.core.wire.node_blobs import BlobsFetched, CopyBlob, DiscardBlob, FetchBlobs, LeaveOrigin, Origin
-from tilework.core.wire.reports import LoadedModel, Report, WeightsRead
+from tilework.core.wire.node_blobs import (
+    BlobsFetched,
+    CopyBlob,
+    DiscardBlob,
+    FetchBlobs,
+    KeepBlobs,
+    LeaveOrigin,
+    Origin,
+)
+from tilework.core.wire.reports import Report, WeightsRead
 from tilework.core.work import Group
 from tilework.runtime.executor import ModelRefused, WorkerStartFailed
-from tilework.runtime.local_executor import LocalConfig, LocalExecutor
 from tilework.runtime.nodes.messages import (
     THE_NODE,
     Begin,
@@ -54,40 +61,58 @@ from tilework.runtime.nodes.messages import (
     WorkersLeft,
     node_codec,
 )
+from tilework.runtime.nodes.node_workers import NodeExecutor, NodeWorkers
 
 _log = logging.getLogger(__name__)
-_RETRY_S = 1.0
+_RETRY_S = 0.25
+_READ_S = 0.05  # So long an agent that was suspended reads what has come meanwhile, before it calls a server silent.
+_FIRST_SILENCE_S = 10.0  # Until the server has said how long it may be silent.
+Address = tuple[str, int]
 Result = TypeVar("Result")
 
 
+@dataclass(slots=True, eq=False)
+class Servers:
+    """Where a server listens for agents, or its standby will, and the token that both know. May change at any time."""
+
+    addresses: Sequence[Address]
+    token: bytes
+
+
 async def serve_node(
-    host: str, port: int, token: bytes, leaving: asyncio.Event | None = None, name: str | None = None
+    servers: Servers, leaving: asyncio.Event | None = None, name: str | None = None, wait_s: float = 60.0
 ) -> None:
-    """Be a node of the server that listens there, and of the next one when that has ended.
+    """Be a node of the server that listens at one of these addresses, and of the next one when that has ended.
 
     Until cancelled, or until the server lets it go: because it asks for that, or after `leaving` was set. Then the
-    server has given its work and its states to other nodes. `name` is what servers call this node (default:
-    `default_name`).
+    server has given its work and its states to other nodes. Workers whose server is gone without a word wait `wait_s`
+    for the next one. `name` is what servers call this node (default: `default_name`).
     """
     # Starting workers imports this, which takes seconds, and a node must not be silent for so long.
     await asyncio.to_thread(importlib.import_module, "tilework.worker.process")
-    codec, last, leaving = node_codec(), "", leaving or asyncio.Event()
-    while not leaving.is_set():
-        try:
-            reader, writer = await asyncio.open_connection(host, port)
+    codec, leaving, last = node_codec(), leaving or asyncio.Event(), dict[Address, str]()
+    workers, num_tries = NodeWorkers(wait_s), count()
+    try:
+        while not leaving.is_set():
+            addresses, token = servers.addresses, servers.token
+            host, port = addresses[next(num_tries) % len(addresses)]
             try:
-                channel = Channel(reader, writer, codec, await join(reader, writer, token, codec.digest))
-                reason = await _Agent(channel, token, leaving, name or default_name()).run()
-            finally:
-                writer.close()
-        except (OSError, TimeoutError) as error:  # Refused and BadFrame are among these.
-            reason = f"{type(error).__name__}: {error}"
-        if reason != last:  # Once, while no server is there.
-            _log.warning("this node belongs to no server at %s:%d: %s", host, port, reason)
-        last = reason
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_RETRY_S):
-                await leaving.wait()
+                reader, writer = await asyncio.open_connection(host, port)
+                try:
+                    channel = Channel(reader, writer, codec, await join(reader, writer, token, codec.digest))
+                    reason = await _Agent(channel, token, leaving, name or default_name(), workers).run()
+                finally:
+                    writer.close()
+            except (OSError, TimeoutError) as error:  # Refused and BadFrame are among these.
+                reason = f"{type(error).__name__}: {error}"
+            if reason != last.get((host, port)):  # Once, while no server is there.
+                _log.warning("this node belongs to no server at %s:%d: %s", host, port, reason)
+            last[host, port] = reason
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_RETRY_S / len(addresses)):
+                    await leaving.wait()
+    finally:
+        await workers.close()
 
 
 def default_name() -> str:
@@ -96,14 +121,18 @@ def default_name() -> str:
 
 
 class _Agent:
-    """One session with an engine; its end is that of all workers. It is the `Listener` of their executor.
+    """One session with an engine, which has the workers of this node: it is their `Listener`.
 
-    When the node is `leaving`, it asks the engine to let it go. The engine may also do that unasked.
+    They end when the engine lets the node go. When the session breaks off, they wait for the next one. When the node is
+    `leaving`, it asks the engine to let it go. The engine may also do that unasked.
     """
 
-    def __init__(self, channel: Channel, token: bytes, leaving: asyncio.Event, name: str) -> None:
+    def __init__(self, channel: Channel, token: bytes, leaving: asyncio.Event, name: str, workers: NodeWorkers) -> None:
         self._channel, self._token, self._leaving, self._name = channel, token, leaving, name
-        self._executor: LocalExecutor | None = None
+        self._workers = workers
+        self._executor: NodeExecutor | None = None  # Once its workers are up.
+        self._heard_s, self._silence = time.monotonic(), ""
+        self._watching: asyncio.Task[None] | None = None
         self._files: FileServer | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._fetches: dict[asyncio.Task[None], Origin] = {}
@@ -114,28 +143,50 @@ class _Agent:
     async def run(self) -> str:
         """Until the engine lets it go or is gone; returns why. Raises BadFrame."""
         self._begin_task(self._ask_to_leave())
+        self._watch(_FIRST_SILENCE_S)
+        let_go: Leave | None = None
         try:
             async for address, message in self._channel.messages():
+                self._heard_s = time.monotonic()
                 if isinstance(message, Leave):
-                    if message.is_final:
-                        self._leaving.set()
-                    return str(message.reason)
+                    let_go = message
+                    break
                 self._handle(address, message)
-            return "the server has closed the connection"
+        except BadFrame:
+            if not self._silence:
+                raise
         finally:
             for task in self._tasks:
                 task.cancel()
             if self._files is not None:
                 self._files.close()
-            if self._executor is not None:
-                await self._executor.stop()
+            if let_go is None:
+                self._workers.wait([ref for _, ref in self._groups.values()])
+        if let_go is not None:
+            if let_go.is_final:
+                self._leaving.set()
+            await self._workers.close()
+            return let_go.reason
+        return self._silence or "the server has closed the connection"
+
+    def _watch(self, silence_s: float) -> None:
+        """Break off when the server says nothing for so long, from now on."""
+        if self._watching is not None:
+            self._watching.cancel()
+        self._watching = self._begin_task(self._watch_for_silence(silence_s))
+
+    async def _watch_for_silence(self, silence_s: float) -> None:
+        while (left_s := self._heard_s + silence_s - time.monotonic()) > 0:
+            await asyncio.sleep(left_s)
+            await asyncio.sleep(_READ_S)
+        self._silence = f"the server has said nothing for {silence_s:g} s"
+        self._channel.abort()
 
     def _handle(self, address: int, message: Any) -> None:
         if isinstance(message, Ping):
             self._channel.send(Pong(message.sent_ns, time.monotonic_ns()))
             if self._executor is not None:
-                sizes = self._executor.resident_bytes
-                self._channel.send(Memory({int(device_id): num_bytes for device_id, num_bytes in sizes.items()}))
+                self._channel.send(Memory(self._executor.resident_bytes))
         elif isinstance(message, Begin):
             self._begin_task(self._start(message))
         elif self._executor is not None:
@@ -159,38 +210,31 @@ class _Agent:
         return task
 
     async def _start(self, begin: Begin) -> None:
-        sources: tuple[Source, ...] = (*begin.models, *begin.simulated)
-        self._executor = executor = LocalExecutor(
-            LocalConfig(
-                num_workers=begin.num_workers,
-                sources=sources,
-                num_slots=begin.num_slots,
-                weights_bytes=begin.weights_bytes,
-                states_bytes=begin.states_bytes,
-                cache_bytes=begin.cache_bytes,
-            )
-        )
+        self._watch(begin.silence_s)
         try:
-            models = await executor.start(self)
+            executor = await self._workers.begin(begin, self.on_loading)
         except (WorkerStartFailed, OSError) as error:
             self._channel.send(StartFailed(str(error)))
             return
         self._files = FileServer(executor.blobs.path, self._token, self._channel.epoch)
         await self._files.start(self._channel.own_host)
-        self._channel.send(self._started(executor, models, self._files.port))
+        self._executor = executor
+        self._channel.send(self._started(executor, self._files.port))
+        self._workers.attach(self)
 
-    def _started(self, executor: LocalExecutor, models: tuple[LoadedModel, ...], port: int) -> Started:
-        keys = {one.info.name: executor.profile_key(one.info.name) for one in models}
+    def _started(self, executor: NodeExecutor, port: int) -> Started:
+        keys = {one.info.name: executor.profile_key(one.info.name) for one in self._workers.models}
         return Started(
-            models=models,
+            models=self._workers.models,
             keys=keys,
             num_slots=executor.num_slots,
             host_bytes=executor.host_bytes,
             port=port,
             name=self._name,
+            blobs=tuple(sorted(executor.blobs.names)),
         )
 
-    def _send(self, executor: LocalExecutor, device_id: int, command: Command) -> None:
+    def _send(self, executor: NodeExecutor, device_id: int, command: Command) -> None:
         """Pass a command on. An import waits for its blobs, and what comes after it for the import."""
         match command:
             case Execute(group=GroupRef() as group):
@@ -204,7 +248,7 @@ class _Agent:
         names = [one.blob.name for one in command.states]
         return list(dict.fromkeys(self._coming[name] for name in names if name in self._coming))
 
-    def _group(self, executor: LocalExecutor, group: GroupRef) -> GroupRef:
+    def _group(self, executor: NodeExecutor, group: GroupRef) -> GroupRef:
         """What workers know a group as. The engine has another number for it after it was broken off."""
         number, ref = self._groups.get(group.devices, (None, group))
         if number != group.group_id:
@@ -214,13 +258,13 @@ class _Agent:
             self._groups[group.devices] = group.group_id, ref
         return ref
 
-    def _break_off(self, executor: LocalExecutor, message: BreakOff) -> None:
+    def _break_off(self, executor: NodeExecutor, message: BreakOff) -> None:
         """End a group, also if none of its commands has come yet: those that will are for a group that is broken."""
         ref = self._group(executor, GroupRef(message.group_id, message.devices))
         self._broken.add(message.group_id)
         executor.break_off(ref)
 
-    def _change(self, executor: LocalExecutor, message: Any) -> None:
+    def _change(self, executor: NodeExecutor, message: Any) -> None:
         match message:
             case BreakOff():
                 self._break_off(executor, message)
@@ -231,6 +275,8 @@ class _Agent:
             case LeaveOrigin(origin):
                 for task in [one for one, where in self._fetches.items() if where == origin]:
                     task.cancel()
+            case KeepBlobs(blobs):
+                executor.blobs.keep_only(blobs)
             case CopyBlob(blob, name):
                 executor.blobs.copy(blob, name)
             case DiscardBlob(blob):
@@ -240,20 +286,23 @@ class _Agent:
             case _:
                 self._change_models(executor, message)
 
-    def _change_models(self, executor: LocalExecutor, message: Any) -> None:
+    def _change_models(self, executor: NodeExecutor, message: Any) -> None:
         match message:
-            case RemoveModel(model):
-                executor.remove_model(model)
-            case RemoveLora(model, name):
-                executor.remove_lora(model, name)
             case Measure() | EndMeasuring():
                 self._begin_task(self._measure(executor, message))
+            case RemoveModel(model):
+                self._workers.note_change()
+                executor.remove_model(model)
+            case RemoveLora(model, name):
+                self._workers.note_change()
+                executor.remove_lora(model, name)
             case ReadModel() | ServeModel() | ReadLora():
+                self._workers.note_change()
                 self._begin_task(self._add(executor, message))
             case _:
                 raise BadFrame(f"a node does not handle {type(message).__name__}")
 
-    async def _measure(self, executor: LocalExecutor, message: Measure | EndMeasuring) -> None:
+    async def _measure(self, executor: NodeExecutor, message: Measure | EndMeasuring) -> None:
         if isinstance(message, EndMeasuring):
             self._channel.send(LoadSpeeds(await executor.end_calibration()))
             return
@@ -266,7 +315,7 @@ class _Agent:
             return
         self._channel.send(Measured(rows))
 
-    async def _add(self, executor: LocalExecutor, message: ReadModel | ServeModel | ReadLora) -> None:
+    async def _add(self, executor: NodeExecutor, message: ReadModel | ServeModel | ReadLora) -> None:
         """Read or serve a model, or read a LoRA; tell how that went."""
         try:
             match message:
@@ -284,13 +333,13 @@ class _Agent:
 
     # Blobs of other nodes.
 
-    def _fetch(self, executor: LocalExecutor, message: FetchBlobs) -> None:
+    def _fetch(self, executor: NodeExecutor, message: FetchBlobs) -> None:
         task = self._begin_task(self._fetch_all(executor, message))
         self._fetches[task] = message.origin
         self._coming |= {blob.name: task for blob in message.blobs}
         task.add_done_callback(lambda _: self._fetches.pop(task, None))
 
-    async def _fetch_all(self, executor: LocalExecutor, message: FetchBlobs) -> None:
+    async def _fetch_all(self, executor: NodeExecutor, message: FetchBlobs) -> None:
         """Fetch one blob after another; without one the others are of no use."""
         fetched: list[StateBlob] = []
         reason, begin_ns = "", time.monotonic_ns()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilework.core.model import ModelSource
+from tilework.core.pools import unknown_device
+from tilework.core.work import Group
 from tilework.runtime.local_executor import LocalConfig
 
 
@@ -14,6 +17,9 @@ class BadNodes(ValueError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodesConfig:
     """`num_nodes` places for nodes, each with the workers that `each` says; `sources` are paths on every node.
+
+    Devices of a model are numbered through all nodes. Without `weights_bytes` each node has what it serves from the
+    start, so a model must have a device on each: else that node would not know it.
 
     A server starts when `least_nodes` of them are taken, 0 for all; the others may be taken later.
 
@@ -54,11 +60,27 @@ class NodesConfig:
                 f"agents may connect to {self.host} without a token; set TILEWORK_CLUSTER_TOKEN here and on all nodes"
             )
         for one in self.each.sources:
-            if getattr(one, "devices", None) is not None:
-                raise BadNodes(
-                    f"devices of a model are numbers on one machine, and there are {self.num_nodes} nodes; "
-                    "leave them out"
-                )
+            if isinstance(one, ModelSource) and one.devices is not None:
+                self._check_devices(one.name or one.path, one.devices)
+
+    def _check_devices(self, model: str, devices: Group) -> None:
+        num = self.num_nodes * self.num_devices_each
+        if (unknown := unknown_device(devices, num)) is not None:
+            raise BadNodes(
+                f"devices of {model} has {unknown}, and {self.num_nodes} nodes have {num} together, from 0; "
+                "leave it out"
+            )
+        lacking = set(range(self.num_nodes)).difference(one // self.num_devices_each for one in devices)
+        if lacking and self.each.weights_bytes is None:
+            raise BadNodes(
+                f"devices = {list(devices)} of {model} has none of node {min(lacking)}, which would not know the model;"
+                " name one of each node, or give --weights-memory, so that devices load only what they serve"
+            )
+
+    @property
+    def num_devices_each(self) -> int:
+        """The accelerators of each node: its cells."""
+        return self.each.num_workers // self.each.cell_size
 
     @property
     def num_first(self) -> int:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -21,7 +22,7 @@ from tilework.core.lora import Lora, UsedLora
 from tilework.core.model import LoraSource, ModelSource, SimulatedSource
 from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import Command, GroupRef, ImportState
-from tilework.core.wire.node_blobs import BlobsFetched
+from tilework.core.wire.node_blobs import BlobsFetched, KeepBlobs
 from tilework.core.wire.reports import Ended, LoadedModel, Report, WeightsRead
 from tilework.core.work import Group
 from tilework.cost.profile import ProfileKey
@@ -30,18 +31,16 @@ from tilework.runtime.groups import GroupTable
 from tilework.runtime.nodes.agent_port import AgentPort
 from tilework.runtime.nodes.config import NodesConfig
 from tilework.runtime.nodes.departures import Departures
+from tilework.runtime.nodes.measuring import NodeMeasuring
 from tilework.runtime.nodes.messages import (
     THE_NODE,
     Begin,
     BreakOff,
-    EndMeasuring,
     KillWorker,
     Leave,
     Leaving,
     Loading,
-    LoadSpeeds,
     Measure,
-    Measured,
     Started,
     StartFailed,
     WorkerJoined,
@@ -70,23 +69,29 @@ class NodesExecutor:
 
     A node that is lost leaves its place to the next agent that connects. All nodes have the same models, hardware and
     number of workers. A job goes on on another node from its blobs: the node fetches them from the one that has them.
+
+    Agents that have waited for this server bring workers that are up, and blobs, to be `inherit`ed. At the stop of a
+    durable server they wait again.
     """
 
     def __init__(self, config: NodesConfig, starter: AgentStarter | None = None) -> None:
         """`starter` starts the agents; without one they are started by hand."""
         self._config, each, self._starter = config, config.each, starter
         self._port = AgentPort(config, self._serve)
-        self._numbers = DeviceNumbers(num_nodes=config.num_nodes, num_workers=each.num_workers, num_slots=0)
+        self._num_each = config.num_devices_each
+        self._numbers = DeviceNumbers(num_nodes=config.num_nodes, num_workers=self._num_each, num_slots=0)
         self._places = NodePlaces[RemoteNode](config.num_nodes)
         self._nodes = self._places.there
         self._models = NodeModels(each.sources, self._nodes)
+        self._measuring = NodeMeasuring(self._nodes)
         self._first: Started | None = None
         self._groups = GroupTable(max_per_worker=1 << 30)  # Agents close what has not been used for long.
         prefix = f"copy-{secrets.token_hex(6)}"  # No name is ever used again.
         self._blobs = NodeBlobs(self._nodes, fetch_s=config.fetch_s, copies=config.state_copies, prefix=prefix)
         self._departures = Departures(self._blobs)
         self._absence: asyncio.TimerHandle | None = None
-        self._is_stopping = False
+        self._may_inherit = each.owner is not None
+        self._has_started = self._is_stopping = False
 
     # What it is.
 
@@ -150,11 +155,11 @@ class NodesExecutor:
     def node_names(self) -> Mapping[str, Group]:
         """The accelerators of each node whose workers are up, by the name of its agent."""
         there = {node.started.name: node.node for node in self._nodes.values() if node.started is not None}
-        return {name: self._numbers.all_of(place)[: self._config.each.num_workers] for name, place in there.items()}
+        return {name: self._numbers.all_of(place)[: self._num_each] for name, place in there.items()}
 
     @property
     def serving(self) -> Mapping[str, tuple[int, ...]]:
-        return {}
+        return self._models.serving
 
     @property
     def weights_bytes(self) -> int | None:
@@ -175,16 +180,16 @@ class NodesExecutor:
     @property
     def resident_bytes(self) -> Mapping[str, int]:
         """As nodes said it last."""
-        return {
-            str(self._numbers.of(node.node, on_node)): num_bytes
-            for node in self._nodes.values()
-            for on_node, num_bytes in node.resident_bytes.items()
-        }
+        found = dict[str, int]()
+        for node in self._nodes.values():
+            for worker, num_bytes in node.resident_bytes.items():
+                on_node, dot, rank = worker.partition(".")
+                found[f"{self._numbers.of(node.node, int(on_node))}{dot}{rank}"] = num_bytes
+        return found
 
     @property
     def cell_size(self) -> int:
-        """Workers of nodes are in no cells."""
-        return 1
+        return self._config.each.cell_size
 
     # Start and end.
 
@@ -205,6 +210,7 @@ class NodesExecutor:
                 await self._loop.run_in_executor(None, self._starter.start, *where)
             async with asyncio.timeout(timeout_s):
                 await self._ready
+            self._has_started = True
         except TimeoutError:
             num = sum(node.started is not None for node in self._nodes.values())
             await self.stop()
@@ -224,8 +230,11 @@ class NodesExecutor:
             self._absence.cancel()
         self._port.close()
         for node in self._nodes.values():
-            node.tell(Leave("the server has ended"))
-            await node.channel.drain()
+            if self._config.each.owner is None or self._starter is not None or not self._has_started:
+                node.tell(Leave("the server has ended"))
+                await node.channel.drain()
+            else:
+                node.channel.close()
         await self._port.ended(self._config.each.stop_grace_s)
         if self._starter is not None:
             await self._loop.run_in_executor(None, self._starter.close)
@@ -256,14 +265,23 @@ class NodesExecutor:
         each = self._config.each
         return Begin(
             node=place,
-            models=tuple(one for one in self._models.sources if isinstance(one, ModelSource)),
-            simulated=tuple(one for one in self._models.sources if isinstance(one, SimulatedSource)),
+            silence_s=self._config.silence_s,
+            models=tuple(self._on_node(one, place) for one in self._models.to_begin if isinstance(one, ModelSource)),
+            simulated=tuple(one for one in self._models.to_begin if isinstance(one, SimulatedSource)),
             num_workers=each.num_workers,
             num_slots=each.num_slots,
             weights_bytes=each.weights_bytes,
             states_bytes=each.states_bytes,
             cache_bytes=each.cache_bytes,
+            cell_size=each.cell_size,
         )
+
+    def _on_node(self, source: ModelSource, place: int) -> ModelSource:
+        """A model with those of its devices that lie on a node, as they are called there."""
+        if source.devices is None:
+            return source
+        here = (one for one in source.devices if self._numbers.node(one) == place)
+        return replace(source, devices=tuple(map(self._numbers.on_node, here)))
 
     # What nodes say.
 
@@ -310,7 +328,7 @@ class NodesExecutor:
             self._models.take(started)
             self._numbers = DeviceNumbers(
                 num_nodes=self._config.num_nodes,
-                num_workers=self._config.each.num_workers,
+                num_workers=self._num_each,
                 num_slots=started.num_slots,
             )
         elif (differs := self._difference(self._first, started)) is not None:
@@ -318,7 +336,9 @@ class NodesExecutor:
             node.tell(Leave(reason))
             self._fail_start(reason)
             return
-        node.begin(started, self._config.each.num_workers, partial(self._prepared, node))
+        node.begin(started, self._num_each, partial(self._prepared, node))
+        if started.blobs and not self._may_inherit:
+            node.tell(KeepBlobs(()))
         if self._absence is not None:
             self._absence.cancel()
         if self._ready.done():
@@ -441,8 +461,16 @@ class NodesExecutor:
     # Blobs.
 
     def inherit(self, blobs: Collection[StateBlob]) -> set[StateBlob]:
-        """None: agents keep no blobs when their server ends."""
-        return set()
+        self._may_inherit = False  # A node that comes later has what nothing goes by any more.
+        found = set[StateBlob]()
+        for node in self._nodes.values():
+            if node.started is not None and node.started.blobs:
+                names = set(node.started.blobs)
+                kept = tuple(blob for blob in blobs if blob.name in names)
+                node.tell(KeepBlobs(kept))
+                self._blobs.written(kept, node)
+                found.update(kept)
+        return found
 
     def copy(self, blob: StateBlob) -> StateBlob | None:
         return self._blobs.copy(blob)
@@ -461,20 +489,12 @@ class NodesExecutor:
         loras: tuple[UsedLora, ...] = (),
         known: frozenset[str] = frozenset(),
     ) -> tuple[CostRow, ...]:
-        """Measure on the first node: all are alike."""
         asked = Measure(model=model, batches=batches, degree=degree, num_runs=num_runs, loras=loras, known=known)
-        answer = await self._any_node().ask(asked, Measured)
-        if answer.error:
-            raise WorkerStartFailed(answer.error)
-        return answer.rows
+        places = {self._numbers.node(one) for one in self.serving.get(model, range(self.num_devices))}
+        return await self._measuring.run(asked, places)
 
     async def end_calibration(self) -> Mapping[LoadSource, float]:
-        return (await self._any_node().ask(EndMeasuring(), LoadSpeeds)).bytes_per_s
-
-    def _any_node(self) -> RemoteNode:
-        if not self._nodes:
-            raise WorkerStartFailed("all nodes were lost")
-        return min(self._nodes.values(), key=lambda node: (bool(node.leaves_because), node.node))
+        return await self._measuring.end()
 
     async def read_model(self, source: ModelSource, served: Collection[str]) -> LoadedModel:
         return await self._models.read(source, served)

@@ -6,7 +6,7 @@ Those are the messages of `core.wire`, with the number of the device on its node
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import get_args
 
 from tilework.comm.net.codec import Codec
@@ -16,7 +16,7 @@ from tilework.core.cost_row import Batch, CostRow
 from tilework.core.lora import Lora, UsedLora
 from tilework.core.model import LoraSource, ModelSource, SimulatedSource
 from tilework.core.wire.commands import Command, RemoveLora, RemoveModel
-from tilework.core.wire.node_blobs import BlobsFetched, CopyBlob, DiscardBlob, FetchBlobs, LeaveOrigin
+from tilework.core.wire.node_blobs import BlobsFetched, CopyBlob, DiscardBlob, FetchBlobs, KeepBlobs, LeaveOrigin
 from tilework.core.wire.reports import LoadedModel, Report
 from tilework.core.work import Group
 from tilework.cost.profile import ProfileKey
@@ -26,9 +26,14 @@ from tilework.cost.profile import ProfileKey
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begin:
-    """Start the workers of this node: see `runtime.local_executor.LocalConfig`. Either kind of sources is empty."""
+    """Start the workers of this node: see `runtime.local_executor.LocalConfig`. Either kind of sources is empty.
 
-    node: int
+    Workers that were started for an equal message will do. The session is over when the server says nothing for
+    `silence_s`.
+    """
+
+    node: int = field(compare=False)
+    silence_s: float = field(compare=False)
     models: tuple[ModelSource, ...]
     simulated: tuple[SimulatedSource, ...]
     num_workers: int
@@ -36,6 +41,7 @@ class Begin:
     weights_bytes: int | None
     states_bytes: int
     cache_bytes: int
+    cell_size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +118,10 @@ class Leave:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """All workers are up. Blobs can be fetched at `port`. `keys` are those of the models, by name.
+    """All workers are up; what follows says of which that is not so.
 
-    `name` is what this node is called.
+    Blobs can be fetched at `port`. `keys` are those of the models, by name. `name` is what this node is called, and
+    `blobs` are the names of those that it has kept from an earlier session.
     """
 
     models: tuple[LoadedModel, ...]
@@ -123,6 +130,7 @@ class Started:
     host_bytes: int | None
     port: int
     name: str
+    blobs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +209,9 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What each worker process of the node has in use, by device; follows each `Pong`."""
+    """What each worker process of the node has in use, as `Executor.resident_bytes`; follows each `Pong`."""
 
-    resident_bytes: Mapping[int, int]
+    resident_bytes: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +228,7 @@ ToNode = (
     | KillWorker
     | FetchBlobs
     | LeaveOrigin
+    | KeepBlobs
     | CopyBlob
     | DiscardBlob
     | ReadComponents

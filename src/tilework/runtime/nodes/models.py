@@ -25,6 +25,7 @@ class NodeModels:
 
     def __init__(self, sources: tuple[Source, ...], nodes: Mapping[int, RemoteNode]) -> None:
         self.sources = sources
+        self._given_names: dict[str, str] = {}  # What a model was called before the first node had read it.
         self.keys: dict[str, ProfileKey] = {}
         self.version = 0  # How often `sources` have changed.
         self._infos: dict[str, ModelInfo] = {}
@@ -35,9 +36,29 @@ class NodeModels:
         """The first node is up: it says what the models are called."""
         models = [one.info for one in first.models]
         self.keys, self._infos = dict(first.keys), {info.name: info for info in models}
+        self._given_names = {
+            info.name: source.name
+            for source, info in zip(self.sources, models, strict=True)
+            if isinstance(source, ModelSource)
+        }
         self.sources = tuple(
             replace(source, name=info.name) if isinstance(source, ModelSource) else source
             for source, info in zip(self.sources, models, strict=True)
+        )
+
+    @property
+    def serving(self) -> Mapping[str, tuple[int, ...]]:
+        """The devices of each model that not all serve, by its name, once that is known."""
+        return {
+            one.name: one.devices for one in self.sources if isinstance(one, ModelSource) and one.devices is not None
+        }
+
+    @property
+    def to_begin(self) -> tuple[Source, ...]:
+        """The sources as a node is told them: the same before and after it is known what the models are called."""
+        return tuple(
+            replace(one, name=self._given_names.get(one.name, one.name)) if isinstance(one, ModelSource) else one
+            for one in self.sources
         )
 
     def difference(self, other: Started) -> str | None:

@@ -39,7 +39,7 @@ class RemoteNode:
         self.left: frozenset[int] = frozenset()
         self.fetches: dict[int, FetchBlobs] = {}  # What it was told to fetch, by id.
         self.reads: set[int] = set()  # Reads ahead of need that it has not answered.
-        self.resident_bytes: Mapping[int, int] = {}  # Of its workers, by device.
+        self.resident_bytes: Mapping[str, int] = {}  # Of its workers, as `Executor.resident_bytes`.
         self.leaves_because = ""  # Not empty if it is about to leave.
         self._ping_s, self._silence_s = ping_s, silence_s
         self._outboxes: dict[int, Outbox] = {}

@@ -29,14 +29,21 @@ class SimNodes:
     message of a session that has lost its place is refused. A node that is cut off for `SILENCE_NS` is given up. It
     goes on meanwhile, and ends its workers once it notices.
 
-    A fetch takes no time here, unless a fault delays it: `StateTransfer.move_ns` has its usual time.
+    A fetch takes no time here, unless a fault delays it: `StateTransfer.move_ns` has its usual time. Of one that did,
+    `on_fetched` is told the node that had the states, the one that has them now, their bytes and the time.
     """
 
     def __init__(
-        self, num_nodes: int, clock: Clock, injector: FaultInjector, network: Network, *, state_copies: int
+        self,
+        num_nodes: int,
+        clock: Clock,
+        injector: FaultInjector,
+        network: Network,
+        state_copies: int,
+        on_fetched: Callable[[int, int, int, int], None],
     ) -> None:
         self._num, self._clock, self._injector, self._network = num_nodes, clock, injector, network
-        self._state_copies = min(state_copies, num_nodes)
+        self._state_copies, self._on_fetched = min(state_copies, num_nodes), on_fetched
         self._sessions: dict[int, NodeSession] = {}
         self._states: dict[str, State] = {}
         self._forgotten: set[StateBlob] = set()
@@ -45,6 +52,7 @@ class SimNodes:
         self.num_outdated = 0  # Messages of sessions that were given up, and works of ended ones, that counted.
         self.num_clock_errors = 0  # Times that were off by more than was stated.
         self.num_missing = 0  # Blobs that a node lacks, though the server believes them there.
+        self.num_false_fetches = 0  # Fetches that count as measured, but have failed, or were from another node.
         self.begin_server()
 
     def begin_server(self) -> None:
@@ -77,12 +85,14 @@ class SimNodes:
         session.files.clear()
         session.coming.clear()
 
-    def end_server(self) -> None:
-        """The server has ended, and with it all sessions. Only a single node, which is its own machine, keeps blobs."""
+    def end_server(self, late: Collection[int]) -> None:
+        """The server has ended, and with it all sessions. Nodes keep their blobs for the next one, unless they are
+        `late` for it.
+        """
         for session in self._sessions.values():
-            if self._num > 1:
+            if session.node in late:
                 self.end(session)
-            session.has_ended = True
+            session.has_ended = session.is_given_up = True
             session.coming.clear()
 
     def lose(self, session: NodeSession) -> list[StateBlob] | None:
@@ -244,11 +254,16 @@ class SimNodes:
         for call in fetch.waiting:
             call()
         answer = BlobsFetched(message.fetch_id, fetch.found, self._clock.now_ns - fetch.begin_ns, reason)
-        self.to_server(session, partial(self._fetched, answer, session))
+        self.to_server(session, partial(self._fetched, answer, session, fetch.origin))
 
-    def _fetched(self, answer: BlobsFetched, session: NodeSession) -> None:
-        """The server hears of a fetch. How long it took is not passed on: that is a fault here."""
-        self.blobs.fetched(answer, session)
+    def _fetched(self, answer: BlobsFetched, session: NodeSession, origin: NodeSession | None) -> None:
+        """The server hears of a fetch, and learns from the time that it took."""
+        place = self.blobs.fetched(answer, session)
+        if place is None or not answer.run_ns:
+            return
+        is_measured = origin is not None and self.places.is_current(place, origin) and not answer.reason
+        self.num_false_fetches += not is_measured
+        self._on_fetched(place, session.node, sum(blob.num_bytes for blob in answer.blobs), answer.run_ns)
 
     # Clocks.
 

@@ -25,9 +25,9 @@ from tilework.core.comm import Comm
 from tilework.core.component import Component, WeightBlocks, piece_bytes
 from tilework.core.model import ModelInfo
 from tilework.core.work import Group
-from tilework.pipelines.components import blocks_of
+from tilework.pipelines.components import blocks_of, parts_of, weights_of
 from tilework.pipelines.errors import UnsupportedModel
-from tilework.worker.models.shared_weights import Form, WeightsFile, laid_out, placed, weights_of
+from tilework.worker.models.shared_weights import Form, WeightsFile, laid_out, placed
 
 
 class Cell:
@@ -205,5 +205,5 @@ def _outside(module: nn.Module, blocks: Sequence[nn.Module]) -> Iterator[Tensor]
     within = {one for block in blocks for one in block.modules()}
     for one in module.modules():
         if one not in within:
-            yield from one.parameters(recurse=False)
-            yield from one.buffers(recurse=False)
+            for weight in (*one.parameters(recurse=False), *one.buffers(recurse=False)):
+                yield from parts_of(weight)

@@ -9,13 +9,13 @@ import torch
 
 from tilework.core.component import Component
 from tilework.core.lora import Lora
-from tilework.core.model import DecodeMemory, SimulatedSource, Source
+from tilework.core.model import DecodeMemory, ModelSource, SimulatedSource, Source
 from tilework.core.wire.reports import LoadedModel
 from tilework.pipelines.clips.plan import decode_memory
+from tilework.pipelines.components import weights_of
 from tilework.pipelines.family import Family
 from tilework.pipelines.identity import model_identity, stage_keys
 from tilework.pipelines.model_index import location
-from tilework.pipelines.numerics import ATTENTION
 
 
 def described(
@@ -32,10 +32,10 @@ def described(
         family.info,
         path=location(source.path),
         dtype=source.dtype,
-        attention_backend=ATTENTION,
+        attention_backend=source.attention,
         loras=tuple(loras),
         vae_tiling=bool(getattr(family.modules.get("vae"), "use_tiling", False)),
-        decode=_decode_memory(family, source.memory_bytes, all_stay=not components),
+        decode=_decode_memory(family, source, all_stay=not components),
     )
     return LoadedModel(
         info=info,
@@ -47,16 +47,17 @@ def described(
     )
 
 
-def _decode_memory(family: Family, memory_bytes: int | None, *, all_stay: bool) -> DecodeMemory | None:
-    """What decodes may take, if that is known: `memory_bytes`, or what the model leaves of an accelerator.
+def _decode_memory(family: Family, source: ModelSource, *, all_stay: bool) -> DecodeMemory | None:
+    """What decodes may take, if that is known: `source.memory_bytes`, or what the model leaves of an accelerator.
 
-    Unless all its components stay there, the autoencoder is there alone.
+    Unless all its components stay there, the autoencoder is there alone, or nearly nothing if layers come and go.
     """
-    vae = family.modules.get("vae")
+    vae, memory_bytes = family.modules.get("vae"), source.memory_bytes
     if vae is None:
         return None
     if memory_bytes is None and family.device.type == "cuda":
         modules = family.modules.values() if all_stay else (vae,)
-        weights = {one.data_ptr(): one.nbytes for module in modules for one in module.parameters()}
+        there = () if source.offload == "layers" else modules
+        weights = {one.data_ptr(): one.nbytes for module in there for one in weights_of(module)}
         memory_bytes = torch.cuda.get_device_properties(family.device).total_memory - sum(weights.values())
     return None if memory_bytes is None else decode_memory(vae, memory_bytes)

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from tilework.core.wire.commands import ComponentFiles, ReadWeights
 from tilework.core.wire.reports import WeightsRead
+from tilework.pipelines.components import weights_of
 from tilework.pipelines.loading import load_component
-from tilework.worker.models.shared_weights import SharedWeights, weights_of
+from tilework.worker.models.shared_weights import SharedWeights
 
 _log = logging.getLogger(__name__)
 _BLOCK_BYTES = 1 << 20

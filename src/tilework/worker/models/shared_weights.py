@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from tilework.core.component import ALIGNMENT, Component
+from tilework.pipelines.components import weights_of
+from tilework.worker.models.pinned import PinnedFiles, bytes_of
 
 _log = logging.getLogger(__name__)
 _MADV_POPULATE_READ = 22  # Since Linux 5.14; Python has no name for it.
@@ -46,6 +48,7 @@ class SharedWeights:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._pinned = PinnedFiles()
 
     def share(self, module: nn.Module) -> str | None:
         """Let the weights of a module lie in the file; returns its name. None if there is no room for it.
@@ -132,8 +135,11 @@ class SharedWeights:
         """
         path = self._directory / name
         offsets, size = laid_out(forms)
-        with path.open("rb") as file:
-            mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
+        if any(form.device.type == "cuda" for form in forms):
+            mapped = self._pinned.map(path, size)
+        else:
+            with path.open("rb") as file:
+                mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
         with suppress(FileNotFoundError):  # Another worker may have needed the room since.
             os.utime(path)
         return WeightsFile(mapped, offsets, forms)
@@ -176,7 +182,7 @@ class WeightsFile:
 
     def weight(self, index: int) -> Tensor:
         """A weight as it lies in the file."""
-        return placed(torch.frombuffer(self.mapped, dtype=torch.uint8), self.offsets[index], self.forms[index])
+        return placed(bytes_of(self.mapped), self.offsets[index], self.forms[index])
 
     def _populate(self, start: int) -> None:
         """Map the pages of a block. Older kernels do it page by page, when a run first reads them."""
@@ -209,12 +215,6 @@ class Form:
     def empty(self) -> Tensor:
         """A weight without memory."""
         return torch.empty(0, dtype=self.dtype, device=self.device)
-
-
-def weights_of(module: nn.Module) -> list[Tensor]:
-    """All weights of a module, tied ones once, in the order of their names."""
-    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    return [named[name] for name in sorted(named)]
 
 
 def digest_of(tensors: Sequence[Tensor]) -> str:

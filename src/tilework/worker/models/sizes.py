@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from tilework.core.model import ModelSource
 from tilework.core.wire.reports import ModelSize
-from tilework.pipelines.components import modules_of
+from tilework.pipelines.components import modules_of, weights_of
 from tilework.pipelines.loading import family_of, load_stock
 from tilework.worker.models.cell import divided
-from tilework.worker.models.shared_weights import Form, weights_of
+from tilework.worker.models.shared_weights import Form
 
 
 def size_of(source: ModelSource) -> ModelSize:

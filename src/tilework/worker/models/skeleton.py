@@ -21,14 +21,13 @@ from tilework.core.component import Component
 from tilework.core.lora import Lora
 from tilework.core.model import LoraSource, ModelSource
 from tilework.core.wire.reports import LoadedModel
-from tilework.pipelines.components import modules_of
+from tilework.pipelines.components import modules_of, weights_of
 from tilework.pipelines.errors import UnsupportedModel
 from tilework.pipelines.family import Family
 from tilework.pipelines.loading import family_of, load_component, load_stock
 from tilework.pipelines.video.exporter import Exporter, can_export
 from tilework.worker.models.describe import described
 from tilework.worker.models.loras import WorkerLoras
-from tilework.worker.models.shared_weights import weights_of
 from tilework.worker.models.weights import KeptWeights, Weights
 
 

@@ -17,8 +17,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from tilework.core.component import Component
+from tilework.pipelines.components import weights_of
 from tilework.worker.models.cell import Cell, SplitModule, component_in
-from tilework.worker.models.shared_weights import Form, SharedWeights, WeightsFile, digest_of, weights_of
+from tilework.worker.models.shared_weights import Form, SharedWeights, WeightsFile, digest_of
 
 _POLL_S = 0.002  # Between two looks whether another process has read a component.
 

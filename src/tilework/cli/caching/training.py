@@ -31,7 +31,7 @@ def train_cache(source: ModelSource, prompts: Path, target: Path, sizes: str | N
 
     Raises UserError.
     """
-    from tilework.worker.cache_training import Changes, can_train, observe_changes, train
+    from tilework.worker.caching.training import Changes, can_train, observe_changes, train
 
     texts = prompts_of(prompts)
     if len(texts) < _HELD_OUT:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tilework.cli.cache_training import prompts_of
+from tilework.cli.caching.training import prompts_of
 from tilework.cli.console import UserError, console, out, print_json, progress, require_serve_extra
 from tilework.cli.models import ModelOptions, checked_spec, loaded_family, model_source
 from tilework.cli.options.common import AsJson, examples
@@ -21,7 +21,7 @@ from tilework.core.wire.spec import Spec
 if TYPE_CHECKING:
     from tilework.pipelines.family import Family
     from tilework.report.cache_quality import CachedPicture, CacheQuality
-    from tilework.worker.quality import Drawn
+    from tilework.worker.caching.quality import Drawn
 
 EXAMPLE = examples(
     "tilework quality --out out/quality",
@@ -67,7 +67,9 @@ def command(
     choices = _choices(kinds, thresholds)
     texts = PROMPTS if prompts is None else prompts_of(prompts)
     rate = None if score is None else _score(score)
-    source = model_source(model, ModelOptions(None, device, dtype, threads))
+    source = model_source(
+        model, ModelOptions(None, device, dtype or ("float32" if device == "cpu" else "bfloat16"), threads)
+    )
     numbers = _numbers(steps)
     family = _family(source, choices, not no_predictor)
     specs = [
@@ -134,7 +136,7 @@ def _family(source: ModelSource, choices: Sequence[CacheChoice], predictor: bool
 def _pictures(
     family: Family, specs: Sequence[Spec], choices: Sequence[CacheChoice], rate: Score | None, *, quiet: bool
 ) -> list[CachedPicture]:
-    from tilework.worker.quality import draw_each
+    from tilework.worker.caching.quality import draw_each
 
     found: list[CachedPicture] = []
     with progress(quiet) as bar:

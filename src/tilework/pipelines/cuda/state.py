@@ -1,0 +1,71 @@
+"""What CUDA is like on this machine, in plain data: it needs no torch, so that any process can have it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A CUDA device. Its index is its place among those that torch sees.
+
+    `capability` is its compute capability. On a card with a `problem`, such as that another program has it alone, no
+    tensor can be made; `problem` is what torch says then.
+    """
+
+    name: str
+    total_bytes: int
+    free_bytes: int
+    capability: tuple[int, int]
+    problem: str = ""
+
+    @property
+    def has_bfloat16(self) -> bool:
+        """Whether its units compute in bfloat16, from Ampere on; older ones emulate it slowly."""
+        return self.capability >= (8, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudaState:
+    """The build of torch, the driver, and the cards.
+
+    `built_for` is the version of CUDA that torch was built for; None: CPUs alone. Where there are no cards, `problem`
+    is what torch says. Without `has_nvml`, importing the libraries asks CUDA itself for devices, and processes that are
+    forked from one that has done so cannot use any.
+    """
+
+    torch: str
+    built_for: str | None
+    driver: str
+    cards: tuple[Card, ...] = ()
+    problem: str = ""
+    has_nvml: bool = True
+
+    @property
+    def build(self) -> str:
+        """The build of torch, in words."""
+        return f"torch {self.torch}, built for {f'CUDA {self.built_for}' if self.built_for else 'CPUs'}"
+
+    @property
+    def reason_against(self) -> str:
+        """Why CUDA cannot be used, naming build and driver; empty if there are cards."""
+        if self.built_for is None:
+            return self.build
+        return "" if self.cards else f"{self.build}, sees no card ({self.problem}); the driver: {self.driver}"
+
+    @property
+    def remedy(self) -> str:
+        """What to do where CUDA cannot be used."""
+        if self.built_for is None:
+            return "install a CUDA build of torch (pytorch.org), or serve on CPUs (--device cpu)"
+        return (
+            f"install a driver for CUDA {self.built_for} or newer; give a container its devices (docker run --gpus "
+            "all); see whether CUDA_VISIBLE_DEVICES hides them; or serve on CPUs (--device cpu)"
+        )
+
+    @staticmethod
+    def from_json(document: dict[str, Any]) -> CudaState:
+        """The state whose fields, and those of its cards, `document` has."""
+        cards = [Card(**{**one, "capability": tuple(one["capability"])}) for one in document["cards"]]
+        return CudaState(**{**document, "cards": tuple(cards)})

@@ -1,0 +1,140 @@
+"""The components of a model that has not been loaded: what their weights take, by configurations and headers alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+import transformers
+from torch import Tensor, nn
+
+from tilework.pipelines.components import is_denoiser
+from tilework.pipelines.errors import ModelNotFound, UnsupportedModel
+from tilework.pipelines.model_index import read_contents
+from tilework.pipelines.setup.quantize import SCHEMES
+
+_META = torch.device("meta")
+_LIBRARIES = {"diffusers": diffusers, "transformers": transformers}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """A component with weights. `module` has their shapes and no memory."""
+
+    name: str
+    module: nn.Module
+
+    @property
+    def kind(self) -> str:
+        return type(self.module).__name__
+
+    @property
+    def is_denoiser(self) -> bool:
+        return is_denoiser(self.module)
+
+    @property
+    def decodes(self) -> bool:
+        return hasattr(self.module, "decode")
+
+    def num_bytes(self, dtype: torch.dtype, scheme: str | None) -> int:
+        """What its weights take, as its library loads them: some stay in float32, and some are quantised."""
+        return sum(size for _, size in self._sizes(dtype, scheme))
+
+    def largest_layer_bytes(self, dtype: torch.dtype) -> int:
+        """What the weights of its largest layer take."""
+        sizes: dict[nn.Module, int] = {}
+        for layer, size in self._sizes(dtype, None):
+            sizes[layer] = sizes.get(layer, 0) + size
+        return max(sizes.values(), default=0)
+
+    def _sizes(self, dtype: torch.dtype, scheme: str | None) -> Iterator[tuple[nn.Module, int]]:
+        """Each weight once: the layer that has it, and what it takes."""
+        in_float32, seen = _kept_in_float32(self.module, dtype), set[int]()
+        for path, layer in self.module.named_modules():
+            own = (*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False))
+            for name, weight in own:
+                if id(weight) in seen:
+                    continue
+                seen.add(id(weight))
+                is_kept = not in_float32.isdisjoint(f"{path}.{name}".split("."))
+                if scheme is not None and isinstance(layer, nn.Linear) and name == "weight" and not is_kept:
+                    yield layer, SCHEMES[scheme].weight_bytes(layer.out_features, layer.in_features)
+                else:
+                    yield layer, weight.numel() * _dtype_of(weight, torch.float32 if is_kept else dtype).itemsize
+
+
+def read_parts(directory: Path) -> Sequence[Part]:
+    """The components of a diffusers directory that have weights. Its configurations are enough.
+
+    Where there are weights, too, their headers must have as many elements as the configurations ask for.
+
+    Raises:
+        ModelNotFound: a configuration cannot be read, or the weights are other ones.
+        UnsupportedModel: a class is in neither diffusers nor transformers.
+    """
+    parts: list[Part] = []
+    for name, value in read_contents(directory).items():
+        match value:
+            case [("diffusers" | "transformers") as library, str(kind)] if (folder := directory / name).is_dir():
+                if (folder / "config.json").is_file():
+                    part = Part(name, _on_meta(folder, library, kind))
+                    _check_headers(folder, part)
+                    parts.append(part)
+    return parts
+
+
+def _on_meta(folder: Path, library: str, kind: str) -> nn.Module:
+    found: Any = getattr(_LIBRARIES[library], kind, None)
+    if found is None:
+        raise UnsupportedModel(f"{folder}: {library} has no class {kind}; install a version that has it")
+    try:
+        with _META:
+            if library == "diffusers":
+                module = found.from_config(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+            else:
+                module = found(found.config_class.from_pretrained(folder))
+                module.tie_weights()
+    except (OSError, ValueError) as error:
+        raise ModelNotFound(f"{folder}/config.json: cannot be read ({error}); fetch the model again") from error
+    return module  # type: ignore[no-any-return]
+
+
+def _check_headers(folder: Path, part: Part) -> None:
+    from safetensors import safe_open
+
+    stored = 0
+    for file in folder.glob("*.safetensors"):
+        if file.name.count(".") > 1:  # Of a variant, which holds the same once more.
+            continue
+        with safe_open(file, framework="np") as tensors:
+            stored += sum(_count(tensors.get_slice(key).get_shape()) for key in tensors.keys())  # noqa: SIM118
+    least = sum(one.numel() for one in part.module.parameters())
+    if stored and stored < least:
+        raise ModelNotFound(
+            f"{folder}: its weights have {stored} elements, and its config.json asks for {least}; fetch the model again"
+        )
+
+
+def _count(shape: Sequence[int]) -> int:
+    count = 1
+    for side in shape:
+        count *= side
+    return count
+
+
+def _kept_in_float32(module: nn.Module, dtype: torch.dtype) -> frozenset[str]:
+    """Parts of the names of weights that stay in float32: transformers keeps some of them beside float16 alone."""
+    always, kept = getattr(module, "_keep_in_fp32_modules_strict", None), getattr(module, "_keep_in_fp32_modules", None)
+    names = list(always or ())
+    if not isinstance(module, transformers.PreTrainedModel) or dtype == torch.float16:
+        names += [kept] if isinstance(kept, str) else list(kept or ())
+    return frozenset(names)
+
+
+def _dtype_of(weight: Tensor, dtype: torch.dtype) -> torch.dtype:
+    return dtype if weight.is_floating_point() else weight.dtype

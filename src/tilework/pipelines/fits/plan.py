@@ -1,0 +1,226 @@
+"""The plan of a model's memory on a device: what lies where, what a run takes, and the largest picture that fits."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tilework.core.model import ModelSource
+from tilework.core.request import Shape
+from tilework.pipelines.clips.decoders import decoder_of
+from tilework.pipelines.clips.memory import TensorMeter, decode_bytes
+from tilework.pipelines.errors import UnsupportedModel
+from tilework.pipelines.fits.parts import Part, read_parts
+from tilework.pipelines.fits.steps import STEPS, Latents, shorten, step_bytes
+from tilework.pipelines.setup.quantize import schemes_of
+
+RESERVE_BYTES = 10**9
+"""For what is not planned: CUDA's context and libraries, what kernels take beside tensors, encodes, what the allocator
+cannot use. An assumption."""
+_STEP_PX = 64
+_MOST_PX, _MOST_OF_CLIPS_PX = 4096, 2048
+_META = torch.device("meta")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComponentPlan:
+    """A component with the bytes of its weights, and the `scheme` by which they are quantised; empty if none is."""
+
+    name: str
+    kind: str
+    num_bytes: int
+    scheme: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePlan:
+    """What is on the device while a stage runs: these components' weights, and what its run takes beside them.
+
+    `run_bytes` is None where it is not planned: of encodes, which take little, and where nothing is known of it.
+    """
+
+    name: str
+    components: tuple[str, ...]
+    weights_bytes: int
+    run_bytes: int | None
+
+    @property
+    def num_bytes(self) -> int:
+        return self.weights_bytes + (self.run_bytes or 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """What a model takes of a device with `memory_bytes` to draw something of this `shape`."""
+
+    source: ModelSource
+    memory_bytes: int
+    shape: Shape
+    components: tuple[ComponentPlan, ...]
+    stages: tuple[StagePlan, ...]
+
+    @property
+    def needed_bytes(self) -> int:
+        return RESERVE_BYTES + max(stage.num_bytes for stage in self.stages)
+
+    @property
+    def fits(self) -> bool:
+        return self.needed_bytes <= self.memory_bytes
+
+    @property
+    def weights_room_bytes(self) -> int:
+        """What is left for weights beside a run of this shape: those of each stage fit into it, if the plan fits."""
+        return self.memory_bytes - RESERVE_BYTES - max(stage.run_bytes or 0 for stage in self.stages)
+
+
+@dataclass(slots=True, eq=False)
+class Planner:
+    """Plans for one model, whose configurations are read once."""
+
+    parts: Sequence[Part]
+    _runs: dict[tuple[Any, ...], int | None] = field(default_factory=dict)
+    _shortened: dict[str, nn.Module] = field(default_factory=dict)
+
+    @staticmethod
+    def of(path: str) -> Planner:
+        """Raises ModelNotFound or UnsupportedModel: its directory has no classic pipeline whose classes are known."""
+        parts = read_parts(Path(path))
+        if not any(part.is_denoiser for part in parts):
+            raise UnsupportedModel(f"{path}: no component is a denoiser, so that its memory cannot be planned")
+        return Planner(parts)
+
+    @property
+    def default_shape(self) -> Shape:
+        """What its stock pipeline draws by default; 1024x1024 where that is not known."""
+        denoiser = self._denoisers[0].module
+        row = STEPS.get(type(denoiser).__name__)
+        config: Any = denoiser.config
+        return Shape(1024, 1024) if row is None else row.shape(config, self._scales[1])
+
+    def plan(self, source: ModelSource, memory_bytes: int, shape: Shape | None = None) -> MemoryPlan:
+        """How a model that is set up like this takes a device's memory; nothing is loaded.
+
+        Raises:
+            UnsupportedModel: `source.quantize` names a component that there is not.
+        """
+        shape = shape or self.default_shape
+        names, dtype = [part.name for part in self.parts], _dtype(source)
+        schemes = schemes_of(source.quantize, [part.name for part in self._denoisers], names)
+        sizes = {part.name: part.num_bytes(dtype, schemes.get(part.name)) for part in self.parts}
+        components = tuple(
+            ComponentPlan(name=part.name, kind=part.kind, num_bytes=sizes[part.name], scheme=schemes.get(part.name, ""))
+            for part in self.parts
+        )
+        return MemoryPlan(
+            source=source,
+            memory_bytes=memory_bytes,
+            shape=shape,
+            components=components,
+            stages=tuple(self._stages(source, sizes, shape)),
+        )
+
+    def largest(self, plan: MemoryPlan) -> Shape | None:
+        """The largest square that fits in place of a plan's shape, with as many frames; None: none does.
+
+        By halving, since what a run takes grows with its size.
+        """
+        frames = plan.shape.frames
+        low, high = 0, (_MOST_PX if frames == 1 else _MOST_OF_CLIPS_PX) // _STEP_PX
+        while low < high:
+            middle = (low + high + 1) // 2
+            shape = Shape(middle * _STEP_PX, middle * _STEP_PX, frames)
+            fits = self.plan(plan.source, plan.memory_bytes, shape).fits
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return Shape(low * _STEP_PX, low * _STEP_PX, frames) if low else None
+
+    def _stages(self, source: ModelSource, sizes: Mapping[str, int], shape: Shape) -> Iterator[StagePlan]:
+        decoders = [part.name for part in self.parts if part.decodes]
+        denoisers = [part.name for part in self._denoisers]
+        encoders = [part.name for part in self.parts if not part.decodes and not part.is_denoiser]
+        for stage, names, run_bytes in (
+            ("encode", encoders, None),
+            ("diffuse", [*denoisers, *(decoders if source.previews else ())], self._step_bytes(source, shape)),
+            ("decode", decoders, self._decode_bytes(source, shape)),
+        ):
+            there = [part.name for part in self.parts] if source.offload == "none" else names
+            weights_bytes = sum(sizes[name] for name in there)
+            if source.offload == "layers":  # The layer that runs, and the next one, which is copied meanwhile.
+                dtype = _dtype(source)
+                layers = [part.largest_layer_bytes(dtype) for part in self.parts if part.name in names]
+                weights_bytes = 2 * max(layers, default=0)
+            yield StagePlan(name=stage, components=tuple(names), weights_bytes=weights_bytes, run_bytes=run_bytes)
+
+    def _step_bytes(self, source: ModelSource, shape: Shape) -> int | None:
+        dtype, (temporal, pixels) = _dtype(source), self._scales
+        latents = Latents(1 + (shape.frames - 1) // temporal, shape.height // pixels, shape.width // pixels, dtype)
+        key = ("step", latents)
+        if key not in self._runs:
+            taken = [step_bytes(self._short(part, dtype), latents) for part in self._denoisers]
+            self._runs[key] = None if None in taken else max(one for one in taken if one is not None)
+        return self._runs[key]
+
+    def _decode_bytes(self, source: ModelSource, shape: Shape) -> int | None:
+        dtype = _dtype(source)
+        vae: Any = next((part.module for part in self.parts if part.decodes), None)
+        if vae is None:
+            return None
+        if dtype == torch.float16 and vae.config.get("force_upcast"):
+            dtype = torch.float32
+        key = ("decode", shape, dtype, source.vae_tiling)
+        if key not in self._runs:
+            nn.Module.to(vae, dtype)
+            vae.use_tiling = source.vae_tiling
+            self._runs[key] = _decode_bytes(vae, shape, self._scales[1])
+        return self._runs[key]
+
+    def _short(self, part: Part, dtype: torch.dtype) -> nn.Module:
+        if part.name not in self._shortened:
+            self._shortened[part.name] = copy.deepcopy(part.module)
+            shorten(self._shortened[part.name])
+        return nn.Module.to(self._shortened[part.name], dtype)
+
+    @property
+    def _denoisers(self) -> list[Part]:
+        return [part for part in self.parts if part.is_denoiser]
+
+    @property
+    def _scales(self) -> tuple[int, int]:
+        """Frames beyond the first for each latent beyond the first, and pixels of a side for each latent."""
+        vae: Any = next((part.module for part in self.parts if part.decodes), None)
+        if vae is None:
+            return 1, 1
+        decoder = decoder_of(vae)
+        return (1, _pixels_of(vae)) if decoder is None else decoder.scales(vae)
+
+
+def _decode_bytes(vae: Any, shape: Shape, pixels: int) -> int | None:
+    """What a decode takes beside the weights, with the pixels; None: its class is not known."""
+    if decoder_of(vae) is not None:
+        return decode_bytes(vae, shape.frames, shape.height, shape.width, tensors_alone=True)
+    channels = vae.config.get("latent_channels") or vae.config.get("z_dim")
+    if shape.frames > 1 or channels is None:
+        return None
+    frames = (1,) if "z_dim" in vae.config else ()  # Autoencoders of clips that draw pictures.
+    sides = shape.height // pixels, shape.width // pixels
+    latents = torch.empty((1, channels, *frames, *sides), dtype=vae.dtype, device=_META)
+    with torch.no_grad(), TensorMeter(tensors_alone=True) as meter:
+        picture = vae.decode(latents, return_dict=False)[0]
+        del picture
+    return int(meter.peak_bytes)
+
+
+def _pixels_of(vae: Any) -> int:
+    """Pixels of a side for each latent."""
+    ratio: int = getattr(vae, "spatial_compression_ratio", 0)
+    return ratio or 2 ** (len(vae.config.block_out_channels) - 1)
+
+
+def _dtype(source: ModelSource) -> torch.dtype:
+    found: torch.dtype = getattr(torch, source.dtype)
+    return found

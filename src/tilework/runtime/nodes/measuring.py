@@ -1,0 +1,39 @@
+"""Measurements on nodes: where they are made, and what must be given back then."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping
+
+from tilework.core.component import LoadSource
+from tilework.core.cost_row import CostRow
+from tilework.runtime.executor import WorkerStartFailed
+from tilework.runtime.nodes.messages import EndMeasuring, LoadSpeeds, Measure, Measured
+from tilework.runtime.nodes.remote_node import RemoteNode
+
+
+class NodeMeasuring:
+    """Measures models on one node each: all `nodes`, which are those that are there by their place, are alike."""
+
+    def __init__(self, nodes: Mapping[int, RemoteNode]) -> None:
+        self._nodes = nodes
+        self._used: set[RemoteNode] = set()  # They have loaded weights to measure.
+
+    async def run(self, asked: Measure, places: Collection[int]) -> tuple[CostRow, ...]:
+        """The rows of a model, measured on the first node of these places, which serve it. Raises WorkerStartFailed."""
+        serving = [node for node in self._nodes.values() if node.started is not None and node.node in places]
+        if not serving:
+            raise WorkerStartFailed(f"all nodes that serve {asked.model} were lost")
+        node = min(serving, key=lambda one: (bool(one.leaves_because), one.node))
+        self._used.add(node)
+        answer = await node.ask(asked, Measured)
+        if answer.error:
+            raise WorkerStartFailed(answer.error)
+        return answer.rows
+
+    async def end(self) -> Mapping[LoadSource, float]:
+        """Drop what was loaded to measure; the speeds of the first node that has loaded something."""
+        used = [node for node in self._nodes.values() if node in self._used]
+        self._used.clear()
+        answers = await asyncio.gather(*(node.ask(EndMeasuring(), LoadSpeeds) for node in used))
+        return next((one.bytes_per_s for one in answers if one.bytes_per_s), {})

@@ -1,0 +1,60 @@
+"""A worker that begins anew: where it was forked from a process that has used CUDA, it cannot use CUDA itself.
+
+Workers are forked from a process that has imported the libraries, and these ask for devices meanwhile. Through NVML
+the question is harmless; where NVML does not answer, CUDA is asked. So a worker looks at what it was born with. If that
+shows that CUDA was touched, it replaces its program by a fresh one, with the same process id and pipe, seconds later.
+Rejected: to start all workers of CUDA so, which costs each of them these seconds; and to decide in the server's
+process, which is not the one that forks.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+
+from tilework.core.model import Source
+from tilework.core.wire.commands import Site
+
+_OPEN_FILES = Path("/proc/self/fd")
+_OF_CUDA = "/dev/nvidia-uvm"
+"""What a process opens that initialises CUDA, and one that asks NVML does not."""
+_PROGRAM = "import sys; sys.path[:] = {path!r}; from tilework.worker.anew import resume; resume({pipe}, {memory})"
+
+
+def was_born_with_cuda() -> bool:
+    """Whether this process was forked from one that has used CUDA: torch says so, or its open files show it."""
+    return bool(torch.cuda._is_in_bad_fork()) or any(map(_is_of_cuda, _OPEN_FILES.iterdir()))
+
+
+def _is_of_cuda(link: Path) -> bool:
+    try:
+        return str(link.readlink()).startswith(_OF_CUDA)
+    except OSError:  # That of the directory itself, which is closed.
+        return False
+
+
+def begin_anew(connection: socket.socket, sources: Sequence[Source], site: Site) -> NoReturn:
+    """Replace the program of this process by one that serves with these arguments."""
+    memory = os.memfd_create("tilework-worker", 0)  # Not closed by exec, as other files are.
+    with open(memory, "wb", closefd=False) as file:
+        pickle.dump((tuple(sources), site), file)
+    os.lseek(memory, 0, os.SEEK_SET)
+    connection.set_inheritable(True)
+    program = _PROGRAM.format(path=sys.path, pipe=connection.fileno(), memory=memory)
+    os.execv(sys.executable, [sys.executable, "-c", program])
+
+
+def resume(pipe: int, memory: int) -> None:
+    """Serve, as the program that `begin_anew` has started, with what it left in these files."""
+    from tilework.worker.process import serve
+
+    with open(memory, "rb") as file:
+        sources, site = pickle.load(file)
+    serve(socket.socket(fileno=pipe), sources, site)

@@ -1,0 +1,182 @@
+"""Quantised weights, offloading by layers, attention, compilation: pictures are those of stock that is set up so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import FluxTransformer2DModel
+from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
+
+import tilework
+import tiny
+from tilework.core.model import ModelSource
+from tilework.pipelines.components import modules_of, weights_of
+from tilework.pipelines.errors import InvalidSource, UnsupportedModel
+from tilework.pipelines.identity import model_identity
+from tilework.pipelines.loading import load, load_component, load_stock
+from tilework.pipelines.numerics import pin_numerics
+from tilework.pipelines.setup.quantize import SCHEMES, parse_schemes
+from tilework.worker.models.shared_weights import SharedWeights
+from tilework.worker.models.weights import Weights
+
+BUILDERS: dict[str, Callable[[], Any]] = {"flux": tiny.build_flux, "sd3": tiny.build_sd3, "sdxl": tiny.build_sdxl}
+INT8 = (("", "int8"),)
+
+
+@pytest.fixture(scope="module", params=BUILDERS)
+def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(request.param, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def flux(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved("flux", tmp_path_factory)
+
+
+def saved(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tiny.prepare()
+    directory = tmp_path_factory.mktemp(name)
+    tiny.save(BUILDERS[name](), directory, name)
+    return directory
+
+
+def equals_stock(directory: Path, **setup: Any) -> tiny.Stock:
+    """Compare a request that moves after every step with the stock pipeline so configured, whose picture it returns."""
+    quantize = setup.pop("quantize", None)
+    stock = tiny.run_stock(tilework.reference(str(directory), quantize=quantize, **setup), tiny.spec())
+    schemes = () if quantize is None else parse_schemes(quantize)
+    source = ModelSource(path=str(directory), quantize=schemes, **setup)
+    here, there = load(source), load(source)
+    state = tiny.begin(here, tiny.spec())
+    for latents in stock.latents:
+        tiny.iterate(here, state)
+        assert torch.equal(state.latents, latents)
+        state = tiny.move(here, there, state)
+        here, there = there, here
+    assert np.array_equal(tiny.pixels(tiny.decode(here, state)), stock.pixels)
+    return stock
+
+
+@pytest.mark.slow
+def test_offloaded_by_layers_it_is_the_same_picture(flux: Path) -> None:
+    stock = equals_stock(flux, offload="layers")
+    usual = tiny.run_stock(tilework.reference(str(flux)), tiny.spec())
+    assert np.array_equal(stock.pixels, usual.pixels)
+    pipeline = load_stock(ModelSource(path=str(flux), offload="layers"))
+    assert all(hasattr(one, "_diffusers_hook") for one in leaves(pipeline.transformer)), "each layer is offloaded"
+
+
+def leaves(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    return (one for one in module.modules() if isinstance(one, torch.nn.Linear))
+
+
+@pytest.mark.parametrize("text", ["int4", "", "int8,int8", "=int8", "transformer=", "int8;fp8"])
+def test_what_is_no_scheme_is_refused(text: str) -> None:
+    with pytest.raises(InvalidSource, match="give one of int8, fp8, nf4 for the denoiser"):
+        parse_schemes(text)
+
+
+def test_schemes_are_of_denoisers_or_of_components_by_name() -> None:
+    assert parse_schemes("int8") == INT8
+    assert parse_schemes("fp8, text_encoder_2=int8") == (("", "fp8"), ("text_encoder_2", "int8"))
+
+
+def test_a_library_that_is_missing_is_named(flux: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tilework.pipelines.setup.quantize.find_spec", lambda name: None)
+    with pytest.raises(InvalidSource, match=r"torchao is not installed; run: pip install 'tilework\[quantize\]'"):
+        load_stock(ModelSource(path=str(flux), quantize=INT8))
+
+
+def test_nf4_on_cpus_is_refused(flux: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tilework.pipelines.setup.quantize.find_spec", lambda name: "there")
+    with pytest.raises(InvalidSource, match="quantize is 'nf4', which needs CUDA, and device is 'cpu'; take int8"):
+        load_stock(ModelSource(path=str(flux), quantize=(("", "nf4"),)))
+
+
+def test_each_setup_has_costs_of_its_own(flux: Path) -> None:
+    source = ModelSource(path=str(flux))
+    others = [
+        replace(source, quantize=INT8),
+        replace(source, quantize=(("text_encoder_2", "int8"),)),
+        replace(source, offload="layers"),
+        replace(source, attention="math"),
+        replace(source, compiles=True),
+    ]
+    assert len({model_identity(one) for one in (source, *others)}) == 6
+    assert model_identity(replace(source, offload="components")) == model_identity(source), "its runs take as long"
+
+
+@pytest.mark.slow
+def test_another_attention_is_that_of_the_stock_pipeline(flux: Path) -> None:
+    try:
+        pin_numerics(1, "math")
+        equals_stock(flux, attention="math")
+        active, _ = _AttentionBackendRegistry.get_active_backend()
+        assert active is AttentionBackendName._NATIVE_MATH
+    finally:
+        pin_numerics(1)
+
+
+def test_blocks_that_repeat_themselves_are_compiled_for_all_sizes(flux: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[tuple[str, dict[str, Any]]] = []
+
+    def note(module: torch.nn.Module, **options: Any) -> None:
+        compiled.append((type(module).__name__, options))
+
+    monkeypatch.setattr(torch.nn.Module, "compile", note)
+    source = ModelSource(path=str(flux), compiles=True)
+    load_stock(source)
+    assert {name for name, _ in compiled} == {"FluxTransformerBlock", "FluxSingleTransformerBlock"}
+    assert all(options == {"dynamic": True} for _, options in compiled)
+    monkeypatch.setattr(FluxTransformer2DModel, "_repeated_blocks", [])
+    with pytest.raises(UnsupportedModel, match="transformer is to be compiled, and FluxTransformer2DModel names no"):
+        load_stock(source)
+
+
+@pytest.mark.slow
+class TestQuantized:
+    @pytest.fixture(autouse=True)
+    def _with_torchao(self) -> None:
+        pytest.importorskip("torchao")
+
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_it_is_the_stock_pipeline_with_these_weights(self, directory: Path, dtype: str) -> None:
+        quantized = equals_stock(directory, quantize="int8", dtype=dtype)
+        usual = tiny.run_stock(tilework.reference(str(directory), dtype=dtype), tiny.spec())
+        assert not np.array_equal(quantized.latents[-1], usual.latents[-1]), "they are other weights"
+
+    def test_fp8_and_encoders_by_name(self, flux: Path) -> None:
+        equals_stock(flux, quantize="fp8,text_encoder_2=int8", dtype="bfloat16")
+
+    def test_a_component_that_there_is_not_is_named(self, flux: Path) -> None:
+        with pytest.raises(UnsupportedModel, match="quantize names 'unet', and the components with weights are"):
+            load_stock(ModelSource(path=str(flux), quantize=(("unet", "int8"),)))
+
+    def test_weights_come_and_go_and_are_read_again(self, flux: Path, tmp_path: Path) -> None:
+        source = ModelSource(path=str(flux), dtype="bfloat16", quantize=INT8)
+        family = load(source)
+        weights = Weights(SharedWeights(tmp_path))
+        transformer = family.modules["transformer"]
+        expected = tiny.run_stock(load_stock(source), tiny.spec()).pixels
+        component = weights.add(transformer, lambda: load_component(source, "transformer"))
+        assert sum(one.numel() for one in weights_of(transformer)) == 0
+        for _ in weights.loading(component.digest):
+            pass
+        assert component.num_bytes == sum(one.nbytes for one in weights_of(transformer))
+        state = tiny.begin(family, tiny.spec())
+        for _ in range(tiny.spec().steps):
+            tiny.iterate(family, state)
+        assert np.array_equal(tiny.pixels(tiny.decode(family, state)), expected)
+
+    @pytest.mark.parametrize("scheme", ["int8", "fp8"])
+    def test_a_row_knows_what_weights_take(self, flux: Path, scheme: str) -> None:
+        modules = modules_of(load_stock(ModelSource(path=str(flux), quantize=(("", scheme),))))
+        for layer in leaves(modules["transformer"]):
+            taken = sum(part.nbytes for part in weights_of(layer)) - (0 if layer.bias is None else layer.bias.nbytes)
+            assert taken == SCHEMES[scheme].weight_bytes(layer.out_features, layer.in_features)
