@@ -31,6 +31,7 @@ from suite.cases.observe import Observe
 from suite.cases.opensora import OpenSora
 from suite.cases.page import PageFrames
 from suite.cases.papers import Papers
+from suite.cases.patchcache import PatchCaching
 from suite.cases.patches import Patches
 from suite.cases.patchsize import PatchSize
 from suite.cases.placement import Placement
@@ -90,6 +91,7 @@ CASES: Cases = {
     "page": ("The page at / in a browser: what a frame costs, with 10,000 tiles in view", PageFrames),
     "bubbles": ("Idle time of busy workers between two runs", Bubbles),
     "patches": ("Requests of several sizes in one forward pass, against one by one", Patches),
+    "patchcache": ("The patch cache: what it costs when nothing is reused, and what it gains", PatchCaching),
     "patchsize": ("Smaller patches than necessary: throughput, and the pictures against one by one", PatchSize),
     "stitcher": ("Normalisation, SiLU and frames of patches in one pass, against several and a copy", Stitcher),
     "batch_model": ("The predicted time of batches: how well, on a CPU and simulated, and how fast", BatchModelCase),
