@@ -62,6 +62,8 @@ SERVER_ARROWS: dict[str, set[str]] = {
     "request_rates": {"tenants"},
     "http": {"text", "config", "tenants"},
     "metrics": {"engine_protocol"},
+    "live": {"engine_protocol", "http"},
+    "page": set(),
     "calls": {
         "text",
         "schema",
@@ -85,6 +87,8 @@ SERVER_ARROWS: dict[str, set[str]] = {
         "lora_directory",
         "http",
         "metrics",
+        "live",
+        "page",
         "calls",
         "sets",
         "request_rates",

@@ -26,6 +26,7 @@ from fake_engine import INFO, VIDEOS
 from tilework.cli.app import app
 from tilework.cli.commands import generate
 from tilework.cli.console import UserError
+from tilework.cli.models import checked_spec
 from tilework.cli.views.schedules import ServedRequest, served_in
 from tilework.control.controller import ControllerConfig
 from tilework.control.log import entry_line, header_line
@@ -53,6 +54,7 @@ COMMANDS = (
     "explain",
     "bench",
     "profile",
+    "quality",
     "classes",
     "demo",
     "doctor",
@@ -623,11 +625,11 @@ def test_generate_names_the_directory_that_is_not_there(
 
 def test_generate_checks_values_as_the_server_does() -> None:
     with pytest.raises(UserError, match=r'size = "100x90" is not accepted.*nearest size is "96x96"'):
-        generate._spec({"prompt": "x", "size": "100x90"}, INFO)
+        checked_spec({"prompt": "x", "size": "100x90"}, INFO)
 
 
 def test_generate_writes_the_frames_of_a_clip_as_a_video() -> None:
-    spec = generate._spec({"prompt": "x", "size": "48x64", "num_frames": 9}, VIDEOS, is_video=True)
+    spec = checked_spec({"prompt": "x", "size": "48x64", "num_frames": 9}, VIDEOS, is_video=True)
     pixels = b"".join(bytes((20 * frame, 0, 0)) * (48 * 64) for frame in range(9))
     file = generate._file(Pixels(64, 48, pixels, 9), spec, "mp4")
     with av.open(io.BytesIO(file)) as container:
@@ -635,7 +637,7 @@ def test_generate_writes_the_frames_of_a_clip_as_a_video() -> None:
         assert float(container.streams.video[0].average_rate or 0) == VIDEOS.default_fps
     assert [round(frame[0, 0, 0] / 20) for frame in frames] == list(range(9))
     with pytest.raises(UserError, match="It makes pictures"):
-        generate._spec({"prompt": "x"}, INFO, is_video=True)
+        checked_spec({"prompt": "x"}, INFO, is_video=True)
 
 
 def test_generate_needs_a_prompt() -> None:

@@ -19,6 +19,7 @@ from tilework.control.controller import ControllerConfig
 from tilework.control.history_recorder import read_history
 from tilework.control.log import BadLog, Difference, entry_line, header_line, read_log, replay
 from tilework.core.actions import Action
+from tilework.core.cache import CacheChoice, CacheKind
 from tilework.core.events import Event, ModelServed, Stopped, Woke
 from tilework.core.graph.graph import Graph
 from tilework.core.graph.shipped import latent_diffusion
@@ -43,7 +44,11 @@ KINDS = {kind.__name__: kind for union in (Event, Action) for kind in get_args(u
 @settings(max_examples=30)
 def test_every_event_and_action_survives_its_line(kind: str, data: st.DataObject) -> None:
     stages, loras = st.sampled_from(latent_diffusion(PIPELINE).stages), st.lists(USED_LORAS, max_size=3)
-    st.register_type_strategy(Stage, st.builds(lambda stage, used: replace(stage, loras=tuple(used)), stages, loras))
+    caches = st.lists(st.builds(CacheChoice, st.sampled_from(CacheKind), st.floats(0, 1)), max_size=1)
+    with_both = st.builds(
+        lambda one, *used: replace(one, loras=tuple(used[0]), caches=tuple(used[1])), stages, loras, caches
+    )
+    st.register_type_strategy(Stage, with_both)
     st.register_type_strategy(ModelServed, st.just(ModelServed(json.dumps(table_json(table())))))
     value = data.draw(st.from_type(KINDS[kind]).filter(lambda drawn: "=nan" not in repr(drawn)))  # NaN equals nothing.
     now_ns = data.draw(st.integers(0, 2**63))
@@ -109,6 +114,20 @@ def test_works_with_loras_replay_and_keep_their_stages(pipeline: str) -> None:
     assert replay(lines) == (len(lines) - 1, None)
     assert {past.work.stage.loras for past in read_history(lines).works} == {used[:index] for index in range(3)}
     assert [past.request.loras for past in read_history(lines).requests] == [used[:index] for index in range(3)]
+
+
+@pytest.mark.parametrize("pipeline", ["flux", "flux{dev}"])
+def test_works_with_a_cache_replay_and_keep_their_stages(pipeline: str) -> None:
+    caches = None, CacheChoice(CacheKind.PATCH, 0.1), CacheChoice(CacheKind.IMAGE, 1e-7)
+    costs = replace(table(pipeline=pipeline), graphs={pipeline: latent_diffusion(pipeline)})
+    asked = [replace(request(str(index), cache=one), pipeline=pipeline) for index, one in enumerate(caches)]
+    lines, trace = record(asked, costs=costs)
+    used = {(one,) if one else () for one in caches}
+    assert {run.work.stage.caches for run in trace.runs if run.work.stage.has_steps} == used
+    assert not any(run.work.stage.caches for run in trace.runs if not run.work.stage.has_steps)
+    assert replay(lines) == (len(lines) - 1, None)
+    assert {past.work.stage.caches for past in read_history(lines).works if past.work.stage.has_steps} == used
+    assert [past.request.cache for past in read_history(lines).requests] == list(caches)
 
 
 # Replay.
@@ -305,7 +324,7 @@ def header_without(*keys: str, **changes: Any) -> str:
         ("{}", "line 1 is not the header of a log; give"),
         (
             header_without(tilework_log=1),
-            "line 1 is the header of a log of format 1, and this Tilework reads format 14",
+            "line 1 is the header of a log of format 1, and this Tilework reads format 15",
         ),
         (SMALL_LOG[1], "line 1 is not the header of a log; give"),
         (header_without("version"), "line 1 is not the header of a log: KeyError('version')"),

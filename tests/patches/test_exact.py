@@ -21,7 +21,7 @@ from torch.nn.functional import group_norm, silu
 
 import tiny
 from quick import quick
-from tilework.core.packing import IMAGE, Pack, Size
+from tilework.core.packing import IMAGE, Pack, Reuse, Size
 from tilework.core.wire.spec import Spec
 from tilework.patches.layout import PatchLayout, pack
 from tilework.pipelines.families.latent_state import Conditioning, LatentState
@@ -275,7 +275,7 @@ def test_half_precision_rounds_as_it_does_for_one_request(name: str) -> None:
     assert error(together, exact) <= 2 * error(apart, exact) < 0.5
 
 
-def refuse(sizes: tuple[Size, ...], multiple: int, device: Any) -> PatchLayout:
+def refuse(sizes: tuple[Size, ...], multiple: int, device: Any, reuses: tuple[Reuse, ...] = ()) -> PatchLayout:
     raise AssertionError("nothing was to be packed")
 
 
@@ -332,7 +332,7 @@ class Spoilt(PatchLayout):
 
 
 def spoilt(wrong: str) -> Pack:
-    return lambda sizes, multiple, device: Spoilt(sizes, pack(sizes, multiple, device), wrong)
+    return lambda sizes, multiple, device, reuses=(): Spoilt(sizes, pack(sizes, multiple, device), wrong)
 
 
 @pytest.mark.parametrize("wrong", ["halo", "statistics", "attention", "conditioning", "times"])

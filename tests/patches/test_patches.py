@@ -33,7 +33,7 @@ def _one_thread() -> None:
 
 
 def layout_of(sizes: tuple[Size, ...], cap: int | None = None) -> PatchLayout:
-    return pack(sizes, MULTIPLE, CPU, cap)
+    return pack(sizes, MULTIPLE, CPU, cap=cap)
 
 
 @given(mixes, caps)

@@ -25,7 +25,7 @@ from diffusers.utils import logging as diffusers_logging
 from PIL import Image
 
 from tilework.report.contact_sheet import Frame, draw_contact_sheet
-from training.shapes.drawing import Scene, all_scenes, caption, draw, split_scenes
+from training.shapes.drawing import COLOURS, SHAPES, Scene, all_scenes, caption, draw, split_scenes
 from training.shapes.judge import Verdict, judge
 from training.shapes.model import DEFAULTS
 from training.shapes.train import BUCKETS
@@ -46,6 +46,18 @@ def judge_drawings(rng: Random) -> tuple[dict[str, float], dict[str, float]]:
     sizes = list(BUCKETS)
     verdicts = [judge(draw(scene, *sizes[index % len(sizes)], rng)) for index, scene in enumerate(scenes)]
     return rates(scenes, verdicts), rates(rng.sample(scenes, len(scenes)), verdicts)
+
+
+def agreement(prompt: str, picture: np.ndarray) -> float:
+    """The share of colour, shape and background that the judge sees in a picture as its caption says.
+
+    The picture is (rows, columns, 3), of 8 bits: for `tilework quality --score training.shapes.score:agreement`.
+    """
+    words = prompt.replace(",", " ").split()
+    colour, background = [word for word in words if word in COLOURS]
+    (shape,) = [word for word in words if word in SHAPES]
+    verdict = judge(picture.transpose(2, 0, 1) / 255)
+    return float(np.mean([verdict.colour == colour, verdict.shape == shape, verdict.background == background]))
 
 
 def load(directory: Path) -> StableDiffusion3Pipeline:

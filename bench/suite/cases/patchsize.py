@@ -14,7 +14,7 @@ from suite import denoisers
 from suite.case import Check, Finding, Note, Table
 from suite.similarity import psnr_db, ssim
 from suite.stats import extremes, median
-from tilework.core.packing import Pack, Size
+from tilework.core.packing import Pack, Reuse, Size
 from tilework.patches.layout import PatchLayout, pack
 from tilework.pipelines.families.latent_state import LatentState
 from tilework.pipelines.loading import quiet
@@ -128,8 +128,8 @@ def _packed(family: StagedPipeline, cells: int) -> Step:
 def _patches_of(cells: int) -> Pack:
     """Patches with sides of so many latents, neither more nor less."""
 
-    def packed(sizes: tuple[Size, ...], multiple: int, device: Any) -> PatchLayout:
-        layout = pack(sizes, multiple, device, cells)
+    def packed(sizes: tuple[Size, ...], multiple: int, device: Any, reuses: tuple[Reuse, ...] = ()) -> PatchLayout:
+        layout = pack(sizes, multiple, device, cap=cells)
         assert layout.csp.patch == (cells, cells)
         return layout
 

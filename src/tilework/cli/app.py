@@ -7,6 +7,7 @@ import sys
 import typer
 
 import tilework
+from tilework.cli.caching import quality
 from tilework.cli.commands import (
     agent,
     bench,
@@ -54,6 +55,7 @@ app.command("fuzz", epilog=fuzz.EXAMPLE)(fuzz.command)
 app.command("classes", epilog=classes.EXAMPLE)(classes.command)
 app.command("fake", epilog=fake.EXAMPLE)(fake.command)
 app.command("profile", epilog=profile.EXAMPLE)(profile.command)
+app.command("quality", epilog=quality.EXAMPLE)(quality.command)
 app.add_typer(cost.app, name="cost")
 app.add_typer(workload.app, name="workload")
 app.command("verify", epilog=verify.EXAMPLE)(verify.command)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from datetime import UTC, datetime
+from random import Random
+from typing import TYPE_CHECKING, Any
 
-from tilework.cli.console import UserError, user_errors
+from tilework.cli.console import UserError, console, user_errors
 from tilework.cli.devices import FoundDevices
 from tilework.cli.measured import keep_compiled
 from tilework.cli.options.setup import SetupGroup
-from tilework.core.model import ATTENTIONS, OFFLOADS, LoraSource, ModelSource
+from tilework.core.model import ATTENTIONS, OFFLOADS, LoraSource, ModelInfo, ModelSource
+from tilework.core.wire.spec import Spec
+
+if TYPE_CHECKING:
+    from tilework.pipelines.family import Family
 
 
 def named_model(text: str) -> tuple[str, str]:
@@ -110,3 +116,32 @@ def model_source(model: str, options: ModelOptions) -> ModelSource:
         cuda_graphs=options.cuda_graphs,
         previews=options.previews,
     )
+
+
+def checked_spec(fields: Mapping[str, object], info: ModelInfo, *, is_video: bool = False) -> Spec:
+    """What these fields of a request ask of a model, checked as the server would. Raises UserError."""
+    from tilework.server.calls.errors import CallError
+    from tilework.server.calls.parsing.image_call import image_call
+    from tilework.server.calls.parsing.specs import Rules
+    from tilework.server.calls.parsing.video_format import AskedVideo
+    from tilework.server.config import ServerConfig
+    from tilework.server.tenants import Tenant, Tenants
+
+    rules = Rules(info=info, config=ServerConfig(), tenants=Tenants(), tenant=Tenant(), now=datetime.now(UTC))
+    try:
+        return image_call(fields, rules, Random(), video=AskedVideo() if is_video else None).specs[0]
+    except CallError as error:
+        raise UserError(error.message) from error
+
+
+def loaded_family(source: ModelSource) -> Family:
+    """A model in this process. Raises UserError."""
+    with console.status(f"loading {source.path}"):
+        from tilework.pipelines.errors import ModelError
+        from tilework.pipelines.loading import load, quiet
+        from tilework.pipelines.numerics import pin_numerics
+
+        quiet()
+        pin_numerics(source.threads, source.attention)
+        with user_errors(ModelError):
+            return load(source)

@@ -80,7 +80,7 @@ class Serving:
             ExitStack() as stack,
         ):
             config = load_config(self.settings, file=self.file, others=NOT_OF_THE_SERVER)
-            self._check_cells(config)
+            self._check_config(config)
             executor = self.workers.executor(Path(config.durable).resolve() if config.durable else None)
             state = self._state(config, stack)
             started_s = time.monotonic()
@@ -120,8 +120,10 @@ class Serving:
         on_wait = partial(_show, None, f"standing by: another server uses {config.durable}") if self.standby else None
         return stack.enter_context(closing(DurableDirectory(Path(config.durable), on_wait)))
 
-    def _check_cells(self, config: ServerConfig) -> None:
-        """Raises UserError if something is asked for that cells cannot do."""
+    def _check_config(self, config: ServerConfig) -> None:
+        """Raises UserError if what is asked for excludes each other, or if cells cannot do it."""
+        if config.exact and config.cache != "off":
+            raise UserError(f"cache is {config.cache}, with which pictures are not exact; leave out --exact or --cache")
         size, max_batch = self.workers.each.cell_size, self.settings.get("max_batch")
         if size > 1 and config.exact:
             raise UserError(f"cell is {size}: its devices round otherwise than one; leave out --exact")

@@ -44,12 +44,13 @@ class Admit:
         jobs: list[Job] = []
         accepts: list[Action] = []
         for request, position in begun:
-            answer = self._ask(request, now_ns, position)
+            chosen, answer = self._ask(request, now_ns, position)
             if isinstance(answer, Reject):
                 self._take_back(jobs)
                 return self._reject([request for request, _ in begun], len(jobs), answer, now_ns)
-            jobs.append(self._enter(request, answer, len(jobs), position))
-            accepts.append(Accept(jobs[-1].job_id, request.uid, answer.eta_ns, answer.why))
+            jobs.append(self._enter(chosen, answer, len(jobs), position))
+            drops = chosen.cache != request.cache
+            accepts.append(Accept(jobs[-1].job_id, request.uid, answer.eta_ns, answer.why, drops))
         self._next_job_id += len(jobs)
         if any(job.promised is not None for job in jobs):
             self._guard.recheck()
@@ -60,18 +61,36 @@ class Admit:
 
         In that case its deadline is not promised. It is refused only if its cost is unknown.
         """
-        answer = self._ask(request, now_ns)
+        chosen, answer = self._ask(request, now_ns)
         if isinstance(answer, Reject) and answer.code is RefusalCode.UNKNOWN_COST:
             return [answer]
         if isinstance(answer, Reject):
-            run_ns = self._policy.demand(request, self._costs.start(request), self._costs).run_ns
-            answer = Admitted(now_ns + run_ns, answer.reason, EtaPrediction(run_ns, self._tracker.num_jobs(), 1.0))
-        job = self._enter(request, answer, 0, position)
+            demand = self._policy.demand(chosen, self._costs.start(chosen), self._costs)
+            eta_prediction = EtaPrediction(demand.run_ns, self._tracker.num_jobs(), 1.0)
+            answer = Admitted(now_ns + demand.run_ns, answer.reason, eta_prediction, demand)
+        if position:
+            left = self._costs.start(chosen).itinerary.at[position]
+            answer = replace(answer, demand=self._policy.demand(chosen, left, self._costs))
+        job = self._enter(chosen, answer, 0, position)
         self._next_job_id += 1
         self._guard.recheck()
-        return [Accept(job.job_id, request.uid, answer.eta_ns, f"it had been accepted before; {answer.why}")]
+        why = f"it had been accepted before; {answer.why}"
+        return [Accept(job.job_id, request.uid, answer.eta_ns, why, chosen.cache != request.cache)]
 
-    def _ask(self, request: Request, now_ns: int, position: int = 0) -> Admitted | Reject:
+    def _ask(self, request: Request, now_ns: int, position: int = 0) -> tuple[Request, Admitted | Reject]:
+        """The answer to a request, and the request that it is for: the same, or one without its cache."""
+        if not request.cache_if_late or request.cache is None:
+            return request, self._answer(request, now_ns, position)
+        plain = replace(request, cache=None)
+        answer = self._answer(plain, now_ns, position)
+        if isinstance(answer, Admitted) and (request.deadline_ns is None or answer.eta_ns <= request.deadline_ns):
+            return plain, answer
+        cached = self._answer(request, now_ns, position)
+        if isinstance(cached, Reject):
+            return plain, answer
+        return request, replace(cached, why=f"{cached.why}; it has a cache, since it would be late without")
+
+    def _answer(self, request: Request, now_ns: int, position: int) -> Admitted | Reject:
         try:
             left = self._costs.start(request).itinerary.at[position]
             return self._rule.admit(request, left, self._policy, self._costs, self._tracker, now_ns)
@@ -87,6 +106,7 @@ class Admit:
             delay_ns=delay_ns,
             promised=answer.promised,
             eta_prediction=answer.eta_prediction,
+            demand=answer.demand,
             done=self._costs.start(request).itinerary.at[position],
         )
         self._tracker.add_job(job)
@@ -130,10 +150,10 @@ class Admit:
         jobs: list[Job] = []
         try:
             for request in requests:
-                answer = self._ask(request, now_ns)
+                chosen, answer = self._ask(request, now_ns)
                 if isinstance(answer, Reject):
                     return answer
-                jobs.append(self._enter(request, answer, len(jobs)))
+                jobs.append(self._enter(chosen, answer, len(jobs)))
             return None
         finally:
             self._take_back(jobs)

@@ -164,7 +164,8 @@ class HistoryRecorder:
     def _on_action(self, action: Action) -> None:
         match action:
             case Accept(job_id, uid, eta_ns):
-                self._requests[uid] = replace(self._requests[uid], job_id=job_id, eta_ns=eta_ns)
+                request = action.accepted(self._requests[uid].request)
+                self._requests[uid] = replace(self._requests[uid], request=request, job_id=job_id, eta_ns=eta_ns)
                 self._jobs[job_id] = self._requests[uid].request
                 self._add_action(uid, action)
             case Reject(uid):

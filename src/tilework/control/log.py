@@ -17,6 +17,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Action
+from tilework.core.cache import CacheChoice
 from tilework.core.events import Event, ModelServed
 from tilework.core.graph.stage import Stage
 from tilework.core.lora import UsedLora
@@ -24,8 +25,9 @@ from tilework.cost.table import CostTable
 from tilework.cost.table_file import parse_table, table_json
 from tilework.policy.registry import check_live
 
-FORMAT = 14
-"""Before format 14 no node left before it was gone, and no time of a move between nodes was measured.
+FORMAT = 15
+"""Before format 15 no request had a cache.
+Before format 14 no node left before it was gone, and no time of a move between nodes was measured.
 Before format 13 no node was lost as a whole.
 Before format 12 no load was dropped before its end.
 Before format 11 no request was for a video.
@@ -134,7 +136,9 @@ def replay(lines: Iterable[str]) -> tuple[int, Difference | None]:
 
 
 class _Stages:
-    """The stages of a log's pipelines, by what a line calls them: "flux/encode", or "flux/encode[anime=0.8]"."""
+    """The stages of a log's pipelines, by what a line calls them: "flux/encode", "flux/encode[anime=0.8]", or, with a
+    cache, "flux/diffuse{patch=0.01}".
+    """
 
     def __init__(self, table: CostTable) -> None:
         self._by_text: dict[str, Stage] = {}
@@ -148,9 +152,15 @@ class _Stages:
     def __getitem__(self, text: str) -> Stage:
         """Raises KeyError, ValueError."""
         if text not in self._by_text:
+            used, _, cache = text.removesuffix("}").rpartition("{") if text.endswith("}") else (text, "", "")
+            self._by_text[text] = replace(self._used(used), caches=(CacheChoice.parse(cache),) if cache else ())
+        return self._by_text[text]
+
+    def _used(self, text: str) -> Stage:
+        """A stage without a cache."""
+        if text not in self._by_text:
             plain, _, loras = text.removesuffix("]").rpartition("[")
-            uses = tuple(map(UsedLora.parse, loras.split(",")))
-            self._by_text[text] = replace(self._by_text[plain], loras=uses)
+            self._by_text[text] = replace(self._by_text[plain], loras=tuple(map(UsedLora.parse, loras.split(","))))
         return self._by_text[text]
 
 

@@ -16,15 +16,15 @@ from tilework.cost.table import CostTable
 def profiled_table(history: History) -> CostTable:
     """The cost table that a run measured: median seconds per stage, batch and degree.
 
-    Requests without guidance do not count, nor works with LoRAs. Stages and batches that did not run keep their rows of
-    the table that the run started from, and so do sources that nothing was loaded from.
+    Requests without guidance do not count, nor works with LoRAs or a cache. Stages and batches that did not run keep
+    their rows of the table that the run started from, and so do sources that nothing was loaded from.
     """
     requests = {past.job_id: past.request for past in history.requests}
     seconds: dict[tuple[str, str, Batch, int], list[float]] = {}
     for past in history.works:
         members = [requests[job_id] for job_id in past.work.job_ids if job_id in requests]
         is_whole = len(members) == len(past.work.job_ids) and all(member.guided for member in members)
-        if is_whole and past.run_ns is not None and not past.work.stage.loras:
+        if is_whole and past.run_ns is not None and not (past.work.stage.loras or past.work.stage.caches):
             batch = tuple(sorted(member.shape for member in members))
             place = (members[0].pipeline, past.work.stage.name, batch, len(past.work.devices))
             seconds.setdefault(place, []).append(s_from_ns(past.run_ns) / past.steps)

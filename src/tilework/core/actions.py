@@ -5,22 +5,30 @@ A driver performs the actions of one `handle` call in order; commands for one de
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilework.core.component import LoadSource
 from tilework.core.graph.stage import Stage
-from tilework.core.request import RefusalCode, Status
+from tilework.core.request import RefusalCode, Request, Status
 from tilework.core.work import NewPlacement, Work
 
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """Tell the client that its request is accepted, and when it is expected to be done."""
+    """Tell the client that its request is accepted, and when it is expected to be done.
+
+    With `drops_cache` it has no cache: it is on time without (see `core.request.Request.cache_if_late`).
+    """
 
     job_id: int
     uid: str
     eta_ns: int
     why: str
+    drops_cache: bool = False
+
+    def accepted(self, request: Request) -> Request:
+        """The request as it is accepted."""
+        return replace(request, cache=None) if self.drops_cache else request
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from tilework.core.cache import CacheKind
 from tilework.core.cost_row import CostRow
 from tilework.core.graph.graph import Graph
 from tilework.core.graph.shipped import latent_diffusion
@@ -204,7 +205,8 @@ class ModelInfo:
     all models take. `stages` are those of its pipeline's graph. `loras` are the names of the LoRAs that requests may
     use. With `vae_tiling` its autoencoder works in tiles. `decode` is known if a plan can say that a decode needs more
     memory than there is. Each device that serves it is a `cell` of this number. `hardware` is the device of the worker
-    that says this, and `threads` how many of a CPU it computes with; empty and 0 if there is no model.
+    that says this, and `threads` how many of a CPU it computes with; empty and 0 if there is no model. `caches` are
+    those that a request may ask for.
     """
 
     name: str
@@ -241,6 +243,7 @@ class ModelInfo:
     cell: int = 1
     hardware: str = ""
     threads: int = 0
+    caches: tuple[CacheKind, ...] = ()
 
     @property
     def graph(self) -> Graph:

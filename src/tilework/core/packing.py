@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from tilework.core.cache import CacheUse
 
 Size = tuple[int, int]
 """Rows and columns of a picture as it enters the denoiser: latent cells, or tokens where the denoiser takes tokens."""
@@ -28,6 +31,10 @@ class Layout(Protocol):
     @property
     def is_plain(self) -> bool:
         """Whether every picture is one patch, so that the model's own forward pass is used unchanged."""
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether blocks may compute some patches only, so that no two passes need be alike."""
 
     def arrange(self, things: Sequence[Any]) -> list[Any]:
         """Reorder one thing per picture from the caller's order to the batch's."""
@@ -65,14 +72,59 @@ class Layout(Protocol):
         (IMAGE) and of all texts (TEXT), picture after picture.
         """
 
+    def run_block(self, index: int, states: Sequence[Any], run: RunBlock, has_text: bool) -> list[Any]:
+        """The outputs (P, ...) of a block of the denoiser, of which `index` is the place.
+
+        `states` are its inputs (P, ...) that depend on the picture. A layout may have fewer patches computed, and
+        completes what `run` returns for these. If the block `has_text`, it runs even if no patch is computed.
+        """
+
+    def finish(self) -> None:
+        """End a forward pass that raised no error."""
+
+
+Take = Callable[[Any], Any]
+"""Takes those patches out of a tensor (P, ...) that a block computes."""
+RunBlock = Callable[[Take], list[Any]]
+"""Runs a block for the patches that are taken, and returns its outputs for these."""
+
+
+PredictChange = Callable[[int, Any], Any]
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Reuse:
+    """What a request lets packed passes keep of it from one to the next, and what came of that.
+
+    The object is the key of what is kept: another one, of a request that was moved or begun anew, finds nothing.
+
+    Attributes:
+        threshold: a patch of a block is not computed if its input has changed by less than this part, as the mean
+            square of the change over that of the input; 0: each is.
+        whole: whether a picture's patches are computed all or not at all.
+        patch: the size of its patches, of which a pass has one.
+        predict: by how much the output of a block is about to change, (P), by its index and the change of its input,
+            (P): that is what the threshold is for. None: it is for the change of the input.
+        use: what came of it.
+    """
+
+    threshold: float
+    whole: bool
+    patch: Size
+    predict: PredictChange | None = None
+    use: CacheUse = field(default_factory=CacheUse)
+
 
 class Pack(Protocol):
     """Lay out a batch of pictures of these `sizes` on the denoiser's `device`.
 
-    Sides of patches are multiples of `multiple`, unless all pictures have one size.
+    Sides of patches are multiples of `multiple`, unless all pictures have one size. `reuses` are those of the pictures,
+    all with one size of patches, or none; equal ones follow each other, for the halves of guidance.
     """
 
-    def __call__(self, sizes: tuple[Size, ...], multiple: int, device: Any) -> Layout: ...
+    def __call__(
+        self, sizes: tuple[Size, ...], multiple: int, device: Any, reuses: tuple[Reuse, ...] = ()
+    ) -> Layout: ...
 
 
 def choose_patch(sizes: Sequence[Size], multiple: int, cap: int | None = None) -> Size:

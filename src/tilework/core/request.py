@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from tilework.core.cache import CacheChoice
 from tilework.core.graph.stage import ResultKind
 from tilework.core.lora import UsedLora
 from tilework.core.priority import DEFAULT_CLASS
@@ -96,6 +97,9 @@ class Request(Terms):
             is the stock pipeline's bit for bit, in any dtype and under any load.
         loras: those that it uses, by name, each once.
         result: what it is for; a video file takes a stage more.
+        cache: that of its steps. These take less time, which is learned from those of others with the same cache, and
+            share forward passes with these alone.
+        cache_if_late: it has its cache only if it is expected to miss its deadline without; admission decides it.
     """
 
     uid: str
@@ -111,6 +115,8 @@ class Request(Terms):
     exact: bool = False
     loras: tuple[UsedLora, ...] = ()
     result: ResultKind = ResultKind.PIXELS
+    cache: CacheChoice | None = None
+    cache_if_late: bool = False
 
     @property
     def is_promise(self) -> bool:
@@ -143,6 +149,7 @@ class StepClass(NamedTuple):
     exact: bool
     loras: tuple[UsedLora, ...]
     result: ResultKind
+    cache: CacheChoice | None
 
 
 class RequestClass(NamedTuple):
@@ -163,6 +170,7 @@ def step_key(request: Request) -> StepClass:
         request.exact,
         request.loras,
         request.result,
+        request.cache,
     )
 
 

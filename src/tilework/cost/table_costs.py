@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilework.core.component import Component, LoadSource, num_bytes
@@ -58,10 +59,23 @@ class TableCosts:
             for pipeline, named in table.components.items()
             for stage in table.graph(pipeline).stages
         }
+        self._named: defaultdict[Component, list[tuple[str, str]]] = defaultdict(list)
+        for pipeline, named in table.components.items():
+            for name, one in named.items():
+                self._named[one].append((pipeline, name))
+        for pipeline, loras in table.loras.items():
+            for name, lora in loras.items():
+                if lora.component is not None:
+                    self._named[lora.component].append((pipeline, name))
         self._tabled = TabledTimes(table)
         self._activations = Activations(table)
         self._rooms: dict[_Key, bool] = {}
         self.most_bytes = num_bytes(self.all_components) + self._activations.largest
+
+    @property
+    def named_components(self) -> Mapping[Component, Sequence[tuple[str, str]]]:
+        """For each component the pipelines that use it, each with its name there; LoRAs by theirs."""
+        return self._named
 
     def serve(self, part: CostTable) -> None:
         """Take what a table says of its pipelines, in the place of what was known of them.
@@ -127,7 +141,8 @@ class TableCosts:
 
     def _price_alone(self, stage: Stage, shape: Shape, degree: int, guided: bool) -> _Price:
         # Numbers and strings hash fast; dataclasses compute their hash every time.
-        key = stage.name, degree, shape.height, shape.width, shape.frames, guided, stage.pipeline, stage.loras
+        size = shape.height, shape.width, shape.frames
+        key = stage.name, degree, *size, guided, stage.pipeline, stage.loras, stage.caches
         price = self._prices.get(key) or self._add_price(key, stage, (shape,), degree, (guided,))
         return price if price.version == self.version else self._updated(price)
 
@@ -135,7 +150,7 @@ class TableCosts:
         if len(shapes) == 1:
             return self._price_alone(stage, shapes[0], degree, guided[0])
         sizes = [(shape.height, shape.width, shape.frames) for shape in shapes]
-        key = stage.name, degree, *sizes, *guided, stage.pipeline, stage.loras
+        key = stage.name, degree, *sizes, *guided, stage.pipeline, stage.loras, stage.caches
         price = self._prices.get(key) or self._add_price(key, stage, shapes, degree, guided)
         return price if price.version == self.version else self._updated(price)
 
@@ -157,14 +172,15 @@ class TableCosts:
         num_guided = sum(guided) if is_step else len(shapes)
         pixels = sum(shape.pixels for shape in shapes)
         name = f"{stage.name}+{len(stage.loras)}" if stage.loras else stage.name
+        name = f"{name}{{{stage.caches[0]}}}" if stage.caches else name
         key = stage.pipeline, name, degree, len(shapes), pixels, num_guided
         unknown = 1.0 if num_guided else _UNGUIDED
         alone: tuple[_Price, ...] = ()
         if len(shapes) > 1 and degree in self.degrees(stage):
             pairs = zip(shapes, guided, strict=True)
             alone = tuple(self._price(stage, (shape,), degree, (is_guided,)) for shape, is_guided in pairs)
-        elif len(shapes) == 1 and stage.loras:
-            alone = (self._price_alone(replace(stage, loras=()), shapes[0], degree, guided[0]),)
+        elif len(shapes) == 1 and (stage.loras or stage.caches):
+            alone = (self._price_alone(replace(stage, loras=(), caches=()), shapes[0], degree, guided[0]),)
         return _Price(self._tabled.base_ns(stage, tuple(shapes), degree) * self._slowdown(stage), key, unknown, alone)
 
     def _slowdown(self, stage: Stage) -> float:
@@ -202,13 +218,13 @@ class TableCosts:
         """The progress of a request of which nothing is done. Raises UnknownCost."""
         graph = self._tabled.graph(request.pipeline)
         if not request.loras:
-            return graph.itinerary(request.steps, result=request.result).at[0]
+            return graph.itinerary(request.steps, result=request.result, cache=request.cache).at[0]
         known = self.table.loras.get(request.pipeline, {})
         unknown = [one.name for one in request.loras if one.name not in known]
         if unknown:
             raise UnknownCost(f"{request.pipeline!r} has no LoRA {unknown[0]!r}")
         changes = {one: known[one.name].changes for one in request.loras}
-        return graph.itinerary(request.steps, changes, request.result).at[0]
+        return graph.itinerary(request.steps, changes, request.result, request.cache).at[0]
 
     @property
     def pools(self) -> Pools:

@@ -11,11 +11,39 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tilework.core.packing import Size
+from tilework.core.packing import IMAGE, Size
 
 DIRECTIONS = ((-1, -1), (-1, 0), (-1, 1), (0, -1), (0, 1), (1, -1), (1, 0), (1, 1))
 """Rows and columns to each of the eight neighbours; the opposite of direction i is 7 - i."""
 NO_PATCH = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Pictures of a batch, one behind another, whose attention is one call.
+
+    `asking` and `knowing` are the first patch of each picture of the batch, and their number: of the patches that ask,
+    and of those that are asked.
+    """
+
+    pictures: slice
+    asking: tuple[int, ...]
+    knowing: tuple[int, ...]
+
+    def asked(self, part: str) -> tuple[int, int, int]:
+        """Where the run is in a part of the queries, and of how many: patches of IMAGE, pictures of TEXT."""
+        return self._span(self.asking) if part == IMAGE else self._texts
+
+    def known(self, part: str) -> tuple[int, int, int]:
+        """The same in keys and values."""
+        return self._span(self.knowing) if part == IMAGE else self._texts
+
+    def _span(self, offsets: tuple[int, ...]) -> tuple[int, int, int]:
+        return offsets[self.pictures.start], offsets[self.pictures.stop], offsets[-1]
+
+    @property
+    def _texts(self) -> tuple[int, int, int]:
+        return self.pictures.start, self.pictures.stop, len(self.knowing) - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,12 +106,18 @@ class Csp:
     def is_plain(self) -> bool:
         return self.num_patches == len(self.order)
 
-    @property
-    def runs(self) -> list[tuple[slice, slice]]:
-        """Pictures with equal numbers of patches, and their patches."""
-        offsets = self.run_offsets
-        pictures = [slice(first, end) for first, end in pairwise(offsets)]
-        return [(run, slice(self.picture_offsets[run.start], self.picture_offsets[run.stop])) for run in pictures]
+    def runs(self, num_asking: Sequence[int] | None = None) -> list[Run]:
+        """Pictures with equal numbers of patches, of which equally many ask.
+
+        `num_asking` is how many patches of each picture ask, in the batch's order; None: all.
+        """
+        knowing, bounds = self.picture_offsets, self.run_offsets
+        if num_asking is None:
+            return [Run(slice(first, end), knowing, knowing) for first, end in pairwise(bounds)]
+        counts = [end - first for first, end in pairwise(knowing)]
+        asking = tuple(accumulate(num_asking, initial=0))
+        bounds = _offsets(list(zip(counts, num_asking, strict=True)))
+        return [Run(slice(first, end), asking, knowing) for first, end in pairwise(bounds)]
 
     def split(self, pictures: Sequence[Tensor]) -> Tensor:
         """Pictures (C, rows, columns) in the given order, of the sizes or of these over one number; (P, C, h, w)."""

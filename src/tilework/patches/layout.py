@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tilework.core.packing import Size, choose_patch
+from tilework.core.packing import Reuse, RunBlock, Size, choose_patch
 from tilework.patches import operators, stitcher
-from tilework.patches.csp import Csp
+from tilework.patches.csp import Csp, Run
 
 _MAX_CACHED = 64  # Layouts; a mix stays the same until a request joins or leaves.
 
@@ -22,7 +22,7 @@ class PatchLayout:
     def __init__(self, sizes: tuple[Size, ...], csp: Csp) -> None:
         self.sizes = sizes
         self.csp = csp
-        self.is_plain = csp.is_plain
+        self.is_plain, self.leaves_out = csp.is_plain, False
 
     def arrange(self, items: Sequence[Any]) -> list[Any]:
         return [items[index] for index in self.csp.order]
@@ -37,13 +37,13 @@ class PatchLayout:
         return values.index_select(0, self.csp.owners)
 
     def convolve(self, convolution: nn.Conv2d, patches: Tensor) -> Tensor:
-        return operators.convolve(convolution, patches, self.csp)
+        return operators.convolve_framed(convolution, operators.with_halo(patches, self.csp))
 
     def normalise(self, norm: nn.GroupNorm, patches: Tensor) -> Tensor:
         return operators.normalise(norm, patches, self.csp)
 
     def convolve_activated(self, convolution: nn.Conv2d, norm: nn.GroupNorm, patches: Tensor) -> Tensor:
-        return stitcher.convolve_activated(convolution, norm, patches, self.csp)
+        return operators.convolve_framed(convolution, stitcher.stitch(norm, patches, self.csp, silu=True))
 
     def attend(
         self,
@@ -54,14 +54,32 @@ class PatchLayout:
         queries: Mapping[str, int],
         keys: Mapping[str, int],
     ) -> Tensor:
-        return operators.attend(query, key, value, scale, self.csp, queries, keys)
+        known, values = (operators.parts_of(sequence, keys) for sequence in (key, value))
+        return operators.attend(query, known, values, scale, self._runs, queries)
+
+    def run_block(self, index: int, states: Sequence[Tensor], run: RunBlock, has_text: bool) -> list[Tensor]:
+        return run(lambda rows: rows)
+
+    def finish(self) -> None:
+        """See `core.packing.Layout`; this one keeps nothing."""
+
+    @cached_property
+    def _runs(self) -> list[Run]:
+        return self.csp.runs()
 
 
 @lru_cache(maxsize=_MAX_CACHED)
-def pack(sizes: tuple[Size, ...], multiple: int, device: torch.device, cap: int | None = None) -> PatchLayout:
-    """See `core.packing.Pack`; patches are as large as the sizes and `cap` allow (`choose_patch`).
+def pack(
+    sizes: tuple[Size, ...],
+    multiple: int,
+    device: torch.device,
+    reuses: tuple[Reuse, ...] = (),
+    cap: int | None = None,
+) -> PatchLayout:
+    """See `core.packing.Pack`; patches are as large as sizes and `cap` allow (`choose_patch`), and nothing is kept.
 
     Raises:
         ValueError: the pictures differ in size, and a side is not a multiple of `multiple`.
     """
+    assert not reuses
     return PatchLayout(sizes, Csp.of(sizes, choose_patch(sizes, multiple, cap), device))

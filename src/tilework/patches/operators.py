@@ -6,7 +6,8 @@ Exact up to rounding, unlike PatchedServe's: every value that crosses an edge is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
@@ -15,8 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm, conv2d, scaled_dot_product_attention
 
-from tilework.core.packing import IMAGE
-from tilework.patches.csp import DIRECTIONS, Csp
+from tilework.patches.csp import DIRECTIONS, Csp, Run
 
 _UP, _LEFT, _RIGHT, _DOWN = (DIRECTIONS.index(step) for step in ((-1, 0), (0, -1), (0, 1), (1, 0)))
 
@@ -39,13 +39,37 @@ def with_halo(patches: Tensor, csp: Csp) -> Tensor:
     return result
 
 
-def convolve(convolution: nn.Conv2d, patches: Tensor, csp: Csp) -> Tensor:
-    """See `core.packing.Layout.convolve`."""
-    return convolve_framed(convolution, with_halo(patches, csp))
+def edges(patches: Tensor) -> Tensor:
+    """What others see of patches (P, C, h, w): first and last row, first and last column; (P, C, 2 w + 2 h)."""
+    sides = (patches[:, :, 0], patches[:, :, -1], patches[:, :, :, 0], patches[:, :, :, -1])
+    return torch.cat(sides, dim=2)
+
+
+def with_halo_by(patches: Tensor, of_all: Tensor, around: Tensor) -> Tensor:
+    """`with_halo` for some patches (K, C, h, w), by the `edges` of all, (P, C, 2 w + 2 h), and `around` (8, K).
+
+    The latter are the `sources` of these patches.
+    """
+    count, channels, rows, columns = patches.shape
+    known = torch.cat([of_all, of_all.new_zeros(1, *of_all.shape[1:])])  # The last one is read for NO_PATCH.
+    top, bottom = slice(0, columns), slice(columns, 2 * columns)
+    left, right = slice(2 * columns, 2 * columns + rows), slice(2 * columns + rows, None)
+    # By DIRECTIONS: what a neighbour shows, and where that goes.
+    shown: tuple[slice | int, ...] = (
+        *(2 * columns - 1, bottom, columns),
+        *(right, left),
+        *(columns - 1, top, 0),
+    )
+    inner: dict[int, slice | int] = {-1: 0, 0: slice(1, -1), 1: -1}
+    result = patches.new_empty(count, channels, rows + 2, columns + 2)
+    result[:, :, 1:-1, 1:-1] = patches
+    for source, part, (down, across) in zip(around, shown, DIRECTIONS, strict=True):
+        result[:, :, inner[down], inner[across]] = known[:, :, part].index_select(0, source)
+    return result
 
 
 def convolve_framed(convolution: nn.Conv2d, framed: Tensor) -> Tensor:
-    """The same for patches that have the pixels around them, (P, C, h + 2, w + 2)."""
+    """See `core.packing.Layout.convolve`; patches have the pixels around them, (P, C, h + 2, w + 2)."""
     assert convolution.kernel_size == (3, 3)
     assert convolution.padding == (1, 1)
     assert all(side % convolution.stride[0] == 0 for side in framed.shape[2:])
@@ -59,10 +83,19 @@ def statistics(norm: nn.GroupNorm, patches: Tensor, csp: Csp) -> tuple[Tensor, T
     averaged in float64: squares do not cancel, and TF32 cannot round them. Rejected: adding rows by index, whose order,
     and so rounding, differs from run to run on GPUs.
     """
+    return pooled(moments(norm, patches), csp)
+
+
+def moments(norm: nn.GroupNorm, patches: Tensor) -> Tensor:
+    """Mean and mean square of each patch and group of channels, (P, 2 G), of float64; epsilon is in the latter."""
     of_patch, variance = _moments(norm, patches)
     of_patch = of_patch.double()
-    moments = torch.cat([of_patch, torch.addcmul(variance.double(), of_patch, of_patch)], dim=1)
-    mean, second = (csp.averages @ moments).chunk(2, dim=1)
+    return torch.cat([of_patch, torch.addcmul(variance.double(), of_patch, of_patch)], dim=1)
+
+
+def pooled(of_patches: Tensor, csp: Csp) -> tuple[Tensor, Tensor]:
+    """`statistics`, by the `moments` of all patches."""
+    mean, second = (csp.averages @ of_patches).chunk(2, dim=1)
     return mean.float(), torch.addcmul(second, mean, mean, value=-1).float()
 
 
@@ -73,7 +106,7 @@ def _moments(norm: nn.GroupNorm, patches: Tensor) -> tuple[Tensor, Tensor]:
         mean, variance = kernels.moments(patches, norm.num_groups, norm.eps)
         return mean, variance
     count, channels = patches.shape[:2]
-    pixels = patches[0, 0].numel()
+    pixels = math.prod(patches.shape[2:])
     # It gives the statistics and a result that is thrown away, and yet takes a tenth of `var_mean` on CPUs.
     _, mean, scale = torch.native_group_norm(
         patches.float().contiguous(), None, None, count, channels, pixels, norm.num_groups, norm.eps
@@ -98,9 +131,14 @@ def _kernels() -> ModuleType | None:
 
 def normalise(norm: nn.GroupNorm, patches: Tensor, csp: Csp) -> Tensor:
     """See `core.packing.Layout.normalise`."""
+    return normalise_by(norm, patches, statistics(norm, patches, csp), csp.owners)
+
+
+def normalise_by(norm: nn.GroupNorm, patches: Tensor, of_pictures: tuple[Tensor, Tensor], owners: Tensor) -> Tensor:
+    """The same by given `statistics`; `owners` are the pictures of these patches."""
     count, channels = patches.shape[:2]
-    per_channel = torch.stack(statistics(norm, patches, csp)).repeat_interleave(channels // norm.num_groups, dim=2)
-    mean, variance = per_channel.index_select(1, csp.owners).flatten(1)
+    per_channel = torch.stack(of_pictures).repeat_interleave(channels // norm.num_groups, dim=2)
+    mean, variance = per_channel.index_select(1, owners).flatten(1)
     # With given statistics, both kinds of normalisation are one; every channel of every patch is a channel of its own.
     normalised = batch_norm(
         patches.reshape(1, count * channels, *patches.shape[2:]),
@@ -115,39 +153,42 @@ def normalise(norm: nn.GroupNorm, patches: Tensor, csp: Csp) -> Tensor:
 
 def attend(
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    key: Mapping[str, Tensor],
+    value: Mapping[str, Tensor],
     scale: float | None,
-    csp: Csp,
+    runs: Sequence[Run],
     queries: Mapping[str, int],
-    keys: Mapping[str, int],
 ) -> Tensor:
-    """See `core.packing.Layout.attend`. Pictures with equal numbers of patches share a call, whatever their shape."""
+    """See `core.packing.Layout.attend`. Pictures of a run share a call; `key` and `value` come by the parts' names."""
     output = torch.empty_like(query)
-    for pictures, patches in csp.runs:
-        rows = pictures.stop - pictures.start
-        asked, known = (_slices(parts, csp, pictures, patches) for parts in (queries, keys))
+    asking, answered = (parts_of(sequence, queries) for sequence in (query, output))
+    for run in runs:
+        asked = {name: run.asked(name) for name in queries}
         attended = scaled_dot_product_attention(
-            _rows(query, asked, rows), _rows(key, known, rows), _rows(value, known, rows), scale=scale
+            _rows([_piece(asking[name], *span, run) for name, span in asked.items()]),
+            _rows([_piece(tokens, *run.known(name), run) for name, tokens in key.items()]),
+            _rows([_piece(tokens, *run.known(name), run) for name, tokens in value.items()]),
+            scale=scale,
         )
-        pieces = attended.split_with_sizes([(part.stop - part.start) // rows for part in asked], dim=2)
-        for part, piece in zip(asked, pieces, strict=True):
-            torch.unflatten(output[0, :, part], 1, (rows, -1)).copy_(piece.transpose(0, 1))
+        targets = [_piece(answered[name], *span, run) for name, span in asked.items()]
+        pieces = attended.split_with_sizes([target.shape[2] for target in targets], dim=2)
+        for target, piece in zip(targets, pieces, strict=True):
+            target.copy_(piece)
     return output
 
 
-def _slices(parts: Mapping[str, int], csp: Csp, pictures: slice, patches: slice) -> list[slice]:
-    """Where the tokens of a run of pictures lie in each part of a sequence."""
-    slices, begin = [], 0
-    for name, num_tokens in parts.items():
-        run, total = (patches, csp.num_patches) if name == IMAGE else (pictures, len(csp.order))
-        each = num_tokens // total
-        slices.append(slice(begin + run.start * each, begin + run.stop * each))
-        begin += num_tokens
-    return slices
+def parts_of(sequence: Tensor, lengths: Mapping[str, int]) -> dict[str, Tensor]:
+    """The parts of a sequence of the whole batch, (1, H, L, D), by name, in this order."""
+    return dict(zip(lengths, sequence.split_with_sizes(list(lengths.values()), dim=2), strict=True))
 
 
-def _rows(sequence: Tensor, parts: list[slice], rows: int) -> Tensor:
-    """A run's tokens, (rows, H, tokens, D), out of the sequence of the whole batch, (1, H, L, D)."""
-    pieces = [torch.unflatten(sequence[0, :, part], 1, (rows, -1)).transpose(0, 1) for part in parts]
+def _piece(tokens: Tensor, first: int, end: int, total: int, run: Run) -> Tensor:
+    """The tokens of a run's pictures, (pictures, H, tokens, D), where `first` to `end` of `total` equal units are."""
+    each = tokens.shape[2] // total if total else 0
+    piece = tokens[0, :, first * each : end * each]
+    rows = run.pictures.stop - run.pictures.start
+    return torch.unflatten(piece, 1, (rows, (end - first) // rows * each)).transpose(0, 1)
+
+
+def _rows(pieces: list[Tensor]) -> Tensor:
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2)

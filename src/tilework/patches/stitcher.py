@@ -10,12 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tilework.patches.csp import Csp
-from tilework.patches.operators import convolve_framed, kernels_for, normalise, statistics, with_halo
-
-
-def convolve_activated(convolution: nn.Conv2d, norm: nn.GroupNorm, patches: Tensor, csp: Csp) -> Tensor:
-    """See `core.packing.Layout.convolve_activated`."""
-    return convolve_framed(convolution, stitch(norm, patches, csp, silu=True))
+from tilework.patches.operators import kernels_for, normalise_by, statistics, with_halo
 
 
 def stitch(norm: nn.GroupNorm, patches: Tensor, csp: Csp, *, silu: bool) -> Tensor:
@@ -25,11 +20,16 @@ def stitch(norm: nn.GroupNorm, patches: Tensor, csp: Csp, *, silu: bool) -> Tens
     Triton is not installed, and on CPUs, three operators of torch. Rejected for CPUs: SiLU that writes into the frames,
     which reads once less and takes two to three times as long, since rows of patches are short.
     """
+    return stitch_by(norm, patches, statistics(norm, patches, csp), csp, silu=silu)
+
+
+def stitch_by(
+    norm: nn.GroupNorm, patches: Tensor, of_pictures: tuple[Tensor, Tensor], csp: Csp, *, silu: bool
+) -> Tensor:
+    """The same by given `statistics`."""
     kernel = kernels_for(patches)
     if kernel is not None:
-        stitched: Tensor = kernel.stitch(
-            patches, *statistics(norm, patches, csp), norm.weight, norm.bias, csp, silu=silu
-        )
+        stitched: Tensor = kernel.stitch(patches, *of_pictures, norm.weight, norm.bias, csp, silu=silu)
         return stitched
-    normalised = normalise(norm, patches, csp)
+    normalised = normalise_by(norm, patches, of_pictures, csp.owners)
     return with_halo(functional.silu(normalised, inplace=True) if silu else normalised, csp)

@@ -9,8 +9,13 @@ from tilework.core.wire.spec import Image, Spec
 from tilework.pipelines.family import Family, StepState, Values
 
 
-def draw(family: Family, spec: Spec, on_step: Callable[[int], None] = lambda _steps_done: None) -> Image:
-    """The picture of a request; `on_step` is told how many steps are done."""
+def draw(
+    family: Family,
+    spec: Spec,
+    on_step: Callable[[int], None] = lambda _steps_done: None,
+    step: Callable[[StepState], None] | None = None,
+) -> Image:
+    """The picture of a request; `on_step` is told how many steps are done. Without `step` each is made alone."""
     values: dict[str, Any] = {}
     outputs: Values = {}
     num_done = 0
@@ -18,7 +23,10 @@ def draw(family: Family, spec: Spec, on_step: Callable[[int], None] = lambda _st
         if stage.has_steps:
             state = family.begin(stage.name, spec, values)
             while state.steps_done < state.num_steps:
-                family.step([state])
+                if step is None:
+                    family.step([state])
+                else:
+                    step(state)
                 on_step(num_done + state.steps_done)
             num_done, outputs = num_done + state.num_steps, family.finish(state)
         else:

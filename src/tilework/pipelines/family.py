@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
+from tilework.core.cache import CacheUse
 from tilework.core.comm import Comm
 from tilework.core.model import ModelInfo
 from tilework.core.packing import Pack
@@ -59,6 +60,9 @@ class StepState(Protocol):
     @property
     def is_torn(self) -> bool:
         """Whether an error interrupted it where it cannot go on: it is of no more use."""
+
+    def take_cache_use(self) -> CacheUse | None:
+        """What its cache did since this was asked last; None if it asks for none."""
 
 
 Watch = Callable[[StepState, Callable[[], Image]], None]

@@ -15,6 +15,7 @@ import transformers
 from diffusers import DiffusionPipeline, PipelineQuantizationConfig
 
 from tilework.core.model import DEVICES, DTYPES, ModelSource
+from tilework.pipelines.caching.forest import read_forest
 from tilework.pipelines.component_files import has_variant
 from tilework.pipelines.components import is_denoiser_class, modules_of, weights_of
 from tilework.pipelines.cuda.graphs import CudaRecorder, record_steps
@@ -27,6 +28,7 @@ from tilework.pipelines.modular.loading import load_modular
 from tilework.pipelines.setup.compiled import compile_blocks
 from tilework.pipelines.setup.offload import offload_layers
 from tilework.pipelines.setup.quantize import SCHEMES, require_packages, schemes_of
+from tilework.pipelines.staged import StagedPipeline
 from tilework.pipelines.stock.shared_calls import perturbs_attention
 from tilework.pipelines.workflow.loading import load_workflow, load_workflow_component
 from tilework.pipelines.workflow.source import is_workflow
@@ -72,6 +74,8 @@ def family_of(source: ModelSource, pipeline: Any) -> Family:
     name = source.path if index.directory is None else index.directory.resolve().name
     with _explained(index.path):
         family: Family = adapter(pipeline, name, overrides, library_versions())
+    if isinstance(family, StagedPipeline) and index.directory is not None:
+        family.cache_forest = read_forest(index.directory, family.device)
     if source.device == "cuda" and source.cuda_graphs and not perturbs_attention(pipeline):
         record_steps(family, CudaRecorder())
     return family

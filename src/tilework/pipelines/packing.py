@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from tilework.core.packing import IMAGE, TEXT, Layout
+from tilework.pipelines.caching.blocks import TRANSFORMER, U_NET, run_through
 from tilework.pipelines.hooks import Detour
 
 _U_NET_BLOCKS = {
@@ -54,6 +55,7 @@ class Packing:
         self.layout = None if layout.is_plain else layout
         try:
             yield
+            layout.finish()
         finally:
             self.layout = None
 
@@ -71,8 +73,11 @@ def pack_transformer(model: Any, packing: Packing, *, text_first: bool) -> None:
             if attention is not None:
                 _substitute(attention, packing, partial(_attend, order))
     _change_output(model.norm_out.linear, packing, lambda layout, rows: layout.per_patch(rows))
-    for block in getattr(model, "single_transformer_blocks", ()):
+    single_blocks = getattr(model, "single_transformer_blocks", ())
+    for block in single_blocks:
         _substitute(block, packing, partial(_single_block, block))
+    for index, block in enumerate((*model.transformer_blocks, *single_blocks)):
+        _substitute(block, packing, run_through(index, TRANSFORMER, block))
 
 
 def pack_positions(embedding: Any, packing: Packing) -> None:
@@ -103,6 +108,8 @@ def pack_u_net(model: Any, packing: Packing) -> None:
             for attention in (module.attn1, module.attn2):
                 if attention is not None:
                     _substitute(attention, packing, partial(_attend, None))
+    for index, block in enumerate(blocks):
+        _substitute(block, packing, run_through(index, U_NET, block))
 
 
 def _attend(
@@ -118,20 +125,24 @@ def _attend(
     With an `order` image and text attend jointly, and lie so; without one the image asks and the text answers.
     """
     image, text = hidden_states, encoder_hidden_states
-    lengths = {IMAGE: _num_tokens(image)}
+    if text is None and not len(image):
+        return image  # No patch is computed, so nothing attends.
+    lengths, tokens = {IMAGE: _num_tokens(image)}, _as_one(image)
     if text is None:
         with _detour(layout, lengths, lengths):
-            attended: Tensor = stock(_as_one(image), **options)
+            attended: Tensor = stock(tokens, **options)
         return attended.view_as(image)
-    lengths[TEXT] = _num_tokens(text)
+    lengths[TEXT], words = _num_tokens(text), _as_one(text)
     if order is None:
         with _detour(layout, {IMAGE: lengths[IMAGE]}, {TEXT: lengths[TEXT]}):
-            attended = stock(_as_one(image), encoder_hidden_states=_as_one(text), **options)
+            attended = stock(tokens, encoder_hidden_states=words, **options)
         return attended.view_as(image)
     joint = {name: lengths[name] for name in order}
     with _detour(layout, joint, joint):
-        outputs = stock(hidden_states=_as_one(image), encoder_hidden_states=_as_one(text), **options)
-    return tuple(output.reshape(*given.shape[:2], -1) for output, given in zip(outputs, (image, text), strict=True))
+        outputs = stock(hidden_states=tokens, encoder_hidden_states=words, **options)
+    return tuple(
+        output.reshape(*given.shape[:2], output.shape[-1]) for output, given in zip(outputs, (image, text), strict=True)
+    )
 
 
 def _single_block(
@@ -149,11 +160,9 @@ def _single_block(
     image, text = hidden_states, encoder_hidden_states
     rows = {TEXT: (text, *block.norm(text, emb=temb)), IMAGE: (image, *block.norm(image, emb=layout.per_patch(temb)))}
     lengths = {name: _num_tokens(tokens) for name, (tokens, _, _) in rows.items()}
+    joint = torch.cat([_as_one(normed) for _, normed, _ in rows.values()], dim=1)
     with _detour(layout, lengths, lengths):
-        attended = block.attn(
-            hidden_states=torch.cat([_as_one(normed) for _, normed, _ in rows.values()], dim=1),
-            image_rotary_emb=image_rotary_emb,
-        )
+        attended = block.attn(hidden_states=joint, image_rotary_emb=image_rotary_emb)
     results = []
     pieces = attended.split_with_sizes(list(lengths.values()), dim=1)
     for (tokens, normed, gate), piece in zip(rows.values(), pieces, strict=True):

@@ -14,14 +14,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from tilework.core.cache import CacheKind, CacheUse
 from tilework.core.comm import Comm
 from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.graph.stage import StageSpec
 from tilework.core.model import ModelInfo
-from tilework.core.packing import Layout, Pack, Size
+from tilework.core.packing import Layout, Pack, PredictChange, Reuse, Size
 from tilework.core.preview import preview_shape
 from tilework.core.wire.spec import File, Image, Spec
 from tilework.pipelines.arguments import GENERATOR_DEVICE, generator_device, offered
+from tilework.pipelines.caching.requests import reuse_of
 from tilework.pipelines.components import ComponentGroups, decodes_in_tiles, modules_of, shares_decode
 from tilework.pipelines.defaults import Defaults, resolve
 from tilework.pipelines.errors import UnsupportedModel
@@ -36,6 +38,7 @@ Pieces = Mapping[str, Sequence[Tensor]]
 """Conditioning by name, of each picture of a packed batch, in the order in which they were given."""
 
 _DECODE = "decode"
+_COMPUTED_WHOLE = "some steps were computed whole: several devices shared them"
 
 Run = Callable[[Sequence[Spec], Sequence[Values], bool], list[Values]]
 """Runs a stage without steps, in slices or not, for one or several requests."""
@@ -106,6 +109,7 @@ class StagedPipeline(ABC):
             _DECODE: self._run_decode,
         }
         self._shares = {stage.name: stage.steps for stage in self.stages if stage.steps is not None}
+        self.cache_forest: PredictChange | None = None  # Of the model, if it has one.
         self._step_arguments = self._accepted_by(pipeline.scheduler)
         check_sampler(pipeline, self._info, self._sampler)
 
@@ -123,6 +127,7 @@ class StagedPipeline(ABC):
                 for one in ComponentGroups.of(self._pipeline).named(self.stages, previews=self._defaults.previews)
             ),
             step_ranges=step_ranges(self._info, self._sampler),
+            caches=tuple(CacheKind) if self._packing.is_possible else (),
             arguments=(
                 generator_device(self._device.type),
                 *offered(self._pipeline, self._arguments, self._scheduled_steps),
@@ -149,6 +154,11 @@ class StagedPipeline(ABC):
     def pass_context(self) -> object:
         """What a forward pass depends on now, beside its arguments (`cuda.graphs`)."""
         return self._packing.layout
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether the forward pass that runs now may leave out a part of its work."""
+        return self._packing.layout is not None and self._packing.layout.leaves_out
 
     @property
     def parallel(self) -> Parallel:
@@ -215,15 +225,29 @@ class StagedPipeline(ABC):
             raise UnsupportedModel(f"{name} makes {num_iterations} iterations of {spec.steps} steps; ask for fewer")
         dtype = conditioning.tensors["encoder_hidden_states"].dtype
         latents = self._draw_latents(spec, dtype, sampler, generator)
-        return LatentState(
-            spec=spec,
-            stage=stage,
-            num_steps=self._shares[stage].of(spec.steps),
-            conditioning=conditioning,
-            latents=latents,
-            sampler=sampler,
-            generator=generator,
+        return self._caching(
+            LatentState(
+                spec=spec,
+                stage=stage,
+                num_steps=self._shares[stage].of(spec.steps),
+                conditioning=conditioning,
+                latents=latents,
+                sampler=sampler,
+                generator=generator,
+            )
         )
+
+    def _caching(self, state: LatentState) -> LatentState:
+        """A state at which its passes have nothing to reuse yet."""
+        given = reuse_of(state.spec, self._size(state), self._info.default_height, self._cell_multiple)
+        if isinstance(given, Reuse):
+            given.predict = self.cache_forest
+        state.reuse = given and (self._no_cache(state.spec) or given)
+        return state
+
+    def _no_cache(self, spec: Spec) -> str:
+        """Why this family cannot cache a request that others could; empty if it can."""
+        return "" if self._packing.is_possible else "the model has an adapter, with which nothing is packed"
 
     def finish(self, state: LatentState) -> Values:
         return {"latents": state.latents}
@@ -243,14 +267,14 @@ class StagedPipeline(ABC):
     def predict(self, states: Sequence[LatentState], pack: Pack | None = None) -> list[Tensor]:
         """The guided prediction for the next iteration of each state, in order. See `step`."""
         if pack is None or self._parallel.degree > 1 or not self._packing.is_possible:
-            return [self._predict_one(state) for state in states]
+            return [self._predict_whole(state) for state in states]
         batches: dict[Hashable, list[int]] = {}
         for index, state in enumerate(states):
             batches.setdefault(self._packing_key(state), []).append(index)
         predictions: dict[int, Tensor] = {}
         for batch in batches.values():
             members = [states[index] for index in batch]
-            alone = len(members) == 1
+            alone = len(members) == 1 and not isinstance(members[0].reuse, Reuse)
             predicted = [self._predict_one(members[0])] if alone else self._predict_packed(members, pack)
             predictions.update(zip(batch, predicted, strict=True))
         return [predictions[index] for index in range(len(states))]
@@ -298,15 +322,17 @@ class StagedPipeline(ABC):
         sampler, generator = copy.deepcopy(self._pipeline.scheduler), _generator(spec)
         vars(sampler).update(exported["sampler"])
         generator.set_state(exported["generator"].cpu())
-        return LatentState(
-            spec=spec,
-            stage=stage,
-            num_steps=self._shares[stage].of(spec.steps),
-            conditioning=Conditioning(values["conditioning"]),
-            latents=exported["latents"],
-            sampler=sampler,
-            generator=generator,
-            iteration_index=exported["iteration_index"],
+        return self._caching(
+            LatentState(
+                spec=spec,
+                stage=stage,
+                num_steps=self._shares[stage].of(spec.steps),
+                conditioning=Conditioning(values["conditioning"]),
+                latents=exported["latents"],
+                sampler=sampler,
+                generator=generator,
+                iteration_index=exported["iteration_index"],
+            )
         )
 
     def _unpack(self, latents: Tensor, spec: Spec) -> Tensor:
@@ -320,6 +346,12 @@ class StagedPipeline(ABC):
 
     def _is_guided(self, spec: Spec) -> bool:
         return self._info.two_passes and spec.guidance_scale > 1
+
+    def _predict_whole(self, state: LatentState) -> Tensor:
+        """Without a pack; what was kept of the state is of no more use after it."""
+        if isinstance(state.reuse, Reuse):
+            state.reuse = replace(state.reuse, use=state.reuse.use + CacheUse(off=_COMPUTED_WHOLE))
+        return self._predict_one(state)
 
     def _predict_one(self, state: LatentState) -> Tensor:
         guided, rows = self._is_guided(state.spec), self._parallel.rows
@@ -340,6 +372,7 @@ class StagedPipeline(ABC):
         size = self._size(state)
         return (
             size if any(side % self._cell_multiple for side in size) else None,
+            state.reuse.patch if isinstance(state.reuse, Reuse) else None,
             state.latents.dtype,
             *((name, tensors[name].shape[1:], tensors[name].dtype) for name in sorted(tensors)),
         )
@@ -349,7 +382,8 @@ class StagedPipeline(ABC):
         rows = [state for state, count in zip(states, passes, strict=True) for _ in range(count)]
         inputs = [self._picture(state) for state in states]
         pictures = [picture for picture, count in zip(inputs, passes, strict=True) for _ in range(count)]
-        layout = pack(tuple(self._size(state) for state in rows), self._cell_multiple, self.device)
+        reuses = tuple(state.reuse for state in rows if isinstance(state.reuse, Reuse))
+        layout = pack(tuple(self._size(state) for state in rows), self._cell_multiple, self.device, reuses)
         times = torch.stack(layout.arrange([state.timestep.to(self.device).float() for state in rows]))
         conditioning = {name: _pieces(name, states, passes) for name in states[0].conditioning.tensors}
         with self._packing.running(layout):

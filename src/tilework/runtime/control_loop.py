@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tilework.control.controller import Controller
 from tilework.control.log import entry_line
@@ -94,8 +94,8 @@ class ControlLoop:
 
     def _perform(self, action: Action) -> None:
         match action:
-            case Accept(job_id, uid, eta_ns):
-                self._accept(job_id, uid, eta_ns)
+            case Accept():
+                self._accept(action)
             case Reject(uid, code=code):
                 self._observer.on_refused(self._incoming.pop(uid).request, code)
             case Finish(job_id, uid, status, reason):
@@ -112,10 +112,12 @@ class ControlLoop:
         if not self._is_stopped:
             self.handle(Woke())
 
-    def _accept(self, job_id: int, uid: str, eta_ns: int) -> None:
-        incoming = self._incoming.pop(uid)
-        self._requests.add(job_id, incoming.spec, self.ticket(incoming.request, eta_ns, incoming.checkpoint))
-        self._dispatcher.begin(job_id, incoming.request, incoming.checkpoint)
+    def _accept(self, accept: Accept) -> None:
+        incoming = self._incoming.pop(accept.uid)
+        request = accept.accepted(incoming.request)
+        spec = replace(incoming.spec, cache=None) if accept.drops_cache else incoming.spec
+        self._requests.add(accept.job_id, spec, self.ticket(request, accept.eta_ns, incoming.checkpoint))
+        self._dispatcher.begin(accept.job_id, request, incoming.checkpoint)
 
     def ticket(self, request: Request, eta_ns: int, checkpoint: Checkpoint) -> Ticket:
         return Ticket(request=request, eta_ns=eta_ns, outcome=self._loop.create_future(), checkpoint=checkpoint)

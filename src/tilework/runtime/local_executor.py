@@ -19,6 +19,7 @@ from tilework.core.lora import Lora, UsedLora
 from tilework.core.model import LoraSource, ModelInfo, ModelSource, SimulatedSource, Source
 from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import (
+    CACHE_BYTES,
     STATES_BYTES,
     WEIGHTS,
     BreakGroup,
@@ -61,7 +62,8 @@ class LocalConfig:
 
     The `sources` of their models agree on threads, memory and the kind of device. Each worker has those that it serves
     from the start; with `weights_bytes` it knows all, and an accelerator holds no more weights than that at a time.
-    Of jobs that have no work there each worker keeps `states_bytes` at most. Accelerators are in cells of `cell_size`,
+    Of jobs that have no work there each worker keeps `states_bytes` at most, and of the steps of requests with a cache
+    `cache_bytes`. Accelerators are in cells of `cell_size`,
     which divides their number: see `CellExecutor`.
 
     A worker that dies is restarted after `restart_delay_s`. From the third death in a row without a finished work the
@@ -75,6 +77,7 @@ class LocalConfig:
     num_slots: int = 1
     weights_bytes: int | None = None
     states_bytes: int = STATES_BYTES
+    cache_bytes: int = CACHE_BYTES
     cell_size: int = 1
     restart_delay_s: float = 0.5
     max_delay_s: float = 30.0
@@ -390,6 +393,7 @@ class LocalExecutor:
             rendezvous=self._rendezvous.address,
             loads_on_demand=self._config.weights_bytes is not None and not is_slot,
             states_bytes=self._config.states_bytes,
+            cache_bytes=self._config.cache_bytes,
             replaces=self._loaded[device_id].done(),
             infos=self._infos if is_slot else (),
             cell=() if is_slot or self._config.cell_size == 1 else self._cell(device_id),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
 from tilework.core.actions import Action, RunWork
+from tilework.core.cache import CacheUse
 from tilework.core.checkpoint import Checkpoint
 from tilework.core.model import ModelInfo
 from tilework.core.request import Request, Status, Terms
@@ -42,6 +43,8 @@ class Wanted:
             passes=_passes(spec, info),
             loras=spec.loras,
             result=spec.result,
+            cache=spec.cache,
+            cache_if_late=spec.cache_if_late,
             **asdict(self.terms),
         )
 
@@ -65,7 +68,7 @@ class Segment:
     """One executed work of a request, on the engine's clock. `num_steps` is 0 for a stage without steps.
 
     A `sliced` one had to do with less memory. `batch` requests shared its forward passes, this one included. Before it
-    weights were loaded for `load_ns`.
+    weights were loaded for `load_ns`. `cache_use` is what its cache did, if the request has one.
     """
 
     stage: str
@@ -76,6 +79,7 @@ class Segment:
     sliced: bool = False
     batch: int = 1
     load_ns: int = 0
+    cache_use: CacheUse | None = None
 
     @property
     def is_exact(self) -> bool:

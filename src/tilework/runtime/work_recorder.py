@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from tilework.control.controller import Controller
 from tilework.control.driver.result import WorkResult
 from tilework.core.actions import LoadComponents
+from tilework.core.cache import CacheUse
 from tilework.core.checkpoint import CheckpointKeeper
 from tilework.core.request import Request
 from tilework.core.wire.blobs import SavedState
@@ -62,6 +63,7 @@ class WorkRecorder:
         requests = tuple(self._requests[job_id].ticket.request for job_id in work.job_ids)
         predicted_ns = self._costs.work_ns(work.stage, requests, len(work.devices), work.num_steps)
         self._begun[work.work_id] = _Begun(requests, predicted_ns)
+        self.observer.on_work_sent(work, requests, predicted_ns, time.monotonic_ns() - self._origin_ns)
 
     def progress(self, work: Work | None, members: Collection[int], steps_done: int) -> None:
         """Record a finished step. `members` are the jobs that the work still belongs to."""
@@ -82,7 +84,7 @@ class WorkRecorder:
         for job_id, first_step in _first_steps(result.work, result.members):
             entry = self._requests[job_id]
             request = entry.ticket.request
-            entry.ticket.add(self._segment(result.work, report, load_ns), first_step)
+            entry.ticket.add(self._segment(result.work, report, load_ns, report.cache_use.get(job_id)), first_step)
             entry.image, entry.file = report.images.get(job_id), report.files.get(job_id)
             if self._keeper is not None and job_id in report.blobs:
                 before = result.members[job_id]
@@ -90,7 +92,7 @@ class WorkRecorder:
                 saved = SavedState(index, before + report.steps_done, report.blobs[job_id])
                 self._keeper.keep(request.uid, saved)
 
-    def _segment(self, work: Work, report: Ended, load_ns: int) -> Segment:
+    def _segment(self, work: Work, report: Ended, load_ns: int, cache_use: CacheUse | None) -> Segment:
         return Segment(
             stage=work.stage.name,
             devices=work.devices,
@@ -100,6 +102,7 @@ class WorkRecorder:
             sliced=work.sliced,
             batch=len(work.job_ids) - len(report.absent),
             load_ns=load_ns,
+            cache_use=cache_use,
         )
 
     def observe(self, result: WorkResult) -> None:

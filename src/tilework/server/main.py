@@ -123,7 +123,7 @@ async def serve(
         finally:
             call_registry.leave()
             await engine.stop()
-            await _close(http, serving, signals, deadline_s)
+            await _close(app, http, serving, signals, deadline_s)
 
 
 def _begin(
@@ -180,8 +180,11 @@ async def _until_drained(draining: Coroutine[object, object, None], signals: Sto
         task.cancel()
 
 
-async def _close(http: Http, serving: asyncio.Task[None], signals: StopSignals, deadline_s: float) -> None:
+async def _close(
+    app: FastAPI, http: Http, serving: asyncio.Task[None], signals: StopSignals, deadline_s: float
+) -> None:
     """Stop listening and let answers that are under way reach their clients, but not for ever."""
+    app.state.watchers.close()
     http.close()
     await _first(serving, signals.hurry.wait(), deadline_s)
     await asyncio.wait({serving}, timeout=CLOSE_S)

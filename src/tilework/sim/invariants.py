@@ -194,6 +194,7 @@ class Invariants:
     def _check_action(self, action: Action, event: Event, now_ns: int) -> None:
         match action:
             case Accept(job_id, uid, eta_ns):
+                self._requests[uid] = action.accepted(self._requests[uid])
                 self._accept(job_id, uid, eta_ns, event, now_ns)
             case Reject(uid):
                 require(uid in self._requests and uid not in self._job_ids, f"{uid} is refused after it was accepted")

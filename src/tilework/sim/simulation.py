@@ -198,6 +198,7 @@ class Simulation:
         match action:
             case Accept(job_id, uid):
                 self._accepted[uid] = action
+                self._requests[uid] = action.accepted(self._requests[uid])
                 self._jobs[job_id] = self._requests[uid]
                 self.cluster.begin(job_id, self._requests[uid], self._checkpoints.pop(uid, _NO_CHECKPOINT))
             case Reject(uid, reason):

@@ -96,7 +96,7 @@ def serve(connection: socket.socket, sources: Sequence[Source], site: Site) -> N
         return
     link.send(loaded)
     blobs = StateBlobs(Path(site.blobs), site.device_id)
-    worker = Worker(models, link.works, groups, blobs, link.send, budget, site.states_bytes)
+    worker = Worker(models, link.works, groups, blobs, link.send, budget, site.states_bytes, site.cache_bytes)
     try:
         _execute_all(link, worker)
     except WeightsNotLoaded as error:

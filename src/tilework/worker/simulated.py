@@ -11,6 +11,7 @@ from math import gcd
 import torch
 from torch import Tensor
 
+from tilework.core.cache import CacheUse
 from tilework.core.comm import Comm
 from tilework.core.graph.graph import Graph
 from tilework.core.graph.stage import ResultKind
@@ -42,6 +43,10 @@ class SimulatedState:
     latents: Tensor
     steps_done: int = 0
     is_torn: bool = False
+
+    def take_cache_use(self) -> CacheUse | None:
+        """See `StepState`."""
+        return None
 
 
 class SimulatedFamily:

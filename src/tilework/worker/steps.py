@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
+from tilework.core.packing import Pack
 from tilework.core.wire.reports import Progress, Report
-from tilework.patches.layout import pack
 from tilework.pipelines.family import Family, StepState
 from tilework.worker.jobs import Job
 from tilework.worker.previews import Previews
@@ -30,7 +30,8 @@ class WorkJob:
 
 
 class Steps:
-    """Runs the steps of the `jobs` of a work. Several jobs share forward passes; a group runs one job, in lockstep.
+    """Runs the steps of the `jobs` of a work. Several jobs share forward passes, by `pack`, which may keep something of
+    jobs with a cache, too; a group runs one job, in lockstep.
 
     A worker that `leads` (alone, or rank 0 of its group) reports progress and previews.
     """
@@ -43,6 +44,7 @@ class Steps:
         leads: bool,
         works: OpenWorks,
         emit: Callable[[Report], None],
+        pack: Pack,
     ) -> None:
         self._family = family
         self._jobs = jobs
@@ -50,7 +52,8 @@ class Steps:
         self._leads = leads
         self._works = works
         self._emit = emit
-        self._pack = pack if len(jobs) > 1 else None
+        shares = len(jobs) > 1 or jobs[0].job.spec.cache is not None
+        self._pack = pack if shares else None
         self._previews = {job.job_id: Previews(work_id, job.job_id, job.job, _every(job, leads), emit) for job in jobs}
 
     def run(self, most: int) -> int:

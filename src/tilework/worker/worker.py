@@ -9,9 +9,11 @@ from dataclasses import replace
 from functools import partial
 
 from tilework.comm.groups import Groups
+from tilework.core.cache import CacheUse
 from tilework.core.comm import Comm, GroupBroken
 from tilework.core.cost_row import CostRow
 from tilework.core.wire.commands import (
+    CACHE_BYTES,
     STATES_BYTES,
     AddLora,
     AddModel,
@@ -32,6 +34,7 @@ from tilework.core.wire.commands import (
 )
 from tilework.core.wire.reports import Absent, Calibrated, Ended, Failed, KeptStates, Report, StartedOver
 from tilework.core.wire.spec import Spec
+from tilework.patches.cache import PatchCache
 from tilework.pipelines.family import ANY_SEED, Family
 from tilework.pipelines.serialization import BadState
 from tilework.pipelines.workflow.functions import StageRefused
@@ -61,7 +64,7 @@ class Worker:
     `Failed`, its jobs are lost here, and their later works fail; in a group the work of the other ranks breaks off. A
     group that breaks leaves each rank's state intact. So does a work that needs more memory than `budget` allows: it
     frees its memory and reports how many steps were done. Jobs without a received work keep `states_bytes` at most (see
-    `jobs`).
+    `jobs`); what the steps of jobs with a cache leave for later ones is `cache_bytes` at most.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Worker:
         emit: Callable[[Report], None],
         budget: Budget | None = None,
         states_bytes: int = STATES_BYTES,
+        cache_bytes: int = CACHE_BYTES,
     ) -> None:
         self._models = models
         self._works = works
@@ -81,6 +85,7 @@ class Worker:
         self._emit = emit
         self._budget = budget or Budget(models.device, None)
         self._jobs, self._states_bytes = Jobs(), states_bytes
+        self._cache = PatchCache(cache_bytes)
         self._num_returns = 0
         self.kept = KeptStates(0, 0, 0)  # As of the latest time that it was bounded.
         self._loads = Loads(models, self._budget, emit)
@@ -329,16 +334,18 @@ class Worker:
             (member,) = check.present
             family.join(comm, member.job.spec)
         most = min(command.num_steps, *(member.num_steps_left for member in check.present))
-        steps = Steps(family, check.present, command.work_id, leads, self._works, self._emit)
+        steps = Steps(family, check.present, command.work_id, leads, self._works, self._emit, self._cache)
         try:
             with self._budget.hold():
                 steps_done = steps.run(most)
         finally:
             family.parallel.leave()
         end_ns = self._now_ns()
+        uses = _cache_uses(check.present)
         for member in check.present:
             member.job.end_steps(family)
         ended = Ended(command.work_id, start_ns, end_ns, steps_done, stopped=steps_done < most, absent=check.absent)
+        ended.cache_use = uses
         return self._with_results(family, ended, check.present) if leads else ended
 
     def _cut_off(self, command: Execute) -> Ended:
@@ -358,9 +365,10 @@ class Worker:
         if not is_even or max(steps_done) <= 0:
             return Ended(command.work_id, now_ns, now_ns, steps_done=0, absent=self._absent)
         family = self._models[command.model]
+        uses = _cache_uses(members)
         for member in members:
             member.job.end_steps(family)
-        ended = Ended(command.work_id, now_ns, self._now_ns(), steps_done.pop(), absent=self._absent)
+        ended = Ended(command.work_id, now_ns, self._now_ns(), steps_done.pop(), absent=self._absent, cache_use=uses)
         return self._with_results(family, ended, members)
 
     def _import(self, command: ImportState, *, are_latest: bool = True) -> None:
@@ -420,6 +428,12 @@ class Worker:
 def _leads(comm: Comm | None) -> bool:
     """Whether this worker is alone, or the one that reports for its group."""
     return comm is None or comm.rank == 0
+
+
+def _cache_uses(members: Sequence[WorkJob]) -> dict[int, CacheUse]:
+    """What the caches of jobs did since this was asked last."""
+    uses = {one.job_id: one.job.state.take_cache_use() for one in members if one.job.state is not None}
+    return {job_id: use for job_id, use in uses.items() if use is not None}
 
 
 def _revoked(work_id: int) -> Ended:

@@ -128,6 +128,7 @@ def begin() -> Begin:
         num_slots=1,
         weights_bytes=None,
         states_bytes=1,
+        cache_bytes=1,
         cell_size=1,
     )
 

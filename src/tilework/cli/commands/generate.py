@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
-from random import Random
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tilework.cli.console import UserError, console, out, print_json, progress, require_serve_extra
+from tilework.cli.console import UserError, out, print_json, progress, require_serve_extra
 from tilework.cli.devices import found_devices
-from tilework.cli.models import check_setup, model_source, options_of
+from tilework.cli.models import check_setup, checked_spec, loaded_family, model_source, options_of
 from tilework.cli.options.common import Adapter, AsJson, examples
 from tilework.cli.options.groups import grouped
 from tilework.cli.options.setup import SetupGroup
-from tilework.core.model import ModelInfo, ModelSource
+from tilework.core.model import ModelSource
 from tilework.core.wire.spec import Image, Spec
 
 if TYPE_CHECKING:
@@ -90,20 +88,10 @@ def _generate(
     source: ModelSource, fields: dict[str, object], output: Path, output_format: FileFormat, quiet: bool
 ) -> tuple[float, Spec]:
     """Load, draw and write; returns the seconds that drawing took, and what was drawn, in the size that came out."""
-    with console.status(f"loading {source.path}"):
-        from tilework.pipelines.draw import draw
-        from tilework.pipelines.errors import ModelError
-        from tilework.pipelines.loading import load
-        from tilework.pipelines.loading import quiet as silence_libraries
-        from tilework.pipelines.numerics import pin_numerics
+    family = loaded_family(source)
+    spec = checked_spec(fields, family.info, is_video=output_format == "mp4")
+    from tilework.pipelines.draw import draw
 
-        silence_libraries()
-        pin_numerics(source.threads, source.attention)
-        try:
-            family = load(source)
-        except ModelError as error:
-            raise UserError(error) from error
-    spec = _spec(fields, family.info, is_video=output_format == "mp4")
     started_s = time.monotonic()
     with progress(quiet) as bar:
         task = bar.add_task("denoising", total=spec.steps)
@@ -124,19 +112,3 @@ def _file(image: Image, spec: Spec, output_format: FileFormat) -> bytes:
 
     frames = torch.frombuffer(bytearray(image.pixels), dtype=torch.uint8)
     return video_file(frames.reshape(image.frames, image.height, image.width, 3), spec.video).content
-
-
-def _spec(fields: dict[str, object], info: ModelInfo, *, is_video: bool = False) -> Spec:
-    """Check the values as the server would."""
-    from tilework.server.calls.errors import CallError
-    from tilework.server.calls.parsing.image_call import image_call
-    from tilework.server.calls.parsing.specs import Rules
-    from tilework.server.calls.parsing.video_format import AskedVideo
-    from tilework.server.config import ServerConfig
-    from tilework.server.tenants import Tenant, Tenants
-
-    rules = Rules(info=info, config=ServerConfig(), tenants=Tenants(), tenant=Tenant(), now=datetime.now(UTC))
-    try:
-        return image_call(fields, rules, Random(), video=AskedVideo() if is_video else None).specs[0]
-    except CallError as error:
-        raise UserError(error.message) from error

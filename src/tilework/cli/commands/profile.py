@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import tilework
+from tilework.cli.caching.training import CACHE_FILE, train_cache
 from tilework.cli.cells import Devices
 from tilework.cli.console import UserError, console, print_json, require_serve_extra, user_errors
 from tilework.cli.devices import found_devices
@@ -40,7 +41,17 @@ EXAMPLE = examples(
     "tilework profile ./flux-dev --device cuda --workers 4 \\\n  --degrees 1,2,4 --sizes 512,1024,1024x768",
     "tilework profile ./flux2-dev --device cuda --workers 4 --cell 2 \\\n  --weights-memory 40GB",
     "tilework profile ./sdxl --device cuda --mixed",
+    "tilework profile ./sd3-medium --device cuda --cache prompts.txt \\\n  --out ./sd3-medium/cache_forest.json",
 )
+CachePrompts = Annotated[
+    Path | None,
+    typer.Option(
+        "--cache",
+        metavar="PROMPTS",
+        help="Measure nothing: train the predictor of the patch cache with the prompts of this file, one on each line, "
+        "and write it to --out. It belongs beside the model's model_index.json as cache_forest.json.",
+    ),
+]
 
 
 @grouped
@@ -59,6 +70,7 @@ def command(
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of each worker.")] = 1,
     mixed: Annotated[bool, typer.Option("--mixed", help="Measure batches of several outputs, too.")] = False,
     combinations: Annotated[int, typer.Option(min=1, max=5000, help="How many of them, with --mixed.")] = 200,
+    cache: CachePrompts = None,
     profiles: ProfilesFile = None,
     export: Annotated[Path | None, typer.Option("--out", help="Write the rows as a cost table, too.")] = None,
     *,
@@ -75,6 +87,9 @@ def command(
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     found = found_devices(setup.device)
     source = model_source(model, options_of(setup, found, threads=threads))
+    if cache is not None:
+        train_cache(source, cache, export or Path(CACHE_FILE), sizes, as_json=json)
+        return
     asked = Devices.of(found.number(workers), cell, weights_memory).planned([source], found)
     plan = ProfilePlan(
         num_devices=asked.num_devices,

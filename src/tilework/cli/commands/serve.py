@@ -24,7 +24,7 @@ from tilework.cli.options.groups import grouped
 from tilework.cli.options.nodes import NodeGroup
 from tilework.cli.options.setup import SetupGroup
 from tilework.core.model import SimulatedSource, Source
-from tilework.core.wire.commands import STATES_BYTES
+from tilework.core.wire.commands import CACHE_BYTES, STATES_BYTES
 from tilework.cost.table import BadCostTable, CostTable, check_devices
 from tilework.cost.table_file import read_table
 from tilework.policy.registry import UnknownPolicy, check_live, check_pools
@@ -94,7 +94,7 @@ def command(
     table = _checked_table(when, _num_of_all(devices, nodes), how.models_file)
     from tilework.cli.serving import Serving
 
-    workers = _workers(devices, nodes, where.states_memory, _sources(where, table, models, how, usual))
+    workers = _workers(devices, nodes, where, _sources(where, table, models, how, usual))
     Serving(
         workers=workers,
         found=found,
@@ -155,7 +155,7 @@ def _prepare(log_level: str, models: Sequence[str] | None, file: Path | None) ->
 
 
 def _workers(
-    devices: Devices, nodes: NodesWanted | None, states_memory: int | None, sources: tuple[Source, ...]
+    devices: Devices, nodes: NodesWanted | None, where: options.DeviceGroup, sources: tuple[Source, ...]
 ) -> Workers:
     from tilework.cli.workers import Workers
     from tilework.runtime.local_executor import LocalConfig
@@ -166,7 +166,8 @@ def _workers(
         sources=sources,
         num_slots=devices.num_slots,
         weights_bytes=devices.weights_bytes,
-        states_bytes=states_memory or STATES_BYTES,
+        states_bytes=where.states_memory or STATES_BYTES,
+        cache_bytes=where.cache_memory or CACHE_BYTES,
     )
     return Workers(each, nodes)
 

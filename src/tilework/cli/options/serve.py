@@ -146,6 +146,15 @@ class DeviceGroup:
             "memory of the host. Default: 2GB.",
         ),
     ] = None
+    cache_memory: Annotated[
+        int | None,
+        typer.Option(
+            parser=parse_bytes,
+            metavar="SIZE",
+            envvar="TILEWORK_CACHE_MEMORY",
+            help="What a device keeps of the steps of requests with a cache, as in 8GB. Default: 4GB.",
+        ),
+    ] = None
     backend: Annotated[
         Backend,
         typer.Option(
@@ -259,6 +268,17 @@ class ServerGroup:
             metavar="MODULE:NAME",
             help="Code of yours that looks at prompts before they are drawn, and at pictures before anyone sees them.",
         ),
+    ] = None
+    cache: Annotated[
+        str | None,
+        typer.Option(
+            help="Skip parts of steps in which little has changed: off, patch, image, or if_late. It changes pictures, "
+            "so the default is off; requests may choose (docs/cache.md).",
+        ),
+    ] = None
+    cache_threshold: Annotated[
+        float | None,
+        typer.Option(help="By how much the input of a part may change for it to be skipped, 0 to 1; default 0.003."),
     ] = None
     max_backlog_s: Annotated[
         float | None,

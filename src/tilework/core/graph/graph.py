@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from tilework.core.cache import CacheChoice
 from tilework.core.graph.itinerary import Itinerary
 from tilework.core.graph.stage import DeviceKind, ResultKind, Stage, StageSpec, StepShare
 from tilework.core.lora import UsedLora
@@ -67,19 +68,22 @@ class Graph:
         steps: int,
         loras: Mapping[UsedLora, frozenset[str]] = _NONE,
         result: ResultKind = ResultKind.PIXELS,
+        cache: CacheChoice | None = None,
     ) -> Itinerary:
         """The way of a request of this number of steps. The same object every time, as far as they are kept.
 
         `loras` are those that it uses, each with the components that it changes. Stages that make another kind of
-        result than `result` are not on it.
+        result than `result` are not on it. Stages with steps use the `cache`.
         """
-        key = steps, result, *loras.items()  # Tables share graphs, and one name may change other components in each.
+        # Tables share graphs, and one name may change other components in each.
+        key = steps, result, cache, *loras.items()
         known = self._itineraries.get(key)
         if known is None:
             if len(self._itineraries) >= _MAX_CACHED:  # Clients choose the steps, and the scales of LoRAs.
                 self._itineraries.clear()
             stages = [stage for stage in self.stages if stage.spec.result in (None, result)]
             stages = [_with_loras(stage, loras) for stage in stages] if loras else stages
+            stages = [_with_cache(stage, cache) for stage in stages] if cache else stages
             parts = [(stage, 1 if stage.spec.steps is None else stage.spec.steps.of(steps)) for stage in stages]
             known = self._itineraries[key] = Itinerary(parts)
         return known
@@ -119,6 +123,10 @@ def _with_loras(stage: Stage, loras: Mapping[UsedLora, frozenset[str]]) -> Stage
     components = set(stage.spec.components)
     used = tuple(one for one, changes in loras.items() if not components.isdisjoint(changes))
     return replace(stage, spec=replace(stage.spec, one_shape=True), loras=used) if used else stage
+
+
+def _with_cache(stage: Stage, cache: CacheChoice) -> Stage:
+    return replace(stage, caches=(cache,)) if stage.has_steps else stage
 
 
 def _check(specs: Sequence[StageSpec]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from tilework.core.cache import CacheChoice
 from tilework.core.lora import UsedLora
 
 if TYPE_CHECKING:
@@ -84,15 +85,17 @@ class StageSpec:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Stage:
-    """A stage of a pipeline, with the LoRAs that a request uses in it. `spec` says how it runs.
+    """A stage of a pipeline, with the LoRAs and the cache that a request uses in it. `spec` says how it runs.
 
-    Equal if pipeline, name and LoRAs are: only requests whose stages are equal can share works.
+    `caches` has that one, or nothing. Equal if pipeline, name, LoRAs and cache are: only requests whose stages are
+    equal can share works.
     """
 
     pipeline: str
     name: str
     spec: StageSpec = field(compare=False, repr=False)
     loras: tuple[UsedLora, ...] = ()
+    caches: tuple[CacheChoice, ...] = ()
     has_steps: bool = field(init=False, compare=False, repr=False)
     kind: DeviceKind = field(init=False, compare=False, repr=False)
 
@@ -111,4 +114,5 @@ class Stage:
 
     def __str__(self) -> str:
         loras = f"[{','.join(map(str, self.loras))}]" if self.loras else ""
-        return f"{self.pipeline}/{self.name}{loras}"
+        caches = f"{{{self.caches[0]}}}" if self.caches else ""
+        return f"{self.pipeline}/{self.name}{loras}{caches}"

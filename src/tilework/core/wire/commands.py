@@ -15,6 +15,8 @@ from tilework.core.work import Group
 
 STATES_BYTES = 2 * 10**9
 """What a device keeps of the states of jobs that have no work there, unless it is told otherwise."""
+CACHE_BYTES = 4 * 10**9
+"""What a device keeps of steps for later ones of requests with a cache, unless it is told otherwise."""
 
 
 WEIGHTS = "weights"
@@ -28,9 +30,10 @@ class Site:
     `rendezvous` is empty where no groups are formed. With `loads_on_demand` a worker has no weights on its device until
     a command loads them; otherwise it has those of all its models from the start. One that `replaces` a lost worker
     serves what it can of its models. Of jobs that have no work there it keeps `states_bytes` at most; of others their
-    blobs are read again. With a `skeleton` it serves nothing: it reads its one model, leaves the skeleton
-    in this file and waits for its end. One that `reads` serves nothing either: it takes `ReadWeights` alone; and one
-    that `sizes` only reports how large its models are.
+    blobs are read again. What steps of jobs with a cache leave for later ones is `cache_bytes` at most. With a
+    `skeleton` it serves nothing: it reads its one model, leaves the skeleton in this file and waits for its end. One
+    that `reads` serves nothing either: it takes `ReadWeights` alone; and one that `sizes` only reports how large its
+    models are.
 
     The workers of a `cell`, of which this is one, have a part of all weights each, and run every work together.
 
@@ -42,6 +45,7 @@ class Site:
     rendezvous: str = ""
     loads_on_demand: bool = False
     states_bytes: int = STATES_BYTES
+    cache_bytes: int = CACHE_BYTES
     replaces: bool = False
     skeleton: str = ""
     reads: bool = False

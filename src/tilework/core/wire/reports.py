@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from tilework.core.cache import CacheUse
 from tilework.core.component import Component, WeightBlocks, num_bytes
 from tilework.core.cost_row import CostRow
 from tilework.core.lora import Lora
@@ -18,14 +19,15 @@ class LoadedModel:
     """A model of a worker. `identity` distinguishes models of the same name.
 
     `stage_keys` say by name which stages take the same time, also of other models: those with equal keys. `components`
-    are those of its stages, by name; empty if all stay on the device. `loras` are those that its requests
-    may use, by name, and `refused` says of the others why they may not.
+    are those of its stages, by name; empty if all stay on the device: then `weights` are their bytes, by name. `loras`
+    are those that its requests may use, by name, and `refused` says of the others why they may not.
     """
 
     info: ModelInfo
     identity: str = "unknown"
     stage_keys: Mapping[str, str] = field(default_factory=dict)
     components: Mapping[str, Component] = field(default_factory=dict)
+    weights: Mapping[str, int] = field(default_factory=dict)
     loras: Mapping[str, Lora] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
 
@@ -195,7 +197,8 @@ class Ended:
     worker of a group writes them; when the group breaks, every survivor does. The last stage on a request's way writes
     `images` or `files`, by job, instead. `absent` are the members that were left out. `memory_bytes` is the memory in
     use on an accelerator at the end; `kept` is what the worker kept of jobs when the work before this one had ended.
-    For jobs `for_any_seed`, a stage without steps has written what it would for any other seed. Not frozen, since
+    For jobs `for_any_seed`, a stage without steps has written what it would for any other seed. `cache_use` is what the
+    caches of jobs did in this work. Not frozen, since
     simulations make one per work.
     """
 
@@ -213,6 +216,7 @@ class Ended:
     memory_bytes: int | None = None
     for_any_seed: frozenset[int] = frozenset()
     kept: KeptStates | None = None
+    cache_use: Mapping[int, CacheUse] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from enum import StrEnum
 from pickle import PickleBuffer
 from typing import SupportsIndex
 
+from tilework.core.cache import CacheChoice
 from tilework.core.graph.stage import ResultKind
 from tilework.core.lora import UsedLora
 from tilework.core.model import ArgumentValue
@@ -71,6 +72,8 @@ class Spec:
     A worker refuses works that would run the steps of an `exact` one in a group or together with others, or slice its
     decode: see `core.request.Request`.
 
+    Without a `cache` each step is computed whole. `cache_if_late`: see `core.request.Request`.
+
     The server has checked the values against `ModelInfo`.
     """
 
@@ -89,6 +92,8 @@ class Spec:
     pictures: Mapping[str, tuple[Image, ...]] = field(default_factory=dict, hash=False)
     loras: tuple[UsedLora, ...] = ()
     video: VideoFormat | None = None
+    cache: CacheChoice | None = None
+    cache_if_late: bool = False
 
     @property
     def shape(self) -> Shape:

@@ -169,7 +169,7 @@ def record_steps(family: Family, recorder: Recorder) -> tuple[StepGraphs, ...]:
     """Let the forward passes of a family's denoisers be graphs of this recorder.
 
     Eager stay passes in a group, of pipelines that change their attentions from request to request (PAG), and of
-    denoisers with LoRAs, image adapters, or weights that are moved by hooks.
+    denoisers with LoRAs, image adapters, or weights that are moved by hooks, and those with a patch cache.
     """
     graphs = (
         StepGraphs(
@@ -188,6 +188,7 @@ def _changes(family: Family, module: Any) -> bool:
     """Whether the next pass may differ from a recorded one in more than its arguments."""
     return (
         family.parallel.degree > 1
+        or getattr(family, "leaves_out", False)
         or getattr(module, "_hf_peft_config_loaded", False)
         or getattr(module, "encoder_hid_proj", None) is not None
         or bool(getattr(getattr(module, "_diffusers_hook", None), "hooks", None))

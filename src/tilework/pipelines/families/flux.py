@@ -135,6 +135,10 @@ class Flux(StagedPipeline):
             return passes[0]
         return passes[1] + _true_scale(state.spec) * (passes[0] - passes[1])
 
+    def _no_cache(self, spec: Spec) -> str:
+        second = "true_cfg_scale adds a pass of its own to each step, which is not packed"
+        return second if _true_scale(spec) > 1 else super()._no_cache(spec)
+
     def _packing_key(self, state: LatentState) -> Hashable:
         return id(state) if _true_scale(state.spec) > 1 else super()._packing_key(state)
 

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tilework.core.cache import CacheUse
+from tilework.core.packing import Reuse
 from tilework.core.wire.spec import Spec
 
 
@@ -30,7 +32,8 @@ class LatentState:
     request names another device.
 
     The stock loop iterates over `sampler.timesteps`, once per forward. A step is `sampler.order` iterations; the last
-    step takes what remains. `num_steps` are those of its `stage`.
+    step takes what remains. `num_steps` are those of its `stage`. `reuse` is what its passes keep; None: it asks
+    for no cache. A text says why it has none.
     """
 
     spec: Spec
@@ -42,6 +45,7 @@ class LatentState:
     generator: torch.Generator
     iteration_index: int = 0
     is_torn: bool = False
+    reuse: Reuse | str | None = None
 
     @property
     def steps_done(self) -> int:
@@ -58,6 +62,13 @@ class LatentState:
         """Time of the next iteration, without dimensions."""
         timestep: Tensor = self.sampler.timesteps[self.iteration_index]
         return timestep
+
+    def take_cache_use(self) -> CacheUse | None:
+        """See `StepState`."""
+        if not isinstance(self.reuse, Reuse):
+            return None if self.reuse is None else CacheUse(off=self.reuse)
+        use, self.reuse.use = self.reuse.use, CacheUse()
+        return use
 
     def _steps_after(self, num_iterations: int) -> int:
         if num_iterations == len(self.sampler.timesteps):

@@ -17,6 +17,7 @@ from diffusers.modular_pipelines import PipelineState
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from tilework.core.cache import CacheUse
 from tilework.core.comm import Comm
 from tilework.core.graph.stage import StageSpec
 from tilework.core.model import ModelInfo
@@ -79,6 +80,10 @@ class StockState:
     def is_torn(self) -> bool:
         """See `StepState`."""
         return self.walk.is_torn
+
+    def take_cache_use(self) -> CacheUse | None:
+        """See `StepState`; no request of these families has a cache."""
+        return None
 
 
 class StockPipeline:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from tilework.core.cache import CacheUse
 from tilework.core.comm import Comm
 from tilework.core.graph.graph import BadGraph
 from tilework.core.graph.stage import StageSpec
@@ -44,6 +45,9 @@ class PartState:
     @property
     def is_torn(self) -> bool:
         return self.inner.is_torn
+
+    def take_cache_use(self) -> CacheUse | None:
+        return self.inner.take_cache_use()
 
 
 class WorkflowFamily:

@@ -272,6 +272,7 @@ class NodesExecutor:
             num_slots=each.num_slots,
             weights_bytes=each.weights_bytes,
             states_bytes=each.states_bytes,
+            cache_bytes=each.cache_bytes,
             cell_size=each.cell_size,
         )
 

@@ -40,6 +40,7 @@ class Begin:
     num_slots: int
     weights_bytes: int | None
     states_bytes: int
+    cache_bytes: int
     cell_size: int
 
 

@@ -191,5 +191,6 @@ def _config(begin: Begin) -> LocalConfig:
         num_slots=begin.num_slots,
         weights_bytes=begin.weights_bytes,
         states_bytes=begin.states_bytes,
+        cache_bytes=begin.cache_bytes,
         cell_size=begin.cell_size,
     )

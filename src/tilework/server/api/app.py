@@ -16,6 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 import tilework
 from tilework.core.time import ns_from_s
+from tilework.runtime.observer import Observers
 from tilework.server.api.admin_routes import add_admin_routes
 from tilework.server.api.bodies import Bodies
 from tilework.server.api.chat import ChatService
@@ -24,7 +25,7 @@ from tilework.server.api.image_routes import add_chat_route, add_image_routes
 from tilework.server.api.images import ImageService
 from tilework.server.api.model_routes import add_model_routes
 from tilework.server.api.openapi import HEADERS_OF_OURS, install_openapi
-from tilework.server.api.probe_routes import add_probe_routes, add_set_routes
+from tilework.server.api.probe_routes import LiveService, add_live_route, add_probe_routes, add_set_routes
 from tilework.server.api.request_routes import add_request_routes
 from tilework.server.api.requests import RequestService
 from tilework.server.api.video_routes import add_video_routes
@@ -44,9 +45,12 @@ from tilework.server.calls.submitter import CallSubmitter
 from tilework.server.config import ConfigError, ServerConfig
 from tilework.server.engine_protocol import Engine
 from tilework.server.http.error_handlers import install_error_handlers
-from tilework.server.http.middleware import CatchBugs, HeadAsGet, LimitHead, RequireKey
+from tilework.server.http.middleware import PROBES, CatchBugs, HeadAsGet, LimitHead, RequireKey
+from tilework.server.live.feed import Feed
+from tilework.server.live.watchers import Watchers
 from tilework.server.metrics.metrics import Metrics
 from tilework.server.models_file import read_models
+from tilework.server.page.routes import PAGE_FILES, add_page
 from tilework.server.safety_filter import SafetyFilter, load_safety_filter
 from tilework.server.sets import NodePlaces, Sets, new_sets
 from tilework.server.tenants import Tenants, load_tenants
@@ -76,7 +80,8 @@ def create_app(
     `store` keeps results that are fetched later (default: in memory); `rng` chooses seeds for clients that send none.
     `readiness` says when the engine has started (default: it has); `call_registry` lets the caller see which calls are
     open; `nodes` are those of the engine. In `app.state` are `submitter`, for calls that do not come by HTTP, `images`,
-    `sets`, this server among others, which the caller has to run, and `webhooks` and `batches`, which it has to close.
+    `sets`, this server among others, which the caller has to run, and what it has to close: `webhooks`, `batches`, and
+    `watchers`, those that watch the server, before it can stop.
 
     Raises:
         ConfigError: the file of tenants, that of models, the registry of sets or the safety filter cannot be used.
@@ -86,8 +91,8 @@ def create_app(
     readiness = readiness or Readiness(engine)
     use = UseWindow(ns_from_s(config.set_window_s))
     sets = new_sets(engine, config, use, nodes, lambda: readiness.has_started)
-    metrics = Metrics(engine, store, use)
-    engine.observe(metrics)
+    metrics, feed = Metrics(engine, store, use), Feed(engine.now_ns)
+    engine.observe(Observers(metrics, feed))
     threads = Threads(config.encode_threads)
     call_registry = new_call_registry(config) if call_registry is None else call_registry
     webhooks, traces = _webhooks(config, call_registry, metrics), Traces(config.traces) if config.traces else None
@@ -106,9 +111,11 @@ def create_app(
     images = _images(engine, config, tenants, submitter, metrics, threads, rng or SystemRandom(), safety_filter)
     app = _empty_app(threads, traces)
     app.state.submitter, app.state.sets, app.state.images, app.state.webhooks = submitter, sets, images, webhooks
+    app.state.watchers = Watchers(engine, feed)
     app.state.batches = _batches(app, config, tenants, images, readiness)
     _add_routes(app, images, readiness)
     add_batch_routes(app, app.state.batches)
+    add_live_route(app, LiveService(app.state.watchers, readiness, config, tenants))
     install_error_handlers(app)
     install_call_errors(app)
     install_openapi(app, has_keys=tenants.has_keys)
@@ -221,12 +228,13 @@ def _add_routes(app: FastAPI, images: ImageService, readiness: Readiness) -> Non
     add_set_routes(app, images.submitter.sets, readiness)
     add_admin_routes(app, images, readiness, card)
     add_probe_routes(app, readiness, images.metrics)
+    add_page(app)
 
 
 def _add_middleware(app: FastAPI, config: ServerConfig, tenants: Tenants) -> None:
     """The one that is added last is the outermost."""
     app.add_middleware(HeadAsGet)
-    app.add_middleware(RequireKey, tenants=tenants)
+    app.add_middleware(RequireKey, tenants=tenants, open_paths=PROBES | PAGE_FILES.keys())
     app.add_middleware(CatchBugs)
     app.add_middleware(LimitHead, max_bytes=config.max_head_bytes)
     if config.origins:

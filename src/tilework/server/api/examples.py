@@ -143,6 +143,7 @@ def _stream(events: list[dict[str, Any]]) -> str:
 
 PROGRESS = _stream(RECORDED["progress"])
 PICTURES = _stream(RECORDED["pictures"])
+LIVE = _stream([{"type": "tilework.live", **RECORDED["live"]}])
 CHUNKS = b"".join(map(chunk, RECORDED["chunks"])).decode()
 EXAMPLES: dict[str, object] = {**RECORDED, "edits": {**RECORDED["images"], "size": "16x16"}}
 """An edit is answered like any image; the shipped model makes none."""

@@ -96,6 +96,7 @@ def _model_card(info: ModelInfo, images: ImageService, created: int, name: str) 
         "attention_backend": info.attention_backend,
         "vae_tiling": info.vae_tiling,
         "exact": images.config.exact,
+        "caches": list(info.caches),
         "lacks": list(limits_of(info)),
         "arguments": [{"name": one.name, "value": wanted(one)} for one in info.arguments],
         "pictures": [_picture(one) for one in info.pictures],

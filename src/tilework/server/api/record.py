@@ -46,6 +46,7 @@ def record(http: httpx.Client) -> dict[str, Any]:
     stream = http.post("/v1/images/generations", json={**EXAMPLE, "stream": True, "partial_images": 1}).text
     uid = http.post("/v1/images/generations", json=EXAMPLE, headers=ASYNC).raise_for_status().json()["uid"]
     running = _running(http, uid)
+    live = http.get("/v1/live").json()
     listed = http.get("/v1/requests", params={"limit": 1}).json()
     decisions = http.get(f"/v1/requests/{uid}/decisions").json()
     cancelled = http.delete(f"/v1/requests/{uid}").json()
@@ -66,6 +67,7 @@ def record(http: httpx.Client) -> dict[str, Any]:
         "models": http.get("/v1/models").json(),
         "model": http.get("/v1/models/shapes").json(),
         "model path": http.get("/v1/model_info").json(),
+        "live": live,
         "alive": http.get("/health").json(),
         "ready": http.get("/ready").json(),
         "sets": sets,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from tilework.core.cache import CacheChoice, CacheUse
 from tilework.core.time import s_from_ns
 from tilework.runtime.ticket import Outcome, Segment, Ticket
 from tilework.server.calls.parsing.image_call import ImageCall
-from tilework.server.schema.answers import RequestTimeline, SegmentModel
+from tilework.server.schema.answers import CacheModel, RequestTimeline, SegmentModel
 from tilework.server.schema.provenance import Provenance
 
 
@@ -28,6 +31,7 @@ def request_timeline(
         exact=is_exact(ticket, outcome),
         vae_tiling=call.vae_tiling,
         warnings=list(call.warnings),
+        cache=_cache(request.cache, outcome.segments),
         segments=[_segment(segment, request.arrival_ns) for segment in outcome.segments],
         provenance=provenance if provenance is not None and provenance.exact else None,
     )
@@ -45,6 +49,20 @@ def stage_durations(timeline: RequestTimeline) -> dict[str, float]:
         before_s = durations_s.get(segment.stage, 0.0)
         durations_s[segment.stage] = round(before_s + segment.end_s - segment.start_s, 6)
     return durations_s
+
+
+def _cache(choice: CacheChoice | None, segments: Sequence[Segment]) -> CacheModel | None:
+    if choice is None:
+        return None
+    use = sum((one.cache_use for one in segments if one.cache_use is not None), CacheUse())
+    return CacheModel(
+        kind=choice.kind,
+        threshold=choice.threshold,
+        computed=use.computed,
+        skipped=use.skipped,
+        saving=round(use.saving, 6),
+        off=use.off or None,
+    )
 
 
 def _segment(segment: Segment, arrival_ns: int) -> SegmentModel:

@@ -47,6 +47,9 @@ class RequestMetrics:
         self._eta_ratio = meters.histogram(
             "eta_error_ratio", "Distance of the end from what was predicted, by latency", ERROR_SHARE
         )
+        self._cached = meters.counter(
+            "cached_patches", "Patches of blocks of steps of images with a cache that are done", "result"
+        )
         self._register()
 
     def _register(self) -> None:
@@ -60,6 +63,8 @@ class RequestMetrics:
             self._refusals.labels(reason)
         for result in ("kept", "broken"):
             self._promises.labels(result)
+        for result in ("computed", "skipped"):
+            self._cached.labels(result)
 
     def refused(self, priority: str, reason: str) -> None:
         self._requests.labels(self._classes.of(priority), Status.REJECTED).inc()
@@ -94,4 +99,7 @@ class RequestMetrics:
         if request.deadline_ns is not None:
             self._slack.labels(name, size).observe(s_from_ns(request.deadline_ns - outcome.finished_ns))
         self._eta_error.observe(s_from_ns(error_ns))
+        for use in (one.cache_use for one in outcome.segments if one.cache_use is not None):
+            self._cached.labels("computed").inc(use.computed)
+            self._cached.labels("skipped").inc(use.skipped)
         self._eta_ratio.observe(abs(error_ns) / max(1, latency_ns))

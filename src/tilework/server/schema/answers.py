@@ -34,6 +34,20 @@ class SegmentModel(BaseModel):
     load_s: float = 0.0
 
 
+class CacheModel(BaseModel):
+    """What the cache of an image did: a patch of a block of a step was either `computed` or `skipped`.
+
+    `saving` is the part that was skipped. `off` says why the cache did not work throughout; null if it did.
+    """
+
+    kind: str
+    threshold: float
+    computed: int
+    skipped: int
+    saving: float
+    off: str | None
+
+
 class RequestTimeline(BaseModel):
     """How one image was served; times in seconds from its arrival. `on_time` is null without a deadline."""
 
@@ -49,6 +63,7 @@ class RequestTimeline(BaseModel):
     exact: bool = Field(description="Whether it was exact, and each work of it ran on one device, alone and whole")
     vae_tiling: bool = Field(False, description="Whether it was decoded in tiles, as after stock `enable_tiling()`")
     warnings: list[str] = Field([], description=_WARNINGS)
+    cache: CacheModel | None = Field(None, description="What its cache did; null if it had none")
     segments: list[SegmentModel]
     provenance: Provenance | None = Field(None, description="What made it, if it is exact; for `tilework verify`")
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
+from tilework.core.cache import MAX_THRESHOLD, CacheName
 from tilework.core.lora import UsedLora
 from tilework.server.schema.picture_fields import picture_schema
 
@@ -113,6 +114,18 @@ class ImageRequest(BaseModel):
         None,
         description="a URL at one of the origins that this server may call: it gets a signed POST when the call has "
         "ended",
+    )
+    cache: CacheName | None = Field(
+        None,
+        description='"patch" or "image" to skip parts of steps in which little has changed, "if_late" to do so only if '
+        'the deadline would be missed otherwise, or "off"',
+    )
+    cache_threshold: float | None = Field(
+        None,
+        ge=0,
+        le=MAX_THRESHOLD,
+        allow_inf_nan=False,
+        description="a number from 0 to 1, by how much a part may change and be skipped, with a cache",
     )
     on_miss: Literal["best_effort", "reject", "drop"] = Field(
         "best_effort", description='"best_effort", "reject" or "drop": what to do if the deadline cannot be met'

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from random import Random
+from typing import Any
 
+from tilework.core.cache import IF_LATE, CacheChoice, CacheKind, CacheName
 from tilework.core.lora import UsedLora
 from tilework.core.model import ArgumentValue, ModelInfo
 from tilework.core.wire.spec import Image, Spec, VideoFormat
@@ -83,9 +85,34 @@ def specs_of(
         pictures=pictures,
         video=video,
         loras=loras,
+        **_cache(ask, rules, exact=exact),
     )
     every = preview_interval(ask, first, info, rules.alone_s, config.max_previews)
     return tuple(replace(first, seed=first.seed + index, preview_every=every) for index in range(ask.n))
+
+
+def _cache(ask: ImageRequest, rules: Rules, *, exact: bool) -> dict[str, Any]:
+    """The cache that a request asks for, or else the server's, if its model can do that: fields of its spec."""
+    info, config, name = rules.info, rules.config, ask.cache
+    if name is not None and name != "off":
+        if exact:
+            raise invalid("cache", name, "The picture is to be exact, which it is not with a cache: leave one out.")
+        if _kind(name) not in info.caches:
+            others = f"give {' or '.join(map(shown, info.caches))}, or " if info.caches else ""
+            remedy = f"{info.name} cannot do that: {others}leave it out."
+            raise invalid("cache", name, remedy, code="unsupported_value")
+    elif name is None and not exact and config.cache != "off" and _kind(config.cache) in info.caches:
+        name = config.cache
+    if name is None or name == "off":
+        if ask.cache_threshold is not None:
+            raise invalid("cache_threshold", ask.cache_threshold, "It has no effect without a cache: give cache, too.")
+        return {}
+    threshold = config.cache_threshold if ask.cache_threshold is None else ask.cache_threshold
+    return {"cache": CacheChoice(_kind(name), float(threshold)), "cache_if_late": name == IF_LATE}
+
+
+def _kind(name: CacheName) -> CacheKind:
+    return CacheKind.PATCH if name == IF_LATE else CacheKind(name)
 
 
 def _loras(ask: ImageRequest, info: ModelInfo) -> tuple[UsedLora, ...]:

@@ -1,0 +1,121 @@
+"""What blocks have left of the pictures of a batch: rows of patches, which go along when a picture changes batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from weakref import ref
+
+import torch
+from torch import Tensor
+
+from tilework.core.packing import Reuse
+
+Key = tuple["ref[Reuse]", int]
+"""A picture: of which request, and which half of its guidance."""
+
+
+@dataclass(slots=True, eq=False)
+class KeptBlock:
+    """What a block leaves of P patches: inputs, with their sums of `squares` (P), outputs, and `sites`.
+
+    The latter are what the operators in it, in order, see of a patch from beyond: keys and values, edges, moments.
+    All have P rows. `has` says of each picture whether its rows are there; others are to be computed anew. If it
+    `owns_states`, nothing else has these tensors: they may change in place. Outputs are always the next block's, too.
+
+    Its memory is that of all of them, also where one output is the next block's input.
+    """
+
+    states: list[Tensor]
+    squares: Tensor
+    outputs: list[Tensor]
+    sites: list[Tensor]
+    has: list[bool] = field(default_factory=list)
+    owns_states: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(rows.untyped_storage().nbytes() for rows in self._all)
+
+    def changed(self, patches: Tensor, states: Sequence[Tensor], outputs: Sequence[Tensor]) -> KeptBlock:
+        """The same after these patches were computed: theirs are new."""
+        pairs = list(zip(self.states, states, strict=True))
+        return KeptBlock(
+            [(old if self.owns_states else old.clone()).index_copy_(0, patches, new) for old, new in pairs],
+            self.squares.index_copy_(0, patches, square_sums(states)),
+            [old.index_copy(0, patches, new) for old, new in zip(self.outputs, outputs, strict=True)],
+            self.sites,
+            owns_states=True,
+        )
+
+    @property
+    def _all(self) -> list[Tensor]:
+        return [*self.states, self.squares, *self.outputs, *self.sites]
+
+    @classmethod
+    def joined(cls, parts: Sequence[tuple[KeptBlock | None, int, slice]]) -> KeptBlock | None:
+        """Pictures of several batches: the block in each, the picture's place there and its rows. None: none has it."""
+        has = [block is not None and block.has[place] for block, place, _ in parts]
+        if not any(has):
+            return None
+        example = next(block for (block, *_), is_there in zip(parts, has, strict=True) if block and is_there)
+
+        def rows(place: int) -> Tensor:
+            model = example._all[place]
+            return torch.cat(
+                [
+                    block._all[place][span] if block and is_there else model.new_zeros(_length(span), *model.shape[1:])
+                    for (block, _, span), is_there in zip(parts, has, strict=True)
+                ]
+            )
+
+        whole = [rows(place) for place in range(len(example._all))]
+        num_states, num_outputs = len(example.states), len(example.outputs)
+        states, (squares, *others) = whole[:num_states], whole[num_states:]
+        return cls(states, squares, others[:num_outputs], others[num_outputs:], has, owns_states=True)
+
+
+@dataclass(slots=True, eq=False)
+class KeptBatch:
+    """What the blocks have left of these pictures, by the index of each; `num_patches` are those of each picture."""
+
+    keys: tuple[Key, ...]
+    num_patches: tuple[int, ...]
+    blocks: dict[int, KeptBlock] = field(default_factory=dict)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(block.num_bytes for block in self.blocks.values())
+
+    def span(self, place: int) -> slice:
+        """The rows of a picture."""
+        ends = list(accumulate(self.num_patches, initial=0))
+        return slice(ends[place], ends[place + 1])
+
+    def without(self, keys: frozenset[Key]) -> list[int]:
+        """The places of pictures of requests that live, other than these."""
+        return [place for place, key in enumerate(self.keys) if key not in keys and key[0]() is not None]
+
+
+def joined(sources: Sequence[tuple[KeptBatch, int]]) -> KeptBatch:
+    """A batch of pictures that lie at some place in others each. Pictures of a batch that is new have nothing."""
+    batch = KeptBatch(
+        keys=tuple(source.keys[place] for source, place in sources),
+        num_patches=tuple(source.num_patches[place] for source, place in sources),
+    )
+    for index in sorted({index for source, _ in sources for index in source.blocks}):
+        parts = [(source.blocks.get(index), place, source.span(place)) for source, place in sources]
+        if (block := KeptBlock.joined(parts)) is not None:
+            batch.blocks[index] = block
+    return batch
+
+
+def square_sums(rows: Sequence[Tensor]) -> Tensor:
+    """The sum of squares of each patch over several tensors (P, ...): (P), of float32, and never zero."""
+    sums = [torch.linalg.vector_norm(one.flatten(1), dim=1, dtype=torch.float32).square() for one in rows]
+    return torch.stack(sums).sum(0).clamp_min(torch.finfo(torch.float32).tiny)
+
+
+def _length(span: slice) -> int:
+    return int(span.stop - span.start)

@@ -1,0 +1,139 @@
+"""What a cache saves and what it costs: numbers by setting, a curve, and pictures side by side."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from tilework.core.cache import CacheChoice
+from tilework.report.contact_sheet import Frame, draw_contact_sheet
+from tilework.report.palette import NEUTRAL
+from tilework.report.similarity import psnr_db, ssim
+
+_HUES = {"patch": "#0B63CE", "image": "#B3541E"}
+_MOST_SHOWN = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedPicture:
+    """A picture (rows, columns, 3) of `prompt` with a cache, beside that without (`choice` None: it is that).
+
+    `saving` is the part of the patches of blocks of steps that was skipped. `time_ratio` is the time of its steps over
+    that without. `score` is how well it shows its prompt, 0 to 1, if something says so.
+    """
+
+    prompt: str
+    steps: int
+    choice: CacheChoice | None
+    pixels: np.ndarray
+    plain: np.ndarray
+    saving: float
+    time_ratio: float
+    score: float | None
+    off: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheQuality:
+    """The means over all prompts for one number of steps and one choice (None: without a cache).
+
+    `psnr_db` is the median, infinite if half of the pictures are equal; `least_psnr_db` the least.
+    """
+
+    steps: int
+    kind: str
+    threshold: float
+    pictures: int
+    saving: float
+    time_ratio: float
+    psnr_db: float
+    least_psnr_db: float
+    ssim: float
+    score: float | None
+    off: str
+
+
+def summarise(pictures: Sequence[CachedPicture]) -> list[CacheQuality]:
+    """One row for each number of steps and choice, in the order in which they come."""
+    groups: dict[tuple[int, CacheChoice | None], list[CachedPicture]] = {}
+    for one in pictures:
+        groups.setdefault((one.steps, one.choice), []).append(one)
+    return [_summary(steps, choice, members) for (steps, choice), members in groups.items()]
+
+
+def _summary(steps: int, choice: CacheChoice | None, members: Sequence[CachedPicture]) -> CacheQuality:
+    ratios_db = [psnr_db(one.pixels, one.plain) for one in members]
+    scores = [one.score for one in members if one.score is not None]
+    return CacheQuality(
+        steps=steps,
+        kind="off" if choice is None else choice.kind.value,
+        threshold=0.0 if choice is None else choice.threshold,
+        pictures=len(members),
+        saving=fmean(one.saving for one in members),
+        time_ratio=median(one.time_ratio for one in members),
+        psnr_db=median(ratios_db),
+        least_psnr_db=min(ratios_db),
+        ssim=fmean(ssim(one.pixels, one.plain) for one in members),
+        score=fmean(scores) if scores else None,
+        off=next((one.off for one in members if one.off), ""),
+    )
+
+
+def draw_cache_sheet(path: Path | str, pictures: Sequence[CachedPicture], *, title: str = "") -> None:
+    """Write a PNG with a row for each of the first prompts: without a cache, and with each choice."""
+    (steps, *_) = sorted({one.steps for one in pictures}, reverse=True)
+    shown = [one for one in pictures if one.steps == steps]
+    prompts = list(dict.fromkeys(one.prompt for one in shown))[:_MOST_SHOWN]
+    frames = [_frame(one) for prompt in prompts for one in shown if one.prompt == prompt]
+    draw_contact_sheet(path, frames, columns=len(frames) // len(prompts), side=144, title=title)
+
+
+def _frame(one: CachedPicture) -> Frame:
+    buffer = io.BytesIO()
+    Image.fromarray(one.pixels).save(buffer, "PNG")
+    height, width, _ = one.pixels.shape
+    choice, size = one.choice, f"{width}x{height}"
+    how = "no cache" if choice is None else f"{choice.kind.value} {choice.threshold:g}, {one.saving:.0%} saved"
+    return Frame(image=buffer.getvalue(), caption=f"{how}: {one.prompt}", size=size)
+
+
+def draw_cache_curve(path: Path | str, rows: Sequence[CacheQuality], *, title: str = "") -> None:
+    """Write a PNG of similarity, and score if there is one, over saving: a line for each kind and number of steps."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    has_score = any(row.score is not None for row in rows)
+    panels = (("psnr_db", "PSNR (dB), median"), ("ssim", "SSIM, mean"), *((("score", "score"),) if has_score else ()))
+    figure = Figure(figsize=(4.6 * len(panels), 3.8), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title or "Saving and similarity", x=0.01, ha="left", fontsize=12, fontweight="bold")
+    for axes, (field, label) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        _draw_lines(axes, field, rows)
+        axes.set_xlabel("patches of blocks skipped (%)")
+        axes.set_ylabel(label)
+        axes.grid(alpha=0.25)
+    axes.legend(fontsize=8)
+    figure.savefig(path)
+
+
+def _draw_lines(axes: Any, field: str, rows: Sequence[CacheQuality]) -> None:
+    all_steps = sorted({row.steps for row in rows}, reverse=True)
+    for steps, style in zip(all_steps, cycle(("-", "--", ":")), strict=False):
+        for kind, hue in _HUES.items():
+            chosen = [row for row in rows if (row.kind, row.steps) == (kind, steps)]
+            points = sorted((100 * row.saving, value) for row in chosen if math.isfinite(value := getattr(row, field)))
+            if points:
+                label = f"{kind}, {steps} steps"
+                axes.plot(*zip(*points, strict=True), marker="o", color=hue, linestyle=style, label=label)
+        if field == "score":
+            (plain,) = [row.score for row in rows if (row.kind, row.steps) == ("off", steps)]
+            axes.axhline(plain, color=NEUTRAL, linestyle=style, linewidth=1, label=f"no cache, {steps} steps")

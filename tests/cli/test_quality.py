@@ -1,0 +1,45 @@
+"""`tilework quality`: what it refuses, and a small run of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cli.command_line import invoke
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--kinds", "patch,all"], "kinds has 'all'; give some of patch,image"),
+        (["--thresholds", "0.1,x"], "thresholds has 'x'; give numbers from 0 to 1"),
+        (["--thresholds", "2"], "thresholds has 2; give numbers from 0 to 1"),
+        (["--steps", "8,-1"], "steps is '8,-1'; give whole numbers above 0"),
+        (["--prompts", "no/such/file"], "prompts is no/such/file, which cannot be read"),
+        (["--score", "no_such_module:score"], "score is 'no_such_module:score', which cannot be imported"),
+    ],
+)
+def test_mistakes_are_named_before_a_model_is_loaded(
+    mistake: Callable[..., str], arguments: list[str], said: str
+) -> None:
+    assert said in mistake("quality", *arguments)
+
+
+@pytest.mark.slow
+def test_a_run_compares_and_draws(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a large red circle on a blue background\n\n")
+    options = ["--prompts", prompts, "--thresholds", "0,0.1", "--kinds", "patch", "--steps", "6", "--size", "64x64"]
+    result = invoke("quality", *options, "--threads", "1", "--out", out, "--json")
+    rows = json.loads(result.stdout)["rows"]
+    assert [(row["kind"], row["threshold"]) for row in rows] == [("off", 0.0), ("patch", 0.0), ("patch", 0.1)]
+    plain, whole, saved = rows
+    assert plain["psnr_db"] is None
+    assert plain["saving"] == whole["saving"] == 0 < saved["saving"] < 1
+    assert whole["psnr_db"] is None or whole["psnr_db"] > 45
+    assert saved["ssim"] < 1
+    assert {path.name for path in out.iterdir()} == {"sheet.png", "curve.png"}

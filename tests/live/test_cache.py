@@ -1,0 +1,86 @@
+"""Requests with a cache on real workers: what is skipped, what a move costs, and that others are left alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tiny
+from batching import batching  # noqa: F401
+from runtime.rig import PingPong, Rig, assert_nothing_is_left
+from tilework.control.log import replay
+from tilework.core.cache import CacheChoice, CacheKind, CacheUse
+from tilework.core.model import ModelSource
+from tilework.core.request import Status
+from tilework.core.wire.spec import Image, Spec
+from tilework.pipelines.draw import draw
+from tilework.pipelines.loading import load
+from tilework.policy import registry
+from tilework.runtime.ticket import Outcome
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> ModelSource:
+    tiny.prepare()
+    directory = tmp_path_factory.mktemp("sd3")
+    tiny.save_sd3(directory, "euler")
+    return ModelSource(path=str(directory))
+
+
+def specs() -> dict[str, Spec]:
+    """Every second request has a cache."""
+    choice = CacheChoice(CacheKind.PATCH, 0.05)
+    sides = (96, 128, 96)
+    return {
+        f"r{index}": tiny.spec(
+            height=sides[index % 3],
+            width=96,
+            seed=index,
+            steps=6,
+            guidance_scale=4.0,
+            prompt="a large red circle on a blue background",
+            cache=choice if index % 2 else None,
+        )
+        for index in range(6)
+    }
+
+
+def used(outcome: Outcome) -> CacheUse:
+    return sum((one.cache_use for one in outcome.segments if one.cache_use is not None), CacheUse())
+
+
+def pictures(source: ModelSource, policy: str, num_workers: int) -> dict[str, tuple[Image, CacheUse]]:
+    registry._REGISTRY["ping-pong"] = PingPong
+    rig = Rig(source, policy, num_workers)
+    try:
+        rig.run(rig.engine.start())
+        outcomes = rig.outcomes(specs())
+        assert_nothing_is_left(rig.engine)
+        assert replay(rig.log.getvalue().splitlines())[1] is None
+    finally:
+        rig.close()
+        registry._REGISTRY.pop("ping-pong")
+    found = {}
+    for outcome in outcomes:
+        assert outcome.status is Status.DONE, outcome.reason
+        assert outcome.image is not None
+        found[outcome.uid] = outcome.image, used(outcome)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("policy", "num_workers"), [("batches", 1), ("ping-pong", 2)])
+def test_some_have_a_cache_and_all_get_their_pictures(source: ModelSource, policy: str, num_workers: int) -> None:
+    """`batches` lets all share that may; `ping-pong` moves each request after every step, which loses what is kept."""
+    found = pictures(source, policy, num_workers)
+    family = load(source)
+    for uid, spec in specs().items():
+        image, use = found[uid]
+        if spec.cache is None:
+            assert use == CacheUse()
+            differences = np.abs(tiny.pixels(image).astype(int) - tiny.pixels(draw(family, spec)).astype(int))
+            assert differences.max() <= 1
+        elif policy == "ping-pong":
+            assert use.computed > 0 == use.skipped
+        else:
+            assert 0.1 < use.saving < 0.9

@@ -1,0 +1,118 @@
+"""Requests with a cache over HTTP: the request or the server asks for it; what the answers and metrics say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fake_engine import INFO, FakeEngine, Served, serving
+from tilework.cli.app import app
+from tilework.core.cache import DEFAULT_THRESHOLD, CacheChoice, CacheKind, CacheUse
+from tilework.runtime.ticket import Segment
+from tilework.server.calls.timeline import _cache
+
+CACHES = replace(INFO, caches=(CacheKind.PATCH, CacheKind.IMAGE))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    with serving(FakeEngine(info=CACHES), drain_s=0) as served:
+        yield served
+
+
+@pytest.mark.parametrize(("fields", "if_late"), [({"cache": "if_late", "slo_s": 5}, True), ({"cache": "patch"}, False)])
+def test_a_deadline_may_buy_it(server: Served, fields: dict[str, Any], if_late: bool) -> None:
+    server.post({"prompt": "x", **fields})
+    assert server.engine.specs[-1].cache == CacheChoice(CacheKind.PATCH, DEFAULT_THRESHOLD)
+    assert server.engine.specs[-1].cache_if_late is server.engine.requests[-1].cache_if_late is if_late
+
+
+def chosen(server: Served, **fields: Any) -> CacheChoice | None:
+    """What the engine was asked for; the answer says the same."""
+    answer = server.post({"prompt": "x", **fields})
+    assert answer.status_code == 200, answer.text
+    choice = server.engine.specs[-1].cache
+    said = answer.json()["data"][0]["tilework"]["cache"]
+    assert (said and (said["kind"], said["threshold"])) == (choice and (choice.kind, choice.threshold))
+    return choice
+
+
+@pytest.mark.parametrize(
+    ("fields", "choice"),
+    [
+        ({}, None),
+        ({"cache": None}, None),
+        ({"cache": "off"}, None),
+        ({"cache": "patch"}, CacheChoice(CacheKind.PATCH, DEFAULT_THRESHOLD)),
+        ({"cache": "image", "cache_threshold": 0}, CacheChoice(CacheKind.IMAGE, 0.0)),
+    ],
+)
+def test_the_default_is_none_and_a_request_may_choose(
+    server: Served, fields: dict[str, Any], choice: CacheChoice | None
+) -> None:
+    assert chosen(server, **fields) == choice
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "said"),
+    [
+        ({"cache": "yes"}, "cache", 'Give "patch" or "image"'),
+        ({"cache": "patch", "cache_threshold": 1.5}, "cache_threshold", "a number from 0 to 1"),
+        ({"cache_threshold": 0.1}, "cache_threshold", "It has no effect without a cache: give cache, too"),
+        ({"cache": "off", "cache_threshold": 0.1}, "cache_threshold", "It has no effect without a cache"),
+        ({"cache": "patch", "exact": True}, "cache", "is to be exact, which it is not with a cache"),
+    ],
+)
+def test_other_values_are_refused_with_a_remedy(server: Served, fields: dict[str, Any], param: str, said: str) -> None:
+    answer = server.post({"prompt": "x", **fields})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+    assert said in answer.json()["error"]["message"]
+
+
+def test_a_model_that_cannot_is_named() -> None:
+    with serving(FakeEngine(), drain_s=0, cache="patch") as server:
+        answer = server.post({"prompt": "x", "cache": "image"})
+        assert answer.status_code == 400
+        assert "tiny-shapes cannot do that: leave it out" in answer.json()["error"]["message"]
+        assert chosen(server) is None, "what the server prefers is for models that can"
+        assert server.http.get("/v1/models").json()["data"][0]["tilework"]["caches"] == []
+
+
+def test_a_server_has_a_default_which_requests_and_exactness_override() -> None:
+    with serving(FakeEngine(info=CACHES), drain_s=0, cache="image", cache_threshold=0.2) as server:
+        assert chosen(server) == CacheChoice(CacheKind.IMAGE, 0.2)
+        assert chosen(server, cache="patch") == CacheChoice(CacheKind.PATCH, 0.2)
+        assert chosen(server, cache_threshold=0.3) == CacheChoice(CacheKind.IMAGE, 0.3)
+        assert chosen(server, cache="off") is chosen(server, exact=True) is None
+        assert server.http.get("/v1/models").json()["data"][0]["tilework"]["caches"] == ["patch", "image"]
+
+
+def test_an_exact_server_has_no_cache() -> None:
+    flags = ["serve", "--backend", "modelled", "--cost", "flux1dev_h100_eager", "--exact", "--cache", "patch"]
+    result = CliRunner().invoke(app, flags)
+    assert "cache is patch, with which pictures are not exact; leave out --exact or --cache" in str(result.exception)
+
+
+def segment(use: CacheUse | None) -> Segment:
+    return Segment(stage="diffuse", devices=(0,), num_steps=1, start_ns=0, end_ns=1, cache_use=use)
+
+
+def test_an_answer_adds_up_what_all_works_did() -> None:
+    choice = CacheChoice(CacheKind.PATCH, 0.1)
+    uses = [None, CacheUse(6, 2), CacheUse(4, 0, off="it moved"), CacheUse(2, 6)]
+    said = _cache(choice, [segment(use) for use in uses])
+    assert said is not None
+    assert said.model_dump() == {
+        "kind": "patch",
+        "threshold": 0.1,
+        "computed": 12,
+        "skipped": 8,
+        "saving": 0.4,
+        "off": "it moved",
+    }
+    assert _cache(None, [segment(None)]) is None
