@@ -60,7 +60,8 @@ PLACEMENT = {
     "tilework_weights_free_bytes",
 }  # Without a policy that places stages, and without weights, they do not move; see below.
 FRONT_ENDS = {"tilework_frontend_refusals_total"}  # Seen to move in `test_frontends`.
-CONSTANT = {"tilework_build_info", "tilework_devices", *CACHE, *PLACEMENT, *FRONT_ENDS}
+PATCHES = "tilework_cached_patches_total"  # No simulated device has a patch cache.
+CONSTANT = {"tilework_build_info", "tilework_devices", PATCHES, *CACHE, *PLACEMENT, *FRONT_ENDS}
 
 # What is exported: by family, and by sample.
 
