@@ -164,7 +164,11 @@ def promise(uid: str, arrival_s: float, slo_s: float, **more: Any) -> Request:
 
 def job(job_id: int, asked: Request, urgency_ns: int = 0, **more: Any) -> Job:
     """A job as admission makes it; `more` are other fields of `Job`."""
-    fields: dict[str, Any] = {"eta_prediction": EtaPrediction(0, 0, 1.0), "done": at_start(asked)} | more
+    fields: dict[str, Any] = {
+        "eta_prediction": EtaPrediction(0, 0, 1.0),
+        "demand": Demand(1, 0),
+        "done": at_start(asked),
+    } | more
     return Job(job_id=job_id, request=asked, urgency_ns=urgency_ns, **fields)
 
 
@@ -206,9 +210,8 @@ def planned(
         group, dropped_to_best_effort = (last_devices or {}).get(job_id, ()), job_id in aside
         done = at_start(asked).advanced(1 if group else 0)
         urgency_ns = policy.urgency_ns(asked, dropped_to_best_effort)
-        tracker.add_job(
-            job(job_id, asked, urgency_ns, dropped_to_best_effort=dropped_to_best_effort, done=done, last_devices=group)
-        )
+        state = {"dropped_to_best_effort": dropped_to_best_effort, "done": done, "last_devices": group}
+        tracker.add_job(job(job_id, asked, urgency_ns, demand=policy.demand(asked, done, costs), **state))
     plan: Plan = policy.plan(tracker, costs, 0)
     return plan
 

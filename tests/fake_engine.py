@@ -23,7 +23,7 @@ from tilework.core.model import Argument, ArgumentKind, ModelInfo, PictureInput,
 from tilework.core.request import DEFAULT_TERMS, RefusalCode, Request, Status, Terms
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.wire.spec import File, Image, Spec
-from tilework.runtime.observer import Observer, Usage
+from tilework.runtime.observer import HeldComponent, Holding, Observer, Usage
 from tilework.runtime.ticket import Outcome, Preview, Segment, Ticket, Wanted
 from tilework.server.config import ServerConfig
 from tilework.server.main import StopSignals, serve
@@ -252,6 +252,17 @@ class FakeEngine:
             kept={},
             resident_bytes={},
         )
+
+    def holdings(self) -> Sequence[Holding]:
+        weights = HeldComponent(models=(self.info.name,), name="transformer", num_bytes=3_000_000)
+        room = {"total_bytes": 8_000_000, "free_bytes": 5_000_000, "used_bytes": None, "components": (weights,)}
+        return [
+            Holding(device_id=device_id, node=0, kind=DeviceKind.ACCELERATOR, **room)
+            for device_id in range(self.devices_up)
+        ]
+
+    def open_tickets(self) -> Iterator[Ticket]:
+        return (ticket for ticket in list(self.tickets.values()) if not ticket.outcome.done())
 
     def drain(self) -> None:
         self.draining = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from suite.application import Cases, application
 from suite.cases.batch_model import BatchModelCase
 from suite.cases.bubbles import Bubbles
+from suite.cases.burst import Burst
 from suite.cases.cells import Cells
 from suite.cases.chaos import Chaos
 from suite.cases.checkpoints import Checkpoints
@@ -22,11 +23,13 @@ from suite.cases.fuzz import Fuzz
 from suite.cases.groups import GroupTime
 from suite.cases.load import Load
 from suite.cases.loras import Loras
+from suite.cases.manynodes import ManyNodes
 from suite.cases.modelled import Modelled
 from suite.cases.mutations import Mutations
 from suite.cases.nodes import Nodes
 from suite.cases.observe import Observe
 from suite.cases.opensora import OpenSora
+from suite.cases.page import PageFrames
 from suite.cases.papers import Papers
 from suite.cases.patchcache import PatchCaching
 from suite.cases.patches import Patches
@@ -62,6 +65,8 @@ CASES: Cases = {
     "clips": ("Clips as files: one at a time against the stock pipeline, and idle time of the device", Clips),
     "controller": ("Time of the controller per event", ControllerTime),
     "policytime": ("Time of a decision of tilework, on 8, 128 and 4096 devices, and of tetriserve", PolicyTime),
+    "burst": ("16,000 requests that come at once to 4096 idle devices: accepted, placed and started", Burst),
+    "manynodes": ("Requests per second that one controller decides for, on up to 64 nodes", ManyNodes),
     "placement": ("Time of a decision with weights that do not all fit, on 128, 1024 and 4096 devices", Placement),
     "simspeed": ("Events per second of simulations on 8 and 128 devices", SimSpeed),
     "robust": ("What noise, a wrong table and changes of devices cost tilework and others, simulated", Robust),
@@ -82,7 +87,8 @@ CASES: Cases = {
         "Time until a request is accepted or refused, for ten minutes, with 20,000 waiting and 2,000 connections open",
         Load,
     ),
-    "observe": ("Metrics and event log: what they cost in throughput", Observe),
+    "observe": ("Metrics, event log and the page: what they cost in throughput", Observe),
+    "page": ("The page at / in a browser: what a frame costs, with 10,000 tiles in view", PageFrames),
     "bubbles": ("Idle time of busy workers between two runs", Bubbles),
     "patches": ("Requests of several sizes in one forward pass, against one by one", Patches),
     "patchcache": ("The patch cache: what it costs when nothing is reused, and what it gains", PatchCaching),

@@ -13,7 +13,7 @@ from suite.stats import median
 from tilework.control.cluster.job import Job
 from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.graph.stage import Stage
-from tilework.core.interfaces import EtaPrediction
+from tilework.core.interfaces import Demand, EtaPrediction
 from tilework.core.request import Request, Shape
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
@@ -99,6 +99,7 @@ class BatchChooser:
             request=request,
             urgency_ns=0,
             eta_prediction=EtaPrediction(0, 0, 1.0),
+            demand=Demand(1, 0),
             done=self.costs.start(request),
         )
         known = RequestCosts().of(request, job.left, 1, self.costs)

@@ -63,15 +63,17 @@ class Thought:
 
 
 class TimedController(Controller):
-    """A controller that accepts every request, without a predicted finish, and keeps its `thoughts`.
+    """A controller that keeps its `thoughts`. Without a `rule` it accepts every request, without a predicted finish.
 
     Put the stopwatch `solving` around what is to count as the policy's solver.
     """
 
-    def __init__(self, config: ControllerConfig, table: CostTable, policy: Policy) -> None:
+    def __init__(
+        self, config: ControllerConfig, table: CostTable, policy: Policy, rule: Admission | None = None
+    ) -> None:
         limits = AdmissionLimits(max_jobs=config.max_jobs, max_backlog_ns=config.max_backlog_ns)
         self._planning, self.solving = Stopwatch(), Stopwatch()
-        super().__init__(config, table, policy=_Timed(policy, self._planning), rule=_Open(limits=limits))
+        super().__init__(config, table, policy=_Timed(policy, self._planning), rule=rule or _Open(limits=limits))
         self.thoughts: list[Thought] = []
         self.num_ended = 0
 
@@ -112,8 +114,7 @@ class _Open(Admission):
     def admit(
         self, request: Request, left: Cursor, policy: Policy, costs: CostModel, backlog: Backlog, now_ns: int
     ) -> Admitted:
-        policy.demand(request, costs.start(request), costs)
-        return Admitted(now_ns, "", EtaPrediction(0, 0, 1.0))
+        return Admitted(now_ns, "", EtaPrediction(0, 0, 1.0), policy.demand(request, costs.start(request), costs))
 
     def eta_ns(self, job: JobView, costs: CostModel, backlog: Backlog, now_ns: int) -> int:
         return now_ns

@@ -16,7 +16,17 @@ from tilework.control.cluster.device import Device, Now
 from tilework.core.actions import Accept, Finish, Reject, RunWork
 from tilework.core.events import Cancelled, Submitted, WorkFinished
 from tilework.core.graph.progress import Cursor
-from tilework.core.interfaces import Admitted, Ahead, Block, CostModel, Demand, EtaPrediction, Held
+from tilework.core.interfaces import (
+    Admitted,
+    Ahead,
+    Block,
+    CostModel,
+    Demand,
+    EtaPrediction,
+    Held,
+    Moment,
+    Running,
+)
 from tilework.core.pools import Within
 from tilework.core.request import OnMiss, RefusalCode, Request, Status
 from tilework.core.time import NS_PER_MS, NS_PER_S, ns_from_s
@@ -73,7 +83,17 @@ class Backlog:
     def waiting_ahead(self, urgency_ns: int, job_id: int | None = None, within: Within = None) -> Ahead:
         return Ahead(0, [Demand(2, ns_from_s(1))] if urgency_ns > 50 else [])
 
-    def running_ahead(self, urgency_ns: int, job_id: int | None = None, within: Within = None) -> list[Any]:
+    @property
+    def moment(self) -> Moment:
+        return Moment(0, 0, 0)
+
+    def taken_ns(self) -> int:
+        return sum(map(ns_from_s, self.free_s))
+
+    def free_ns(self, within: Within = None) -> list[int]:
+        return sorted(map(ns_from_s, self.free_s))
+
+    def running(self, within: Within = None) -> list[Running]:
         return []
 
     def reserved(self) -> list[Any]:
@@ -99,6 +119,7 @@ def test_the_eta_counts_the_jobs_ahead_and_the_devices_that_each_needs(
         ns_from_s(start_s + 1),
         f"it needs 1.00 s of {devices}, with 3 other requests present",
         EtaPrediction(ns_from_s(start_s + 1), 3, 1.0),
+        Demand(width, NS_PER_S),
     )
 
 
@@ -132,7 +153,7 @@ def test_without_devices_only_a_promise_is_refused() -> None:
     why = "no device is up; the prediction assumes that one is up now"
     service_ns = ns_from_s(SERVICE_S)
     assert answer(request("a", slo_s=9), backlog=nothing, now_ns=now_ns) == Admitted(
-        now_ns + service_ns, why, EtaPrediction(service_ns, 0, 1.0)
+        now_ns + service_ns, why, EtaPrediction(service_ns, 0, 1.0), Demand(1, service_ns)
     )
     refused = Reject("b", "no device is up", None, RefusalCode.NO_DEVICE)
     assert answer(promise("b", 0, slo_s=9), backlog=nothing, now_ns=now_ns) == refused

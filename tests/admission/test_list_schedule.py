@@ -8,8 +8,8 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilework.admission.list_schedule import FreeTimes, first_slot, free_after, place
-from tilework.core.interfaces import Ahead, Demand
+from tilework.admission.list_schedule import FreeTimes, end_of_next, first_slot, place
+from tilework.core.interfaces import Demand
 
 TIMES = st.integers(0, 60)
 NODE = st.lists(TIMES, min_size=1, max_size=5).map(sorted)
@@ -51,52 +51,6 @@ def test_of_the_free_devices_those_that_became_free_last_are_taken() -> None:
     assert free_ns == [0, 35, 35, 90], "the device that is free at 0 is left for a block that can use it"
 
 
-@given(
-    free_ns=st.lists(TIMES, min_size=1, max_size=6), ahead=st.lists(BLOCKS, max_size=10), last=BLOCKS, ready_ns=TIMES
-)
-def test_the_end_of_a_job_is_that_of_its_block_placed_after_all_blocks_ahead(
-    free_ns: list[int], ahead: list[Demand], last: Demand, ready_ns: int
-) -> None:
-    expected = sorted(free_ns)
-    for block in ahead:
-        _, expected = placed(expected, block, 0)
-    end_ns, _ = placed(expected, last, ready_ns)
-    assert place(free_after(free_ns, (), Ahead(0, ahead)), last, ready_ns) == end_ns
-
-
-# Many blocks: pouring.
-
-
-def test_the_remaining_work_of_running_jobs_waits_for_their_works() -> None:
-    """It is ready at 9 and takes the device that is free last by then; the last block takes the other at once."""
-    remaining = (9, Demand(1, 5))
-    assert place(free_after([0, 7], (remaining,), Ahead(0, [])), Demand(1, 3)) == 3
-    assert place(free_after([0, 7], (remaining,), Ahead(0, [Demand(1, 20)])), Demand(1, 3)) == 17
-
-
-def test_pouring_fills_devices_in_the_order_in_which_they_are_free() -> None:
-    last = Demand(1, 0)
-    assert place(free_after([0, 1000], (), Ahead(200, [])), last) == 200
-    assert place(free_after([0, 100], (), Ahead(300, [])), last) == 200
-    assert place(free_after([0, 100], (), Ahead(300, [Demand(2, 5)])), Demand(1, 1)) == 206, (
-        "blocks that are known one by one come after it"
-    )
-
-
-@given(
-    free=st.lists(st.integers(0, 1000), min_size=1, max_size=8),
-    ahead=st.lists(st.integers(1, 50), min_size=129, max_size=400),
-)
-def test_pouring_many_jobs_is_close_to_placing_each(free: list[int], ahead: list[int]) -> None:
-    exact = list(free)
-    for job_ns in ahead:
-        exact[exact.index(min(exact))] += job_ns
-    blocks = [Demand(1, job_ns) for job_ns in ahead[-128:]]
-    assert abs(place(free_after(free, (), Ahead(sum(ahead[:-128]), blocks)), Demand(1, 0)) - min(exact)) <= 2 * max(
-        ahead
-    )
-
-
 def test_a_placed_block_takes_the_first_slot() -> None:
     random = Random(4)
     for _ in range(300):
@@ -126,6 +80,7 @@ def test_a_block_takes_its_first_device_for_longer_than_the_others(
         for first, *others in permutations(sorted(free_ns), taken)
     ]
     after = sorted(free_ns)
+    assert end_of_next(after, block, ready_ns) == min(starts_ns) + block.run_ns
     assert place(after, block, ready_ns) == min(starts_ns) + block.run_ns
     assert after == sorted(after)
     assert len(after) == len(free_ns)

@@ -58,6 +58,7 @@ COMMANDS = (
     "classes",
     "demo",
     "doctor",
+    "verify",
     "fuzz",
     "bound",
     "compare",

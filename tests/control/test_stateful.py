@@ -28,6 +28,7 @@ from tilework.core.events import (
     WorkFailed,
     WorkFinished,
 )
+from tilework.core.interfaces import Moment
 from tilework.core.request import OnMiss, Status
 from tilework.core.work import Work
 from tilework.policy.registry import policy_names
@@ -71,6 +72,7 @@ class HostileDriver(RuleBasedStateMachine):
         self.etas_ns: dict[str, int] = {}
         self.cancelled: set[str] = set()
         self.written_off: list[Work] = []
+        self.states: dict[Moment, object] = {}
         self.lines = [header_line("test", self.config, TABLE)]
         for device_id in range(num_devices):
             self.join(device_id)
@@ -321,6 +323,17 @@ class HostileDriver(RuleBasedStateMachine):
     @invariant()
     def each_request_ends_at_most_once(self) -> None:
         assert all(count == 1 for count in self.ends.values())
+
+    @invariant()
+    def what_admission_reads_is_kept_up_to_date(self) -> None:
+        """Sums and orders against a walk over all devices; what is equal at equal moments may be kept."""
+        if hasattr(self, "controller"):
+            tracker = self.controller.tracker
+            tracker.set_time(self.now_ns)
+            free_ns = sorted(device.free_ns for device in tracker.devices)
+            assert (tracker.free_ns(), tracker.taken_ns()) == (free_ns, sum(free_ns) - len(free_ns) * self.now_ns)
+            state = free_ns, tracker.running(), [block.ready_ns for block in tracker.reserved() if block.ready_ns]
+            assert self.states.setdefault(tracker.moment, state) == state
 
     @invariant()
     def open_requests_are_tracked_and_only_they(self) -> None:

@@ -191,7 +191,7 @@ def test_json_and_form_ask_for_the_same(server: Served) -> None:
         ("target_size", "[64, [1]]", "a list of 2 integers"),
         ("sigmas", "[" * 60_000, "a list of falling numbers"),
         ("strenght", "0.5", "did you mean strength?"),
-        ("url", "https://example.org/a.png", "no such field"),
+        ("image_url", "https://example.org/a.png", "no such field"),
     ],
     ids=lambda part: str(part)[:20].encode("ascii", "replace").decode(),
 )

@@ -236,7 +236,7 @@ def test_body_too_large_by_length_and_by_chunks(server: Served) -> None:
         ("POST", "/v1/images/generations/", 404, "unknown_url"),
         ("POST", "/v1/images/variations", 404, "unknown_url"),
         ("GET", "/v1/images/edits", 405, "method_not_allowed"),
-        ("GET", "/", 404, "unknown_url"),
+        ("GET", "/v1", 404, "unknown_url"),
         ("GET", "/%ff%00'\"", 404, "unknown_url"),
         ("GET", "/v1/images/none/content", 404, "request_not_found"),
         ("GET", "/v1/models/other", 404, "model_not_found"),

@@ -203,7 +203,7 @@ def test_omni_image_back_end(server: Served) -> None:
 @pytest.mark.parametrize(
     ("body", "param", "remedy"),
     [
-        ({"stream": True}, "stream", "leave it out"),
+        ({"stream": "yes"}, "stream", "true for chunks"),
         ({"extra_body": {"num_frames": 81}}, "num_frames", "single images"),
         ({"extra_body": {"num_frames": 0}}, "num_frames", "Give 1"),
         ({"extra_body": {"slo_ms": -1}}, "slo_ms", "above 0"),
@@ -408,7 +408,36 @@ def test_openai_chat_spreads_the_extra_body(server: Served) -> None:
 
 def test_openai_chat_errors_are_their_exceptions(server: Served) -> None:
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="EMPTY", max_retries=0)
-    with pytest.raises(openai.BadRequestError, match="stream"):
-        client.chat.completions.create(model=INFO.name, messages=[{"role": "user", "content": "x"}], stream=True)
+    with pytest.raises(openai.BadRequestError, match="Chats have no such field"):
+        client.chat.completions.create(
+            model=INFO.name, messages=[{"role": "user", "content": "x"}], extra_body={"preview_every": 1}
+        )
     with pytest.raises(openai.NotFoundError, match="gpt-5"):
         client.chat.completions.create(model="gpt-5", messages=[{"role": "user", "content": "x"}])
+
+
+# Open WebUI.
+
+
+def test_open_webui(server: Served) -> None:
+    """Its image engine "openai" (`routers/images.py`), and what its chats pass on to a model (`routers/openai.py`)."""
+    payload = {"model": "", "prompt": "a cat", "n": 1, "size": "64x32", "response_format": "b64_json"}
+    answer = server.http.post("/v1/images/generations", json=payload | {"model": INFO.name}, headers=KEYLESS)
+    assert answer.json()["data"][0]["b64_json"]
+    chat = {
+        "model": INFO.name,
+        "messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "a cat"}],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "temperature": 0.7,
+        "max_tokens": 128,
+        "session_id": "s",
+        "chat_id": "c",
+    }
+    answer = server.http.post("/v1/chat/completions", json=chat, headers=KEYLESS)
+    assert answer.headers["content-type"] == "text/event-stream"
+    assert answer.text.rstrip().endswith("data: [DONE]")
+    last = json.loads(answer.text.rstrip().splitlines()[-3][6:])
+    (served,) = last["tilework"]
+    assert [one.partition('"')[2].partition('"')[0] for one in served["warnings"]] == ["session_id", "chat_id"]
+    assert server.engine.specs[-1].prompt == "a cat"

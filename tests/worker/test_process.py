@@ -191,6 +191,7 @@ def test_a_device_that_does_not_exist_is_reported(source: ModelSource) -> None:
 @pytest.mark.slow
 def test_a_worker_that_begins_anew_serves_in_the_same_process(source: ModelSource) -> None:
     child = Child(begin_anew, (source,), SITE)
+    child.connection.settimeout(4 * PATIENCE_S)  # It imports all libraries again.
     loaded = child.receive()
     assert isinstance(loaded, Loaded)
     assert loaded.models[0].info.name == MODEL

@@ -1,11 +1,11 @@
-"""What it costs to watch an engine: metrics and event log against neither."""
+"""What it costs to watch an engine: metrics, event log and the page of a browser against none of them."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import TextIO
 
 from suite.case import CaseFailed, Check, Finding, Note, Table
 from suite.stages import DIFFUSE
-from suite.stats import bootstrap, extremes
+from suite.stats import bootstrap, extremes, median
 from tilework.control.controller import ControllerConfig
 from tilework.control.log import Entry, entry_line, read_log
 from tilework.core.actions import Reject
@@ -26,9 +26,13 @@ from tilework.core.wire.spec import Spec
 from tilework.cost.table import CostTable
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.local_executor import LocalConfig, LocalExecutor
-from tilework.runtime.observer import EndedWork, Observer
+from tilework.runtime.observer import EndedWork, Observer, Observers
 from tilework.runtime.ticket import Outcome, Ticket
 from tilework.server.garbage import rare_collections
+from tilework.server.http.sse import event
+from tilework.server.live.feed import Feed
+from tilework.server.live.frames import Viewer, frame
+from tilework.server.live.watchers import EVENT, PERIOD_S
 from tilework.server.metrics.metrics import Metrics
 from tilework.sets.window import UseWindow
 from tilework.store.memory import MemoryStore
@@ -71,7 +75,7 @@ class Observe:
         for load in self.loads:
             with TemporaryDirectory() as folder:
                 log = Path(folder) / "events.jsonl"
-                seconds, told, fresh = asyncio.run(self._run(load, log, note))
+                seconds, used, told, fresh = asyncio.run(self._run(load, log, note))
                 entries = list(read_log(log.read_text("utf-8").splitlines())[1])
                 log_us = _write_us(entries, Path(folder) / "again.jsonl")
             pairs = zip(seconds["off"], seconds["on"], strict=True)
@@ -79,15 +83,24 @@ class Observe:
             checks.append(Check(what=f"{load.name}: throughput lost", measured=lost, high=1.0, unit="%"))
             for name, values in seconds.items():
                 rate = extremes([load.requests / one for one in values])
-                rates.append((load.name, name, f"{rate.value:.1f}", f"{rate.low:.1f}", f"{rate.high:.1f}"))
-        parts = {**told.again_us(fresh), "event log: a line": log_us}
+                cpu_ms = median(used[name]) / load.requests * 1e3
+                row = f"{rate.value:.1f}", f"{rate.low:.1f}", f"{rate.high:.1f}", f"{cpu_ms:.3f}"
+                rates.append((load.name, name, *row))
+        parts = {**told.again_us(fresh), "event log: a line": log_us, "page: a work": _feed_us(told.works)}
         return Finding(
             checks=tuple(checks),
             method=self._method(),
             tables=(
                 Table(
                     title="Requests per second",
-                    columns=("load", "watched", "median", "least", "most"),
+                    columns=(
+                        "load",
+                        "watched",
+                        "median",
+                        "least",
+                        "most",
+                        "processor time of the engine, ms a request",
+                    ),
                     rows=tuple(rates),
                 ),
                 Table(
@@ -99,9 +112,14 @@ class Observe:
             facts={"events per request": f"{len(entries) / (load.requests * (load.pairs + 1)):.2f}"},
         )
 
-    async def _run(self, load: Load, log: Path, note: Note) -> tuple[dict[str, list[float]], _Recorder, Metrics]:
-        """Seconds of each part, by engine; what one part tells an observer; metrics that have been told nothing."""
+    async def _run(
+        self, load: Load, log: Path, note: Note
+    ) -> tuple[dict[str, list[float]], dict[str, list[float]], _Recorder, Metrics]:
+        """Seconds of each part, by engine, by the clock and of this process; what one part tells an observer; metrics
+        that have been told nothing.
+        """
         seconds: dict[str, list[float]] = {"off": [], "on": []}
+        used: dict[str, list[float]] = {"off": [], "on": []}
         recorder = _Recorder()
         async with AsyncExitStack() as stack:
             lines = stack.enter_context(log.open("w", encoding="utf-8"))
@@ -114,13 +132,17 @@ class Observe:
             for engine in engines.values():
                 await self._part(engine, load.requests)
             engines["off"].observe(Observer())
-            engines["on"].observe(_metrics(engines["on"]))
+            feed = Feed(engines["on"].now_ns)
+            engines["on"].observe(Observers(_metrics(engines["on"]), feed))
             for index in range(load.pairs):
                 for name, engine in engines.items():
-                    seconds[name].append(await self._part(engine, load.requests))
+                    with _watching(engine, feed) if name == "on" else nullcontext():
+                        before_s = time.process_time()
+                        seconds[name].append(await self._part(engine, load.requests))
+                        used[name].append(time.process_time() - before_s)
                 off_s, on_s = seconds["off"][-1], seconds["on"][-1]
                 note(f"{load.name}, pair {index + 1}: {off_s:.3f} s without, {on_s:.3f} s with")
-        return seconds, recorder, _metrics(engines["off"])
+        return seconds, used, recorder, _metrics(engines["off"])
 
     @asynccontextmanager
     async def _engine(self, load: Load, log: TextIO | None) -> AsyncIterator[Engine]:
@@ -162,8 +184,9 @@ class Observe:
     def _method(self) -> tuple[str, ...]:
         return (
             f"Two engines in one process, each with {self.workers} simulated workers and policy {self.policy}; the one "
-            "with metrics and an event log in a file (each line flushed), the other with neither. The history of each "
-            "request is part of the engine and is kept by both. No HTTP.",
+            "with metrics, an event log in a file (each line flushed), and the events of a page that is open in a "
+            f"browser, one each {PERIOD_S:g} s and one more at the begin of each part; the other with none of them. "
+            "The history of each request is part of the engine and is kept by both. No HTTP.",
             f"Requests of {self.steps} steps, {self.in_flight} in flight. "
             + "; ".join(f"{load.name}: {load.step_us:g} µs a step" for load in self.loads)
             + ". With the latter nothing but the control path and the workers' own overhead takes time. The engines "
@@ -174,6 +197,36 @@ class Observe:
 
 
 _uids = count()
+
+
+@contextmanager
+def _watching(engine: Engine, feed: Feed) -> Iterator[None]:
+    """Make the frames of one that watches while the block runs, as `Watchers` do, and as bytes."""
+
+    async def frames() -> None:
+        begin = feed.num_past
+        while True:
+            made = frame(engine, feed, Viewer(), begin)
+            event(EVENT, {**made.fields, "devices": made.devices})
+            begin = made.end
+            await asyncio.sleep(PERIOD_S)
+
+    task = asyncio.create_task(frames())
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+def _feed_us(works: list[EndedWork]) -> float:
+    feed = Feed(lambda: 0)
+
+    def run() -> None:
+        for ended in works:
+            feed.on_work_sent(ended.work, ended.requests, ended.predicted_ns, ended.start_ns)
+            feed.on_work_ended(ended)
+
+    return _best_us(run, len(works))
 
 
 def _metrics(engine: Engine) -> Metrics:

@@ -11,7 +11,7 @@ from suite.case import Check, Finding, Note, Table
 from suite.stages import DIFFUSE
 from suite.stats import Interval, extremes, median, over_repeats, p99
 from tilework.control.cluster.job import Job
-from tilework.core.interfaces import EtaPrediction
+from tilework.core.interfaces import Demand, EtaPrediction
 from tilework.core.request import Request, Shape
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.cost.table import CostTable
@@ -129,6 +129,7 @@ class Trident:
                 request=request,
                 urgency_ns=policy.urgency_ns(request, False),
                 eta_prediction=EtaPrediction(NS_PER_S, 0, 1.0),
+                demand=Demand(1, 0),
                 done=costs.start(request),
             )
             task = reader.read(job)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import TypeGuard
 
 from tilework.admission.admission_limits import AdmissionLimits
-from tilework.admission.eta import end_after, end_of, free_before
+from tilework.admission.eta import Eta, end_after
 from tilework.admission.eta_correction import EtaCorrection
-from tilework.admission.list_schedule import FreeTimes
+from tilework.admission.free_after import FreeAfterAhead
 from tilework.admission.loads import all_unloaded, expected_ns, too_large
 from tilework.admission.promise_query import PromiseQuery
 from tilework.admission.reservations import Reservations
@@ -24,14 +26,17 @@ from tilework.core.interfaces import (
     DeviceView,
     EtaPrediction,
     JobView,
+    Moment,
     Policy,
     RefusesRequests,
 )
-from tilework.core.request import EXACT_NEEDS_MORE, RefusalCode, Request
+from tilework.core.request import EXACT_NEEDS_MORE, RefusalCode, Request, RequestClass, cost_key
 from tilework.policy.toolkit.buddy_allocator import nodes
 from tilework.policy.toolkit.demand import fastest, fits_at
 from tilework.policy.toolkit.pools import serving
 from tilework.policy.toolkit.wording import needs
+
+_MOST_CLASSES = 10_000
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,8 +51,10 @@ class Admission:
     """
 
     limits: AdmissionLimits
+    _eta: Eta = field(default_factory=Eta, init=False)
     _eta_correction: EtaCorrection = field(default_factory=EtaCorrection, init=False)
-    _reservations: Reservations | None = field(default=None, init=False)
+    _fitting: dict[RequestClass, tuple[int, int]] = field(default_factory=dict, init=False)
+    _reservations: tuple[Moment, Reservations] | None = field(default=None, init=False)
 
     def admit(
         self, request: Request, left: Cursor, policy: Policy, costs: CostModel, backlog: Backlog, now_ns: int
@@ -59,23 +66,23 @@ class Admission:
         demand = policy.demand(request, costs.start(request), costs)  # Policies learn from it what is asked for.
         if left.position:
             demand = policy.demand(request, left, costs)
-        no_room = self.limits.refusal(request, backlog, now_ns)
-        if no_room is None and backlog.devices and isinstance(policy, RefusesRequests):
+        no_room = self.limits.refusal(request, backlog)
+        if no_room is None and backlog.devices and _may_refuse(policy):
             no_room = policy.refusal(request, costs, now_ns)
         if no_room is not None:
             if request.is_promise or no_room.retry_ns is None:
                 return no_room
-            return _with_earliest(no_room, demand, free_before(request, policy, costs.pools, backlog), now_ns)
+            return _with_earliest(no_room, demand, self._eta.free_before(request, policy, costs.pools, backlog), now_ns)
         devices = serving(backlog.devices, costs.pools.within(request.pipeline))
         answer = _without_room(request, costs, devices) or _without_devices(request, demand, devices, backlog, now_ns)
         if answer is not None:
             return answer
-        if (no_memory := _too_large(request, policy, costs, backlog)) is not None:
+        if (no_memory := self._without_memory(request, policy, costs, backlog)) is not None:
             return no_memory
         if (too_late := _too_late(request, left, policy, costs, now_ns)) is not None:
             return too_late
-        free_ns, num_jobs = free_before(request, policy, costs.pools, backlog), backlog.num_jobs()
-        predicted_ns = end_after(free_ns, demand) - now_ns
+        parts, num_jobs = self._eta.free_before(request, policy, costs.pools, backlog), backlog.num_jobs()
+        predicted_ns = end_after(parts, demand) - now_ns
         if backlog.needs_loads:
             predicted_ns += expected_ns(left, devices, costs)
         eta_prediction = EtaPrediction(predicted_ns, num_jobs, self._eta_correction.ratio(request, num_jobs))
@@ -84,26 +91,39 @@ class Admission:
         encoded = ", without what was encoded before" if left.position else ""
         why = f"it needs {needs(demand)}{encoded}, with {others} present"
         if not request.is_promise:
-            return Admitted(eta_ns, why, eta_prediction)
+            return Admitted(eta_ns, why, eta_prediction, demand)
         assert request.deadline_ns is not None
         reservations = self._reservations_at(backlog, now_ns)
-        query = PromiseQuery.of(request, policy, costs, backlog, reservations=reservations, free_ns=free_ns)
+        query = PromiseQuery.of(request, policy, costs, backlog, reservations=reservations, eta=self._eta, parts=parts)
         reservation = query.reservation(request.deadline_ns)
         if reservation is None:
             return query.refusal(request.deadline_ns, others)
         why += "; its deadline is promised"
-        return Admitted(min(eta_ns, request.deadline_ns), why, eta_prediction, reservation)
+        return Admitted(min(eta_ns, request.deadline_ns), why, eta_prediction, demand, reservation)
+
+    def _without_memory(self, request: Request, policy: Policy, costs: CostModel, backlog: Backlog) -> Reject | None:
+        """As `_too_large`; of a class of requests that fits it is known until costs or devices change."""
+        key, state = cost_key(request), (costs.version_of(request), backlog.widest(request.pipeline))
+        if self._fitting.get(key) == state:
+            return None
+        refused = _too_large(request, policy, costs, backlog)
+        if refused is None:
+            if len(self._fitting) >= _MOST_CLASSES:  # Clients choose the shapes.
+                self._fitting.clear()
+            self._fitting[key] = state
+        return refused
 
     def _reservations_at(self, backlog: Backlog, now_ns: int) -> Reservations:
         """The reservations, which stay the same until works or promises change."""
-        free_ns = {device.device_id: device.free_ns for device in (*backlog.devices, *backlog.slots)}
-        blocks, known = backlog.reserved(), self._reservations
+        moment, blocks = backlog.moment, backlog.reserved()
         if backlog.needs_loads:
             blocks = all_unloaded(blocks)
-        if known is None or known.free_ns != free_ns or known.blocks != blocks:
-            known = self._reservations = Reservations(free_ns, nodes(backlog.devices), blocks, now_ns)
-        known.set_time(now_ns)
-        return known
+        if self._reservations is None or self._reservations[0] != moment or self._reservations[1].blocks != blocks:
+            free_ns = {device.device_id: device.free_ns for device in (*backlog.devices, *backlog.slots)}
+            self._reservations = moment, Reservations(free_ns, nodes(backlog.devices), blocks, now_ns)
+        reservations = self._reservations[1]
+        reservations.set_time(now_ns)
+        return reservations
 
     def learn(self, request: Request, eta_prediction: EtaPrediction, actual_ns: int) -> None:
         """Correct the predictions for requests like this one, which has finished `actual_ns` after its arrival."""
@@ -111,21 +131,31 @@ class Admission:
 
     def eta_ns(self, job: JobView, costs: CostModel, backlog: Backlog, now_ns: int) -> int:
         """When an accepted job is expected to end, predicted now."""
-        uncorrected_ns = end_of(job, costs.pools, backlog, now_ns) - now_ns
+        uncorrected_ns = self._eta.end_of(job, costs.pools, backlog, now_ns) - now_ns
         if backlog.needs_loads:
             devices = serving(backlog.devices, costs.pools.within(job.request.pipeline))
             uncorrected_ns += expected_ns(job.committed, devices, costs)
         return max(now_ns, now_ns + int(job.eta_prediction.ratio * uncorrected_ns))
 
 
-def _with_earliest(no_room: Reject, demand: Demand, free_ns: Sequence[FreeTimes], now_ns: int) -> Reject:
+def _may_refuse(policy: Policy) -> TypeGuard[RefusesRequests]:
+    return _has_refusals(type(policy))
+
+
+@cache
+def _has_refusals(kind: type) -> bool:
+    """To ask a protocol takes longer than all else that admission asks of most requests."""
+    return issubclass(kind, RefusesRequests)
+
+
+def _with_earliest(no_room: Reject, demand: Demand, parts: Sequence[FreeAfterAhead], now_ns: int) -> Reject:
     """The refusal with the earliest finish, if the request were accepted once other jobs have made room.
 
     Unknown for a promise, which would also need a place among the reservations at that time.
     """
     assert no_room.retry_ns is not None
     alone_ns = now_ns + no_room.retry_ns + demand.run_ns
-    return replace(no_room, earliest_ns=max(end_after(free_ns, demand), alone_ns) if free_ns else alone_ns)
+    return replace(no_room, earliest_ns=max(end_after(parts, demand), alone_ns) if parts else alone_ns)
 
 
 def _too_late(request: Request, left: Cursor, policy: Policy, costs: CostModel, now_ns: int) -> Reject | None:
@@ -149,7 +179,7 @@ def _without_devices(
         if request.is_promise:
             return Reject(request.uid, none_up, None, RefusalCode.NO_DEVICE)
         why = f"{none_up}; the prediction assumes that one is up now"
-        return Admitted(now_ns + demand.run_ns, why, EtaPrediction(demand.run_ns, 0, 1.0))
+        return Admitted(now_ns + demand.run_ns, why, EtaPrediction(demand.run_ns, 0, 1.0), demand)
     if request.is_promise and demand.slot is not None and not backlog.slots:
         return Reject(request.uid, "no CPU slot is up", None, RefusalCode.NO_DEVICE)
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
+from typing import NamedTuple
 
 from tilework.core.actions import Reject
 from tilework.core.interfaces import Backlog
@@ -34,10 +35,10 @@ class AdmissionLimits:
     max_jobs: int
     max_backlog_ns: int
 
-    def refusal(self, request: Request, backlog: Backlog, now_ns: int) -> Reject | None:
+    def refusal(self, request: Request, backlog: Backlog) -> Reject | None:
         """The refusal of a request; None if there is room for it."""
         room = 1.0 if request.is_promise else request.room
-        for bound in self._bounds(request, backlog, room, now_ns):
+        for bound in self._bounds(request, backlog, room):
             if (refused := bound.refusal(request)) is not None:
                 return refused
         return None
@@ -48,14 +49,13 @@ class AdmissionLimits:
         A promise has a place of its own, and shares of the queue are a tenant's own matter.
         """
         any_other = Request(uid="", pipeline="", shape=Shape(1, 1), steps=1, arrival_ns=now_ns, tenant="")
-        refused = self.refusal(any_other, backlog, now_ns)
+        refused = self.refusal(any_other, backlog)
         return refused if refused is not None and refused.code is RefusalCode.QUEUE else None
 
-    def _bounds(self, request: Request, backlog: Backlog, room: float, now_ns: int) -> Iterator[_Bound]:
+    def _bounds(self, request: Request, backlog: Backlog, room: float) -> Iterator[_Bound]:
         held, own, num_devices = backlog.held(), backlog.held(request.tenant), len(backlog.devices)
         share = request.tenant_weight / (request.tenant_weight + backlog.rivals_weight(request.tenant))
-        committed_ns = sum(device.free_ns - now_ns for device in backlog.devices)
-        wait_ns = (held.device_ns + committed_ns) // num_devices if num_devices else None
+        wait_ns = (held.device_ns + backlog.taken_ns()) // num_devices if num_devices else None
         yield _Bound(
             used=held.num_jobs,
             own=own.num_jobs,
@@ -70,8 +70,7 @@ class AdmissionLimits:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Bound:
+class _Bound(NamedTuple):
     """A bound, and how much of it all tenants and this tenant use: a number of requests, or a time if `in_time`.
 
     `each_ns` is how long the devices take for one unit.

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from statistics import median
 
 from tilework.core.request import Request, Shape
 
-_MOST_KEYS = 4096
+_MOST_SIZES = 1024
 _REMEMBERED, _FEW = 15, 3
 
-
-_Key = tuple[str, Shape, int, int, str]
-"""Pipeline, shape, steps, range of the number of jobs, and type of deadline: such requests share a correction.
+_Size = tuple[str, Shape, int]
+"""Pipeline, shape and steps: such requests share corrections.
 
 It is coarser than `cost_key`: guidance and previews change the cost, which the prediction knows, but hardly the error
 of the prediction; and a median needs several requests.
 """
+_Ratios = dict[tuple[int, str], deque[float]]
+"""By range of the number of jobs, and by type of deadline."""
 
 
 @dataclass(slots=True)
@@ -26,11 +26,11 @@ class EtaCorrection:
     """Medians of actual over predicted latency, by size, by number of jobs present, and by type of deadline.
 
     Admission predicts that each job takes, in order, the devices that the policy asks for. Policies that widen groups,
-    plan in rounds or let later requests overtake do something else, by factors that depend on little but this key. The
+    plan in rounds or let later requests overtake do something else, by factors that depend on little but this. The
     medians are of the latest few requests: a mean would follow the rare requests that many others have overtaken.
     """
 
-    _seen: OrderedDict[_Key, deque[float]] = field(default_factory=OrderedDict)
+    _seen: OrderedDict[_Size, _Ratios] = field(default_factory=OrderedDict)
 
     def ratio(self, request: Request, num_jobs: int) -> float:
         """The factor for the predicted latency of a request that arrives while `num_jobs` jobs are present.
@@ -38,9 +38,12 @@ class EtaCorrection:
         The type of deadline counts once a few such requests have been seen. Without any request at this number of jobs,
         the next lower range of numbers is used; 1 if there is none.
         """
+        seen = self._seen.get((request.pipeline, request.shape, request.steps))
+        if seen is None:
+            return 1.0
         for load in range(_load(num_jobs), -1, -1):
-            for key, num_needed in zip(_keys(request, load), (_FEW, 1), strict=True):
-                ratios = self._seen.get(key, ())
+            for deadline, num_needed in zip(_deadlines(request), (_FEW, 1), strict=True):
+                ratios = seen.get((load, deadline), ())
                 if len(ratios) >= num_needed:
                     return median(ratios)
         return 1.0
@@ -52,18 +55,18 @@ class EtaCorrection:
         """
         if predicted_ns <= 0 or actual_ns <= 0:
             return
-        for key in _keys(request, _load(num_jobs)):
-            self._seen.setdefault(key, deque(maxlen=_REMEMBERED)).append(actual_ns / predicted_ns)
-            self._seen.move_to_end(key)
-        while len(self._seen) > _MOST_KEYS:
+        size, load = (request.pipeline, request.shape, request.steps), _load(num_jobs)
+        seen = self._seen.setdefault(size, {})
+        self._seen.move_to_end(size)
+        for deadline in _deadlines(request):
+            seen.setdefault((load, deadline), deque(maxlen=_REMEMBERED)).append(actual_ns / predicted_ns)
+        if len(self._seen) > _MOST_SIZES:  # Clients choose the shapes.
             self._seen.popitem(last=False)
 
 
-def _keys(request: Request, load: int) -> Iterator[_Key]:
-    """The key with the type of deadline, and the key for any type."""
-    own = "promise" if request.is_promise else "none" if request.deadline_ns is None else "deadline"
-    for deadline in (own, "any"):
-        yield request.pipeline, request.shape, request.steps, load, deadline
+def _deadlines(request: Request) -> tuple[str, str]:
+    """The type of its deadline, and what stands for any type."""
+    return "promise" if request.is_promise else "none" if request.deadline_ns is None else "deadline", "any"
 
 
 def _load(num_jobs: int) -> int:

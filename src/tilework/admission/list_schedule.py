@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from tilework.core.interfaces import Ahead, Demand
+from tilework.core.interfaces import Demand
 
 FreeTimes = list[int]
 """When the devices of a node are free, ascending."""
@@ -47,6 +47,18 @@ def place(free_ns: FreeTimes, block: Demand, ready_ns: int = 0) -> int:
     return end_ns
 
 
+def end_of_next(free_ns: Sequence[int], block: Demand, ready_ns: int = 0) -> int:
+    """The end that `place` would return; the devices stay as they are.
+
+    `free_ns` may have the first `block.width` devices only.
+    """
+    width = min(block.width, len(free_ns))
+    start_ns = max(free_ns[width - 1], ready_ns)
+    if width > 1:
+        start_ns = max(free_ns[width - 1] - block.before_ns, free_ns[0], ready_ns)
+    return start_ns + block.run_ns
+
+
 def _place_shaped(free_ns: FreeTimes, block: Demand, ready_ns: int) -> int:
     """As `place`, for a block whose first device is taken before and after the others."""
     width = min(block.width, len(free_ns))
@@ -59,30 +71,3 @@ def _place_shaped(free_ns: FreeTimes, block: Demand, ready_ns: int) -> int:
     free_ns[index:index] = [end_ns - block.after_ns] * (width - 1)
     insort(free_ns, end_ns)
     return end_ns
-
-
-def free_after(free_ns: Iterable[int], running: Iterable[tuple[int, Demand]], waiting: Ahead) -> FreeTimes:
-    """When devices are free after the jobs ahead have been placed on them in order. Nodes are ignored.
-
-    `running` are jobs that have devices: when each is ready, and its remaining work. `waiting` are jobs that have none;
-    those of which only the volume is known are poured over the devices like a fluid.
-    """
-    after_ns = sorted(free_ns)
-    for ready_ns, demand in running:
-        place(after_ns, demand, ready_ns)
-    if waiting.volume_ns:
-        after_ns = _pour(after_ns, waiting.volume_ns)
-    for demand in waiting.demands:
-        place(after_ns, demand)
-    return after_ns
-
-
-def _pour(free_ns: FreeTimes, volume_ns: int) -> FreeTimes:
-    """Raise the devices' free times from below by `volume_ns` of work in total."""
-    below_ns = volume_ns  # The volume, plus the free times of the devices that it is poured on.
-    for count, first_ns in enumerate(free_ns, start=1):
-        below_ns += first_ns
-        level_ns = below_ns // count
-        if count == len(free_ns) or level_ns <= free_ns[count]:
-            return [level_ns] * count + free_ns[count:]
-    raise AssertionError("no device to pour work on")

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from tilework.admission.eta import end_after, free_before
-from tilework.admission.list_schedule import FreeTimes
+from tilework.admission.eta import Eta, end_after
+from tilework.admission.free_after import FreeAfterAhead
 from tilework.admission.loads import load_bound_ns
 from tilework.admission.reservation_timeline import nodes_within
 from tilework.admission.reservations import Reservations
@@ -37,6 +37,7 @@ class PromiseQuery:
     pools: Pools
     blocks: Sequence[Demand]
     ends_ns: Sequence[int]
+    eta: Eta
     now_ns: int
 
     @staticmethod
@@ -47,9 +48,10 @@ class PromiseQuery:
         backlog: Backlog,
         *,
         reservations: Reservations,
-        free_ns: Sequence[FreeTimes],
+        eta: Eta,
+        parts: Sequence[FreeAfterAhead],
     ) -> PromiseQuery:
-        """`free_ns` as `free_before` says, for at least one part. Raises UnknownCost."""
+        """`parts` as `eta.free_before` says, at least one. Raises UnknownCost."""
         start = costs.start(request)
         widest = max(map(len, nodes_within(reservations.nodes, costs.pools.within(request.pipeline))))
         degrees = {usable_degree(request, min(degree, widest), costs) for degree in policy.degrees(request, costs)}
@@ -63,7 +65,8 @@ class PromiseQuery:
             reservations=reservations,
             pools=costs.pools,
             blocks=blocks,
-            ends_ns=[end_after(free_ns, block) for block in blocks],
+            ends_ns=[end_after(parts, block) for block in blocks],
+            eta=eta,
             now_ns=reservations.now_ns,
         )
 
@@ -90,7 +93,7 @@ class PromiseQuery:
         for _ in range(_MOST_TRIED):
             due_ns = self.reservations.earliest_ns(block, due_ns, self._within)
             later = replace(self.request, deadline_ns=due_ns)
-            end_ns = end_after(free_before(later, self.policy, self.pools, self.backlog), block)
+            end_ns = end_after(self.eta.free_before(later, self.policy, self.pools, self.backlog), block)
             if end_ns <= due_ns:
                 break
             due_ns = end_ns

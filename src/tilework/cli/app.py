@@ -22,12 +22,12 @@ from tilework.cli.commands import (
     fuzz,
     generate,
     profile,
-    replay,
     serve,
     simulate,
     timeline,
     workload,
 )
+from tilework.cli.commands.checks import replay, verify
 from tilework.cli.console import UserError, console
 from tilework.cli.options.common import examples
 from tilework.cli.options.groups import GroupedCommand
@@ -58,6 +58,7 @@ app.command("profile", epilog=profile.EXAMPLE)(profile.command)
 app.command("quality", epilog=quality.EXAMPLE)(quality.command)
 app.add_typer(cost.app, name="cost")
 app.add_typer(workload.app, name="workload")
+app.command("verify", epilog=verify.EXAMPLE)(verify.command)
 app.command("doctor", epilog=doctor.EXAMPLE)(doctor.command)
 app.command("demo", epilog=demo.EXAMPLE)(demo.command)
 

@@ -65,8 +65,12 @@ class Admit:
         if isinstance(answer, Reject) and answer.code is RefusalCode.UNKNOWN_COST:
             return [answer]
         if isinstance(answer, Reject):
-            run_ns = self._policy.demand(request, self._costs.start(request), self._costs).run_ns
-            answer = Admitted(now_ns + run_ns, answer.reason, EtaPrediction(run_ns, self._tracker.num_jobs(), 1.0))
+            demand = self._policy.demand(chosen, self._costs.start(chosen), self._costs)
+            eta_prediction = EtaPrediction(demand.run_ns, self._tracker.num_jobs(), 1.0)
+            answer = Admitted(now_ns + demand.run_ns, answer.reason, eta_prediction, demand)
+        if position:
+            left = self._costs.start(chosen).itinerary.at[position]
+            answer = replace(answer, demand=self._policy.demand(chosen, left, self._costs))
         job = self._enter(chosen, answer, 0, position)
         self._next_job_id += 1
         self._guard.recheck()
@@ -102,6 +106,7 @@ class Admit:
             delay_ns=delay_ns,
             promised=answer.promised,
             eta_prediction=answer.eta_prediction,
+            demand=answer.demand,
             done=self._costs.start(request).itinerary.at[position],
         )
         self._tracker.add_job(job)

@@ -152,15 +152,18 @@ class Controller:
 
     def occupancy(self, now_ns: int) -> Occupancy:
         """What waits and runs now. Takes time in proportion to the number of open jobs."""
-        return occupancy(self.tracker, now_ns)
+        self.tracker.set_time(now_ns)
+        return occupancy(self.tracker)
 
     def standing_refusal(self, now_ns: int) -> Reject | None:
         """The refusal of every request that asks for no promise, as it stands; None if one may be accepted."""
+        self.tracker.set_time(now_ns)
         return self._rule.limits.standing_refusal(self.tracker, now_ns)
 
     def backlog_ns(self, now_ns: int) -> int:
         """The device time that open jobs still take, as in `occupancy`, whatever their number."""
-        return backlog_ns(self.tracker, now_ns)
+        self.tracker.set_time(now_ns)
+        return backlog_ns(self.tracker)
 
     def _record(self, event: Event, now_ns: int) -> list[Action]:
         match event:

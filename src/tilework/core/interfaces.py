@@ -400,12 +400,14 @@ class Admitted:
     """The request is accepted and expected to finish at `eta_ns`; `why` explains the prediction in words.
 
     `promised` is the reservation with which its deadline is promised, if it is. `eta_prediction` is the prediction
-    before its correction, from which admission learns when the request has finished.
+    before its correction, from which admission learns when the request has finished. `demand` is what is left of it, by
+    the policy.
     """
 
     eta_ns: int
     why: str
     eta_prediction: EtaPrediction
+    demand: Demand
     promised: Block | None = None
 
 
@@ -435,6 +437,28 @@ class Ahead:
 
     volume_ns: int
     demands: Sequence[Demand]
+
+
+class Running(NamedTuple):
+    """A job that has works: its place in the order of service (urgency, job id), when these end, and what is left then.
+
+    One that waits for a CPU slot has none; they have ended now.
+    """
+
+    place: tuple[int, int]
+    ready_ns: int
+    demand: Demand
+
+
+class Moment(NamedTuple):
+    """A state of devices and running jobs: at two equal moments they are the same.
+
+    Both counts only grow. `now_ns` is the time, or None while nothing depends on it.
+    """
+
+    num_job_changes: int
+    num_device_changes: int
+    now_ns: int | None
 
 
 class Backlog(Protocol):
@@ -474,11 +498,19 @@ class Backlog(Protocol):
         Without a job id, before a new job. Of jobs that other devices than those `within` may run, too, their share.
         """
 
-    def running_ahead(
-        self, urgency_ns: int, job_id: int | None = None, within: Within = None
-    ) -> Sequence[tuple[int, Demand]]:
-        """The jobs with works on devices `within` that are served before it, in order: when their works end, and their
-        remaining work.
+    @property
+    def moment(self) -> Moment:
+        """What `free_ns`, `running` and the time of `reserved` jobs' works are as of."""
+
+    def taken_ns(self) -> int:
+        """How long the accelerators are still taken, all together: the sum of their `free_ns`, counted from now."""
+
+    def free_ns(self, within: Within = None) -> list[int]:
+        """When the accelerators `within` are free, ascending; the caller may change the list."""
+
+    def running(self, within: Within = None) -> Sequence[Running]:
+        """The jobs with works on devices `within`, or that wait for a CPU slot, in order of service, if more than their
+        works is left of them.
         """
 
     def reserved(self) -> Sequence[Block]:

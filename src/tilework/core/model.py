@@ -204,8 +204,9 @@ class ModelInfo:
     numbers of steps that the model's sampler can run, ascending. `arguments` are what a request may give beside what
     all models take. `stages` are those of its pipeline's graph. `loras` are the names of the LoRAs that requests may
     use. With `vae_tiling` its autoencoder works in tiles. `decode` is known if a plan can say that a decode needs more
-    memory than there is. Each device that serves it is a `cell` of this number. `caches` are those that a request may
-    ask for.
+    memory than there is. Each device that serves it is a `cell` of this number. `hardware` is the device of the worker
+    that says this, and `threads` how many of a CPU it computes with; empty and 0 if there is no model. `caches` are
+    those that a request may ask for.
     """
 
     name: str
@@ -240,6 +241,8 @@ class ModelInfo:
     vae_tiling: bool = False
     decode: DecodeMemory | None = None
     cell: int = 1
+    hardware: str = ""
+    threads: int = 0
     caches: tuple[CacheKind, ...] = ()
 
     @property

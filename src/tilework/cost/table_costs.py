@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilework.core.component import Component, LoadSource, num_bytes
@@ -58,10 +59,23 @@ class TableCosts:
             for pipeline, named in table.components.items()
             for stage in table.graph(pipeline).stages
         }
+        self._named: defaultdict[Component, list[tuple[str, str]]] = defaultdict(list)
+        for pipeline, named in table.components.items():
+            for name, one in named.items():
+                self._named[one].append((pipeline, name))
+        for pipeline, loras in table.loras.items():
+            for name, lora in loras.items():
+                if lora.component is not None:
+                    self._named[lora.component].append((pipeline, name))
         self._tabled = TabledTimes(table)
         self._activations = Activations(table)
         self._rooms: dict[_Key, bool] = {}
         self.most_bytes = num_bytes(self.all_components) + self._activations.largest
+
+    @property
+    def named_components(self) -> Mapping[Component, Sequence[tuple[str, str]]]:
+        """For each component the pipelines that use it, each with its name there; LoRAs by theirs."""
+        return self._named
 
     def serve(self, part: CostTable) -> None:
         """Take what a table says of its pipelines, in the place of what was known of them.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TextIO
 
@@ -18,7 +18,7 @@ from tilework.control.log import header_line
 from tilework.control.watchdog import WatchdogConfig
 from tilework.core.actions import Reject
 from tilework.core.checkpoint import Checkpoint, CheckpointKeeper
-from tilework.core.component import Component
+from tilework.core.component import Component, Memory
 from tilework.core.events import (
     Cancelled,
     ComponentsRead,
@@ -49,7 +49,7 @@ from tilework.runtime.log_file import LogFile
 from tilework.runtime.models.catalog import Catalog
 from tilework.runtime.models.costs import CostCache
 from tilework.runtime.models.measuring import Measuring, name_refused, with_weights
-from tilework.runtime.observer import Observer, Usage
+from tilework.runtime.observer import HeldComponent, Holding, Observer, Usage
 from tilework.runtime.request_table import RequestTable
 from tilework.runtime.ticket import Ticket, Wanted
 from tilework.runtime.work_dispatcher import WorkDispatcher
@@ -147,6 +147,7 @@ class Engine:
         self.on_loading(0)
         loaded = await self._executor.start(self)
         self.models = infos = {one.info.name: one.info for one in loaded}
+        self._weights = tuple((one.info.name, name, size) for one in loaded for name, size in one.weights.items())
         name_refused(loaded)
         measuring = Measuring(
             executor=self._executor, cache=self._config.cache, exact=self._config.exact, show=self._show
@@ -258,6 +259,45 @@ class Engine:
             weights_free_bytes={device_id: size for device_id, size in free.items() if size is not None},
             placements=policy.placement_status(now_ns) if isinstance(policy, PlacesStages) else (),
         )
+
+    def holdings(self) -> tuple[Holding, ...]:
+        """The devices that are up and what weights they have, accelerators first."""
+        tracker = self._controller.tracker
+        return tuple(
+            Holding(
+                device_id=device.device_id,
+                node=device.node,
+                kind=device.kind,
+                total_bytes=device.memory.total_bytes,
+                free_bytes=device.memory.free_bytes,
+                used_bytes=self._dispatcher.memory_bytes.get(device.device_id),
+                components=self._held(device.device_id, device.memory),
+            )
+            for device in (*tracker.devices, *tracker.slots)
+        )
+
+    def _held(self, device_id: int, memory: Memory) -> tuple[HeldComponent, ...]:
+        """Those of models that an accelerator serves: all of them, if nothing is loaded on demand."""
+        named, pools = self._controller.costs.named_components, self._controller.costs.pools
+        if device_id >= self._executor.num_devices:
+            return ()
+        if memory.total_bytes is None:
+            return tuple(
+                HeldComponent(models=(model,), name=name, num_bytes=num_bytes)
+                for model, name, num_bytes in self._weights
+                if pools.serves(device_id, model)
+            )
+        held = []
+        for one in memory.components:
+            users = [(model, name) for model, name in named.get(one, ()) if pools.serves(device_id, model)]
+            if users:
+                models = tuple(model for model, _ in users)
+                held.append(HeldComponent(models=models, name=users[0][1], num_bytes=one.num_bytes))
+        return tuple(held)
+
+    def open_tickets(self) -> Iterator[Ticket]:
+        """Those of requests that have not ended, in the order of their arrival."""
+        return (entry.ticket for entry in self._requests)
 
     def standing_refusal(self) -> Reject | None:
         """The refusal of every request that asks for no promise; None if one may be accepted. It takes microseconds."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tilework.control.driver.result import Ending
 from tilework.core.component import LoadSource
+from tilework.core.graph.stage import DeviceKind
 from tilework.core.interfaces import PlacementStatus
 from tilework.core.request import RefusalCode, Request
 from tilework.core.wire.reports import KeptStates
@@ -57,6 +58,35 @@ class Usage:
     encode_cache: CacheUsage = field(default_factory=CacheUsage)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldComponent:
+    """Weights on a device: `name` is what the stages of the first of `models` call them, or that of a LoRA.
+
+    All these models use them.
+    """
+
+    models: tuple[str, ...]
+    name: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """A device that is up, and the weights that it has when its works have ended, the least recently used first.
+
+    `total_bytes` is its memory for weights; None: no limit.
+    `used_bytes` is the accelerator memory in use, by any process, at the end of its latest work, if that is known.
+    """
+
+    device_id: int
+    node: int
+    kind: DeviceKind
+    total_bytes: int | None
+    free_bytes: int | None
+    used_bytes: int | None
+    components: tuple[HeldComponent, ...]
+
+
 class Observer:
     """Receives the events of an engine, on its event loop. It must neither block nor raise. This base ignores them."""
 
@@ -67,6 +97,9 @@ class Observer:
 
     def on_ended(self, ticket: Ticket, outcome: Outcome) -> None:
         """An accepted request has ended. Called once per request."""
+
+    def on_work_sent(self, work: Work, requests: tuple[Request, ...], predicted_ns: int, now_ns: int) -> None:
+        """A work was sent to its devices, where it begins after those that they have. `on_work_ended` follows."""
 
     def on_work_ended(self, ended: EndedWork) -> None: ...
 
@@ -96,3 +129,21 @@ class Observer:
     def on_joined(self, device_id: int, now_ns: int) -> None: ...
 
     def on_lost(self, device_id: int) -> None: ...
+
+
+class Observers(Observer):
+    """Passes each event on to those of several observers that do something with it, in their order."""
+
+    def __init__(self, *observers: Observer) -> None:
+        for name in [name for name in vars(Observer) if name.startswith("on_")]:
+            given = [getattr(one, name) for one in observers if getattr(type(one), name) is not getattr(Observer, name)]
+            if given:  # A call of one costs nothing more than without this class.
+                setattr(self, name, given[0] if len(given) == 1 else _each(given))
+
+
+def _each(callbacks: Sequence[Callable[..., None]]) -> Callable[..., None]:
+    def call(*args: object) -> None:
+        for callback in callbacks:
+            callback(*args)
+
+    return call

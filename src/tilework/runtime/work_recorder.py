@@ -63,6 +63,7 @@ class WorkRecorder:
         requests = tuple(self._requests[job_id].ticket.request for job_id in work.job_ids)
         predicted_ns = self._costs.work_ns(work.stage, requests, len(work.devices), work.num_steps)
         self._begun[work.work_id] = _Begun(requests, predicted_ns)
+        self.observer.on_work_sent(work, requests, predicted_ns, time.monotonic_ns() - self._origin_ns)
 
     def progress(self, work: Work | None, members: Collection[int], steps_done: int) -> None:
         """Record a finished step. `members` are the jobs that the work still belongs to."""

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal, get_args, get_origin
 from urllib.parse import urlsplit
 
 from annotated_types import Ge, Le
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from tilework.control.controller import ControllerConfig
 from tilework.core.cache import DEFAULT_THRESHOLD, MAX_THRESHOLD, CacheName
 from tilework.core.time import s_from_ns
 from tilework.server.default_slo import DefaultSlo
+from tilework.server.webhooks.notice import secret_bytes
 
 PREFIX = "TILEWORK_"
+SECRETS = frozenset({"api_key", "admin_key", "webhook_secret"})
+"""Settings that are not shown."""
 OPTION, ENVIRONMENT, FILE, DEFAULT = "option", "environment", "file", "default"
 """Where a setting is from."""
+MODEL_NAME = r"^[A-Za-z0-9_./-]{1,128}$"
+MIN_SECRET_BYTES = 16
 _YEAR_S = 366 * 86400.0
 
 Seconds = Annotated[float, Field(ge=0, le=86400.0, allow_inf_nan=False)]
@@ -42,20 +48,28 @@ class ServerConfig(BaseSettings):
     of all tenants may wait or run at a time, and `max_backlog_s` how long the devices may need for them when another
     comes in (see `admission.admission_limits`). `max_input_bytes` is for a body with pictures, `max_picture_bytes` for
     one file, `max_input_pixels` for all pictures of a call, and `input_bytes` for the memory of all calls' pictures.
+    `served_model_name` is what clients call the first model, one name or several by commas. `allow_origin` are the
+    origins of pages that may call the server, by commas, or "*" for all. `webhook_origins` are those of servers that
+    calls may have told of their end, and `webhook_secret` is that with which this is signed (see `webhooks.notice`).
     `set_name` is what others call this server, and `registry` the address at which it finds them (see `server.sets`);
     its node manager moves nodes by windows of `set_window_s`, to sets that are busy for more than `set_threshold`.
     `video_codec` is how videos are compressed (see `core.wire.spec.VideoCodec`).
     `encode_cache_bytes` is for what was encoded of earlier requests (see `runtime.encode_cache`).
     `max_batch` is how many share a forward pass at most; `exact` makes all requests exact (see `core.request.Request`).
+    With `metadata` PNG files say what they were drawn from and how (see `calls.provenance`).
+    `safety_filter` names code that looks at prompts and pictures (see `server.safety_filter`).
+    `traces` is the URL of a collector of OpenTelemetry (see `server.traces`).
+    With `strict` a field that means nothing here is refused, not ignored.
     `cache` and `cache_threshold` are for requests that are not exact and give none (see `core.cache`).
     `reconnect_s` is how long a call with an idempotency key goes
     on after its client has gone. `read_timeout_s` is for a whole request head, and for a whole body; `send_timeout_s`
     is after how long a client that takes too little of an answer is cut off (how little is in `protocol`). `durable` is
-    a directory that keeps accepted calls when the server ends (see `store.durable`). `results` are addresses of Redis
-    servers for pictures, by commas (see `store.redis_results`). `max_records` and `record_bytes`
-    bound what is remembered of calls that have ended. `drain_s` is how long a stop waits for open calls and for answers
-    under way. `frontends` is how many processes take HTTP (see `server.frontends`); with 0 the controller's own does.
-    `max_connections` are divided among them.
+    a directory that keeps accepted calls when the server ends (see `store.durable`), and files of batches, of
+    `batch_bytes` in all (see `batches`). `results` are addresses of Redis servers for pictures, by commas, or a bucket
+    of S3 (see `store.redis_results`, `store.s3_results`). `max_records` and `record_bytes` bound what is remembered of
+    calls that have ended. `drain_s` is how long a stop waits for open calls and for answers under way. `frontends` is
+    how many processes take HTTP (see `server.frontends`); with 0 the controller's own does. `max_connections` are
+    divided among them.
 
     Raises:
         ValidationError: a value has the wrong type or is out of its range.
@@ -72,6 +86,11 @@ class ServerConfig(BaseSettings):
     durable: str | None = None
     results: str | None = None
     public_url: str | None = None
+    served_model_name: str | None = None
+    allow_origin: str | None = None
+    webhook_origins: str | None = None
+    webhook_secret: str | None = Field(None, repr=False)
+    traces: str | None = None
     set_name: str = Field("default", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     registry: str | None = None
     set_window_s: LongSeconds = 300.0
@@ -93,11 +112,15 @@ class ServerConfig(BaseSettings):
     max_backlog_s: LongSeconds = s_from_ns(ControllerConfig().max_backlog_ns)
     max_batch: int = Field(ControllerConfig().max_batch, ge=1, le=1024)
     exact: bool = False
+    strict: bool = False
+    metadata: bool = True
+    safety_filter: str | None = None
     cache: CacheName = "off"
     cache_threshold: float = Field(DEFAULT_THRESHOLD, ge=0, le=MAX_THRESHOLD, allow_inf_nan=False)
     encode_cache_bytes: int = Field(256 << 20, ge=0, le=1 << 50)
     result_ttl_s: LongSeconds = 3600.0
     result_bytes: int = Field(512 << 20, ge=1, le=1 << 50)
+    batch_bytes: int = Field(4 << 30, ge=1024, le=1 << 50)
     max_records: int = Field(10_000, ge=1, le=1 << 30)
     record_bytes: int = Field(64 << 20, ge=1024, le=1 << 50)
     encode_threads: int = Field(2, ge=1, le=64)
@@ -113,6 +136,18 @@ class ServerConfig(BaseSettings):
     @property
     def api_keys(self) -> tuple[bytes, ...]:
         return _keys(self.api_key)
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        return _listed(self.served_model_name)
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        return _listed(self.allow_origin)
+
+    @property
+    def webhook_hosts(self) -> tuple[str, ...]:
+        return _listed(self.webhook_origins)
 
     @property
     def usual_slo(self) -> DefaultSlo | None:
@@ -134,7 +169,9 @@ class ServerConfig(BaseSettings):
         return (init_settings,)
 
     @field_validator(
-        "api_key", "admin_key", "tenants", "models", "durable", "public_url", "default_slo", "registry", mode="before"
+        *("api_key", "admin_key", "tenants", "models", "durable", "public_url", "default_slo", "registry"),
+        *("traces", "safety_filter", "served_model_name", "allow_origin", "webhook_origins", "webhook_secret"),
+        mode="before",
     )
     @classmethod
     def _empty_is_unset(cls, value: object) -> object:
@@ -147,13 +184,47 @@ class ServerConfig(BaseSettings):
             raise ValueError("give an address such as 127.0.0.1, or 0.0.0.0 for all")
         return host
 
-    @field_validator("public_url")
+    @field_validator("public_url", "traces")
     @classmethod
     def _check_url(cls, url: str | None) -> str | None:
         parts = urlsplit(url or "http://unset")
         if parts.scheme not in ("http", "https") or not parts.netloc or parts.query or parts.fragment:
             raise ValueError("give a base URL such as https://images.example.org")
         return url
+
+    @field_validator("served_model_name")
+    @classmethod
+    def _check_names(cls, text: str | None) -> str | None:
+        if text is not None and not all(re.fullmatch(MODEL_NAME, name) for name in _listed(text) or ("",)):
+            raise ValueError("give one name or several by commas, of letters, digits and _ . / - (at most 128 each)")
+        return text
+
+    @field_validator("allow_origin")
+    @classmethod
+    def _check_origins(cls, text: str | None) -> str | None:
+        if text not in (None, "*") and not all(map(_is_origin, _listed(text) or ("",))):
+            raise ValueError('give origins such as https://example.org, several by commas, or "*" for all')
+        return text
+
+    @field_validator("webhook_origins")
+    @classmethod
+    def _check_webhooks(cls, text: str | None) -> str | None:
+        if text is not None and not all(map(_is_origin, _listed(text) or ("",))):
+            raise ValueError("give origins such as https://example.org, several by commas")
+        return text
+
+    @field_validator("webhook_secret")
+    @classmethod
+    def _check_secret(cls, secret: str | None) -> str | None:
+        if secret is not None and len(secret_bytes(secret)) < MIN_SECRET_BYTES:
+            raise ValueError(f'give a text of at least {MIN_SECRET_BYTES} characters, or "whsec_" and base64')
+        return secret
+
+    @model_validator(mode="after")
+    def _check_both(self) -> ServerConfig:
+        if self.webhook_origins is not None and self.webhook_secret is None:
+            raise ValueError("webhook_origins is set, and webhook_secret is not: set TILEWORK_WEBHOOK_SECRET as well")
+        return self
 
     @field_validator("default_slo")
     @classmethod
@@ -171,8 +242,17 @@ class ServerConfig(BaseSettings):
         return api_key
 
 
+def _listed(text: str | None) -> tuple[str, ...]:
+    return tuple(one.strip() for one in (text or "").split(",") if one.strip())
+
+
 def _keys(text: str | None) -> tuple[bytes, ...]:
-    return tuple(key.strip().encode() for key in (text or "").split(",") if key.strip())
+    return tuple(key.encode() for key in _listed(text))
+
+
+def _is_origin(text: str) -> bool:
+    """Whether it is a scheme and a host, maybe with a port, as a browser sends it."""
+    return re.fullmatch(r"https?://[^/?#@\s]+", text) is not None
 
 
 class _FromEnvironment(ServerConfig):
@@ -217,6 +297,8 @@ def load_config(
         return ServerConfig(**dict(_FromEnvironment(**given)))
     except ValidationError as error:
         first = error.errors()[0]
+        if not first["loc"]:
+            raise ConfigError(f"{first['ctx']['error']}.") from None
         name = str(first["loc"][0])
         shown = {ENVIRONMENT: PREFIX + name.upper(), FILE: f"{name} (in the file of settings)"}
         raise ConfigError(_wrong_value(name, first, shown.get(sources[name], name))) from None
@@ -237,7 +319,7 @@ def _check_known(name: str, known: Collection[str], candidates: list[str]) -> No
 
 def _wrong_value(name: str, error: Any, shown: str) -> str:
     """What is wrong with a setting; `shown` is its name as it was given."""
-    value = "" if name in ("api_key", "admin_key") else f" = {error['input']!r}"
+    value = "" if name in SECRETS else f" = {error['input']!r}"
     if error["type"] == "string_pattern_mismatch":
         return f"{shown}{value} cannot be used; give up to 64 letters, digits, dots, dashes and underscores."
     if error["type"] == "value_error":

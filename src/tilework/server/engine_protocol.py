@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from tilework.core.actions import Reject
@@ -10,7 +10,7 @@ from tilework.core.checkpoint import Checkpoint
 from tilework.core.model import LoraSource, ModelInfo, NewModel
 from tilework.core.request import DEFAULT_TERMS, Terms
 from tilework.core.wire.spec import Spec
-from tilework.runtime.observer import Observer, Usage
+from tilework.runtime.observer import Holding, Observer, Usage
 from tilework.runtime.ticket import Ticket, Wanted
 
 
@@ -112,6 +112,12 @@ class Engine(Protocol):
 
     def usage(self) -> Usage:
         """What it holds, right now."""
+
+    def holdings(self) -> Sequence[Holding]:
+        """The devices that are up, with the weights that they have."""
+
+    def open_tickets(self) -> Iterator[Ticket]:
+        """Those of requests that have not ended, in the order of their arrival."""
 
     def observe(self, observer: Observer) -> None:
         """Report events to this observer, instead of the one before, from now on."""

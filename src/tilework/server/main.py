@@ -27,6 +27,7 @@ from tilework.server.garbage import give_back_large_blocks, rare_collections, sw
 from tilework.server.http.server import HttpServer, bind
 from tilework.server.sets import NodePlaces
 from tilework.server.standing_answer import standing_answer
+from tilework.server.webhooks.sender import WebhookSender
 from tilework.store.durable import DurableDirectory
 from tilework.store.results import ResultStore
 
@@ -87,7 +88,8 @@ async def serve(
 
     Raises:
         AddressInUse: the address cannot be listened on.
-        ConfigError: the file of tenants, the address of the results or that of the registry cannot be used.
+        ConfigError: the file of tenants, the address of the results or that of the registry cannot be used, or a name
+            of the first model is one of another.
         JournalUnusable: the directory has open calls of another model, or was written by another version.
         OSError: results cannot be kept.
     """
@@ -101,16 +103,15 @@ async def serve(
     http = _http(app, listener, config, engine)
     loop = asyncio.get_running_loop()
     deadline_s = loop.time()  # Of a stop, on the loop's clock; it moves when one is asked for.
-    async with _held(signals, listener, store, app.state.sets.run(_url(config, listener))):
+    webhooks: WebhookSender = app.state.webhooks.sender
+    async with _held(app, signals, listener, store, app.state.sets.run(_url(config, listener))):
         serving = asyncio.create_task(http.listen())
         try:
             await _first(serving, http.listening.wait())
             if not serving.done() and await _unless(signals.stop, engine.start()):
                 tidying = [] if journal is None else [journal.keep_tidy()]
                 with rare_collections(), _beside(sweep(lambda: http.num_closed), *tidying):
-                    if journal is not None:
-                        readiness.num_restored = restore(engine, journal, app.state.submitter)
-                    readiness.has_started = True
+                    _begin(app, engine, config, readiness, journal)
                     on_ready(_url(config, listener))
                     await _first(serving, signals.stop.wait())
                     deadline_s = loop.time() + config.drain_s
@@ -118,11 +119,24 @@ async def serve(
                     engine.drain()
                     if call_registry.is_busy:
                         on_progress(f"draining: {readiness.stop_waits_for()}; Ctrl-C again stops at once")
-                    await _until_drained(drained(call_registry, store, engine.now_ns), signals, deadline_s)
+                    await _until_drained(drained(call_registry, store, webhooks, engine.now_ns), signals, deadline_s)
         finally:
             call_registry.leave()
             await engine.stop()
-            await _close(http, serving, signals, deadline_s)
+            await _close(app, http, serving, signals, deadline_s)
+
+
+def _begin(
+    app: FastAPI, engine: Engine, config: ServerConfig, readiness: Readiness, journal: DurableJournal | None
+) -> None:
+    """Take over what the previous start has left, and calls from now on."""
+    app.state.images.models.check()
+    if journal is not None:
+        readiness.num_restored = restore(engine, journal, app.state.submitter)
+        if config.webhook_hosts:
+            app.state.webhooks.resume()
+    readiness.has_started = True
+    app.state.batches.resume()
 
 
 def _http(app: FastAPI, listener: socket.socket, config: ServerConfig, engine: Engine) -> Http:
@@ -134,8 +148,9 @@ def _http(app: FastAPI, listener: socket.socket, config: ServerConfig, engine: E
         listener,
         config,
         config.frontends,
-        # A refusal may name another set, of those that serve the call's model: the controller's to say.
-        standing=partial(standing_answer, engine) if config.registry is None else lambda: None,
+        # A refusal may name another set, of those that serve the call's model, and is to be read by pages of other
+        # origins: the controller's to say.
+        standing=partial(standing_answer, engine) if config.registry is None and not config.origins else lambda: None,
         on_answered=submitter.metrics.count_refused_at_front_ends,
     )
 
@@ -165,8 +180,11 @@ async def _until_drained(draining: Coroutine[object, object, None], signals: Sto
         task.cancel()
 
 
-async def _close(http: Http, serving: asyncio.Task[None], signals: StopSignals, deadline_s: float) -> None:
+async def _close(
+    app: FastAPI, http: Http, serving: asyncio.Task[None], signals: StopSignals, deadline_s: float
+) -> None:
     """Stop listening and let answers that are under way reach their clients, but not for ever."""
+    app.state.watchers.close()
     http.close()
     await _first(serving, signals.hurry.wait(), deadline_s)
     await asyncio.wait({serving}, timeout=CLOSE_S)
@@ -176,7 +194,11 @@ async def _close(http: Http, serving: asyncio.Task[None], signals: StopSignals, 
 
 @asynccontextmanager
 async def _held(
-    signals: StopSignals, listener: socket.socket, store: ResultStore, chore: Coroutine[object, object, None]
+    app: FastAPI,
+    signals: StopSignals,
+    listener: socket.socket,
+    store: ResultStore,
+    chore: Coroutine[object, object, None],
 ) -> AsyncIterator[None]:
     """What a server holds from its start to its end, and does beside. Raises OSError if results cannot be kept."""
     with _handled(signals), listener, _beside(chore):
@@ -184,7 +206,8 @@ async def _held(
         try:
             yield
         finally:
-            await store.close()
+            for one in (app.state.batches, app.state.webhooks.sender, store):
+                await one.close()
 
 
 def _url(config: ServerConfig, listener: socket.socket) -> str:

@@ -10,11 +10,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from tilework.core.pools import is_devices, unknown_device
-from tilework.server.config import ConfigError
+from tilework.server.config import MODEL_NAME, ConfigError
 from tilework.server.default_slo import WANTED, DefaultSlo, DefaultSloField
 from tilework.server.toml_file import KEY, place, read_toml
 
-MODEL_NAME = r"^[A-Za-z0-9_./-]{1,128}$"
 _Name = Annotated[str, Field(pattern=MODEL_NAME)]
 _WANTED = {
     "path": 'a diffusers directory or a hub id, path = "./sdxl"',

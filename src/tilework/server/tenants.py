@@ -23,7 +23,8 @@ MAX_OPEN = 1_000_000
 class Tenant:
     """Clients that share a name.
 
-    `classes` are those it may ask for (None: all), `max_open` is how many of its images may be open. One that
+    `classes` are those it may ask for (None: all), `max_open` is how many of its images may be open, and
+    `requests_per_minute` how many calls for pictures each of its keys may make. One that
     `is_admin` may change what is served. `default_slo` is the deadline of requests that give none.
     """
 
@@ -31,6 +32,7 @@ class Tenant:
     weight: float = 1.0
     classes: tuple[str, ...] | None = None
     max_open: int | None = None
+    requests_per_minute: int | None = None
     keys: tuple[bytes, ...] = field(default=(), repr=False)
     is_admin: bool = False
     default_slo: DefaultSlo | None = None
@@ -106,6 +108,7 @@ _WANTED = {
     "admin": "true or false",
     "default_slo": WANTED,
     "max_open": f"a whole number from 1 to {MAX_OPEN}",
+    "requests_per_minute": f"a whole number from 1 to {MAX_OPEN}",
 }
 
 
@@ -120,6 +123,7 @@ class _Tenant(_Table):
     weight: _Weight = 1.0
     classes: list[str] | None = Field(None, min_length=1)
     max_open: int | None = Field(None, ge=1, le=MAX_OPEN)
+    requests_per_minute: int | None = Field(None, ge=1, le=MAX_OPEN)
     admin: bool = False
     default_slo: DefaultSloField = None
 
@@ -193,6 +197,7 @@ def _tenant(name: str, row: _Tenant, classes: Mapping[str, float]) -> Tenant:
         weight=row.weight,
         classes=None if row.classes is None else tuple(row.classes),
         max_open=row.max_open,
+        requests_per_minute=row.requests_per_minute,
         keys=tuple(key.encode() for key in row.keys),
         is_admin=row.admin,
         default_slo=row.default_slo,

@@ -146,6 +146,11 @@ class Journal:
                 connection.execute("INSERT INTO record (uid, has_key, document) VALUES (?, ?, ?)", values)
         self._owed.clear()
 
+    def change(self, uid: str, document: bytes) -> None:
+        """Replace the record of an ended call. Raises NotWritten."""
+        with self._transaction() as connection:
+            connection.execute("UPDATE record SET document = ? WHERE uid = ?", (document, uid))
+
     def forget(self, uid: str) -> None:
         """Delete an open call without a record. Raises NotWritten."""
         with self._transaction() as connection:

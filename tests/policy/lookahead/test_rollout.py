@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 from unittest.mock import patch
 
@@ -10,20 +11,21 @@ from hypothesis import strategies as st
 
 from tilework.core.time import NS_PER_MS as MS
 from tilework.policy.lookahead import rollout
-from tilework.policy.lookahead.allocation import RemainingJob, allocate
+from tilework.policy.lookahead.allocation import Allocation, allocate
 from tilework.policy.lookahead.forecast import Claim, JobForecast
 from tilework.policy.lookahead.rollout import simulate_ahead
+from tilework.policy.lookahead.step_sharing import ServiceOrder
 from tilework.policy.toolkit.demand import Speed
 
 SPEEDS = tuple(Speed(degree, step_ms * MS) for degree, step_ms in ((1, 101), (2, 61), (4, 43), (8, 37)))
 
 
 @st.composite
-def forecasts(draw: st.DrawFn) -> list[JobForecast]:
+def forecasts(draw: st.DrawFn, most: int = 9) -> list[JobForecast]:
     """Jobs of one node in order of service. Those that run now hold their devices, of which there are eight."""
     jobs, num_free = [], 8
     claims = st.sampled_from([Claim.FEASIBLE] * 3 + [Claim.OVERDUE] * 2 + [Claim.PINNED, Claim.BEST_EFFORT, Claim.HELD])
-    for job_id, claim in enumerate(sorted(draw(st.lists(claims, min_size=2, max_size=9)))):
+    for job_id, claim in enumerate(sorted(draw(st.lists(claims, min_size=2, max_size=most)))):
         ranks = [rank for rank, speed in enumerate(SPEEDS) if speed.degree <= num_free]
         rank = draw(st.sampled_from([-1, *ranks]))
         num_free -= SPEEDS[rank].degree if rank >= 0 else 0
@@ -48,9 +50,8 @@ def forecasts(draw: st.DrawFn) -> list[JobForecast]:
     return sorted(jobs, key=JobForecast.place)
 
 
-def _to_the_end(*args: object) -> tuple[list[RemainingJob], bool]:
-    running, _ = allocate(*args)  # type: ignore[arg-type]
-    return running, False
+def _to_the_end(*args: object) -> Allocation:
+    return allocate(*args)._replace(is_safe=False)  # type: ignore[arg-type]
 
 
 @settings(max_examples=300)
@@ -59,6 +60,26 @@ def test_ending_early_changes_nothing(jobs: list[JobForecast]) -> None:
     early = simulate_ahead(jobs, 8, 0)
     with patch.object(rollout, "allocate", _to_the_end):
         assert simulate_ahead(jobs, 8, 0) == early
+
+
+@settings(max_examples=100)
+@given(forecasts(most=16), st.integers(1, 12))
+def test_one_more_job_after_all_others_is_as_if_it_had_been_there_from_the_start(
+    jobs: list[JobForecast], num_last: int
+) -> None:
+    """One after another, as requests come that wait behind all others; until one would make a job late."""
+    known = [job for job in jobs if job.claim <= Claim.FEASIBLE]
+    num_last = min(num_last, sum(job.claim is Claim.FEASIBLE for job in known))
+    first = known[: len(known) - num_last]
+    order = ServiceOrder(first, first, 8, 0)
+    for job in known[len(first) :]:
+        if order.has_late:
+            break
+        order = order.with_last(replace(job, rank=-1, hold_ns=0.0))
+        expected = simulate_ahead(order.order, 8, 0)
+        assert order.has_late == (expected.late is not None)
+        if job.job_id % 2 and not order.has_late:
+            assert order.result == expected
 
 
 def job(claim: Claim = Claim.FEASIBLE, steps: float = 10, due_ms: float = inf, **more: float) -> JobForecast:
@@ -95,7 +116,7 @@ def test_devices_that_are_held_to_the_end_of_a_step_may_make_a_job_late() -> Non
 def test_a_rollout_without_contention_ends_after_the_first_end() -> None:
     calls = []
 
-    def counted(*args: object) -> tuple[list[RemainingJob], bool]:
+    def counted(*args: object) -> Allocation:
         calls.append(args)
         return allocate(*args)  # type: ignore[arg-type]
 

@@ -170,6 +170,6 @@ def test_a_decode_that_waits_gets_as_many_devices_as_make_it_on_time(slo_s: floa
 def test_devices_that_no_job_needs_widen_a_decode_that_waits() -> None:
     found, _ = waiting_to_decode(5.0)
     remaining = RemainingJob(found, 0, 0.0, 0.0, found.tail_ns)
-    (running,), _ = allocate([], [remaining], [], 8, 0.0)
+    (running,), _, _ = allocate([], [remaining], [], 8, 0.0)
     assert running.degree == 4
     assert running.run_ns() / NS_PER_S == pytest.approx(1.9)

@@ -25,7 +25,6 @@ MODEL = "model"
 """The key of the models that are named without an option."""
 _GROUPS = (ModelGroup, DeviceGroup, NodeGroup, SchedulingGroup, ServerGroup, LogGroup)
 _ITSELF = ("config", "show_config", "help")
-_SECRETS = ("api_key", "admin_key")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +90,11 @@ def all_settings(ctx: typer.Context, server: Mapping[str, tuple[object, str]]) -
     for key, parameter in _parameters(ctx).items():
         found = ctx.get_parameter_source(parameter.name)
         yield Setting(name=key, value=ctx.params[parameter.name], source=_SOURCES[found.name if found else "DEFAULT"])
+    from tilework.server.config import SECRETS
+
     for name, (value, source) in server.items():
         if name not in _parameters(ctx):
-            is_secret = value is not None and (name in _SECRETS or "@" in str(value))  # As in redis://:KEY@HOST.
+            is_secret = value is not None and (name in SECRETS or "@" in str(value))  # As in redis://:KEY@HOST.
             yield Setting(name=name, value="(not shown)" if is_secret else value, source=source)
 
 

@@ -207,6 +207,32 @@ class ServerGroup:
         str | None,
         typer.Option(help="Ask clients for this key. Better set TILEWORK_API_KEY, which no list of processes shows."),
     ] = None
+    served_model_name: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME[,NAME]", help="What clients call the first model, instead of its own name; as of vLLM."
+        ),
+    ] = None
+    allow_origin: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ORIGIN[,ORIGIN]",
+            help='Let pages of these origins call the server, as https://example.org; "*" for all.',
+        ),
+    ] = None
+    webhook_origins: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ORIGIN[,ORIGIN]",
+            help="Tell servers at these origins of the ends of calls that name them; needs TILEWORK_WEBHOOK_SECRET.",
+        ),
+    ] = None
+    traces: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="Send a trace of each call to a collector of OpenTelemetry, such as http://HOST:4318."
+        ),
+    ] = None
     tenants: Annotated[
         Path | None, typer.Option(help="TOML file of tenants: their keys, weights and limits (docs/serving.md).")
     ] = None
@@ -223,6 +249,24 @@ class ServerGroup:
         typer.Option(
             "--exact",
             help="Draw every picture on one device and alone: it is the stock pipeline's bit for bit under any load.",
+        ),
+    ] = None
+    strict: Annotated[
+        bool | None,
+        typer.Option("--strict", help="Refuse fields of calls that mean nothing here; default: warn of them."),
+    ] = None
+    metadata: Annotated[
+        bool | None,
+        typer.Option(
+            "--metadata/--no-metadata",
+            help="Write prompt, seed and settings into PNG files, for other tools and `tilework verify`; default: on.",
+        ),
+    ] = None
+    safety_filter: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:NAME",
+            help="Code of yours that looks at prompts before they are drawn, and at pictures before anyone sees them.",
         ),
     ] = None
     cache: Annotated[
@@ -256,7 +300,8 @@ class ServerGroup:
         str | None,
         typer.Option(
             metavar="URL[,URL]",
-            help="Keep pictures and videos in Redis, redis://HOST:PORT, and look for them on its replicas, too.",
+            help="Keep pictures and videos in Redis, redis://HOST:PORT, and look for them on its replicas, too; or in "
+            "a bucket, s3://BUCKET?endpoint=URL.",
         ),
     ] = None
     set_name: Annotated[

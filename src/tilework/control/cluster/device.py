@@ -47,6 +47,9 @@ class Device:
     end now at the earliest, however late it is; `now` is shared by all devices. One that `is_cordoned` gets no further
     works. `memory` is as of the end of its works and `loads`. Loads that works wait for are part of the time of the
     first of these works. The others go on while the device has no works.
+
+    `head_ns` is when the running work is predicted to end, as of the last change, and `queued_ns` how long the works
+    after it take. A device whose works or loads change puts itself into `changed`, which devices may share.
     """
 
     device_id: int
@@ -60,9 +63,10 @@ class Device:
     residents: dict[int, Job] = field(default_factory=dict)
     num_changes: int = 0
     is_cordoned: bool = False
-    _head_ns: int = 0  # Predicted end of the running work, as of the last change.
+    changed: dict[int, Device] = field(default_factory=dict)
+    head_ns: int = 0
+    queued_ns: int = 0
     _runs_ns: list[int] = field(default_factory=list)  # Predicted time of each work after the work before it.
-    _queued_ns: int = 0  # The sum of `_runs_ns` without the running work.
     _loads_as_of_ns: int = 0  # As of when `left_ns` of its loads are.
 
     @property
@@ -72,7 +76,10 @@ class Device:
     @property
     def idle_ns(self) -> int:
         """Predicted end of its works. It may load then what none of them needs."""
-        return max(self._head_ns, self.now.ns) + self._queued_ns if self.works else self.now.ns
+        return max(self.head_ns, self.now.ns) + self.queued_ns if self.works else self.now.ns
+
+    def note_change(self) -> None:
+        self.changed[self.device_id] = self
 
     # Loads.
 
@@ -105,6 +112,7 @@ class Device:
 
     def add_load(self, load: PendingLoad) -> None:
         self._advance_loads()
+        self.note_change()
         self.loads[load.load_id] = load
 
     def end_load(self, load_id: int) -> PendingLoad | None:
@@ -113,11 +121,13 @@ class Device:
         load = self.loads.pop(load_id, None)
         if load is not None and load.work_id == NO_WORK:
             self.num_changes += 1
+        self.note_change()
         return load
 
     def await_loads(self, work_id: int, wanted: Sequence[Component]) -> None:
         """Let a work wait for the loads with something that it needs, as far as no other does."""
         self._advance_loads()
+        self.note_change()
         for load in self.loads.values():
             if load.work_id == NO_WORK and not set(wanted).isdisjoint(load.components):
                 load.work_id = work_id
@@ -125,6 +135,7 @@ class Device:
     def leave_out(self, dropped: Sequence[Component]) -> None:
         """Take out of the loads that no work waits for what is to be dropped, perhaps before it is there."""
         self._advance_loads()
+        self.note_change()
         for load in [one for one in self.loads.values() if one.work_id == NO_WORK]:
             left = tuple(one for one in load.components if one not in dropped)
             if len(left) < len(load.components):
@@ -137,6 +148,7 @@ class Device:
         `needed` returns the components of a stage.
         """
         self._advance_loads()
+        self.note_change()
         for load in [one for one in self.loads.values() if one.work_id == work.work_id]:
             if has_run and set(load.components) <= set(needed(work.stage)):
                 load.is_there, load.left_ns = True, 0
@@ -146,7 +158,7 @@ class Device:
             load.work_id = NO_WORK if waits is None else waits.work_id
             if waits is not None and (index := self._index(waits)):
                 self._runs_ns[index] += load.left_ns
-                self._queued_ns += load.left_ns
+                self.queued_ns += load.left_ns
 
     def _advance_loads(self) -> None:
         """Take the time that has passed off the loads of the first work, or of none, one after another."""
@@ -164,7 +176,7 @@ class Device:
         return self._index(work) is not None
 
     def end_ns(self, work: Work) -> int:
-        end_ns = max(self._head_ns, self.now.ns)
+        end_ns = max(self.head_ns, self.now.ns)
         for index, one in enumerate(self.works):
             if index:
                 end_ns += self._runs_ns[index]
@@ -177,12 +189,13 @@ class Device:
         self._advance_loads()
         run_ns = end_ns - self.idle_ns
         if self.works:
-            self._queued_ns += run_ns
+            self.queued_ns += run_ns
         else:
-            self._head_ns = end_ns
+            self.head_ns = end_ns
         self.works.append(work)
         self._runs_ns.append(run_ns)
         self.num_changes += 1
+        self.note_change()
 
     def pop(self, work: Work) -> None:
         """Remove a work, if the device has it."""
@@ -193,11 +206,12 @@ class Device:
         del self.works[index]
         run_ns = self._runs_ns.pop(index)
         self.num_changes += 1
+        self.note_change()
         if index:
-            self._queued_ns -= run_ns
+            self.queued_ns -= run_ns
         elif self.works:
-            self._head_ns = self.now.ns + self._runs_ns[0]
-            self._queued_ns -= self._runs_ns[0]
+            self.head_ns = self.now.ns + self._runs_ns[0]
+            self.queued_ns -= self._runs_ns[0]
 
     def shorten(self, work: Work, run_ns: int) -> None:
         """Lower the predicted time of a work to `run_ns`, counted from now if it is running; never raise it.
@@ -208,12 +222,13 @@ class Device:
         if index is None:
             return
         self.num_changes += 1
+        self.note_change()
         if index and self.loads:
             run_ns += self.load_ns(work.work_id)
         if index == 0:
-            self._head_ns = min(max(self._head_ns, self.now.ns), self.now.ns + run_ns)
+            self.head_ns = min(max(self.head_ns, self.now.ns), self.now.ns + run_ns)
         elif run_ns < self._runs_ns[index]:
-            self._queued_ns -= self._runs_ns[index] - run_ns
+            self.queued_ns -= self._runs_ns[index] - run_ns
             self._runs_ns[index] = run_ns
 
     def _index(self, work: Work) -> int | None:

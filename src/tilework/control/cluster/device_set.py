@@ -5,7 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 
-from tilework.control.cluster.device import Device
+from tilework.control.cluster.device import Device, Now
+from tilework.control.cluster.free_times import FreeTimes
 from tilework.core.graph.stage import DeviceKind
 from tilework.core.pools import Within, may_run
 from tilework.core.work import Work
@@ -15,16 +16,19 @@ class DeviceSet:
     """The devices that are up, by id in `by_id`.
 
     Of those that get works accelerators are in `ordered`, by id, and CPU slots in `slots`; the others are cordoned. All
-    are read-only to callers.
+    are read-only to callers. `free_times` are of the accelerators that get works.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, now: Now) -> None:
         self.by_id: dict[int, Device] = {}
         self.ordered: tuple[Device, ...] = ()
         self.slots: tuple[Device, ...] = ()
         self._by_node: dict[int, tuple[Device, ...]] = {}
         self._pools: dict[int, frozenset[int]] = {}  # The accelerators of each pool that are up.
         self._most: dict[int, frozenset[int]] = {}  # The most of them that were up at the same time.
+        self._widest: dict[Within, int] = {}
+        self.free_times = FreeTimes(now)
+        self._other_times = FreeTimes(now)
 
     def on_node(self, node: int) -> Sequence[Device]:
         """The accelerators of a node that get works, in order of ids."""
@@ -51,7 +55,10 @@ class DeviceSet:
 
     def widest(self, within: Within) -> int:
         """The largest number of accelerators of one pool, among these, that were up at the same time."""
-        return max(map(len, _among(self._most, within)), default=0)
+        widest = self._widest.get(within)
+        if widest is None:
+            widest = self._widest[within] = max(map(len, _among(self._most, within)), default=0)
+        return widest
 
     def add(self, device: Device) -> None:
         device_id, kind = device.device_id, device.kind
@@ -59,7 +66,9 @@ class DeviceSet:
         self.by_id[device_id] = device
         if kind is DeviceKind.CPU:
             self.slots = tuple(sorted((*self.slots, device), key=_id))
+            self._other_times.add(device)
             return
+        self.free_times.add(device)
         index = bisect_left(self.ordered, device_id, key=_id)
         self.ordered = (*self.ordered[:index], device, *self.ordered[index:])
         self._by_node[device.node] = tuple(sorted((*self.on_node(device.node), device), key=_id))
@@ -67,7 +76,9 @@ class DeviceSet:
 
     def remove(self, device_id: int) -> Device:
         device = self.by_id.pop(device_id)
-        if not device.is_cordoned:
+        if device.is_cordoned:
+            self._other_times.remove(device)
+        else:
             self._take_out(device)
         return device
 
@@ -76,13 +87,16 @@ class DeviceSet:
         device = self.by_id[device_id]
         assert not device.is_cordoned, f"device {device_id} was cordoned before"
         self._take_out(device)
+        self._other_times.add(device)
         device.is_cordoned = True
         return device
 
     def _take_out(self, device: Device) -> None:
         if device.kind is DeviceKind.CPU:
             self.slots = tuple(one for one in self.slots if one is not device)
+            self._other_times.remove(device)
             return
+        self.free_times.remove(device)
         index = bisect_left(self.ordered, device.device_id, key=_id)
         self.ordered = self.ordered[:index] + self.ordered[index + 1 :]
         self._by_node[device.node] = tuple(one for one in self.on_node(device.node) if one is not device)
@@ -95,6 +109,7 @@ class DeviceSet:
         devices, self.ordered = self.ordered, ()
         self._pools.clear()
         self._most.clear()
+        self._widest.clear()
         for device in devices:
             device.pool = pool_of(device)
             self._set_pool(device.pool, self._pools.get(device.pool, frozenset()) | {device.device_id})
@@ -104,8 +119,19 @@ class DeviceSet:
         self._pools[pool] = ids
         if len(ids) > len(self._most.get(pool, ())):
             self._most[pool] = ids
+            self._widest.clear()
         if not ids:
             del self._pools[pool]
+
+    @property
+    def num_changes(self) -> int:
+        """Grows whenever works or loads of a device change, and whenever devices do."""
+        return self.free_times.num_changes + self._other_times.num_changes
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether it stays when devices are free, and when works end, if nothing but the clock changes."""
+        return self.free_times.is_fixed and self._other_times.is_fixed
 
     def carries(self, device_id: int, work: Work) -> bool:
         """Whether a device still has this work; a device that was lost and joined again does not have it."""

@@ -10,8 +10,6 @@ from tilework.core.interfaces import Block, Demand, EtaPrediction
 from tilework.core.request import Request
 from tilework.core.work import Group, Work
 
-_NOTHING = Demand(width=1, run_ns=0)
-
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Job:
@@ -37,13 +35,13 @@ class Job:
     request: Request
     urgency_ns: int
     eta_prediction: EtaPrediction
+    demand: Demand
     done: Cursor
     attempt: int = 1
     failures: int = 0
     last_error: str = ""
     delay_ns: int = 0
     dropped_to_best_effort: bool = False
-    demand: Demand = _NOTHING
     promised: Block | None = None
     is_stopping: bool = False
     has_advanced: bool = True

@@ -18,16 +18,16 @@ class Occupancy:
     backlog_ns: int
 
 
-def occupancy(tracker: Tracker, now_ns: int) -> Occupancy:
-    """The occupancy at `now_ns`."""
+def occupancy(tracker: Tracker) -> Occupancy:
+    """The occupancy at the time of the tracker."""
     jobs = tracker.jobs.values()
     return Occupancy(
         waiting=Counter(job.request.priority for job in jobs if not job.works),
         running=Counter(job.request.priority for job in jobs if job.works),
-        backlog_ns=backlog_ns(tracker, now_ns),
+        backlog_ns=backlog_ns(tracker),
     )
 
 
-def backlog_ns(tracker: Tracker, now_ns: int) -> int:
-    """The device time that open jobs still take, in a time that does not grow with their number."""
-    return tracker.held().device_ns + sum(max(0, device.free_ns - now_ns) for device in tracker.devices)
+def backlog_ns(tracker: Tracker) -> int:
+    """The device time that open jobs still take."""
+    return tracker.held().device_ns + tracker.taken_ns()

@@ -100,15 +100,15 @@ class WaitingQueue:
         """The demands of the jobs before a key: the last ones one by one, the earlier ones as a sum."""
         number, end = self._place(key)
         block = self._blocks[number]
-        volume_ns = sum(before.volume_ns for before in self._blocks[:number]) + sum(block.volumes_ns[:end])
         start = max(0, end - _ONE_BY_ONE)
-        demands, volumes_ns = block.demands[start:end], sum(block.volumes_ns[start:end])
+        volume_ns = sum([before.volume_ns for before in self._blocks[:number]]) + sum(block.volumes_ns[:start])
+        demands = block.demands[start:end]
         while number and len(demands) < _ONE_BY_ONE:
             number -= 1
             block, missing = self._blocks[number], _ONE_BY_ONE - len(demands)
             demands = block.demands[-missing:] + demands
-            volumes_ns += sum(block.volumes_ns[-missing:])
-        return Ahead(volume_ns - volumes_ns, demands)
+            volume_ns -= sum(block.volumes_ns[-missing:])
+        return Ahead(volume_ns, demands)
 
     def _place(self, key: _Key) -> tuple[int, int]:
         """The number of the block where this key belongs, and its index in that block."""

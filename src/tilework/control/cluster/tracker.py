@@ -17,7 +17,7 @@ from tilework.control.cluster.residents import Residents
 from tilework.control.cluster.start_check import check_start
 from tilework.core.component import Component, Memory
 from tilework.core.graph.stage import DeviceKind, Stage
-from tilework.core.interfaces import Ahead, Block, CostModel, Demand, Held, Policy
+from tilework.core.interfaces import Ahead, Block, CostModel, Held, Moment, Policy, Running
 from tilework.core.pools import Within, may_run
 from tilework.core.request import Request
 from tilework.core.work import Group, Start, Work
@@ -40,7 +40,8 @@ class Tracker:
         self.works: dict[int, Work] = {}
         self._policy = policy
         self._costs = costs
-        self._devices = DeviceSet()
+        self._now = Now()
+        self._devices = DeviceSet(self._now)
         self.residents = Residents(self._devices)
         self.sources = LoadSources(costs, self._devices)
         self._waiting = WaitingQueues(costs)
@@ -50,7 +51,7 @@ class Tracker:
         self._busy: dict[int, Job] = {}
         self._parked: dict[int, Job] = {}
         self.next_work_id = 1
-        self._now = Now()
+        self._num_changes = 0  # Of the jobs that have works or wait for CPU slots.
         self._lacking: set[int] = set()  # Devices that lack a component, or have not the memory for all.
         self.needs_loads = False
 
@@ -146,16 +147,27 @@ class Tracker:
     def waiting_ahead(self, urgency_ns: int, job_id: int | None = None, within: Within = None) -> Ahead:
         return self._waiting.ahead(_key(urgency_ns, job_id), lambda theirs: self._devices.share(theirs, within))
 
-    def running_ahead(
-        self, urgency_ns: int, job_id: int | None = None, within: Within = None
-    ) -> Sequence[tuple[int, Demand]]:
-        key, end_ns = _key(urgency_ns, job_id), self._devices.end_ns
-        begun = (*self._busy.values(), *self.for_slots)
-        ahead = [job for job in begun if (job.urgency_ns, job.job_id) < key and job.demand.run_ns]
+    @property
+    def moment(self) -> Moment:
+        is_fixed = self._devices.is_fixed and not self.for_slots
+        return Moment(self._num_changes, self._devices.num_changes, None if is_fixed else self._now.ns)
+
+    def taken_ns(self) -> int:
+        return self._devices.free_times.taken_ns()
+
+    def free_ns(self, within: Within = None) -> list[int]:
+        if within is None:
+            return self._devices.free_times.ascending()
+        return sorted(device.free_ns for device in self._devices.ordered if device.device_id in within)
+
+    def running(self, within: Within = None) -> list[Running]:
+        begun = [job for job in (*self._busy.values(), *self.for_slots) if job.demand.run_ns]
         if within is not None:
-            ahead = [job for job in ahead if any(may_run(within, device_id) for device_id in job.last_devices)]
-        ahead.sort(key=lambda job: (job.urgency_ns, job.job_id))
-        return [(end_ns(job.works[-1]) if job.works else self._now.ns, job.demand) for job in ahead]
+            begun = [job for job in begun if any(may_run(within, device_id) for device_id in job.last_devices)]
+        return sorted(Running(_key(job.urgency_ns, job.job_id), self._ready_ns(job), job.demand) for job in begun)
+
+    def _ready_ns(self, job: Job) -> int:
+        return self._devices.end_ns(job.works[-1]) if job.works else self._now.ns
 
     def promised(self) -> Sequence[Job]:
         return self._promises.jobs
@@ -252,12 +264,14 @@ class Tracker:
     # Jobs.
 
     def add_job(self, job: Job) -> None:
+        """Let a new job wait. Its `demand` is what is left of it."""
         self.jobs[job.job_id] = job
         self.job_ids[job.request.uid] = job.job_id
         self._load.enter(job)
         if job.promised is not None:
             self._promises.add(job, job.promised)
-        self._enqueue(job)
+            self._update_reservation(job)
+        self._add_to_queue(job)
 
     def remove_job(self, job: Job) -> None:
         """Forget a job that has ended; works of it may still be in flight."""
@@ -269,6 +283,7 @@ class Tracker:
 
     def drop_to_best_effort(self, job: Job, urgency_ns: int, delay_ns: int) -> None:
         """Move a job to its place among best-effort jobs, and give up its reservation."""
+        self._num_changes += 1
         queue = self._queue_of(job)
         was_waiting = job in queue
         if was_waiting:
@@ -282,6 +297,7 @@ class Tracker:
 
     def park(self, job: Job) -> None:
         """Take a waiting job out of the queue, where no policy sees it, and give up its reservation."""
+        self._num_changes += 1
         self._queue_of(job).remove(job)
         self._promises.remove(job)
         self._parked[job.job_id] = job
@@ -319,12 +335,20 @@ class Tracker:
         demand = self._policy.demand(job.request, job.committed, self._costs)
         self._load.change(job, demand)
         job.demand = demand
+        self._update_reservation(job)
+
+    def _update_reservation(self, job: Job) -> None:
         if job.promised is not None:
             self.reserve(job, job.promised.demand.width, job.promised.devices, job.promised.slot)
 
     def _enqueue(self, job: Job) -> None:
         self._update_demand(job)
-        self._queue_of(job).add(job)
+        self._add_to_queue(job)
+
+    def _add_to_queue(self, job: Job) -> None:
+        queue = self._queue_of(job)
+        queue.add(job)
+        self._num_changes += queue is self.for_slots
 
     def _queue_of(self, job: Job) -> WaitingQueue:
         """The queue in which a job waits for the devices of its next stage."""
@@ -333,9 +357,11 @@ class Tracker:
 
     def _withdraw(self, job: Job) -> None:
         """Remove a job from the waiting, busy and parked jobs."""
-        if job in (queue := self._queue_of(job)):
+        queue = self._queue_of(job)
+        if job in queue:
             queue.remove(job)
-        self._busy.pop(job.job_id, None)
+        if self._busy.pop(job.job_id, None) is not None or queue is self.for_slots:
+            self._num_changes += 1
         self._parked.pop(job.job_id, None)
 
     # Works.
@@ -360,6 +386,7 @@ class Tracker:
             sliced=any(self._costs.needs_slices(start.stage, one.shape) and not one.exact for one in requests),
         )
         self.next_work_id += 1
+        self._num_changes += 1
         for job in jobs:
             if not job.works:
                 self._queue_of(job).remove(job)
@@ -384,6 +411,7 @@ class Tracker:
     def end_work(self, work: Work, steps_done: int) -> list[Job]:
         """Take a work out of flight; returns the jobs that it still belongs to, advanced by its steps."""
         del self.works[work.work_id]
+        self._num_changes += 1
         up = self._devices.by_id
         for device_id in work.devices:
             if device_id in up:

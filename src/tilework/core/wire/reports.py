@@ -19,14 +19,15 @@ class LoadedModel:
     """A model of a worker. `identity` distinguishes models of the same name.
 
     `stage_keys` say by name which stages take the same time, also of other models: those with equal keys. `components`
-    are those of its stages, by name; empty if all stay on the device. `loras` are those that its requests
-    may use, by name, and `refused` says of the others why they may not.
+    are those of its stages, by name; empty if all stay on the device: then `weights` are their bytes, by name. `loras`
+    are those that its requests may use, by name, and `refused` says of the others why they may not.
     """
 
     info: ModelInfo
     identity: str = "unknown"
     stage_keys: Mapping[str, str] = field(default_factory=dict)
     components: Mapping[str, Component] = field(default_factory=dict)
+    weights: Mapping[str, int] = field(default_factory=dict)
     loras: Mapping[str, Lora] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
 

@@ -165,7 +165,7 @@ class StockPipeline:
     def _decoded(self, result: Any) -> Values:
         """The outputs of the decode, of what the stock call returns."""
         sound = sound_values(sound_of(result, self._sound_rate)) if self._sound_rate else {}
-        return {self._written(2): _pictures(result), **sound}
+        return {self._written(2): pictures_of(result), **sound}
 
     def _encode(self, spec: Spec) -> Values:
         walk = self._begin(spec)
@@ -215,7 +215,7 @@ class StockPipeline:
         walk.encode_again(state.walk.encoded)
         walk.skim(denoisers, samplers)
         result = walk.finish(SmallDecoder(walk, spec.shape, small).answer)
-        return preview_of(_pictures(result).numpy(), small)
+        return preview_of(pictures_of(result).numpy(), small)
 
     def _iterate(self, walk: Walk, glance: Glance | None) -> None:
         if self._parallel.degree % 2 or (walk.pending is not None and walk.pending.keeps_state):
@@ -309,7 +309,7 @@ class StockPipeline:
         return self._graph.stages[index].spec
 
 
-def _pictures(result: Any) -> Tensor:
+def pictures_of(result: Any) -> Tensor:
     """(frames, rows, columns, 3), 8 bits, of what a stock call returns: a picture, or a clip."""
     if isinstance(result, PipelineState):
         result = [value for name in ("images", "videos") if (value := result.get(name)) is not None]

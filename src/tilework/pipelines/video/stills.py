@@ -24,14 +24,19 @@ def thumbnail(content: bytes) -> File:
     return _file(first, "webp")
 
 
+def some_frames(content: bytes) -> list[Pillow.Image]:
+    """Up to 25 frames of a video, spread evenly, the first and the last included."""
+    with av.open(io.BytesIO(content), "r") as container:
+        wanted = set(spread(container.streams.video[0].frames, _MOST_TILES))
+        return [_picture(frame) for index, frame in enumerate(container.decode(video=0)) if index in wanted]
+
+
 def spritesheet(content: bytes) -> File:
     """Up to 25 frames of a video, spread evenly, row by row in a square that may lack tiles at its end, as JPEG.
 
     Each fits into 160 x 160.
     """
-    with av.open(io.BytesIO(content), "r") as container:
-        wanted = set(spread(container.streams.video[0].frames, _MOST_TILES))
-        tiles = [_picture(frame) for index, frame in enumerate(container.decode(video=0)) if index in wanted]
+    tiles = some_frames(content)
     for tile in tiles:
         tile.thumbnail((_TILE_SIDE, _TILE_SIDE))
     width, height = tiles[0].size

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from math import inf
+from typing import NamedTuple
 
 from tilework.policy.lookahead.forecast import Claim, JobForecast
 
@@ -33,6 +33,10 @@ class RemainingJob:
     @property
     def degree(self) -> int:
         return self.forecast.speeds[self.rank].degree
+
+    def anew(self) -> RemainingJob:
+        """The same job without devices, outside of a step."""
+        return RemainingJob(self.forecast, self.index, self.num_steps, self.head_ns, self.tail_ns)
 
     def run_ns(self) -> float:
         factors = self.forecast.tail_factors
@@ -71,17 +75,27 @@ class RemainingJob:
             self.num_steps, self.tail_ns = 0.0, self.tail_ns - spent_ns
 
 
+class Allocation(NamedTuple):
+    """The jobs that get devices at some moment, in order of service.
+
+    It `is_safe` if every pinned and overdue job has its usual group, and every feasible one a group with which it is on
+    time. Then none will be late: at later moments, each of them needs at most as many devices as now. `num_spare`
+    devices are not needed for that.
+    """
+
+    running: list[RemainingJob]
+    is_safe: bool
+    num_spare: int
+
+
 def allocate(
     certain: Sequence[RemainingJob],
     feasible: Sequence[RemainingJob],
     others: Sequence[RemainingJob],
     num_free: int,
     now: float,
-) -> tuple[list[RemainingJob], bool]:
-    """Set the rank of each job that gets devices; returns these jobs in order of service, and whether all is safe.
-
-    It is safe if every pinned and overdue job has its usual group, and every feasible one a group with which it is
-    on time. Then none will be late: at later moments, each of them needs at most as many devices as now.
+) -> Allocation:
+    """Set the rank of each job that gets devices.
 
     Devices go, in this order:
 
@@ -95,26 +109,30 @@ def allocate(
     """
     running: list[RemainingJob] = []
     is_safe = True
-    for job in chain(certain, feasible):
+    for job in certain:
         if not num_free:
-            return running, False
-        speeds = job.forecast.speeds
-        if job.forecast.claim is Claim.FEASIBLE:
-            rank, is_enough = _narrowest_in_time(job, num_free, now)
-        else:
-            rank = _widest(job, job.forecast.usual, num_free)
-            is_enough = rank == job.forecast.usual
-        job.rank = rank
-        is_safe = is_safe and is_enough
+            return Allocation(running, False, 0)
+        usual = job.forecast.usual
+        job.rank = rank = _widest(job, usual, num_free)
+        is_safe = is_safe and rank == usual
         if rank >= 0:
-            num_free -= speeds[rank].degree
+            num_free -= job.degree
             running.append(job)
+    for job in feasible:
+        if not num_free:
+            return Allocation(running, False, 0)
+        job.rank, is_enough = _narrowest_in_time(job, num_free, now)
+        is_safe = is_safe and is_enough
+        if job.rank >= 0:
+            num_free -= job.degree
+            running.append(job)
+    num_spare = num_free
     if not num_free:
-        return running, is_safe
+        return Allocation(running, is_safe, 0)
     num_free = _widen(running, num_free, _LEAST_SPEEDUP)
     for job in others:
         if not num_free:
-            return running, is_safe
+            return Allocation(running, is_safe, num_spare)
         job.rank = _widest(job, job.forecast.usual, num_free)
         while job.rank >= 0 and job.degree == num_free and job.keeps_too_long():
             job.rank -= 1
@@ -122,7 +140,13 @@ def allocate(
             num_free -= job.degree
             running.append(job)
     _widen(running, num_free, 1.0)
-    return running, is_safe
+    return Allocation(running, is_safe, num_spare)
+
+
+def needed_degree(job: RemainingJob, num_free: int, now: float) -> int | None:
+    """The fewest devices with which a job is on time if it keeps them; None if there are not enough of them."""
+    rank, is_enough = _narrowest_in_time(job, num_free, now)
+    return job.forecast.speeds[rank].degree if is_enough else None
 
 
 def available_now(

@@ -55,6 +55,8 @@ class ComponentRates:
         self._uids.add(request.uid)
         self.num_requests += 1
         self._first_ns = now_ns if self._first_ns is None else self._first_ns
+        if not costs.all_components:
+            return True
         plain = [one for one in costs.graph(request.pipeline).stages if one.kind is DeviceKind.ACCELERATOR]
         self._note_stages(plain, costs)
         stages = [one for one, _ in costs.start(request).pieces if one.kind is DeviceKind.ACCELERATOR]

@@ -11,15 +11,19 @@ It is an estimate in one respect: a step that runs now holds its devices to its 
 by one. From then on, a job makes progress at the speed of its degree and can change it at any time.
 
 The policy acts on the first two moments of the result only: the degrees now, and the degrees after the first end.
+
+Requests that come at once are added one after another, as a rule each behind all others. Until these leave devices to
+it, such a job changes nothing. So its rollout goes on from there (`Pause`), and if the devices that they leave are
+enough for it, no job is late by it, and it needs none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 
-from tilework.policy.lookahead.allocation import ROUNDING_NS, RemainingJob, allocate, available_now
+from tilework.policy.lookahead.allocation import ROUNDING_NS, RemainingJob, allocate, available_now, needed_degree
 from tilework.policy.lookahead.forecast import Claim, JobForecast
 
 
@@ -36,59 +40,161 @@ class RolloutResult:
     then: list[int]
 
 
-def simulate_ahead(forecasts: Sequence[JobForecast], num_devices: int, now_ns: int) -> RolloutResult:
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A moment of a rollout at which no step runs, and until which a further job, the last, would get no devices.
+
+    `certain` and `feasible` are all jobs that are left. `is_safe`: none of them will be late, and `num_spare` devices
+    are not needed for that.
+    """
+
+    certain: Sequence[RemainingJob]
+    feasible: Sequence[RemainingJob]
+    is_safe: bool
+    num_spare: int
+    now: float
+    next_ns: float
+    moments: Sequence[list[int]]
+
+    def with_last(self, forecast: JobForecast, index: int) -> Pause:
+        """The same moment with one more feasible job, which waits, comes last and has this index."""
+        assert forecast.rank < 0
+        job = RemainingJob(forecast, index, forecast.num_steps, forecast.head_ns, forecast.tail_ns)
+        degree = needed_degree(job, self.num_spare, self.now)
+        is_safe, num_spare = degree is not None, self.num_spare - (degree or self.num_spare)
+        feasible = [*self.feasible, job]
+        return Pause(self.certain, feasible, is_safe, num_spare, self.now, self.next_ns, self.moments)
+
+    def state(self, num_jobs: int) -> _State:
+        """A rollout of `num_jobs` jobs that goes on from here."""
+        certain, feasible = [job.anew() for job in self.certain], [job.anew() for job in self.feasible]
+        moments = [degrees + [0] * (num_jobs - len(degrees)) for degrees in self.moments]
+        return _State(certain, feasible, [], [], [], num_jobs, self.now, self.next_ns, moments)
+
+
+@dataclass(slots=True)
+class _State:
+    """The jobs of a rollout at the moment `now`, by claim, and what is known of the result.
+
+    None of the jobs has devices. At `next_ns` the first job has ended; `moments` are the degrees before and after that.
+    """
+
+    certain: list[RemainingJob]
+    feasible: list[RemainingJob]
+    others: list[RemainingJob]
+    held: list[RemainingJob]
+    in_step: list[RemainingJob]
+    num_jobs: int
+    now: float
+    next_ns: float = inf
+    moments: list[list[int]] = field(default_factory=list)
+
+    @staticmethod
+    def of(forecasts: Sequence[JobForecast], now_ns: int) -> _State:
+        remaining = [
+            RemainingJob(job, index, job.num_steps, job.head_ns, job.tail_ns, last_rank=job.rank, hold_ns=job.hold_ns)
+            for index, job in enumerate(forecasts)
+        ]
+        return _State(
+            certain=[job for job in remaining if job.forecast.claim < Claim.FEASIBLE],
+            feasible=[job for job in remaining if job.forecast.claim is Claim.FEASIBLE],
+            others=[job for job in remaining if Claim.FEASIBLE < job.forecast.claim < Claim.HELD],
+            held=[job for job in remaining if job.forecast.claim is Claim.HELD],
+            in_step=[job for job in remaining if job.hold_ns > ROUNDING_NS],
+            num_jobs=len(forecasts),
+            now=float(now_ns),
+        )
+
+    def pause(self, num_spare: int) -> Pause:
+        """This moment, at which no job will be late, and `num_spare` devices are not needed for that."""
+        return Pause(self.certain, self.feasible, True, num_spare, self.now, self.next_ns, self.moments)
+
+
+def simulate_ahead(
+    forecasts: Sequence[JobForecast], num_devices: int, now_ns: int, begin: Pause | None = None
+) -> RolloutResult:
     """Simulate jobs in this order of service until no feasible one is left, one is late, or certainly none will be.
 
-    The order goes by claim, and among feasible jobs by deadline.
+    The order goes by claim, and among feasible jobs by deadline. `begin` is a moment of this rollout that is known.
+    """
+    result = _simulate(_state(forecasts, now_ns, begin), num_devices, may_pause=False)
+    assert isinstance(result, RolloutResult)
+    return result
+
+
+def next_pause(
+    forecasts: Sequence[JobForecast], num_devices: int, now_ns: int, begin: Pause | None = None
+) -> Pause | RolloutResult:
+    """The first moment, from `begin` on, at which the jobs leave devices to others; the result if there is none.
+
+    It is safe: no job is late.
+    """
+    state = _state(forecasts, now_ns, begin)
+    return _simulate(state, num_devices, may_pause=not (state.others or state.held))
+
+
+def _state(forecasts: Sequence[JobForecast], now_ns: int, begin: Pause | None) -> _State:
+    return _State.of(forecasts, now_ns) if begin is None else begin.state(len(forecasts))
+
+
+def _simulate(state: _State, num_devices: int, *, may_pause: bool) -> RolloutResult | Pause:
+    """Simulate up to the end or, if that comes first, a pause.
 
     This is the inner loop of the policy: each iteration looks at the jobs that have devices, not at all waiting ones.
     """
-    remaining = [
-        RemainingJob(job, index, job.num_steps, job.head_ns, job.tail_ns, last_rank=job.rank, hold_ns=job.hold_ns)
-        for index, job in enumerate(forecasts)
-    ]
-    certain = [job for job in remaining if job.forecast.claim < Claim.FEASIBLE]
-    feasible = [job for job in remaining if job.forecast.claim is Claim.FEASIBLE]
-    others = [job for job in remaining if Claim.FEASIBLE < job.forecast.claim < Claim.HELD]
-    held = [job for job in remaining if job.forecast.claim is Claim.HELD]
-    in_step = [job for job in remaining if job.hold_ns > ROUNDING_NS]
-    now, next_ns = float(now_ns), inf
-    moments: list[list[int]] = []
+    certain, feasible, others, moments = state.certain, state.feasible, state.others, state.moments
     while certain or feasible or (others and len(moments) < 2):
-        (running, is_safe), change_ns = allocate(certain, feasible, others, num_devices, now), inf
-        if not moments or (len(moments) < 2 and next_ns < inf):
-            moments.append(_degrees(running, len(forecasts)))
+        in_step = state.in_step
+        (running, is_safe, num_spare), change_ns = allocate(certain, feasible, others, num_devices, state.now), inf
+        if may_pause and num_spare:
+            if is_safe and not in_step:
+                for job in running:
+                    job.rank = -1
+                return state.pause(num_spare)
+            may_pause = False
+        if not moments or (len(moments) < 2 and state.next_ns < inf):
+            moments.append(_degrees(running, state.num_jobs))
         if in_step:
             running, change_ns = available_now(running, in_step, num_devices)
-        if not running or (is_safe and len(moments) == 2 and not in_step):
+        if not running or (is_safe and len(moments) == 2 and not in_step and not may_pause):
             break
-        runs_ns = [job.run_ns() for job in running]
-        span_ns = min(*runs_ns, change_ns)
-        now += span_ns
-        late: list[int] = []
-        for job, run_ns in zip(running, runs_ns, strict=True):
-            job.last_rank, job.hold_ns = job.rank, job.hold_ns - span_ns
-            if run_ns - span_ns > ROUNDING_NS:
-                job.run(span_ns)
-                job.rank = -1
-                continue
-            next_ns = min(next_ns, now)
+        late = _advance(state, running, change_ns)
+        if late is not None:
+            return RolloutResult(moments[0], late, state.next_ns, moments[-1])
+    if may_pause and not (certain or feasible or state.in_step):
+        return state.pause(num_devices)
+    none = [0] * state.num_jobs
+    then = moments[1] if len(moments) > 1 else none
+    return RolloutResult(moments[0] if moments else none, None, state.next_ns, then)
+
+
+def _advance(state: _State, running: Sequence[RemainingJob], change_ns: float) -> int | None:
+    """Go on to the next event, in `change_ns` at the latest; returns the index of the first job that is late then."""
+    runs_ns = [job.run_ns() for job in running]
+    span_ns = min(*runs_ns, change_ns)
+    state.now = now = state.now + span_ns
+    feasible, late = state.feasible, []
+    for job, run_ns in zip(running, runs_ns, strict=True):
+        job.last_rank, job.hold_ns = job.rank, job.hold_ns - span_ns
+        if run_ns - span_ns > ROUNDING_NS:
+            job.run(span_ns)
             job.rank = -1
-            if job.forecast.claim is Claim.FEASIBLE:
-                feasible.remove(job)
-                if now > job.forecast.due_ns + ROUNDING_NS:
-                    late.append(job.index)
-            elif job.forecast.claim < Claim.FEASIBLE:
-                certain.remove(job)
-            else:
-                (held if job.forecast.claim is Claim.HELD else others).remove(job)
-        in_step = [job for job in in_step if job.hold_ns > ROUNDING_NS]
-        if feasible and now > feasible[0].forecast.due_ns:
-            late.append(feasible[0].index)
-        if late:
-            return RolloutResult(moments[0], min(late), next_ns, moments[-1])
-    none = [0] * len(forecasts)
-    return RolloutResult(moments[0] if moments else none, None, next_ns, moments[1] if len(moments) > 1 else none)
+            continue
+        state.next_ns = min(state.next_ns, now)
+        job.rank = -1
+        if job.forecast.claim is Claim.FEASIBLE:
+            feasible.remove(job)
+            if now > job.forecast.due_ns + ROUNDING_NS:
+                late.append(job.index)
+        elif job.forecast.claim < Claim.FEASIBLE:
+            state.certain.remove(job)
+        else:
+            (state.held if job.forecast.claim is Claim.HELD else state.others).remove(job)
+    if state.in_step:
+        state.in_step = [job for job in state.in_step if job.hold_ns > ROUNDING_NS]
+    if feasible and now > feasible[0].forecast.due_ns:
+        late.append(feasible[0].index)
+    return min(late, default=None)
 
 
 def _degrees(running: Iterable[RemainingJob], num_jobs: int) -> list[int]:

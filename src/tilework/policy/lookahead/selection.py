@@ -130,8 +130,8 @@ class Selection:
         """The order with one more job, if it would be on time and make no other job late."""
         chosen = self.choose()
         self.node.leave_room([forecast])
-        order = self.sharing.simulate([*chosen.served, forecast])
-        return order if order.result.late is None else None
+        order = self.sharing.with_job(chosen, forecast)
+        return None if order.has_late else order
 
     @property
     def defers(self) -> bool:

@@ -10,22 +10,57 @@ from tilework.core.interfaces import DeviceView, JobView
 from tilework.policy.lookahead.batch import LEAST_SAVED, Batch, Member
 from tilework.policy.lookahead.forecast import Claim, JobForecast
 from tilework.policy.lookahead.node_jobs import CHUNKS, NodeJobs, group_of, num_chunks
-from tilework.policy.lookahead.rollout import RolloutResult, simulate_ahead
+from tilework.policy.lookahead.rollout import Pause, RolloutResult, next_pause, simulate_ahead
 from tilework.policy.toolkit.margin import ADMISSION_MARGIN, GUARD_MARGIN, Margin
 
 _MOST_TRIED = 6  # Jobs that could join a batch, and batches that a job could join.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ServiceOrder:
-    """An order of service with the result of its rollout.
+    """An order of service with the result of its rollout, which is made when it is first asked for.
 
     `served` are the forecasts of all jobs, a batch as one; `order` are these and pinned devices, in order of service.
     """
 
     served: list[JobForecast]
     order: list[JobForecast]
-    result: RolloutResult
+    num_devices: int
+    now_ns: int
+    _begin: Pause | None = None  # A moment of its rollout that is known.
+    _result: RolloutResult | None = None
+
+    @property
+    def result(self) -> RolloutResult:
+        if self._result is None:
+            self._result = simulate_ahead(self.order, self.num_devices, self.now_ns, self._begin)
+        return self._result
+
+    @property
+    def has_late(self) -> bool:
+        """Whether a job is late."""
+        is_safe = self._begin is not None and self._begin.is_safe
+        return not is_safe and self._pause() is None and self.result.late is not None
+
+    def with_last(self, forecast: JobForecast) -> ServiceOrder:
+        """The order with one more feasible job, which comes last. No job is late in this one.
+
+        If one is late in the new one, its result says no more than that.
+        """
+        pause = self._pause()
+        begin = None if pause is None else pause.with_last(forecast, len(self.order))
+        return ServiceOrder([*self.served, forecast], [*self.order, forecast], self.num_devices, self.now_ns, begin)
+
+    def _pause(self) -> Pause | None:
+        """A moment from which a rollout with one more job can go on; None if there is none."""
+        if self._begin is not None and self._begin.num_spare:
+            return self._begin
+        found = next_pause(self.order, self.num_devices, self.now_ns, self._begin)
+        if isinstance(found, RolloutResult):
+            self._result = found
+            return None
+        self._begin = found
+        return found
 
     @property
     def first_late_ns(self) -> float:
@@ -57,7 +92,14 @@ class StepSharing:
         return sorted([*self._pinned, *served], key=JobForecast.place)
 
     def _simulated(self, served: list[JobForecast], order: list[JobForecast]) -> ServiceOrder:
-        return ServiceOrder(served, order, simulate_ahead(order, len(self.node.devices), self.node.now_ns))
+        return ServiceOrder(served, order, len(self.node.devices), self.node.now_ns)
+
+    def with_job(self, chosen: ServiceOrder, forecast: JobForecast) -> ServiceOrder:
+        """The order of service with one more job."""
+        is_last = not chosen.order or chosen.order[-1].place() < forecast.place()
+        if is_last and forecast.claim is Claim.FEASIBLE:
+            return chosen.with_last(forecast)
+        return self.simulate([*chosen.served, forecast])
 
     # Batches that run.
 

@@ -15,13 +15,13 @@ from tilework.runtime.executor import ModelRefused
 from tilework.server.api.images import ImageService
 from tilework.server.calls.parsing.image_call import parsed
 from tilework.server.calls.readiness import Readiness
-from tilework.server.config import ConfigError
+from tilework.server.config import MODEL_NAME, ConfigError
 from tilework.server.default_slo import WANTED, DefaultSloField
 from tilework.server.http.body import BodyLimits, read_json
 from tilework.server.http.errors import ApiError, invalid
 from tilework.server.http.middleware import tenant_of
 from tilework.server.lora_directory import loras_in
-from tilework.server.models_file import MODEL_NAME, ModelEntry
+from tilework.server.models_file import ModelEntry
 from tilework.server.schema.answers import ModelCard
 
 _Name = Annotated[str, Field(pattern=MODEL_NAME)]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from random import Random, SystemRandom
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
+from starlette.middleware.cors import CORSMiddleware
 
 import tilework
 from tilework.core.time import ns_from_s
+from tilework.runtime.observer import Observers
 from tilework.server.api.admin_routes import add_admin_routes
 from tilework.server.api.bodies import Bodies
 from tilework.server.api.chat import ChatService
@@ -20,32 +24,44 @@ from tilework.server.api.errors import install_call_errors
 from tilework.server.api.image_routes import add_chat_route, add_image_routes
 from tilework.server.api.images import ImageService
 from tilework.server.api.model_routes import add_model_routes
-from tilework.server.api.openapi import install_openapi
-from tilework.server.api.probe_routes import add_probe_routes, add_set_routes
+from tilework.server.api.openapi import HEADERS_OF_OURS, install_openapi
+from tilework.server.api.probe_routes import LiveService, add_live_route, add_probe_routes, add_set_routes
 from tilework.server.api.request_routes import add_request_routes
 from tilework.server.api.requests import RequestService
 from tilework.server.api.video_routes import add_video_routes
 from tilework.server.api.videos import VideoService
+from tilework.server.batches.routes import BatchService, add_batch_routes
+from tilework.server.batches.runner import BatchRunner
+from tilework.server.batches.shelf import BatchShelf
+from tilework.server.call_webhooks import CallWebhooks
 from tilework.server.calls.decode_plans import DecodePlans
 from tilework.server.calls.encode import Threads
 from tilework.server.calls.finish import Finisher
 from tilework.server.calls.journal import CallJournal
 from tilework.server.calls.readiness import Readiness
+from tilework.server.calls.records import Record
 from tilework.server.calls.registry import CallRegistry
 from tilework.server.calls.submitter import CallSubmitter
 from tilework.server.config import ConfigError, ServerConfig
 from tilework.server.engine_protocol import Engine
 from tilework.server.http.error_handlers import install_error_handlers
-from tilework.server.http.middleware import CatchBugs, HeadAsGet, LimitHead, RequireKey
+from tilework.server.http.middleware import PROBES, CatchBugs, HeadAsGet, LimitHead, RequireKey
+from tilework.server.live.feed import Feed
+from tilework.server.live.watchers import Watchers
 from tilework.server.metrics.metrics import Metrics
 from tilework.server.models_file import read_models
+from tilework.server.page.routes import PAGE_FILES, add_page
+from tilework.server.safety_filter import SafetyFilter, load_safety_filter
 from tilework.server.sets import NodePlaces, Sets, new_sets
 from tilework.server.tenants import Tenants, load_tenants
+from tilework.server.traces import Traces
+from tilework.server.webhooks.sender import WebhookSender
 from tilework.sets.window import UseWindow
 from tilework.store.durable import DurableDirectory
 from tilework.store.memory import MemoryStore
 from tilework.store.results import ResultStore
 
+S3 = "s3"
 ASSETS = "/docs-assets"  # Scripts and styles of /docs. This server has them, since it may have no network.
 
 
@@ -63,45 +79,43 @@ def create_app(
 
     `store` keeps results that are fetched later (default: in memory); `rng` chooses seeds for clients that send none.
     `readiness` says when the engine has started (default: it has); `call_registry` lets the caller see which calls are
-    open; `nodes` are those of the engine, if it has some. `app.state.submitter` is the `CallSubmitter`, for calls that
-    do not come by HTTP, and `app.state.sets` this server among others (`server.sets`), which the caller has to run.
+    open; `nodes` are those of the engine. In `app.state` are `submitter`, for calls that do not come by HTTP, `images`,
+    `sets`, this server among others, which the caller has to run, and what it has to close: `webhooks`, `batches`, and
+    `watchers`, those that watch the server, before it can stop.
 
     Raises:
-        ConfigError: the file of tenants, that of models or the registry of sets cannot be used.
+        ConfigError: the file of tenants, that of models, the registry of sets or the safety filter cannot be used.
     """
-    tenants, entries = load_tenants(config), dict(read_models(config.models))
+    tenants, safety_filter = load_tenants(config), load_safety_filter(config.safety_filter)
     store = new_store(config) if store is None else store
     readiness = readiness or Readiness(engine)
     use = UseWindow(ns_from_s(config.set_window_s))
     sets = new_sets(engine, config, use, nodes, lambda: readiness.has_started)
-    metrics = Metrics(engine, store, use)
-    engine.observe(metrics)
+    metrics, feed = Metrics(engine, store, use), Feed(engine.now_ns)
+    engine.observe(Observers(metrics, feed))
     threads = Threads(config.encode_threads)
+    call_registry = new_call_registry(config) if call_registry is None else call_registry
+    webhooks, traces = _webhooks(config, call_registry, metrics), Traces(config.traces) if config.traces else None
     submitter = _submitter(
         engine=engine,
         config=config,
         store=store,
         metrics=metrics,
         threads=threads,
-        call_registry=new_call_registry(config) if call_registry is None else call_registry,
+        call_registry=call_registry,
         readiness=readiness,
         sets=sets,
+        observers=(webhooks.on_record, *(() if traces is None else (traces.on_record,))),
+        safety_filter=safety_filter,
     )
-    images = ImageService(
-        engine=engine,
-        config=config,
-        tenants=tenants,
-        entries=entries,
-        submitter=submitter,
-        metrics=metrics,
-        threads=threads,
-        rng=rng or SystemRandom(),
-        bodies=Bodies(config=config, threads=threads),
-        plans=DecodePlans(num_devices=lambda model: len(engine.devices_serving(model))),
-    )
-    app = _empty_app(threads)
-    app.state.submitter, app.state.sets = submitter, sets
+    images = _images(engine, config, tenants, submitter, metrics, threads, rng or SystemRandom(), safety_filter)
+    app = _empty_app(threads, traces)
+    app.state.submitter, app.state.sets, app.state.images, app.state.webhooks = submitter, sets, images, webhooks
+    app.state.watchers = Watchers(engine, feed)
+    app.state.batches = _batches(app, config, tenants, images, readiness)
     _add_routes(app, images, readiness)
+    add_batch_routes(app, app.state.batches)
+    add_live_route(app, LiveService(app.state.watchers, readiness, config, tenants))
     install_error_handlers(app)
     install_call_errors(app)
     install_openapi(app, has_keys=tenants.has_keys)
@@ -109,14 +123,14 @@ def create_app(
     return app
 
 
-def _empty_app(threads: Threads) -> FastAPI:
+def _empty_app(threads: Threads, traces: Traces | None) -> FastAPI:
     return FastAPIOffline(
         title="Tilework",
         version=tilework.__version__,
         redoc_url=None,
         static_url=ASSETS,
         redirect_slashes=False,
-        lifespan=_closing(threads),
+        lifespan=_closing(threads, traces),
     )
 
 
@@ -130,6 +144,8 @@ def _submitter(
     call_registry: CallRegistry,
     readiness: Readiness,
     sets: Sets,
+    observers: tuple[Callable[[Record], None], ...],
+    safety_filter: SafetyFilter | None,
 ) -> CallSubmitter:
     return CallSubmitter(
         engine=engine,
@@ -137,10 +153,62 @@ def _submitter(
         store=store,
         metrics=metrics,
         call_registry=call_registry,
-        finisher=Finisher(engine=engine, store=store, threads=threads, call_registry=call_registry),
+        finisher=Finisher(
+            engine=engine,
+            store=store,
+            threads=threads,
+            call_registry=call_registry,
+            has_metadata=config.metadata,
+            observers=observers,
+            safety_filter=safety_filter,
+        ),
         readiness=readiness,
         sets=sets,
     )
+
+
+def _images(
+    engine: Engine,
+    config: ServerConfig,
+    tenants: Tenants,
+    submitter: CallSubmitter,
+    metrics: Metrics,
+    threads: Threads,
+    rng: Random,
+    safety_filter: SafetyFilter | None,
+) -> ImageService:
+    """Raises ConfigError if the file of models cannot be used."""
+    return ImageService(
+        engine=engine,
+        config=config,
+        tenants=tenants,
+        entries=dict(read_models(config.models)),
+        submitter=submitter,
+        metrics=metrics,
+        threads=threads,
+        rng=rng,
+        safety_filter=safety_filter,
+        bodies=Bodies(config=config, threads=threads),
+        plans=DecodePlans(num_devices=lambda model: len(engine.devices_serving(model))),
+    )
+
+
+def _batches(
+    app: FastAPI, config: ServerConfig, tenants: Tenants, images: ImageService, readiness: Readiness
+) -> BatchService:
+    shelf = None if config.durable is None else BatchShelf(Path(config.durable) / "batches", config.batch_bytes)
+    runner = None if shelf is None else BatchRunner(app, shelf, tenants)
+    return BatchService(config, shelf, runner, images.bodies.room, readiness.require)
+
+
+def _webhooks(config: ServerConfig, call_registry: CallRegistry, metrics: Metrics) -> CallWebhooks:
+    sender = WebhookSender(
+        config.webhook_secret or "",
+        on_told=call_registry.mark_told,
+        is_known=call_registry.is_known,
+        on_attempt=metrics.count_webhook,
+    )
+    return CallWebhooks(call_registry, sender)
 
 
 def _add_routes(app: FastAPI, images: ImageService, readiness: Readiness) -> None:
@@ -160,14 +228,23 @@ def _add_routes(app: FastAPI, images: ImageService, readiness: Readiness) -> Non
     add_set_routes(app, images.submitter.sets, readiness)
     add_admin_routes(app, images, readiness, card)
     add_probe_routes(app, readiness, images.metrics)
+    add_page(app)
 
 
 def _add_middleware(app: FastAPI, config: ServerConfig, tenants: Tenants) -> None:
     """The one that is added last is the outermost."""
     app.add_middleware(HeadAsGet)
-    app.add_middleware(RequireKey, tenants=tenants)
+    app.add_middleware(RequireKey, tenants=tenants, open_paths=PROBES | PAGE_FILES.keys())
     app.add_middleware(CatchBugs)
     app.add_middleware(LimitHead, max_bytes=config.max_head_bytes)
+    if config.origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.origins,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=HEADERS_OF_OURS,
+        )
 
 
 def new_call_registry(config: ServerConfig, journal: CallJournal | None = None) -> CallRegistry:
@@ -179,27 +256,36 @@ def new_store(config: ServerConfig, durable: DurableDirectory | None = None) -> 
     """Raises OSError if a durable one cannot be opened, ConfigError if that of `results` cannot be used."""
     ttl_ns = ns_from_s(config.result_ttl_s)
     if config.results is not None:
-        return _redis_store(config.results, config.result_bytes, ttl_ns)
+        return _remote_store(config.results, config.result_bytes, ttl_ns)
     if durable is None:
         return MemoryStore(max_bytes=config.result_bytes, ttl_ns=ttl_ns)
     return durable.results(max_bytes=config.result_bytes, ttl_ns=ttl_ns)
 
 
-def _redis_store(urls: str, max_bytes: int, ttl_ns: int) -> ResultStore:
+def _remote_store(urls: str, max_bytes: int, ttl_ns: int) -> ResultStore:
+    is_s3 = urls.startswith(f"{S3}:")
     try:
+        if is_s3:
+            from tilework.store.s3_results import S3Store
+
+            return S3Store(urls, max_bytes=max_bytes, ttl_ns=ttl_ns)
         from tilework.store.redis_results import RedisStore
 
         return RedisStore(urls.split(","), max_bytes=max_bytes, ttl_ns=ttl_ns)
     except ModuleNotFoundError as error:
-        raise ConfigError(f"results is {urls!r}, which needs a package: pip install 'tilework[redis]'") from error
+        extra = S3 if is_s3 else "redis"
+        raise ConfigError(f"results is {urls!r}, which needs a package: pip install 'tilework[{extra}]'") from error
     except ValueError as error:
-        raise ConfigError(f"results is {urls!r}: {error}; give redis://HOST:PORT, several by commas") from error
+        wanted = "redis://HOST:PORT, several by commas, or s3://BUCKET?endpoint=URL"
+        raise ConfigError(f"results is {urls!r}: {error}; give {wanted}") from error
 
 
-def _closing(threads: Threads) -> Any:
+def _closing(threads: Threads, traces: Traces | None) -> Any:
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         yield
         threads.close()
+        if traces is not None:
+            await asyncio.to_thread(traces.close)
 
     return lifespan

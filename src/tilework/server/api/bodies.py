@@ -10,7 +10,7 @@ from fastapi import Request
 from tilework.server.calls.encode import Threads
 from tilework.server.calls.idempotency import Key, idempotency_key
 from tilework.server.calls.parsing.chat_call import chat_fields
-from tilework.server.calls.parsing.fields import Fields
+from tilework.server.calls.parsing.fields import Fields, spread
 from tilework.server.calls.parsing.form import form_fields
 from tilework.server.calls.parsing.image_call import StreamOf
 from tilework.server.calls.parsing.pictures import NO_PICTURES, GivenPicture, Pictures, decoded, reject_edits
@@ -35,12 +35,13 @@ from tilework.server.tenants import Tenant
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     """What a route's body looks like: JSON, or also a form (`takes_forms`), and its fields. One that `is_edit` needs a
-    picture.
+    picture. That of a chat, which `has_history`, may hold pictures that were drawn before.
     """
 
     fields: Callable[[Mapping[str, object]], Fields]
     is_edit: bool = False
     takes_forms: bool = False
+    has_history: bool = False
 
     @property
     def stream_of(self) -> StreamOf:
@@ -48,18 +49,18 @@ class Route:
 
 
 def _as_they_are(body: Mapping[str, object]) -> Fields:
-    return Fields(fields=body)
+    return Fields(fields=spread(body))
 
 
 IMAGES = Route(fields=_as_they_are)
 EDITS = Route(fields=_as_they_are, is_edit=True, takes_forms=True)
-CHATS = Route(fields=chat_fields)
+CHATS = Route(fields=chat_fields, has_history=True)
 VIDEOS = Route(fields=video_fields, takes_forms=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bodies:
-    """Reads bodies. Where the model takes pictures, large ones are read, and share `room`."""
+    """Reads bodies. Where the model takes pictures, and in chats, large ones are read, and share `room`."""
 
     config: ServerConfig
     threads: Threads
@@ -78,7 +79,8 @@ class Bodies:
         """
         if route.is_edit and not models.takes_pictures:
             reject_edits(models.default)  # Before the pictures are read.
-        max_bytes = self.config.max_input_bytes if models.takes_pictures else self.config.max_body_bytes
+        is_large = models.takes_pictures or route.has_history
+        max_bytes = self.config.max_input_bytes if is_large else self.config.max_body_bytes
         limits = BodyLimits(max_bytes=max_bytes, timeout_s=self.config.read_timeout_s, place=place)
         if not route.takes_forms:
             return await read_json(http, limits)

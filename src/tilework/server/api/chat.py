@@ -1,18 +1,32 @@
-"""`POST /v1/chat/completions`: pictures as the answer in a chat, as vLLM-Omni's clients read them."""
+"""`POST /v1/chat/completions`: pictures as the answer in a chat, whole or as a stream.
+
+Whole, pictures are parts of the message, as vLLM-Omni's clients read them. In a stream progress comes as reasoning,
+which chat user interfaces show while they wait and fold up afterwards (`reasoning_content`, as of vLLM and DeepSeek).
+The picture is content, in Markdown, since there content is text.
+"""
 
 from __future__ import annotations
 
 import base64
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Any
 
 from fastapi import Request
 from fastapi.responses import Response
 
 from tilework.server.api.bodies import CHATS
-from tilework.server.api.images import ImageService
-from tilework.server.calls.call import Finished
+from tilework.server.api.images import Entry, ImageService
+from tilework.server.calls.call import Call, Finished
+from tilework.server.calls.events import Event
 from tilework.server.calls.timeline import stage_durations
+from tilework.server.http.sse import chunk
 from tilework.server.schema.answers import ChatChoice, ChatCompletion, ChatMessage, ImagePart, ImageUrl, RequestTimeline
+from tilework.server.text import counted
+
+DONE = b"data: [DONE]\n\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,9 +37,74 @@ class ChatService:
 
     async def complete(self, http: Request) -> Response:
         entry = await self.images.enter(http, CHATS)
+        if entry.call.ask.is_stream:
+            return self._stream(entry)
         finished = await self.images.result(entry.call, http)
-        content = await self.images.threads.run(_answer_json, finished, finished.ask.model)
+        content = await self.images.threads.run(_answer_json, finished, self._model(entry.call))
         return Response(content, headers=entry.headers(), media_type="application/json")
+
+    def _stream(self, entry: Entry) -> Response:
+        chunks = ChatChunks(call=entry.call, model=self._model(entry.call))
+        return self.images.stream(entry.call, entry.headers(), chunks.on_wire, has_progress=True)
+
+    def _model(self, call: Call) -> str:
+        return self.images.models.called(call.ask.model)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatChunks:
+    """The events of a call as chunks of a chat."""
+
+    call: Call
+    model: str
+
+    async def on_wire(self, events: AsyncGenerator[Event, None]) -> AsyncGenerator[bytes, None]:
+        """Closing this closes `events`. A failure is an `error`, which OpenAI's clients raise."""
+        timelines: list[Any] = []
+        async with aclosing(events):
+            async for one in events:
+                if one.name == "error":
+                    yield chunk(one.data)
+                    return
+                if one.name == "tilework.done":
+                    timelines.append(one.data["timeline"])
+                elif (delta := self._delta(one)) is not None:
+                    yield chunk(self._chunk(delta))
+        yield chunk({**self._chunk({}, "stop"), "tilework": timelines})
+        yield DONE
+
+    def _delta(self, one: Event) -> Mapping[str, object] | None:
+        """What an event adds to the message; None for those that add nothing."""
+        match one.name.partition(".")[2]:
+            case "accepted":
+                pictures = counted(len(self.call.ask.specs), "picture")
+                return {"role": "assistant", "content": "", "reasoning_content": f"{pictures}{self._left(one)}\n"}
+            case "progress":
+                which = f"picture {one.data['index']!s}, " if len(self.call.ask.specs) > 1 else ""
+                state = one.data["state"]
+                at = f"step {one.data['step']} of {one.data['steps']}" if state in ("running", "done") else state
+                return {"reasoning_content": f"{which}{at}{self._left(one)}\n"}
+            case "completed":
+                text = f"data:{self.call.ask.media_type};base64,{one.data['b64_json']}"
+                return {"content": f"![picture]({text})\n"}
+            case _:
+                return None
+
+    def _left(self, one: Event) -> str:
+        """How much longer it is expected to take."""
+        eta_s = one.data["eta_s"]
+        if not isinstance(eta_s, float):
+            return ""
+        return f", about {max(0.0, self.call.arrived_s + eta_s - time.time()):.1f} s left"
+
+    def _chunk(self, delta: Mapping[str, object], finish_reason: str | None = None) -> dict[str, object]:
+        return {
+            "id": f"chatcmpl-{self.call.uid}",
+            "object": "chat.completion.chunk",
+            "created": int(self.call.arrived_s),
+            "model": self.model,
+            "choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}],
+        }
 
 
 def _answer_json(finished: Finished, model: str) -> bytes:

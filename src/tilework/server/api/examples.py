@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tilework.server.http.sse import event
+from tilework.server.http.sse import chunk, event
 
 UID = "c5b6a1d2e3f405162738495a6b7c8d9e"
 
@@ -94,7 +94,7 @@ ERRORS: dict[int, tuple[str, str, str, str | None, str]] = {
     429: (
         "The deadline is out of reach (`deadline_unreachable`; `earliest_s` is the earliest that is not),"
         " the server has enough (`queue_full`; `input_full`: given pictures), or your tenant has (`tenant_share` of the"
-        " queue, `too_many_open`);"
+        " queue, `too_many_open`), or your key (`rate_limit_exceeded`);"
         " `Retry-After` says when to ask; `alternate` is the URL of another set that could begin it earlier, if any",
         "rate_limit_error",
         "deadline_unreachable",
@@ -143,10 +143,12 @@ def _stream(events: list[dict[str, Any]]) -> str:
 
 PROGRESS = _stream(RECORDED["progress"])
 PICTURES = _stream(RECORDED["pictures"])
+LIVE = _stream([{"type": "tilework.live", **RECORDED["live"]}])
+CHUNKS = b"".join(map(chunk, RECORDED["chunks"])).decode()
 EXAMPLES: dict[str, object] = {**RECORDED, "edits": {**RECORDED["images"], "size": "16x16"}}
 """An edit is answered like any image; the shipped model makes none."""
 _MORE: Mapping[int, Mapping[str, object]] = {
-    429: {"uid": f"{UID}-0", "slo_s": 1.0, "earliest_s": 3.251},
+    429: {"uid": f"{UID}-0", "slo_s": 1.0, "slo_source": "request", "earliest_s": 3.251},
     503: {"status": "stopping", "devices_up": 8, "devices": 8, "open_requests": 3},
 }
 

@@ -9,7 +9,7 @@ from fastapi.responses import Response
 
 from tilework.server.api.bodies import EDITS
 from tilework.server.api.chat import ChatService
-from tilework.server.api.examples import PICTURES, UID
+from tilework.server.api.examples import CHUNKS, PICTURES, UID
 from tilework.server.api.images import ImageService
 from tilework.server.api.openapi import (
     CALL_HEADERS,
@@ -85,16 +85,19 @@ def add_image_routes(app: FastAPI, images: ImageService, requests: RequestServic
 
 
 def add_chat_route(app: FastAPI, chat: ChatService) -> None:
+    done = good("The pictures", "chat", *CALL_HEADERS)
+    done["content"] |= stream("", CHUNKS, fields={"stream": True})["content"]
+
     @app.post(
         "/v1/chat/completions",
         tags=["images"],
         response_model=ChatCompletion,
         responses={
-            200: good("The pictures", "chat", *CALL_HEADERS),
+            200: done,
             **errors(400, 401, 404, 408, 409, 410, 413, 415, 422, 429, 504),
         },
         openapi_extra={**CHAT_BODY, "parameters": [IDEMPOTENCY_KEY]},
     )
     async def complete_chat(http: Request) -> Response:
-        """Draw images as the answer in a chat, for clients of vLLM-Omni."""
+        """Draw images as the answer in a chat, whole or as a stream."""
         return await chat.complete(http)

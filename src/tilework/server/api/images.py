@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from random import Random
@@ -22,12 +22,15 @@ from tilework.server.api.bodies import IMAGES, Bodies, Route
 from tilework.server.calls.call import Call, Finished
 from tilework.server.calls.decode_plans import DecodePlans
 from tilework.server.calls.encode import Threads
-from tilework.server.calls.errors import CallError
+from tilework.server.calls.errors import CallError, ContentRefused
 from tilework.server.calls.events import CallEvents, Event, View
+from tilework.server.calls.parsing.fields import renamed
 from tilework.server.calls.parsing.image_call import image_call
 from tilework.server.calls.parsing.pictures import taken_pictures
 from tilework.server.calls.parsing.sizes import size_text
 from tilework.server.calls.parsing.specs import Rules
+from tilework.server.calls.provenance import texts_of
+from tilework.server.calls.refusals import too_many_a_minute
 from tilework.server.calls.served_models import ServedModels
 from tilework.server.calls.status import call_status
 from tilework.server.calls.submitter import CallSubmitter
@@ -36,15 +39,19 @@ from tilework.server.default_slo import DefaultSlos
 from tilework.server.engine_protocol import Engine
 from tilework.server.http.connection import unless_gone
 from tilework.server.http.errors import ApiError
-from tilework.server.http.middleware import tenant_of
+from tilework.server.http.middleware import key_of, tenant_of
 from tilework.server.http.prefer import preference
 from tilework.server.http.sse import EventStream, event
 from tilework.server.metrics.metrics import Metrics
 from tilework.server.models_file import ModelEntry
+from tilework.server.request_rates import RequestRates
+from tilework.server.safety_filter import SafetyFilter
 from tilework.server.schema.answers import ImageData, ImagesResponse
 from tilework.server.schema.image_request import OutputFormat
 from tilework.server.tenants import Tenant, Tenants
+from tilework.server.traces import TRACEPARENT
 
+Wire = Callable[[AsyncGenerator[Event, None]], AsyncGenerator[bytes, None]]
 REPLAYED = {"Idempotent-Replayed": "true"}
 
 
@@ -76,17 +83,19 @@ class ImageService:
     rng: Random
     bodies: Bodies
     plans: DecodePlans
+    safety_filter: SafetyFilter | None = None
+    rates: RequestRates = field(default_factory=RequestRates)
 
     @property
     def models(self) -> ServedModels:
         """The models that are served; the engine must have started."""
-        return ServedModels(self.engine.models, self.entries)
+        return ServedModels(self.engine.models, self.entries, self.config.served_names)
 
     async def generate(self, http: Request, route: Route = IMAGES) -> Response:
         entry = await self.enter(http, route)
         call, headers = entry.call, entry.headers()
         if call.ask.is_stream:
-            return self._stream(call, headers)
+            return self.stream(call, headers, on_wire, has_progress=call.ask.has_progress)
         wish = preference(http.headers.getlist("prefer"))
         if wish.is_async:
             self.submitter.detach(call)
@@ -106,6 +115,7 @@ class ImageService:
         """
         self.submitter.readiness.require_started()
         tenant, models = tenant_of(http.scope), self.models
+        self._check_rate(tenant, key_of(http.scope))
         with self.bodies.room.place() as place:
             with self._counting_mistakes():
                 body = await self.bodies.read(http, route, models, place)
@@ -115,16 +125,32 @@ class ImageService:
             with self._counting_mistakes():
                 asked = route.fields(body)
                 info = models.named(asked.fields.get("model"))
-                fields, given = taken_pictures(asked.fields, info, is_edit=route.is_edit)
+                fields, given = taken_pictures(renamed(asked.fields, info), info, is_edit=route.is_edit)
                 pictures = await self.bodies.decoded(given)
         with self._counting_mistakes():
-            more: Any = {"pictures": pictures, "slo_ms": asked.slo_ms, "stream_of": route.stream_of}
-            more["video"] = asked.video
+            more: Any = {"pictures": pictures, "stream_of": route.stream_of, "video": asked.video}
             ask = image_call(fields, self._rules(tenant, info), self.rng, **more)
-            has_waited = await self.plans.check(info, ask.specs[0]) or bool(given)
+            ask = replace(ask, traceparent=_traceparent(http))
+            self.metrics.count_warnings(len(ask.warnings))
+            await self._check_texts(ask.specs[0])
+            has_waited = await self.plans.check(info, ask.specs[0]) or bool(given) or self.safety_filter is not None
         if has_waited and key is not None and (known := await self.submitter.join(key)) is not None:  # Came meanwhile.
             return Entry(call=known, is_replay=True)
         return Entry(call=self.submitter.submit(ask, tenant, key), is_replay=False)
+
+    async def _check_texts(self, spec: Spec) -> None:
+        """Raises ContentRefused if the safety filter objects."""
+        if self.safety_filter is None:
+            return
+        reason = await self.threads.run(self.safety_filter.refuse_texts, texts_of(spec))
+        if reason is not None:
+            raise ContentRefused(f"This is not drawn here: {reason}.", resend=False)
+
+    def _check_rate(self, tenant: Tenant, key: bytes) -> None:
+        """Raises CallError if the key has made its calls of this minute."""
+        if wait_ns := self.rates.take(tenant, key, self.engine.now_ns()):
+            self.metrics.count_too_many_a_minute()
+            raise too_many_a_minute(tenant, wait_ns)
 
     def _rules(self, tenant: Tenant, info: ModelInfo) -> Rules:
         """What a body of this tenant for this model is checked against, as of now."""
@@ -169,19 +195,20 @@ class ImageService:
             raise end
         return end
 
-    def _stream(self, call: Call, headers: dict[str, str]) -> Response:
+    def stream(self, call: Call, headers: Mapping[str, str], wire: Wire, *, has_progress: bool) -> Response:
+        """The events of a call, as `wire` puts them into bytes, until it has ended or its client has gone."""
         ask = call.ask
         events = CallEvents(
             engine=self.engine,
             threads=self.threads,
             uid=call.uid,
             call=call,
-            view=View(has_progress=ask.has_progress, has_files=True, num_partial=ask.num_partial),
+            view=View(has_progress=has_progress, has_files=True, num_partial=ask.num_partial),
             images=range(len(ask.specs)),
         )
         self.submitter.own(call)
         return EventStream(
-            on_wire(events.events()),
+            wire(events.events()),
             keep_alive_s=self.config.keep_alive_s,
             headers=headers,
             on_close=lambda: self.submitter.disown(call),
@@ -203,6 +230,12 @@ class ImageService:
         self.submitter.call_registry.mark_all_fetched(finished.uid)
         body = await self.threads.run(_answer_json, finished, base_url(self.config, http))
         return Response(body, headers=headers, media_type="application/json")
+
+
+def _traceparent(http: Request) -> str | None:
+    """The trace that a call is part of, if its client says so in the form of W3C."""
+    given = http.headers.get("traceparent", "")
+    return given if TRACEPARENT.fullmatch(given) else None
 
 
 async def on_wire(events: AsyncGenerator[Event, None]) -> AsyncGenerator[bytes, None]:

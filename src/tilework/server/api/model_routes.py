@@ -26,7 +26,7 @@ def add_model_routes(
     """Returns what describes a model to clients."""
 
     def card(info: ModelInfo) -> ModelCard:
-        return _model_card(info, images, created)
+        return _model_card(info, images, created, images.models.called(info.name))
 
     @app.get(
         "/v1/models",
@@ -40,7 +40,9 @@ def add_model_routes(
     async def list_models() -> ModelList:
         """What is served here: models, each with its limits and defaults. The first serves requests that name none."""
         readiness.require()
-        return ModelList(data=[card(info) for info in images.models.infos.values()])
+        models = images.models
+        named = [(info, name) for info in models.infos.values() for name in models.listed(info)]
+        return ModelList(data=[_model_card(info, images, created, name) for info, name in named])
 
     @app.get(
         "/v1/models/{model_id:path}",
@@ -61,7 +63,8 @@ def add_model_routes(
     async def model_info() -> ModelPath:
         """The hub id of the first model, or its name if it came from a directory, for clients of SGLang."""
         readiness.require()
-        return ModelPath(model_path=public_source(images.models.default))
+        models = images.models
+        return ModelPath(model_path=models.names[0] if models.names else public_source(models.default))
 
     return card
 
@@ -76,9 +79,11 @@ def _picture(one: PictureInput) -> dict[str, object]:
     }
 
 
-def _model_card(info: ModelInfo, images: ImageService, created: int) -> ModelCard:
+def _model_card(info: ModelInfo, images: ImageService, created: int, name: str) -> ModelCard:
+    """`name` is that under which it is shown."""
     slo = images.models.default_slo(info.name) or images.config.usual_slo
     limits = {
+        "model": info.name,
         "family": info.family,
         "parameters": info.parameters,
         "side_multiple": info.side_multiple,
@@ -109,4 +114,4 @@ def _model_card(info: ModelInfo, images: ImageService, created: int) -> ModelCar
         "on_host": images.engine.is_on_host(info.name),
         "policy": images.engine.policy,
     }
-    return ModelCard(id=info.name, created=created, tilework=limits)
+    return ModelCard(id=name, created=created, tilework=limits)

@@ -78,6 +78,8 @@ _HEADERS = {
     "Retry-After": "After how many seconds to try again",
     "Link": "The same route of another set that could begin the call earlier, with rel=alternate; see `/v1/sets`",
 }
+HEADERS_OF_OURS = tuple(name for name in _HEADERS if name != "Accept-Ranges")
+"""Headers of answers that a page of another origin may read."""
 
 
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:

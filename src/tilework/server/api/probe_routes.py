@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI
-from fastapi.responses import Response
+from dataclasses import dataclass
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from tilework.server.api.openapi import errors, good, text
+from tilework.server.api.examples import LIVE
+from tilework.server.api.openapi import errors, good, stream, text
 from tilework.server.calls.readiness import Readiness
+from tilework.server.config import ServerConfig
+from tilework.server.http.errors import ApiError
+from tilework.server.http.middleware import tenant_of
+from tilework.server.http.sse import MEDIA_TYPE, EventStream
+from tilework.server.live.frames import Viewer
+from tilework.server.live.watchers import MOST_WATCHERS, TooManyWatch, Watchers
 from tilework.server.metrics.metrics import Metrics
 from tilework.server.schema.answers import Alive, NodeModel, ReadyModel, SetList, SetModel
+from tilework.server.schema.live import LiveState
 from tilework.server.sets import Sets
+from tilework.server.tenants import Tenants
 from tilework.sets.directory import Directory
 from tilework.sets.records import SetRecord
 
@@ -46,6 +57,56 @@ def add_probe_routes(app: FastAPI, readiness: Readiness, metrics: Metrics) -> No
         """Metrics in Prometheus' text format."""
         readiness.require_started()
         return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveService:
+    """Answers `/v1/live`: once, or twice a second as events."""
+
+    watchers: Watchers
+    readiness: Readiness
+    config: ServerConfig
+    tenants: Tenants
+
+    def answer(self, http: Request) -> Response:
+        """Raises ApiError: as many watch as may."""
+        self.readiness.require_started()
+        tenant = tenant_of(http.scope)
+        viewer = Viewer(None if tenant.is_admin or not self.tenants.has_keys else tenant.name)
+        if MEDIA_TYPE not in http.headers.get("accept", ""):
+            return JSONResponse(self.watchers.state(viewer))
+        try:
+            self.watchers.enter()
+        except TooManyWatch:
+            raise _crowded() from None
+        leave = self.watchers.leave
+        return EventStream(self.watchers.events(viewer), keep_alive_s=self.config.keep_alive_s, on_close=leave)
+
+
+def _crowded() -> ApiError:
+    message = (
+        f"{MOST_WATCHERS} clients watch this server already. Ask without Accept: {MEDIA_TYPE}, or try again later."
+    )
+    headers = {"Retry-After": "10"}
+    return ApiError(429, message, error_type="rate_limit_error", code="too_many_watchers", headers=headers)
+
+
+def add_live_route(app: FastAPI, live: LiveService) -> None:
+    answer = good("The state", "live")
+    answer["content"] |= stream("", LIVE)["content"]
+
+    @app.get(
+        "/v1/live",
+        tags=["operations"],
+        response_model=LiveState,
+        responses={200: answer, **errors(401, 429)},
+    )
+    async def live_state(http: Request) -> Response:
+        """What devices do, what waits and what was on time. With `Accept: text/event-stream` it comes twice a second.
+
+        Of requests of other tenants there are tiles alone, unless the key has the scope admin.
+        """
+        return live.answer(http)
 
 
 def add_set_routes(app: FastAPI, sets: Sets, readiness: Readiness) -> None:

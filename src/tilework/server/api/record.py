@@ -41,10 +41,12 @@ _FROM_SERVER = re.compile(r"[0-9a-f]{32}")
 
 def record(http: httpx.Client) -> dict[str, Any]:
     """The answers to one call of each kind, by the name of the example."""
+    sets = http.get("/v1/sets").json()  # While nothing has run.
     images = http.post("/v1/images/generations", json=EXAMPLE).raise_for_status().json()
     stream = http.post("/v1/images/generations", json={**EXAMPLE, "stream": True, "partial_images": 1}).text
     uid = http.post("/v1/images/generations", json=EXAMPLE, headers=ASYNC).raise_for_status().json()["uid"]
     running = _running(http, uid)
+    live = http.get("/v1/live").json()
     listed = http.get("/v1/requests", params={"limit": 1}).json()
     decisions = http.get(f"/v1/requests/{uid}/decisions").json()
     cancelled = http.delete(f"/v1/requests/{uid}").json()
@@ -61,12 +63,14 @@ def record(http: httpx.Client) -> dict[str, Any]:
         "cancelled": cancelled,
         "progress": [progress],
         "chat": http.post("/v1/chat/completions", json=CHAT).raise_for_status().json(),
+        "chunks": _chunks(http.post("/v1/chat/completions", json={**CHAT, "stream": True}).text),
         "models": http.get("/v1/models").json(),
         "model": http.get("/v1/models/shapes").json(),
         "model path": http.get("/v1/model_info").json(),
+        "live": live,
         "alive": http.get("/health").json(),
         "ready": http.get("/ready").json(),
-        "sets": http.get("/v1/sets").json(),
+        "sets": sets,
     }
 
 
@@ -93,7 +97,15 @@ def _once(http: httpx.Client, path: str, has_begun: Callable[[Any], bool]) -> An
 
 
 def _events(stream: str) -> list[Any]:
-    return [json.loads(data) for data in re.findall(r"^data: (.*)$", stream, flags=re.M)]
+    return [json.loads(data) for data in re.findall(r"^data: (\{.*)$", stream, flags=re.M)]
+
+
+def _chunks(stream: str) -> list[Any]:
+    """Of a chat: the last one that tells of progress, and the picture."""
+    chunks = [one for one in _events(stream) if one["choices"][0]["delta"]]
+    return [
+        [one for one in chunks if name in one["choices"][0]["delta"]][-1] for name in ("reasoning_content", "content")
+    ]
 
 
 def shortened(value: Any, name: str = "") -> Any:
@@ -106,8 +118,8 @@ def shortened(value: Any, name: str = "") -> Any:
         return value
     if name == "b64_json":
         return PNG_HEAD
-    if name == "url" and value.startswith("data:"):
-        return f"data:image/png;base64,{PNG_HEAD}"
+    if "data:image" in value:
+        return re.sub("base64,[^)]*", f"base64,{PNG_HEAD}", value)
     return _FROM_SERVER.sub(UID, value)
 
 

@@ -28,7 +28,7 @@ tenants and limits work together is in [serving](serving.md).
 The examples are for `URL=http://127.0.0.1:8000`. Answers are those of a server with the shipped model on two CPU cores,
 and about videos those of a simulated model; long lists show their first entries, and pictures their first bytes. If the
 server has keys, every call needs `-H "Authorization: Bearer KEY"`, except `/health` and `/ready`. HEAD works wherever
-GET does.
+GET does. `/` is a [page](operations.md#the-page) for a browser.
 """
 
 

@@ -60,7 +60,7 @@ class VideoService:
         entry = await self.images.enter(http, VIDEOS)
         finished = await self.images.result(entry.call, http)
         self.images.submitter.call_registry.mark_all_fetched(finished.uid)
-        headers = {**entry.headers(), "X-Model": finished.ask.model}
+        headers = {**entry.headers(), "X-Model": self.images.models.called(finished.ask.model)}
         return Response(finished.files[0], headers=headers, media_type=finished.ask.media_type)
 
     def retrieve(self, video_id: str, http: Request) -> VideoJob:
@@ -140,12 +140,13 @@ class VideoService:
 
     def _job(self, entry: Call | Record, *, as_of_now: bool) -> VideoJob:
         """With `as_of_now` the ETA is predicted again, which takes time in proportion to what is queued."""
+        model = self.images.models.called(entry.ask.model)
         if isinstance(entry, Record):
-            return _job(entry, entry.status())
-        return _job(entry, call_status(entry, self.images.engine if as_of_now else None))
+            return _job(entry, entry.status(), model)
+        return _job(entry, call_status(entry, self.images.engine if as_of_now else None), model)
 
 
-def _job(entry: Call | Record, status: RequestStatus) -> VideoJob:
+def _job(entry: Call | Record, status: RequestStatus, model: str) -> VideoJob:
     ask, (image,) = entry.ask, status.images
     (spec,) = ask.specs
     assert spec.video is not None
@@ -153,7 +154,7 @@ def _job(entry: Call | Record, status: RequestStatus) -> VideoJob:
     error = status.error
     return VideoJob(
         id=entry.uid,
-        model=ask.model,
+        model=model,
         status=_STATUSES[status.status],
         progress=100 if status.status == "done" else min(_ALMOST, 100 * image.step // image.steps),
         created_at=status.created,
@@ -173,6 +174,7 @@ def _job(entry: Call | Record, status: RequestStatus) -> VideoJob:
             eta=status.eta,
             slo_s=ask.slo_s,
             slo_source=ask.slo_source,
+            warnings=list(ask.warnings),
             is_promised=ask.slo_s is not None and ask.terms.on_miss is OnMiss.REJECT,
             frames=spec.frames,
             fps=spec.video.fps,

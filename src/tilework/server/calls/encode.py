@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
 from PIL import Image as Pillow
+from PIL.PngImagePlugin import PngInfo
 
 from tilework.core.wire.spec import Image
 from tilework.server.schema.image_request import FileFormat
@@ -22,11 +23,20 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def encode(image: Image, output_format: FileFormat, quality: int, frame: int = 0) -> bytes:
-    """Encode as a file, or one frame of a clip; `quality` (0-100) concerns jpeg and webp only."""
-    buffer, picture = io.BytesIO(), _picture(image, frame)
+def encode(
+    image: Image, output_format: FileFormat, quality: int, frame: int = 0, texts: Mapping[str, str] | None = None
+) -> bytes:
+    """Encode as a file, or one frame of a clip; `quality` (0-100) concerns jpeg and webp only.
+
+    `texts` are text chunks by name, of png only.
+    """
+    buffer, picture = io.BytesIO(), picture_of(image, frame)
     if output_format == "png":
-        picture.save(buffer, "PNG", compress_level=3)  # On noisy pixels 4 times as fast as 6, for 11% more.
+        chunks = PngInfo()
+        for name, text in (texts or {}).items():
+            chunks.add_itxt(name, text)
+        # On noisy pixels level 3 is 4 times as fast as 6, for 11% more.
+        picture.save(buffer, "PNG", compress_level=3, pnginfo=chunks)
     else:
         picture.save(buffer, output_format.upper(), quality=quality)
     return buffer.getvalue()
@@ -36,13 +46,13 @@ def encode_preview(image: Image, output_format: FileFormat, quality: int) -> tup
     """A preview and its format: that of the result, or for clips a WebP that plays its frames again and again."""
     if image.frames == 1 and output_format != "mp4":
         return output_format, encode(image, output_format, quality)
-    buffer, (first, *others) = io.BytesIO(), [_picture(image, frame) for frame in range(image.frames)]
+    buffer, (first, *others) = io.BytesIO(), [picture_of(image, frame) for frame in range(image.frames)]
     options = {"quality": _PREVIEW_QUALITY, "duration": _FRAME_MS, "loop": 0}
     first.save(buffer, ANIMATED.upper(), save_all=True, append_images=others, **options)
     return ANIMATED, buffer.getvalue()
 
 
-def _picture(image: Image, frame: int) -> Pillow.Image:
+def picture_of(image: Image, frame: int) -> Pillow.Image:
     num_bytes = 3 * image.width * image.height
     pixels = memoryview(image.pixels)[frame * num_bytes : (frame + 1) * num_bytes]
     return Pillow.frombytes("RGB", (image.width, image.height), pixels)

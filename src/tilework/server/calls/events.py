@@ -85,8 +85,10 @@ class CallEvents:
     def _accepted(self) -> Event:
         call = self.call
         expected = [eta(call, self.engine, call.tickets[index]) for index in self._open_images()]
+        ask = call.ask
+        judged = {"slo_s": ask.slo_s, "slo_source": ask.slo_source, "warnings": list(ask.warnings)}
         last_s = max((one.seconds for one in expected if one is not None), default=None)
-        return Event("tilework.accepted", {"uid": self.uid, "images": len(self.images), "eta_s": last_s})
+        return Event("tilework.accepted", {"uid": self.uid, "images": len(self.images), "eta_s": last_s, **judged})
 
     async def _news(self) -> AsyncIterator[Event]:
         for index in self._open_images():

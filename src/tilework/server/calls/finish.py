@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+
+from PIL import Image as Pillow
 
 from tilework.core.request import Status
 from tilework.core.time import s_from_ns
 from tilework.core.wire.spec import Image
+from tilework.pipelines.video.stills import some_frames
 from tilework.runtime.ticket import Outcome
 from tilework.server.calls.call import Call, Finished
-from tilework.server.calls.encode import Threads, encode
+from tilework.server.calls.encode import Threads, encode, picture_of
 from tilework.server.calls.errors import (
     CallError,
     Cancelled,
@@ -26,12 +30,15 @@ from tilework.server.calls.errors import (
     not_ready,
 )
 from tilework.server.calls.parsing.image_call import ImageCall
+from tilework.server.calls.provenance import provenance_of, text_chunks
 from tilework.server.calls.records import Record
 from tilework.server.calls.registry import CallRegistry
 from tilework.server.calls.status import call_decisions, call_status
-from tilework.server.calls.timeline import request_timeline
+from tilework.server.calls.timeline import is_exact, request_timeline
 from tilework.server.engine_protocol import Engine
-from tilework.server.schema.answers import Decisions
+from tilework.server.safety_filter import SafetyFilter
+from tilework.server.schema.answers import Decisions, RequestTimeline
+from tilework.server.schema.provenance import Provenance
 from tilework.store.results import ResultStore, Stored, TooLarge, Unwritten
 
 logger = logging.getLogger("tilework.server")
@@ -39,12 +46,18 @@ logger = logging.getLogger("tilework.server")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finisher:
-    """Brings calls to their end; `store` keeps the pictures that a client may fetch later."""
+    """Brings calls to their end; `store` keeps the pictures that a client may fetch later.
+
+    If it `has_metadata`, PNG files say how they were made. `observers` are told of each call that has ended.
+    """
 
     engine: Engine
     store: ResultStore
     threads: Threads
     call_registry: CallRegistry
+    has_metadata: bool = True
+    observers: tuple[Callable[[Record], None], ...] = ()
+    safety_filter: SafetyFilter | None = None
 
     async def finish(self, call: Call) -> None:
         """Resolve `call.end`, whatever happens, after the call_registry has let go of the open call.
@@ -66,6 +79,8 @@ class Finisher:
             self.call_registry.forget(call)
         else:
             self.call_registry.end(record, now_ns, frees_key=isinstance(end, CallError))
+            for observe in self.observers:
+                observe(record)
         finally:
             for ticket in call.tickets:
                 self.engine.release(ticket.request.uid)
@@ -88,6 +103,8 @@ class Finisher:
                 return outcomes, None
             finished = await self._finished(call, outcomes)
             kept = await self._keep(call, finished) if call.is_kept else None
+        except ContentRefused as refusal:
+            return refusal, None
         except Exception:
             logger.exception("call %s failed", call.uid)
             return internal_error(), None
@@ -98,19 +115,46 @@ class Finisher:
 
     async def _finished(self, call: Call, outcomes: list[Outcome]) -> Finished:
         ask = call.ask.without_texts()  # A slow client may hold the answer for long.
-        files = [file for outcome in outcomes for file in await self._files(ask, outcome)]
-        served = enumerate(zip(call.tickets, outcomes, strict=True))
-        timelines = tuple(request_timeline(ask, index, ticket, outcome) for index, (ticket, outcome) in served)
-        return Finished(uid=call.uid, arrived_s=call.arrived_s, ask=ask, timelines=timelines, files=tuple(files))
+        files, timelines = list[bytes](), list[RequestTimeline]()
+        for index, (ticket, outcome) in enumerate(zip(call.tickets, outcomes, strict=True)):
+            await self._check(outcome)
+            provenance = await self._provenance(call, index, outcome)
+            files += await self._files(call.ask, index, outcome, provenance)
+            timelines.append(request_timeline(ask, index, ticket, outcome, provenance))
+        return Finished(uid=call.uid, arrived_s=call.arrived_s, ask=ask, timelines=tuple(timelines), files=tuple(files))
 
-    async def _files(self, ask: ImageCall, outcome: Outcome) -> list[bytes]:
+    async def _check(self, outcome: Outcome) -> None:
+        """Raises ContentRefused if the safety filter objects to a picture, or to one of some frames of a video."""
+        if self.safety_filter is None:
+            return
+        if outcome.file is not None:
+            pictures: Iterable[Pillow.Image] = await self.threads.run(some_frames, outcome.file.content)
+        else:
+            image = _pixels(outcome)
+            pictures = (picture_of(image, frame) for frame in range(image.frames))
+        for picture in pictures:
+            reason = await self.threads.run(self.safety_filter.refuse_picture, picture)
+            if reason is not None:
+                raise ContentRefused(f"Image {outcome.uid} is not given out: {reason}.", resend=False)
+
+    async def _provenance(self, call: Call, index: int, outcome: Outcome) -> Provenance | None:
+        """How an image was made; None of a video, whose pixels stay with its workers, and where there is no model."""
+        info, exact = self.engine.models.get(call.ask.model), is_exact(call.tickets[index], outcome)
+        if outcome.image is None or info is None or not info.hardware:
+            return None
+        if not (exact or (self.has_metadata and call.ask.output_format == "png")):
+            return None
+        return await self.threads.run(provenance_of, call.ask.specs[index], info, outcome.image, is_exact=exact)
+
+    async def _files(self, ask: ImageCall, index: int, outcome: Outcome, provenance: Provenance | None) -> list[bytes]:
         """The files of an image; that of a video has come as one."""
         if outcome.file is not None:
             return [outcome.file.content]
-        pixels = _pixels(outcome)
-        parts = (
-            self.threads.run(encode, pixels, ask.output_format, ask.quality, frame) for frame in range(ask.num_parts)
-        )
+        pixels, spec = _pixels(outcome), ask.specs[index]
+        parts = []
+        for frame in range(ask.num_parts):
+            texts = text_chunks(spec, provenance, frame) if self.has_metadata and provenance is not None else None
+            parts.append(self.threads.run(encode, pixels, ask.output_format, ask.quality, frame, texts))
         return await asyncio.gather(*parts)
 
     async def _keep(self, call: Call, finished: Finished) -> int | CallError:
@@ -142,6 +186,7 @@ class Finisher:
             status_json=status.model_dump_json().encode(),
             decisions_json=decisions.model_dump_json().encode(),
             unfetched=self._unfetched(call) if is_kept else set(),
+            webhook=call.ask.webhook,
         )
 
     def _unfetched(self, call: Call) -> set[tuple[int, int]]:

@@ -65,6 +65,9 @@ class CallJournal:
     def end(self, record: Record, *, has_key: bool) -> None:
         """A call has ended; nothing of it is to be done again."""
 
+    def change(self, record: Record) -> None:
+        """The record of a call that has ended is another now."""
+
     def forget(self, uid: str) -> None:
         """An open call is no more, and there is no record of it."""
 
@@ -114,6 +117,12 @@ class DurableJournal(CallJournal):
             self._journal.end(Ended(uid=record.uid, has_key=has_key, document=_RECORD.dump_json(record)))
         except NotWritten as error:
             logger.error("call %s has ended, but a start before the next end would repeat it: %s", record.uid, error)
+
+    def change(self, record: Record) -> None:
+        try:
+            self._journal.change(record.uid, _RECORD.dump_json(record))
+        except NotWritten as error:
+            logger.warning("after the next start the webhook of call %s would be told again: %s", record.uid, error)
 
     def forget(self, uid: str) -> None:
         try:

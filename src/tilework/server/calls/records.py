@@ -20,7 +20,7 @@ class Record:
     `ask` is what was asked for, without its texts: it says how to answer a repeat.
     `fresh_until_ns` is when its pictures expire, and its key with them; the record itself outlives them, to say so.
     `unfetched` holds the images of a detached call that its client has not fetched yet, each with a frame (0 if it is
-    no clip).
+    no clip). `webhook` has still to be told of its end.
     """
 
     uid: str
@@ -31,6 +31,7 @@ class Record:
     status_json: bytes = field(repr=False)
     decisions_json: bytes = field(repr=False)
     unfetched: set[tuple[int, int]] = field(default_factory=set)
+    webhook: str | None = None
 
     @property
     def tenant(self) -> str:

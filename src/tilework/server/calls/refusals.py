@@ -56,6 +56,15 @@ def too_many_open(tenant: Tenant, num_open: int, num_asked: int, retry_s: int) -
     return Refused(message, field="n", code="too_many_open", retry_s=retry_s)
 
 
+def too_many_a_minute(tenant: Tenant, wait_ns: int) -> Refused:
+    retry_s = max(1, math.ceil(wait_ns / NS_PER_S))
+    message = (
+        f"This key may make {tenant.requests_per_minute} calls for pictures a minute, and has made them. Retry in"
+        f" {counted(retry_s, 'second')}."
+    )
+    return Refused(message, code="rate_limit_exceeded", retry_s=retry_s)
+
+
 def input_full(num_held: int, num_asked: int, most_bytes: int) -> Refused:
     message = (
         f"The pictures of the call take {num_asked} bytes of memory. Those of open calls have {num_held} of"
@@ -71,6 +80,7 @@ def _unreachable(refusal: Reject, deadline: Deadline, arrival_ns: int) -> CallEr
     earliest_s = _ceil_ms(refusal.earliest_ns - arrival_ns)
     retry_s = max(1, math.ceil(earliest_s - deadline.slo_s))
     field, earliest = deadline.field, deadline.moved(earliest_s)
+    judged = {"uid": refusal.uid, "slo_s": deadline.slo_s, "slo_source": deadline.source}
     as_time = {"earliest": earliest} if isinstance(earliest, str) else {}
     message = (
         f"{field} = {shown(deadline.value)} cannot be met: {refusal.reason}. The earliest deadline that can is"
@@ -83,7 +93,7 @@ def _unreachable(refusal: Reject, deadline: Deadline, arrival_ns: int) -> CallEr
         code=refusal.code.value,
         retry_s=retry_s,
         resend=False,
-        details={"uid": refusal.uid, "slo_s": deadline.slo_s, "earliest_s": earliest_s, **as_time},
+        details={**judged, "earliest_s": earliest_s, **as_time},
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 
 from tilework.server.calls.arrivals import Arrivals
@@ -173,6 +174,20 @@ class CallRegistry:
         """The pictures that a client may still fetch, each as its record and its index and frame there."""
         records = (self._ended[uid] for uid in self._unfetched)
         return [(record, index, frame) for record in records for index, frame in record.unfetched]
+
+    def untold(self) -> list[Record]:
+        """The calls whose webhooks have still to be told."""
+        return [record for record in self._ended.values() if record.webhook is not None]
+
+    def is_known(self, uid: str) -> bool:
+        """Whether there is a record of the call that has ended."""
+        return uid in self._ended
+
+    def mark_told(self, uid: str) -> None:
+        """The webhook of this call knows."""
+        if (record := self._ended.get(uid)) is not None:
+            self._ended[uid] = told = replace(record, webhook=None)
+            self.journal.change(told)
 
     def mark_fetched(self, record: Record, index: int, frame: int = 0) -> None:
         """This picture was fetched, or is gone: a stop need not wait for it."""

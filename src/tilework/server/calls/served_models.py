@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from tilework.core.model import ModelInfo
 from tilework.server.calls.errors import UnknownModel
+from tilework.server.config import ConfigError
 from tilework.server.default_slo import DefaultSlo
 from tilework.server.models_file import ModelEntry
 from tilework.server.text import shown
@@ -16,11 +17,20 @@ from tilework.server.text import shown
 class ServedModels:
     """Models by name. A request that names none gets the first. A hub id is a name, too: SGLang's client sends it.
 
-    `entries` are what the file of models says of some.
+    `entries` are what the file of models says of some. `names` are what clients call the first one, if the server has
+    been told so; its own name still leads to it.
     """
 
     infos: Mapping[str, ModelInfo]
     entries: Mapping[str, ModelEntry] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Raises ConfigError if a name of the first model is one of another."""
+        others = [name for info in list(self.infos.values())[1:] for name in self._names(info)]
+        for name in self.names:
+            if name in others:
+                raise ConfigError(f"served_model_name has {name!r}, which is another model here; leave it out.")
 
     @property
     def default(self) -> ModelInfo:
@@ -45,15 +55,24 @@ class ServedModels:
             return self.default
         info = next((one for one in self.infos.values() if name in self._names(one)), None)
         if info is None:
-            names = ", ".join(map(shown, self.infos))
-            give = f"use {names}" if len(self.infos) == 1 else f"use one of {names}"
+            listed = [name for one in self.infos.values() for name in self.listed(one)]
+            names = ", ".join(map(shown, listed))
+            give = f"use {names}" if len(listed) == 1 else f"use one of {names}"
             raise UnknownModel(
                 f"The model {shown(name)} does not exist here; {give}, or leave model out.", field="model"
             )
         return info
 
     def _names(self, info: ModelInfo) -> tuple[str, ...]:
-        return (info.name, *self.aliases(info.name), public_source(info))
+        return (*self.listed(info), info.name, *self.aliases(info.name), public_source(info))
+
+    def listed(self, info: ModelInfo) -> tuple[str, ...]:
+        """The names under which a model is shown to clients, one or more."""
+        return self.names if self.names and info.name == self.default.name else (info.name,)
+
+    def called(self, name: str) -> str:
+        """What answers call the model of this name, which may be served no more."""
+        return self.listed(self.infos[name])[0] if name in self.infos else name
 
     def aliases(self, name: str) -> tuple[str, ...]:
         """What else clients call the model of this name."""

@@ -9,13 +9,13 @@ from tilework.control.decisions import describe
 from tilework.core.actions import Accept, Finish
 from tilework.core.request import Status
 from tilework.core.time import s_from_ns
-from tilework.runtime.ticket import Ticket
+from tilework.runtime.ticket import Outcome, Ticket
 from tilework.server.calls.call import Call, Finished
 from tilework.server.calls.errors import CallError, Cancelled
 from tilework.server.calls.parsing.sizes import size_text
 from tilework.server.calls.timeline import request_timeline
 from tilework.server.engine_protocol import Engine
-from tilework.server.schema.answers import DecisionModel, ImageStatus, RequestStatus, State
+from tilework.server.schema.answers import DecisionModel, ImageStatus, RequestStatus, RequestTimeline, State
 from tilework.server.text import time_text
 
 
@@ -44,7 +44,7 @@ def call_status(
     With an `engine` the ETAs are present ones: each takes time in proportion to what is queued. Without it they are
     admission's.
     """
-    images = [_image_status(call, index, ticket, engine) for index, ticket in enumerate(call.tickets)]
+    images = [_image_status(call, index, ticket, engine, end) for index, ticket in enumerate(call.tickets)]
     etas = [image for image in images if image.eta_s is not None]
     last = max(etas, key=lambda image: image.eta_s or 0.0, default=None)
     first = call.ask.specs[0]
@@ -56,6 +56,7 @@ def call_status(
         priority=call.ask.terms.priority,
         slo_s=call.ask.slo_s,
         slo_source=call.ask.slo_source,
+        warnings=list(call.ask.warnings),
         eta_s=last and last.eta_s,
         eta=last and last.eta,
         size=size_text(first.shape),
@@ -67,7 +68,9 @@ def call_status(
     )
 
 
-def _image_status(call: Call, index: int, ticket: Ticket, engine: Engine | None) -> ImageStatus:
+def _image_status(
+    call: Call, index: int, ticket: Ticket, engine: Engine | None, end: Finished | CallError | None
+) -> ImageStatus:
     outcome = ticket.outcome.result() if ticket.outcome.done() else None
     expected = eta(call, engine, ticket)
     queue_ns = ticket.queue_ns
@@ -81,10 +84,16 @@ def _image_status(call: Call, index: int, ticket: Ticket, engine: Engine | None)
         eta=expected and expected.text,
         queue_s=None if queue_ns is None else round(s_from_ns(queue_ns), 6),
         reason=None if outcome is None else outcome.reason or None,
-        timeline=None
-        if outcome is None or outcome.status is not Status.DONE
-        else request_timeline(call.ask, index, ticket, outcome),
+        timeline=_timeline(call, index, ticket, outcome, end),
     )
+
+
+def _timeline(
+    call: Call, index: int, ticket: Ticket, outcome: Outcome | None, end: Finished | CallError | None
+) -> RequestTimeline | None:
+    if outcome is None or outcome.status is not Status.DONE:
+        return None
+    return end.timelines[index] if isinstance(end, Finished) else request_timeline(call.ask, index, ticket, outcome)
 
 
 def _state_of_image(status: Status) -> State:

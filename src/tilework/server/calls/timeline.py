@@ -9,9 +9,13 @@ from tilework.core.time import s_from_ns
 from tilework.runtime.ticket import Outcome, Segment, Ticket
 from tilework.server.calls.parsing.image_call import ImageCall
 from tilework.server.schema.answers import CacheModel, RequestTimeline, SegmentModel
+from tilework.server.schema.provenance import Provenance
 
 
-def request_timeline(call: ImageCall, index: int, ticket: Ticket, outcome: Outcome) -> RequestTimeline:
+def request_timeline(
+    call: ImageCall, index: int, ticket: Ticket, outcome: Outcome, provenance: Provenance | None = None
+) -> RequestTimeline:
+    """That of an image that has ended; it shows its `provenance` if it is exact."""
     request = ticket.request
     queue_ns, deadline_ns = ticket.queue_ns, request.deadline_ns
     return RequestTimeline(
@@ -24,11 +28,18 @@ def request_timeline(call: ImageCall, index: int, ticket: Ticket, outcome: Outco
         slo_s=call.slo_s,
         slo_source=call.slo_source,
         on_time=None if deadline_ns is None else outcome.finished_ns <= deadline_ns,
-        exact=request.exact and all(segment.is_exact for segment in outcome.segments),
+        exact=is_exact(ticket, outcome),
         vae_tiling=call.vae_tiling,
+        warnings=list(call.warnings),
         cache=_cache(request.cache, outcome.segments),
         segments=[_segment(segment, request.arrival_ns) for segment in outcome.segments],
+        provenance=provenance if provenance is not None and provenance.exact else None,
     )
+
+
+def is_exact(ticket: Ticket, outcome: Outcome) -> bool:
+    """Whether an image was to be exact, and each work of it ran on one device, alone and whole."""
+    return ticket.request.exact and all(segment.is_exact for segment in outcome.segments)
 
 
 def stage_durations(timeline: RequestTimeline) -> dict[str, float]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from base64 import b64decode
+from collections.abc import Collection
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -12,8 +14,11 @@ from tilework.server.text import shown
 
 logger = logging.getLogger("tilework.server")
 
-OPEN_PATHS = frozenset({"/health", "/ready"})
+PROBES = frozenset({"/health", "/ready"})
+DOCS = ("/docs", "/openapi.json")
+"""What a person opens in a browser, which cannot send `Bearer`: the beginnings of paths."""
 TENANT = "tilework.tenant"  # The key of the tenant in the scope.
+KEY = "tilework.key"  # And that of the key with which it came.
 IS_HEAD = "tilework.is_head"  # In the scope if the request was a HEAD.
 
 
@@ -21,6 +26,13 @@ def tenant_of(scope: Scope) -> Tenant:
     tenant = scope[TENANT]
     assert isinstance(tenant, Tenant)
     return tenant
+
+
+def key_of(scope: Scope) -> bytes:
+    """The key that a request came with; empty without."""
+    key = scope[KEY]
+    assert isinstance(key, bytes)
+    return key
 
 
 def is_head(scope: Scope) -> bool:
@@ -52,23 +64,29 @@ class CatchBugs:
 
 
 class RequireKey:
-    """Let a request pass only with `Authorization: Bearer KEY`, and put the tenant of the key into the scope.
+    """Let a request pass only with `Authorization: Bearer KEY`, and put key and tenant into the scope.
 
-    `OPEN_PATHS`, the probes of an orchestrator, need no key. The time that a check takes reveals nothing: see
-    `Tenants.find`.
+    A request whose tenant is in the scope already passes: it is a call of a batch.
+
+    `open_paths` need no key. For `DOCS` a browser asks its user for the key, and sends it as the password of `Basic`.
+    No other path takes that: a browser sends it along with what other sites let it send, too. The time that a check
+    takes reveals nothing: see `Tenants.find`.
     """
 
-    def __init__(self, app: ASGIApp, tenants: Tenants) -> None:
+    def __init__(self, app: ASGIApp, tenants: Tenants, open_paths: Collection[str]) -> None:
         self._app = app
         self._tenants = tenants
+        self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+        is_docs = scope["type"] == "http" and scope["path"].startswith(DOCS)
+        if scope["type"] != "http" or scope["path"] in self._open_paths or TENANT in scope:
             await self._app(scope, receive, send)
-        elif (tenant := self._tenants.find(_bearer(scope))) is not None:
-            await self._app({**scope, TENANT: tenant}, receive, send)
+        elif (tenant := self._tenants.find(key := _key(scope, takes_basic=is_docs))) is not None:
+            known = key if key in tenant.keys else None
+            await self._app({**scope, TENANT: tenant, KEY: known or b""}, receive, send)
         else:
-            await _unauthorised().response()(scope, receive, send)
+            await _unauthorised(takes_basic=is_docs).response()(scope, receive, send)
 
 
 class LimitHead:
@@ -102,14 +120,25 @@ def _head_bytes(scope: Scope) -> int:
     return len(scope["raw_path"]) + len(scope["query_string"]) + fields
 
 
-def _bearer(scope: Scope) -> bytes | None:
+def _key(scope: Scope, *, takes_basic: bool) -> bytes | None:
     for name, value in scope["headers"]:
         if name == b"authorization":
             scheme, _, key = bytes(value).partition(b" ")
+            if takes_basic and scheme.lower() == b"basic":
+                return _password(key.strip())
             return key.strip() if scheme.lower() == b"bearer" else None
     return None
 
 
-def _unauthorised() -> ApiError:
+def _password(credentials: bytes) -> bytes | None:
+    """Of `name:password` in base64 (RFC 7617)."""
+    try:
+        return b64decode(credentials, validate=True).partition(b":")[2]
+    except ValueError:
+        return None
+
+
+def _unauthorised(*, takes_basic: bool) -> ApiError:
     message = 'The API key is missing or wrong. Send "Authorization: Bearer KEY" with a key of this server.'
-    return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+    scheme = 'Basic realm="Tilework: any name, and an API key as the password"' if takes_basic else "Bearer"
+    return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": scheme})

@@ -28,6 +28,11 @@ def event(name: str, data: Mapping[str, object]) -> bytes:
     return f"event: {name}\ndata: {text}\n\n".encode("ascii")
 
 
+def chunk(data: Mapping[str, object]) -> bytes:
+    """One event without a name, as streams of chats have them."""
+    return f"data: {json.dumps(data)}\n\n".encode("ascii")
+
+
 class EventStream(EventSourceResponse):
     """Sends each chunk of `events` only when the client has taken the one before, and a comment now and then.
 

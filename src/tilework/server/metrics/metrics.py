@@ -13,7 +13,7 @@ from tilework.runtime.ticket import Outcome, Ticket
 from tilework.server.engine_protocol import Engine
 from tilework.server.metrics.levels import Levels
 from tilework.server.metrics.meters import DECISION_S, Meters, Names
-from tilework.server.metrics.requests import INPUT_FULL, TOO_MANY_OPEN, RequestMetrics
+from tilework.server.metrics.requests import INPUT_FULL, TOO_MANY_A_MINUTE, TOO_MANY_OPEN, RequestMetrics
 from tilework.server.metrics.works import WorkMetrics
 from tilework.sets.window import UseWindow
 from tilework.store.results import ResultStore
@@ -33,6 +33,10 @@ class Metrics(Observer):
         self._requests = RequestMetrics(meters, sizes)
         self._works = WorkMetrics(meters, sizes)
         self._invalid = meters.counter("invalid_calls", "Calls with a mistake, refused before they became images")
+        self._warnings = meters.counter("warnings", "Warnings in answers, that fields of calls were ignored")
+        self._webhooks = meters.counter("webhook_attempts", "Attempts to tell webhooks of the ends of calls", "result")
+        for result in ("taken", "failed"):
+            self._webhooks.labels(result)
         self._at_front_ends = meters.counter(
             "frontend_refusals", "Calls that front ends refused by themselves, since the queue is full"
         )
@@ -57,6 +61,14 @@ class Metrics(Observer):
     def count_invalid(self) -> None:
         self._invalid.inc()
 
+    def count_warnings(self, number: int) -> None:
+        """A call gets this number of warnings."""
+        self._warnings.inc(number)
+
+    def count_webhook(self, is_taken: bool) -> None:
+        """An attempt to send a webhook has ended."""
+        self._webhooks.labels("taken" if is_taken else "failed").inc()
+
     def count_refused_at_front_ends(self, number: int) -> None:
         """Front ends have refused this number of calls, since the queue is full."""
         self._at_front_ends.inc(number)
@@ -64,6 +76,10 @@ class Metrics(Observer):
     def count_too_many_open(self, priority: str) -> None:
         """A tenant's limit has refused a call."""
         self._requests.refused(priority, TOO_MANY_OPEN)
+
+    def count_too_many_a_minute(self) -> None:
+        """A key has made its calls of this minute."""
+        self._requests.refused_unread(TOO_MANY_A_MINUTE)
 
     def count_input_full(self, priority: str) -> None:
         """There was no memory for the pictures that a call gives."""

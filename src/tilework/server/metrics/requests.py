@@ -10,6 +10,7 @@ from tilework.server.metrics.meters import DEVICE_S, ERROR_S, ERROR_SHARE, LATEN
 
 TOO_MANY_OPEN = "too_many_open"
 INPUT_FULL = "input_full"
+TOO_MANY_A_MINUTE = "rate_limit_exceeded"
 _OUTCOMES = (Status.DONE, Status.FAILED, Status.CANCELLED, Status.EXPIRED, Status.REJECTED)
 
 
@@ -58,7 +59,7 @@ class RequestMetrics:
                 self._requests.labels(name, outcome)
             for family in (self._latency, self._queue):
                 family.labels(name)
-        for reason in (*RefusalCode, TOO_MANY_OPEN, INPUT_FULL):
+        for reason in (*RefusalCode, TOO_MANY_OPEN, INPUT_FULL, TOO_MANY_A_MINUTE):
             self._refusals.labels(reason)
         for result in ("kept", "broken"):
             self._promises.labels(result)
@@ -67,6 +68,10 @@ class RequestMetrics:
 
     def refused(self, priority: str, reason: str) -> None:
         self._requests.labels(self._classes.of(priority), Status.REJECTED).inc()
+        self._refusals.labels(reason).inc()
+
+    def refused_unread(self, reason: str) -> None:
+        """Of a call whose class is not known, since its body was not read."""
         self._refusals.labels(reason).inc()
 
     def ended(self, ticket: Ticket, outcome: Outcome) -> None:

@@ -7,11 +7,14 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from tilework.server.schema.image_request import FileFormat, OutputFormat
+from tilework.server.schema.provenance import Provenance
 
 ErrorType = Literal["invalid_request_error", "rate_limit_error", "server_error"]
 State = Literal["queued", "running", "paused", "done", "failed", "cancelled"]
 
 _SOURCE = "Who has given the deadline: the request, or for one without the tenant, class, model or server; null without"
+
+_WARNINGS = "Fields of the call that mean nothing here, and were ignored"
 
 
 class SegmentModel(BaseModel):
@@ -59,8 +62,10 @@ class RequestTimeline(BaseModel):
     on_time: bool | None
     exact: bool = Field(description="Whether it was exact, and each work of it ran on one device, alone and whole")
     vae_tiling: bool = Field(False, description="Whether it was decoded in tiles, as after stock `enable_tiling()`")
+    warnings: list[str] = Field([], description=_WARNINGS)
     cache: CacheModel | None = Field(None, description="What its cache did; null if it had none")
     segments: list[SegmentModel]
+    provenance: Provenance | None = Field(None, description="What made it, if it is exact; for `tilework verify`")
 
 
 class ImageData(BaseModel):
@@ -172,6 +177,7 @@ class RequestStatus(BaseModel):
     priority: str
     slo_s: float | None
     slo_source: str | None = Field(None, description=_SOURCE)
+    warnings: list[str] = Field([], description=_WARNINGS)
     eta_s: float | None = Field(description=_ETA)
     eta: str | None
     size: str

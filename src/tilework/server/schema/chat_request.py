@@ -61,11 +61,10 @@ class ChatRequest(BaseModel):
         description='messages; the texts of those with role "user" are the prompt, as "content": "..." or in parts, and'
         " their pictures (as data URLs) are the image"
     )
-    stream: bool | None = Field(None, description="false, or nothing")
+    stream: bool | None = Field(
+        None, description="true for chunks as they happen (progress as reasoning, then the picture), or false"
+    )
     extra_body: dict[str, Any] | None = Field(None, description="an object with any of the other fields, or nothing")
-    num_outputs_per_prompt: int | None = Field(None, description="an integer, another name of n")
-    guidance: float | None = Field(None, description="a number, another name of guidance_scale")
-    slo_ms: float | None = Field(None, gt=0, allow_inf_nan=False, description="a number above 0: slo_s in milliseconds")
 
 
 def chat_schema() -> dict[str, Any]:

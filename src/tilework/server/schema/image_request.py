@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from tilework.core.cache import MAX_THRESHOLD, CacheName
+from tilework.core.lora import UsedLora
 from tilework.server.schema.picture_fields import picture_schema
 
 OutputFormat = Literal["png", "jpeg", "webp"]
@@ -29,23 +30,6 @@ EXAMPLE: dict[str, JsonValue] = {
 }
 
 
-WITHOUT_EFFECT: dict[str, tuple[JsonValue, ...]] = {
-    "background": ("auto", "opaque"),
-    "diffusers_kwargs": ({},),
-    "enable_teacache": (False,),
-    "fps": (),
-    "input_fidelity": ("low",),
-    "metadata": (),
-    "moderation": (),
-    "quality": ("auto", "standard"),
-    "safety_identifier": (),
-    "vae_use_slicing": (),
-    "vae_use_tiling": (False,),
-}
-"""Fields of OpenAI's, vLLM-Omni's and SGLang's clients that change no picture, with the values that ask for no other
-one; where none are named, no value does."""
-
-
 class LoraUse(BaseModel):
     """A LoRA of the model, and how much of it: 1 is what it was trained to do."""
 
@@ -54,11 +38,15 @@ class LoraUse(BaseModel):
     name: str = Field(description="its name in GET /v1/models")
     scale: float = Field(1.0, ge=-MAX_SCALE, le=MAX_SCALE, allow_inf_nan=False, description="a number from -10 to 10")
 
+    def used(self) -> UsedLora:
+        return UsedLora(self.name, float(self.scale))
+
 
 class ImageRequest(BaseModel):
     """What to draw and by when. null means absent, except for `prompt`.
 
-    Further fields are the arguments of the model (see `calls.arguments`), or refused by name.
+    Further fields are the arguments of the model, other names of these, refused, or ignored: see
+    `calls.parsing.arguments` and `foreign_fields`.
     """
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, json_schema_extra={"examples": [EXAMPLE]})
@@ -111,6 +99,9 @@ class ImageRequest(BaseModel):
         allow_inf_nan=False,
         description="a number of seconds above 0 from arrival to the deadline, or nothing",
     )
+    slo_ms: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="a number above 0: slo_s in milliseconds, or nothing"
+    )
     deadline: str | None = Field(
         None,
         description="a time in the future as RFC 3339 with offset, such as 2030-01-01T12:00:00Z, or nothing",
@@ -118,6 +109,11 @@ class ImageRequest(BaseModel):
     priority: str | None = Field(None, description="the name of a class of requests, or nothing")
     exact: bool | None = Field(
         None, description="true for a picture that is the stock pipeline's bit for bit under any load, or false"
+    )
+    webhook: str | None = Field(
+        None,
+        description="a URL at one of the origins that this server may call: it gets a signed POST when the call has "
+        "ended",
     )
     cache: CacheName | None = Field(
         None,

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tilework.server.schema.foreign_fields import OTHER_NAMES
 from tilework.server.schema.image_request import ImageRequest, request_schema
 from tilework.server.schema.picture_fields import INPUT_REFERENCE
 
@@ -24,7 +25,7 @@ MIN_FPS, MAX_FPS = 1, 240
 NOT_IN_VIDEOS = {
     *("output_compression", "output_format", "partial_images", "response_format", "stream", "tilework_events"),
 }
-ONE_IN_VIDEOS = {"n", "num_outputs_per_prompt"}
+ONE_IN_VIDEOS = {"n", *(name for name, own in OTHER_NAMES.items() if own == "n")}
 """Numbers of results: a call makes one video."""
 AS_IN_IMAGES = tuple(name for name in ImageRequest.model_fields if name not in NOT_IN_VIDEOS | ONE_IN_VIDEOS)
 _PICTURE = "the picture to begin with, for models that take one: a file of a form, base64, a data URL, or an object"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import torch
+from torch import nn
 
 from tilework.core.component import Component
 from tilework.core.lora import Lora
@@ -16,6 +17,7 @@ from tilework.pipelines.components import weights_of
 from tilework.pipelines.family import Family
 from tilework.pipelines.identity import model_identity, stage_keys
 from tilework.pipelines.model_index import location
+from tilework.worker.hardware import describe_hardware
 
 
 def described(
@@ -33,6 +35,8 @@ def described(
         path=location(source.path),
         dtype=source.dtype,
         attention_backend=source.attention,
+        hardware=describe_hardware(family.device),
+        threads=source.threads,
         loras=tuple(loras),
         vae_tiling=bool(getattr(family.modules.get("vae"), "use_tiling", False)),
         decode=_decode_memory(family, source, all_stay=not components),
@@ -42,6 +46,7 @@ def described(
         identity=model_identity(source),
         stage_keys=stage_keys(source, info),
         components=components,
+        weights={} if components else {name: _num_bytes([module]) for name, module in family.modules.items()},
         loras=loras,
         refused=refused,
     )
@@ -58,6 +63,10 @@ def _decode_memory(family: Family, source: ModelSource, *, all_stay: bool) -> De
     if memory_bytes is None and family.device.type == "cuda":
         modules = family.modules.values() if all_stay else (vae,)
         there = () if source.offload == "layers" else modules
-        weights = {one.data_ptr(): one.nbytes for module in there for one in weights_of(module)}
-        memory_bytes = torch.cuda.get_device_properties(family.device).total_memory - sum(weights.values())
+        memory_bytes = torch.cuda.get_device_properties(family.device).total_memory - _num_bytes(there)
     return None if memory_bytes is None else decode_memory(vae, memory_bytes)
+
+
+def _num_bytes(modules: Iterable[nn.Module]) -> int:
+    """Of their weights, of which those that two have in common count once."""
+    return sum({one.data_ptr(): one.nbytes for module in modules for one in weights_of(module)}.values())

@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 _READ_ONLY = 8  # cudaHostRegisterReadOnly: pages that this process may not write.
 
 Register = Callable[[int, int], bool]
-"""Lets the device read so many bytes at an address; False if it cannot."""
+"""Lets the device read this number of bytes at an address; False if it cannot."""
 
 
 def register(address: int, num_bytes: int) -> bool:
@@ -92,7 +92,7 @@ def _address(mapped: mmap.mmap) -> int:
 
 
 def bytes_of(mapped: mmap.mmap) -> torch.Tensor:
-    """The mapped bytes as a tensor, which nobody writes."""
+    """The mapped bytes as a tensor, which is never written."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given buffer is not writable")
         return torch.frombuffer(mapped, dtype=torch.uint8)

@@ -1,26 +1,40 @@
-"""Checks the fields of a body that only some models take, and refuses those that none takes here."""
+"""Checks the fields of a body that only some models take, and tells those that none takes here: refused or ignored."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import pairwise
 from typing import Any, assert_never
 
 from tilework.core.model import Argument, ArgumentKind, ArgumentValue, ModelInfo
 from tilework.server.calls.errors import InvalidValue, invalid
-from tilework.server.schema.image_request import WITHOUT_EFFECT, ImageRequest
+from tilework.server.schema.foreign_fields import WITHOUT_EFFECT, is_of_the_picture
+from tilework.server.schema.image_request import ImageRequest
+
+_NEAR = 0.8
 
 
-def arguments_of(body: Mapping[str, object], info: ModelInfo) -> dict[str, ArgumentValue]:
-    """The arguments of a model that a body gives, by name.
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """The arguments of a model that a body gives, by name, and the names of its fields that mean nothing here."""
+
+    values: dict[str, ArgumentValue]
+    ignored: tuple[str, ...]
+
+
+def arguments_of(body: Mapping[str, object], info: ModelInfo, *, is_strict: bool) -> Arguments:
+    """What a body gives beside the fields of all models.
 
     Raises:
-        InvalidValue: a value is wrong or missing, or the model takes no such field.
+        InvalidValue: a value is wrong or missing; or the model takes no such field, and the field would change the
+            picture, is a misspelling, or `is_strict`.
     """
     known = {one.name: one for one in info.arguments}
     found: dict[str, ArgumentValue] = {}
+    ignored: list[str] = []
     for name, value in body.items():
         if value is None or name in ImageRequest.model_fields:
             continue
@@ -28,13 +42,15 @@ def arguments_of(body: Mapping[str, object], info: ModelInfo) -> dict[str, Argum
             found[name] = _checked(known[name], value)
         elif name in WITHOUT_EFFECT:
             _check_without_effect(name, value)
-        else:
+        elif is_strict or is_of_the_picture(name) or _near(name, known):
             raise invalid(name, value, _remedy(name, info, known), code="unsupported_value")
+        else:
+            ignored.append(name)
     for one in info.arguments:
         if one.required and one.name not in found:
             message = f"{one.name} is missing: {info.name} needs it. Give {wanted(one)}."
             raise InvalidValue(message, field=one.name, code="missing_value")
-    return found
+    return Arguments(found, tuple(ignored))
 
 
 def schedule_of(arguments: Mapping[str, ArgumentValue], info: ModelInfo) -> tuple[str, int] | None:
@@ -63,10 +79,15 @@ def _check_without_effect(name: str, value: object) -> None:
 
 
 def _remedy(name: str, info: ModelInfo, known: Mapping[str, Argument]) -> str:
-    near = get_close_matches(name, [*ImageRequest.model_fields, *known], n=1)
-    hint = f"; did you mean {near[0]}?" if near else "."
+    near = _near(name, known)
+    hint = "." if near is None else f"; did you mean {near}?"
     own = f" {info.name} has {', '.join(sorted(known))} of its own." if known else ""
     return f"There is no such field here: leave it out{hint}{own}"
+
+
+def _near(name: str, known: Mapping[str, Argument]) -> str | None:
+    """The field that a misspelt name means."""
+    return next(iter(get_close_matches(name, [*ImageRequest.model_fields, *known], n=1, cutoff=_NEAR)), None)
 
 
 def _checked(one: Argument, value: object) -> ArgumentValue:

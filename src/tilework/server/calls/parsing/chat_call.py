@@ -5,55 +5,40 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tilework.server.calls.errors import invalid
-from tilework.server.calls.parsing.fields import Fields
+from tilework.server.calls.parsing.fields import Fields, spread
 from tilework.server.calls.parsing.image_call import parsed
 from tilework.server.schema.chat_request import NO_EFFECT_IN_CHATS, NOT_IN_CHATS, ChatRequest, Part
 from tilework.server.schema.picture_fields import IMAGE, IMAGES
 
 
 def chat_fields(body: Mapping[str, object]) -> Fields:
-    """The fields of a chat's images; those in `extra_body` override those beside it. The user's pictures are `image`.
+    """The fields of a chat's images. The user's pictures are `image`.
 
     Raises:
         InvalidValue: a field that only chats have is wrong, or the chat asks for more than images.
     """
-    outer = _parsed(body)
-    if outer.stream:
-        remedy = "Pictures come whole here: leave it out, or use POST /v1/images/generations, which streams."
-        raise invalid("stream", True, remedy, code="unsupported_value")
-    given = {
-        name: value for part in (body, outer.extra_body or {}) for name, value in part.items() if value is not None
-    }
-    ask = _parsed({**given, "messages": body["messages"]})
+    given = {name: value for name, value in spread(body).items() if value is not None}
+    ask = _parsed(given)
     for name in NOT_IN_CHATS & given.keys():
         raise invalid(name, given[name], "Chats have no such field: use POST /v1/images/generations, or leave it out.")
     images = {
         name: value
         for name, value in given.items()
-        if name not in ChatRequest.model_fields and name not in NO_EFFECT_IN_CHATS
+        if name == "stream" or name not in ChatRequest.model_fields.keys() | NO_EFFECT_IN_CHATS
     }
-    images["prompt"], pictures = _prompt(ask, body)
+    images["prompt"], pictures = _prompt(ask, given)
     if pictures:
         for name in {IMAGE, IMAGES} & images.keys():
             raise invalid(name, "...", "A message has a picture as well: leave one of them out.")
         images[IMAGE] = pictures
-    for name, instead, value in (
-        ("n", "num_outputs_per_prompt", ask.num_outputs_per_prompt),
-        ("guidance_scale", "guidance", ask.guidance),
-    ):
-        if value is None:
-            continue
-        if name in images:
-            raise invalid(name, images[name], f"{instead} is given as well: leave one of them out.")
-        images[name] = value
-    return Fields(fields=images, slo_ms=ask.slo_ms)
+    return Fields(fields=images)
 
 
 def _parsed(body: Mapping[str, object]) -> ChatRequest:
     return parsed(ChatRequest, body, "messages", '[{"role": "user", "content": "..."}]')
 
 
-def _prompt(ask: ChatRequest, body: Mapping[str, object]) -> tuple[str, list[object]]:
+def _prompt(ask: ChatRequest, given: Mapping[str, object]) -> tuple[str, list[object]]:
     """The texts and the pictures of the user, as vLLM-Omni takes them: what was answered, or said by a system, is not
     drawn."""
     texts: list[str] = []
@@ -72,8 +57,8 @@ def _prompt(ask: ChatRequest, body: Mapping[str, object]) -> tuple[str, list[obj
                     'Give parts {"type": "text", "text": "..."} or {"type": "image_url", "image_url": {"url":'
                     ' "data:image/png;base64,..."}} only.'
                 )
-                raise invalid("messages", body["messages"], remedy, code="unsupported_value")
+                raise invalid("messages", given["messages"], remedy, code="unsupported_value")
     prompt = "\n".join(texts)
     if not prompt.strip():
-        raise invalid("messages", body["messages"], 'Give one with role "user" whose content says what to draw.')
+        raise invalid("messages", given["messages"], 'Give one with role "user" whose content says what to draw.')
     return prompt, pictures

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ValidationError
 
@@ -21,8 +22,10 @@ from tilework.server.calls.parsing.video_format import AskedVideo, format_of, nu
 from tilework.server.config import ServerConfig
 from tilework.server.schema.image_request import MAX_SEED, FileFormat, ImageRequest
 from tilework.server.tenants import Tenant
+from tilework.server.text import counted, shown
 
 DEFAULT_QUALITY = 90
+_MOST_NAMED = 10
 Body = TypeVar("Body", bound=BaseModel)
 StreamOf = Literal["image_generation", "image_edit"]  # What OpenAI's clients read from either route.
 
@@ -33,7 +36,9 @@ class ImageCall:
 
     Image i has the seed of image 0 plus i. A stream shows at most `num_partial` unfinished pictures of each image, and
     `tilework` events if `has_progress`; its events are named `stream_of`. `files` are those of given pictures, if they
-    are to be kept for a later start. With `vae_tiling` its model decodes in tiles.
+    are to be kept for a later start. With `vae_tiling` its model decodes in tiles. `warnings` say which fields of
+    its body were ignored. Its end is told to `webhook`. It is part of
+    the trace `traceparent`.
     """
 
     model: str
@@ -50,6 +55,9 @@ class ImageCall:
     stream_of: StreamOf = "image_generation"
     files: tuple[PictureFile, ...] = ()
     vae_tiling: bool = False
+    warnings: tuple[str, ...] = ()
+    webhook: str | None = None
+    traceparent: str | None = None
 
     @property
     def slo_s(self) -> float | None:
@@ -102,7 +110,7 @@ class ImageCall:
             )
             for spec in self.specs
         )
-        return replace(self, specs=specs, user=None, files=())
+        return replace(self, specs=specs, user=None, files=(), webhook=None)
 
 
 def image_call(
@@ -111,14 +119,13 @@ def image_call(
     rng: Random,
     *,
     pictures: Pictures = NO_PICTURES,
-    slo_ms: float | None = None,
     stream_of: StreamOf = "image_generation",
     video: AskedVideo | None = None,
 ) -> ImageCall:
     """Check a body against the schema, the model, the configuration and what the tenant may ask for.
 
-    `pictures` are those that its client gave; the body has no fields for them any more. `slo_ms` is the deadline in a
-    field that only chats have. With a `video` the call is for one, and what that says decides its frames.
+    `pictures` are those that its client gave; the body has no fields for them any more. With a `video` the call
+    is for one, and what that says decides its frames.
 
     Raises:
         InvalidValue: a value is wrong.
@@ -128,13 +135,15 @@ def image_call(
     video_format = None if video is None else format_of(video, info, config)
     if video is not None:
         ask = ask.model_copy(update={"num_frames": num_frames_of(video, ask.num_frames, info)})
-    arguments: Mapping[str, ArgumentValue] = arguments_of(body, info)
+    given = arguments_of(body, info, is_strict=config.strict)
+    arguments: Mapping[str, ArgumentValue] = given.values
     _check_texts(ask, arguments, config.max_prompt_chars)
     _check_guidance(ask, info)
     arguments = _with_true_scale(ask, arguments, info)
     _check_negative(ask, arguments, info)
     _check_limits(ask, config, rules.tenant)
     _check_stream(ask)
+    _check_previews(ask, config)
     priority = _priority(ask.priority, rules)
     is_exact = _is_exact(ask, priority, rules)
     specs = specs_of(ask, arguments, pictures.images, rules, rng, exact=is_exact, video=video_format)
@@ -142,7 +151,7 @@ def image_call(
         model=info.name,
         specs=specs,
         deadline=asked_deadline(
-            slo_s=ask.slo_s, slo_ms=slo_ms, deadline=ask.deadline, now=rules.now, most_s=config.max_slo_s
+            slo_s=ask.slo_s, slo_ms=ask.slo_ms, deadline=ask.deadline, now=rules.now, most_s=config.max_slo_s
         )
         or usual_deadline(rules.defaults.of(priority), rules.alone_s(specs), config.max_slo_s),
         terms=rules.tenants.terms(rules.tenant, priority, OnMiss(ask.on_miss)),
@@ -156,6 +165,8 @@ def image_call(
         stream_of=stream_of,
         files=pictures.files,
         vae_tiling=info.vae_tiling,
+        warnings=_warnings(given.ignored),
+        webhook=_webhook(ask.webhook, config),
     )
 
 
@@ -175,6 +186,13 @@ def parsed(model: type[Body], body: Mapping[str, object], required: str, example
         first = error.errors(include_url=False, include_context=False)[0]
         name = str(first["loc"][0])
         raise invalid(name, given[name], f"Give {model.model_fields[name].description}.") from None
+
+
+def _warnings(ignored: Sequence[str]) -> tuple[str, ...]:
+    """What a client should know of fields that were ignored; of many, the first are named."""
+    named = [f"{shown(name)} is no field here, and was ignored." for name in ignored[:_MOST_NAMED]]
+    others = len(ignored) - len(named)
+    return (*named, f"{counted(others, 'more field')} ignored.") if others else tuple(named)
 
 
 def _check_texts(ask: ImageRequest, arguments: Mapping[str, ArgumentValue], max_chars: int) -> None:
@@ -264,6 +282,14 @@ def _check_stream(ask: ImageRequest) -> None:
             raise invalid(name, value, "It is for streams: set stream to true as well, or leave it out.")
 
 
+def _check_previews(ask: ImageRequest, config: ServerConfig) -> None:
+    """What a safety filter has not looked at is not shown."""
+    for name in ("partial_images", "preview_every", "preview_every_s"):
+        if (value := getattr(ask, name)) and config.safety_filter is not None:
+            remedy = "Pictures are checked here before they are shown, when they are done: leave it out."
+            raise invalid(name, value, remedy, code="unsupported_value")
+
+
 def _priority(name: str | None, rules: Rules) -> str:
     allowed = rules.tenants.allowed(rules.tenant)
     if name is None:
@@ -283,6 +309,19 @@ def _is_exact(ask: ImageRequest, priority: str, rules: Rules) -> bool:
         )
         raise invalid("exact", True, remedy)
     return is_exact
+
+
+def _webhook(url: str | None, config: ServerConfig) -> str | None:
+    """A URL that the server may call: what clients could have it call otherwise is inside the operator's network."""
+    if url is None:
+        return None
+    if not config.webhook_hosts:
+        remedy = "This server tells no webhooks: leave it out, or start it with --webhook-origins."
+        raise invalid("webhook", url, remedy, code="unsupported_value")
+    parts = urlsplit(url) if url.isascii() and url.isprintable() else None
+    if parts is None or f"{parts.scheme}://{parts.netloc}" not in config.webhook_hosts:
+        raise invalid("webhook", url, f"Give a URL that begins with one of {', '.join(config.webhook_hosts)}.")
+    return url
 
 
 def _quality(ask: ImageRequest) -> int:

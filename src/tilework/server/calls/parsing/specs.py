@@ -125,7 +125,7 @@ def _loras(ask: ImageRequest, info: ModelInfo) -> tuple[UsedLora, ...]:
             raise invalid("lora", given, f"{info.name} has no LoRA {shown(name)}: {remedy}.", code="unknown_lora")
         if names.count(name) > 1:
             raise invalid("lora", given, f"{shown(name)} is there twice: give it once.")
-    return tuple(UsedLora(one.name, float(one.scale)) for one in ask.lora or ())
+    return tuple(one.used() for one in ask.lora or ())
 
 
 def _named(loras: Sequence[str]) -> str:

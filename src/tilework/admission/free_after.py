@@ -1,0 +1,105 @@
+"""When devices are free after the jobs ahead of a new one, in a time that does not grow with the number of devices.
+
+Theory of operation. Running jobs are placed first, in order of service, then those that wait (`list_schedule.place`).
+Of a long queue all but the last jobs count as a volume that is poured over the devices like a fluid. The free times
+after the running jobs are the same for all requests until a device or a running job changes, so they are kept, with the
+sums from which the level of any volume follows by bisection. After that, a block needs only as many devices as it and
+the blocks before it are wide together, those that are free first: each block takes the last of the devices that are
+free when it begins, and leaves those before them as they are. If all these devices are free at the same time, as after
+a volume that covers them, no block waits for another.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import itemgetter
+
+from tilework.admission.list_schedule import FreeTimes, end_of_next, place
+from tilework.core.interfaces import Ahead, Demand, Running
+
+_width = itemgetter(Demand._fields.index("width"))  # Three times as fast as by name, for a hundred jobs ahead.
+_STRIDE = 32  # Running jobs between two states that are kept.
+
+
+class FreeAfterRunning:
+    """When devices are free after the running jobs before a place in the order of service.
+
+    `free_ns` is when devices are free, ascending; `running` are in order of service. Nodes are ignored.
+    """
+
+    def __init__(self, free_ns: FreeTimes, running: Sequence[Running]) -> None:
+        self._running = running
+        self._marks = [FreeDevices(free_ns)]  # Before each `_STRIDE`-th running job.
+        self._latest = 0, self._marks[0]
+
+    def before(self, key: tuple[int, int]) -> FreeDevices:
+        """When devices are free after the running jobs before a place (urgency, job id)."""
+        index = bisect_left(self._running, key, key=_place)
+        if self._latest[0] != index:
+            self._latest = index, self._at(index)
+        return self._latest[1]
+
+    def _at(self, index: int) -> FreeDevices:
+        number, num_more = divmod(index, _STRIDE)
+        while len(self._marks) <= number:
+            first = (len(self._marks) - 1) * _STRIDE
+            self._marks.append(self._marks[-1].after(self._running[first : first + _STRIDE]))
+        mark = self._marks[number]
+        return mark.after(self._running[index - num_more : index]) if num_more else mark
+
+
+class FreeDevices:
+    """When devices are free, ascending. `free_ns` is read-only."""
+
+    def __init__(self, free_ns: FreeTimes) -> None:
+        self.free_ns = free_ns
+        self._sums_ns: list[int] = []
+
+    def after(self, running: Sequence[Running]) -> FreeDevices:
+        """The devices after these jobs have been placed on them, in order."""
+        free_ns = self.free_ns.copy()
+        for _, ready_ns, demand in running:
+            place(free_ns, demand, ready_ns)
+        return FreeDevices(free_ns)
+
+    def poured(self, volume_ns: int, most: int) -> FreeTimes:
+        """When the first `most` devices, or all, are free after this volume of work was poured on all of them.
+
+        It raises the free times from below to a level.
+        """
+        if not volume_ns:
+            return self.free_ns[:most]
+        self._sums_ns = self._sums_ns or [0, *accumulate(self.free_ns)]
+        count = len(self.free_ns)
+        if count > 1 and volume_ns < self._room_ns(count - 1):
+            count = 1 + bisect_left(range(1, count - 1), 1, key=lambda first: volume_ns < self._room_ns(first))
+        level_ns = (volume_ns + self._sums_ns[count]) // count
+        return [level_ns] * min(count, most) + self.free_ns[count:most]
+
+    def _room_ns(self, count: int) -> int:
+        """The least volume that raises the first `count` devices above the next one. It grows with `count`."""
+        return count * (self.free_ns[count] + 1) - self._sums_ns[count]
+
+
+@dataclass(frozen=True, slots=True)
+class FreeAfterAhead:
+    """When the devices of a part are free after the jobs ahead: after the running ones, and then those that wait."""
+
+    devices: FreeDevices
+    waiting: Ahead
+
+    def end_ns(self, block: Demand, ready_ns: int = 0) -> int:
+        """The end of a block that comes next, not before `ready_ns`."""
+        most = block.width + sum(map(_width, self.waiting.demands))
+        free_ns = self.devices.poured(self.waiting.volume_ns, most)
+        if len(free_ns) < most or free_ns[0] < free_ns[-1]:
+            for demand in self.waiting.demands:
+                place(free_ns, demand)
+        return end_of_next(free_ns, block, ready_ns)
+
+
+def _place(running: Running) -> tuple[int, int]:
+    return running.place

@@ -1,0 +1,1 @@
+"""Commands that compute something again and compare."""

@@ -1,0 +1,185 @@
+"""Makes the calls of batches, through the application, and keeps their answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tilework.server.batches.lines import Line, answer_line, answered, read_lines
+from tilework.server.batches.shelf import BatchShelf, StoredBatch
+from tilework.server.http.middleware import KEY, TENANT
+from tilework.server.schema.batch_answers import BatchAnswer, BatchState, LineError
+from tilework.server.tenants import Tenant, Tenants
+from tilework.server.text import time_text
+
+logger = logging.getLogger("tilework.server")
+
+AT_ONCE = 16
+"""Calls of a batch that wait or run at a time; more would only fill the queue."""
+CLASS = "batch"
+_DEADLINES = ("slo_s", "slo_ms", "deadline", "extra_body")
+_RETRY_S = 5.0
+_NO_ROOM, _NOT_READY = 429, 503
+
+
+@dataclass(slots=True, kw_only=True)
+class _Progress:
+    """A batch that runs: its files, how far it is, and whether its client wants no more of it."""
+
+    batch: StoredBatch
+    output: Path
+    error: Path
+    is_cancelled: bool = False
+
+    @property
+    def state(self) -> BatchAnswer:
+        return self.batch.answer
+
+    def update(self, **changes: object) -> None:
+        self.batch = replace(self.batch, answer=self.state.model_copy(update=changes))
+
+
+@dataclass(slots=True)
+class BatchRunner:
+    """Runs batches side by side, as calls of `app` by tenants that are known. Methods run on the event loop.
+
+    Each call has an idempotency key of its own, so that a start of the server joins the calls that it has taken over,
+    and makes none twice. Its class is `batch`, and its deadline the end of the batch's window, unless it says another.
+    """
+
+    app: ASGIApp
+    shelf: BatchShelf
+    tenants: Tenants
+    _running: dict[str, _Progress] = field(default_factory=dict)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def resume(self) -> None:
+        """Go on with what the previous start has left."""
+        for batch in reversed(self.shelf.batches()):
+            if batch.answer.status in ("in_progress", "cancelling"):
+                self.start(batch)
+
+    def start(self, batch: StoredBatch) -> None:
+        """Begin, or go on with, a batch whose files are there."""
+        output, error = (
+            self.shelf.file(batch.tenant, file_id or "")
+            for file_id in (batch.answer.output_file_id, batch.answer.error_file_id)
+        )
+        tenant = next((one for one in self.tenants.members if one.name == batch.tenant), None)
+        if output is None or error is None or tenant is None:
+            logger.error("batch %s cannot go on: its tenant or its files are gone", batch.answer.id)
+            return
+        progress = _Progress(batch=batch, output=output, error=error, is_cancelled=batch.answer.status == "cancelling")
+        self._running[batch.answer.id] = progress
+        task = asyncio.create_task(self._watched(progress, tenant))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def current(self, batch: StoredBatch) -> BatchAnswer:
+        """How a batch stands now."""
+        progress = self._running.get(batch.answer.id)
+        return batch.answer if progress is None else progress.state
+
+    def cancel(self, batch: StoredBatch) -> BatchAnswer:
+        """Make no more calls of it; those that are under way are finished."""
+        progress = self._running.get(batch.answer.id)
+        if progress is None or progress.is_cancelled:
+            return self.current(batch)
+        progress.is_cancelled = True
+        progress.update(status="cancelling", cancelling_at=int(time.time()))
+        self.shelf.keep(progress.batch)
+        return progress.state
+
+    async def close(self) -> None:
+        """Leave batches to the next start."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _watched(self, progress: _Progress, tenant: Tenant) -> None:
+        try:
+            await self._run(progress, tenant)
+        except Exception:  # As a full disk. It goes on with the next start.
+            logger.exception("batch %s has stopped", progress.state.id)
+
+    async def _run(self, progress: _Progress, tenant: Tenant) -> None:
+        state, places = progress.state, asyncio.Semaphore(AT_ONCE)
+        done = answered(progress.output)
+        failed = answered(progress.error)
+        progress.update(request_counts=state.request_counts.model_copy(update=_counts(done, failed)))
+        place = self.shelf.file(tenant.name, state.input_file_id)
+        async with (
+            httpx.AsyncClient(
+                transport=httpx.ASGITransport(self._as_tenant(tenant)), base_url=progress.batch.base_url, timeout=None
+            ) as client,
+            asyncio.TaskGroup() as group,
+        ):
+            for line in read_lines(place, state.endpoint) if place is not None else ():
+                if isinstance(line, LineError) or line.custom_id in done | failed:
+                    continue
+                await places.acquire()
+                if self._is_over(progress):
+                    break
+                task = group.create_task(self._call(client, progress, tenant, line))
+                task.add_done_callback(lambda _task: places.release())
+        self._end(progress)
+
+    async def _call(self, client: httpx.AsyncClient, progress: _Progress, tenant: Tenant, line: Line) -> None:
+        """Make one call, again while there is no room, and keep its answer."""
+        state = progress.state
+        headers = {"Idempotency-Key": f"{state.id}-{line.number}"}
+        body = {**self._defaults(tenant, state, line.body), **line.body}
+        while True:
+            answer = await client.post(state.endpoint, json=body, headers=headers)
+            if answer.status_code not in (_NO_ROOM, _NOT_READY) or self._is_over(progress):
+                break
+            await asyncio.sleep(float(answer.headers.get("retry-after", _RETRY_S)))
+        is_good = answer.status_code == httpx.codes.OK
+        uid, content = answer.headers.get("x-request-id", ""), json.loads(answer.content)
+        written = answer_line(state.id, line, answer.status_code, uid, content)
+        await asyncio.to_thread(_append, progress.output if is_good else progress.error, written)
+        counts, name = progress.state.request_counts, "completed" if is_good else "failed"
+        progress.update(request_counts=counts.model_copy(update={name: getattr(counts, name) + 1}))
+
+    def _defaults(self, tenant: Tenant, state: BatchAnswer, body: Mapping[str, object]) -> dict[str, Any]:
+        """What a call says that does not say it itself."""
+        found: dict[str, Any] = {"priority": CLASS} if CLASS in self.tenants.allowed(tenant) else {}
+        if not any(name in body for name in _DEADLINES):
+            found["deadline"] = time_text(state.expires_at)
+        return found
+
+    def _as_tenant(self, tenant: Tenant) -> ASGIApp:
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await self.app({**scope, TENANT: tenant, KEY: b""}, receive, send)
+
+        return app
+
+    def _is_over(self, progress: _Progress) -> bool:
+        return progress.is_cancelled or time.time() >= progress.state.expires_at
+
+    def _end(self, progress: _Progress) -> None:
+        state, now_s = progress.state, int(time.time())
+        status: BatchState = "completed"
+        if state.request_counts.completed + state.request_counts.failed < state.request_counts.total:
+            status = "cancelled" if progress.is_cancelled else "expired"
+        progress.update(**{"status": status, f"{status}_at": now_s})
+        self.shelf.keep(progress.batch)
+        del self._running[state.id]
+
+
+def _counts(done: set[str], failed: set[str]) -> dict[str, int]:
+    return {"completed": len(done), "failed": len(failed)}
+
+
+def _append(place: Path, line: bytes) -> None:
+    with place.open("ab") as file:
+        file.write(line)

@@ -1,0 +1,168 @@
+"""The state of a server at one moment as one viewer may see it, ready for JSON: `schema.live.LiveState`.
+
+Requests of other tenants are tiles without a name: what is told of them is a number, their stage and their devices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from heapq import nsmallest
+
+from tilework.core.request import Request
+from tilework.core.time import s_from_ns
+from tilework.runtime.observer import Holding
+from tilework.runtime.ticket import Ticket
+from tilework.server.engine_protocol import Engine
+from tilework.server.live.attainment import WINDOW_NS, Counts, Group
+from tilework.server.live.feed import EndedRequest, Feed, Tile
+
+MOST_REQUESTS = 200
+"""Open requests that are listed: those that run, then the most urgent ones."""
+MOST_ETAS = 20
+"""How many of these get a present prediction; the others show that of their admission."""
+MOST_PAST = 2_000
+"""How much of the past one frame has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Viewer:
+    """The tenant that looks; None: it sees the requests of all."""
+
+    tenant: str | None = None
+
+    def sees(self, request: Request) -> bool:
+        return self.tenant is None or request.tenant == self.tenant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """`fields` are the state, and what happened from the place `begin` of the feed's past to `end`.
+
+    `devices` are apart, since they seldom change.
+    """
+
+    begin: int
+    end: int
+    fields: dict[str, object]
+    devices: list[dict[str, object]]
+
+
+def frame(engine: Engine, feed: Feed, viewer: Viewer, begin: int) -> Frame:
+    """The frame of a viewer that has seen what happened before `begin`. Its time grows with the open requests."""
+    now_ns, end = engine.now_ns(), feed.num_past
+    past = list(feed.since(max(begin, end - MOST_PAST)))
+    tickets = list(engine.open_tickets())
+    own = [ticket for ticket in tickets if viewer.sees(ticket.request)]
+    shown = nsmallest(MOST_REQUESTS, own, key=_urgency)
+    fields: dict[str, object] = {
+        "now_s": _seconds(now_ns),
+        "policy": engine.policy,
+        "backlog_s": _seconds(engine.backlog_ns()),
+        "num_open": len(tickets),
+        "num_own": len(own),
+        "missed": max(0, end - begin - len(past)),
+        "planned": [_tile(one) for one in feed.planned(now_ns)],
+        "tiles": [_tile(one) for one in past if isinstance(one, Tile)],
+        "requests": [_open(engine, feed, ticket, place < MOST_ETAS) for place, ticket in enumerate(shown)],
+        "ended": [_ended(one) for one in past if isinstance(one, EndedRequest) and viewer.sees(one.request)],
+        "attainment": [_attained(*row) for row in feed.attainment.rows(now_ns) if _may_see(viewer, row[0])],
+        "attainment_window_s": _seconds(WINDOW_NS),
+    }
+    return Frame(begin=begin, end=end, fields=fields, devices=_devices(engine))
+
+
+def _urgency(ticket: Ticket) -> tuple[bool, bool, int, int]:
+    """Those that run first, then by deadline, then by arrival."""
+    deadline_ns = ticket.request.deadline_ns
+    return not ticket.is_running, deadline_ns is None, deadline_ns or 0, ticket.request.arrival_ns
+
+
+def _may_see(viewer: Viewer, group: Group) -> bool:
+    """Tenants see their own share, not who the others are."""
+    return viewer.tenant is None or group.by != "tenant" or group.name == viewer.tenant
+
+
+def _devices(engine: Engine) -> list[dict[str, object]]:
+    return [_device(one) for one in engine.holdings()]
+
+
+def _device(holding: Holding) -> dict[str, object]:
+    return {
+        "device": holding.device_id,
+        "node": holding.node,
+        "kind": holding.kind.value,
+        "used_bytes": holding.used_bytes,
+        "weights_bytes": holding.total_bytes,
+        "weights_free_bytes": holding.free_bytes,
+        "components": [{"models": one.models, "name": one.name, "bytes": one.num_bytes} for one in holding.components],
+    }
+
+
+def _tile(tile: Tile) -> dict[str, object]:
+    return {
+        "start_s": _seconds(tile.start_ns),
+        "end_s": _seconds(tile.end_ns),
+        "devices": tile.devices,
+        "stage": tile.stage,
+        "requests": tile.requests,
+        "first_step": tile.first_step,
+        "steps": tile.steps,
+        "ending": tile.ending,
+    }
+
+
+def _open(engine: Engine, feed: Feed, ticket: Ticket, is_urgent: bool) -> dict[str, object]:
+    request = ticket.request
+    now_eta_ns = engine.eta_ns(request.uid) if is_urgent else None
+    return {
+        **_request(feed.number(request.uid), request),
+        "status": ticket.status.value,
+        "steps_done": ticket.steps_done,
+        "eta_s": _seconds(ticket.eta_ns if now_eta_ns is None else now_eta_ns),
+        "finish_s": None,
+        "on_time": None,
+    }
+
+
+def _ended(ended: EndedRequest) -> dict[str, object]:
+    return {
+        **_request(ended.number, ended.request),
+        "status": ended.status.value,
+        "steps_done": ended.steps_done,
+        "eta_s": _seconds(ended.eta_ns),
+        "finish_s": _seconds(ended.finished_ns),
+        "on_time": ended.request.met_deadline(ended.status, ended.finished_ns),
+    }
+
+
+def _request(number: int, request: Request) -> dict[str, object]:
+    deadline_ns = request.deadline_ns
+    return {
+        "number": number,
+        "uid": request.uid,
+        "model": request.pipeline,
+        "size": str(request.shape),
+        "steps": request.steps,
+        "class": request.priority,
+        "tenant": request.tenant,
+        "arrival_s": _seconds(request.arrival_ns),
+        "deadline_s": None if deadline_ns is None else _seconds(deadline_ns),
+        "is_promise": request.is_promise,
+    }
+
+
+def _attained(group: Group, counts: Counts) -> dict[str, object]:
+    return {
+        "by": group.by,
+        "name": group.name,
+        "on_time": counts.on_time,
+        "late": counts.late,
+        "others": counts.others,
+        "refused": counts.refused,
+        "recent_on_time": counts.recent_on_time,
+        "recent_late": counts.recent_late,
+    }
+
+
+def _seconds(ns: int) -> float:
+    return round(s_from_ns(ns), 4)

@@ -1,0 +1,101 @@
+"""The files and batches of OpenAI's batch API."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+BatchState = Literal["in_progress", "completed", "failed", "expired", "cancelling", "cancelled"]
+Endpoint = Literal["/v1/images/generations", "/v1/images/edits", "/v1/chat/completions"]
+
+
+class FileAnswer(BaseModel):
+    """A file of lines: of calls (`batch`), or of answers (`batch_output`)."""
+
+    id: str
+    object: Literal["file"] = "file"
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: Literal["batch", "batch_output"]
+    status: Literal["processed"] = "processed"
+
+
+class FileList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[FileAnswer]
+    has_more: Literal[False] = False
+
+
+class FileDeleted(BaseModel):
+    id: str
+    object: Literal["file"] = "file"
+    deleted: Literal[True] = True
+
+
+class RequestCounts(BaseModel):
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+
+
+class LineError(BaseModel):
+    """What is wrong with a line of the file of calls, the first being 1."""
+
+    code: str = "invalid_line"
+    line: int
+    message: str
+    param: str | None = None
+
+
+class LineErrors(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[LineError]
+
+
+class BatchAnswer(BaseModel):
+    """A batch. Answers with status 200 are in its output file, others in its error file."""
+
+    id: str
+    object: Literal["batch"] = "batch"
+    endpoint: Endpoint
+    errors: LineErrors | None = None
+    input_file_id: str
+    completion_window: str
+    status: BatchState
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    created_at: int
+    in_progress_at: int | None = None
+    expires_at: int
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    request_counts: RequestCounts = RequestCounts()
+    metadata: dict[str, str] | None = None
+
+
+class BatchList(BaseModel):
+    """Newest first. If there are more, `after` = `last_id` asks for them."""
+
+    object: Literal["list"] = "list"
+    data: list[BatchAnswer]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class BatchRequest(BaseModel):
+    """`POST /v1/batches`. Descriptions are remedies in error messages."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    input_file_id: str = Field(description="the id of a file that was sent with the purpose batch")
+    endpoint: Endpoint = Field(description='"/v1/images/generations", "/v1/images/edits" or "/v1/chat/completions"')
+    completion_window: str = Field("24h", pattern=r"^[1-9][0-9]{0,3}[mhd]$", description='a time such as "24h" or "7d"')
+    metadata: dict[str, str] | None = Field(
+        None, max_length=16, description="an object of at most 16 texts, or nothing"
+    )

@@ -1,0 +1,67 @@
+"""Fields of other servers' clients: those that we call otherwise, those that change no picture, and those that would.
+
+Read from the public clients of OpenAI, vLLM-Omni, SGLang, diffusers, Together, fal, Replicate and A1111's web UI.
+"""
+
+from __future__ import annotations
+
+import re
+
+from pydantic import JsonValue
+
+OTHER_NAMES: dict[str, str] = {
+    "steps": "num_inference_steps",
+    "num_steps": "num_inference_steps",
+    "infer_steps": "num_inference_steps",
+    "num_images": "n",
+    "num_outputs": "n",
+    "num_images_per_prompt": "n",
+    "num_outputs_per_prompt": "n",
+    "num_videos_per_prompt": "n",
+    "guidance": "guidance_scale",
+    "cfg_scale": "guidance_scale",
+    "webhook_url": "webhook",
+}
+"""Fields by what they are here. A model whose call has an argument of such a name gets that instead."""
+
+WITHOUT_EFFECT: dict[str, tuple[JsonValue, ...]] = {
+    "background": ("auto", "opaque"),
+    "diffusers_kwargs": ({},),
+    "enable_teacache": (False,),
+    "extra_params": ({},),
+    "fps": (),
+    "input_fidelity": ("low",),
+    "metadata": (),
+    "moderation": (),
+    "output_quality": (),
+    "quality": ("auto", "standard"),
+    "safety_identifier": (),
+    "style": ("vivid",),
+    "vae_use_slicing": (),
+    "vae_use_tiling": (False,),
+}
+"""Fields that change no picture, with the values that ask for no other one; where none are named, no value does."""
+
+_WORDS = """
+adapter aesthetic angle apg area aspect attention attentions attn audio augment batch blend block blocks blur camera
+canny caption cfg checkpoint class clean cleaning clip color colors colour condition conditioning conditions control
+controlnet crop crops cutoff decode denoise denoising depth duration edit embed embedding embeddings embeds entity eta
+face flow fps frame frames freeu gligen guess guidance guider height hires hyper image images inpaint inpainting
+instruction instructions karras keyframe keyframes kwargs labels latent latents layer layers lora loras mask masked
+masks max_seconds min_seconds model momentum motion mu negative noise noisy normalize overlap pag palette panorama
+patching pe phrases pooled pose prior prompt prompts ratio reasoning reference refine refiner rescale resize
+resolution sampler samples sampling scale scaling schedule scheduler seed sequence shift sigma sigmas size sld sound
+speed step steps strength style subject tau teacache temperature theta threshold tile tiling timestep timesteps
+tokenizer transcription upsample upscale upscaler vae video watershed weight weights width
+"""
+_OF_THE_PICTURE = frozenset(_WORDS.split())
+"""Words in the names of fields that decide what is drawn, and some whole names. `is_of_the_picture` looks for them."""
+
+
+def is_of_the_picture(name: str) -> bool:
+    """Whether a field of this name, which is unknown here, would change the picture, by the words that it has.
+
+    A list of all names cannot be complete: every model has new ones.
+    """
+    words = re.split(r"[^a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
+    return not _OF_THE_PICTURE.isdisjoint([name, *words])

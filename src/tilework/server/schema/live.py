@@ -1,0 +1,104 @@
+"""What `/v1/live` says: the state of the server at one moment. Times are in seconds on its own clock, as `now_s`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class LiveComponent(_Strict):
+    """Weights on a device: `name` is what the stages of the first of `models` call them. All these models use them."""
+
+    models: list[str]
+    name: str
+    bytes: int
+
+
+class LiveDevice(_Strict):
+    """A device that is up, or a CPU slot, with the weights that it has when its runs have ended."""
+
+    device: int
+    node: int
+    kind: Literal["accelerator", "cpu"]
+    used_bytes: int | None = Field(description="Memory in use, by any process, when its latest run ended; GPUs only")
+    weights_bytes: int | None = Field(description="Its memory for weights; null without a limit")
+    weights_free_bytes: int | None
+    components: list[LiveComponent]
+
+
+class LiveTile(_Strict):
+    """A run on its devices, or a load of weights (without requests). One that has not ended ends as predicted.
+
+    `first_step` counts from 0; `steps` is 0 for a stage without steps. `ending` is empty while it has not ended.
+    """
+
+    start_s: float
+    end_s: float
+    devices: list[int]
+    stage: str
+    requests: list[int] = Field(description="The numbers of its requests; those of other tenants are not listed")
+    first_step: int
+    steps: int
+    ending: str
+
+
+class LiveRequest(_Strict):
+    """An image that is open, or has just ended; one call may have several."""
+
+    number: int
+    uid: str
+    model: str
+    size: str
+    steps: int
+    class_: str = Field(alias="class")
+    tenant: str
+    arrival_s: float
+    deadline_s: float | None
+    is_promise: bool
+    status: str
+    steps_done: int
+    eta_s: float = Field(
+        description="When it is expected to be done: as of now for the first 20, else as of its admission"
+    )
+    finish_s: float | None
+    on_time: bool | None = Field(description="Null while it is open, without a deadline, or if it was cancelled")
+
+
+class LiveAttainment(_Strict):
+    """Images that have ended, of one class, tenant or model; `recent_` ones in the latest `attainment_window_s`."""
+
+    by: Literal["class", "tenant", "model"]
+    name: str
+    on_time: int
+    late: int
+    others: int = Field(description="Without a deadline, or cancelled")
+    refused: int
+    recent_on_time: int
+    recent_late: int
+
+
+class LiveState(_Strict):
+    """What devices do, what waits and what was on time. In a stream `tiles` and `ended` are those since the event
+    before, and `devices` is null if nothing has changed there.
+    """
+
+    now_s: float
+    policy: str
+    backlog_s: float = Field(description="Device time that open images are predicted to take")
+    num_open: int
+    num_own: int = Field(description="How many of these are the tenant's own")
+    missed: int = Field(description="How much of the past is left out, since it was too much")
+    planned: list[LiveTile] = Field(description="Runs that are under way or queued on devices")
+    tiles: list[LiveTile] = Field(description="Those that have ended")
+    requests: list[LiveRequest] = Field(
+        description="Open images, 200 at most: those that run, then the most urgent ones"
+    )
+    ended: list[LiveRequest]
+    attainment: list[LiveAttainment]
+    attainment_window_s: float
+    devices: list[LiveDevice] | None

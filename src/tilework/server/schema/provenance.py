@@ -1,0 +1,56 @@
+"""How a picture was made: what `tilework verify` needs to make it again, but for the texts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tilework.server.schema.image_request import LoraUse
+
+
+class Settings(BaseModel):
+    """What a picture was asked for with, texts left out. Given pictures are SHA-256 digests of their RGB pixels."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    seed: int
+    width: int
+    height: int
+    frames: int
+    steps: int
+    whole_steps: int | None = Field(description="Of which `steps` were made, if a strength said so")
+    guidance_scale: float
+    arguments: dict[str, Any]
+    loras: list[LoraUse]
+    pictures: dict[str, list[str]]
+
+
+class Provenance(BaseModel):
+    """What made a picture. If it is `exact`, the stock pipeline makes the same pixels of it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    exact: bool
+    pixels_sha256: str | None = Field(description="Of 8-bit RGB, row by row, frame by frame; of exact pictures only")
+    model: str
+    source: str = Field(description="The model's hub id, or its name if it came from a directory")
+    pipeline: str = Field(description="The class of its pipeline, or of what serves it")
+    dtype: str
+    attention_backend: str
+    vae_tiling: bool
+    hardware: str = Field(description="Of the first device that has loaded the model")
+    threads: int
+    libraries: str
+    tilework: str
+    settings: Settings
+
+
+class PictureMetadata(BaseModel):
+    """What a PNG carries in its text chunk `tilework`. `frame` is which frame of its clip it is."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    texts: dict[str, str]
+    frame: int
+    provenance: Provenance

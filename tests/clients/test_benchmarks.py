@@ -1,0 +1,58 @@
+"""SGLang's benchmark as it comes from PyPI, against a server as a user starts it: each request has a deadline."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from clients.installed import from_pypi
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+SGLANG = ("sglang==0.5.23", "orjson", "pybase64", "ipython", "traitlets", "opencv-python-headless")
+NUM_PROMPTS = 6
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    flags = ["--backend", "modelled", "--devices", "2", "--cost", "flux1dev_h100_eager", "--port", "0", "--json"]
+    command = [sys.executable, "-m", "tilework", "serve", *flags, "--default-slo", "3x", "--served-model-name", "flux"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield json.loads(process.stdout.readline())["url"]
+        finally:
+            process.terminate()
+
+
+def test_sglangs_benchmark_runs_unchanged(url: str, tmp_path: Path) -> None:
+    environment = from_pypi(tmp_path / "sglang", *SGLANG)
+    options = ["--dataset", "random", "--task", "text-to-image", "--num-prompts", str(NUM_PROMPTS), "--base-url", url]
+    options += ["--width", "256", "--height", "256", "--num-inference-steps", "4", "--max-concurrency", "6"]
+    options += ["--output-file", str(tmp_path / "found.json"), "--disable-tqdm"]
+    module = "sglang.multimodal_gen.benchmarks.bench_serving"
+    done = subprocess.run(
+        [sys.executable, "-m", module, *options],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    found: dict[str, Any] = json.loads((tmp_path / "found.json").read_text())
+    assert (found["completed_requests"], found["failed_requests"]) == (NUM_PROMPTS, 0), found
+    calls = httpx.get(f"{url}/v1/requests", params={"limit": 100}).json()["data"]
+    assert len(calls) >= NUM_PROMPTS
+    assert {(one["slo_source"], one["size"]) for one in calls} == {("server", "256x256")}
+    assert all(one["slo_s"] > 0 and not one["warnings"] for one in calls)
+    text = httpx.get(f"{url}/metrics").text
+    judged = [line for line in text.splitlines() if line.startswith("tilework_deadlines_total")]
+    assert sum(float(line.split()[-1]) for line in judged) == len(calls), "each was judged by its deadline"

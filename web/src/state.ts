@@ -1,0 +1,126 @@
+/** What `/v1/live` says, as `schema/live.py` states it. Times are in seconds on the server's clock. */
+
+export interface Tile {
+  start_s: number;
+  end_s: number;
+  devices: number[];
+  stage: string;
+  requests: number[];
+  first_step: number;
+  steps: number;
+  ending: string;
+}
+
+export interface Request {
+  number: number;
+  uid: string;
+  model: string;
+  size: string;
+  steps: number;
+  class: string;
+  tenant: string;
+  arrival_s: number;
+  deadline_s: number | null;
+  is_promise: boolean;
+  status: string;
+  steps_done: number;
+  eta_s: number;
+  finish_s: number | null;
+  on_time: boolean | null;
+}
+
+export interface Component {
+  models: string[];
+  name: string;
+  bytes: number;
+}
+
+export interface Device {
+  device: number;
+  node: number;
+  kind: "accelerator" | "cpu";
+  used_bytes: number | null;
+  weights_bytes: number | null;
+  weights_free_bytes: number | null;
+  components: Component[];
+}
+
+export interface Attained {
+  by: "class" | "tenant" | "model";
+  name: string;
+  on_time: number;
+  late: number;
+  others: number;
+  refused: number;
+  recent_on_time: number;
+  recent_late: number;
+}
+
+export interface LiveState {
+  now_s: number;
+  policy: string;
+  backlog_s: number;
+  num_open: number;
+  num_own: number;
+  missed: number;
+  planned: Tile[];
+  tiles: Tile[];
+  requests: Request[];
+  ended: Request[];
+  attainment: Attained[];
+  attainment_window_s: number;
+  devices: Device[] | null;
+}
+
+/** What is true of one model, of its card in `/v1/models`. */
+export interface Model {
+  id: string;
+  tilework: {
+    default_size: string;
+    default_steps: number;
+    max_side: number;
+    side_multiple: number;
+    default_frames: number;
+    max_frames: number;
+    default_fps: number | null;
+    makes_videos: boolean;
+    default_slo: string | null;
+    serves_on: number[];
+    devices: number[];
+    on_host: boolean;
+    loras: string[];
+    pictures: { name: string; required: boolean; most: number; is_mask: boolean; is_clip: boolean }[];
+  };
+}
+
+export interface Segment {
+  stage: string;
+  devices: number[];
+  steps: number;
+  start_s: number;
+  end_s: number;
+  batch: number;
+  load_s: number;
+}
+
+export interface Timeline {
+  uid: string;
+  seed: number;
+  eta_s: number;
+  latency_s: number;
+  queue_s: number | null;
+  slo_s: number | null;
+  slo_source: string | null;
+  on_time: boolean | null;
+  segments: Segment[];
+}
+
+export interface Decision {
+  uid: string;
+  at_s: number;
+  kind: string;
+  text: string;
+  devices: number[];
+  degree: number | null;
+  steps: number[] | null;
+}
