@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-cluster test slow lint check ring-check bench docs serve clean
+.PHONY: help demo demo-cluster test test-gpu slow lint check ring-check bench docs serve clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -36,6 +36,9 @@ test: $(VENV)/dev ## Run the tests; ARGS is passed to pytest
 
 slow: $(VENV)/dev ## Run the tests that take minutes, in which workers and servers are killed
 	@$(BIN)/python -m pytest $(IN_PARALLEL) -m slow $(ARGS)
+
+test-gpu: $(VENV)/dev ## Run the tests that need a CUDA device
+	@$(BIN)/python -m pytest -m gpu tests/live tests/comm tests/patches/test_stitcher.py $(ARGS)
 
 lint: $(VENV)/dev ## Check style, format and types
 	@$(BIN)/ruff check .

@@ -9,6 +9,7 @@ from suite.application import application
 from suite.cases.stitcher import Stitcher
 from suite.gpu.fits import Fits
 from suite.gpu.live import LivePolicies
+from suite.gpu.loads import Loads
 from suite.gpu.mixed import MixedSteps
 from suite.gpu.served import Served
 
@@ -18,6 +19,7 @@ app = application(
         "mixed": ("Steps of several sizes in one forward pass, against one by one, on a GPU", MixedSteps),
         "stitcher": ("Normalisation, SiLU and frames of patches in one pass, against several and a copy", Stitcher),
         "fits": ("Plans of memory against what a GPU takes, and what each setup costs a step", Fits),
+        "loads": ("Weights from the host's copies to a GPU, against copies from pinned memory", Loads),
         "live": ("Deadlines kept on one GPU by policy, live and simulated", LivePolicies),
     },
     "bench/gpu/run.py",

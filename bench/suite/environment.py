@@ -58,12 +58,13 @@ def _version(package: str) -> str:
 
 
 def _commit() -> str:
+    """The checkout's; of a copy without its history that of the environment."""
     here = Path(__file__).parent
     try:
         run = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"]
         return subprocess.run(run, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("TILEWORK_BENCH_COMMIT", "not a git checkout")
+        return os.environ.get("BENCH_COMMIT", "not a git checkout")
 
 
 def _cpu_model() -> str:

@@ -15,7 +15,7 @@ def pin_numerics(threads: int, attention: str = ATTENTIONS[0]) -> None:
 
     On GPUs torch computes convolutions of float32 in TF32 by default, which keeps 10 bits of each factor. TF32 is off
     here, so that the bounds of float32 hold (docs/exactness.md); bfloat16 is the choice for speed. A stock pipeline
-    with torch's defaults differs in these bits. No GPU has been measured.
+    with torch's defaults differs in these bits.
 
     The attention back end is diffusers' default, whatever the environment variable DIFFUSERS_ATTN_BACKEND says: torch's
     `scaled_dot_product_attention`, which U-Nets call directly. Torch chooses its kernel in each call by device, dtype,
