@@ -5,11 +5,16 @@ fails, so a test looks for this module among those that a worker was born with.
 """
 
 import os
-import pkgutil
 
-from setproctitle import setproctitle
+# torch marks a process that has asked the CUDA runtime for its devices as unfit for forking, and libraries ask while
+# they are imported, so this comes before the first of them; through NVML the question is harmless.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
-from tilework.pipelines.loading import quiet
+import pkgutil  # noqa: E402
+
+from setproctitle import setproctitle  # noqa: E402
+
+from tilework.pipelines.loading import quiet  # noqa: E402
 
 _NAMES = (
     "diffusers:AutoencoderKL",
@@ -36,9 +41,6 @@ _NAMES = (
     "tilework.worker.process",
 )
 
-# torch marks a process that has asked the CUDA runtime for its devices as unfit for forking, and libraries ask while
-# they are imported; through NVML the question is harmless.
-os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 setproctitle("tilework: starts workers")  # For `ps`; a worker sets its own title when it starts.
 quiet()
 for _name in _NAMES:
