@@ -10,11 +10,11 @@ import os
 # they are imported, so this comes before the first of them; through NVML the question is harmless.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
-import pkgutil  # noqa: E402
+import pkgutil
 
-from setproctitle import setproctitle  # noqa: E402
+from setproctitle import setproctitle
 
-from tilework.pipelines.loading import quiet  # noqa: E402
+from tilework.pipelines.loading import quiet
 
 _NAMES = (
     "diffusers:AutoencoderKL",
