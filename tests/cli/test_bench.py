@@ -175,6 +175,7 @@ def test_every_failure_is_counted_by_its_cause_and_counts_as_late(fake, tmp_path
     assert "2 x timeout" in text
 
 
+@pytest.mark.slow
 def test_the_seed_decides_what_is_sent_and_the_file_of_requests_sends_it_again(fake, tmp_path):
     arguments = ["--rate", 500, "--num-requests", 12, "--sizes", "64,96x64:2", "--slo", 9, "--warmup", 0]
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
@@ -213,6 +214,7 @@ def test_a_tilework_server_gets_the_deadline_and_is_asked_for_its_defaults(fake,
     assert [line.on_time for line in schedule.requests] == [True] * 4
 
 
+@pytest.mark.slow
 def test_another_server_gets_no_field_that_only_tilework_knows(fake, tmp_path):
     arguments = [fake.url, "--rate", 100, "--num-requests", 2, "--sizes", 64, "--slo", 2, "--warmup", 0]
     result = measured(*arguments, "--out", tmp_path)
@@ -320,6 +322,7 @@ def test_no_url_no_server_and_no_picture_are_reported(fake, tmp_path):
     assert "give --model" in refused(fake.url, "--rate", 1)
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_was_measured(fake, tmp_path):
     """Two sizes: the small pictures have come when the interrupt does, the large ones have not."""
     fake.delays_s = {64: 0.01, 128: 30.0}

@@ -104,6 +104,7 @@ def test_pictures_of_mixed_batches_are_the_stock_pipelines(start: Callable[..., 
     assert_nothing_is_left(rig.engine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", quick(("tilework",), ("patchedserve", "tilework")))
 def test_policies_that_batch_draw_the_stock_pipelines_pictures(start: Callable[..., Rig], policy: str) -> None:
     rig, specs = start("sd3-dpm", policy), mixed_specs("sd3-dpm")

@@ -94,6 +94,7 @@ async def drawn(rig: Rig, model: str, spec: Spec) -> np.ndarray:
     return tiny.pixels(outcome.image)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_a_known_architecture_comes_and_goes(
     places: dict[str, Path], stock: Callable[[str, Spec], np.ndarray]
 ) -> None:

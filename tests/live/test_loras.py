@@ -223,6 +223,7 @@ def test_promises_hold_through_loads(place: Place) -> None:
         assert_stock(rig, place, tickets, outcomes)
 
 
+@pytest.mark.slow
 def test_a_lora_whose_file_has_changed_fails_alone(place: Place, tmp_path: Path) -> None:
     first, *others = place.sources
     ink, chalk = first.loras

@@ -28,6 +28,8 @@ from tilework.pipelines.draw import draw
 from tilework.pipelines.loading import load
 from training.shapes.judge import judge
 
+pytestmark = pytest.mark.slow  # The server that all tests share takes half a minute to start, as a user's.
+
 PROMPT = "a large red circle on a blue background"
 
 

@@ -75,6 +75,7 @@ def ddit(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
         rig.close()
 
 
+@pytest.mark.slow
 def test_a_clip_begins_beside_the_decode_of_another_and_is_promoted_after_it(ddit: Rig) -> None:
     """DDiT: the first has both devices. Its decode leaves one to the second, which gets the other when that is done."""
     asked = {

@@ -86,6 +86,7 @@ def assert_equal_to_stock(outcomes: list[Outcome], specs: dict[str, Spec], stock
         assert np.array_equal(tiny.pixels(outcome.image), stock(specs[outcome.uid])), f"{outcome.uid} differs"
 
 
+@pytest.mark.slow
 def test_pictures_of_many_sizes_equal_the_stock_pipelines(rig: Rig, stock: Callable[[Spec], np.ndarray]) -> None:
     specs = mixed_specs("mix")
     outcomes = rig.outcomes(specs)
@@ -246,6 +247,7 @@ def test_a_model_that_cannot_be_loaded_gives_the_reason(tmp_path: Path) -> None:
     rig.close()
 
 
+@pytest.mark.slow
 def test_stopping_ends_open_requests_and_all_processes(start: Callable[..., Rig]) -> None:
     rig = start()
     pids = [rig.executor.pid(device_id) for device_id in range(2)]

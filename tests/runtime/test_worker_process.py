@@ -310,6 +310,7 @@ def test_a_start_that_is_cancelled_is_quiet(num_workers: int) -> None:
     assert not complaints
 
 
+@pytest.mark.slow
 def test_a_measurement_that_is_cancelled_is_quiet() -> None:
     """The worker measures on, and says so; then it says that it does not know the job that is asked for."""
     complaints: list[dict[str, Any]] = []

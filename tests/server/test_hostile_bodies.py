@@ -323,6 +323,7 @@ def num_alive() -> int:
     )
 
 
+@pytest.mark.slow
 def test_every_request_is_answered_and_nothing_is_left(server: Served, caplog: pytest.LogCaptureFixture) -> None:
     num_tasks, num_alive_before = server.num_tasks(), num_alive()
     with ThreadPoolExecutor(NUM_CLIENTS) as pool:

@@ -399,6 +399,7 @@ def test_memory_does_not_grow_with_what_clients_send_or_leave() -> None:
             eventually(lambda: rss(pid) - before < 8 * MIB)
 
 
+@pytest.mark.slow
 def test_a_connection_leaves_next_to_nothing_for_a_collection(server: Served) -> None:
     ask = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 

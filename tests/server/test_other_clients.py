@@ -122,6 +122,7 @@ def picture(data_url: str) -> Image.Image:
     return Image.open(io.BytesIO(base64.b64decode(data)))
 
 
+@pytest.mark.slow
 def test_omni_chat_back_end(simulated_url: str) -> None:
     model = httpx.get(f"{simulated_url}/v1/models").json()["data"][0]["id"]
     fields = {"height": 256, "width": 512, "num_frames": 1, "num_inference_steps": 4, "seed": 3, "fps": 8}

@@ -148,6 +148,7 @@ def test_a_worker_never_has_more_than_it_was_told_to_load(rig: Loading) -> None:
     assert held[-1] == 0
 
 
+@pytest.mark.slow
 def test_a_load_without_memory_is_tried_again_and_then_ends_the_worker(
     rig: Loading, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,7 @@ def test_a_killed_producer_holds_no_bytes() -> None:
         assert (ring.stats.lost, ring.stats.abandoned, ring.stats.quarantined_bytes) == (1, 0, 0)
 
 
+@pytest.mark.slow
 def test_a_stopped_producer_is_killed_so_that_its_bytes_are_used_again() -> None:
     with Ring.create(1 << 14, 16, abandon_after_s=0.01, fence_after_s=0.02) as ring:
         stopped = _stopped_producer(ring)

@@ -161,6 +161,7 @@ def test_an_entry_of_a_producer_that_ended_meanwhile_is_given_up_at_once(directo
         assert (again.stats.lost, again.stats.abandoned, again.stats.producers) == (1, 0, 0)
 
 
+@pytest.mark.slow
 def test_an_entry_of_a_producer_that_still_lives_is_kept_free_until_it_is_killed(directory: Path) -> None:
     ring = create(directory)
     stopped = _stopped_producer(ring)
