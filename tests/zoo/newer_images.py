@@ -7,7 +7,7 @@ from typing import Any
 import diffusers
 import transformers as tf
 
-from tilework.pipelines.fake.tokenizers import byte_tokenizer
+from tilework.pipelines.fake.tokenizers import byte_tokenizer, t5_tokenizer
 from zoo.autoencoders import flow, kl_flux2, kl_qwen, shifting_flow
 from zoo.model import GUIDED, PROMPT, SQUARE, ZooModel, entry, picture
 from zoo.modular import modular
@@ -140,7 +140,6 @@ def _qwen21() -> dict[str, Any]:
 def _anima() -> dict[str, Any]:
     """The transformer of Cosmos 2; a small network joins what Qwen and the tokens of T5 say."""
     from zoo.cosmos import wide
-    from zoo.parts import t5_tokenizer
 
     conditioner = diffusers.AnimaTextConditioner(
         source_dim=WIDTH,
