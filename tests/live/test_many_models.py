@@ -260,7 +260,7 @@ def test_the_host_reads_what_waits_while_its_device_works(
 
         async def scenario() -> tuple[dict[str, tuple[str, Spec, Ticket]], dict[str, Outcome]]:
             tickets = {}
-            for name, steps in (("sd3", 40), ("flux", 2)):
+            for name, steps in (("sd3", 160), ("flux", 2)):
                 spec = tiny.spec(seed=1, steps=steps, exact=True)
                 ticket = rig.submit(spec, name, model=name)
                 assert isinstance(ticket, Ticket)
