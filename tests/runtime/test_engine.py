@@ -167,7 +167,7 @@ def test_a_deadline_out_of_reach_is_refused_at_once(rig: Rig) -> None:
 def test_the_log_of_everything_so_far_replays(rig: Rig) -> None:
     count, difference = replay(rig.log.getvalue().splitlines())
     assert difference is None
-    assert count > 20
+    assert count > 10
     assert "circle" not in rig.log.getvalue(), "prompts stay out of the log"
 
 

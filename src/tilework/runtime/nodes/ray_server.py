@@ -9,6 +9,7 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,8 @@ class ServerKeeper:
     def _begin_to_end(self) -> None:
         self._is_ending = True
         for number, process in self._running.items():
-            process.send_signal(signal.SIGTERM if number == self._serving else signal.SIGKILL)
+            with suppress(ProcessLookupError):  # It has ended, and whoever waits for it has not been told yet.
+                process.send_signal(signal.SIGTERM if number == self._serving else signal.SIGKILL)
 
     async def _keep(self, number: int) -> None:
         """Run one server after the other."""
