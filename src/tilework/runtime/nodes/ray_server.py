@@ -60,7 +60,7 @@ class ServerKeeper:
     def _begin_to_end(self) -> None:
         self._is_ending = True
         for number, process in self._running.items():
-            with suppress(ProcessLookupError):  # It has ended, and whoever waits for it has not been told yet.
+            with suppress(ProcessLookupError):  # It has ended, and its task has not been told yet.
                 process.send_signal(signal.SIGTERM if number == self._serving else signal.SIGKILL)
 
     async def _keep(self, number: int) -> None:
