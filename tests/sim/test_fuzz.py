@@ -406,3 +406,7 @@ def test_faults_are_read_and_shown() -> None:
     with pytest.raises(BadFault, match="give a number from 0 to 1"):
         parse_faults(["crash=-1"])
     assert isinstance(run_seed(1, "edf", Faults()), ScenarioResult)
+
+
+def test_what_a_restored_job_leaves_is_removed_from_nodes_though_it_ends_at_once() -> None:
+    run_all(range(20485, 20486))

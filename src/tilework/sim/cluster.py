@@ -118,10 +118,13 @@ class Cluster:
 
     def start(self) -> None:
         """Start all nodes and workers, but for those that come late."""
+        self._begin_nodes()
+        self._workers.start_all(self._late_s)
+
+    def _begin_nodes(self) -> None:
         for node in range(self._layout.num_nodes):
             if node not in self._late_s:
                 self.nodes.begin(node)
-        self._workers.start_all(self._late_s)
 
     def _on_fetched(self, origin: int, node: int, num_bytes: int, run_ns: int) -> None:
         self._on_event(StatesFetched(origin, node, num_bytes, run_ns))
@@ -137,10 +140,14 @@ class Cluster:
         self._core.attach(controller)
 
     def restart(self, controller: Controller) -> None:
-        """Begin as the next server, with the blobs that jobs can continue from and no device."""
+        """Begin as the next server, with the blobs that jobs can continue from and no device.
+
+        As in `Engine.restore`, nodes have their blobs before any job is restored, since one may end at once.
+        """
         self._controller = controller
         self._core = DriverCore(controller, WatchdogConfig())
         self.nodes.begin_server()
+        self._begin_nodes()
 
     def lose_all(self) -> dict[int, Checkpoint]:
         """End the server and its works; returns the checkpoints that its nodes have, by job.
