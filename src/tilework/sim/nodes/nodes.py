@@ -235,9 +235,13 @@ class SimNodes:
         self._clock.at(self._clock.now_ns + ns_from_s(takes_s), end, is_device_event=True)
 
     def is_there(self, blob: StateBlob, session: NodeSession) -> bool:
-        """Whether a node has a blob; notes if it does not, though the server believes that."""
+        """Whether a node has a blob; notes if it does not, though the server believes that.
+
+        Of a node that has ended it may believe so until it learns of the end.
+        """
         is_there = blob.name in session.files
-        if not is_there and blob not in self._forgotten and self.places.is_current(session.node, session):
+        may_lack = blob in self._forgotten or session.has_ended
+        if not is_there and not may_lack and self.places.is_current(session.node, session):
             self.num_missing += session.node in self.blobs.nodes(blob)
         return is_there
 
