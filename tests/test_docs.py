@@ -20,7 +20,15 @@ ROOT = Path(__file__).parents[1]
 COMMANDS: Any = get_command(app)
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")])
 PLACES = [ROOT, ROOT / "src" / "tilework", ROOT / "src" / "tilework" / "server", ROOT / "bench" / "suite"]
-SOURCES = ("src/**/*.py", "src/**/*.json", "tests/**/*.py", "bench/**/*.py", "training/**/*.py", "pyproject.toml")
+SOURCES = (
+    "src/**/*.py",
+    "src/**/*.json",
+    "tests/**/*.py",
+    "bench/**/*.py",
+    "training/**/*.py",
+    "pyproject.toml",
+    "mkdocs.yml",
+)
 OTHERS = {
     "LatentConsistencyModelPipeline": "diffusers",
     "client_body_timeout": "nginx",
