@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -25,6 +26,9 @@ MODELS = {
     "wan2.1": "wan21",
 }
 """Models that pages take as the reader's own, and the tiny one that stands there in its place."""
+
+SMALL = {"height": 64, "width": 64, "steps": 4}
+CLIP = {"num_frames": 9}
 
 GIVEN = (
     "tilework workload make tetriserve --rpm 12 --num 20 --out requests.jsonl && cp requests.jsonl r.jsonl",
@@ -81,6 +85,8 @@ def _typed(blocks: list[Block], limit_s: float) -> Iterator[Outcome]:
         given = copy_of_checkout(ROOT, here / "given")
         for name, model in MODELS.items():
             build(ZOO[model]).save_pretrained(str(given / name))
+            defaults = SMALL | (CLIP if model == "wan21" else {})
+            (given / name / "tilework.json").write_text(json.dumps(defaults))
         reader = PageReader(checkout=given, programs=here / "programs", limit_s=_GIVEN_S)
         for outcome in reader.read(Block(page=ROOT / "given", line=0, title="", commands=GIVEN)):
             if outcome.ending is not Ending.DONE:
