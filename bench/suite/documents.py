@@ -24,6 +24,7 @@ TITLES = (
     "needs eight GPUs and a model of yours",
     "needs a model of yours",
     "needs a run of yours",
+    "needs the code above",
     "needs several machines",
     "needs other services",
     "needs a server with keys",
