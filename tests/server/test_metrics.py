@@ -34,7 +34,7 @@ from tilework.core.model import SimulatedSource
 from tilework.core.priority import DEFAULT_CLASSES
 from tilework.core.request import DEFAULT_TERMS, OnMiss, RefusalCode, Request, Shape, Status, Terms
 from tilework.core.time import NS_PER_S, ns_from_s
-from tilework.core.wire.reports import Ended, KeptStates
+from tilework.core.wire.reports import AllocatorReading, CardReading, DeviceReading, Ended, KeptStates
 from tilework.core.work import Group, NewPlacement, Work
 from tilework.cost.table import CostTable
 from tilework.runtime.bubbles import Bubbles
@@ -124,6 +124,23 @@ TABLE = CostTable(hardware="two simulated devices", rows=ROWS, steps=5)
 SOURCE = SimulatedSource(pipeline=PIPELINE, hardware=TABLE.hardware, steps=5, rows=ROWS)
 
 
+GB = 10**9
+CARD = CardReading(
+    busy=0.97,
+    total_bytes=80 * GB,
+    used_bytes=30 * GB,
+    celsius=61,
+    watts=540.5,
+    limit_watts=700.0,
+    hertz=1_755_000_000,
+    most_hertz=1_980_000_000,
+    slowed_by=("power cap",),
+)
+ALLOCATOR = AllocatorReading(
+    reserved_bytes=9, allocated_bytes=7, peak_bytes=8, split_bytes=2, num_retries=3, num_failures=1
+)
+
+
 async def until(condition: Callable[[], bool]) -> None:
     while not condition():
         await asyncio.sleep(0.005)
@@ -204,6 +221,12 @@ class Rig:
         )  # Simulated devices have no weights.
         await self.read()
 
+    def read_devices(self) -> None:
+        """What workers on CUDA devices say of these, every few seconds."""
+        for device_id, worker_bytes in ((0, 20 * GB), (1, None)):
+            card = replace(CARD, worker_bytes=worker_bytes)
+            self.executor._report(device_id, DeviceReading(card=card, allocator=ALLOCATOR))
+
     async def stuck(self) -> None:
         """A worker does not answer any more, and is killed when it has not for long enough; then the disk is full."""
         ticket = self.submit("stuck", 50)
@@ -227,6 +250,7 @@ class Rig:
         ballast = bytearray(os.urandom(1 << 24))
         await self.lost()
         await self.stuck()
+        self.read_devices()
         await self.read()
         assert ballast
         await self.http.aclose()
@@ -336,12 +360,38 @@ def test_the_dashboard_names_metrics_that_exist() -> None:
     assert used <= known.keys()
     needed = (
         "deadlines_total slack_seconds jobs_queued device_busy_seconds_total steps_total refusals_total eta_error_ratio"
-        " device_memory_bytes"
+        " device_memory_bytes card_busy_ratio card_memory_bytes card_power_watts card_slowed"
     )
     assert {f"tilework_{name}" for name in needed.split()} <= used
 
 
+def test_cards_say_whose_memory_it_is_and_what_slows_them(texts: list[str]) -> None:
+    last = texts[-1]
+    used = {labels: number for (name, labels), number in samples(last).items() if name == "tilework_card_memory_bytes"}
+    assert used == {
+        frozenset({("device", "0"), ("user", "worker")}): 20 * GB,
+        frozenset({("device", "0"), ("user", "others")}): 10 * GB,
+        frozenset({("device", "1"), ("user", "any")}): 30 * GB,
+    }
+    assert value(last, "tilework_card_slowed", device="0", reason="power cap") == 1
+    assert value(last, "tilework_card_slowed", device="0", reason="temperature") == 0
+    assert value(last, "tilework_card_busy_ratio", device="1") == 0.97
+
+
 # Parts, told directly.
+
+
+def test_what_no_card_tells_has_no_series(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine()
+    silent = DeviceReading(card=CardReading(celsius=61), allocator=None)
+    readings = {"0.1": silent, "1": DeviceReading(card=None, allocator=ALLOCATOR)}
+    usage = replace(engine.usage(), readings=readings)
+    monkeypatch.setattr(engine, "usage", lambda: usage)
+    told = Metrics(engine, MemoryStore(max_bytes=1, ttl_ns=1), UseWindow(NS_PER_S))
+    found = {key for key in samples(told.text().decode()) if re.match("tilework_(card|allocator)_", key[0])}
+    assert {name for name, labels in found if ("device", "0.1") in labels} == {"tilework_card_temperature_celsius"}
+    assert all(name.startswith("tilework_allocator_") for name, labels in found if ("device", "1") in labels)
+    assert len(found) == 7
 
 
 def test_what_a_policy_counts_for_its_placement_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:

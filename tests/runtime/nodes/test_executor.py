@@ -19,7 +19,7 @@ from tilework.core.model import LoraSource, ModelSource
 from tilework.core.wire.blobs import SavedState, StateBlob
 from tilework.core.wire.commands import Execute, Forget, GroupRef, ImportState, RemoveLora, RemoveModel, StopWork
 from tilework.core.wire.node_blobs import BlobsFetched, CopyBlob, DiscardBlob, FetchBlobs, KeepBlobs, LeaveOrigin
-from tilework.core.wire.reports import LoadedModel, WeightsRead
+from tilework.core.wire.reports import CardReading, DeviceReading, LoadedModel, WeightsRead
 from tilework.core.wire.spec import Spec
 from tilework.runtime.executor import ModelRefused, WorkerStartFailed
 from tilework.runtime.local_executor import LocalConfig
@@ -159,18 +159,21 @@ def test_times_of_a_node_are_converted_to_our_clock() -> None:
     run(test())
 
 
-def test_the_memory_of_workers_is_known_by_their_numbers_until_their_node_is_lost() -> None:
+def test_what_workers_say_of_themselves_is_known_by_their_numbers_until_their_node_is_lost() -> None:
     async def test() -> None:
         async with nodes() as (executor, heard, (zero, one)):
-            zero.say(Memory({"0": 10, "2": 30}))
-            one.say(Memory({"0.0": 40, "0.1": 41}))
+            first, second = (DeviceReading(card=CardReading(celsius=one), allocator=None) for one in (60, 70))
+            zero.say(Memory({"0": 10, "2": 30}, {"0": first}))
+            one.say(Memory({"0.0": 40, "0.1": 41}, {"0.1": second}))
             one.say(ended(1), 0)
             zero.say(ended(1), 0)
             await heard.hears(("report", 0, ended(1)), ("report", 2, ended(1)))
             assert executor.resident_bytes == {"0": 10, "4": 30, "2.0": 40, "2.1": 41}
+            assert executor.readings == {"0": first, "2.1": second}
             zero.close()
             await heard.hears(("node lost", 0, (0, 1, 4), set()))
             assert executor.resident_bytes == {"2.0": 40, "2.1": 41}
+            assert executor.readings == {"2.1": second}
 
     run(test())
 
