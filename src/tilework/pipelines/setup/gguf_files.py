@@ -35,7 +35,7 @@ class Header:
         return self.num_plain + self.num_quantized
 
     def num_bytes(self, plain_bytes: int) -> int:
-        """What the weights take once they are loaded, with so many bytes for each that is not quantised."""
+        """What the weights take once they are loaded, with `plain_bytes` for each that is not quantised."""
         return self.num_plain * plain_bytes + self.quantized_bytes
 
 
