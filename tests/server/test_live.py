@@ -102,6 +102,20 @@ def test_devices_come_with_their_weights(server: Served) -> None:
     devices = live(server, "anna")["devices"]
     assert [one["device"] for one in devices] == [0, 1]
     assert devices[0]["components"] == [{"models": ["tiny-shapes"], "name": "transformer", "bytes": 3_000_000}]
+    first, second = (one["cards"] for one in devices)
+    assert second == []
+    assert first == [
+        {
+            "busy": 0.5,
+            "used_bytes": None,
+            "worker_bytes": None,
+            "celsius": 61,
+            "watts": None,
+            "limit_watts": None,
+            "hertz": None,
+            "slowed_by": ["temperature"],
+        }
+    ]
 
 
 def test_it_needs_a_key(server: Served) -> None:
