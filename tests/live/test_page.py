@@ -327,6 +327,19 @@ def test_a_tile_of_another_tenant_has_no_name(browser: Browser, tmp_path: Path) 
             expect(page.get_by_text("/v1/images/generations", exact=True).first).to_be_visible()
 
 
+def test_the_scope_admin_reads_decisions_about_requests_of_all(browser: Browser, tmp_path: Path) -> None:
+    file = tmp_path / "tenants.toml"
+    file.write_text('[tenants.ben]\nkeys = ["ben"]\n')
+    with serving(FakeEngine(plan=HELD), drain_s=0, tenants=str(file), admin_key="root") as served:
+        served.post({"prompt": "x"}, headers={"Prefer": "respond-async", "Authorization": "Bearer ben"})
+        with opened(browser, f"{served.url}/#live", allows=10) as page:
+            page.get_by_label("API key of this server").fill("root")
+            page.get_by_role("button", name="Use it").click()
+            page.get_by_role("region", name="Queue").get_by_role("button").first.click()
+            card = page.get_by_role("complementary", name="Request 1")
+            expect(card).to_contain_text("accepted; expected to be done")
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
 def test_it_fits_any_screen_and_reads_well(browser: Browser, server: Served, scheme: Any, width: int) -> None:

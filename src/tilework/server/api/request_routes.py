@@ -89,5 +89,5 @@ def _add_result_routes(app: FastAPI, requests: RequestService) -> None:
         responses={200: good("Decisions in order", "decisions"), **errors(401, 404)},
     )
     async def request_decisions(uid: Uid, http: Request) -> Decisions:
-        """What the scheduler decided about a call or an image of it, and why."""
+        """What the scheduler decided about a call or an image of it, and why. The scope admin shows those of any tenant."""
         return requests.decisions(uid, http)
