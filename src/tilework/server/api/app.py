@@ -20,6 +20,7 @@ from tilework.runtime.observer import Observers
 from tilework.server.api.admin_routes import add_admin_routes
 from tilework.server.api.bodies import Bodies
 from tilework.server.api.chat import ChatService
+from tilework.server.api.direct import DirectRoute
 from tilework.server.api.errors import install_call_errors
 from tilework.server.api.image_routes import add_chat_route, add_image_routes
 from tilework.server.api.images import ImageService
@@ -124,7 +125,7 @@ def create_app(
 
 
 def _empty_app(threads: Threads, traces: Traces | None) -> FastAPI:
-    return FastAPIOffline(
+    app = FastAPIOffline(
         title="Tilework",
         version=tilework.__version__,
         redoc_url=None,
@@ -132,6 +133,8 @@ def _empty_app(threads: Threads, traces: Traces | None) -> FastAPI:
         redirect_slashes=False,
         lifespan=_closing(threads, traces),
     )
+    app.router.route_class = DirectRoute
+    return app
 
 
 def _submitter(
