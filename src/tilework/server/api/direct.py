@@ -13,10 +13,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 class DirectRoute(APIRoute):
-    """Describes itself as any route of FastAPI, but calls an endpoint at once that takes nothing but the request and texts
-    of its path, and returns a response or a model.
+    """Describes itself as any route of FastAPI, but calls an endpoint at once if that takes nothing but the request and
+    texts of its path, and returns a response or a model.
 
-    FastAPI (0.165) enters two exit stacks for such a call, looks for dependencies, and validates what the endpoint has made.
+    FastAPI (0.165) enters two exit stacks for such a call, looks for dependencies, and validates what the endpoint has
+    made.
     """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:

@@ -80,10 +80,10 @@ class RequestService:
             has_more=len(entries) > limit,
         )
 
-    async def delete(self, uid: str, http: Request) -> RequestStatus:
+    async def delete(self, uid: str, http: Request) -> bytes:
         """Cancel a call, also by one of its images, or delete the pictures of one that has ended.
 
-        Answers with its final state.
+        Returns its final state, as the JSON of a `RequestStatus`.
         """
         found = self._find(uid, tenant_of(http.scope).name)
         if isinstance(found.entry, Call):
@@ -92,13 +92,15 @@ class RequestService:
             found = self._find(uid, tenant_of(http.scope).name)
             if isinstance(found.entry, Call) and isinstance(end, CallError):  # The server left it to its next start.
                 raise end
-        assert isinstance(found.entry, Record)
-        status = found.entry.status()
-        for index in range(len(status.images)):
-            for frame in range(status.num_parts):
-                await self.store.delete(stored_name(found.entry.tenant, found.entry.uid, index, frame))
-        self.call_registry.release(found.entry)
-        return _only(status, found.index)
+        record = found.entry
+        assert isinstance(record, Record)
+        for index in range(record.num_images):
+            for frame in range(record.ask.num_parts):
+                await self.store.delete(stored_name(record.tenant, record.uid, index, frame))
+        self.call_registry.release(record)
+        if found.index is None:
+            return record.status_json
+        return _only(record.status(), found.index).model_dump_json().encode()
 
     def decisions(self, uid: str, http: Request) -> Decisions:
         """Of a call of any tenant for a key with the scope admin, which sees all of them on the page, too."""
@@ -189,7 +191,7 @@ class RequestService:
         if not match or not entry:
             raise self._unknown(uid)
         index = None if match[2] is None else int(match[2])
-        num_images = len(entry.tickets) if isinstance(entry, Call) else len(entry.status().images)
+        num_images = len(entry.tickets) if isinstance(entry, Call) else entry.num_images
         if index is not None and index >= num_images:
             raise self._unknown(uid)
         return _Found(entry, index)
