@@ -91,7 +91,7 @@ def make(page: Page, **fields: str) -> None:
 
 def sent(engine: FakeEngine, num_before: int) -> str:
     """The uid of the request that the page has sent."""
-    eventually(lambda: len(engine.requests) > num_before)
+    eventually(lambda: len(engine.requests) > num_before and engine.requests[-1].uid in engine.spec_of)
     return engine.requests[-1].uid
 
 
