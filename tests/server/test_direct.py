@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from fastapi.testclient import TestClient
 from pydantic import BaseModel, Field
 
-from tilework.server.api.direct import DirectRoute
+from tilework.server.http.direct import DirectRoute
 
 FASTAPIS_WAY = "fastapi_inner_astack"  # In the scope of a call that goes it.
 

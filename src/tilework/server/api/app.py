@@ -23,7 +23,6 @@ from tilework.runtime.observer import Observers
 from tilework.server.api.admin_routes import add_admin_routes
 from tilework.server.api.bodies import Bodies
 from tilework.server.api.chat import ChatService
-from tilework.server.api.direct import DirectRoute
 from tilework.server.api.errors import install_call_errors
 from tilework.server.api.image_routes import add_chat_route, add_image_routes
 from tilework.server.api.images import ImageService
@@ -48,6 +47,7 @@ from tilework.server.calls.registry import CallRegistry
 from tilework.server.calls.submitter import CallSubmitter
 from tilework.server.config import ConfigError, ServerConfig
 from tilework.server.engine_protocol import Engine
+from tilework.server.http.direct import DirectRoute
 from tilework.server.http.error_handlers import install_error_handlers
 from tilework.server.http.middleware import PROBES, CatchBugs, HeadAsGet, LimitHead, RequireKey
 from tilework.server.live.feed import Feed
