@@ -135,6 +135,10 @@ class Engine:
         """What the start waits for, or waited for last."""
         return self._starting
 
+    def cost_table(self) -> CostTable:
+        """What things cost, with what was measured since the start."""
+        return self._controller.costs.corrected_table()
+
     def observe(self, observer: Observer) -> None:
         """Tell this one, and no other, what happens from now on."""
         self._observer = observer
