@@ -27,6 +27,14 @@ ERRORS: dict[int, tuple[str, str, str, str | None, str]] = {
         None,
         'The API key is missing or wrong. Send "Authorization: Bearer KEY" with a key of this server.',
     ),
+    403: (
+        "The key may not do this: it needs the scope admin",
+        "invalid_request_error",
+        "permission_denied",
+        None,
+        "This key may not see the traffic of all tenants. Send one with the scope admin: TILEWORK_ADMIN_KEY, or admin ="
+        " true in the file of tenants.",
+    ),
     404: (
         "There is no such thing here, or it is another tenant's",
         "invalid_request_error",
@@ -49,7 +57,8 @@ ERRORS: dict[int, tuple[str, str, str, str | None, str]] = {
         "The body was not complete after 30 seconds; send it faster, or a shorter one.",
     ),
     409: (
-        "Not done yet (`not_ready`), or the call was cancelled while you waited for it (`cancelled`)",
+        "Not done yet (`not_ready`), the call was cancelled while you waited for it (`cancelled`), or too few requests"
+        " have come for a plan (`too_little_traffic`)",
         "invalid_request_error",
         "not_ready",
         "uid",
@@ -94,7 +103,7 @@ ERRORS: dict[int, tuple[str, str, str, str | None, str]] = {
     429: (
         "The deadline is out of reach (`deadline_unreachable`; `earliest_s` is the earliest that is not),"
         " the server has enough (`queue_full`; `input_full`: given pictures), or your tenant has (`tenant_share` of the"
-        " queue, `too_many_open`), or your key (`rate_limit_exceeded`);"
+        " queue, `too_many_open`), or your key (`rate_limit_exceeded`), or another plan is being made (`planner_busy`);"
         " `Retry-After` says when to ask; `alternate` is the URL of another set that could begin it earlier, if any",
         "rate_limit_error",
         "deadline_unreachable",
@@ -147,6 +156,37 @@ LIVE = _stream([{"type": "tilework.live", **RECORDED["live"]}])
 CHUNKS = b"".join(map(chunk, RECORDED["chunks"])).decode()
 EXAMPLES: dict[str, object] = {**RECORDED, "edits": {**RECORDED["images"], "size": "16x16"}}
 """An edit is answered like any image; the shipped model makes none."""
+EXAMPLES["plan"] = {
+    "status": "done",
+    "target": 0.95,
+    "devices_now": 2,
+    "num_requests": 120,
+    "num_due": 104,
+    "span_s": 584.31,
+    "simulations": 6,
+    "result": {
+        "devices": 4,
+        "devices_in_the_mean": 3,
+        "load": 1.82,
+        "least": 2,
+        "points": [
+            {
+                "devices": 3,
+                "share": 0.9551,
+                "low": 0.9287,
+                "high": 0.972,
+                "verdict": "unsure",
+                "is_whole": True,
+            },
+            {"devices": 4, "share": 1.0, "low": 0.953, "high": 1.0, "verdict": "meets", "is_whole": True},
+        ],
+        "uses": [{"pipeline": "shapes", "stage": "diffuse", "devices": 1.71, "degrees": {"1": 0.9, "2": 0.1}}],
+        "error": {"points": 1.9, "simulated": 0.8269, "live": 0.8077, "num_requests": 104},
+        "wall_s": 4.2,
+    },
+    "error": None,
+}
+"""A plan takes an hour of traffic, or at least twenty requests."""
 _MORE: Mapping[int, Mapping[str, object]] = {
     429: {"uid": f"{UID}-0", "slo_s": 1.0, "slo_source": "request", "earliest_s": 3.251},
     503: {"status": "stopping", "devices_up": 8, "devices": 8, "open_requests": 3},

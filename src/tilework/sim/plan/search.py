@@ -7,8 +7,8 @@ number is decided as soon as the interval of its share excludes the target: it *
 that meet it; the fewest that reach it in the mean are told beside it.
 
 The search begins where a fluid model with `_FULL` of the device time in use would. It never looks below the devices
-that the work of the requests on time needs at least, and does not begin where too many requests are late even alone. What
-is tried, and so the answer, does not depend on the number of processes.
+that the work of the requests on time needs at least, and does not begin where too many requests are late even alone.
+What is tried, and so the answer, does not depend on the number of processes.
 """
 
 from __future__ import annotations
