@@ -129,7 +129,9 @@ def _of_workload(wanted: Wanted) -> _Source:
     assert wanted.workload is not None
     is_file = wanted.workload.endswith(".jsonl") or Path(wanted.workload).is_file()
     if is_file and not wanted.hardware:
-        raise UserError(f"--workload {wanted.workload}: a file of requests does not say what they cost; give --hardware")
+        raise UserError(
+            f"--workload {wanted.workload}: a file of requests does not say what they cost; give --hardware"
+        )
     cell = cell_of(wanted.workload, Devices(table=next(iter(wanted.hardware), None), num_devices=1))
     tables = {name: read_table(name) for name in wanted.hardware or (cell.table,)}
     workload = cell.workload
