@@ -112,7 +112,7 @@ class Plan:
         return (
             "`tilework serve --backend modelled`: HTTP, engine, controller and messages are real; a step sleeps for as "
             "long as the table says. All devices share the cores of this machine.",
-            f"The plan is made from the event log of a run on {self.first} devices, by what that run measured; then the "
+            f"The plan is made from the event log of a run on {self.first} devices, by what it measured; then the "
             "same requests are served on the number that it names, and on one fewer. On time as the client saw it.",
             "The question is of half an hour on 128 devices (TridentServe's medium mix), with two processes.",
         )
