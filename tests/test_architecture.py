@@ -64,7 +64,7 @@ SERVER_ARROWS: dict[str, set[str]] = {
     "metrics": {"engine_protocol"},
     "live": {"engine_protocol", "http"},
     "page": set(),
-    "planning": {"engine_protocol"},
+    "planning": {"engine_protocol", "schema", "tenants", "http", "calls"},
     "calls": {
         "text",
         "schema",

@@ -10,7 +10,7 @@ import typer
 from tilework.policy.registry import DEFAULT_POLICY
 
 MOST = 1024
-SAMPLES = 10
+SAMPLES = 8
 SAMPLE = 400
 
 Workload = Annotated[
@@ -70,7 +70,7 @@ Served = Annotated[
     str | None,
     typer.Option(
         metavar="DEVICES,ON_TIME",
-        help="The requests of a file were served live on so many devices, and so many were on time: how far "
-        "simulation is from that.",
+        help="On how many devices the requests of a file were served live, and how many were on time: says how "
+        "far simulation is from that.",
     ),
 ]

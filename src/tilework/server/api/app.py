@@ -25,8 +25,13 @@ from tilework.server.api.image_routes import add_chat_route, add_image_routes
 from tilework.server.api.images import ImageService
 from tilework.server.api.model_routes import add_model_routes
 from tilework.server.api.openapi import HEADERS_OF_OURS, install_openapi
-from tilework.server.api.plan_routes import PlanService, add_plan_route
-from tilework.server.api.probe_routes import LiveService, add_live_route, add_probe_routes, add_set_routes
+from tilework.server.api.probe_routes import (
+    LiveService,
+    add_live_route,
+    add_plan_route,
+    add_probe_routes,
+    add_set_routes,
+)
 from tilework.server.api.request_routes import add_request_routes
 from tilework.server.api.requests import RequestService
 from tilework.server.api.video_routes import add_video_routes
@@ -54,6 +59,7 @@ from tilework.server.models_file import read_models
 from tilework.server.page.routes import PAGE_FILES, add_page
 from tilework.server.planning.planner import Planner
 from tilework.server.planning.recent import RecentTraffic
+from tilework.server.planning.service import PlanService
 from tilework.server.safety_filter import SafetyFilter, load_safety_filter
 from tilework.server.sets import NodePlaces, Sets, new_sets
 from tilework.server.tenants import Tenants, load_tenants

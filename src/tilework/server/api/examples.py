@@ -156,37 +156,6 @@ LIVE = _stream([{"type": "tilework.live", **RECORDED["live"]}])
 CHUNKS = b"".join(map(chunk, RECORDED["chunks"])).decode()
 EXAMPLES: dict[str, object] = {**RECORDED, "edits": {**RECORDED["images"], "size": "16x16"}}
 """An edit is answered like any image; the shipped model makes none."""
-EXAMPLES["plan"] = {
-    "status": "done",
-    "target": 0.95,
-    "devices_now": 2,
-    "num_requests": 120,
-    "num_due": 104,
-    "span_s": 584.31,
-    "simulations": 6,
-    "result": {
-        "devices": 4,
-        "devices_in_the_mean": 3,
-        "load": 1.82,
-        "least": 2,
-        "points": [
-            {
-                "devices": 3,
-                "share": 0.9551,
-                "low": 0.9287,
-                "high": 0.972,
-                "verdict": "unsure",
-                "is_whole": True,
-            },
-            {"devices": 4, "share": 1.0, "low": 0.953, "high": 1.0, "verdict": "meets", "is_whole": True},
-        ],
-        "uses": [{"pipeline": "shapes", "stage": "diffuse", "devices": 1.71, "degrees": {"1": 0.9, "2": 0.1}}],
-        "error": {"points": 1.9, "simulated": 0.8269, "live": 0.8077, "num_requests": 104},
-        "wall_s": 4.2,
-    },
-    "error": None,
-}
-"""A plan takes an hour of traffic, or at least twenty requests."""
 _MORE: Mapping[int, Mapping[str, object]] = {
     429: {"uid": f"{UID}-0", "slo_s": 1.0, "slo_source": "request", "earliest_s": 3.251},
     503: {"status": "stopping", "devices_up": 8, "devices": 8, "open_requests": 3},

@@ -97,7 +97,7 @@ def sample_of(requests: Sequence[Request], size: int, number: int) -> Sample:
 
 
 def num_samples(num_due: int, size: int) -> int:
-    """Into how many samples requests with so many deadlines are cut."""
+    """Into how many samples requests with this many deadlines are cut."""
     return max(1, ceil(num_due / size))
 
 

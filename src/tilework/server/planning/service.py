@@ -1,14 +1,13 @@
-"""`GET /v1/plan`: how many devices the server's recent traffic needs."""
+"""Answers how many devices the recent traffic needs, for those that may know all of it."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import FastAPI, Query, Request
+from starlette.requests import Request
 
-from tilework.server.api.openapi import errors, good
 from tilework.server.calls.readiness import Readiness
 from tilework.server.http.errors import ApiError, invalid
 from tilework.server.http.middleware import tenant_of
@@ -49,26 +48,6 @@ class PlanService:
                 "Send deadlines (slo_s), or start the server with --default-slo, and ask again later."
             )
             raise ApiError(409, message, code="too_little_traffic", headers={"Retry-After": "60"}) from None
-
-
-def add_plan_route(app: FastAPI, plans: PlanService) -> None:
-    @app.get(
-        "/v1/plan",
-        tags=["operations"],
-        responses={200: good("The plan, or how far it is", "plan"), **errors(400, 401, 403, 409, 429)},
-    )
-    async def plan(
-        http: Request,
-        target: Annotated[
-            str, Query(description="The share of deadlines that has to be kept, from 0.01 to 0.999")
-        ] = "0.95",
-    ) -> PlanState:
-        """How many devices keep a share of the deadlines, by simulation of the traffic of the latest hour.
-
-        It is made beside the server, at low priority. Ask again until `status` is `done`. With keys it needs the scope
-        admin.
-        """
-        return plans.answer(http, target)
 
 
 def _target(text: str) -> float:
