@@ -11,7 +11,7 @@ from tilework.sim.plan.interval import Block
 
 BLOCKS = 10
 """Into how many blocks the requests of a run are cut, at most."""
-SHOWN = 0.1
+SHOWN = 0.25
 """A run goes on while the share on time may be as near to the target as that, so that curves show how far below."""
 
 
