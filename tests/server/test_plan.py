@@ -36,7 +36,7 @@ DOCUMENT = {
             "load": 1.5,
             "least": 1,
             "points": [POINT],
-            "uses": [{"pipeline": "tiny-shapes", "stage": "diffuse", "devices": 1.2, "degrees": {"1": 1.0}}],
+            "uses": [{"pipeline": "tiny-shapes", "stage": "diffuse", "devices": 1.2, "degrees": {"1": 0.9, "2": 0.1}}],
         }
     ],
     "error": {"points": -1.5, "simulated": 0.5, "live": 0.515, "num_requests": 20, "source": "requests.jsonl"},
