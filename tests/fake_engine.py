@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 import httpx
 
+from builders import table
 from clock import SkippingLoop
 from tilework.core.actions import Accept, Reject
 from tilework.core.checkpoint import Checkpoint
@@ -24,6 +25,7 @@ from tilework.core.request import DEFAULT_TERMS, RefusalCode, Request, Status, T
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.wire.reports import CardReading, DeviceReading
 from tilework.core.wire.spec import File, Image, Spec
+from tilework.cost.table import CostTable
 from tilework.runtime.observer import HeldComponent, Holding, Observer, Usage
 from tilework.runtime.ticket import Outcome, Preview, Segment, Ticket, Wanted
 from tilework.server.config import ServerConfig
@@ -174,6 +176,10 @@ class FakeEngine:
 
     def observe(self, observer: Observer) -> None:
         self.observer = observer
+
+    def cost_table(self) -> CostTable:
+        """A step of 128 px takes 0.1 s; other sizes in proportion to their pixels."""
+        return table(pipeline=self.info.name)
 
     def submit(
         self,

@@ -36,6 +36,7 @@ from suite.cases.patchcache import PatchCaching
 from suite.cases.patches import Patches
 from suite.cases.patchsize import PatchSize
 from suite.cases.placement import Placement
+from suite.cases.plan import Plan
 from suite.cases.policytime import PolicyTime
 from suite.cases.promises import Reservations
 from suite.cases.queue import QueueLength
@@ -124,6 +125,7 @@ CASES: Cases = {
     "nodes": ("Works and states across two nodes, against one", Nodes),
     "sets": ("Several servers behind one registry: how soon another leads, and refusals that name one", SetsOfServers),
     "modelled": ("Deadlines kept by each policy on eight simulated GPUs, live and simulated", Modelled),
+    "plan": ("The number of devices that a plan names, and one fewer, live; and how long a plan takes", Plan),
     "opensora": ("DDiT's videos on eight simulated GPUs behind a live server: latency by policy", OpenSora),
     "theorem": ("OnePiece's Theorem 1 on live workers: output over input, and how waits grow", Theorem),
     "yardsticks": ("The bound on requests on time: how tight it is, and how long it takes, simulated", Yardsticks),

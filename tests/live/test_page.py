@@ -36,7 +36,7 @@ from tilework.runtime.observer import EndedWork
 
 pytestmark = pytest.mark.slow
 HELD = Plan(is_held=True)
-VIEWS = {"make": "Playground", "live": "Live", "ontime": "On time", "devices": "Devices"}
+VIEWS = {"make": "Playground", "live": "Live", "ontime": "On time", "devices": "Devices", "plan": "Plan"}
 
 
 @pytest.fixture(scope="module")

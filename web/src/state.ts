@@ -136,3 +136,33 @@ export interface Decision {
   degree: number | null;
   steps: number[] | null;
 }
+
+/** What `/v1/plan` says, as `schema/plan.py` states it. */
+
+export interface PlanPoint {
+  devices: number;
+  share: number;
+  low: number;
+  high: number;
+  verdict: "meets" | "misses" | "unsure" | "open";
+  is_whole: boolean;
+}
+
+export interface PlanResult {
+  devices: number | null;
+  points: PlanPoint[];
+  error: { points: number; simulated: number; live: number; num_requests: number };
+  wall_s: number;
+}
+
+export interface PlanState {
+  status: "running" | "done" | "failed";
+  target: number;
+  devices_now: number;
+  num_requests: number;
+  num_due: number;
+  span_s: number;
+  simulations: number;
+  result: PlanResult | null;
+  error: string | null;
+}

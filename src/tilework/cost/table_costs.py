@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilework.core.component import Component, LoadSource, num_bytes
+from tilework.core.cost_row import CostRow
 from tilework.core.graph.graph import Graph
 from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import Stage
@@ -361,6 +362,19 @@ class TableCosts:
         """Measured over tabled time of such works; 1 until one has been measured."""
         price = self._price_of(stage, requests, degree)
         return self._factor(price) if price.key in self._corrections else 1.0
+
+    def corrected_table(self) -> CostTable:
+        """The table with the times of single guided requests as they are predicted now."""
+        rows = tuple(replace(row, seconds=row.seconds * self._row_correction(row)) for row in self.table.rows)
+        return replace(self.table, rows=rows)
+
+    def _row_correction(self, row: CostRow) -> float:
+        """Measured over tabled time of what a row says; 1 for a batch."""
+        if row.batch != 1:
+            return 1.0
+        stage = self._tabled.graph(row.pipeline).stage(row.stage)
+        learned = self._corrections.single(self._price_alone(stage, row.shape, row.degree, True).key)
+        return 1.0 if learned is None else learned
 
     def is_profiled(self, stage: Stage, shape: Shape, degree: int = 1) -> bool:
         """See `TabledTimes.is_profiled`."""

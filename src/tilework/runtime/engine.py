@@ -142,6 +142,10 @@ class Engine:
         """How long the parts of the start took, once it has started."""
         return self._start_parts
 
+    def cost_table(self) -> CostTable:
+        """What things cost, with what was measured since the start."""
+        return self._controller.costs.corrected_table()
+
     def observe(self, observer: Observer) -> None:
         """Tell this one, and no other, what happens from now on."""
         self._observer = observer

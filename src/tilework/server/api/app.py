@@ -28,7 +28,13 @@ from tilework.server.api.image_routes import add_chat_route, add_image_routes
 from tilework.server.api.images import ImageService
 from tilework.server.api.model_routes import add_model_routes
 from tilework.server.api.openapi import HEADERS_OF_OURS, install_openapi
-from tilework.server.api.probe_routes import LiveService, add_live_route, add_probe_routes, add_set_routes
+from tilework.server.api.probe_routes import (
+    LiveService,
+    add_live_route,
+    add_plan_route,
+    add_probe_routes,
+    add_set_routes,
+)
 from tilework.server.api.request_routes import add_request_routes
 from tilework.server.api.requests import RequestService
 from tilework.server.api.video_routes import add_video_routes
@@ -55,6 +61,9 @@ from tilework.server.live.watchers import Watchers
 from tilework.server.metrics.metrics import Metrics
 from tilework.server.models_file import read_models
 from tilework.server.page.routes import PAGE_FILES, add_page
+from tilework.server.planning.planner import Planner
+from tilework.server.planning.recent import RecentTraffic
+from tilework.server.planning.service import PlanService
 from tilework.server.safety_filter import SafetyFilter, load_safety_filter
 from tilework.server.sets import NodePlaces, Sets, new_sets
 from tilework.server.tenants import Tenants, load_tenants
@@ -84,8 +93,8 @@ def create_app(
     `store` keeps results that are fetched later (default: in memory); `rng` chooses seeds for clients that send none.
     `readiness` says when the engine has started (default: it has); `call_registry` lets the caller see which calls are
     open; `nodes` are those of the engine. In `app.state` are `submitter`, for calls that do not come by HTTP, `images`,
-    `sets`, this server among others, which the caller has to run, and what it has to close: `webhooks`, `batches`, and
-    `watchers`, those that watch the server, before it can stop.
+    `sets`, this server among others, which the caller has to run, and what it has to close: `webhooks`, `batches`,
+    `planner`, and `watchers`, those that watch the server, before it can stop.
 
     Raises:
         ConfigError: the file of tenants, that of models, the registry of sets or the safety filter cannot be used.
@@ -95,8 +104,8 @@ def create_app(
     readiness = readiness or Readiness(engine)
     use = UseWindow(ns_from_s(config.set_window_s))
     sets = new_sets(engine, config, use, nodes, lambda: readiness.has_started)
-    metrics, feed = Metrics(engine, store, use), Feed(engine.now_ns)
-    engine.observe(Observers(metrics, feed))
+    metrics, feed, recent = Metrics(engine, store, use), Feed(engine.now_ns), RecentTraffic(engine.now_ns)
+    engine.observe(Observers(metrics, feed, recent))
     threads = Threads(config.encode_threads)
     call_registry = new_call_registry(config) if call_registry is None else call_registry
     webhooks, traces = _webhooks(config, call_registry, metrics), Traces(config.traces) if config.traces else None
@@ -115,11 +124,12 @@ def create_app(
     images = _images(engine, config, tenants, submitter, metrics, threads, rng or SystemRandom(), safety_filter)
     app = _empty_app(threads, traces)
     app.state.submitter, app.state.sets, app.state.images, app.state.webhooks = submitter, sets, images, webhooks
-    app.state.watchers = Watchers(engine, feed)
+    app.state.watchers, app.state.planner = Watchers(engine, feed), Planner(engine, recent)
     app.state.batches = _batches(app, config, tenants, images, readiness)
     _add_routes(app, images, readiness)
     add_batch_routes(app, app.state.batches)
     add_live_route(app, LiveService(app.state.watchers, readiness, config, tenants))
+    add_plan_route(app, PlanService(app.state.planner, readiness, tenants))
     install_error_handlers(app)
     install_call_errors(app)
     install_openapi(app, has_keys=tenants.has_keys)
