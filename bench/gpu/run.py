@@ -7,6 +7,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from suite.application import application
 from suite.cases.stitcher import Stitcher
+from suite.gpu.cards import Cards
 from suite.gpu.fits import Fits
 from suite.gpu.live import LivePolicies
 from suite.gpu.loads import Loads
@@ -20,10 +21,11 @@ app = application(
         "stitcher": ("Normalisation, SiLU and frames of patches in one pass, against several and a copy", Stitcher),
         "fits": ("Plans of memory against what a GPU takes, and what each setup costs a step", Fits),
         "loads": ("Weights from the host's copies to a GPU, against copies from pinned memory", Loads),
+        "cards": ("Several cards: exchanges in groups, changes of a request's degree, stops", Cards),
         "live": ("Deadlines kept on one GPU by policy, live and simulated", LivePolicies),
     },
     "bench/gpu/run.py",
-    "Measure on one GPU, with models of real size and random weights. Without a GPU the cases run small, as a "
+    "Measure on GPUs, with models of real size and random weights. Without a GPU the cases run small, as a "
     "rehearsal. Exit status 1 if a goal is missed.",
     "served mixed --write",
 )

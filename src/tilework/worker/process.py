@@ -72,7 +72,7 @@ def serve(connection: socket.socket, sources: Sequence[Source], site: Site) -> N
         begin_anew(connection, sources, site)
     place = f", cell of {', '.join(map(str, site.cell))}" if site.cell else ""
     setproctitle(f"tilework: worker {site.device_id} ({_device_name(source, site.device_id)}{place})")
-    groups = Groups(site.device_id, site.rendezvous, source.device)
+    groups = Groups(site.device_id, site.rendezvous, site.collectives)
     link = _Link(connection, groups)
     start_ns = time.monotonic_ns()
     try:
