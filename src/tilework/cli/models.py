@@ -57,6 +57,7 @@ class ModelOptions:
     attention: str = ATTENTIONS[0]
     compiles: bool = False
     cuda_graphs: bool = False
+    copy_stream: bool = False
     vae_tiling: bool = False
     previews: bool = True
     loras: tuple[LoraSource, ...] = ()
@@ -74,6 +75,7 @@ def options_of(setup: SetupGroup, found: FoundDevices, **others: Any) -> ModelOp
         attention=setup.attention,
         compiles=setup.compiles,
         cuda_graphs=setup.cuda_graphs,
+        copy_stream=setup.copy_stream,
         vae_tiling=setup.vae_tiling,
         cards=found.cards,
         **others,
@@ -118,6 +120,7 @@ def model_source(model: str, options: ModelOptions) -> ModelSource:
         attention=options.attention,
         compiles=options.compiles,
         cuda_graphs=options.cuda_graphs,
+        copy_stream=options.copy_stream,
         previews=options.previews,
     )
 

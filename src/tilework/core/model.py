@@ -49,7 +49,8 @@ class ModelSource:
     with "" for the denoisers.
     `offload` is one of `OFFLOADS`, and `attention`, which is that of a whole process, of `ATTENTIONS`. If it
     `compiles`, blocks of the denoisers that repeat themselves are compiled. With `cuda_graphs` their passes on CUDA are
-    recorded as graphs.
+    recorded as graphs. With a `copy_stream` states go between a CUDA device and the host by a stream of their own; that
+    is for a whole process, too.
     """
 
     path: str
@@ -68,6 +69,7 @@ class ModelSource:
     attention: str = ATTENTIONS[0]
     compiles: bool = False
     cuda_graphs: bool = False
+    copy_stream: bool = False
 
     @property
     def weights_files(self) -> tuple[str, ...]:

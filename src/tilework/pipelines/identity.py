@@ -46,6 +46,7 @@ def _without_settings(source: ModelSource) -> tuple[ModelSource, list[str]]:
     words = {
         "adapter": source.adapter and f"by {source.adapter}",
         "compiles": source.compiles and "compiled",
+        "copy_stream": source.copy_stream and "copied by a stream",
         "cuda_graphs": source.cuda_graphs and "in CUDA graphs",
         "attention": source.attention != ATTENTIONS[0] and f"with {source.attention} attention",
         "offload": source.offload == "layers" and "offloaded by layers",

@@ -85,6 +85,11 @@ class Job:
         if state is not None and self.position == self.itinerary.ends[self.itinerary.at[self.begun_at].num_done]:
             self.take_outputs(dict(family.finish(state)))
 
+    def drop_progress(self) -> None:
+        """Drop what a group may have computed of messages that never came; outputs of stages that are done stay."""
+        self.state = None
+        self.values = {name: value for name, value in self.values.items() if name != LIVE}
+
     def note(self, saved: SavedState) -> None:
         """Note a blob that holds what is here; earlier ones of a state between two steps are superseded."""
         self.saved = {place: one for place, one in self.saved.items() if place in self.itinerary.ends}

@@ -33,6 +33,7 @@ from tilework.core.wire.commands import (
     StopWork,
 )
 from tilework.core.wire.reports import Loaded, LoadedModel, LoadFailed, Report, Sized
+from tilework.pipelines.cuda.copies import DIRECT, Copies, CudaStreams, SideCopies
 from tilework.pipelines.errors import InvalidSource
 from tilework.pipelines.family import Family
 from tilework.pipelines.loading import load, load_component, quiet
@@ -74,7 +75,7 @@ def serve(connection: socket.socket, sources: Sequence[Source], site: Site) -> N
         begin_anew(connection, sources, site)
     place = f", cell of {', '.join(map(str, site.cell))}" if site.cell else ""
     setproctitle(f"tilework: worker {site.device_id} ({_device_name(source, site.device_id)}{place})")
-    groups = Groups(site.device_id, site.rendezvous, source.device)
+    groups = Groups(site.device_id, site.rendezvous, site.collectives)
     link = _Link(connection, groups)
     start_ns = time.monotonic_ns()
     try:
@@ -98,7 +99,7 @@ def serve(connection: socket.socket, sources: Sequence[Source], site: Site) -> N
         return
     link.send(loaded)
     report_readings(models.device, link.send)
-    blobs = StateBlobs(Path(site.blobs), site.device_id)
+    blobs = StateBlobs(Path(site.blobs), site.device_id, copies=_copies(source, models.device))
     worker = Worker(models, link.works, groups, blobs, link.send, budget, site.states_bytes, site.cache_bytes)
     try:
         _execute_all(link, worker)
@@ -214,6 +215,11 @@ def _name(source: Source) -> str:
 
 def _location(source: Source) -> str:
     return source.pipeline if isinstance(source, SimulatedSource) else source.path
+
+
+def _copies(source: Source, device: torch.device) -> Copies:
+    is_asked_for = isinstance(source, ModelSource) and source.copy_stream
+    return SideCopies(CudaStreams(device)) if is_asked_for and device.type == "cuda" else DIRECT
 
 
 def _device_name(source: Source, device_id: int) -> str:

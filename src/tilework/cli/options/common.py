@@ -52,6 +52,13 @@ CudaGraphs = Annotated[
         help="On CUDA, record the steps of each size and batch as graphs, so that the GPU never waits for Python.",
     ),
 ]
+CopyStream = Annotated[
+    bool,
+    typer.Option(
+        "--copy-stream",
+        help="On CUDA, copy states between the GPU and the host by a stream of their own, through pinned memory.",
+    ),
+]
 ProfilesFile = Annotated[
     Path | None,
     typer.Option("--profiles", envvar="TILEWORK_PROFILES", help="Profile database; default in the user's cache."),

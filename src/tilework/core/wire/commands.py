@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tilework.core.comm import SOCKETS
 from tilework.core.component import Component
 from tilework.core.cost_row import Batch
 from tilework.core.lora import UsedLora
@@ -35,7 +36,8 @@ class Site:
     that `reads` serves nothing either: it takes `ReadWeights` alone; and one that `sizes` only reports how large its
     models are.
 
-    The workers of a `cell`, of which this is one, have a part of all weights each, and run every work together.
+    The workers of a `cell`, of which this is one, have a part of all weights each, and run every work together. Groups
+    talk by `collectives`, of `core.comm`.
 
     A CPU slot is told what its models are, in `infos`, in the order of its sources: it may need nothing else of them.
     """
@@ -52,6 +54,7 @@ class Site:
     sizes: bool = False
     infos: tuple[ModelInfo, ...] = ()
     cell: Group = ()
+    collectives: str = SOCKETS
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +117,7 @@ class NoteSaved:
 
 @dataclass(frozen=True, slots=True)
 class EnterNode:
-    """Connect with all workers of the node; later groups are subsets of it. Only accelerators need it."""
+    """Connect with all workers of the node; later groups are subsets of it. Groups that talk by sockets need none."""
 
     node: GroupRef
 
