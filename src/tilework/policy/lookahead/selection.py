@@ -79,7 +79,9 @@ class Selection:
         self.node.await_devices()
         chosen = self.sharing.simulate(self.sharing.gather())
         deferred: list[JobForecast] = []
-        while (late := chosen.result.late) is not None:
+        while chosen.has_late:
+            late = chosen.result.late
+            assert late is not None
             candidates = [forecast for forecast in chosen.order[: late + 1] if forecast.claim is Claim.FEASIBLE]
             dearest = max(reversed(candidates), key=self._cost)
             if not self.sharing.may_join(dearest, Claim.FEASIBLE):
