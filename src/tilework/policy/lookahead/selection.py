@@ -45,6 +45,8 @@ class Selection:
     _num_needed: int | None = field(default=None, init=False)  # By `_chosen`, once it was asked for.
     _stays: bool = field(default=False, init=False)  # Whether a further job changes no claim of `_chosen` and no batch.
 
+    _costs: dict[JobForecast, float] = field(default_factory=dict, init=False)  # Each is asked for again and again.
+
     def __post_init__(self) -> None:
         self.sharing = StepSharing(self.node)
 
@@ -132,7 +134,10 @@ class Selection:
         return chosen
 
     def _cost(self, forecast: JobForecast) -> float:
-        return forecast.cost(self.node.now_ns)
+        cost = self._costs.get(forecast)
+        if cost is None:
+            cost = self._costs[forecast] = forecast.cost(self.node.now_ns)
+        return cost
 
     def with_job(self, forecast: JobForecast) -> ServiceOrder | None:
         """The order with one more job, if it would be on time and make no other job late."""
