@@ -117,7 +117,9 @@ class RequestClass:
         return f"RequestClass({self.step}, {self.steps})"
 
 
-@lru_cache(maxsize=4096)  # Clients choose the shapes. Equal classes are nearly always one object: found without `__eq__`.
+@lru_cache(
+    maxsize=4096
+)  # Clients choose the shapes. Equal classes are nearly always one object: found without `__eq__`.
 def _class_of(step: StepClass, steps: int) -> RequestClass:
     return RequestClass(step, steps)
 

@@ -17,7 +17,9 @@ from tilework.core.interfaces import JobView
 from tilework.core.request import Request, Shape, cost_key
 from tilework.core.time import NS_PER_S
 from tilework.cost.table import CostTable
+from tilework.policy.lookahead.arrivals import DueArrivals
 from tilework.policy.lookahead.node_assignment import NodeAssignment
+from tilework.policy.lookahead.node_table import NodeTable
 from tilework.policy.lookahead.rationing import Rationing
 from tilework.policy.lookahead.selection import Selection
 from tilework.sim.config import SimConfig
@@ -38,10 +40,12 @@ class Recording(Controller):
         return actions
 
 
-def decisions(requests: list[Request], seed: int, jitter: float, *, cancelled: int = 0) -> Decisions:
+def decisions(
+    requests: list[Request], seed: int = 0, jitter: float = 0.0, *, num_devices: int = 12, cancelled: int = 0
+) -> Decisions:
     config = ControllerConfig(policy="tilework")
     recording = Recording(config, FLUX)
-    sim_config = SimConfig(num_devices=12, seed=seed, jitter=jitter)
+    sim_config = SimConfig(num_devices=num_devices, seed=seed, jitter=jitter)
     cancels = tuple((one.arrival_ns + NS_PER_S // 9, one.uid) for one in requests[:cancelled])
     Simulation(config, FLUX, sim_config, make_controller=lambda *_: recording).run(requests, cancels)
     return recording.decisions
@@ -52,9 +56,9 @@ def mixed(count: int, rate_per_s: float, seed: int) -> Iterator[Request]:
     rng, at_s = Random(seed), 0.0
     for index in range(count):
         at_s += rng.expovariate(rate_per_s) if rate_per_s else 0.0
-        side = rng.choice((256,) * 9 + (512, 1024))
-        slo_s = rng.choice((None, 0.2, 0.25, 0.4, 1.0, 2.0))
-        one = request(str(index), at_s, side=side, steps=rng.choice((4, 4, 9)), slo_s=slo_s)
+        side = rng.choice((256,) * 6 + (512, 1024, 1024))
+        slo_s = rng.choice((None, 0.1, 0.25, 0.4, 1.0, 2.0))
+        one = request(str(index), at_s, side=side, steps=rng.choice((3, 4, 9)), slo_s=slo_s)
         yield replace(one, pipeline="flux.1-dev")
 
 
@@ -74,6 +78,23 @@ def test_nodes_on_which_nothing_is_to_be_decided_are_as_if_they_were_planned(see
     assert num_settled > 10, "works of their jobs are in flight"
     with patch.object(NodeAssignment, "_if_settled", lambda _self, _number: None):
         assert found == decisions(requests, seed, 0.4, cancelled=3)
+
+
+def test_a_job_of_which_all_is_committed_may_still_become_wider() -> None:
+    """Of two that have a device each, the longer one gets both for its last step, which was queued on one."""
+    requests = [
+        replace(request(str(steps), side=1024, steps=steps, slo_s=60.0), pipeline="flux.1-dev") for steps in (5, 6)
+    ]
+    with patch.object(NodeAssignment, "_if_settled", lambda _self, _number: None):
+        planned = decisions(requests, 1, 0.4, num_devices=2)
+    assert decisions(requests, 1, 0.4, num_devices=2) == planned
+
+
+def test_arrivals_count_on_a_node_on_which_nothing_is_to_be_decided() -> None:
+    nodes = NodeTable(())
+    nodes.by_node[0], nodes.due_arrivals[0] = [], DueArrivals()
+    nodes.settle(0, [9, 5])
+    assert (nodes.due_arrivals[0].last_ns, nodes.due_arrivals[0].gap_ns) == (9, 4)
 
 
 def test_what_a_node_needs_is_the_sum_over_its_jobs_however_these_came() -> None:

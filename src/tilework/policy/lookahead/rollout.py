@@ -181,7 +181,7 @@ def _advance(state: _State, running: Sequence[RemainingJob], change_ns: float) -
         work_ns, factors = job.num_steps * forecast.speeds[rank].step_ns, forecast.tail_factors
         steps_ns.append(work_ns)
         runs_ns.append(job.head_ns + work_ns + (job.tail_ns * factors[rank] if factors else job.tail_ns))
-    span_ns = min(min(runs_ns), change_ns)
+    span_ns = min(*runs_ns, change_ns)
     state.now = now = state.now + span_ns
     feasible, late = state.feasible, None
     for job, run_ns, work_ns in zip(running, runs_ns, steps_ns, strict=True):
