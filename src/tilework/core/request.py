@@ -117,10 +117,9 @@ class RequestClass:
         return f"RequestClass({self.step}, {self.steps})"
 
 
-@lru_cache(
-    maxsize=4096
-)  # Clients choose the shapes. Equal classes are nearly always one object: found without `__eq__`.
+@lru_cache(maxsize=4096)
 def _class_of(step: StepClass, steps: int) -> RequestClass:
+    """The class with these values: nearly always one object, which a dict finds without `__eq__`."""
     return RequestClass(step, steps)
 
 

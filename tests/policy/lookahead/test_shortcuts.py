@@ -17,9 +17,7 @@ from tilework.core.interfaces import JobView
 from tilework.core.request import Request, Shape, cost_key
 from tilework.core.time import NS_PER_S
 from tilework.cost.table import CostTable
-from tilework.policy.lookahead.arrivals import DueArrivals
 from tilework.policy.lookahead.node_assignment import NodeAssignment
-from tilework.policy.lookahead.node_table import NodeTable
 from tilework.policy.lookahead.rationing import Rationing
 from tilework.policy.lookahead.selection import Selection
 from tilework.sim.config import SimConfig
@@ -56,9 +54,9 @@ def mixed(count: int, rate_per_s: float, seed: int) -> Iterator[Request]:
     rng, at_s = Random(seed), 0.0
     for index in range(count):
         at_s += rng.expovariate(rate_per_s) if rate_per_s else 0.0
-        side = rng.choice((256,) * 6 + (512, 1024, 1024))
-        slo_s = rng.choice((None, 0.1, 0.25, 0.4, 1.0, 2.0))
-        one = request(str(index), at_s, side=side, steps=rng.choice((3, 4, 9)), slo_s=slo_s)
+        side = rng.choice((256,) * 9 + (512, 1024))
+        slo_s = rng.choice((None, 0.2, 0.25, 0.4, 1.0, 2.0))
+        one = request(str(index), at_s, side=side, steps=rng.choice((4, 4, 9)), slo_s=slo_s)
         yield replace(one, pipeline="flux.1-dev")
 
 
@@ -88,13 +86,6 @@ def test_a_job_of_which_all_is_committed_may_still_become_wider() -> None:
     with patch.object(NodeAssignment, "_if_settled", lambda _self, _number: None):
         planned = decisions(requests, 1, 0.4, num_devices=2)
     assert decisions(requests, 1, 0.4, num_devices=2) == planned
-
-
-def test_arrivals_count_on_a_node_on_which_nothing_is_to_be_decided() -> None:
-    nodes = NodeTable(())
-    nodes.by_node[0], nodes.due_arrivals[0] = [], DueArrivals()
-    nodes.settle(0, [9, 5])
-    assert (nodes.due_arrivals[0].last_ns, nodes.due_arrivals[0].gap_ns) == (9, 4)
 
 
 def test_what_a_node_needs_is_the_sum_over_its_jobs_however_these_came() -> None:

@@ -102,11 +102,10 @@ class WaitingQueue:
         block = self._blocks[number]
         start = max(0, end - _ONE_BY_ONE)
         volume_ns = sum([before.volume_ns for before in self._blocks[:number]])
-        if start:  # The shorter part of the block is summed.
-            is_first_half = 2 * start <= len(block.keys)
-            volume_ns += (
-                sum(block.volumes_ns[:start]) if is_first_half else block.volume_ns - sum(block.volumes_ns[start:])
-            )
+        if 2 * start <= len(block.keys):  # The shorter part of the block is summed.
+            volume_ns += sum(block.volumes_ns[:start])
+        else:
+            volume_ns += block.volume_ns - sum(block.volumes_ns[start:])
         demands = block.demands[start:end]
         while number and len(demands) < _ONE_BY_ONE:
             number -= 1

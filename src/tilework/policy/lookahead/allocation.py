@@ -38,6 +38,12 @@ class RemainingJob:
         """The same job without devices, outside of a step."""
         return RemainingJob(self.forecast, self.index, self.num_steps, self.head_ns, self.tail_ns)
 
+    def run_ns(self) -> float:
+        forecast, rank, tail_ns = self.forecast, self.rank, self.tail_ns
+        if forecast.tail_factors:
+            tail_ns *= forecast.tail_factors[rank]
+        return self.head_ns + self.num_steps * forecast.speeds[rank].step_ns + tail_ns
+
     def speedup(self) -> float:
         """How many times as fast it is at the next wider degree: in its steps, or in its tail if none are left."""
         speeds, factors, rank = self.forecast.speeds, self.forecast.tail_factors, self.rank
@@ -54,6 +60,20 @@ class RemainingJob:
     def keeps_too_long(self) -> bool:
         """Whether requests that cannot wait for the end of a step are likely to come while it runs."""
         return self.forecast.speeds[self.rank].step_ns > self.forecast.least_slack_ns
+
+    def run(self, span_ns: float) -> None:
+        """Take off what it does in this time at its degree."""
+        if self.head_ns:
+            head_ns = min(self.head_ns, span_ns)
+            self.head_ns, span_ns = self.head_ns - head_ns, span_ns - head_ns
+        step_ns = self.forecast.speeds[self.rank].step_ns
+        steps_ns = self.num_steps * step_ns
+        if span_ns < steps_ns:
+            self.num_steps -= span_ns / step_ns
+        else:
+            factors = self.forecast.tail_factors
+            spent_ns = (span_ns - steps_ns) / factors[self.rank] if factors else span_ns - steps_ns
+            self.num_steps, self.tail_ns = 0.0, self.tail_ns - spent_ns
 
 
 class Allocation(NamedTuple):

@@ -81,7 +81,9 @@ class Forecaster:
         if job.stage is not None or job.is_stopping or not is_due or not self.keeps.get(job.job_id, True):
             return False
         known, steps = self.request_costs.of(job.request, job.left, num_devices, self.costs), last_steps(job)
-        if steps is None or len(known.speeds) != 1 or known.speeds[0].degree != 1 or not known.speeds[0].step_ns:
+        if steps is None or len(steps.devices) > 1 or len(known.speeds) != 1:
+            return False
+        if known.speeds[0].degree > 1 or not known.speeds[0].step_ns:
             return False
         return max(self.now_ns, device.end_ns(steps)) + known.last_ns <= job.urgency_ns
 

@@ -138,7 +138,9 @@ class NodeAssignment:
                 continue
             last = device.works[-1]
             job = self.view.job(last.job_ids[0])
-            if job is None or len(last.job_ids) > 1 or job.works != device.works or len(job.last_devices) != 1:
+            if job is None or len(last.job_ids) > 1 or job.works != device.works:
+                return None
+            if len(last.devices) > 1 or job.last_devices != last.devices:
                 return None
             if last_steps(job) is None and job.stage is None:  # It only ends.
                 continue

@@ -175,20 +175,15 @@ def _simulate(state: _State, num_devices: int, *, may_pause: bool) -> RolloutRes
 
 def _advance(state: _State, running: Sequence[RemainingJob], change_ns: float) -> int | None:
     """Go on to the next event, in `change_ns` at the latest; returns the index of the first job that is late then."""
-    steps_ns, runs_ns = [], []
-    for job in running:
-        forecast, rank = job.forecast, job.rank
-        work_ns, factors = job.num_steps * forecast.speeds[rank].step_ns, forecast.tail_factors
-        steps_ns.append(work_ns)
-        runs_ns.append(job.head_ns + work_ns + (job.tail_ns * factors[rank] if factors else job.tail_ns))
+    runs_ns = [job.run_ns() for job in running]
     span_ns = min(*runs_ns, change_ns)
     state.now = now = state.now + span_ns
     feasible, late = state.feasible, None
-    for job, run_ns, work_ns in zip(running, runs_ns, steps_ns, strict=True):
+    for job, run_ns in zip(running, runs_ns, strict=True):
         job.last_rank = job.rank
         job.hold_ns -= span_ns
         if run_ns - span_ns > ROUNDING_NS:
-            _run(job, span_ns, work_ns)
+            job.run(span_ns)
         elif _ends(state, job) and (late is None or job.index < late):
             late = job.index
         job.rank = -1
@@ -197,19 +192,6 @@ def _advance(state: _State, running: Sequence[RemainingJob], change_ns: float) -
     if feasible and now > feasible[0].forecast.due_ns and (late is None or feasible[0].index < late):
         late = feasible[0].index
     return late
-
-
-def _run(job: RemainingJob, span_ns: float, steps_ns: float) -> None:
-    """Take off what a job does in this time at its degree, at which its steps take `steps_ns`."""
-    if job.head_ns:
-        head_ns = min(job.head_ns, span_ns)
-        job.head_ns, span_ns = job.head_ns - head_ns, span_ns - head_ns
-    if span_ns < steps_ns:
-        job.num_steps -= span_ns / job.forecast.speeds[job.rank].step_ns
-    else:
-        factors = job.forecast.tail_factors
-        spent_ns = (span_ns - steps_ns) / factors[job.rank] if factors else span_ns - steps_ns
-        job.num_steps, job.tail_ns = 0.0, job.tail_ns - spent_ns
 
 
 def _ends(state: _State, job: RemainingJob) -> bool:
