@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import Stage
 from tilework.core.interfaces import CostModel
-from tilework.core.request import Request, RequestClass, cost_key
+from tilework.core.request import Request, RequestClass, StepClass, cost_key, step_key
 from tilework.policy.lookahead.batch import LEAST_SAVED
 from tilework.policy.toolkit.degrees import best_doubling
 from tilework.policy.toolkit.demand import (
@@ -71,22 +71,30 @@ class StepCosts:
 class RequestCosts:
     """The costs of each class of requests, computed again when the cost model has learned of such requests."""
 
-    _known: dict[tuple[RequestClass, int, int, int], tuple[int, StepCosts]] = field(default_factory=dict)
+    _known: dict[tuple[StepClass, int, int, int], tuple[int, StepCosts]] = field(default_factory=dict)
+    _by_class: dict[tuple[RequestClass, int, int, int], tuple[int, StepCosts]] = field(default_factory=dict)
 
     def of(self, request: Request, left: Cursor, num_devices: int, costs: CostModel) -> StepCosts:
         """The costs on a node of `num_devices`. Raises UnknownCost.
 
         `left` matters where several stages have steps: a step takes their mean time (`toolkit.demand.step_speeds`).
         """
-        way, version = left.itinerary, costs.version_of(request)
-        several = way.num_stepped > 1
-        key = cost_key(request), num_devices, len(way.stages), left.position if several else 0
+        several = left.itinerary.num_stepped > 1
+        where = num_devices, len(left.itinerary.stages), left.position if several else 0
+        class_key, version = (cost_key(request), *where), costs.version_of(request)
+        found_version, found = self._by_class.get(class_key, _UNKNOWN)  # It has a hash; a step class is hashed anew.
+        if found is not None and found_version == version:
+            return found
+        key = (step_key(request), *where)
         known_version, known = self._known.get(key, _UNKNOWN)
         if known is None or known_version != version:
             if len(self._known) >= _MOST_CLASSES:  # Clients choose the shapes.
                 self._known.clear()
             known = _step_costs(request, left, num_devices, costs, several=several)
             self._known[key] = version, known
+        if len(self._by_class) >= _MOST_CLASSES:
+            self._by_class.clear()
+        self._by_class[class_key] = version, known
         return known
 
 
