@@ -392,10 +392,10 @@ def test_a_table_counts_idle_devices_again_where_they_have_changed() -> None:
     assert table.idle == {0: 2, 1: 2, 2: 2}
 
 
-def test_a_node_that_is_settled_has_room_beside_its_jobs_and_their_arrivals_count() -> None:
+def test_a_node_whose_work_is_committed_has_room_beside_its_jobs_and_their_arrivals_count() -> None:
     nodes = NodeTable([a_device(index, index // 4) for index in range(8)])
     nodes.full.add(0)
-    nodes.settle(0, [9, 5])
+    nodes.set_committed(0, [9, 5])
     assert (nodes.due_arrivals[0].last_ns, nodes.due_arrivals[0].gap_ns) == (9, 4)
     assert (nodes.changed, nodes.full, nodes.with_room(3, 2)) == ({1}, set(), [1])
 

@@ -63,18 +63,18 @@ def mixed(count: int, rate_per_s: float, seed: int) -> Iterator[Request]:
 @pytest.mark.parametrize("seed", range(2))
 def test_nodes_on_which_nothing_is_to_be_decided_are_as_if_they_were_planned(seed: int) -> None:
     requests = list(mixed(32, 30.0, seed))
-    if_settled, num_settled = NodeAssignment._if_settled, 0
+    if_committed, num_found = NodeAssignment._if_committed, 0
 
     def counted(self: NodeAssignment, number: int) -> list[JobView] | None:
-        nonlocal num_settled
-        found = if_settled(self, number)
-        num_settled += bool(found)
+        nonlocal num_found
+        found = if_committed(self, number)
+        num_found += bool(found)
         return found
 
-    with patch.object(NodeAssignment, "_if_settled", counted):
+    with patch.object(NodeAssignment, "_if_committed", counted):
         found = decisions(requests, seed, 0.4, cancelled=3)
-    assert num_settled > 10, "works of their jobs are in flight"
-    with patch.object(NodeAssignment, "_if_settled", lambda _self, _number: None):
+    assert num_found > 10, "works of their jobs are in flight"
+    with patch.object(NodeAssignment, "_if_committed", lambda _self, _number: None):
         assert found == decisions(requests, seed, 0.4, cancelled=3)
 
 
@@ -83,7 +83,7 @@ def test_a_job_of_which_all_is_committed_may_still_become_wider() -> None:
     requests = [
         replace(request(str(steps), side=1024, steps=steps, slo_s=60.0), pipeline="flux.1-dev") for steps in (5, 6)
     ]
-    with patch.object(NodeAssignment, "_if_settled", lambda _self, _number: None):
+    with patch.object(NodeAssignment, "_if_committed", lambda _self, _number: None):
         planned = decisions(requests, 1, 0.4, num_devices=2)
     assert decisions(requests, 1, 0.4, num_devices=2) == planned
 

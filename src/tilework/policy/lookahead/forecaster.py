@@ -75,7 +75,7 @@ class Forecaster:
     def runs_to_its_end(self, job: JobView, device: DeviceView, num_devices: int) -> bool:
         """Whether nothing is to be decided about a job with steps in flight that has this device to itself.
 
-        All of its work is committed, it is on time, and none of the degrees on a node of so many devices is faster.
+        All of its work is committed, it is on time, and no degree on a node of `num_devices` is faster.
         """
         is_due = job.request.deadline_ns is not None and not job.dropped_to_best_effort
         if job.stage is not None or job.is_stopping or not is_due or not self.keeps.get(job.job_id, True):

@@ -119,17 +119,17 @@ class NodeAssignment:
         elif number in self._selections:
             self._add(job, self._selections[number])
 
-    def settled(self) -> dict[int, list[JobView]]:
+    def committed(self) -> dict[int, list[JobView]]:
         """The changed nodes on which nothing is to be decided, each with its jobs that make steps.
 
         No job waits there, each device has all works of one job or none, and each of these jobs runs to its end.
         """
         if self.view.needs_loads:
             return {}
-        found = ((number, self._if_settled(number)) for number in self.table.changed)
+        found = ((number, self._if_committed(number)) for number in self.table.changed)
         return {number: jobs for number, jobs in found if jobs is not None}
 
-    def _if_settled(self, number: int) -> list[JobView] | None:
+    def _if_committed(self, number: int) -> list[JobView] | None:
         if self.table.waiting[number]:
             return None
         devices, jobs = self.table.by_node[number], list[JobView]()

@@ -100,7 +100,7 @@ class NodeTable:
         else:
             self._wake_ns.pop(number, None)
 
-    def settle(self, number: int, arrivals_ns: Iterable[int]) -> None:
+    def set_committed(self, number: int, arrivals_ns: Iterable[int]) -> None:
         """Note that nothing is to be decided on a node: its jobs, which came then, need a device each to their ends."""
         arrivals_ns = list(arrivals_ns)
         self.due_arrivals[number].add(arrivals_ns)
