@@ -234,9 +234,10 @@ def _from_plain(plain: Any, cls: Any, stages: _Stages) -> Any:
 
 @cache
 def _field_names(cls: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(cls))
+    return tuple(field.name for field in fields(cls) if field.init)
 
 
 @cache
 def _hints(cls: Any) -> dict[str, Any]:
-    return get_type_hints(cls)
+    hints = get_type_hints(cls)
+    return {name: hints[name] for name in _field_names(cls)}

@@ -14,7 +14,7 @@ from tilework.core.graph.stage import Stage
 from tilework.core.lora import slowdown
 from tilework.core.pools import Pools
 from tilework.core.preview import preview_shape
-from tilework.core.request import Request, Shape
+from tilework.core.request import Request, RequestClass, Shape, cost_key
 from tilework.core.work import Work
 from tilework.cost.activations import Activations
 from tilework.cost.corrections import CorrectionKey, Corrections
@@ -71,6 +71,7 @@ class TableCosts:
         self._tabled = TabledTimes(table)
         self._activations = Activations(table)
         self._rooms: dict[_Key, bool] = {}
+        self._starts: dict[RequestClass, Cursor] = {}
         self.most_bytes = num_bytes(self.all_components) + self._activations.largest
 
     @property
@@ -217,6 +218,15 @@ class TableCosts:
 
     def start(self, request: Request) -> Cursor:
         """The progress of a request of which nothing is done. Raises UnknownCost."""
+        key = cost_key(request)
+        start = self._starts.get(key)
+        if start is None:
+            if len(self._starts) >= _MAX_CACHED:  # Clients choose the shapes.
+                self._starts.clear()
+            start = self._starts[key] = self._new_start(request)
+        return start
+
+    def _new_start(self, request: Request) -> Cursor:
         graph = self._tabled.graph(request.pipeline)
         if not request.loras:
             return graph.itinerary(request.steps, result=request.result, cache=request.cache).at[0]
