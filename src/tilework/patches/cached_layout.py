@@ -93,7 +93,7 @@ class CachedLayout(PatchLayout):
                 outputs = run(lambda rows: rows)
             if self._observe is not None and kept is not None and change is not None:
                 self._observe(index, change, _change(outputs, kept.outputs, square_sums(kept.outputs)))
-            own = [state.clone() for state in states]
+            own = [state.clone() for state in states] if kept is None else kept.copied(states)
             return self._store(index, KeptBlock(own, square_sums(states), outputs, block.sites))
         if not computed and not has_text:
             return kept.outputs

@@ -31,10 +31,14 @@ class KeptBlock:
     outputs: list[Tensor]
     sites: list[Tensor]
     has: list[bool] = field(default_factory=list)
+    num_bytes: int = field(init=False)
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(rows.untyped_storage().nbytes() for rows in self._all)
+    def __post_init__(self) -> None:
+        self.num_bytes = sum(rows.untyped_storage().nbytes() for rows in self._all)
+
+    def copied(self, states: Sequence[Tensor]) -> list[Tensor]:
+        """Copies of further inputs, in the memory of the present ones: memory that is new costs more than to copy."""
+        return [old.copy_(new) for old, new in zip(self.states, states, strict=True)]
 
     def replace(self, patches: Tensor, states: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         """Put in what is new of those patches that were computed."""

@@ -40,13 +40,13 @@ def with_halo(patches: Tensor, csp: Csp) -> Tensor:
 
 
 def edges(patches: Tensor) -> Tensor:
-    """What others see of patches (P, C, h, w), (P, 2 w + 2 h + 1, C).
+    """What others see of patches (P, C, h, w), a view (P, 2 w + 2 h + 1, C).
 
     First and last row, first and last column, and a pixel of zeros for what is outside of the picture (`Csp.frames`).
     """
     sides = (patches[:, :, 0], patches[:, :, -1], patches[:, :, :, 0], patches[:, :, :, -1])
-    outside = patches.new_zeros(len(patches), 1, patches.shape[1])
-    return torch.cat([*(side.transpose(1, 2) for side in sides), outside], dim=1)
+    outside = patches.new_zeros(*patches.shape[:2], 1)
+    return torch.cat([*sides, outside], dim=2).transpose(1, 2)
 
 
 def with_halo_by(patches: Tensor, of_all: Tensor, frames: Tensor) -> Tensor:
