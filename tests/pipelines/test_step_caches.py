@@ -61,7 +61,7 @@ CASES = [
     for choice in ((FBCACHE, TAYLORSEER) if STEP_BLOCKS[kind].first else (TAYLORSEER,))
 ] + [("wan22", FBCACHE)]
 TWO_CALLS = ("chroma",)  # In each step, and no contexts that tell them apart.
-QUICK = [("qwen-image", FBCACHE), ("z-image", TAYLORSEER)]
+QUICK = [("qwen-image", FBCACHE)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -149,6 +149,7 @@ def test_the_same_of_families_that_call_the_denoiser_themselves(
     assert torch.equal(state.latents, reference.latents[-1])
 
 
+@pytest.mark.slow
 def test_requests_that_take_turns_or_share_a_batch_keep_nothing_of_each_other() -> None:
     made = StockPipeline(build(ZOO["qwen-image"]), "qwen-image", {}, "")
     asked = [
@@ -164,7 +165,7 @@ def test_requests_that_take_turns_or_share_a_batch_keep_nothing_of_each_other() 
         assert (state.take_cache_use() or CacheUse()) == use
 
 
-def test_the_same_of_a_family_that_packs() -> None:
+def test_requests_of_a_family_that_packs_keep_nothing_of_each_other() -> None:
     made = StableDiffusion3(tiny.build_sd3(), "tiny", {}, "")
     specs = [tiny.spec(seed=seed, cache=choice) for seed, choice in enumerate((FBCACHE, FBCACHE, None))]
     alone = [tiny.begin(made, spec) for spec in specs]
@@ -178,6 +179,7 @@ def test_the_same_of_a_family_that_packs() -> None:
         assert torch.equal(state.latents, reference.latents)
 
 
+@pytest.mark.slow
 def test_a_request_that_moves_after_each_step_has_the_plain_picture() -> None:
     """Its cache begins anew each time, so nothing is ever left out."""
     here, there = (StockPipeline(build(ZOO["z-image"]), "z-image", {}, "") for _ in range(2))
@@ -223,6 +225,7 @@ def test_steps_of_a_group_are_computed_whole_and_it_is_said(monkeypatch: pytest.
     assert state.take_cache_use() == CacheUse(computed=2, skipped=0)
 
 
+@pytest.mark.slow
 def test_the_same_of_a_stock_call() -> None:
     made = StockPipeline(build(ZOO["z-image"]), "z-image", {}, "")
     _, state = requests.begin(made, cached(made, "z-image", TAYLORSEER))
@@ -244,6 +247,7 @@ def test_no_pass_is_recorded_while_a_cache_may_leave_a_part_of_it_out() -> None:
     assert changes == [True, False]
 
 
+@pytest.mark.slow
 def test_a_model_whose_blocks_are_compiled_has_none() -> None:
     pipeline = tiny.build_sd3()
     assert CacheKind.FBCACHE in StableDiffusion3(pipeline, "tiny", {}, "").info.caches

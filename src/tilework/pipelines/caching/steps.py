@@ -1,4 +1,4 @@
-"""Caches of whole steps by diffusers' own hooks, one for each request: what its steps keep is nobody else's.
+"""Caches of whole steps by diffusers' own hooks, one for each request: no other reads what its steps keep.
 
 The library puts its hooks on a model, for all that calls it. Here they are made for a request, taken off again, and in
 place only during the request's own calls. So requests that take turns on a model do not meet, one without a cache runs
