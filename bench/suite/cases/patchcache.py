@@ -157,7 +157,7 @@ class _BlockTimes:
             self.seconds[-1] += time.perf_counter() - start_s
             return outputs
 
-        layout.run_block = timed  # type: ignore[method-assign]
+        layout.run_block = timed  # type: ignore[method-assign, assignment]
         return layout
 
 
