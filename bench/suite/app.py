@@ -12,6 +12,7 @@ from suite.cases.checkpoints import Checkpoints
 from suite.cases.clipgroups import ClipGroups
 from suite.cases.clipmemory import ClipMemory
 from suite.cases.clips import Clips
+from suite.cases.commands import Commands
 from suite.cases.controller import ControllerTime
 from suite.cases.decodes import Decodes
 from suite.cases.elastic import Elastic
@@ -96,6 +97,7 @@ CASES: Cases = {
     "stitcher": ("Normalisation, SiLU and frames of patches in one pass, against several and a copy", Stitcher),
     "batch_model": ("The predicted time of batches: how well, on a CPU and simulated, and how fast", BatchModelCase),
     "together": ("Mixed traffic on a live server, in batches and one by one", Together),
+    "commands": ("The commands of README and docs, run as they stand there", Commands),
     "ready": ("Time from the start of the server to ready", Ready),
     "cells": ("A denoiser whose weights two devices have together: memory of each, and time of a step", Cells),
     "weights": ("Memory of CPU workers with one copy of the weights, and with one each", Weights),
