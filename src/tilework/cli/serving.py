@@ -24,6 +24,7 @@ from tilework.cli.views.start_times import StartTimes, process_age_s
 from tilework.cli.workers import Workers
 from tilework.control.controller import ControllerConfig
 from tilework.control.watchdog import WatchdogConfig
+from tilework.core.cache import IF_LATE, CacheKind
 from tilework.core.model import ModelInfo
 from tilework.core.time import ns_from_s, s_from_ns
 from tilework.cost.table import CostTable
@@ -130,6 +131,11 @@ class Serving:
         """Raises UserError if what is asked for excludes each other, or if cells cannot do it."""
         if config.exact and config.cache != "off":
             raise UserError(f"cache is {config.cache}, with which pictures are not exact; leave out --exact or --cache")
+        own = None if config.cache in ("off", IF_LATE) else CacheKind(config.cache).setting.name
+        if (own, config.cache_interval is None) == ("threshold", False):
+            raise UserError(f"cache is {config.cache}, which has no interval; leave out --cache-interval")
+        if (own, config.cache_threshold is None) == ("interval", False):
+            raise UserError(f"cache is {config.cache}, which has no threshold; leave out --cache-threshold")
         size, max_batch = self.workers.each.cell_size, self.settings.get("max_batch")
         if size > 1 and config.exact:
             raise UserError(f"cell is {size}: its devices round otherwise than one; leave out --exact")

@@ -153,7 +153,8 @@ class _Stages:
         """Raises KeyError, ValueError."""
         if text not in self._by_text:
             used, _, cache = text.removesuffix("}").rpartition("{") if text.endswith("}") else (text, "", "")
-            self._by_text[text] = replace(self._used(used), caches=(CacheChoice.parse(cache),) if cache else ())
+            plain = self._used(used)
+            self._by_text[text] = plain.with_cache(CacheChoice.parse(cache)) if cache else plain
         return self._by_text[text]
 
     def _used(self, text: str) -> Stage:
