@@ -17,7 +17,7 @@ class CacheKind(StrEnum):
     IMAGE = "image"
 
 
-IF_LATE = "if_late"
+IF_LATE, OFF = "if_late", "off"
 CacheName = Literal["off", "patch", "image", "if_late"]
 """What a request or a server may give as its cache: a kind, none, or PATCH if it would be late without."""
 DEFAULT_THRESHOLD = 0.003
@@ -42,6 +42,13 @@ class CacheChoice:
         """Undo `str`. Raises ValueError."""
         kind, _, threshold = text.partition("=")
         return cls(CacheKind(kind), float(threshold))
+
+
+def choice_of(name: str, threshold: float) -> CacheChoice | None:
+    """The cache that a `CacheName` stands for; with IF_LATE it is the one that a deadline may buy."""
+    if name == OFF:
+        return None
+    return CacheChoice(CacheKind.PATCH if name == IF_LATE else CacheKind(name), threshold)
 
 
 @dataclass(frozen=True, slots=True)
