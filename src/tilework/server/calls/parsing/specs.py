@@ -8,7 +8,7 @@ from datetime import datetime
 from random import Random
 from typing import Any
 
-from tilework.core.cache import IF_LATE, CacheChoice, CacheKind, CacheName
+from tilework.core.cache import IF_LATE, CacheKind, CacheName, choice_of
 from tilework.core.lora import UsedLora
 from tilework.core.model import ArgumentValue, ModelInfo
 from tilework.core.wire.spec import Image, Spec, VideoFormat
@@ -108,7 +108,7 @@ def _cache(ask: ImageRequest, rules: Rules, *, exact: bool) -> dict[str, Any]:
             raise invalid("cache_threshold", ask.cache_threshold, "It has no effect without a cache: give cache, too.")
         return {}
     threshold = config.cache_threshold if ask.cache_threshold is None else ask.cache_threshold
-    return {"cache": CacheChoice(_kind(name), float(threshold)), "cache_if_late": name == IF_LATE}
+    return {"spare_cache" if name == IF_LATE else "cache": choice_of(name, float(threshold))}
 
 
 def _kind(name: CacheName) -> CacheKind:
