@@ -40,6 +40,7 @@ def test_a_run_compares_and_draws(tmp_path: Path) -> None:
     plain, whole, saved = rows
     assert plain["psnr_db"] is None
     assert plain["saving"] == whole["saving"] == 0 < saved["saving"] < 1
+    assert saved["saving_std"] == 0, "of one prompt"
     assert whole["psnr_db"] is None or whole["psnr_db"] > 45
     assert saved["ssim"] < 1
     assert {path.name for path in out.iterdir()} == {"sheet.png", "curve.png"}

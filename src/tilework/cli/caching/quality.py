@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tilework.cli.caching.measuring import PROMPTS
 from tilework.cli.caching.training import prompts_of
 from tilework.cli.console import UserError, console, out, print_json, progress, require_serve_extra
 from tilework.cli.models import ModelOptions, checked_spec, loaded_family, model_source
@@ -26,12 +27,6 @@ if TYPE_CHECKING:
 EXAMPLE = examples(
     "tilework quality --out out/quality",
     "tilework quality ./sd3-medium --device cuda --prompts prompts.txt \\\n  --thresholds 0.005,0.01,0.02 --steps 8,28",
-)
-PROMPTS = (
-    "a large red circle on a blue background",
-    "a small yellow triangle on a purple background",
-    "a large white cross on a green background",
-    "a small black square on an orange background",
 )
 Score = Callable[[str, Any], float]
 
