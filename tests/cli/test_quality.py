@@ -44,6 +44,7 @@ def test_a_run_compares_and_draws(tmp_path: Path) -> None:
     assert each_step["saving"] == 0 < predicted["saving"] == pytest.approx(1 / 3)
     assert plain["psnr_db"] is None
     assert plain["saving"] == whole["saving"] == 0 < saved["saving"] < 1
+    assert saved["saving_std"] == 0, "of one prompt"
     assert whole["psnr_db"] is None or whole["psnr_db"] > 45
     assert saved["ssim"] < 1
     assert {path.name for path in out.iterdir()} == {"sheet.png", "curve.png"}

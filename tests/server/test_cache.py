@@ -28,8 +28,13 @@ def server() -> Iterator[Served]:
 @pytest.mark.parametrize(("fields", "if_late"), [({"cache": "if_late", "slo_s": 5}, True), ({"cache": "patch"}, False)])
 def test_a_deadline_may_buy_it(server: Served, fields: dict[str, Any], if_late: bool) -> None:
     server.post({"prompt": "x", **fields})
-    assert server.engine.specs[-1].cache == CacheChoice(CacheKind.PATCH, DEFAULT_THRESHOLD)
-    assert server.engine.specs[-1].cache_if_late is server.engine.requests[-1].cache_if_late is if_late
+    choice, spec, request = (
+        CacheChoice(CacheKind.PATCH, DEFAULT_THRESHOLD),
+        server.engine.specs[-1],
+        server.engine.requests[-1],
+    )
+    assert (spec.cache, spec.spare_cache) == (request.cache, request.spare_cache)
+    assert (spec.cache, spec.spare_cache) == ((None, choice) if if_late else (choice, None))
 
 
 def chosen(server: Served, **fields: Any) -> CacheChoice | None:

@@ -25,8 +25,9 @@ from tilework.cost.table import CostTable
 from tilework.cost.table_file import parse_table, table_json
 from tilework.policy.registry import check_live
 
-FORMAT = 15
-"""Before format 15 no request had a cache.
+FORMAT = 16
+"""Before format 16 no request got a cache after it was accepted, and cost tables said nothing of caches.
+Before format 15 no request had a cache.
 Before format 14 no node left before it was gone, and no time of a move between nodes was measured.
 Before format 13 no node was lost as a whole.
 Before format 12 no load was dropped before its end.

@@ -47,9 +47,11 @@ class CacheSetting:
     most: float
 
 
-IF_LATE = "if_late"
+IF_LATE, OFF = "if_late", "off"
 CacheName = Literal["off", "patch", "image", "fbcache", "taylorseer", "if_late"]
 """What a request or a server may give as its cache: a kind, none, or PATCH if it would be late without."""
+BLOCK_CACHES: tuple[CacheName, ...] = (OFF, "patch", "image", IF_LATE)
+"""Without those of whole steps: those that rows of a cost table are measured for, and that workloads may name."""
 DEFAULT_THRESHOLD = 0.003
 MAX_THRESHOLD = 1.0
 LEAST_INTERVAL, MAX_INTERVAL = 1, 100
@@ -88,6 +90,13 @@ class CacheChoice:
         """Undo `str`. Raises ValueError."""
         kind, _, value = text.partition("=")
         return cls(CacheKind(kind), float(value))
+
+
+def choice_of(name: str, threshold: float) -> CacheChoice | None:
+    """The cache that one of `BLOCK_CACHES` stands for; with IF_LATE it is the one that a deadline may buy."""
+    if name == OFF:
+        return None
+    return CacheChoice(CacheKind.PATCH if name == IF_LATE else CacheKind(name), threshold)
 
 
 @dataclass(frozen=True, slots=True)

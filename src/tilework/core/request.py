@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
@@ -137,9 +137,10 @@ class Request(Terms):
             is the stock pipeline's bit for bit, in any dtype and under any load.
         loras: those that it uses, by name, each once.
         result: what it is for; a video file takes a stage more.
-        cache: that of its steps. These take less time, which is learned from those of others with the same cache, and
-            share forward passes with these alone.
-        cache_if_late: it has its cache only if it is expected to miss its deadline without; admission decides it.
+        cache: that of its steps. These take less time, as the cost table says and those of others with the same cache
+            correct, and share forward passes with these alone.
+        spare_cache: the cache that it gets if it is expected to miss its deadline without. Admission decides that, and
+            later the policy (see `core.actions.UseCache`).
         cost_class: its class (see `cost_key`).
     """
 
@@ -157,7 +158,7 @@ class Request(Terms):
     loras: tuple[UsedLora, ...] = ()
     result: ResultKind = ResultKind.PIXELS
     cache: CacheChoice | None = None
-    cache_if_late: bool = False
+    spare_cache: CacheChoice | None = None
     cost_class: RequestClass = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -179,6 +180,11 @@ class Request(Terms):
     def is_promise(self) -> bool:
         """Whether it is accepted only with the promise that its deadline will be met."""
         return self.on_miss is OnMiss.REJECT and self.deadline_ns is not None
+
+    @property
+    def with_spare_cache(self) -> Request:
+        """The same, with its spare cache as that of its steps."""
+        return self if self.spare_cache is None else replace(self, cache=self.spare_cache, spare_cache=None)
 
     @property
     def is_dropped_if_late(self) -> bool:

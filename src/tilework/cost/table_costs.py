@@ -17,6 +17,7 @@ from tilework.core.preview import preview_shape
 from tilework.core.request import Request, RequestClass, Shape, cost_key
 from tilework.core.work import Work
 from tilework.cost.activations import Activations
+from tilework.cost.caching.savings import Saving
 from tilework.cost.corrections import CorrectionKey, Corrections
 from tilework.cost.loading import LoadTimes, MeasuredLink, MoveTimes
 from tilework.cost.memory import MemoryLimits
@@ -33,7 +34,7 @@ class TableCosts:
     The time of single requests is corrected per stage, shape, degree and guidance (`Corrections`); each measurement has
     the weight `weight`. Tables describe guided steps; unguided ones are taken to cost half as much until some have been
     measured. The requests of a batch are corrected like single ones; the savings of the batch have a correction of
-    their own, and so have requests with LoRAs, by number.
+    their own, and so have requests with LoRAs, by number, and what a cache saves, by cache.
 
     `version` counts the changes of predictions of works.
     """
@@ -241,6 +242,10 @@ class TableCosts:
     def pools(self) -> Pools:
         """See `CostModel.pools`."""
         return self._tabled.pools
+
+    def saving(self, stage: Stage, shapes: Sequence[Shape], degree: int) -> Saving | None:
+        """What the cache of a stage saves by the table: see `TabledTimes.saving`."""
+        return self._tabled.saving(stage, shapes, degree)
 
     def degrees(self, stage: Stage) -> tuple[int, ...]:
         """See `TabledTimes.degrees`."""

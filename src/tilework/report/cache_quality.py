@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, median, pstdev
 from typing import Any
 
 import numpy as np
@@ -47,7 +47,7 @@ class CacheQuality:
     """The means over all prompts for one number of steps and one choice (None: without a cache).
 
     `value` is the choice's threshold, or interval. `psnr_db` is the median, infinite if half of the pictures are equal;
-    `least_psnr_db` the least.
+    `least_psnr_db` the least. `saving_std` is the standard deviation of the saving over the prompts.
     """
 
     steps: int
@@ -55,6 +55,7 @@ class CacheQuality:
     value: float
     pictures: int
     saving: float
+    saving_std: float
     time_ratio: float
     psnr_db: float
     least_psnr_db: float
@@ -80,6 +81,7 @@ def _summary(steps: int, choice: CacheChoice | None, members: Sequence[CachedPic
         value=0.0 if choice is None else choice.value,
         pictures=len(members),
         saving=fmean(one.saving for one in members),
+        saving_std=pstdev(one.saving for one in members),
         time_ratio=median(one.time_ratio for one in members),
         psnr_db=median(ratios_db),
         least_psnr_db=min(ratios_db),

@@ -44,7 +44,7 @@ class Wanted:
             loras=spec.loras,
             result=spec.result,
             cache=spec.cache,
-            cache_if_late=spec.cache_if_late,
+            spare_cache=spec.spare_cache,
             on_miss=terms.on_miss,
             tenant=terms.tenant,
             priority=terms.priority,

@@ -328,6 +328,8 @@ class Worker:
         if not check.present:
             return replace(_revoked(command.work_id), absent=check.absent)
         self._check_specs(command, [member.job.spec for member in check.present])
+        for member in check.present:
+            member.job.use_cache(family, *command.caches)
         start_ns = time.monotonic_ns()
         if comm is not None:
             (member,) = check.present

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tilework.cli.caching.measuring import PROMPTS
 from tilework.cli.caching.training import prompts_of
 from tilework.cli.console import UserError, console, out, print_json, progress, require_serve_extra
 from tilework.cli.models import ModelOptions, checked_spec, loaded_family, model_source
@@ -28,12 +29,6 @@ EXAMPLE = examples(
     "tilework quality --out out/quality",
     "tilework quality ./sd3-medium --device cuda --prompts prompts.txt --steps 8,28 \\\n"
     "  --caches 'patch=0.005,0.01 fbcache=0.05,0.1 taylorseer'",
-)
-PROMPTS = (
-    "a large red circle on a blue background",
-    "a small yellow triangle on a purple background",
-    "a large white cross on a green background",
-    "a small black square on an orange background",
 )
 Score = Callable[[str, Any], float]
 _USUAL: Mapping[CacheKind, tuple[float, ...]] = {

@@ -1,4 +1,4 @@
-"""`tilework profile --cache`: trains the predictor of a model's patch cache."""
+"""`tilework profile --train-cache`: trains the predictor of a model's patch cache."""
 
 from __future__ import annotations
 

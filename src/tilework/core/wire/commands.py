@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tilework.core.cache import CacheChoice
 from tilework.core.comm import SOCKETS
 from tilework.core.component import Component
 from tilework.core.cost_row import Batch
@@ -72,7 +73,8 @@ class Execute:
     A stage with steps makes `num_steps` of them, a group in lockstep. Several members share forward passes; a member
     whose state is missing is left out. A group has one member only, and the group's first worker decides whether and
     where it stops. `specs`, by job, are there for members of which nothing is done yet. `sliced` takes less memory and
-    more time; results differ by rounding.
+    more time; results differ by rounding. `caches` has the cache of its steps, or nothing: a member may have begun
+    with another.
     """
 
     work_id: int
@@ -83,6 +85,7 @@ class Execute:
     specs: Mapping[int, Spec] = field(default_factory=dict, hash=False)
     group: GroupRef | None = None
     sliced: bool = False
+    caches: tuple[CacheChoice, ...] = ()
     revoked: bool = False
 
 

@@ -105,7 +105,7 @@ def _cache(ask: ImageRequest, rules: Rules, *, exact: bool) -> dict[str, Any]:
         name = config.cache
     kind = None if name is None or name == "off" else _kind(name)
     value = _cache_setting(ask, rules.config, kind)
-    return {} if kind is None else {"cache": CacheChoice(kind, value), "cache_if_late": name == IF_LATE}
+    return {} if kind is None else {"spare_cache" if name == IF_LATE else "cache": CacheChoice(kind, value)}
 
 
 def _cache_setting(ask: ImageRequest, config: ServerConfig, kind: CacheKind | None) -> float:
