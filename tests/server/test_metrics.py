@@ -29,7 +29,7 @@ from tilework.core.model import SimulatedSource
 from tilework.core.priority import DEFAULT_CLASSES
 from tilework.core.request import DEFAULT_TERMS, OnMiss, RefusalCode, Status, Terms
 from tilework.core.time import NS_PER_S, ns_from_s
-from tilework.core.wire.reports import Ended, KeptStates
+from tilework.core.wire.reports import AllocatorReading, CardReading, DeviceReading, Ended, KeptStates
 from tilework.cost.table import CostTable
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.local_executor import LocalConfig, LocalExecutor
@@ -104,6 +104,23 @@ ROWS = (
 
 TABLE = CostTable(hardware="two simulated devices", rows=ROWS, steps=5)
 SOURCE = SimulatedSource(pipeline=PIPELINE, hardware=TABLE.hardware, steps=5, rows=ROWS)
+
+
+GB = 10**9
+CARD = CardReading(
+    busy=0.97,
+    total_bytes=80 * GB,
+    used_bytes=30 * GB,
+    celsius=61,
+    watts=540.5,
+    limit_watts=700.0,
+    hertz=1_755_000_000,
+    most_hertz=1_980_000_000,
+    slowed_by=("power cap",),
+)
+ALLOCATOR = AllocatorReading(
+    reserved_bytes=9, allocated_bytes=7, peak_bytes=8, split_bytes=2, num_retries=3, num_failures=1
+)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -186,6 +203,12 @@ class Rig:
         )  # Simulated devices have no weights.
         await self.read()
 
+    def read_devices(self) -> None:
+        """What workers on CUDA devices say of these, every few seconds."""
+        for device_id, worker_bytes in ((0, 20 * GB), (1, None)):
+            card = replace(CARD, worker_bytes=worker_bytes)
+            self.executor._report(device_id, DeviceReading(card=card, allocator=ALLOCATOR))
+
     async def stuck(self) -> None:
         """A worker does not answer any more, and is killed when it has not for long enough; then the disk is full."""
         ticket = self.submit("stuck", 50)
@@ -209,6 +232,7 @@ class Rig:
         ballast = bytearray(os.urandom(1 << 24))
         await self.lost()
         await self.stuck()
+        self.read_devices()
         await self.read()
         assert ballast
         await self.http.aclose()
@@ -326,6 +350,19 @@ def test_the_dashboard_names_metrics_and_labels_that_exist() -> None:
         used |= its
     needed = (
         "deadlines_total slack_seconds jobs_queued device_busy_seconds_total steps_total refusals_total eta_error_ratio"
-        " device_memory_bytes"
+        " device_memory_bytes card_busy_ratio card_memory_bytes card_power_watts card_slowed"
     )
     assert {f"tilework_{name}" for name in needed.split()} <= used
+
+
+def test_cards_say_whose_memory_it_is_and_what_slows_them(texts: list[str]) -> None:
+    last = texts[-1]
+    used = {labels: number for (name, labels), number in samples(last).items() if name == "tilework_card_memory_bytes"}
+    assert used == {
+        frozenset({("device", "0"), ("user", "worker")}): 20 * GB,
+        frozenset({("device", "0"), ("user", "others")}): 10 * GB,
+        frozenset({("device", "1"), ("user", "any")}): 30 * GB,
+    }
+    assert value(last, "tilework_card_slowed", device="0", reason="power cap") == 1
+    assert value(last, "tilework_card_slowed", device="0", reason="temperature") == 0
+    assert value(last, "tilework_card_busy_ratio", device="1") == 0.97

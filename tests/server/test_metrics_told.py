@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from tilework.control.driver.result import Ending
 from tilework.core.interfaces import PlacementStatus
 from tilework.core.request import OnMiss, RefusalCode, Request, Shape, Status
 from tilework.core.time import NS_PER_S, ns_from_s
+from tilework.core.wire.reports import AllocatorReading, CardReading, DeviceReading
 from tilework.core.work import Group, NewPlacement, Work
 from tilework.runtime.bubbles import Bubbles
 from tilework.runtime.observer import EndedWork
@@ -27,6 +29,22 @@ from tilework.runtime.worker_process import resident_bytes
 from tilework.server.metrics.metrics import Metrics
 from tilework.sets.window import UseWindow
 from tilework.store.memory import MemoryStore
+
+
+def test_what_no_card_tells_has_no_series(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine()
+    silent = DeviceReading(card=CardReading(celsius=61), allocator=None)
+    allocator = AllocatorReading(
+        reserved_bytes=9, allocated_bytes=7, peak_bytes=8, split_bytes=2, num_retries=3, num_failures=1
+    )
+    readings = {"0.1": silent, "1": DeviceReading(card=None, allocator=allocator)}
+    usage = replace(engine.usage(), readings=readings)
+    monkeypatch.setattr(engine, "usage", lambda: usage)
+    told = Metrics(engine, MemoryStore(max_bytes=1, ttl_ns=1), UseWindow(NS_PER_S))
+    found = {key for key in samples(told.text().decode()) if re.match("tilework_(card|allocator)_", key[0])}
+    assert {name for name, labels in found if ("device", "0.1") in labels} == {"tilework_card_temperature_celsius"}
+    assert all(name.startswith("tilework_allocator_") for name, labels in found if ("device", "1") in labels)
+    assert len(found) == 7
 
 
 def test_what_a_policy_counts_for_its_placement_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,17 @@ export interface Component {
   bytes: number;
 }
 
+export interface Card {
+  busy: number | null;
+  used_bytes: number | null;
+  worker_bytes: number | null;
+  celsius: number | null;
+  watts: number | null;
+  limit_watts: number | null;
+  hertz: number | null;
+  slowed_by: string[] | null;
+}
+
 export interface Device {
   device: number;
   node: number;
@@ -43,6 +54,7 @@ export interface Device {
   weights_bytes: number | null;
   weights_free_bytes: number | null;
   components: Component[];
+  cards: Card[];
 }
 
 export interface Attained {

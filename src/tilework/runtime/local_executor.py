@@ -32,6 +32,7 @@ from tilework.core.wire.commands import (
 )
 from tilework.core.wire.reports import (
     Calibrated,
+    DeviceReading,
     Ended,
     Loaded,
     LoadedModel,
@@ -99,6 +100,7 @@ class LocalExecutor:
         self._restarting: set[int] = set()
         self._up: set[int] = set()
         self._loaded: dict[int, asyncio.Future[Loaded]] = {}
+        self._readings: dict[int, DeviceReading] = {}
         self._calibrated: dict[int, asyncio.Future[tuple[CostRow, ...]]] = {}
         self._started_with: dict[int, tuple[Source, ...]] = {}
         self._groups = GroupTable()
@@ -259,6 +261,10 @@ class LocalExecutor:
         first = self._sources[0]
         return first if isinstance(first, ModelSource) else ModelSource(path="")
 
+    @property
+    def readings(self) -> Mapping[str, DeviceReading]:
+        return {str(device_id): reading for device_id, reading in self._readings.items()}
+
     async def read_model(self, source: ModelSource, served: Collection[str]) -> LoadedModel:
         self._is_serving = True
         loaded = await self._changes.read(source, served)
@@ -411,6 +417,8 @@ class LocalExecutor:
                 self._workers[device_id].set_exit_reason(reason)
             case WeightsLoaded(load_id=0):
                 self._measuring.loaded(report)
+            case DeviceReading():
+                self._readings[device_id] = report
             case ModelAdded() | LoraAdded():
                 self._changes.answered(device_id, report)
             case Calibrated(rows):
@@ -450,6 +458,7 @@ class LocalExecutor:
         self._blobs.sweep(device_id, self._workers.pop(device_id).pid)
         self._fail_waiting(WorkerStartFailed(f"worker {device_id} ended before it could serve: {reason}"))
         self._up.discard(device_id)
+        self._readings.pop(device_id, None)
         self._changes.lost(device_id)
         for ref in self._groups.forget_device(device_id):
             self._break(ref)

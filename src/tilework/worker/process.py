@@ -7,11 +7,12 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Thread
+from threading import Lock, Thread
 
 import torch
 from setproctitle import setproctitle
@@ -52,6 +53,7 @@ from tilework.worker.models.shared_weights import SharedWeights
 from tilework.worker.models.sizes import size_of
 from tilework.worker.models.skeleton import leave_skeleton, take_over
 from tilework.worker.models.weights import Weights
+from tilework.worker.readings import report_readings
 from tilework.worker.simulated import SimulatedFamily
 from tilework.worker.state_blobs import StateBlobs
 from tilework.worker.worker import Worker, describe
@@ -95,6 +97,7 @@ def serve(connection: socket.socket, sources: Sequence[Source], site: Site) -> N
         link.send(LoadFailed(describe(error)))
         return
     link.send(loaded)
+    report_readings(models.device, link.send)
     blobs = StateBlobs(Path(site.blobs), site.device_id)
     worker = Worker(models, link.works, groups, blobs, link.send, budget, site.states_bytes, site.cache_bytes)
     try:
@@ -139,6 +142,7 @@ def _load(sources: Sequence[Source], site: Site, start_ns: int) -> tuple[Models,
     loaded: list[LoadedModel] = []
     broken: dict[str, str] = {}
     for source, info in zip_longest(sources, site.infos):
+        begin_ns = time.monotonic_ns()
         try:
             if weights is not None and weights.cell is not None and isinstance(source, ModelSource):
                 family, model, parts = _split(source, site, weights, loras)
@@ -153,7 +157,7 @@ def _load(sources: Sequence[Source], site: Site, start_ns: int) -> tuple[Models,
         if name in families:
             raise InvalidSource(f"two models are called {name!r}; give one another name: NAME={_location(source)}")
         families[name], components[name] = family, parts
-        loaded.append(model)
+        loaded.append(replace(model, load_ns=time.monotonic_ns() - begin_ns))
     models = Models(families, weights, components, broken, loras)
     hardware = sources[0].hardware if isinstance(sources[0], SimulatedSource) else describe_hardware(models.device)
     return models, Loaded(tuple(loaded), time.monotonic_ns() - start_ns, hardware)
@@ -233,7 +237,7 @@ class _Link:
         self._groups = groups
         self.queue: SimpleQueue[Command] = SimpleQueue()
         self.works = OpenWorks()
-        self._connection = connection
+        self._connection, self._sending = connection, Lock()
         Thread(target=self._receive, name="receiver", daemon=True).start()
 
     def wait(self) -> None:
@@ -243,7 +247,7 @@ class _Link:
 
     def send(self, report: Report) -> None:
         # If the other end is closed, the receiver sees it, too, and ends the process.
-        with suppress(BrokenPipeError, ConnectionResetError):
+        with self._sending, suppress(BrokenPipeError, ConnectionResetError):
             send_message(self._connection, report)
 
     def _receive(self) -> None:

@@ -28,6 +28,7 @@ from tilework.core.model import ModelSource
 from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import Forget, GroupRef, StopWork
 from tilework.core.wire.node_blobs import FetchBlobs, KeepBlobs
+from tilework.core.wire.reports import CardReading, DeviceReading
 from tilework.runtime.executor import WorkerStartFailed
 from tilework.runtime.local_executor import LocalConfig
 from tilework.runtime.nodes.config import BadNodes
@@ -137,18 +138,21 @@ def test_times_of_a_node_are_converted_to_our_clock() -> None:
     run(test())
 
 
-def test_the_memory_of_workers_is_known_by_their_numbers_until_their_node_is_lost() -> None:
+def test_what_workers_say_of_themselves_is_known_by_their_numbers_until_their_node_is_lost() -> None:
     async def test() -> None:
         async with nodes() as (executor, heard, (zero, one)):
-            zero.say(Memory({"0": 10, "2": 30}))
-            one.say(Memory({"0.0": 40, "0.1": 41}))
+            first, second = (DeviceReading(card=CardReading(celsius=one), allocator=None) for one in (60, 70))
+            zero.say(Memory({"0": 10, "2": 30}, {"0": first}))
+            one.say(Memory({"0.0": 40, "0.1": 41}, {"0.1": second}))
             one.say(ended(1), 0)
             zero.say(ended(1), 0)
             await heard.hears(("report", 0, ended(1)), ("report", 2, ended(1)))
             assert executor.resident_bytes == {"0": 10, "4": 30, "2.0": 40, "2.1": 41}
+            assert executor.readings == {"0": first, "2.1": second}
             zero.close()
             await heard.hears(("node lost", 0, (0, 1, 4), set()))
             assert executor.resident_bytes == {"2.0": 40, "2.1": 41}
+            assert executor.readings == {"2.1": second}
 
     run(test())
 

@@ -11,8 +11,11 @@ from random import Random, SystemRandom
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from fastapi_offline import FastAPIOffline
 from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.exceptions import ExceptionMiddleware
+from starlette.types import ASGIApp
 
 import tilework
 from tilework.core.time import ns_from_s
@@ -50,6 +53,7 @@ from tilework.server.calls.registry import CallRegistry
 from tilework.server.calls.submitter import CallSubmitter
 from tilework.server.config import ConfigError, ServerConfig
 from tilework.server.engine_protocol import Engine
+from tilework.server.http.direct import DirectRoute
 from tilework.server.http.error_handlers import install_error_handlers
 from tilework.server.http.middleware import PROBES, CatchBugs, HeadAsGet, LimitHead, RequireKey
 from tilework.server.live.feed import Feed
@@ -129,19 +133,22 @@ def create_app(
     install_error_handlers(app)
     install_call_errors(app)
     install_openapi(app, has_keys=tenants.has_keys)
-    _add_middleware(app, config, tenants)
+    app.middleware_stack = _stack(app, config, tenants)
     return app
 
 
 def _empty_app(threads: Threads, traces: Traces | None) -> FastAPI:
-    return FastAPIOffline(
+    app = FastAPIOffline(
         title="Tilework",
         version=tilework.__version__,
         redoc_url=None,
         static_url=ASSETS,
         redirect_slashes=False,
         lifespan=_closing(threads, traces),
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # `traces` tells of calls.
     )
+    app.router.route_class = DirectRoute
+    return app
 
 
 def _submitter(
@@ -241,20 +248,24 @@ def _add_routes(app: FastAPI, images: ImageService, readiness: Readiness) -> Non
     add_page(app)
 
 
-def _add_middleware(app: FastAPI, config: ServerConfig, tenants: Tenants) -> None:
-    """The one that is added last is the outermost."""
-    app.add_middleware(HeadAsGet)
-    app.add_middleware(RequireKey, tenants=tenants, open_paths=PROBES | PAGE_FILES.keys())
-    app.add_middleware(CatchBugs)
-    app.add_middleware(LimitHead, max_bytes=config.max_head_bytes)
-    if config.origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=config.origins,
-            allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["*"],
-            expose_headers=HEADERS_OF_OURS,
-        )
+def _stack(app: FastAPI, config: ServerConfig, tenants: Tenants) -> ASGIApp:
+    """The routes with what is around them, from the inside out.
+
+    The stack that FastAPI would build has further layers, for bugs, bodies and telemetry, which are ours to care for.
+    """
+    stack: ASGIApp = AsyncExitStackMiddleware(app.router)  # For routes that are not direct.
+    stack = HeadAsGet(ExceptionMiddleware(stack, app.exception_handlers))
+    stack = CatchBugs(RequireKey(stack, tenants=tenants, open_paths=PROBES | PAGE_FILES.keys()))
+    stack = LimitHead(stack, max_bytes=config.max_head_bytes)
+    if not config.origins:
+        return stack
+    return CORSMiddleware(
+        stack,
+        allow_origins=config.origins,
+        allow_methods=["GET", "POST", "DELETE"],
+        allow_headers=["*"],
+        expose_headers=HEADERS_OF_OURS,
+    )
 
 
 def new_call_registry(config: ServerConfig, journal: CallJournal | None = None) -> CallRegistry:
