@@ -50,7 +50,7 @@ class CacheSetting:
 IF_LATE, OFF = "if_late", "off"
 CacheName = Literal["off", "patch", "image", "fbcache", "taylorseer", "if_late"]
 """What a request or a server may give as its cache: a kind, none, or PATCH if it would be late without."""
-BLOCK_CACHES: tuple[CacheName, ...] = (OFF, "patch", "image", IF_LATE)
+BLOCK_CACHES: tuple[str, ...] = (OFF, "patch", "image", IF_LATE)
 """Without those of whole steps: those that rows of a cost table are measured for, and that workloads may name."""
 DEFAULT_THRESHOLD = 0.003
 MAX_THRESHOLD = 1.0
