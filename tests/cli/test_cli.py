@@ -44,6 +44,7 @@ COMMANDS = (
     "explain",
     "bench",
     "profile",
+    "plan",
     "quality",
     "classes",
     "demo",

@@ -75,7 +75,7 @@ def measurers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[FakeExecu
 
     monkeypatch.setattr("tilework.runtime.cell_executor.local_executor", make)
     monkeypatch.setattr(
-        "tilework.pipelines.model_index.read_model_index", lambda path, adapter: None
+        "tilework.pipelines.model_index.read_model_index", lambda path, adapter, in_files: None
     )  # Models are made up.
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("TILEWORK_PROFILES", raising=False)

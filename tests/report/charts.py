@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+import numpy as np
+from PIL import Image
 
 from batching import batching  # noqa: F401
 from tilework.core.request import Shape
@@ -22,3 +26,11 @@ def small(**changes: Any) -> Chart:
         ChartWork(work=2, stage="diffuse", requests=("late",), devices=(0, 1), start_s=2.0, end_s=4.0, steps=5),
     )
     return replace(Chart(works=works, requests=(late, free), nodes={0: 0, 1: 0}), **changes)
+
+
+def pixels(path: Path, colour: str) -> int:
+    """How many pixels of a PNG have this colour, #rrggbb, within rounding."""
+    with Image.open(path) as image:
+        seen = np.asarray(image.convert("RGB"), dtype=int)
+    wanted = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
+    return int((np.abs(seen - wanted).max(-1) <= 2).sum())

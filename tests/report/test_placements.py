@@ -12,7 +12,7 @@ import pytest
 from builders import request
 from placements import staged_table
 from recorded import Recorded, recorded
-from report.test_timeline import pixels
+from report.charts import pixels
 from tilework.cli.views.charts import chart_of_history
 from tilework.cli.views.explanation import summary_document
 from tilework.cli.views.explanation_text import print_summary

@@ -5,22 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from batching import batching  # noqa: F401
-from report.charts import small
+from report.charts import pixels, small
 from tilework.report.chart import OPEN, ChartWork, Outage
 from tilework.report.palette import BAD, request_colours
 from tilework.report.timeline import draw_timeline
-
-
-def pixels(path: Path, colour: str) -> int:
-    with Image.open(path) as image:
-        seen = np.asarray(image.convert("RGB"), dtype=int)
-    wanted = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
-    return int((np.abs(seen - wanted).max(-1) <= 2).sum())
 
 
 @pytest.mark.parametrize("part", ["devices", "requests"])

@@ -11,7 +11,7 @@ import pytest
 from builders import request, shipped, table
 from policy.lookahead.test_preloading import wanted
 from recorded import Recorded, recorded
-from report.test_timeline import pixels
+from report.charts import pixels
 from tilework.cli.views.charts import chart_of_history
 from tilework.cli.views.schedules import schedule_of_trace
 from tilework.control.account import account_of, cause_of

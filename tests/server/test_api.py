@@ -23,7 +23,7 @@ from PIL import Image
 from fake_engine import INFO, FakeEngine, Plan, Served, eventually, serving
 from tilework.core.request import RefusalCode
 from tilework.server.http.connection import unless_gone
-from tilework.server.schema import answers, live, video_answers
+from tilework.server.schema import answers, live, plan, video_answers
 
 KEY = "tw-test-key"
 
@@ -206,7 +206,7 @@ def test_docs_show_the_request_and_an_example(server: Served) -> None:
 
 def test_docs_have_an_example_of_every_answer_that_is_true_to_its_schema(server: Served) -> None:
     documented = server.http.get("/openapi.json").json()
-    shapes = {**vars(answers), **vars(live), **vars(video_answers)}.values()
+    shapes = {**vars(answers), **vars(live), **vars(plan), **vars(video_answers)}.values()
     models = {model.__name__: model for model in shapes if isinstance(model, type)}
     num_checked = 0
     for path, methods in documented["paths"].items():

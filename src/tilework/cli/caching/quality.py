@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 EXAMPLE = examples(
     "tilework quality --out out/quality",
-    "tilework quality ./sd3-medium --device cuda --prompts prompts.txt --steps 8,28 \\\n"
-    "  --caches 'patch=0.005,0.01 fbcache=0.05,0.1 taylorseer'",
+    "tilework quality ./sd3-medium --device cuda --prompts prompts.txt \\\n"
+    "  --steps 8,28 --caches 'patch=0.005,0.01 fbcache=0.05,0.1 taylorseer'",
 )
 Score = Callable[[str, Any], float]
 _USUAL: Mapping[CacheKind, tuple[float, ...]] = {

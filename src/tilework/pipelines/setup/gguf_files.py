@@ -60,7 +60,7 @@ def _read_header(path: str, _size: int, _mtime_ns: int) -> Header:
         from gguf import GGUFReader
     except ImportError:
         raise InvalidSource(
-            f"quantize names {path}, and gguf is not installed; run: pip install 'tilework[quantize]'"
+            f"quantize names {path}, and gguf is not installed; run: pip install 'tilework[gguf]'"
         ) from None
     try:
         reader = GGUFReader(path)
