@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-cluster test test-gpu slow lint check ring-check bench docs serve clean
+.PHONY: help demo demo-cluster test test-gpu slow lint check ring-check bench docs site serve clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -59,6 +59,17 @@ docs: $(VENV)/serve ## Write docs/api.md, with the answers of a server that is s
 	@$(BIN)/python -m tilework.server.api.reference > docs/api.md
 	@$(BIN)/python -m tilework.pipelines.support.page docs/models.md README.md
 
+# What pages link to lies beside them as in the repository: results, deployment files, examples, cost tables.
+site: OUT = out/site
+site: $(VENV)/docs ## Build the documentation as a site in OUT/html; a broken link is an error
+	@rm -rf $(OUT)/pages $(OUT)/html
+	@mkdir -p $(OUT)/pages
+	@cp mkdocs.yml $(OUT)
+	@cp --parents -r *.md LICENSE docs deploy examples bench/README.md bench/results bench/suite/decisions/names.json \
+		tests/README.md training/*/README.md training/*/*.json training/*/*.png src/tilework/data/grafana.json $(OUT)/pages
+	@$(BIN)/zensical build --strict --config-file $(OUT)/mkdocs.yml
+	@echo "$(OUT)/html/index.html; any web server can serve the folder, such as $(BIN)/python -m http.server -d $(OUT)/html"
+
 serve: $(VENV)/serve ## Start a server with the shipped model; ARGS is passed to tilework serve
 	@$(BIN)/tilework serve $(ARGS)
 
@@ -80,6 +91,10 @@ $(VENV)/torch:
 $(VENV)/serve: pyproject.toml hatch_build.py src/tilework/comm/ring/_native.c | $(VENV)/torch
 	@echo "==> installing tilework with what it needs to serve"
 	@$(PIP) --editable ".[serve]"
+	@touch $@
+
+$(VENV)/docs: pyproject.toml | $(VENV)/torch
+	@$(PIP) --editable ".[docs]"
 	@touch $@
 
 $(VENV)/dev: pyproject.toml $(VENV)/serve

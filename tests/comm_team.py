@@ -16,9 +16,8 @@ import numpy as np
 import torch
 
 from tilework.comm.groups import Groups
-from tilework.comm.nccl import NcclComm
 from tilework.comm.rendezvous import Rendezvous
-from tilework.core.comm import Comm, GroupBroken
+from tilework.core.comm import COLLECTIVES, Comm, GroupBroken
 from tilework.core.wire.commands import GroupRef
 from tilework.runtime.worker_process import forkserver_context
 
@@ -29,9 +28,9 @@ ANSWER_S = 30.0
 class Member:
     """A process with its `Groups`. It answers each call in turn; `break_off` overtakes, as in a worker."""
 
-    def __init__(self, device_id: int, address: str, device: str) -> None:
+    def __init__(self, device_id: int, address: str, collectives: str) -> None:
         self._connection, theirs = multiprocessing.Pipe()
-        self.process = CONTEXT.Process(target=serve, args=(theirs, device_id, address, device), daemon=True)
+        self.process = CONTEXT.Process(target=serve, args=(theirs, device_id, address, collectives), daemon=True)
         self.process.start()
         theirs.close()
 
@@ -59,11 +58,14 @@ class Member:
 class Team:
     """Members that share a rendezvous. Numbers of groups are never used twice."""
 
-    def __init__(self, device: str, size: int) -> None:
-        self.device, self.rendezvous, self._last_id = device, Rendezvous(), 0
-        self.members = [Member(device_id, self.rendezvous.address, device) for device_id in range(size)]
-        node = self.new_group(*range(size))
-        assert self.ask(range(size), enter, node) == [None] * size
+    def __init__(self, collectives: str, size: int) -> None:
+        self.rendezvous, self._last_id = Rendezvous(), 0
+        self.members = [Member(device_id, self.rendezvous.address, collectives) for device_id in range(size)]
+        self.enter(*range(size))
+
+    def enter(self, *devices: int) -> None:
+        """Let these members be a new node."""
+        assert self.ask(devices, enter, self.new_group(*devices)) == [None] * len(devices)
 
     def new_group(self, *devices: int) -> GroupRef:
         self._last_id += 1
@@ -86,11 +88,11 @@ class Team:
 # In the members. Calls get the member's `Groups` first; what they raise is their answer.
 
 
-def serve(connection: Connection, device_id: int, address: str, device: str) -> None:
+def serve(connection: Connection, device_id: int, address: str, collectives: str) -> None:
     torch.set_num_threads(1)
-    if device == "cuda":
+    if COLLECTIVES[collectives] == "cuda":
         torch.cuda.set_device(device_id)
-    groups = Groups(device_id, address, device)
+    groups = Groups(device_id, address, collectives)
     calls: SimpleQueue[Any] = SimpleQueue()
     Thread(target=receive, args=(connection, groups, calls), daemon=True).start()
     while (item := calls.get()) is not None:
@@ -133,13 +135,17 @@ def close(groups: Groups, *group_ids: int) -> None:
         groups.close(group_id)
 
 
+def device_of(groups: Groups) -> str:
+    return COLLECTIVES[groups._collectives]
+
+
 def values(rank: int, target: int, length: int) -> np.ndarray[Any, Any]:
     """What `rank` has for `target`: whole numbers that every type of tensor holds exactly."""
     return (np.arange(length) * 7 + rank * 31 + target * 13) % 101
 
 
 def tensor(array: np.ndarray[Any, Any], dtype: torch.dtype, groups: Groups) -> torch.Tensor:
-    return torch.from_numpy(array).to(dtype).to(groups._device)
+    return torch.from_numpy(array).to(dtype).to(device_of(groups))
 
 
 def all_to_all(groups: Groups, ref: GroupRef, dtype: torch.dtype, pieces: list[list[int]]) -> list[float]:
@@ -147,14 +153,14 @@ def all_to_all(groups: Groups, ref: GroupRef, dtype: torch.dtype, pieces: list[l
     rank, size = comm.rank, comm.size
     ours = np.concatenate([values(rank, target, pieces[rank][target]) for target in range(size)])
     splits = [pieces[source][rank] for source in range(size)]
-    output = torch.empty(sum(splits), dtype=dtype, device=groups._device)
+    output = torch.empty(sum(splits), dtype=dtype, device=device_of(groups))
     comm.all_to_all(output, tensor(ours, dtype, groups), splits, pieces[rank][:size])
     return output.tolist()
 
 
 def all_gather(groups: Groups, ref: GroupRef, dtype: torch.dtype, length: int) -> list[float]:
     comm = groups.open(ref)
-    output = torch.empty(comm.size * length, dtype=dtype, device=groups._device)
+    output = torch.empty(comm.size * length, dtype=dtype, device=device_of(groups))
     comm.all_gather(output, tensor(values(comm.rank, 0, length), dtype, groups))
     return output.tolist()
 
@@ -180,14 +186,7 @@ def relay(groups: Groups, ref: GroupRef, dtype: torch.dtype, length: int) -> lis
 def talk(groups: Groups, ref: GroupRef) -> bool:
     """Whether a collective gives what it should."""
     comm = groups.open(ref)
-    return gathered(comm, groups._device) == list(range(comm.size))
-
-
-def talk_as_part(groups: Groups, whole: GroupRef, ranks: list[int]) -> bool:
-    """On the communicator of the whole, as parts of an NCCL node do; NcclComm asks no more of it than `exchange`."""
-    node: Any = groups.open(whole)
-    comm = NcclComm(node, ranks.index(node.rank), ranks)
-    return gathered(comm, groups._device) == list(range(comm.size))
+    return gathered(comm, device_of(groups)) == list(range(comm.size))
 
 
 def talk_late(groups: Groups, ref: GroupRef, delay_s: float) -> bool:
@@ -198,13 +197,16 @@ def talk_late(groups: Groups, ref: GroupRef, delay_s: float) -> bool:
 def talk_for_ever(groups: Groups, ref: GroupRef) -> None:
     comm = groups.open(ref)
     while True:
-        gathered(comm, groups._device)
+        gathered(comm, device_of(groups))
 
 
 def gathered(comm: Comm, device: str) -> list[int]:
     output = torch.empty(comm.size, dtype=torch.int64, device=device)
     comm.all_gather(output, torch.tensor([comm.rank], device=device))
-    return output.tolist()
+    heard: list[int] = output.tolist()
+    if comm.has_aborted_calls:
+        raise GroupBroken("while it talked")
+    return heard
 
 
 def open_and_close(groups: Groups, refs: list[GroupRef]) -> tuple[int, int]:
@@ -221,7 +223,7 @@ def raised(groups: Groups, ref: GroupRef) -> list[str]:
     kinds = []
     for _ in range(2):
         try:
-            gathered(comm, groups._device)
+            gathered(comm, device_of(groups))
         except GroupBroken:
             kinds.append("broken")
     return kinds

@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 import httpx
 
+from builders import table
 from clock import SkippingLoop
 from tilework.core.actions import Accept, Reject
 from tilework.core.checkpoint import Checkpoint
@@ -22,7 +23,9 @@ from tilework.core.graph.stage import DeviceKind, ResultKind, StageSpec
 from tilework.core.model import Argument, ArgumentKind, ModelInfo, PictureInput, StrengthRule
 from tilework.core.request import DEFAULT_TERMS, RefusalCode, Request, Status, Terms
 from tilework.core.time import NS_PER_S, ns_from_s
+from tilework.core.wire.reports import CardReading, DeviceReading
 from tilework.core.wire.spec import File, Image, Spec
+from tilework.cost.table import CostTable
 from tilework.runtime.observer import HeldComponent, Holding, Observer, Usage
 from tilework.runtime.ticket import Outcome, Preview, Segment, Ticket, Wanted
 from tilework.server.config import ServerConfig
@@ -174,6 +177,10 @@ class FakeEngine:
     def observe(self, observer: Observer) -> None:
         self.observer = observer
 
+    def cost_table(self) -> CostTable:
+        """A step of 128 px takes 0.1 s; other sizes in proportion to their pixels."""
+        return table(pipeline=self.info.name)
+
     def submit(
         self,
         specs: Mapping[str, Spec],
@@ -256,8 +263,15 @@ class FakeEngine:
     def holdings(self) -> Sequence[Holding]:
         weights = HeldComponent(models=(self.info.name,), name="transformer", num_bytes=3_000_000)
         room = {"total_bytes": 8_000_000, "free_bytes": 5_000_000, "used_bytes": None, "components": (weights,)}
+        card = CardReading(busy=0.5, celsius=61, slowed_by=("temperature",))
         return [
-            Holding(device_id=device_id, node=0, kind=DeviceKind.ACCELERATOR, **room)
+            Holding(
+                device_id=device_id,
+                node=0,
+                kind=DeviceKind.ACCELERATOR,
+                readings=() if device_id else (DeviceReading(card=card, allocator=None),),
+                **room,
+            )
             for device_id in range(self.devices_up)
         ]
 

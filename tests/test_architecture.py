@@ -64,6 +64,7 @@ SERVER_ARROWS: dict[str, set[str]] = {
     "metrics": {"engine_protocol"},
     "live": {"engine_protocol", "http"},
     "page": set(),
+    "planning": {"engine_protocol", "schema", "tenants", "http", "calls"},
     "calls": {
         "text",
         "schema",
@@ -89,6 +90,7 @@ SERVER_ARROWS: dict[str, set[str]] = {
         "metrics",
         "live",
         "page",
+        "planning",
         "calls",
         "sets",
         "request_rates",

@@ -7,16 +7,28 @@ import shlex
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+from suite.documents import PAGES as WITH_COMMANDS
+from suite.documents import TITLES, blocks_of, files_of
 from typer.main import get_command
 
 from tilework.cli.app import app
 
 ROOT = Path(__file__).parents[1]
+COMMANDS: Any = get_command(app)
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")])
 PLACES = [ROOT, ROOT / "src" / "tilework", ROOT / "src" / "tilework" / "server", ROOT / "bench" / "suite"]
-SOURCES = ("src/**/*.py", "src/**/*.json", "tests/**/*.py", "bench/**/*.py", "training/**/*.py", "pyproject.toml")
+SOURCES = (
+    "src/**/*.py",
+    "src/**/*.json",
+    "tests/**/*.py",
+    "bench/**/*.py",
+    "training/**/*.py",
+    "pyproject.toml",
+    "mkdocs.yml",
+)
 OTHERS = {
     "LatentConsistencyModelPipeline": "diffusers",
     "client_body_timeout": "nginx",
@@ -110,7 +122,7 @@ def test_commands_have_the_options_that_the_page_uses(page: Path) -> None:
     for line in (line.strip().removeprefix("$ ") for line in lines(page)):
         if not line.startswith("tilework "):
             continue
-        command, rest = get_command(app), shlex.split(line, comments=True)[1:]
+        command, rest = COMMANDS, shlex.split(line, comments=True)[1:]
         while subcommands := getattr(command, "commands", {}):
             if not rest:
                 break
@@ -119,6 +131,35 @@ def test_commands_have_the_options_that_the_page_uses(page: Path) -> None:
         options = {name for option in command.params for name in [*option.opts, *option.secondary_opts]} | {"--help"}
         used = {re.sub(r"[=\]].*", "", word.lstrip("[")) for word in rest if re.match(r"\[?-[^\d]", word)}
         assert used <= options, f"{line}: {used - options}"
+
+
+def test_what_a_block_of_commands_needs_is_in_its_title() -> None:
+    blocks = [block for page in WITH_COMMANDS for block in blocks_of(page)]
+    assert len(blocks) > 90
+    assert {block.title for block in blocks} - {""} == set(TITLES)
+
+
+@pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_in_blocks_are_understood(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the parser of the command line itself: names, options, numbers and choices; and files of settings."""
+    monkeypatch.chdir(tmp_path)
+    for name, text in files_of(page).items():
+        Path(name).write_text(text)
+    for block in blocks_of(page):
+        for command in block.commands:
+            words = shlex.split(command, comments=True)
+            while words and re.match(r"[A-Z_]+=", words[0]):
+                words = words[1:]
+            if words[:1] == ["tilework"]:
+                parse(words[1:])
+
+
+def parse(words: list[str]) -> None:
+    """Raises what the command line says of words that it does not understand."""
+    command = COMMANDS
+    while subcommands := getattr(command, "commands", {}):
+        command, words = subcommands[words[0]], words[1:]
+    command.make_context("tilework", words)
 
 
 @each_page

@@ -7,7 +7,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from suite.application import application
 from suite.cases.stitcher import Stitcher
+from suite.gpu.cards import Cards
 from suite.gpu.fits import Fits
+from suite.gpu.kernels import Kernels
 from suite.gpu.live import LivePolicies
 from suite.gpu.loads import Loads
 from suite.gpu.mixed import MixedSteps
@@ -18,12 +20,14 @@ app = application(
         "served": ("Pictures through the whole stack, against the stock pipeline on the same GPU", Served),
         "mixed": ("Steps of several sizes in one forward pass, against one by one, on a GPU", MixedSteps),
         "stitcher": ("Normalisation, SiLU and frames of patches in one pass, against several and a copy", Stitcher),
+        "kernels": ("Kernels that save a pass over memory, beside what is used today", Kernels),
         "fits": ("Plans of memory against what a GPU takes, and what each setup costs a step", Fits),
         "loads": ("Weights from the host's copies to a GPU, against copies from pinned memory", Loads),
+        "cards": ("Several cards: exchanges in groups, changes of a request's degree, stops", Cards),
         "live": ("Deadlines kept on one GPU by policy, live and simulated", LivePolicies),
     },
     "bench/gpu/run.py",
-    "Measure on one GPU, with models of real size and random weights. Without a GPU the cases run small, as a "
+    "Measure on GPUs, with models of real size and random weights. Without a GPU the cases run small, as a "
     "rehearsal. Exit status 1 if a goal is missed.",
     "served mixed --write",
 )

@@ -12,6 +12,7 @@ from suite.cases.checkpoints import Checkpoints
 from suite.cases.clipgroups import ClipGroups
 from suite.cases.clipmemory import ClipMemory
 from suite.cases.clips import Clips
+from suite.cases.commands import Commands
 from suite.cases.controller import ControllerTime
 from suite.cases.decodes import Decodes
 from suite.cases.elastic import Elastic
@@ -35,6 +36,7 @@ from suite.cases.patchcache import PatchCaching
 from suite.cases.patches import Patches
 from suite.cases.patchsize import PatchSize
 from suite.cases.placement import Placement
+from suite.cases.plan import Plan
 from suite.cases.policytime import PolicyTime
 from suite.cases.promises import Reservations
 from suite.cases.queue import QueueLength
@@ -96,6 +98,7 @@ CASES: Cases = {
     "stitcher": ("Normalisation, SiLU and frames of patches in one pass, against several and a copy", Stitcher),
     "batch_model": ("The predicted time of batches: how well, on a CPU and simulated, and how fast", BatchModelCase),
     "together": ("Mixed traffic on a live server, in batches and one by one", Together),
+    "commands": ("The commands of README and docs, run as they stand there", Commands),
     "ready": ("Time from the start of the server to ready", Ready),
     "cells": ("A denoiser whose weights two devices have together: memory of each, and time of a step", Cells),
     "weights": ("Memory of CPU workers with one copy of the weights, and with one each", Weights),
@@ -122,6 +125,7 @@ CASES: Cases = {
     "nodes": ("Works and states across two nodes, against one", Nodes),
     "sets": ("Several servers behind one registry: how soon another leads, and refusals that name one", SetsOfServers),
     "modelled": ("Deadlines kept by each policy on eight simulated GPUs, live and simulated", Modelled),
+    "plan": ("The number of devices that a plan names, and one fewer, live; and how long a plan takes", Plan),
     "opensora": ("DDiT's videos on eight simulated GPUs behind a live server: latency by policy", OpenSora),
     "theorem": ("OnePiece's Theorem 1 on live workers: output over input, and how waits grow", Theorem),
     "yardsticks": ("The bound on requests on time: how tight it is, and how long it takes, simulated", Yardsticks),

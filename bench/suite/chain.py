@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,8 +13,8 @@ from suite.case import CaseFailed
 from suite.stages import DIFFUSE, ENCODE, STAGES
 from tilework.core.model import Source
 from tilework.core.wire.blobs import SavedState, StateBlob
-from tilework.core.wire.commands import Command, Execute, Forget, ImportState
-from tilework.core.wire.reports import Ended, Failed, Report, WeightsRead
+from tilework.core.wire.commands import Command, Execute, Forget, ImportState, StopWork
+from tilework.core.wire.reports import Ended, Failed, Progress, Report, WeightsRead
 from tilework.core.wire.spec import Spec
 from tilework.core.work import Group
 from tilework.runtime.executor import Executor
@@ -44,6 +45,7 @@ class Chains:
         self.encoded: Ended | None = None  # How the encode of the latest request ended.
         self._job_ids, self._work_ids = count(1), count(1)
         self._works: dict[int, _Awaited] = {}
+        self._on_step: Callable[[int], None] = lambda num_steps: None
 
     async def run(self, spec: Spec, route: Sequence[Group], steps_each: int) -> list[Ended]:
         """Denoise `steps_each` steps on each group of the route; returns the leaders' reports in its order.
@@ -51,10 +53,7 @@ class Chains:
         Every worker has the conditioning before the first step. Where the route comes to a worker that was not in the
         group before, that one's queue waits for the state as for a future, like the engine's. Raises CaseFailed.
         """
-        job_id = next(self._job_ids)
-        encoded = self.encoded = await self._encode(job_id, spec)
-        for device_id in range(1, self._executor.num_devices):
-            self._executor.send(device_id, _move(job_id, self.model, spec, ENCODE, 1, encoded.blobs[job_id]))
+        job_id, encoded = await self._begin_request(spec)
         works: list[_Awaited] = []
         for index, group in enumerate(route):
             if works:
@@ -64,16 +63,38 @@ class Chains:
         for work in works:
             reports.append(await work.end)
             self._discard(reports[-2:-1])  # The job that needed it has begun, and ended, its next work.
-        self._discard([encoded, reports[-1]])
-        self._works.clear()
-        for device_id in range(self._executor.num_devices):
-            self._executor.send(device_id, Forget(job_id))
+        self._end_request(job_id, [encoded, reports[-1]])
         return reports
+
+    async def stop(self, spec: Spec, group: Group, steps: int, after: int, onto: Group) -> tuple[int, Ended, Ended]:
+        """Stop a work of `steps` steps on a group when it has reported `after` of them, and make one more step `onto`
+        another, with which it has no device in common.
+
+        Returns when it was told to stop, in ns, and the leaders' reports. Raises CaseFailed.
+        """
+        job_id, encoded = await self._begin_request(spec)
+        work = self._denoise(job_id, spec, group, 0, steps)
+        work_id, reached = max(self._works), asyncio.get_running_loop().create_future()
+        self._on_step = lambda num_steps: None if num_steps < after or reached.done() else reached.set_result(None)
+        await reached
+        stopped_ns = time.monotonic_ns()
+        for device_id in group:
+            self._executor.send(device_id, StopWork(work_id))
+        stopped = await work.end
+        for device_id in onto:
+            saved = stopped.blobs[job_id]
+            position = 1 + stopped.steps_done
+            self._executor.send(device_id, _move(job_id, self.model, spec, DIFFUSE, position, saved))
+        resumed = await self._denoise(job_id, spec, onto, stopped.steps_done, 1).end
+        self._end_request(job_id, [encoded, stopped, resumed])
+        return stopped_ns, stopped, resumed
 
     # For the executor.
 
     def on_report(self, device_id: int, report: Report) -> None:
         work = self._works.get(getattr(report, "work_id", 0))
+        if isinstance(report, Progress) and work is not None:
+            self._on_step(report.steps_done)
         if isinstance(report, Failed) and work is not None and not work.end.done():
             work.end.set_exception(CaseFailed(f"a work failed: {report.reason}"))
         if isinstance(report, Ended) and work is not None and device_id == work.leader:
@@ -101,6 +122,20 @@ class Chains:
     def on_loading(self, num_ready: int) -> None: ...
 
     # Works.
+
+    async def _begin_request(self, spec: Spec) -> tuple[int, Ended]:
+        """Encode a request, and give what was encoded to every worker."""
+        job_id = next(self._job_ids)
+        encoded = self.encoded = await self._encode(job_id, spec)
+        for device_id in range(1, self._executor.num_devices):
+            self._executor.send(device_id, _move(job_id, self.model, spec, ENCODE, 1, encoded.blobs[job_id]))
+        return job_id, encoded
+
+    def _end_request(self, job_id: int, reports: Iterable[Ended]) -> None:
+        self._discard(reports)
+        self._works.clear()
+        for device_id in range(self._executor.num_devices):
+            self._executor.send(device_id, Forget(job_id))
 
     async def _encode(self, job_id: int, spec: Spec) -> Ended:
         work_id, work = self._begin(job_id, spec, 0, 1)

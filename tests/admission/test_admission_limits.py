@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from builders import SERVICE_S, controller, only, promise, request, table
+from tilework.admission.admission_limits import AdmissionLimits
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Accept, Action, Reject
 from tilework.core.events import Cancelled, DeviceLost, Submitted
+from tilework.core.interfaces import Held
 from tilework.core.priority import DEFAULT_CLASSES, room
 from tilework.core.request import RefusalCode, Request, Status
 from tilework.core.time import NS_PER_S, ns_from_s
@@ -44,6 +50,31 @@ def num_accepted(control: Controller, asked: list[Request]) -> int:
 
 
 # Bounds on waiting and running requests.
+
+
+@given(
+    num_jobs=st.integers(0, 12),
+    own=st.tuples(st.integers(0, 12), st.integers(0, 90)),
+    backlog_ns=st.integers(0, 90),
+    num_devices=st.integers(0, 3),
+    rivals=st.sampled_from([0.0, 1.0, 9.0]),
+    share=st.sampled_from([1.0, 0.4]),
+)
+def test_while_less_than_half_of_each_bound_is_in_use_none_refuses_anything(
+    num_jobs: int, own: tuple[int, int], backlog_ns: int, num_devices: int, rivals: float, share: float
+) -> None:
+    """So no bound is looked at then; the refusals are the same."""
+    held, of_tenant = Held(num_jobs, backlog_ns), Held(*own)
+    backlog: Any = SimpleNamespace(
+        held=lambda tenant=None: held if tenant is None else of_tenant,
+        devices=[None] * num_devices,
+        taken_ns=lambda: 7,
+        rivals_weight=lambda _tenant: rivals,
+    )
+    limits, one = AdmissionLimits(max_jobs=9, max_backlog_ns=50), request("a", room=share)
+    answer = limits.refusal(one, backlog)
+    with patch.object(AdmissionLimits, "_is_half_empty", lambda *_: False):
+        assert limits.refusal(one, backlog) == answer
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from builders import poisson, table
+from cli.run_files import NUM_REQUESTS, workload_of, write_log
 from tilework.cli import console as output
 from tilework.cli import main
+from tilework.cli.views.schedules import served_in
+from tilework.cost.table_file import table_json
+from tilework.formats.workload import write_workload
 
 
 @pytest.fixture
@@ -40,3 +47,14 @@ def mistake(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         return line.removeprefix("error: ")
 
     return run
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with requests.jsonl, costs.json and the log of a run, events.jsonl."""
+    directory = tmp_path_factory.mktemp("cli")
+    requests = poisson(NUM_REQUESTS, 1.5, seed=2)
+    trace = write_log(directory / "events.jsonl", requests)
+    write_workload(directory / "requests.jsonl", workload_of(served_in(trace)))
+    (directory / "costs.json").write_text(json.dumps(table_json(table())))
+    return directory

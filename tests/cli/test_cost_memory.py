@@ -18,6 +18,8 @@ from tilework.cli.app import app
 from tilework.cli.cells import Devices
 from tilework.cli.console import UserError
 from tilework.cli.devices import FoundDevices
+from tilework.cli.models import model_source, options_of
+from tilework.cli.options.setup import SetupGroup
 from tilework.core.model import ModelSource
 from tilework.core.request import Shape
 from tilework.pipelines.clips.memory import decode_bytes
@@ -117,6 +119,9 @@ def test_a_server_prints_its_plan_and_leaves_the_room_for_weights_to_it(
     [
         (["--offload", "disk"], "offload is 'disk'; choose one of none, components, layers"),
         (["--attention", "sparse"], "attention is 'sparse'; choose one of native, cudnn, efficient, flash, math"),
+        (["--attention", "cudnn"], "attention is 'cudnn', which this CPU does not have for float32 with torch"),
+        (["--quantize", "nvfp4"], "not installed; run: pip install 'tilework[quantize]'"),
+        (["--quantize", "x=absent.gguf"], "quantize names absent.gguf, which cannot be read (No such file"),
         (["--offload", "layers", "--compile"], "layers that come and go are not compiled; leave out --compile"),
         (["--quantize", "int3"], "quantize is 'int3'; give one of int8, fp8, nf4"),
         (["--offload", "layers", "--weights-memory", "1GB"], "offload is layers, which brings weights by itself"),
@@ -126,6 +131,22 @@ def test_a_server_prints_its_plan_and_leaves_the_room_for_weights_to_it(
     ],
 )
 def test_a_setup_that_cannot_be_is_refused_before_anything_starts(
-    mistake: Callable[..., str], options: list[str], said: str
+    mistake: Callable[..., str], monkeypatch: pytest.MonkeyPatch, options: list[str], said: str
 ) -> None:
+    monkeypatch.setattr("tilework.pipelines.setup.quantize.find_spec", lambda name: None)
     assert said in mistake("serve", "shapes", "--device", "cpu", *options)
+
+
+def test_cards_that_lack_something_are_named_before_anything_starts() -> None:
+    found = FoundDevices("cuda", (replace(card(), attentions=(("bfloat16", "flash"),)),))
+
+    def source(**setup: Any) -> ModelSource:
+        return model_source("shapes", options_of(SetupGroup(**setup), found))
+
+    assert source(attention="flash").attention == "flash"
+    with pytest.raises(UserError, match=r"'cudnn', which a card does not have for bfloat16 .* one of native, flash"):
+        source(attention="cudnn")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tilework.pipelines.setup.quantize.find_spec", lambda name: "there")
+        with pytest.raises(UserError, match=r"compute capability 10\.0, and a card has 9\.0; take nf4"):
+            source(quantize="nvfp4")

@@ -136,6 +136,13 @@ def test_a_size_that_does_not_run_is_reported(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (
+            ["--cache", "page"],
+            "cache has 'page'; give kinds (patch, image) and thresholds from 0 to 1, as in patch=0.003",
+        ),
+        (["--cache", "patch=2"], "cache has 'patch=2'; give kinds"),
+        (["--cache", "patch", "--prompts", "no/such/file"], "prompts is no/such/file, which cannot be read"),
+        (["--cache", "patch"], "cache is given, and toy can have none; leave it out"),
         (["--sizes", "64,big"], "size is 'big'; use WIDTHxHEIGHT, such as 1024x768, or one number for a square"),
         (["--sizes", "64x64x1x1"], "size is '64x64x1x1'; use WIDTHxHEIGHT"),
         (["--sizes", "0x64"], "size is '0x64'; use WIDTHxHEIGHT"),
@@ -374,3 +381,26 @@ def test_a_live_worker_profiles_batches_of_the_shipped_model(tmp_path: Path) -> 
     assert all(isinstance(row["batch"], int) for row in batches if row["stage"] == DECODE), "of one size"
     shown = invoke("cost", "show", "--profiles", tmp_path / "costs.sqlite").stdout
     assert f"{sum(isinstance(row['batch'], list) for row in batches)} mixed batches" in shown
+
+
+# With a cache.
+
+
+@pytest.mark.slow
+def test_steps_with_a_cache_are_measured_beside_those_without(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a large red circle on a blue background\na small black square on an orange background\n")
+    invoke(
+        *("profile", "--workers", 1, "--degrees", 1, "--sizes", 64, "--runs", 1, "--cache", "patch=0.1,image=0"),
+        *("--prompts", prompts, "--profiles", tmp_path / "kept.sqlite", "--out", tmp_path / "costs.json"),
+    )
+    rows = [row for row in read_table(tmp_path / "costs.json").rows if row.stage == DIFFUSE]
+    plain, nothing, much = sorted(rows, key=lambda row: row.skipped if row.cache else -1.0)
+    assert plain.cache is None
+    assert (str(nothing.cache), nothing.skipped, nothing.skipped_std) == ("image=0.0", 0.0, 0.0)
+    assert str(much.cache) == "patch=0.1"
+    assert 0.1 < much.skipped < 1
+    assert much.skipped_std > 0
+    assert much.num_runs == 2
+    (entry,) = Profiles(tmp_path / "kept.sqlite").entries()
+    assert set(rows) <= set(entry.rows)

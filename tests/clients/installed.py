@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +20,16 @@ def from_pypi(directory: Path, *packages: str) -> dict[str, str]:
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(directory), *packages]
     _install(command)
     return {**os.environ, "PYTHONPATH": str(directory)}
+
+
+def source_from_pypi(directory: Path, package: str) -> Path:
+    """The folder of a package's sources, of which nothing is installed. The package is given as NAME==VERSION."""
+    options = ["--quiet", "--no-deps", "--no-binary", ":all:", "--dest", str(directory)]
+    _install([sys.executable, "-m", "pip", "download", *options, package])
+    (archive,) = directory.glob("*.tar.gz")
+    with tarfile.open(archive) as files:
+        files.extractall(directory, filter="data")
+    return directory / archive.name.removesuffix(".tar.gz")
 
 
 def from_npm(directory: Path, *packages: str) -> None:

@@ -209,7 +209,7 @@ def test_a_file_of_another_schema_is_moved_aside(
     sqlite(store.path, f"PRAGMA user_version = {schema}")
     assert store.latest(KEY) is None
     assert asides(store.path) == ["costs.sqlite.aside-1"]
-    assert f"its schema is {schema}, and this version reads 5" in caplog.text
+    assert f"its schema is {schema}, and this version reads 6" in caplog.text
 
 
 def test_another_programs_database_is_left_alone(store: Profiles) -> None:

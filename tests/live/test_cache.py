@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,9 +12,11 @@ from batching import batching  # noqa: F401
 from runtime.rig import PingPong, Rig, assert_nothing_is_left
 from tilework.control.log import replay
 from tilework.core.cache import CacheChoice, CacheKind, CacheUse
+from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.model import ModelSource
 from tilework.core.request import Status
 from tilework.core.wire.spec import Image, Spec
+from tilework.core.work import Plan
 from tilework.pipelines.draw import draw
 from tilework.pipelines.loading import load
 from tilework.policy import registry
@@ -84,3 +88,34 @@ def test_some_have_a_cache_and_all_get_their_pictures(source: ModelSource, polic
             assert use.computed > 0 == use.skipped
         else:
             assert 0.1 < use.saving < 0.9
+
+
+class Turning(PingPong):
+    """One step at a time, and after two of them each request is late, so that it gets its spare cache."""
+
+    def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
+        behind = [one for one in view.waiting() if one.request.spare_cache and one.num_steps_left <= 4]
+        if behind:
+            return Plan(dropped_to_best_effort=tuple((one.job_id, "it is late") for one in behind))
+        return PingPong.plan(self, view, costs, now_ns)
+
+
+@pytest.mark.slow
+def test_requests_that_fall_behind_turn_to_their_caches(source: ModelSource) -> None:
+    registry._REGISTRY["turning"] = Turning
+    rig = Rig(source, "turning", 1)
+    asked = {uid: replace(spec, cache=None, spare_cache=spec.cache) for uid, spec in specs().items()}
+    try:
+        rig.run(rig.engine.start())
+        outcomes = rig.outcomes(asked)
+        assert_nothing_is_left(rig.engine)
+        assert replay(rig.log.getvalue().splitlines())[1] is None
+    finally:
+        rig.close()
+        registry._REGISTRY.pop("turning")
+    for outcome in outcomes:
+        assert outcome.status is Status.DONE, outcome.reason
+        steps = [one.cache_use for one in outcome.segments if one.num_steps]
+        turned = asked[outcome.uid].spare_cache is not None
+        assert [use is not None for use in steps] == [turned and done >= 2 for done in range(6)]
+        assert (used(outcome).skipped > 0) is turned

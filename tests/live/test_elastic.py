@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import os
-import signal
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,135 +18,27 @@ import torch
 
 import tilework
 import tiny
-from builders import Idle, table
+from live.route import NUM_WORKERS, ROUTE, STEPS, STEPS_EACH, Rig, left_behind, registered, until
 from quick import quick
-from stages import DECODE, DIFFUSE, ENCODE, stage_of
-from tilework.control.controller import ControllerConfig
+from stages import DIFFUSE, stage_of
 from tilework.control.log import replay
-from tilework.core.interfaces import ClusterView, CostModel
-from tilework.core.model import ModelSource
 from tilework.core.request import Status
 from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import Forget, ImportState
 from tilework.core.wire.reports import Ended
 from tilework.core.wire.spec import Spec
-from tilework.core.work import Group, Plan, Start
-from tilework.pipelines import serialization
-from tilework.policy import registry
-from tilework.policy.toolkit.order import jobs_at_hand
-from tilework.runtime.engine import Engine, EngineConfig
-from tilework.runtime.local_executor import LocalConfig, LocalExecutor
-from tilework.runtime.ticket import Outcome, Ticket
-from tilework.worker.state_blobs import StateBlobs
+from tilework.core.work import Group
+from tilework.runtime.ticket import Outcome
 
-T = TypeVar("T")
 # Relative to the largest value. Over two steps, the stock pipeline in float32 is itself up to 2.5e-6 away from the one
 # in float64 (`shapes`, the request of these tests).
 TOLERANCE = 1e-5
-NUM_WORKERS = 4
-ROUTE: tuple[Group, ...] = ((2,), (1, 3), (0, 1, 2, 3), (0, 2, 3), (1,), (3,))
-STEPS_EACH = 2
-STEPS = STEPS_EACH * len(ROUTE)
-
-
-@dataclass(frozen=True)
-class Route(Idle):
-    """Runs the steps of every job on the groups of ROUTE, two on each; encodes on device 0, decodes on 1.
-
-    Two works of a job are under way at a time, so that each state is awaited where the job goes next. A job goes on
-    with what devices are left of a group.
-    """
-
-    def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
-        room = {device.device_id: 4 - len(device.works) for device in view.devices}
-        starts: list[Start] = []
-        for job in jobs_at_hand(view, 100):
-            left = job.left
-            for _ in range(2 - len(job.works)):
-                if left.stage is None:
-                    break
-                done = left.num_steps_done
-                wanted = {ENCODE: (0,), DECODE: (1,)}.get(left.stage.name) or ROUTE[done // STEPS_EACH]
-                devices = tuple(device_id for device_id in wanted if device_id in room) or (min(room, default=0),)
-                if not all(room.get(device_id) for device_id in devices):
-                    break
-                steps = STEPS_EACH - done % STEPS_EACH if left.stage.name == DIFFUSE else 1
-                starts.append(
-                    Start(stage=left.stage, job_ids=(job.job_id,), devices=devices, num_steps=steps, why="the route")
-                )
-                left = left.advanced(steps)
-                room |= {device_id: room[device_id] - 1 for device_id in devices}
-        return Plan(starts=tuple(starts))
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _registered() -> Iterator[None]:
-    """The policy of these tests, for these tests only."""
-    registry._REGISTRY["route"] = Route
-    yield
-    del registry._REGISTRY["route"]
-
-
-class KeepingExecutor(LocalExecutor):
-    """Keeps the latents of every state that was put down."""
-
-    def __init__(self, config: LocalConfig) -> None:
-        super().__init__(config)
-        self.latents: list[torch.Tensor] = []
-        self.keep = True
-
-    def discard(self, blob: StateBlob) -> None:
-        if not self.keep:
-            super().discard(blob)
-            return
-        contents = serialization.deserialize(StateBlobs(self._blobs.path, 0).read(blob), torch.device("cpu"))
-        if "latents" in contents:
-            self.latents.append(contents["latents"])
-        super().discard(blob)
-
-
-class Rig:
-    """An engine with four workers on a loop of its own, which runs only while a test waits for something."""
-
-    def __init__(self, directory: Path, pipeline: str) -> None:
-        self.runner = asyncio.Runner()
-        self.log = io.StringIO()
-        source = ModelSource(path=str(directory))
-        self.executor = KeepingExecutor(LocalConfig(num_workers=NUM_WORKERS, sources=(source,), restart_delay_s=0.05))
-        # The route does not ask what a step costs, and measuring four workers on few cores takes seconds.
-        costs = table(degrees=(1, 2, 4), pipeline=pipeline)
-        config = EngineConfig(controller=ControllerConfig(policy="route"), table=costs)
-        self.engine = Engine(config, self.executor, self.log)
-        self.run(self.engine.start())
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return self.runner.run(asyncio.wait_for(work, 60))
-
-    def submit(self, spec: Spec, uid: str) -> Ticket:
-        answer = self.engine.submit({uid: spec})
-        assert isinstance(answer, tuple)
-        return answer[0]
-
-    def outcomes(self, **specs: Spec) -> list[Outcome]:
-        async def all_of_them() -> list[Outcome]:
-            return await asyncio.gather(*(self.submit(spec, uid).outcome for uid, spec in specs.items()))
-
-        self.executor.latents.clear()
-        return self.run(all_of_them())
-
-    def kill(self, device_id: int) -> None:
-        pid = self.executor.pid(device_id)
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)
-
-    def close(self) -> None:
-        self.run(self.engine.stop())
-        self.runner.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.002)
+    with registered():
+        yield
 
 
 BUILDERS = {"sd3": partial(tiny.build_sd3, max_side=320), "flux": tiny.build_flux}
@@ -184,12 +74,6 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     rig = Rig(directory, "tiny-sd3")
     yield rig
     rig.close()
-
-
-def left_behind(executor: LocalExecutor) -> list[Path]:
-    """StateBlobs that nobody has removed."""
-    files = [path for path in executor._blobs.path.iterdir() if path.is_file()]
-    return [path for path in files if path.name != "lock"]
 
 
 def first_steps(log: io.StringIO, place: int) -> dict[int, list[int]]:

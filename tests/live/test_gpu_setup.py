@@ -32,6 +32,7 @@ SETUPS: dict[str, dict[str, Any]] = {
     "int8": {"quantize": "int8"},
     "fp8": {"quantize": "fp8,text_encoder_2=fp8"},
     "nf4": {"quantize": "nf4"},
+    "nvfp4": {"quantize": "nvfp4"},
     "layers": {"offload": "layers"},
     "cudnn": {"attention": "cudnn"},
     "flash": {"attention": "flash"},
@@ -49,10 +50,12 @@ def flux(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def source_of(directory: Path, **setup: Any) -> ModelSource:
-    """The source of a model that is set up so; skips the test where the library that quantises is not installed."""
+    """The source of a model that is set up so; skips the test without the library that quantises, or such a card."""
     schemes = parse_schemes(setup.pop("quantize")) if "quantize" in setup else ()
     for _, scheme in schemes:
         pytest.importorskip(SCHEMES[scheme].package)
+        if torch.cuda.get_device_capability() < (SCHEMES[scheme].capability or (0, 0)):
+            pytest.skip(f"{scheme} needs a newer card")
     return ModelSource(path=str(directory), device="cuda", dtype="bfloat16", quantize=schemes, **setup)
 
 

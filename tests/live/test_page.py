@@ -36,7 +36,7 @@ from tilework.runtime.observer import EndedWork
 
 pytestmark = pytest.mark.slow
 HELD = Plan(is_held=True)
-VIEWS = {"make": "Playground", "live": "Live", "ontime": "On time", "devices": "Devices"}
+VIEWS = {"make": "Playground", "live": "Live", "ontime": "On time", "devices": "Devices", "plan": "Plan"}
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def make(page: Page, **fields: str) -> None:
 
 def sent(engine: FakeEngine, num_before: int) -> str:
     """The uid of the request that the page has sent."""
-    eventually(lambda: len(engine.requests) > num_before)
+    eventually(lambda: len(engine.requests) > num_before and engine.requests[-1].uid in engine.spec_of)
     return engine.requests[-1].uid
 
 
@@ -325,6 +325,19 @@ def test_a_tile_of_another_tenant_has_no_name(browser: Browser, tmp_path: Path) 
             expect(page.get_by_role("region", name="Queue")).to_be_visible(), "the key is for the tab"
         with opened(browser, f"{served.url}/docs", http_credentials={"username": "me", "password": "anna"}) as page:
             expect(page.get_by_text("/v1/images/generations", exact=True).first).to_be_visible()
+
+
+def test_the_scope_admin_reads_decisions_about_requests_of_all(browser: Browser, tmp_path: Path) -> None:
+    file = tmp_path / "tenants.toml"
+    file.write_text('[tenants.ben]\nkeys = ["ben"]\n')
+    with serving(FakeEngine(plan=HELD), drain_s=0, tenants=str(file), admin_key="root") as served:
+        served.post({"prompt": "x"}, headers={"Prefer": "respond-async", "Authorization": "Bearer ben"})
+        with opened(browser, f"{served.url}/#live", allows=10) as page:
+            page.get_by_label("API key of this server").fill("root")
+            page.get_by_role("button", name="Use it").click()
+            page.get_by_role("region", name="Queue").get_by_role("button").first.click()
+            card = page.get_by_role("complementary", name="Request 1")
+            expect(card).to_contain_text("accepted; expected to be done")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -43,7 +43,9 @@ def test_a_forest_is_read_and_a_wrong_file_is_named(tmp_path: Path) -> None:
     assert forest.depth == 2
     for text in ("[]", "{}", '{"format": 2, "trees": []}', '{"format": 1, "trees": [{}]}', "{"):
         path.write_text(text)
-        with pytest.raises(InvalidDefaults, match=r"cache_forest.json: .* tilework profile --cache, or remove it"):
+        with pytest.raises(
+            InvalidDefaults, match=r"cache_forest.json: .* tilework profile --train-cache, or remove it"
+        ):
             read_forest(tmp_path, CPU)
 
 

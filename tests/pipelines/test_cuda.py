@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from cards import card, with_cards
-from tilework.pipelines.cuda import look
+from tilework.pipelines.cuda import attention, look
 from tilework.pipelines.cuda.state import CudaState
+from tilework.pipelines.errors import InvalidSource
 
 GB = 10**9
 
@@ -87,6 +88,44 @@ def test_all_cards_are_hidden(cuda_build: pytest.MonkeyPatch) -> None:
     assert "CUDA_VISIBLE_DEVICES hides all" in look.look().reason_against
 
 
+def test_kernels_of_attention_are_those_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def attend(tokens: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        """A device whose kernel for each call needs 16 bits, unless it is the plain one."""
+        (active,) = (name for name, one in attention._BACKENDS.items() if one in active_backends())
+        if active != "math" and (tokens.dtype == torch.float32 or active == "cudnn"):
+            raise RuntimeError("No available kernel")
+        return tokens
+
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", attend)
+    of_16_bits = [(dtype, name) for dtype in ("bfloat16", "float16") for name in ("efficient", "flash", "math")]
+    assert attention.kernels_on(torch.device("cpu")) == (("float32", "math"), *of_16_bits)
+
+
+def active_backends() -> list[Any]:
+    return torch.nn.attention._cur_sdpa_kernel_backends()
+
+
+def test_a_kernel_that_there_is_not_is_refused_with_those_that_there_are() -> None:
+    kernels = attention.kernels_on(torch.device("cpu"))
+    assert ("float32", "math") in kernels
+    assert ("float32", "cudnn") not in kernels
+    attention.check_attention("native", "float32", "this CPU", ())
+    attention.check_attention("math", "float32", "this CPU", kernels)
+    said = r"attention is 'cudnn', which a card does not have for float16 with torch .*; choose one of native, flash$"
+    with pytest.raises(InvalidSource, match=said):
+        attention.check_attention("cudnn", "float16", "a card", (("float16", "flash"), ("float32", "math")))
+
+
+@pytest.mark.usefixtures("cuda_build")
+def test_the_other_process_tries_them(cuda_build: pytest.MonkeyPatch) -> None:
+    cuda_build.setattr(look, "kernels_on", lambda device: (("float32", f"that of {device}"),))
+    assert [one.attentions for one in look.look(tries_attentions=True).cards] == [
+        (("float32", "that of cuda:0"),),
+        (("float32", "that of cuda:1"),),
+    ]
+    assert [one.attentions for one in look.look().cards] == [(), ()]
+
+
 @pytest.mark.usefixtures("cuda_build")
 class TestAnotherProcess:
     """The process that asks never touches CUDA; what another one finds, or how it fails, is the answer."""
@@ -96,7 +135,7 @@ class TestAnotherProcess:
         return look.cuda_state()
 
     def test_it_answers(self, cuda_build: pytest.MonkeyPatch) -> None:
-        state = with_cards(card(), card(problem="busy"))
+        state = with_cards(replace(card(), attentions=(("float16", "flash"),)), card(problem="busy"))
         assert self.with_program(cuda_build, f"import json; print(json.dumps({asdict(state)!r}))") == state
 
     def test_it_crashes(self, cuda_build: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ class Bench:
         self._worker = Worker(
             Models({MODEL: model}),
             self._works,
-            groups or Groups(0, "", "cpu"),
+            groups or Groups(0, ""),
             StateBlobs(directory, 0),
             self.reports.append,
         )

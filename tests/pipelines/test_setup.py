@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +16,15 @@ from diffusers.models.attention_dispatch import AttentionBackendName, _Attention
 
 import tilework
 import tiny
+from cards import card
 from tilework.core.model import ModelSource
 from tilework.pipelines.components import modules_of, weights_of
 from tilework.pipelines.errors import InvalidSource, UnsupportedModel
+from tilework.pipelines.fits.parts import read_parts
 from tilework.pipelines.identity import model_identity
 from tilework.pipelines.loading import load, load_component, load_stock
 from tilework.pipelines.numerics import pin_numerics
-from tilework.pipelines.setup.quantize import SCHEMES, parse_schemes
+from tilework.pipelines.setup.quantize import SCHEMES, check_schemes, parse_schemes
 from tilework.worker.models.shared_weights import SharedWeights
 from tilework.worker.models.weights import Weights
 
@@ -78,7 +81,7 @@ def leaves(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
 
 @pytest.mark.parametrize("text", ["int4", "", "int8,int8", "=int8", "transformer=", "int8;fp8"])
 def test_what_is_no_scheme_is_refused(text: str) -> None:
-    with pytest.raises(InvalidSource, match="give one of int8, fp8, nf4 for the denoiser"):
+    with pytest.raises(InvalidSource, match=r"give one of int8, fp8, nf4, nvfp4 or a file \*\.gguf for"):
         parse_schemes(text)
 
 
@@ -97,6 +100,18 @@ def test_nf4_on_cpus_is_refused(flux: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("tilework.pipelines.setup.quantize.find_spec", lambda name: "there")
     with pytest.raises(InvalidSource, match="quantize is 'nf4', which needs CUDA, and device is 'cpu'; take int8"):
         load_stock(ModelSource(path=str(flux), quantize=(("", "nf4"),)))
+
+
+def test_nvfp4_needs_a_card_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tilework.pipelines.setup.quantize.find_spec", lambda name: "there")
+    schemes = parse_schemes("nvfp4")
+    check_schemes(schemes, "cuda", (card(capability=(10, 0)), card(capability=(12, 0))))
+    said = r"which needs cards of compute capability 10\.0, and a card has 9\.0; take nf4, int8 or fp8"
+    with pytest.raises(InvalidSource, match=said):
+        check_schemes(schemes, "cuda", (card(capability=(10, 0)), card(capability=(9, 0))))
+    with pytest.raises(InvalidSource, match=r"which needs CUDA, and device is .cpu.; take nf4, int8 or fp8"):
+        check_schemes(schemes, "cpu")
+    check_schemes(parse_schemes("nf4"), "cuda", (card(capability=(7, 5)),))
 
 
 def test_each_setup_has_costs_of_its_own(flux: Path) -> None:
@@ -180,3 +195,36 @@ class TestQuantized:
         for layer in leaves(modules["transformer"]):
             taken = sum(part.nbytes for part in weights_of(layer)) - (0 if layer.bias is None else layer.bias.nbytes)
             assert taken == SCHEMES[scheme].weight_bytes(layer.out_features, layer.in_features)
+
+    def test_nvfp4_is_loaded_as_for_a_card_that_has_it(self, flux: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Its products are computed on such cards alone: here weights are quantised, and none is used."""
+        from torchao.prototype.mx_formats import inference_workflow
+
+        monkeypatch.setattr(inference_workflow, "is_sm_at_least_100", lambda: True)
+        monkeypatch.setattr("tilework.pipelines.loading.check_schemes", lambda *_: None)
+        source = ModelSource(path=str(flux), dtype="bfloat16", quantize=(("", "nvfp4"),))
+        transformer = load_stock(source).transformer
+        for layer in leaves(transformer):
+            bias_bytes = 0 if layer.bias is None else layer.bias.nbytes
+            taken = sum(part.nbytes for part in weights_of(layer)) - bias_bytes
+            assert taken == SCHEMES["nvfp4"].weight_bytes(layer.out_features, layer.in_features)
+            assert layer.weight.act_quant_kwargs.use_dynamic_per_tensor_scale is False, "it would be that of a batch"
+        again = load_component(source, "transformer")
+        for one, other in zip(weights_of(transformer), weights_of(again), strict=True):
+            assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+    def test_what_is_quantised_in_its_files_is_served_as_it_is(self, flux: Path, tmp_path: Path) -> None:
+        """As `save_pretrained` leaves it; other libraries than torchao say so in the same place."""
+        directory = tmp_path / "flux"
+        shutil.copytree(flux, directory)
+        shutil.rmtree(directory / "transformer")
+        quantized = load_stock(ModelSource(path=str(flux), dtype="bfloat16", quantize=INT8)).transformer
+        quantized.save_pretrained(directory / "transformer")
+        source = ModelSource(path=str(directory), dtype="bfloat16")
+        expected = tiny.run_stock(load_stock(replace(source, path=str(flux), quantize=INT8)), tiny.spec())
+        assert np.array_equal(equals_stock(directory, dtype="bfloat16").pixels, expected.pixels)
+        (planned,) = (one for one in read_parts(directory) if one.name == "transformer")
+        stored = sum(one.nbytes for one in weights_of(load_stock(source).transformer))
+        assert (planned.quantized_by, planned.num_bytes(torch.bfloat16, None)) == ("torchao", stored)
+        with pytest.raises(UnsupportedModel, match=r"transformer is quantised already \(torchao\); leave it out"):
+            load_stock(replace(source, quantize=(("", "fp8"),)))

@@ -62,7 +62,7 @@ PICTURES = [
 def test_a_row_has_the_means_over_prompts() -> None:
     plain, patch = summarise(PICTURES)
     assert (plain.kind, plain.pictures, plain.saving, plain.psnr_db, plain.score) == ("off", 2, 0.0, math.inf, 1.0)
-    assert (patch.kind, patch.threshold, patch.saving, patch.time_ratio) == ("patch", 0.01, pytest.approx(0.3), 0.7)
+    assert (patch.kind, patch.value, patch.saving, patch.time_ratio) == ("patch", 0.01, pytest.approx(0.3), 0.7)
     assert (patch.score, patch.off) == (0.75, "it moved")
     assert patch.least_psnr_db == psnr_db(noise(2), noise(1)) < patch.psnr_db
     assert patch.ssim == pytest.approx((1 + ssim(noise(2), noise(1))) / 2)

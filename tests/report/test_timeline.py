@@ -12,7 +12,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from click.testing import Result
 from PIL import Image
@@ -21,6 +20,7 @@ from typer.testing import CliRunner
 from batching import batching  # noqa: F401
 from builders import poisson, request, table
 from recorded import SOON_NS, Recorded, lost_and_broken, recorded
+from report.charts import small
 from tilework.cli.app import app
 from tilework.cli.console import UserError
 from tilework.cli.views.charts import chart_of_history
@@ -28,20 +28,20 @@ from tilework.cli.views.schedules import schedule_of_trace
 from tilework.control.history_recorder import read_history
 from tilework.control.log import read_log, replay
 from tilework.core.events import LeftOut
-from tilework.core.request import OnMiss, Shape, Status
+from tilework.core.request import OnMiss, Status
 from tilework.core.time import NS_PER_S, s_from_ns
 from tilework.cost.table_file import table_json
 from tilework.formats.schedule import RequestLine, Schedule, WorkLine, write_schedule
 from tilework.formats.workload import WorkloadRequest, write_workload
-from tilework.report.chart import OPEN, Chart, ChartRequest, ChartWork, Outage, chart_of_schedule
+from tilework.report.chart import OPEN, Chart, ChartRequest, chart_of_schedule
 from tilework.report.pages.timeline_page import page
-from tilework.report.palette import BAD, request_colours
 from tilework.report.perfetto import trace_events
-from tilework.report.timeline import draw_timeline
 from tilework.sim.config import SimConfig
 from tilework.sim.runs import RunEnd
 
 MOVE_S = 0.003  # A stopped work may have waited so long for its state, which a log does not tell.
+
+
 EVIL = "</script ></script><img src=x onerror=alert(1)>&amp;'\"`${1}"
 
 
@@ -58,20 +58,6 @@ def mixed() -> Recorded:
 @pytest.fixture(scope="module")
 def chart(mixed: Recorded) -> Chart:
     return chart_of_history(mixed.history)
-
-
-def small(**changes: Any) -> Chart:
-    """Two works of one late request and one of another that has no deadline."""
-    late = ChartRequest(
-        id="late", arrival_s=0.0, finish_s=4.0, status="done", shape=Shape(64, 64), deadline_s=2.0, on_time=False
-    )
-    free = ChartRequest(id="free", arrival_s=0.5, finish_s=2.0, status="done", shape=Shape(96, 96))
-    works = (
-        ChartWork(work=0, stage="diffuse", requests=("late",), devices=(0,), start_s=0.0, end_s=1.0, steps=5),
-        ChartWork(work=1, stage="diffuse", requests=("free",), devices=(1,), start_s=1.0, end_s=2.0, steps=5),
-        ChartWork(work=2, stage="diffuse", requests=("late",), devices=(0, 1), start_s=2.0, end_s=4.0, steps=5),
-    )
-    return replace(Chart(works=works, requests=(late, free), nodes={0: 0, 1: 0}), **changes)
 
 
 # Charts.
@@ -343,57 +329,6 @@ def test_the_page_loads_nothing_and_writes_no_markup() -> None:
     policy = next(attributes["content"] for _, attributes in elements if "http-equiv" in attributes)
     assert policy is not None
     assert "default-src 'none'" in policy
-
-
-# PNG.
-
-
-def pixels(path: Path, colour: str) -> int:
-    with Image.open(path) as image:
-        seen = np.asarray(image.convert("RGB"), dtype=int)
-    wanted = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
-    return int((np.abs(seen - wanted).max(-1) <= 2).sum())
-
-
-@pytest.mark.parametrize("part", ["devices", "requests"])
-def test_the_picture_marks_what_came_after_its_deadline(tmp_path: Path, part: str) -> None:
-    """A strip below what ran late, on both devices together; the late end of the request's line."""
-    late, _ = small().requests
-    red = []
-    for deadline_s in (2.0, 3.0, 4.0):
-        one = replace(late, deadline_s=deadline_s, on_time=deadline_s == 4.0)
-        if part == "devices":
-            one = replace(one, finish_s=None, status=OPEN)
-        works = tuple(work for work in small().works if work.requests == ("late",)) if part == "devices" else ()
-        draw_timeline(tmp_path / "t.png", small(requests=(one,), works=works))
-        red.append(pixels(tmp_path / "t.png", BAD))
-    assert red[0] > 1.4 * red[1] > 400
-    assert red[2] == 0
-
-
-def test_a_work_that_several_share_has_a_stripe_of_each(tmp_path: Path) -> None:
-    path = tmp_path / "t.png"
-    requests = tuple(replace(one, deadline_s=None, finish_s=None, status=OPEN) for one in small().requests)
-    colours = request_colours([one.id for one in requests], {one.id: one.shape for one in requests if one.shape})
-    work = ChartWork(work=0, stage="diffuse", requests=("late",), devices=(0,), start_s=0.0, end_s=4.0, steps=5)
-    inks = {name: "#" + "".join(f"{round(255 * part):02x}" for part in rgb) for name, rgb in colours.items()}
-    seen = {}
-    for names in (("late",), ("late", "free")):
-        draw_timeline(path, small(requests=requests, works=(replace(work, requests=names),)))
-        seen[names] = [pixels(path, inks[name]) for name in ("late", "free")]
-    whole, absent = seen["late",]
-    first, second = seen["late", "free"]
-    assert absent < whole / 50
-    assert first == pytest.approx(whole / 2, rel=0.1)
-    assert second == pytest.approx(first, rel=0.1)
-
-
-def test_the_picture_shades_a_device_that_was_away(tmp_path: Path) -> None:
-    path = tmp_path / "t.png"
-    draw_timeline(path, small())
-    plain = pixels(path, "#DADCE0")
-    draw_timeline(path, small(outages=(Outage(device_id=0, start_s=1.0, end_s=2.0, reason="gone"),)))
-    assert pixels(path, "#DADCE0") > plain + 5000
 
 
 # The command.

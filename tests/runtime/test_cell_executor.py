@@ -13,7 +13,7 @@ from runtime.test_worker_process import MODELLED, Listener
 from tilework.core.model import ModelSource
 from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import Execute, Forget, GroupRef, StopWork
-from tilework.core.wire.reports import Ended, Failed, Progress, Report, WeightsLoaded
+from tilework.core.wire.reports import CardReading, DeviceReading, Ended, Failed, Progress, Report, WeightsLoaded
 from tilework.core.wire.spec import Image, Spec
 from tilework.core.work import Group
 from tilework.runtime.cell_executor import CellExecutor
@@ -23,6 +23,9 @@ SPEC = Spec(prompt="", negative_prompt="", height=64, width=64, steps=5, guidanc
 IMAGE = Image(height=1, width=1, pixels=bytes(3))
 SLOT = 6
 """The CPU slot among the workers; it is device 3."""
+
+
+READING = DeviceReading(card=CardReading(celsius=61), allocator=None)
 
 
 @dataclass
@@ -60,6 +63,10 @@ class Workers:
 
     def break_off(self, ref: GroupRef) -> None:
         self.broken.append(ref)
+
+    @property
+    def readings(self) -> Mapping[str, DeviceReading]:
+        return {"0": READING, "5": READING}
 
     def pid(self, worker: int) -> int | None:
         return 100 + worker if worker in self.up else None
@@ -125,6 +132,11 @@ def test_devices_are_cells_and_slots_follow_them(cells: Cells) -> None:
     )._inner._config.sources[0]
     assert isinstance(placed, ModelSource)
     assert placed.devices == (0, 1, 4, 5)
+
+
+def test_workers_are_named_by_their_place_in_a_cell(cells: Cells) -> None:
+    assert cells.executor.readings == {"0.0": READING, "2.1": READING}
+    assert cells.executor.pids == {"0.0": 100, "0.1": 101, "1.0": 102, "1.1": 103, "2.0": 104, "2.1": 105, "3": 106}
 
 
 def test_a_cell_reports_when_all_its_workers_have(cells: Cells) -> None:

@@ -15,7 +15,8 @@ from tilework.core.cache import DEFAULT_THRESHOLD, CacheChoice, CacheKind, Cache
 from tilework.runtime.ticket import Segment
 from tilework.server.calls.timeline import _cache
 
-CACHES = replace(INFO, caches=(CacheKind.PATCH, CacheKind.IMAGE))
+CACHES = replace(INFO, caches=tuple(CacheKind))
+OF_BLOCKS = replace(INFO, caches=(CacheKind.PATCH, CacheKind.IMAGE))
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +28,13 @@ def server() -> Iterator[Served]:
 @pytest.mark.parametrize(("fields", "if_late"), [({"cache": "if_late", "slo_s": 5}, True), ({"cache": "patch"}, False)])
 def test_a_deadline_may_buy_it(server: Served, fields: dict[str, Any], if_late: bool) -> None:
     server.post({"prompt": "x", **fields})
-    assert server.engine.specs[-1].cache == CacheChoice(CacheKind.PATCH, DEFAULT_THRESHOLD)
-    assert server.engine.specs[-1].cache_if_late is server.engine.requests[-1].cache_if_late is if_late
+    choice, spec, request = (
+        CacheChoice(CacheKind.PATCH, DEFAULT_THRESHOLD),
+        server.engine.specs[-1],
+        server.engine.requests[-1],
+    )
+    assert (spec.cache, spec.spare_cache) == (request.cache, request.spare_cache)
+    assert (spec.cache, spec.spare_cache) == ((None, choice) if if_late else (choice, None))
 
 
 def chosen(server: Served, **fields: Any) -> CacheChoice | None:
@@ -37,7 +43,8 @@ def chosen(server: Served, **fields: Any) -> CacheChoice | None:
     assert answer.status_code == 200, answer.text
     choice = server.engine.specs[-1].cache
     said = answer.json()["data"][0]["tilework"]["cache"]
-    assert (said and (said["kind"], said["threshold"])) == (choice and (choice.kind, choice.threshold))
+    expected = choice and (choice.kind, choice.threshold, choice.interval)
+    assert (said and (said["kind"], said["threshold"], said["interval"])) == expected
     return choice
 
 
@@ -49,6 +56,10 @@ def chosen(server: Served, **fields: Any) -> CacheChoice | None:
         ({"cache": "off"}, None),
         ({"cache": "patch"}, CacheChoice(CacheKind.PATCH, DEFAULT_THRESHOLD)),
         ({"cache": "image", "cache_threshold": 0}, CacheChoice(CacheKind.IMAGE, 0.0)),
+        ({"cache": "fbcache"}, CacheChoice(CacheKind.FBCACHE, 0.05)),
+        ({"cache": "fbcache", "cache_threshold": 0.2}, CacheChoice(CacheKind.FBCACHE, 0.2)),
+        ({"cache": "taylorseer"}, CacheChoice(CacheKind.TAYLORSEER, 5)),
+        ({"cache": "taylorseer", "cache_interval": 3}, CacheChoice(CacheKind.TAYLORSEER, 3)),
     ],
 )
 def test_the_default_is_none_and_a_request_may_choose(
@@ -64,6 +75,10 @@ def test_the_default_is_none_and_a_request_may_choose(
         ({"cache": "patch", "cache_threshold": 1.5}, "cache_threshold", "a number from 0 to 1"),
         ({"cache_threshold": 0.1}, "cache_threshold", "It has no effect without a cache: give cache, too"),
         ({"cache": "off", "cache_threshold": 0.1}, "cache_threshold", "It has no effect without a cache"),
+        ({"cache_interval": 3}, "cache_interval", "It has no effect without a cache"),
+        ({"cache": "fbcache", "cache_interval": 3}, "cache_interval", "fbcache has none: give cache_threshold"),
+        ({"cache": "taylorseer", "cache_threshold": 0}, "cache_threshold", "taylorseer has none: give cache_interval"),
+        ({"cache": "taylorseer", "cache_interval": 0}, "cache_interval", "a number from 1 to 100"),
         ({"cache": "patch", "exact": True}, "cache", "is to be exact, which it is not with a cache"),
     ],
 )
@@ -84,12 +99,33 @@ def test_a_model_that_cannot_is_named() -> None:
 
 
 def test_a_server_has_a_default_which_requests_and_exactness_override() -> None:
-    with serving(FakeEngine(info=CACHES), drain_s=0, cache="image", cache_threshold=0.2) as server:
+    with serving(FakeEngine(info=OF_BLOCKS), drain_s=0, cache="image", cache_threshold=0.2) as server:
         assert chosen(server) == CacheChoice(CacheKind.IMAGE, 0.2)
         assert chosen(server, cache="patch") == CacheChoice(CacheKind.PATCH, 0.2)
         assert chosen(server, cache_threshold=0.3) == CacheChoice(CacheKind.IMAGE, 0.3)
         assert chosen(server, cache="off") is chosen(server, exact=True) is None
         assert server.http.get("/v1/models").json()["data"][0]["tilework"]["caches"] == ["patch", "image"]
+
+
+def test_a_servers_number_is_for_its_own_cache_and_those_like_it() -> None:
+    with serving(FakeEngine(info=CACHES), drain_s=0, cache="taylorseer", cache_interval=3) as server:
+        assert chosen(server) == CacheChoice(CacheKind.TAYLORSEER, 3)
+        assert chosen(server, cache_interval=4) == CacheChoice(CacheKind.TAYLORSEER, 4)
+        assert chosen(server, cache="patch") == CacheChoice(CacheKind.PATCH, DEFAULT_THRESHOLD)
+    with serving(FakeEngine(info=CACHES), drain_s=0, cache="patch", cache_threshold=0.2) as server:
+        assert chosen(server, cache="fbcache") == CacheChoice(CacheKind.FBCACHE, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["patch", "--cache-interval", "3"], "cache is patch, which has no interval; leave out --cache-interval"),
+        (["taylorseer", "--cache-threshold", "0.1"], "cache is taylorseer, which has no threshold"),
+    ],
+)
+def test_a_number_that_the_servers_cache_has_not_is_refused(flags: list[str], said: str) -> None:
+    command = ["serve", "--backend", "modelled", "--cost", "flux1dev_h100_eager", "--cache", *flags]
+    assert said in str(CliRunner().invoke(app, command).exception)
 
 
 def test_an_exact_server_has_no_cache() -> None:
@@ -110,6 +146,7 @@ def test_an_answer_adds_up_what_all_works_did() -> None:
     assert said.model_dump() == {
         "kind": "patch",
         "threshold": 0.1,
+        "interval": None,
         "computed": 12,
         "skipped": 8,
         "saving": 0.4,

@@ -98,10 +98,38 @@ def test_a_tenant_sees_its_own_requests_and_an_admin_all(server: Served) -> None
     assert {one["name"] for one in live(server, "ben")["attainment"] if one["by"] == "tenant"} == {"ben"}
 
 
+def test_what_was_decided_is_told_to_its_tenant_and_to_an_admin(server: Served) -> None:
+    uid = begin(server, "anna")
+    path = f"/v1/requests/{uid}/decisions"
+    for is_open in (True, False):
+        told = {key: server.http.get(path, headers=of(key)) for key in ("anna", "ben", "root")}
+        assert {key: answer.status_code for key, answer in told.items()} == {"anna": 200, "ben": 404, "root": 200}
+        assert told["root"].text == told["anna"].text
+        assert [one["kind"] for one in told["root"].json()["decisions"]] == ["accepted"] + ["finished"] * (not is_open)
+        if is_open:
+            assert server.http.delete(f"/v1/requests/{uid}", headers=of("root")).status_code == 404, "it is no owner"
+            server.on_loop(server.engine.finish, uid)
+            eventually(lambda: server.http.get(f"/v1/requests/{uid}", headers=of("anna")).json()["status"] == "done")
+
+
 def test_devices_come_with_their_weights(server: Served) -> None:
     devices = live(server, "anna")["devices"]
     assert [one["device"] for one in devices] == [0, 1]
     assert devices[0]["components"] == [{"models": ["tiny-shapes"], "name": "transformer", "bytes": 3_000_000}]
+    first, second = (one["cards"] for one in devices)
+    assert second == []
+    assert first == [
+        {
+            "busy": 0.5,
+            "used_bytes": None,
+            "worker_bytes": None,
+            "celsius": 61,
+            "watts": None,
+            "limit_watts": None,
+            "hertz": None,
+            "slowed_by": ["temperature"],
+        }
+    ]
 
 
 def test_it_needs_a_key(server: Served) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
 from fake_engine import FakeEngine, Plan, serving
+from listener import Post, listening
 
 pytestmark = pytest.mark.slow
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -35,23 +34,14 @@ class Collector:
 def collector() -> Iterator[Collector]:
     found = Collector()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            assert self.path == "/v1/traces"
-            found.bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
-            self.send_response(found.status)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+    def answer(post: Post) -> tuple[int, dict[str, str]]:
+        path, _, body = post
+        assert path == "/v1/traces"
+        found.bodies.append(body)
+        return found.status, {}
 
-        def log_message(self, *_args: object) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        found.url = f"http://127.0.0.1:{server.server_address[1]}"
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    with listening(answer) as found.url:
         yield found
-        server.shutdown()
-        thread.join()
 
 
 def values(span: Any) -> dict[str, Any]:

@@ -7,9 +7,7 @@ import io
 import json
 import socket
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
@@ -18,38 +16,27 @@ import pytest
 import torch
 from PIL import Image
 
-from fake_engine import CLIPS, INFO, VIDEOS, FakeEngine, Plan, Served, eventually, serving
+from fake_engine import VIDEOS, FakeEngine, Plan, Served, eventually, serving
+from server.video_calls import FPS, created, post, serving_videos, when_done
 from tilework.core.request import OnMiss
 from tilework.core.wire.spec import VideoFormat
 from tilework.pipelines.video.export import video_file
 
-FPS = 4.0
-NUM_BYTES = 48 * 64 * 3 * 5  # What the fake engine makes of a clip of five frames.
-HELD = Plan(is_held=True)
-
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
-    engine = FakeEngine(info=VIDEOS, others=(INFO, replace(CLIPS, default_fps=FPS)))
-    with serving(engine, max_pixels=64 * 48 * 13, max_previews=4, drain_s=0) as served:
+    with serving_videos() as served:
         yield served
 
 
-def post(server: Served, body: Any, path: str = "/v1/videos", **more: Any) -> httpx.Response:
-    return server.http.post(path, json=body, **more)
+@pytest.fixture(scope="module")
+def url(server: Served) -> str:
+    job = when_done(server, created(server, {"prompt": "x", "seed": 9, "num_frames": 13})["id"])
+    return f"/v1/videos/{job['id']}/content"
 
 
-def created(server: Served, body: Any, **more: Any) -> dict[str, Any]:
-    answer = post(server, body, **more)
-    assert answer.status_code == 200, answer.text
-    job: dict[str, Any] = answer.json()
-    return job
-
-
-def when_done(server: Served, video_id: str, status: str = "completed") -> dict[str, Any]:
-    eventually(lambda: server.http.get(f"/v1/videos/{video_id}").json()["status"] == status)
-    job: dict[str, Any] = server.http.get(f"/v1/videos/{video_id}").json()
-    return job
+NUM_BYTES = 48 * 64 * 3 * 5  # What the fake engine makes of a clip of five frames.
+HELD = Plan(is_held=True)
 
 
 def file_of(seed: int, frames: int = 5) -> bytes:
@@ -288,12 +275,6 @@ def test_pictures_of_a_video_that_is_not_done(server: Served, variant: str) -> N
 # Parts of files.
 
 
-@pytest.fixture(scope="module")
-def url(server: Served) -> str:
-    job = when_done(server, created(server, {"prompt": "x", "seed": 9, "num_frames": 13})["id"])
-    return f"/v1/videos/{job['id']}/content"
-
-
 WHOLE = file_of(9, 13)
 SIZE = len(WHOLE)
 
@@ -461,133 +442,3 @@ def test_sglangs_benchmark(server: Served) -> None:
     when_done(server, answer.json()["id"])
     spec = server.engine.specs[-1]
     assert (spec.steps, spec.seed, spec.frames, len(spec.pictures["image"])) == (2, 8, 9, 1)
-
-
-# What is wrong.
-
-WRONG: list[tuple[dict[str, Any], str, str]] = [
-    ({}, "prompt", "prompt is missing"),
-    ({"prompt": ""}, "prompt", "says what to draw"),
-    ({"prompt": 7}, "prompt", "Give a text"),
-    ({"prompt": None}, "prompt", "prompt is missing"),
-    ({"model": "sora-2"}, "model", "tiny-videos"),
-    ({"model": "tiny-shapes"}, "model", "It makes pictures: use POST /v1/images/generations"),
-    ({"model": "tiny-clips"}, "model", "name a model that makes clips"),
-    ({"seconds": "12"}, "seconds", "at most 13 frames, 3.25 seconds at 4 frames a second"),
-    ({"seconds": 1e308}, "seconds", "at most 13 frames"),
-    ({"seconds": "0"}, "seconds", "above 0"),
-    ({"seconds": -4}, "seconds", "above 0"),
-    ({"seconds": "four"}, "seconds", "also as a text"),
-    ({"seconds": "nan"}, "seconds", "above 0"),
-    ({"seconds": "inf"}, "seconds", "above 0"),
-    ({"seconds": True}, "seconds", "a number of seconds"),
-    ({"seconds": [4]}, "seconds", "a number of seconds"),
-    ({"seconds": "2", "num_frames": 9}, "seconds", "leave one of them out"),
-    ({"fps": 0}, "fps", "from 1 to 240"),
-    ({"fps": 1000}, "fps", "from 1 to 240"),
-    ({"fps": "16"}, "fps", "from 1 to 240"),
-    ({"fps": False}, "fps", "from 1 to 240"),
-    ({"num_frames": 7}, "num_frames", "the nearest is"),
-    ({"num_frames": 0}, "num_frames", "the nearest is 1"),
-    ({"size": "720x1280"}, "size", "the nearest size is"),
-    ({"size": "large"}, "size", "width and height"),
-    ({"size": "64x48", "width": 64}, "size", "leave one of them out"),
-    ({"size": "512x512", "num_frames": 13}, "size", "fewer num_frames"),
-    ({"n": 2}, "n", "one video"),
-    ({"num_outputs_per_prompt": 3}, "num_outputs_per_prompt", "one video"),
-    ({"stream": True}, "stream", "no such field"),
-    ({"response_format": "url"}, "response_format", "no such field"),
-    ({"output_format": "webm"}, "output_format", "no such field"),
-    ({"preview_every": -1}, "preview_every", "at least 0"),
-    ({"preview_every": 1, "num_inference_steps": 50}, "preview_every", "at least 10 for 50 steps"),
-    ({"preview_every": 1, "preview_every_s": 1}, "preview_every_s", "leave one of them out"),
-    ({"preview_every_s": 0}, "preview_every_s", "above 0"),
-    ({"preview_every_s": "often"}, "preview_every_s", "above 0"),
-    ({"tilework_events": True}, "tilework_events", "no such field"),
-    ({"num_inference_steps": 0}, "num_inference_steps", "at least 1"),
-    ({"num_inference_steps": 10**6}, "num_inference_steps", "1 to 200"),
-    ({"guidance_scale": -1}, "guidance_scale", "from 0 to 30"),
-    ({"seed": -1}, "seed", "from 0"),
-    ({"slo_s": 0}, "slo_s", "above 0"),
-    ({"slo_s": 1, "deadline": "2030-01-01T12:00:00Z"}, "deadline", "slo_s is given as well"),
-    ({"on_miss": "pray"}, "on_miss", "best_effort"),
-    ({"extra_body": [1]}, "extra_body", "an object"),
-    ({"extra_body": "{"}, "extra_body", "as JSON"),
-    ({"extra_body": {"fps": 0}}, "fps", "from 1 to 240"),
-    ({"generate_sound": True}, "generate_sound", "leave"),
-    ({"input_reference": "https://example.org/a.png"}, "input_reference", "fetches nothing"),
-    ({"input_reference": {"file_id": "file-1"}}, "input_reference", "base64 or a data URL"),
-    ({"input_reference": "abc!"}, "input_reference", "no base64"),
-    ({"input_reference": ["a", "b"]}, "input_reference", "one picture"),
-    ({"input_reference": base64.b64encode(b"GIF89a").decode()}, "input_reference", "PNG"),
-    ({"input_reference": "AAAA", "image": "AAAA"}, "image", "leave one out"),
-    ({"mask": "AAAA"}, "mask", "takes image"),
-]
-
-
-@pytest.mark.parametrize(("body", "param", "remedy"), WRONG, ids=lambda one: str(one)[:50])
-@pytest.mark.parametrize("path", ["/v1/videos", "/v1/videos/sync"])
-def test_bad_input(server: Served, path: str, body: dict[str, Any], param: str, remedy: str) -> None:
-    num_specs = len(server.engine.specs)
-    answer = post(server, {"prompt": "x", **body} if body else {}, path)
-    assert answer.status_code == (404 if body.get("model") == "sora-2" else 400), answer.text
-    error = answer.json()["error"]
-    assert error["param"] == param
-    assert remedy in error["message"]
-    assert len(server.engine.specs) == num_specs
-
-
-@pytest.mark.parametrize(
-    ("query", "param"), [("limit=-1", "limit"), ("limit=101", "limit"), ("order=up", "order"), ("after=x", "after")]
-)
-def test_bad_lists(server: Served, query: str, param: str) -> None:
-    answer = server.http.get(f"/v1/videos?{query}")
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
-
-
-def test_bad_content(server: Served, url: str) -> None:
-    for variant, remedy in (("poster", "thumbnail"), ("preview", "asked for without previews")):
-        answer = server.http.get(f"{url}?variant={variant}")
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "variant")
-        assert remedy in answer.json()["error"]["message"]
-
-
-@pytest.mark.parametrize("method", ["GET", "DELETE"])
-@pytest.mark.parametrize("video_id", ["x", "0" * 32, "video_123"])
-def test_unknown_videos(server: Served, method: str, video_id: str) -> None:
-    answer = server.http.request(method, f"/v1/videos/{video_id}")
-    assert (answer.status_code, answer.json()["error"]["param"]) == (404, "video_id")
-
-
-def test_bad_forms(server: Served) -> None:
-    text = server.http.post("/v1/videos", content=b"x", headers={"Content-Type": "text/plain"})
-    assert text.status_code == 415
-    encoded = {"Content-Type": "application/x-www-form-urlencoded"}
-    for content, reason in (
-        (b"prompt=\xff", "no text"),
-        (b"prompt=%ff", "no text"),
-        (b"a=1&" * 201, "Too many fields"),
-    ):
-        answer = server.http.post("/v1/videos", content=content, headers=encoded)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_form")
-        assert reason in answer.json()["error"]["message"]
-    twice = server.http.post("/v1/videos", files=[("prompt", (None, "a")), ("prompt", (None, "b"))])
-    assert (twice.status_code, twice.json()["error"]["param"]) == (400, "prompt")
-    file = server.http.post("/v1/videos", files={"prompt": ("a.txt", b"x", "text/plain")})
-    assert (file.status_code, file.json()["error"]["param"]) == (400, "prompt")
-
-
-def test_a_model_that_draws_no_previews_says_so() -> None:
-    stages = tuple(replace(one, previews="") for one in VIDEOS.stages)
-    with serving(FakeEngine(info=replace(VIDEOS, stages=stages)), drain_s=0) as server:
-        for field in ("preview_every", "preview_every_s"):
-            error = post(server, {"prompt": "x", field: 1}).json()["error"]
-            assert (error["param"], error["code"]) == (field, "unsupported_value")
-        assert post(server, {"prompt": "x", "preview_every": 0}).status_code == 200
-
-
-def test_a_model_of_pictures_says_where_to_go() -> None:
-    with serving(FakeEngine()) as server:
-        answer = post(server, {"prompt": "x"})
-        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unsupported_value")
-        assert not server.http.get("/v1/models").json()["data"][0]["tilework"]["makes_videos"]

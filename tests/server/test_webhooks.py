@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -19,6 +18,7 @@ import openai
 import pytest
 
 from fake_engine import VIDEOS, FakeEngine, Plan, Served, eventually, serving
+from listener import Post, listening
 from tilework.server.config import ConfigError, load_config
 from tilework.server.webhooks.notice import notice
 
@@ -32,7 +32,7 @@ class Receiver:
     """A client's own server. It answers with the next of `statuses`, or 200 when they are used up."""
 
     statuses: list[int] = field(default_factory=list)
-    got: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
+    got: list[Post] = field(default_factory=list)
     url: str = ""
     may_answer: threading.Event = field(default_factory=threading.Event)
 
@@ -45,25 +45,13 @@ def receiver() -> Iterator[Receiver]:
     found = Receiver()
     found.may_answer.set()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            found.got.append((self.path, {name.lower(): one for name, one in self.headers.items()}, body))
-            assert found.may_answer.wait(10)
-            self.send_response(found.statuses.pop(0) if found.statuses else 200)
-            self.send_header("Location", f"{found.url}/other")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+    def answer(post: Post) -> tuple[int, dict[str, str]]:
+        found.got.append(post)
+        assert found.may_answer.wait(10)
+        return found.statuses.pop(0) if found.statuses else 200, {"Location": f"{found.url}/other"}
 
-        def log_message(self, *_args: object) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        found.url = f"http://127.0.0.1:{server.server_address[1]}"
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    with listening(answer) as found.url:
         yield found
-        server.shutdown()
-        thread.join()
 
 
 def settings(receiver: Receiver) -> dict[str, Any]:
@@ -75,7 +63,7 @@ def uid_of(answer: httpx.Response) -> str:
     return answer.headers["x-request-id"]
 
 
-def is_from(got: tuple[str, dict[str, str], bytes], secret: str) -> bool:
+def is_from(got: Post, secret: str) -> bool:
     """What openai's library says."""
     _, headers, body = got
     try:

@@ -11,31 +11,28 @@ from typing import Any
 import pytest
 
 from builders import PIPELINE, SERVICE_S, Idle, request, table
+from sim.compared import ended, record_of, summary, trace
 from stages import DECODE, DIFFUSE, ENCODE, stage_of
 from tilework.control.controller import ControllerConfig
 from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.lora import UsedLora
-from tilework.core.request import Request, Status
+from tilework.core.request import Status
 from tilework.core.time import NS_PER_MS, ns_from_s
 from tilework.core.work import Plan, Work
 from tilework.cost.table_file import table_json
 from tilework.formats.workload import WorkloadRequest, write_workload
 from tilework.policy import registry
-from tilework.sim.compare.cells import BadCell, Cell, Devices, cell_of, chosen
+from tilework.sim.compare.cells import Cell, Devices, cell_of, chosen
 from tilework.sim.compare.figures import Figures, figures_of, jain, nearest_rank, preemptions
-from tilework.sim.compare.grid import BATCHING, POLICIES, grid, patchedserve_grid
+from tilework.sim.compare.grid import grid
 from tilework.sim.compare.overall import bound_overall, overall_of
 from tilework.sim.compare.pool import Failed, run_all
 from tilework.sim.compare.records import BadRecords, BoundFigures, Record, Records, parse_record
 from tilework.sim.compare.runs import Conditions, Task, config_of, given, run
-from tilework.sim.compare.summary import CellSummary, estimate, summary_of, t_quantile
-from tilework.sim.compare.sweeps import sweeps_of
+from tilework.sim.compare.summary import estimate, summary_of, t_quantile
 from tilework.sim.config import SimConfig
 from tilework.sim.runs import Run
 from tilework.sim.simulation import Simulation
-from tilework.sim.trace import Ending, Trace
-from tilework.sim.workloads.parameters import BadParameter
-from tilework.sim.workloads.registry import UnknownWorkload
 from tilework.sim.workloads.requests import BadRequests
 from tilework.sim.workloads.tetriserve import TetriServe
 
@@ -59,14 +56,6 @@ def ran(
         why="",
     )
     return Run(work=done, devices=devices, start_ns=ns_from_s(start_s), end_ns=ns_from_s(end_s), steps=steps)
-
-
-def ended(asked: Request, finish_s: float, status: Status = Status.DONE) -> Ending:
-    return Ending(request=asked, status=status, finish_ns=ns_from_s(finish_s), job_id=0, eta_ns=None, reason="")
-
-
-def trace(*endings: Ending, runs: tuple[Run, ...] = (), num_events: int = 0) -> Trace:
-    return Trace(runs=runs, endings=endings, num_events=num_events)
 
 
 # Figures.
@@ -178,22 +167,6 @@ def test_an_interval_is_student_s_t() -> None:
     assert t_quantile(120) == pytest.approx(1.9799, abs=1e-4)
 
 
-def record_of(on_time: float, due: int = 100, mean_s: float = 1.0) -> Record:
-    """A run in which so many were on time, or one without deadlines."""
-    blank = figures_of(trace(ended(request("a"), 1.0)))
-    figures = replace(blank, num_requests=100, num_due=due, num_on_time=round(on_time), mean_s=mean_s)
-    return Record(config={}, result=figures)
-
-
-def summary(counts: dict[str, list[float]], bounds: list[float] | None = None, **more: Any) -> CellSummary:
-    cell = more.pop("cell", Cell(name="c", workload=TetriServe(), table="flux1dev_h100_eager", num_devices=8))
-    records = {policy: [record_of(count, **more) for count in values] for policy, values in counts.items()}
-    num_seeds = max(map(len, counts.values()))
-    found = bounds or [None] * num_seeds
-    known = [None if one is None else BoundFigures(num_due=100, most_on_time=one, wall_s=0.0) for one in found]
-    return summary_of(cell, records, known, {})
-
-
 def test_the_lead_is_over_the_best_of_the_others_seed_by_seed() -> None:
     found = summary({"a": [80, 90], "b": [70, 80], "c": [79, 80]}, bounds=[100.0, 100.0])
     lead = {one.policy: (one.rival, one.lead) for one in found.policies}
@@ -239,88 +212,6 @@ def test_the_overall_share_of_the_bound_is_over_the_cells_that_have_one() -> Non
     (overall,) = overall_of([bounded, batched])
     assert overall.of_bound is not None
     assert overall.of_bound.mean == pytest.approx(0.5)
-
-
-# Cells.
-
-
-def test_the_grid_has_56_cells_of_which_28_are_the_study_s() -> None:
-    cells = grid()
-    assert len(cells) == len({cell.name for cell in cells}) == 56
-    main = [cell for cell in cells if cell.section in ("deadlines", "rates")]
-    kinds = {(c.parameters["mix"], c.parameters["scale"], round(60 * c.parameters["rate_per_s"])) for c in main}
-    wanted = {(mix, scale, 12) for mix in ("uniform", "skewed") for scale in (1.0, 1.1, 1.2, 1.3, 1.4, 1.5)}
-    wanted |= {(mix, s, rpm) for mix in ("uniform", "skewed") for s in (1.0, 1.5) for rpm in (6, 9, 12, 15, 18)}
-    assert kinds == wanted
-    assert {(cell.num_devices, cell.table, cell.parameters["num_requests"]) for cell in main} == {
-        (8, "flux1dev_h100_eager", 300)
-    }
-    assert set(POLICIES) <= set(registry.policy_names())
-    for cell in cells:
-        given(cell, 0)
-
-
-def test_patchedserve_has_a_grid_of_its_own() -> None:
-    cells = patchedserve_grid()
-    assert len(cells) == len({cell.name for cell in cells}) == 46
-    assert {(cell.source, cell.table) for cell in cells} == {
-        ("patchedserve-sdxl", "sdxl_h100"),
-        ("patchedserve-sd3", "sd3_h100"),
-    }
-    rates = {(cell.num_devices, cell.parameters["rate_per_s"]) for cell in cells if cell.name.startswith("sdxlx")}
-    assert rates == {(devices, round(devices * rate, 6)) for devices in (1, 2, 4, 8) for rate in (0.7, 0.9, 1.1, 1.3)}
-    assert {cell.parameters["scale"] for cell in cells} == {0.6, 0.8, 1.0, 1.2, 1.4}
-    assert set(BATCHING) <= set(registry.policy_names())
-    assert not {cell.name for cell in cells} & {cell.name for cell in grid()}
-    for cell in cells[::8]:
-        given(cell, 0)
-
-
-def test_sweeps_are_cells_that_differ_in_one_parameter() -> None:
-    cells = [summary({"a": [1]}, cell=cell, due=0 if cell.name.startswith("ddit8-r") else 100) for cell in grid()]
-    found = sweeps_of(cells)
-    assert [(one.parameter, one.cells[0].cell.name, len(one.cells)) for one in found] == [
-        ("scale", "flux8-uniform-s1.0-r12", 6),
-        ("scale", "flux8-skewed-s1.0-r12", 6),
-        ("rate_per_s", "flux8-uniform-s1.0-r6", 7),
-        ("rate_per_s", "flux8-uniform-s1.5-r6", 7),
-        ("rate_per_s", "flux8-skewed-s1.0-r6", 7),
-        ("rate_per_s", "flux8-skewed-s1.5-r6", 7),
-        ("rate_per_s", "ddit8-r0.25", 4),
-    ]
-    assert all(list(one.xs) == sorted(one.xs) for one in found)
-
-
-def test_a_text_names_a_workload_with_parameters() -> None:
-    cell = cell_of("tetriserve,rpm=18,scale=1.2,mix=skewed,num=40", Devices())
-    assert cell.workload == TetriServe(rate_per_s=0.3, scale=1.2, mix="skewed", num_requests=40)
-    assert (cell.table, cell.num_devices) == ("flux1dev_h100_eager", 8)
-    other = cell_of("tetriserve", Devices(table="x.json", num_devices=3, devices_per_node=2))
-    assert (other.table, other.num_devices, other.devices_per_node) == ("x.json", 3, 2)
-    assert cell_of("tetriserve", Devices(devices_per_node=2)).costs().devices_per_node == 2
-
-
-@pytest.mark.parametrize(
-    ("text", "kind", "words"),
-    [
-        ("tetriserv", UnknownWorkload, "did you mean tetriserve"),
-        ("tetriserve,mixx=1", BadParameter, "did you mean mix"),
-        ("tetriserve,mix", BadCell, "'mix' is no parameter; write tetriserve,key=value"),
-        ("tetriserve,rpm=fast", BadCell, "rpm is 'fast'; use a number"),
-        ("tetriserve,rpm=6,rate=1", BadCell, "rate_per_s is set twice"),
-        ("tetriserve,rpm=0", BadParameter, "rate_per_s is 0.0; use a number above 0"),
-        ("r.jsonl", BadCell, "give --cost"),
-    ],
-)
-def test_a_text_that_names_nothing_is_refused(text: str, kind: type[Exception], words: str) -> None:
-    with pytest.raises(kind, match=words):
-        cell_of(text, Devices())
-
-
-def test_cells_of_the_grid_are_chosen_by_pattern() -> None:
-    assert len(chosen(grid(), "flux8-*-s1.0-r30")) == 2
-    with pytest.raises(BadCell, match="no cell of the grid is called 'flux9"):
-        chosen(grid(), "flux9*")
 
 
 # Runs.

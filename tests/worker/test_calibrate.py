@@ -69,6 +69,7 @@ class FakeComm:
     room: Room
     rank: int
     num_aborts: int = 0
+    has_aborted_calls: bool = False
 
     @property
     def size(self) -> int:
@@ -174,9 +175,11 @@ class FakeFamily:
         return {"latents": str(state.spec), LIVE: object()}
 
 
-def in_group(families: list[FakeFamily], *batches: Batch, num_runs: int | None = None) -> list[tuple[CostRow, ...]]:
+def in_group(
+    families: list[FakeFamily], *batches: Batch, num_runs: int | None = None, has_aborted_calls: bool = False
+) -> list[tuple[CostRow, ...]]:
     room = Room(len(families))
-    comms = [FakeComm(room, rank) for rank in range(len(families))]
+    comms = [FakeComm(room, rank, has_aborted_calls=has_aborted_calls) for rank in range(len(families))]
     with ThreadPoolExecutor() as threads:
         futures = [
             threads.submit(calibrate, one, batches, comm, num_runs) for one, comm in zip(families, comms, strict=True)
@@ -345,6 +348,10 @@ def test_a_member_that_fails_breaks_the_group_and_keeps_what_was_measured() -> N
     results = in_group(families, ONE_SMALL, ONE_LARGE, ONE_SMALL, num_runs=2)
     assert [[row.height for row in rows] for rows in results] == [[64], [64]]
     assert [family.parallel.comm for family in families] == [None, None]
+
+
+def test_what_was_measured_of_messages_that_may_be_wrong_is_not_used() -> None:
+    assert in_group([FakeFamily(), FakeFamily()], ONE_SMALL, num_runs=2, has_aborted_calls=True) == [(), ()]
 
 
 def test_alone_a_shape_that_does_not_fit_is_left_out(caplog: pytest.LogCaptureFixture) -> None:

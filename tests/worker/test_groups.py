@@ -33,10 +33,14 @@ READY, STOPPED, ABSENT = 0, 1, 2
 
 
 class EchoComm:
-    """A group of two in which the other member says whatever this one says, until `calls_left` is used up."""
+    """A group of two in which the other member says whatever this one says, until `calls_left` is used up.
 
-    def __init__(self, rank: int, calls_left: int, other_flag: int | None) -> None:
+    After `right_calls` the group is broken off while messages are under way: they are wrong, and no call says so.
+    """
+
+    def __init__(self, rank: int, calls_left: int, other_flag: int | None, right_calls: int | None) -> None:
         self.rank, self.size = rank, 2
+        self.right_calls, self.has_aborted_calls = right_calls, False
         self.calls_left = calls_left
         self.other_flag = other_flag
 
@@ -45,6 +49,11 @@ class EchoComm:
             raise GroupBroken("the other member is gone")
         self.calls_left -= 1
         output.view(self.size, -1)[:] = source
+        if self.right_calls is not None:
+            self.right_calls -= 1
+            self.has_aborted_calls = self.right_calls < 0
+            if self.has_aborted_calls:
+                output.view(torch.uint8).fill_(255)
         if self.other_flag is not None and source.dtype is torch.uint8:
             output[1 - self.rank] = self.other_flag
 
@@ -56,8 +65,14 @@ class EchoComm:
 class EchoGroups:
     """Opens one group; remembers which were broken off."""
 
-    def __init__(self, rank: int = 0, calls_left: int = 100, other_flag: int | None = None) -> None:
-        self.comm = EchoComm(rank, calls_left, other_flag)
+    def __init__(
+        self,
+        rank: int = 0,
+        calls_left: int = 100,
+        other_flag: int | None = None,
+        right_calls: int | None = None,
+    ) -> None:
+        self.comm = EchoComm(rank, calls_left, other_flag, right_calls)
         self.broken: list[int] = []
 
     def open(self, ref: GroupRef) -> EchoComm:
@@ -135,6 +150,45 @@ def test_a_survivor_serializes_a_state_that_can_be_resumed(member: Member) -> No
     alone = member.run(steps(4, ((JOB, 2),), 2))[-1]
     assert isinstance(alone, Ended)
     assert alone.steps_done == 2
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_steps_of_messages_that_never_came_are_not_kept(member: Member, rank: int) -> None:
+    """No call raises: what the device has is known to be wrong only when it is done."""
+    member.run(steps(2, ((JOB, 0),), 1, GROUP))
+    *_, ended = member.run(steps(3, ((JOB, 1),), 3, GROUP), rank=rank, right_calls=MUSTER + STEP)
+    assert isinstance(ended, Ended)
+    assert (ended.steps_done, ended.broken, ended.blobs) == (0, True, {})
+    (failed,) = member.run(steps(4, ((JOB, 1),), 2))
+    assert isinstance(failed, Failed), "the state is gone"
+    again = member.run(steps(5, ((JOB, 0),), 3))[-1]
+    assert isinstance(again, Ended)
+    assert member.steps_in(again.blobs[JOB]) == 3
+    latents = serialization.deserialize(member.blobs.read(again.blobs[JOB]), torch.device("cpu"))["latents"]
+    assert latents.isfinite().all()
+
+
+def test_what_is_heard_wrong_of_the_other_member_is_not_believed(member: Member) -> None:
+    (ended,) = member.run(steps(2, ((JOB, 0),), 3, GROUP), right_calls=0)
+    assert isinstance(ended, Ended)
+    assert (ended.steps_done, ended.broken, ended.stopped) == (0, True, False)
+
+
+def test_an_error_that_follows_from_wrong_messages_is_none_of_the_model(
+    member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predict = member.family.predict  # type: ignore[attr-defined]
+
+    def fail(*args: Any) -> list[Tensor]:
+        predictions: list[Tensor] = predict(*args)
+        if any(one.isnan().any() for one in predictions):
+            raise IndexError("no such expert")
+        return predictions
+
+    monkeypatch.setattr(member.family, "predict", fail)
+    (ended,) = member.run(steps(2, ((JOB, 0),), 3, GROUP), right_calls=MUSTER)
+    assert isinstance(ended, Ended)
+    assert (ended.steps_done, ended.broken) == (0, True)
 
 
 def test_a_group_that_breaks_before_the_first_step_leaves_nothing(member: Member) -> None:
@@ -217,6 +271,16 @@ def test_a_decode_runs_in_a_group_whose_leader_reports(member: Member, rank: int
 def test_a_decode_whose_group_breaks_is_not_done_and_can_be_done_again(member: Member) -> None:
     member.run(steps(2, ((JOB, 0),), 4))
     (ended,) = member.run(decode_together(3), calls_left=MUSTER + 3)
+    assert isinstance(ended, Ended)
+    assert (ended.steps_done, ended.broken, ended.images) == (0, True, {})
+    (alone,) = member.run(decode(4, JOB))
+    assert isinstance(alone, Ended)
+    assert len(alone.images) == 1
+
+
+def test_a_decode_of_messages_that_never_came_is_not_done_and_can_be_done_again(member: Member) -> None:
+    member.run(steps(2, ((JOB, 0),), 4))
+    (ended,) = member.run(decode_together(3), right_calls=MUSTER + 3)
     assert isinstance(ended, Ended)
     assert (ended.steps_done, ended.broken, ended.images) == (0, True, {})
     (alone,) = member.run(decode(4, JOB))

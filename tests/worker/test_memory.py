@@ -200,7 +200,7 @@ def family(directory: Path) -> Family:
 def run(family: Family, tmp_path: Path) -> Callable[..., list[Ended]]:
     """Executes commands on one worker; returns the ends that they came to."""
     reports: list[Report] = []
-    worker = Worker(Models({MODEL: family}), OpenWorks(), Groups(0, "", "cpu"), StateBlobs(tmp_path, 0), reports.append)
+    worker = Worker(Models({MODEL: family}), OpenWorks(), Groups(0, ""), StateBlobs(tmp_path, 0), reports.append)
 
     def execute(*commands: Any) -> list[Ended]:
         known = len(reports)

@@ -36,7 +36,7 @@ class WorkerBench:
         self.on_report = on_report
         self.blobs = StateBlobs(directory, 0)
         models = models or Models({MODEL: family}, loras=loras)
-        groups = Groups(0, "", "cpu")
+        groups = Groups(0, "")
         self.worker = Worker(models, self.works, groups, self.blobs, self._emit, states_bytes=states_bytes)
 
     def run(self, *commands: Command) -> list[Report]:

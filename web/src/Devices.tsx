@@ -1,7 +1,7 @@
 import { useFrames } from "./hooks";
 import type { Live } from "./live";
 import type { Device } from "./state";
-import { bytes, devicesText } from "./words";
+import { bytes, cardText, devicesText } from "./words";
 
 const HUES = ["#56B4E9", "#009E73", "#E69F00", "#CC79A7", "#0072B2", "#D55E00", "#F0C419"];
 
@@ -81,7 +81,17 @@ function Row({ group, hue, most }: { group: Device[]; hue: (model: string) => st
       <td>
         {device.kind === "cpu" ? "–" : device.weights_bytes === null ? "no limit" : bytes(device.weights_free_bytes ?? 0)}
       </td>
-      <td class="wide-only">{device.used_bytes === null ? "–" : bytes(device.used_bytes)}</td>
+      <td class="wide-only">
+        {device.used_bytes === null ? "–" : bytes(device.used_bytes)}
+        {group.flatMap((one) =>
+          one.cards.map((card, place) => (
+            <div class="soft" key={`${one.device}.${place}`}>
+              {group.length > 1 && `${one.device}: `}
+              {cardText(card)}
+            </div>
+          )),
+        )}
+      </td>
     </tr>
   );
 }

@@ -2,6 +2,7 @@ import { render } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { Devices } from "./Devices";
 import { OnTime } from "./OnTime";
+import { Plan } from "./Plan";
 import { Playground } from "./Playground";
 import { Queue } from "./Queue";
 import { RequestCard } from "./RequestCard";
@@ -17,6 +18,7 @@ const VIEWS = [
   ["live", "Live"],
   ["ontime", "On time"],
   ["devices", "Devices"],
+  ["plan", "Plan"],
 ] as const;
 type View = (typeof VIEWS)[number][0];
 
@@ -69,6 +71,9 @@ function Page({ live }: { live: Live }) {
         )}
         {view === "ontime" && <OnTime live={live} />}
         {view === "devices" && <Devices live={live} />}
+        <div hidden={view !== "plan"}>
+          <Plan />
+        </div>
       </main>
       <KeyDialog />
     </>

@@ -1,9 +1,10 @@
 /** Devices over time: what ran, what runs, and what is planned, with deadlines.
  *
  * Canvases lie above each other, and time moves them as they are: only the browser's compositor has work then. What has
- * ended is drawn once; what runs or is planned, and the marks, are drawn with each frame of the server. A view of
- * another scale is drawn aside, a few milliseconds per frame, and shown when it is whole; until then the one before it is
- * stretched.
+ * ended is drawn once; what runs, is planned or has just ended, and the marks, are drawn with each frame of the server. A
+ * view of another scale is drawn aside, a millisecond per frame, and shown when it is whole; until then the one before it
+ * is stretched. Edges of tiles are at whole pixels, and what would cover no further pixel is not drawn: the browser fills
+ * such rectangles in a fraction of the time, which is its main thread's where there is no GPU.
  */
 
 import type { Live } from "./live";
@@ -17,9 +18,12 @@ const MOST_SPAN_S = 24 * 3600;
 const LEAST_LANE = 4;
 const MOST_LANE = 26;
 const ROOM = 560;
-/** How much wider than the view a sheet is, to its right. */
-const MARGIN = 0.5;
-const BUDGET_MS = 1.2;
+/** How much wider than the view a sheet is, to its right: that of the past, and those that are drawn twice a second. */
+const MARGIN = 0.25;
+const LEAST_MARGIN = 0.05;
+const BUDGET_MS = 0.8;
+/** How many ended tiles are drawn with what runs, until those of the past are drawn anew. */
+const MOST_NEW = 300;
 const CHUNK = 32;
 
 interface Paint {
@@ -42,30 +46,42 @@ export interface Hit {
   y: number;
 }
 
-/** The rows that a tile covers, joined where they are neighbours. */
-type Rows = [number, number][];
-
-/** A canvas that shows time from `left_s` on, at a scale of its own. */
+/** A canvas that shows time from `left_s` on, at a scale of its own. What is drawn is seen when it is shown.
+ *
+ * It is drawn out of sight, and given to the canvas as a whole: one that is drawn on would be copied in each frame of the
+ * screen, whether it has changed or not.
+ */
 class Sheet {
   readonly canvas = document.createElement("canvas");
-  readonly pen = this.canvas.getContext("2d")!;
+  private readonly seen = this.canvas.getContext("bitmaprenderer")!;
+  private readonly drawn = new OffscreenCanvas(1, 1);
+  readonly pen = this.drawn.getContext("2d")!;
   left_s = Number.NaN;
   perSecond = 1;
+  ratio = 1;
+  private width = 0;
+  /** By row, up to which pixel tiles were drawn. */
+  private covered = new Int32Array(0);
 
-  size(width: number, height: number, ratio: number): void {
-    this.canvas.width = Math.max(1, Math.round(width * ratio));
-    this.canvas.height = Math.max(1, Math.round(height * ratio));
+  size(width: number, height: number, ratio: number, numRows: number): void {
+    this.width = width;
+    this.ratio = ratio;
+    this.covered = new Int32Array(numRows);
+    this.drawn.width = Math.max(1, Math.round(width * ratio));
+    this.drawn.height = Math.max(1, Math.round(height * ratio));
     this.canvas.style.width = `${width}px`;
     this.canvas.style.height = `${height}px`;
     this.left_s = Number.NaN;
   }
 
   /** Empty it, and let it begin at this time. */
-  clear(left_s: number, perSecond: number, ratio: number, font: string): void {
+  clear(left_s: number, perSecond: number, font: string): void {
+    const { ratio } = this;
     this.left_s = left_s;
     this.perSecond = perSecond;
+    this.covered.fill(0);
     this.pen.setTransform(1, 0, 0, 1, 0, 0);
-    this.pen.clearRect(0, 0, this.canvas.width, this.canvas.height);
+    this.pen.clearRect(0, 0, this.drawn.width, this.drawn.height);
     this.pen.setTransform(ratio, 0, 0, ratio, 0, 0);
     this.pen.font = `11px ${font}`;
     this.pen.textBaseline = "middle";
@@ -75,15 +91,39 @@ class Sheet {
     return (time_s - this.left_s) * this.perSecond;
   }
 
-  /** Show it so that it fits a view. */
-  lay(left_s: number, perSecond: number, ratio: number): void {
+  /** Whole pixels from one time to another, at least one. Null: they are out of sight, or one that was drawn in these rows. */
+  span(start_s: number, end_s: number, first: number, last: number): [number, number] | null {
+    const { ratio, covered } = this;
+    const left = Math.max(0, Math.round(this.x(start_s) * ratio));
+    const right = Math.max(left + 1, Math.round(this.x(end_s) * ratio));
+    if (this.x(end_s) < 0 || left > this.drawn.width) return null;
+    let isNew = right > left + 1;
+    for (let row = first; row <= last; row++) {
+      isNew ||= covered[row]! < right;
+      covered[row] = Math.max(covered[row]!, right);
+    }
+    return isNew ? [left / ratio, right / ratio] : null;
+  }
+
+  /** Let the browser do what was drawn so far, so that `show` has not all of it to do. */
+  flush(): void {
+    this.pen.getImageData(0, 0, 1, 1);
+  }
+
+  /** Show what was drawn since it was cleared. */
+  show(): void {
+    this.seen.transferFromImageBitmap(this.drawn.transferToImageBitmap());
+  }
+
+  /** Move it so that it fits a view. */
+  lay(left_s: number, perSecond: number): void {
     if (Number.isNaN(this.left_s)) return;
-    const shift = Math.round((this.left_s - left_s) * perSecond * ratio) / ratio;
+    const shift = Math.round((this.left_s - left_s) * perSecond * this.ratio) / this.ratio;
     this.canvas.style.transform = `translateX(${shift}px) scaleX(${perSecond / this.perSecond})`;
   }
 
   get end_s(): number {
-    return this.left_s + this.canvas.clientWidth / this.perSecond;
+    return this.left_s + this.width / this.perSecond;
   }
 }
 
@@ -104,16 +144,15 @@ export class Plot {
   private lane = MOST_LANE;
   private devices: Device[] = [];
   private rowOf = new Map<number, number>();
-  private rows = new WeakMap<Tile, Rows>();
 
-  private readonly back = document.createElement("canvas");
+  private readonly lanes = document.createElement("div");
   private readonly window = document.createElement("div");
   private readonly untilNow = document.createElement("div");
   private readonly nowLine = document.createElement("div");
   private readonly frame = document.createElement("div");
   private readonly running = new Sheet();
   private readonly marks = new Sheet();
-  /** What has ended: the sheet that is shown, and the one that is drawn aside. */
+  /** What has ended: the sheet that is shown, and the one that is drawn aside. `numPast` tiles are on them. */
   private past = new Sheet();
   private aside = new Sheet();
   private numPast = 0;
@@ -122,6 +161,8 @@ export class Plot {
   private nextAside: number | null = null;
   private isStale = true;
   private version = -1;
+  private areMarksStale = false;
+  private isRunningStale = false;
   /** Where the present time is, in pixels. */
   private now = Number.NaN;
 
@@ -136,7 +177,8 @@ export class Plot {
     this.untilNow.append(this.running.canvas);
     this.aside.canvas.hidden = true;
     this.window.append(this.marks.canvas, this.past.canvas, this.aside.canvas, this.untilNow, this.frame, this.nowLine);
-    place.append(this.back, this.window);
+    this.lanes.className = "rows";
+    place.append(this.lanes, this.window);
     this.readPaint();
   }
 
@@ -267,13 +309,14 @@ export class Plot {
   private arrange(): void {
     this.devices = this.live.devices;
     this.rowOf = new Map(this.devices.map((device, row) => [device.device, row]));
-    this.rows = new WeakMap();
     this.lane = Math.max(LEAST_LANE, Math.min(MOST_LANE, Math.floor(ROOM / Math.max(1, this.devices.length))));
     this.height = STRIP + this.lane * Math.max(1, this.devices.length) + AXIS;
     this.place.style.height = `${this.height}px`;
     this.window.style.left = `${this.gutter}px`;
-    for (const sheet of [this.past, this.aside, this.running, this.marks]) {
-      sheet.size(this.inner * (1 + MARGIN), this.height, this.ratio);
+    const numRows = this.devices.length;
+    for (const sheet of [this.past, this.aside]) sheet.size(this.inner * (1 + MARGIN), this.height, this.ratio, numRows);
+    for (const sheet of [this.running, this.marks]) {
+      sheet.size(this.inner * (1 + LEAST_MARGIN), this.height, this.ratio, numRows);
     }
     this.drawLanes();
     this.nextAside = null;
@@ -286,25 +329,23 @@ export class Plot {
   }
 
   private drawLanes(): void {
-    const { back, lane, paint, ratio } = this;
-    const pen = back.getContext("2d")!;
-    back.width = Math.max(1, Math.round(this.width * ratio));
-    back.height = Math.max(1, Math.round(this.height * ratio));
-    back.style.width = `${this.width}px`;
-    back.style.height = `${this.height}px`;
-    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
-    pen.font = `11px ${paint.font}`;
-    pen.textBaseline = "middle";
-    pen.textAlign = "right";
+    const { lane, lanes } = this;
+    lanes.style.top = `${STRIP + this.gap / 2}px`;
+    lanes.style.left = `${this.gutter}px`;
+    lanes.style.height = `${lane * this.devices.length - this.gap}px`;
+    lanes.style.backgroundSize = `100% ${lane}px`;
+    lanes.style.backgroundImage = `linear-gradient(var(--lane) ${lane - this.gap}px, transparent 0)`;
     const every = Math.max(1, Math.ceil(13 / lane));
-    this.devices.forEach((device, row) => {
-      pen.fillStyle = paint.lane;
-      pen.fillRect(this.gutter, STRIP + row * lane + this.gap / 2, this.inner, lane - this.gap);
-      if (row % every) return;
-      pen.fillStyle = paint.soft;
-      const name = this.width < 560 ? "" : device.kind === "cpu" ? "slot " : "device ";
-      pen.fillText(`${name}${device.device}`, this.gutter - 8, STRIP + (row + 0.5) * lane);
-    });
+    const named = this.devices.filter((_, row) => row % every === 0);
+    lanes.replaceChildren(...named.map((device, place) => this.nameOf(device, place * every)));
+  }
+
+  private nameOf(device: Device, row: number): HTMLElement {
+    const name = document.createElement("span");
+    name.textContent = `${this.width < 560 ? "" : device.kind === "cpu" ? "slot " : "device "}${device.device}`;
+    name.style.top = `${row * this.lane}px`;
+    name.style.lineHeight = `${this.lane - this.gap}px`;
+    return name;
   }
 
   // Drawing.
@@ -313,16 +354,16 @@ export class Plot {
     if (!this.live.state || this.width <= this.gutter) return;
     if (this.devices !== this.live.devices && this.hasOtherDevices()) this.arrange();
     const left_s = this.left_s();
-    const { perSecond, ratio } = this;
-    // One of them in a frame of the screen: what has come, a part of another view, or its marks.
+    const { perSecond } = this;
+    // One of them in a frame of the screen: the marks, what runs, or a part of another view.
     if (this.version !== this.live.version) {
-      this.addEnded();
-      this.drawMarks(left_s);
+      this.checkPast();
       this.version = this.live.version;
-    } else if (this.drawAside(left_s) && !this.fits(this.marks, left_s)) {
-      this.drawMarks(left_s);
-    }
-    for (const sheet of [this.past, this.running, this.marks]) sheet.lay(left_s, perSecond, ratio);
+      this.areMarksStale = this.isRunningStale = true;
+    } else if (this.areMarksStale) this.drawMarks(left_s);
+    else if (this.isRunningStale) this.drawRunning(left_s);
+    else if (this.drawAside(left_s) && !this.fits(this.marks, left_s)) this.areMarksStale = this.isRunningStale = true;
+    for (const sheet of [this.past, this.running, this.marks]) sheet.lay(left_s, perSecond);
     const now = Math.round((this.live.now_s() - left_s) * perSecond);
     if (now !== this.now) {
       this.now = now;
@@ -360,21 +401,17 @@ export class Plot {
     return low;
   }
 
-  /** Draw what has ended since the last frame of the server on the sheet that is shown. */
-  private addEnded(): void {
+  /** See whether what has ended has to be drawn anew. */
+  private checkPast(): void {
     const { tiles } = this.live;
-    if (tiles[0] !== this.firstPast || tiles.length < this.numPast) {
-      // The oldest were forgotten, or the server was started again.
+    const isForgotten = tiles[0] !== this.firstPast || tiles.length < this.numPast;
+    if (isForgotten) {
+      // The oldest are gone, or the server was started again.
       this.firstPast = tiles[0];
       this.numPast = tiles.length;
       this.nextAside = null;
-      this.isStale = true;
-      return;
     }
-    if (!Number.isNaN(this.past.left_s)) {
-      for (; this.numPast < tiles.length; this.numPast++) this.drawTile(this.past, tiles[this.numPast]!);
-    }
-    this.numPast = tiles.length;
+    this.isStale ||= isForgotten || tiles.length - this.numPast > MOST_NEW;
   }
 
   /** Go on with the sheet of another view, or begin it, if the one that is shown does not fit; returns whether it did. */
@@ -382,7 +419,7 @@ export class Plot {
     if (this.nextAside === null) {
       if (!this.isStale && this.fits(this.past, left_s)) return true;
       this.isStale = false;
-      this.aside.clear(left_s, this.perSecond, this.ratio, this.paint.font);
+      this.aside.clear(left_s, this.perSecond, this.paint.font);
       this.nextAside = this.firstFrom(left_s);
     }
     const { tiles } = this.live;
@@ -391,49 +428,50 @@ export class Plot {
       const end = Math.min(tiles.length, this.nextAside + CHUNK);
       for (; this.nextAside < end; this.nextAside++) this.drawTile(this.aside, tiles[this.nextAside]!);
     } while (this.nextAside < tiles.length && performance.now() < end_ms);
-    if (this.nextAside < tiles.length) return false;
+    if (this.nextAside < tiles.length) {
+      this.aside.flush();
+      return false;
+    }
+    this.aside.show();
     [this.past, this.aside] = [this.aside, this.past];
     this.past.canvas.hidden = false;
     this.aside.canvas.hidden = true;
     this.nextAside = null;
+    this.numPast = tiles.length;
     return false;
   }
 
-  private rowsOf(tile: Tile): Rows {
-    let rows = this.rows.get(tile);
-    if (!rows) {
-      rows = [];
-      for (const device of tile.devices) {
-        const row = this.rowOf.get(device);
-        const last = rows.at(-1);
-        if (row === undefined) continue;
-        if (last && last[1] === row - 1) last[1] = row;
-        else rows.push([row, row]);
+  private drawTile(sheet: Sheet, tile: Tile): void {
+    const { devices } = tile;
+    const isDim = this.chosen !== null && !tile.requests.includes(this.chosen);
+    if (isDim) sheet.pen.globalAlpha = 0.15;
+    for (let place = 0; place < devices.length; place++) {
+      const first = this.rowOf.get(devices[place]!);
+      if (first === undefined) continue;
+      let last = first;
+      while (place + 1 < devices.length && this.rowOf.get(devices[place + 1]!) === last + 1) {
+        last++;
+        place++;
       }
-      this.rows.set(tile, rows);
+      this.drawRows(sheet, tile, first, last);
     }
-    return rows;
+    if (isDim) sheet.pen.globalAlpha = 1;
   }
 
-  private drawTile(sheet: Sheet, tile: Tile): void {
-    const { pen } = sheet;
-    const left = sheet.x(tile.start_s);
-    const right = Math.max(sheet.x(tile.end_s), left + 0.7);
-    if (right < 0 || left * this.ratio > sheet.canvas.width) return;
-    const trim = right - left > 3 ? 0.7 : 0;
-    const isDim = this.chosen !== null && !tile.requests.includes(this.chosen);
-    if (isDim) pen.globalAlpha = 0.15;
-    for (const [first, last] of this.rowsOf(tile)) {
-      const top = STRIP + first * this.lane + this.gap / 2;
-      const tall = (last - first + 1) * this.lane - this.gap;
-      if (tile.requests.length === 0) {
-        pen.fillStyle = this.paint.load;
-        pen.fillRect(left, top + tall / 4, right - left - trim, tall / 2);
-      } else {
-        this.drawStripes(sheet, tile, left, right - trim, top, tall);
-      }
+  /** A tile in these rows, which are neighbours. */
+  private drawRows(sheet: Sheet, tile: Tile, first: number, last: number): void {
+    const span = sheet.span(tile.start_s, tile.end_s, first, last);
+    if (!span) return;
+    const [left, right] = span;
+    const trim = right - left > 3 ? 1 / this.ratio : 0;
+    const top = STRIP + first * this.lane + this.gap / 2;
+    const tall = (last - first + 1) * this.lane - this.gap;
+    if (tile.requests.length === 0) {
+      sheet.pen.fillStyle = this.paint.load;
+      sheet.pen.fillRect(left, top + tall / 4, right - left - trim, tall / 2);
+    } else {
+      this.drawStripes(sheet, tile, left, right - trim, top, tall);
     }
-    if (isDim) pen.globalAlpha = 1;
   }
 
   /** A stripe for each request that shares the tile; red below what runs after the deadline. */
@@ -447,8 +485,8 @@ export class Plot {
       pen.fillRect(left, top + place * share, right - left, share);
       const deadline_s = this.live.requests.get(number)?.deadline_s ?? null;
       if (deadline_s !== null && tile.end_s > deadline_s && share >= 3) {
-        const from = Math.max(left, sheet.x(deadline_s));
-        const strip = Math.min(3, share / 3);
+        const from = Math.max(left, Math.round(sheet.x(deadline_s)));
+        const strip = Math.min(3, Math.ceil(share / 3));
         pen.fillStyle = this.paint.bad;
         pen.fillRect(from, top + (place + 1) * share - strip, right - from, strip);
       }
@@ -460,7 +498,7 @@ export class Plot {
     pen.fillText(`${tile.requests[0]}`, left + 4, top + tall / 2 + 0.5);
   }
 
-  private cross(pen: CanvasRenderingContext2D, left: number, right: number, top: number, tall: number): void {
+  private cross(pen: OffscreenCanvasRenderingContext2D, left: number, right: number, top: number, tall: number): void {
     pen.strokeStyle = this.paint.card;
     pen.lineWidth = 2;
     pen.beginPath();
@@ -471,21 +509,34 @@ export class Plot {
     pen.stroke();
   }
 
-  /** What is planned, pale; what runs, in full, of which the part until now is shown; times; deadlines. */
+  /** What is planned, pale; times; deadlines. */
   private drawMarks(left_s: number): void {
-    const { marks, running, perSecond, ratio, paint } = this;
-    marks.clear(left_s, perSecond, ratio, paint.font);
-    running.clear(left_s, perSecond, ratio, paint.font);
+    const { marks } = this;
+    this.areMarksStale = false;
+    marks.clear(left_s, this.perSecond, this.paint.font);
     this.drawTimes(left_s);
-    const now_s = this.live.now_s();
     for (const tile of this.live.state!.planned) {
       marks.pen.globalAlpha = 0.3;
       this.drawTile(marks, tile);
-      marks.pen.globalAlpha = 1;
-      // One that takes longer than predicted is drawn until the next frame of the server.
-      if (tile.start_s < now_s + 1) this.drawTile(running, { ...tile, end_s: Math.max(tile.end_s, now_s + 1) });
     }
+    marks.pen.globalAlpha = 1;
     this.drawDeadlines(left_s);
+    marks.show();
+  }
+
+  /** What runs, in full, of which the part until now is shown; and what has ended since the past was drawn. */
+  private drawRunning(left_s: number): void {
+    const { tiles } = this.live;
+    const now_s = this.live.now_s();
+    this.isRunningStale = false;
+    this.running.clear(left_s, this.perSecond, this.paint.font);
+    const first = Math.max(this.numPast, this.firstFrom(left_s));
+    for (let place = first; place < tiles.length; place++) this.drawTile(this.running, tiles[place]!);
+    for (const tile of this.live.state!.planned) {
+      // One that takes longer than predicted is drawn until the next frame of the server.
+      if (tile.start_s < now_s + 1) this.drawTile(this.running, { ...tile, end_s: Math.max(tile.end_s, now_s + 1) });
+    }
+    this.running.show();
   }
 
   private drawTimes(left_s: number): void {
@@ -546,14 +597,16 @@ export class Plot {
   /** Around what is hovered. */
   private layFrame(left_s: number): void {
     const tile = this.hovered;
-    const rows = tile ? this.rowsOf(tile)[0] : undefined;
-    this.frame.hidden = !rows;
-    if (!tile || !rows) return;
+    const first = tile ? this.rowOf.get(tile.devices[0] ?? -1) : undefined;
+    this.frame.hidden = first === undefined;
+    if (!tile || first === undefined) return;
+    let last = first;
+    while (tile.devices.includes(this.devices[last + 1]?.device ?? -1)) last++;
     const { style } = this.frame;
     style.left = `${(tile.start_s - left_s) * this.perSecond}px`;
     style.width = `${Math.max(2, (tile.end_s - tile.start_s) * this.perSecond)}px`;
-    style.top = `${STRIP + rows[0] * this.lane}px`;
-    style.height = `${(rows[1] - rows[0] + 1) * this.lane}px`;
+    style.top = `${STRIP + first * this.lane}px`;
+    style.height = `${(last - first + 1) * this.lane}px`;
   }
 }
 

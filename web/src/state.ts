@@ -35,6 +35,17 @@ export interface Component {
   bytes: number;
 }
 
+export interface Card {
+  busy: number | null;
+  used_bytes: number | null;
+  worker_bytes: number | null;
+  celsius: number | null;
+  watts: number | null;
+  limit_watts: number | null;
+  hertz: number | null;
+  slowed_by: string[] | null;
+}
+
 export interface Device {
   device: number;
   node: number;
@@ -43,6 +54,7 @@ export interface Device {
   weights_bytes: number | null;
   weights_free_bytes: number | null;
   components: Component[];
+  cards: Card[];
 }
 
 export interface Attained {
@@ -123,4 +135,34 @@ export interface Decision {
   devices: number[];
   degree: number | null;
   steps: number[] | null;
+}
+
+/** What `/v1/plan` says, as `schema/plan.py` states it. */
+
+export interface PlanPoint {
+  devices: number;
+  share: number;
+  low: number;
+  high: number;
+  verdict: "meets" | "misses" | "unsure" | "open";
+  is_whole: boolean;
+}
+
+export interface PlanResult {
+  devices: number | null;
+  points: PlanPoint[];
+  error: { points: number; simulated: number; live: number; num_requests: number };
+  wall_s: number;
+}
+
+export interface PlanState {
+  status: "running" | "done" | "failed";
+  target: number;
+  devices_now: number;
+  num_requests: number;
+  num_due: number;
+  span_s: number;
+  simulations: number;
+  result: PlanResult | null;
+  error: string | null;
 }

@@ -1,5 +1,7 @@
 /** Numbers and names as texts. */
 
+import type { Card } from "./state";
+
 export function seconds(value: number): string {
   const size = Math.abs(value);
   if (size >= 3600) return `${(value / 3600).toFixed(1)} h`;
@@ -20,6 +22,18 @@ export function bytes(value: number): string {
 
 export const percent = (share: number): string =>
   `${(100 * share).toFixed(share > 0.99 && share < 1 ? 1 : 0)}%`;
+
+/** "97% busy, 61 °C, 540 of 700 W, slowed by its power cap"; what a card does not tell is left out. */
+export function cardText(card: Card): string {
+  const limit = card.limit_watts === null ? "" : ` of ${card.limit_watts.toFixed(0)}`;
+  const parts = [
+    card.busy === null ? "" : `${percent(card.busy)} busy`,
+    card.celsius === null ? "" : `${card.celsius} °C`,
+    card.watts === null ? "" : `${card.watts.toFixed(0)}${limit} W`,
+    card.slowed_by?.length ? `slowed by ${card.slowed_by.join(" and ")}` : "",
+  ];
+  return parts.filter(Boolean).join(", ");
+}
 
 /** "devices 0-1, 4" */
 export function devicesText(ids: readonly number[]): string {

@@ -7,13 +7,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from suite.case import Finding, Note, Picture
-from suite.papers import ddit, onepiece, patchedserve, tetriserve, tridentserve, tridentserve_placement
+from suite.papers import (
+    ddit,
+    onepiece,
+    patchedserve,
+    patchedserve_steps,
+    tetriserve,
+    tridentserve,
+    tridentserve_placement,
+)
 from suite.papers.cached_runs import CachedRuns, RemadeFigure
 from tilework.sim.compare.records import Records
 
 FIGURES: dict[str, Callable[[CachedRuns], RemadeFigure]] = {
     **tetriserve.FIGURES,
     **ddit.FIGURES,
+    **patchedserve_steps.FIGURES,
     **patchedserve.FIGURES,
     **tridentserve.FIGURES,
     **tridentserve_placement.FIGURES,

@@ -19,6 +19,7 @@ _SETUPS: tuple[dict[str, Any], ...] = (
     {"quantize": "fp8"},
     {"quantize": "int8"},
     {"quantize": "nf4"},
+    {"quantize": "nvfp4"},
     {"offload": "layers"},
 )
 _GB = 1e9

@@ -38,10 +38,22 @@ class AdmissionLimits:
     def refusal(self, request: Request, backlog: Backlog) -> Reject | None:
         """The refusal of a request; None if there is room for it."""
         room = 1.0 if request.is_promise else request.room
+        if self._is_half_empty(room, backlog):
+            return None
         for bound in self._bounds(request, backlog, room):
             if (refused := bound.refusal(request)) is not None:
                 return refused
         return None
+
+    def _is_half_empty(self, room: float, backlog: Backlog) -> bool:
+        """Whether so little is in use that no bound refuses anything, as nearly always."""
+        held, num_devices = backlog.held(), len(backlog.devices)
+        if held.num_jobs >= _SHARES_FROM * ceil(room * self.max_jobs):
+            return False
+        if not num_devices:
+            return True
+        wait_ns = (held.device_ns + backlog.taken_ns()) // num_devices
+        return wait_ns < _SHARES_FROM * int(room * self.max_backlog_ns)
 
     def standing_refusal(self, backlog: Backlog, now_ns: int) -> Reject | None:
         """The refusal of every request that asks for no promise; None if one of some tenant and class has room.

@@ -21,6 +21,7 @@ from tilework.cli.commands import (
     fake,
     fuzz,
     generate,
+    plan,
     profile,
     serve,
     simulate,
@@ -46,6 +47,7 @@ app.command("agent", epilog=agent.EXAMPLE)(agent.command)
 app.command("generate", epilog=generate.EXAMPLE)(generate.command)
 app.command("simulate", epilog=simulate.EXAMPLE)(simulate.command)
 app.command("compare", epilog=compare.EXAMPLE)(compare.command)
+app.command("plan", epilog=plan.EXAMPLE)(plan.command)
 app.command("bound", epilog=bound.EXAMPLE)(bound.command)
 app.command("bench", epilog=bench.EXAMPLE)(bench.command)
 app.command("replay", epilog=replay.EXAMPLE)(replay.command)

@@ -55,7 +55,9 @@ class Scaling:
     """How much faster a group or a batch is than one device that makes outputs one by one, by rows of one table."""
 
     def __init__(self, rows: Sequence[CostRow]) -> None:
-        self._alone_s = {(*_stage(row), row.shape): row.seconds for row in rows if row.degree == row.batch == 1}
+        self._alone_s = {
+            (*_stage(row), row.shape): row.seconds for row in rows if row.degree == row.batch == 1 and not row.cache
+        }
 
     def speedup(self, row: CostRow) -> float | None:
         """T(1) / T(k), of a batch the sum of its members' T(1); None if one was not measured alone."""
@@ -75,7 +77,8 @@ def in_order(rows: Sequence[CostRow]) -> list[CostRow]:
 
     def order(row: CostRow) -> tuple[object, ...]:
         size = (row.shape.pixels, row.shape)
-        return row.pipeline, ranks[_stage(row)], size, len(row.shapes), row.shapes, row.degree
+        cache = str(row.cache or "")
+        return row.pipeline, ranks[_stage(row)], size, len(row.shapes), row.shapes, row.degree, cache
 
     return sorted(rows, key=order)
 
@@ -139,6 +142,9 @@ def row_json(row: CostRow, scaling: Scaling) -> dict[str, Any]:
         "peak_bytes": row.peak_bytes,
         "activation_bytes": row.activation_bytes,
         "state_bytes": row.state_bytes,
+        "cache": None if row.cache is None else str(row.cache),
+        "skipped": row.skipped,
+        "skipped_std": row.skipped_std,
         "speedup": scaling.speedup(row),
         "efficiency": scaling.efficiency(row),
     }
@@ -150,6 +156,8 @@ def _cells(row: CostRow, scaling: Scaling, with_pipeline: bool) -> dict[str, str
         "stage": f"{row.pipeline}/{row.stage}" if with_pipeline else row.stage,
         "size": _sizes(row),
         "degree": str(row.degree),
+        "cache": _UNKNOWN if row.cache is None else str(row.cache),
+        "skipped": _UNKNOWN if row.cache is None else f"{row.skipped:.0%}",
         "median ms": _ms(row.seconds),
         "p99 ms": _UNKNOWN if row.p99_seconds is None else _ms(row.p99_seconds),
         "speed-up": _UNKNOWN if speedup is None else f"{speedup:.2f}",

@@ -12,10 +12,11 @@ from tilework.cli.console import UserError, console, user_errors
 from tilework.cli.devices import FoundDevices
 from tilework.cli.measured import keep_compiled
 from tilework.cli.options.setup import SetupGroup
-from tilework.core.model import ATTENTIONS, OFFLOADS, LoraSource, ModelInfo, ModelSource
+from tilework.core.model import ATTENTIONS, OFFLOADS, LoraSource, ModelInfo, ModelSource, is_weights_file
 from tilework.core.wire.spec import Spec
 
 if TYPE_CHECKING:
+    from tilework.pipelines.cuda.state import Card
     from tilework.pipelines.family import Family
 
 
@@ -44,7 +45,7 @@ def check_setup(models: Sequence[ModelSource], weights_bytes: int | None, *, mem
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """How a model runs: see `core.model.ModelSource`."""
+    """How a model runs: see `core.model.ModelSource`. `cards` are those of this machine, if it runs on them."""
 
     adapter: str | None = None
     device: str = "cpu"
@@ -56,10 +57,12 @@ class ModelOptions:
     attention: str = ATTENTIONS[0]
     compiles: bool = False
     cuda_graphs: bool = False
+    copy_stream: bool = False
     vae_tiling: bool = False
     previews: bool = True
     loras: tuple[LoraSource, ...] = ()
     devices: tuple[int, ...] | None = None
+    cards: tuple[Card, ...] = ()
 
 
 def options_of(setup: SetupGroup, found: FoundDevices, **others: Any) -> ModelOptions:
@@ -72,7 +75,9 @@ def options_of(setup: SetupGroup, found: FoundDevices, **others: Any) -> ModelOp
         attention=setup.attention,
         compiles=setup.compiles,
         cuda_graphs=setup.cuda_graphs,
+        copy_stream=setup.copy_stream,
         vae_tiling=setup.vae_tiling,
+        cards=found.cards,
         **others,
     )
 
@@ -86,7 +91,7 @@ def model_source(model: str, options: ModelOptions) -> ModelSource:
     """
     from tilework.pipelines.errors import ModelError
     from tilework.pipelines.model_index import check_model
-    from tilework.pipelines.setup.quantize import parse_schemes, require_packages
+    from tilework.pipelines.setup.quantize import check_schemes, parse_schemes
 
     for field, value, known in (("offload", options.offload, OFFLOADS), ("attention", options.attention, ATTENTIONS)):
         if value not in known:
@@ -95,9 +100,10 @@ def model_source(model: str, options: ModelOptions) -> ModelSource:
         keep_compiled()
     name, path = named_model(model)
     with user_errors(ModelError):
+        _check_attention(options)
         schemes = () if options.quantize is None else parse_schemes(options.quantize)
-        require_packages(schemes, options.device)
-        check_model(path, options.adapter)
+        check_schemes(schemes, options.device, options.cards)
+        check_model(path, options.adapter, [name for name, scheme in schemes if is_weights_file(scheme)])
     return ModelSource(
         path=path,
         name=name,
@@ -114,8 +120,24 @@ def model_source(model: str, options: ModelOptions) -> ModelSource:
         attention=options.attention,
         compiles=options.compiles,
         cuda_graphs=options.cuda_graphs,
+        copy_stream=options.copy_stream,
         previews=options.previews,
     )
+
+
+def _check_attention(options: ModelOptions) -> None:
+    """Raises InvalidSource if a card, or the CPU, lacks the kernel of attention that is named."""
+    if options.attention == ATTENTIONS[0]:
+        return
+    from tilework.pipelines.cuda.attention import check_attention, kernels_on
+
+    places = {card.name: card.attentions for card in options.cards}
+    if options.device == "cpu":
+        import torch
+
+        places = {"this CPU": kernels_on(torch.device("cpu"))}
+    for place, kernels in places.items():
+        check_attention(options.attention, options.dtype, place, kernels)
 
 
 def checked_spec(fields: Mapping[str, object], info: ModelInfo, *, is_video: bool = False) -> Spec:

@@ -8,8 +8,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from tilework.cli.caching.measuring import check_caches
 from tilework.cli.console import UserError, console, progress
 from tilework.cli.measured import in_order
+from tilework.core.cache import CacheChoice
 from tilework.core.cost_row import Batch, CostRow
 from tilework.core.graph.graph import Graph
 from tilework.core.model import ModelInfo
@@ -31,7 +33,8 @@ _MIXED_RUNS = 5
 class ProfilePlan:
     """What to measure. None means the model's usual sizes, and all degrees that it can run at.
 
-    `combinations` is how many batches of several outputs are measured beside single outputs.
+    `combinations` is how many batches of several outputs are measured beside single outputs. The model must be able to
+    have `caches`.
     """
 
     num_devices: int
@@ -39,6 +42,7 @@ class ProfilePlan:
     degrees: tuple[int, ...] | None
     num_runs: int
     combinations: int
+    caches: tuple[CacheChoice, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,7 @@ async def _measure(
     try:
         shapes = plan.shapes or calibration_shapes(info)
         _check_shapes(shapes, info)
+        check_caches(plan.caches, info)
         singles = [((shape,), degree) for shape in shapes for degree in _degrees(plan, info)]
         profiled = _profiled(store, measurer.profile_key) if plan.combinations else ()
         batches = [(batch, 1) for batch in _batches(plan, shapes, info) if batch not in profiled]
@@ -142,7 +147,7 @@ def _batches(plan: ProfilePlan, shapes: Sequence[Shape], info: ModelInfo) -> lis
 def _profiled(store: Profiles, key: ProfileKey) -> set[Batch]:
     """The batches that earlier profiles measured in the same circumstances; they are not measured again."""
     entries = (entry for entry in store.entries() if (entry.key, entry.origin) == (key, ProfileOrigin.PROFILE))
-    return {tuple(sorted(row.shapes)) for entry in entries for row in entry.rows}
+    return {tuple(sorted(row.shapes)) for entry in entries for row in entry.rows if row.cache is None}
 
 
 def _degrees(plan: ProfilePlan, info: ModelInfo) -> tuple[int, ...]:

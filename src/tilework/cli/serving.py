@@ -19,11 +19,14 @@ from setproctitle import setproctitle
 from tilework.cli.console import UserError, console, out, print_json, user_errors
 from tilework.cli.devices import FoundDevices
 from tilework.cli.measured import open_profiles
+from tilework.cli.models import checked_spec
+from tilework.cli.views.start_times import StartTimes, process_age_s
 from tilework.cli.workers import Workers
 from tilework.control.controller import ControllerConfig
 from tilework.control.watchdog import WatchdogConfig
+from tilework.core.cache import IF_LATE, CacheKind
 from tilework.core.model import ModelInfo
-from tilework.core.time import ns_from_s
+from tilework.core.time import ns_from_s, s_from_ns
 from tilework.cost.table import CostTable
 from tilework.pipelines.support.record import limits_of
 from tilework.runtime.engine import Engine, EngineConfig
@@ -83,7 +86,7 @@ class Serving:
             self._check_config(config)
             executor = self.workers.executor(Path(config.durable).resolve() if config.durable else None)
             state = self._state(config, stack)
-            started_s = time.monotonic()
+            started_s, imports_s = time.monotonic(), process_age_s()
             status = stack.enter_context(console.status(f"starting {self.workers}"))
             self.found.show()
             engine = self._engine(config, state, executor, stack, status)
@@ -99,7 +102,11 @@ class Serving:
                 ready |= {"cell": self.workers.each.cell_size} if self.workers.each.cell_size > 1 else {}
                 ready |= {"ready_s": seconds}
                 ready |= {"restored": engine.health().num_jobs} if state is not None else {}
-                print_json(ready) if self.json else self._greet(ready, config.durable, engine.models)
+                times = StartTimes(imports_s=imports_s, parts=engine.start_parts, picture_s=_picture_s(engine))
+                if self.json:
+                    print_json(ready | {"start": times.fields()})
+                else:
+                    self._greet(ready, config.durable, engine.models, times)
 
             serving = serve_http(
                 engine,
@@ -124,6 +131,11 @@ class Serving:
         """Raises UserError if what is asked for excludes each other, or if cells cannot do it."""
         if config.exact and config.cache != "off":
             raise UserError(f"cache is {config.cache}, with which pictures are not exact; leave out --exact or --cache")
+        own = None if config.cache in ("off", IF_LATE) else CacheKind(config.cache).setting.name
+        if (own, config.cache_interval is None) == ("threshold", False):
+            raise UserError(f"cache is {config.cache}, which has no interval; leave out --cache-interval")
+        if (own, config.cache_threshold is None) == ("interval", False):
+            raise UserError(f"cache is {config.cache}, which has no threshold; leave out --cache-threshold")
         size, max_batch = self.workers.each.cell_size, self.settings.get("max_batch")
         if size > 1 and config.exact:
             raise UserError(f"cell is {size}: its devices round otherwise than one; leave out --exact")
@@ -159,15 +171,28 @@ class Serving:
         journal = None if state is None else state.journal
         return Engine(engine_config, executor, lines, partial(_show, status), keeper=journal)
 
-    def _greet(self, ready: Mapping[str, object], durable: str | None, models: Mapping[str, ModelInfo]) -> None:
+    def _greet(
+        self, ready: Mapping[str, object], durable: str | None, models: Mapping[str, ModelInfo], times: StartTimes
+    ) -> None:
         url, workers = ready["url"], self.workers
         head = f"{', '.join(models)} on {workers}, policy {self.policy}: ready in {ready['ready_s']:.1f} s at {url}"
         restored = f"  {ready['restored']} images taken over from {durable}" if durable else None
         lacking = {name: lacks for name, info in models.items() if (lacks := limits_of(info))}
         limits = [f"  {name} has no {', no '.join(lacks)} (docs/models.md)" for name, lacks in lacking.items()]
         where = f"  API documentation {url}/docs, metrics {url}/metrics; stop with Ctrl-C"
-        for line in filter(None, (head, restored, *limits, where)):
+        for line in filter(None, (head, f"  {times.line()}", restored, *limits, where)):
             out.print(line, soft_wrap=True)
+
+
+def _picture_s(engine: Engine) -> float | None:
+    """What a picture with the defaults of the first model takes, alone; None if it has none that draw one."""
+    model, info = next(iter(engine.models.items()))
+    try:
+        spec = checked_spec({"prompt": "a circle"}, info)
+    except UserError:  # It needs more than a prompt, such as a picture.
+        return None
+    alone_ns = engine.alone_ns(model, (spec,))
+    return None if alone_ns is None else s_from_ns(alone_ns)
 
 
 def _show(status: Status | None, text: str) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tilework.client.record import Ending
+from tilework.core.cache import OFF
 from tilework.core.priority import DEFAULT_CLASS
 from tilework.formats.workload import WorkloadRequest
 
@@ -25,8 +26,8 @@ class Dialect:
     """The fields that are the same for all requests of a drive.
 
     `model` replaces the requests' `pipeline`. `response_format` "none" leaves the field out. `plain` leaves out
-    `slo_s`, `on_miss`, `priority`, `exact` and `lora`, which only Tilework knows. `extra_body` is laid over each body;
-    a value of None takes the field out (OpenAI's own service refuses `num_inference_steps` and `seed`).
+    `slo_s`, `on_miss`, `priority`, `exact`, `lora` and `cache`, which only Tilework knows. `extra_body` is laid over
+    each body; a value of None takes the field out (OpenAI's own service refuses `num_inference_steps` and `seed`).
     """
 
     model: str | None = None
@@ -57,6 +58,8 @@ class Dialect:
             body["exact"] = True
         if request.loras and not self.plain:
             body["lora"] = [{"name": one.name, "scale": one.scale} for one in request.loras]
+        if request.cache != OFF and not self.plain:
+            body |= {"cache": request.cache, "cache_threshold": request.cache_threshold}
         return {name: value for name, value in (body | dict(self.extra_body)).items() if value is not None}
 
 

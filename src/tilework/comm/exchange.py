@@ -9,7 +9,7 @@ from datetime import timedelta
 import torch
 from torch import Tensor
 
-from tilework.core.comm import Comm
+from tilework.core.comm import Comm, GroupBroken
 
 PATIENCE = timedelta(hours=1)
 """How long a member waits for another that is alive: it may be busy with other works, for minutes."""
@@ -50,6 +50,10 @@ class ExchangeComm(ABC):
     def size(self) -> int:
         return self._size
 
+    @property
+    def has_aborted_calls(self) -> bool:
+        return False  # A call that has returned has done what it says.
+
     def all_to_all(self, output: Tensor, source: Tensor, output_splits: list[int], source_splits: list[int]) -> None:
         assert len(output_splits) == len(source_splits) == self._size
         assert output_splits[self._rank] == source_splits[self._rank]
@@ -89,6 +93,8 @@ class ExchangeComm(ABC):
         heard = torch.empty(self._size, dtype=torch.uint8, device=device)
         self.all_gather(heard, hello)
         heard.tolist()  # On a GPU a call returns before it is done.
+        if self.has_aborted_calls:
+            raise GroupBroken("the group was broken off while its members met")
 
     def _exchange_filled(self, ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
         """The pieces without empty ones, which are not sent: both ends know their length."""
@@ -103,6 +109,10 @@ class _PartComm(ExchangeComm):
     def __init__(self, whole: ExchangeComm, ranks: Sequence[int]) -> None:
         super().__init__(ranks.index(whole.rank), len(ranks))
         self._whole, self._ranks = whole, tuple(ranks)
+
+    @property
+    def has_aborted_calls(self) -> bool:
+        return self._whole.has_aborted_calls
 
     def exchange(self, sends: Sequence[Piece], receives: Sequence[Piece]) -> None:
         self._whole.exchange(self._in_whole(sends), self._in_whole(receives))

@@ -11,11 +11,11 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]
 from tilework.comm.connecting import Connecting
 from tilework.comm.exchange import ExchangeComm
 from tilework.comm.joining import Joining
-from tilework.comm.nccl import NcclComm, NcclNode
+from tilework.comm.links import LINKS
+from tilework.comm.node import Node, NodePart
 from tilework.comm.rendezvous import Meeting
 from tilework.comm.sockets import SocketComm
-from tilework.core.comm import Comm, GroupBroken
-from tilework.core.model import DEVICES
+from tilework.core.comm import COLLECTIVES, SOCKETS, Comm, GroupBroken
 from tilework.core.wire.commands import GroupRef
 
 _LEAST_PAUSE_S = 50e-6
@@ -29,12 +29,12 @@ class Groups:
     `close`: its members must agree on which groups exist, so the runtime decides for all of them. If each member
     evicted groups itself, one would wait at the rendezvous for others that still have the group.
 
-    For `device` "cpu" each group connects separately; for "cuda" it is split from the node entered last.
+    By sockets each group connects separately; by other `collectives` it is a part of the node that was entered last.
     """
 
-    def __init__(self, device_id: int, address: str, device: str = "cpu") -> None:
-        assert device in DEVICES
-        self._device_id, self._address, self._device = device_id, address, device
+    def __init__(self, device_id: int, address: str, collectives: str = SOCKETS) -> None:
+        assert collectives in COLLECTIVES
+        self._device_id, self._address, self._collectives = device_id, address, collectives
         self._node: GroupRef | None = None
         self._comms: dict[int, ExchangeComm] = {}
         self._broken: set[int] = set()
@@ -50,7 +50,7 @@ class Groups:
         self._check(ref.group_id)
         if comm := self._comms.get(ref.group_id):
             return comm
-        return self._form(ref) if self._device == "cpu" else self._part_of_node(ref)
+        return self._form(ref) if self._connects_each else self._part_of_node(ref)
 
     def close(self, group_id: int) -> None:
         """Forget the group, also that it was broken off. Nothing of it may be under way, or still to come."""
@@ -66,7 +66,7 @@ class Groups:
     def break_off(self, group_id: int) -> None:
         """Make the call of this group that is under way, and all later ones, raise GroupBroken.
 
-        On "cuda" this breaks the whole node that the group is a part of.
+        This breaks the whole node that the group is a part of, if it is one.
         """
         with self._changed:
             self._broken.add(group_id)
@@ -88,24 +88,31 @@ class Groups:
         """Form the communicator of all workers of the node; the groups opened from now on are its subsets.
 
         Every worker of the node does this, with the same `node`, before it opens a group, and again with a new one
-        when one of them was lost. What ran on the former node is broken off. Nothing happens for "cpu".
+        when one of them was lost. What runs on the former node is broken off; its groups are parts of the new one when
+        they are opened next. Nothing happens where each group connects separately.
 
         Raises GroupBroken.
         """
-        if self._device == "cpu":
+        if self._connects_each:
             return
         if self._node is not None:
             self.break_off(self._node.group_id)
             self.close(self._node.group_id)
+        with self._changed:
+            self._comms.clear()
         self._node = node
         self._form(node)
 
+    @property
+    def _connects_each(self) -> bool:
+        return self._collectives == SOCKETS
+
     def _form(self, ref: GroupRef) -> Comm:
-        connect = self._connect_sockets if self._device == "cpu" else self._connect_node
+        connect = self._connect_sockets if self._connects_each else self._connect_node
         try:
             comm = self._keep(ref, connect(ref))
-            comm.meet(self._device)
-            if comm.rank == 0 and self._device == "cpu":  # NCCL may look into its store again.
+            comm.meet(COLLECTIVES[self._collectives])
+            if comm.rank == 0 and self._connects_each:  # Others may look into their store again.
                 self._meeting(ref.group_id).end()
         except (GroupBroken, FileNotFoundError) as error:
             self.break_off(ref.group_id)
@@ -126,8 +133,11 @@ class Groups:
         self._wait(ref.group_id, lambda: all(map(meeting.has_come, ref.devices)))
 
         def connect() -> ExchangeComm:
-            node = NcclNode(FileStore(meeting.store), rank, size, self._device_id)
-            return NcclComm(node, rank, range(size))
+            try:
+                link = LINKS[self._collectives](FileStore(meeting.store), rank, size, self._device_id)
+            except RuntimeError as error:
+                raise GroupBroken(f"the node could not connect: {error}") from error
+            return NodePart(Node(link), rank, range(size))
 
         return Connecting(connect, self._changed).wait(partial(self._check, ref.group_id))
 
@@ -144,9 +154,9 @@ class Groups:
         assert self._node is not None, "enter comes before open"
         self._check(self._node.group_id)
         whole = self._comms[self._node.group_id]  # Or it could not form, and is broken.
-        assert isinstance(whole, NcclComm)
+        assert isinstance(whole, NodePart)
         ranks = [self._node.devices.index(device_id) for device_id in ref.devices]
-        return self._keep(ref, NcclComm(whole.node, ref.devices.index(self._device_id), ranks))
+        return self._keep(ref, NodePart(whole.node, ref.devices.index(self._device_id), ranks))
 
     def _keep(self, ref: GroupRef, comm: ExchangeComm) -> ExchangeComm:
         """From here on `break_off` finds it; one that came before is caught up with."""

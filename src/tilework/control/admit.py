@@ -49,8 +49,8 @@ class Admit:
                 self._take_back(jobs)
                 return self._reject([request for request, _ in begun], len(jobs), answer, now_ns)
             jobs.append(self._enter(chosen, answer, len(jobs), position))
-            drops = chosen.cache != request.cache
-            accepts.append(Accept(jobs[-1].job_id, request.uid, answer.eta_ns, answer.why, drops))
+            uses_cache = chosen.cache != request.cache
+            accepts.append(Accept(jobs[-1].job_id, request.uid, answer.eta_ns, answer.why, uses_cache))
         self._next_job_id += len(jobs)
         if any(job.promised is not None for job in jobs):
             self._guard.recheck()
@@ -78,17 +78,18 @@ class Admit:
         return [Accept(job.job_id, request.uid, answer.eta_ns, why, chosen.cache != request.cache)]
 
     def _ask(self, request: Request, now_ns: int, position: int = 0) -> tuple[Request, Admitted | Reject]:
-        """The answer to a request, and the request that it is for: the same, or one without its cache."""
-        if not request.cache_if_late or request.cache is None:
-            return request, self._answer(request, now_ns, position)
-        plain = replace(request, cache=None)
-        answer = self._answer(plain, now_ns, position)
+        """The answer to a request, and the request that it is for: the same, or one with its spare cache."""
+        answer = self._answer(request, now_ns, position)
+        if request.spare_cache is None:
+            return request, answer
         if isinstance(answer, Admitted) and (request.deadline_ns is None or answer.eta_ns <= request.deadline_ns):
-            return plain, answer
-        cached = self._answer(request, now_ns, position)
+            return request, answer
+        cached = self._answer(request.with_spare_cache, now_ns, position)
         if isinstance(cached, Reject):
-            return plain, answer
-        return request, replace(cached, why=f"{cached.why}; it has a cache, since it would be late without")
+            return request, answer
+        return request.with_spare_cache, replace(
+            cached, why=f"{cached.why}; it has a cache, since it would be late without"
+        )
 
     def _answer(self, request: Request, now_ns: int, position: int) -> Admitted | Reject:
         try:

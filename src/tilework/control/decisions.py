@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from tilework.core.actions import Accept, Action, DropToBestEffort, Finish, MoveState, Reject, RunWork, Stop
+from tilework.core.actions import Accept, Action, DropToBestEffort, Finish, MoveState, Reject, RunWork, Stop, UseCache
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_MS, NS_PER_S, s_from_ns
 from tilework.core.work import Group, Work
@@ -23,6 +23,7 @@ class DecisionKind(StrEnum):
     MOVED = "moved"
     STOPPED = "stopped"
     DROPPED = "dropped to best effort"
+    CACHED = "turned to its cache"
     FINISHED = "finished"
 
 
@@ -83,6 +84,9 @@ def describe(at_ns: int, action: Action, request: Request, job_id: int | None = 
         case DropToBestEffort(late_id, why):
             kind, job_ids = DecisionKind.DROPPED, (late_id,)
             text = f"dropped to best effort, after those that can still be on time{_because(why)}"
+        case UseCache(cached_id, _, why):
+            kind, job_ids = DecisionKind.CACHED, (cached_id,)
+            text = f"its further steps use the cache {request.cache or request.spare_cache}{_because(why)}"
         case Finish(ended_id, _, status, reason):
             kind, job_ids = DecisionKind.FINISHED, (ended_id,)
             text = f"{status} {_ending(at_ns, request)}{_because(reason)}"

@@ -7,10 +7,12 @@ from heapq import heappop, heappush
 from tilework.control.cluster.job import Job
 from tilework.control.cluster.tracker import Tracker
 from tilework.control.recovery import Recovery
-from tilework.core.actions import Action
+from tilework.core.actions import Action, UseCache
 from tilework.core.interfaces import CostModel, Policy
 from tilework.core.request import Status
 from tilework.policy.toolkit.demand import fastest
+
+LATE = "even if nothing else ran from now on, it would be late"
 
 
 class Expiry:
@@ -43,11 +45,20 @@ class Expiry:
             if now_ns <= last_ns:
                 heappush(self._looks, (last_ns + 1, job_id))
                 continue
-            actions += self.end(job, "even if nothing else ran from now on, it would be late")
+            if job.may_use_cache:
+                actions.append(self.use_cache(job, LATE))
+                heappush(self._looks, (self._last_ns(job) + 1, job_id))
+                continue
+            actions += self.end(job, LATE)
         return actions
 
     def end(self, job: Job, why: str) -> list[Action]:
         return self._recovery.end(job, Status.EXPIRED, why)
+
+    def use_cache(self, job: Job, why: str) -> Action:
+        """Let a job use its spare cache, since it would be late without."""
+        self._tracker.use_cache(job)
+        return UseCache(job.job_id, job.request.uid, why)
 
     def wake_ns(self) -> int | None:
         """When to look again, if nothing happens."""

@@ -28,6 +28,7 @@ from tilework.core.actions import (
     Reject,
     RunWork,
     Stop,
+    UseCache,
 )
 from tilework.core.events import (
     Broken,
@@ -183,6 +184,11 @@ class HistoryRecorder:
                 self._placements.append(PastPlacement(at_ns=self._now_ns, placement=placement))
             case Stop(work_id):
                 self._add_for_jobs(self._begun[work_id].job_ids, action)
+            case UseCache(job_id, uid):
+                request = self._requests[uid].request.with_spare_cache
+                self._requests[uid] = replace(self._requests[uid], request=request)
+                self._jobs[job_id] = request
+                self._add_action(uid, action)
             case MoveState(job_id) | DropToBestEffort(job_id):
                 self._add_for_jobs((job_id,), action)
 

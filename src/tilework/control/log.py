@@ -25,8 +25,9 @@ from tilework.cost.table import CostTable
 from tilework.cost.table_file import parse_table, table_json
 from tilework.policy.registry import check_live
 
-FORMAT = 15
-"""Before format 15 no request had a cache.
+FORMAT = 16
+"""Before format 16 no request got a cache after it was accepted, and cost tables said nothing of caches.
+Before format 15 no request had a cache.
 Before format 14 no node left before it was gone, and no time of a move between nodes was measured.
 Before format 13 no node was lost as a whole.
 Before format 12 no load was dropped before its end.
@@ -153,7 +154,8 @@ class _Stages:
         """Raises KeyError, ValueError."""
         if text not in self._by_text:
             used, _, cache = text.removesuffix("}").rpartition("{") if text.endswith("}") else (text, "", "")
-            self._by_text[text] = replace(self._used(used), caches=(CacheChoice.parse(cache),) if cache else ())
+            plain = self._used(used)
+            self._by_text[text] = plain.with_cache(CacheChoice.parse(cache)) if cache else plain
         return self._by_text[text]
 
     def _used(self, text: str) -> Stage:
@@ -234,9 +236,10 @@ def _from_plain(plain: Any, cls: Any, stages: _Stages) -> Any:
 
 @cache
 def _field_names(cls: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(cls))
+    return tuple(field.name for field in fields(cls) if field.init)
 
 
 @cache
 def _hints(cls: Any) -> dict[str, Any]:
-    return get_type_hints(cls)
+    hints = get_type_hints(cls)
+    return {name: hints[name] for name in _field_names(cls)}

@@ -111,19 +111,26 @@ class Planner:
         return actions
 
     def _give_up(self, plan: Plan) -> list[Action]:
-        """End the jobs that the policy cannot serve, and drop to best effort those that it cannot serve in time."""
+        """End the jobs that the policy cannot serve, and drop to best effort those that it cannot serve in time.
+
+        One with a spare cache gets that instead; the policy is asked again whether it is in time then.
+        """
         actions: list[Action] = []
         for job_id, why in plan.failures:
             actions += self._recovery.end(self._tracker.jobs[job_id], Status.FAILED, why)
         for job_id, why in plan.dropped_to_best_effort:
             job = self._tracker.jobs[job_id]
+            if job.may_use_cache:
+                actions.append(self._expiry.use_cache(job, why))
+                continue
+            full = f"{why}, and no step is left for its cache" if job.request.spare_cache else why
             if job.request.is_dropped_if_late:
-                actions += self._expiry.end(job, why)
+                actions += self._expiry.end(job, full)
                 continue
             assert not job.dropped_to_best_effort, f"job {job_id} is dropped to best effort twice"
             delay_ns = self._tracker.delay_ns(job.request, dropped_to_best_effort=True)
             self._tracker.drop_to_best_effort(job, self._policy.urgency_ns(job.request, True, delay_ns), delay_ns)
-            actions.append(DropToBestEffort(job_id, why))
+            actions.append(DropToBestEffort(job_id, full))
         return actions
 
     def _stop(self, job_ids: Sequence[int]) -> list[Action]:

@@ -5,7 +5,7 @@ A driver performs the actions of one `handle` call in order; commands for one de
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tilework.core.component import LoadSource
 from tilework.core.graph.stage import Stage
@@ -17,18 +17,18 @@ from tilework.core.work import NewPlacement, Work
 class Accept:
     """Tell the client that its request is accepted, and when it is expected to be done.
 
-    With `drops_cache` it has no cache: it is on time without (see `core.request.Request.cache_if_late`).
+    With `uses_cache` it has its spare cache from the start: it would be late without.
     """
 
     job_id: int
     uid: str
     eta_ns: int
     why: str
-    drops_cache: bool = False
+    uses_cache: bool = False
 
     def accepted(self, request: Request) -> Request:
         """The request as it is accepted."""
-        return replace(request, cache=None) if self.drops_cache else request
+        return request.with_spare_cache if self.uses_cache else request
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,15 @@ class DropToBestEffort:
     """Record that a job cannot be on time any more; it is served after the jobs that can."""
 
     job_id: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class UseCache:
+    """Let the steps of a job that follow its committed works use its spare cache: it would be late without."""
+
+    job_id: int
+    uid: str
     why: str
 
 
@@ -165,7 +174,14 @@ def jobs_of(action: Action) -> tuple[int, ...]:
     match action:
         case RunWork(work):
             return work.job_ids
-        case Accept(job_id) | DropToBestEffort(job_id) | MoveState(job_id) | DropState(job_id) | Finish(job_id):
+        case (
+            Accept(job_id)
+            | DropToBestEffort(job_id)
+            | UseCache(job_id)
+            | MoveState(job_id)
+            | DropState(job_id)
+            | Finish(job_id)
+        ):
             return (job_id,)
         case _:
             return ()
@@ -175,6 +191,7 @@ Action = (
     Accept
     | Reject
     | DropToBestEffort
+    | UseCache
     | RunWork
     | Stop
     | MoveState

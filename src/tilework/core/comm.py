@@ -5,6 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+SOCKETS = "sockets"
+COLLECTIVES = {SOCKETS: "cpu", "gloo": "cpu", "nccl": "cuda"}
+"""What the members of a group can talk by, and whose tensors it takes: sockets between each two of them, or one
+communicator of their node.
+"""
+USUAL_COLLECTIVES = {"cpu": SOCKETS, "cuda": "nccl"}
+"""By device, of `core.model.DEVICES`."""
+
 
 class GroupBroken(RuntimeError):
     """A collective failed: a member is gone, or the group was broken off. The tensors are undefined."""
@@ -21,6 +29,14 @@ class Comm(Protocol):
     def rank(self) -> int: ...
     @property
     def size(self) -> int: ...
+    @property
+    def has_aborted_calls(self) -> bool:
+        """Whether calls that have returned may have been aborted: what they were to receive may be wrong.
+
+        On a GPU calls return before their messages arrive. Those that are aborted then leave their tensors undefined.
+        So what was computed counts only if this is false after the device was synchronised.
+        """
+
     def all_to_all(self, output: Any, source: Any, output_splits: list[int], source_splits: list[int]) -> None:
         """Send the i-th piece of the flat `source` to rank i; `output` receives the pieces of all ranks in order.
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tilework.core.cache import CacheChoice
 from tilework.core.request import Shape
 
 Batch = tuple[Shape, ...]
@@ -23,6 +24,10 @@ class CostRow:
 
     `batch` is how many outputs of this shape are made together. For a mixed batch it holds the shapes of all, by
     pixels; height, width and frames are then those of the last one. `CostRow.of` makes rows of any batch.
+
+    `cache` is the cache that the requests have; None: none. `skipped` is the share of their patches of blocks that it
+    skips, from 0 to 1: the mean of many requests, which differ by the standard deviation `skipped_std`. `seconds` is
+    then the mean of a step over all steps of such requests.
     """
 
     pipeline: str
@@ -39,6 +44,9 @@ class CostRow:
     activation_bytes: int | None = None
     state_bytes: int | None = None
     num_runs: int | None = None
+    cache: CacheChoice | None = None
+    skipped: float = 0.0
+    skipped_std: float = 0.0
 
     @classmethod
     def of(cls, shapes: Sequence[Shape], **fields: Any) -> CostRow:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from tilework.core.cache import CacheKind
@@ -28,6 +28,11 @@ class LoraSource:
     path: str
 
 
+def is_weights_file(scheme: str) -> bool:
+    """Whether a scheme of `ModelSource.quantize` is the path of a file with weights that are quantised already."""
+    return scheme.endswith(".gguf")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
     """Where a worker finds a model and how it runs it. `path` is a diffusers directory or a hub id.
@@ -40,10 +45,12 @@ class ModelSource:
     use those of the `loras` that are LoRAs of this model. Only the accelerators `devices` serve it; None: all do. With
     `vae_tiling` its autoencoder works in tiles, as after `enable_tiling()`; without, if its `tilework.json` says so.
     Without `previews` requests get none, and its steps do not need the autoencoder; with, unless that file says so.
-    `quantize` are components and the scheme of their weights (`pipelines.setup.quantize`), with "" for the denoisers.
+    `quantize` are components and the scheme of their weights (`pipelines.setup.quantize`) or the file that has them,
+    with "" for the denoisers.
     `offload` is one of `OFFLOADS`, and `attention`, which is that of a whole process, of `ATTENTIONS`. If it
     `compiles`, blocks of the denoisers that repeat themselves are compiled. With `cuda_graphs` their passes on CUDA are
-    recorded as graphs.
+    recorded as graphs. With a `copy_stream` states go between a CUDA device and the host by a stream of their own; that
+    is for a whole process, too.
     """
 
     path: str
@@ -62,6 +69,17 @@ class ModelSource:
     attention: str = ATTENTIONS[0]
     compiles: bool = False
     cuda_graphs: bool = False
+    copy_stream: bool = False
+
+    @property
+    def weights_files(self) -> tuple[str, ...]:
+        """The components whose weights are in files of their own, as in `quantize`."""
+        return tuple(name for name, scheme in self.quantize if is_weights_file(scheme))
+
+    def of_others(self) -> ModelSource:
+        """How other models run that are served beside this one: without what is its alone."""
+        quantize = tuple(one for one in self.quantize if not is_weights_file(one[1]))
+        return replace(self, adapter=None, quantize=quantize)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import lru_cache
 from typing import NamedTuple
 
 from tilework.core.cache import CacheChoice
@@ -83,6 +84,45 @@ class Terms:
 DEFAULT_TERMS = Terms()
 
 
+class StepClass(NamedTuple):
+    """Requests of one step class have the same stages, with steps of the same cost on the same devices."""
+
+    pipeline: str
+    shape: Shape
+    guided: bool
+    preview_every: int
+    passes: float
+    exact: bool
+    loras: tuple[UsedLora, ...]
+    result: ResultKind
+    cache: CacheChoice | None
+
+
+class RequestClass:
+    """Requests of one class have the same total cost on the same devices. Its hash is computed once."""
+
+    __slots__ = ("_hash", "step", "steps")
+
+    def __init__(self, step: StepClass, steps: int) -> None:
+        self.step, self.steps = step, steps
+        self._hash = hash((step, steps))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RequestClass) and (self.step, self.steps) == (other.step, other.steps)
+
+    def __repr__(self) -> str:
+        return f"RequestClass({self.step}, {self.steps})"
+
+
+@lru_cache(maxsize=4096)
+def _class_of(step: StepClass, steps: int) -> RequestClass:
+    """The class with these values: nearly always one object, which a dict finds without `__eq__`."""
+    return RequestClass(step, steps)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request(Terms):
     """One picture (or clip) to make.
@@ -97,9 +137,11 @@ class Request(Terms):
             is the stock pipeline's bit for bit, in any dtype and under any load.
         loras: those that it uses, by name, each once.
         result: what it is for; a video file takes a stage more.
-        cache: that of its steps. These take less time, which is learned from those of others with the same cache, and
-            share forward passes with these alone.
-        cache_if_late: it has its cache only if it is expected to miss its deadline without; admission decides it.
+        cache: that of its steps. These take less time, as the cost table says and those of others with the same cache
+            correct, and share forward passes with these alone.
+        spare_cache: the cache that it gets if it is expected to miss its deadline without. Admission decides that, and
+            later the policy (see `core.actions.UseCache`).
+        cost_class: its class (see `cost_key`).
     """
 
     uid: str
@@ -116,12 +158,33 @@ class Request(Terms):
     loras: tuple[UsedLora, ...] = ()
     result: ResultKind = ResultKind.PIXELS
     cache: CacheChoice | None = None
-    cache_if_late: bool = False
+    spare_cache: CacheChoice | None = None
+    cost_class: RequestClass = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Every event asks for the class of its requests, so it is made once."""
+        step = StepClass(
+            self.pipeline,
+            self.shape,
+            self.guided,
+            self.preview_every,
+            self.passes,
+            self.exact,
+            self.loras,
+            self.result,
+            self.cache,
+        )
+        object.__setattr__(self, "cost_class", _class_of(step, self.steps))
 
     @property
     def is_promise(self) -> bool:
         """Whether it is accepted only with the promise that its deadline will be met."""
         return self.on_miss is OnMiss.REJECT and self.deadline_ns is not None
+
+    @property
+    def with_spare_cache(self) -> Request:
+        """The same, with its spare cache as that of its steps."""
+        return self if self.spare_cache is None else replace(self, cache=self.spare_cache, spare_cache=None)
 
     @property
     def is_dropped_if_late(self) -> bool:
@@ -138,45 +201,14 @@ class Request(Terms):
         return status is Status.DONE and end_ns <= self.deadline_ns
 
 
-class StepClass(NamedTuple):
-    """Requests of one step class have the same stages, with steps of the same cost on the same devices."""
-
-    pipeline: str
-    shape: Shape
-    guided: bool
-    preview_every: int
-    passes: float
-    exact: bool
-    loras: tuple[UsedLora, ...]
-    result: ResultKind
-    cache: CacheChoice | None
-
-
-class RequestClass(NamedTuple):
-    """Requests of one class have the same total cost on the same devices."""
-
-    step: StepClass
-    steps: int
-
-
 def step_key(request: Request) -> StepClass:
     """The step class of a request."""
-    return StepClass(
-        request.pipeline,
-        request.shape,
-        request.guided,
-        request.preview_every,
-        request.passes,
-        request.exact,
-        request.loras,
-        request.result,
-        request.cache,
-    )
+    return request.cost_class.step
 
 
 def cost_key(request: Request) -> RequestClass:
     """The class of a request."""
-    return RequestClass(step_key(request), request.steps)
+    return request.cost_class
 
 
 EXACT_NEEDS_MORE = "it is exact, so several devices cannot share its steps and no stage can be sliced"

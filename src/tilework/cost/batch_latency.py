@@ -31,11 +31,12 @@ class BatchLatencyModel:
 
     Its inputs are those of `inputs_of`. Its output is the logarithm of the time of a batch over the sum of the times
     of its requests alone. Between two `layers` negative values become 0. It knows batches of up to `max_batch` requests
-    and `max_patches` patches whose sizes are among `shapes`, upright or on their side. It was learned from `num_rows`
-    measured batches; `error` is the mean of |predicted / measured - 1| over the fifth of them that was held out.
+    and `max_patches` patches whose sizes are among `shapes`, upright or on their side, and of which a cache skips
+    `max_skipped` at most. It was learned from `num_rows` measured batches; `error` is the mean of
+    |predicted / measured - 1| over the fifth of them that was held out.
 
-    Source: PatchedServe section 6.1. Unlike there, the target is relative to what the requests cost alone, so that the
-    model stays valid when that changes.
+    Source: PatchedServe section 6.1. Unlike there, the target is relative to what the requests cost alone without a
+    cache, so that the model stays valid when that changes; and patches that a cache skips do not count.
     """
 
     shapes: tuple[Shape, ...]
@@ -44,14 +45,20 @@ class BatchLatencyModel:
     layers: tuple[Layer, ...]
     error: float
     num_rows: int
+    max_skipped: float = 0.0
     _indices: Mapping[ShapeKey, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_indices", input_indices(self.shapes))
 
-    def ratio(self, batch: Sequence[ShapeKey]) -> float | None:
-        """The time together over the sum of the times alone; None for a batch that the model does not know."""
-        values = inputs_of(batch, self._indices) if len(batch) <= self.max_batch else None
+    def ratio(self, batch: Sequence[ShapeKey], skipped: float = 0.0) -> float | None:
+        """The time together, if a cache skips this share of the patches, over the sum of the times alone without one.
+
+        None for a batch that the model does not know.
+        """
+        if len(batch) > self.max_batch or skipped > self.max_skipped:
+            return None
+        values = inputs_of(batch, self._indices, skipped)
         if values is None or values[-1] > self.max_patches:
             return None
         *hidden, last = self.layers
@@ -67,6 +74,7 @@ class BatchLatencyModel:
             "layers": [{"weights": layer.weights, "biases": layer.biases} for layer in self.layers],
             "error": self.error,
             "num_rows": self.num_rows,
+            "max_skipped": self.max_skipped,
         }
 
     @classmethod
@@ -83,6 +91,7 @@ class BatchLatencyModel:
                 ),
                 error=float(document["error"]),
                 num_rows=int(document["num_rows"]),
+                max_skipped=float(document.get("max_skipped", 0.0)),
             )
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"not a batch model: {error!r}") from error
@@ -103,8 +112,8 @@ def input_indices(shapes: Sequence[Shape]) -> dict[ShapeKey, int]:
     return {(shape.height, shape.width, shape.frames): index for index, shape in enumerate(shapes)}
 
 
-def inputs_of(batch: Sequence[ShapeKey], indices: Mapping[ShapeKey, int]) -> list[float] | None:
-    """The number of requests of each shape, upright or on its side; the number of sizes; the number of patches.
+def inputs_of(batch: Sequence[ShapeKey], indices: Mapping[ShapeKey, int], skipped: float = 0.0) -> list[float] | None:
+    """The number of requests of each shape, upright or on its side; of sizes; and of patches that are computed.
 
     Patches are those of a packed batch, as large as its sizes allow. None if a shape has no index.
     """
@@ -117,4 +126,4 @@ def inputs_of(batch: Sequence[ShapeKey], indices: Mapping[ShapeKey, int]) -> lis
     sizes = list({(height, width) for height, width, _ in batch})
     rows, columns = choose_patch(sizes, 1)
     pixels = sum([height * width * frames for height, width, frames in batch])
-    return [*counts, float(len(sizes)), pixels / (rows * columns)]
+    return [*counts, float(len(sizes)), (1.0 - skipped) * pixels / (rows * columns)]

@@ -28,7 +28,7 @@ def can_learn() -> bool:
 
 
 def learn(rows: Iterable[CostRow], stage: Stage, seed: int = 0) -> BatchLatencyModel | None:
-    """A model learned from four fifths, chosen by `seed`, of all measured batches of a stage.
+    """A model learned from four fifths, chosen by `seed`, of all measured batches of a stage, with and without caches.
 
     No outlier is dropped. None if fewer than MIN_MIXED batches are mixed, or nothing was measured alone. The result
     does not depend on the order of `rows`.
@@ -38,12 +38,13 @@ def learn(rows: Iterable[CostRow], stage: Stage, seed: int = 0) -> BatchLatencyM
     """
     steps = [row for row in rows if (row.pipeline, row.stage, row.degree) == (stage.pipeline, stage.name, 1)]
     batches = sorted((row for row in steps if row.batch != 1), key=lambda row: (row.shapes, row.seconds))
-    alone = Prices([row for row in steps if row.batch == 1])
-    if sum(not isinstance(row.batch, int) for row in batches) < MIN_MIXED or not alone.has_singles:
+    alone = Prices([row for row in steps if row.batch == 1 and row.cache is None])
+    mixed = [row for row in batches if row.cache is None and not isinstance(row.batch, int)]
+    if len(mixed) < MIN_MIXED or not alone.has_singles:
         return None
     shapes = tuple(sorted({_upright(shape) for row in batches for shape in row.shapes}))
     indices = input_indices(shapes)
-    inputs = [inputs_of(batch_key(row.shapes), indices) or [] for row in batches]
+    inputs = [inputs_of(batch_key(row.shapes), indices, row.skipped) or [] for row in batches]
     ratios = [row.seconds / sum(alone.seconds((shape,)) or 0.0 for shape in row.shapes) for row in batches]
     learned, held_out = _split(len(batches), seed)
     layers = _layers([inputs[index] for index in learned], [math.log(ratios[index]) for index in learned], seed)
@@ -54,10 +55,12 @@ def learn(rows: Iterable[CostRow], stage: Stage, seed: int = 0) -> BatchLatencyM
         layers=layers,
         error=0.0,
         num_rows=len(batches),
+        max_skipped=max(row.skipped for row in batches),
     )
-    errors = [
-        abs((batch_model.ratio(batch_key(batches[index].shapes)) or 0.0) / ratios[index] - 1) for index in held_out
-    ]
+    predicted = {
+        index: batch_model.ratio(batch_key(batches[index].shapes), batches[index].skipped) for index in held_out
+    }
+    errors = [abs((ratio or 0.0) / ratios[index] - 1) for index, ratio in predicted.items()]
     return replace(batch_model, error=fmean(errors))
 
 

@@ -85,6 +85,12 @@ class Prices:
             together += fixed + share * one_by_one
         return max(longest, together)
 
+    def learned(self, shapes: Sequence[Shape], skipped: float) -> float | None:
+        """The time of a batch of which a cache skips this share of the patches; None if no batch model knows it."""
+        batch = batch_key(shapes)
+        ratio = None if self._batch_model is None or not self._alone else self._batch_model.ratio(batch, skipped)
+        return None if ratio is None else ratio * self._unmeasured(batch)[0]
+
     def _unmeasured(self, batch: tuple[ShapeKey, ...]) -> tuple[float, float, float]:
         """The sum of the times alone; the time together, without the cost of mixing; the longest time alone."""
         counts, size = Counter(batch), len(batch)

@@ -59,7 +59,7 @@ class Profile:
 def best_table(profiles: Iterable[Profile], key: ProfileKey) -> CostTable | None:
     """The best rows that `profiles`, oldest first, hold under `key`; None if there is no row.
 
-    For each stage, shape, degree, batch and link the newest row is used. Rows of profiles come before those of
+    For each stage, shape, degree, batch, link and cache the newest row is used. Rows of profiles come before those of
     calibrations. The newest batch model is used.
     """
     rows: dict[RowKey, CostRow] = {}

@@ -8,13 +8,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import astuple, fields
 from typing import Any
 
+from tilework.core.cache import CacheChoice
 from tilework.core.cost_row import CostRow
 from tilework.core.request import Shape
 from tilework.cost.batch_latency import BatchLatencyModel
 from tilework.cost.profile import Profile, ProfileKey, ProfileOrigin
 
 APPLICATION_ID = 0x74696C65  # "tile": marks the file as a profile database.
-SCHEMA = 5
+SCHEMA = 6
 
 _KEY_COLUMNS = tuple(column.name for column in fields(ProfileKey))
 _ROW_COLUMNS = tuple(column.name for column in fields(CostRow))
@@ -32,7 +33,8 @@ CREATE TABLE rows (
     height INTEGER NOT NULL, width INTEGER NOT NULL, frames INTEGER NOT NULL,
     degree INTEGER NOT NULL, batch NOT NULL, link TEXT NOT NULL,
     seconds REAL NOT NULL, p99_seconds REAL,
-    peak_bytes INTEGER, activation_bytes INTEGER, state_bytes INTEGER, num_runs INTEGER
+    peak_bytes INTEGER, activation_bytes INTEGER, state_bytes INTEGER, num_runs INTEGER,
+    cache TEXT, skipped REAL NOT NULL, skipped_std REAL NOT NULL
 )"""
 
 
@@ -93,15 +95,21 @@ def _select_rows(connection: sqlite3.Connection, profile_id: int) -> Iterator[Co
 
 
 def _row_values(row: CostRow) -> list[object]:
-    """A mixed batch is text: its shapes, separated by commas."""
-    batch = row.batch if isinstance(row.batch, int) else ",".join(map(str, row.batch))
-    return [batch if name == "batch" else getattr(row, name) for name in _ROW_COLUMNS]
+    """A mixed batch is text, its shapes, separated by commas; so is a cache."""
+    texts: dict[str, object] = {}
+    if not isinstance(row.batch, int):
+        texts["batch"] = ",".join(map(str, row.batch))
+    if row.cache is not None:
+        texts["cache"] = str(row.cache)
+    return [texts.get(name, getattr(row, name)) for name in _ROW_COLUMNS]
 
 
 def _row(values: Sequence[Any]) -> CostRow:
     given = dict(zip(_ROW_COLUMNS, values, strict=True))
     if isinstance(given["batch"], str):
         given["batch"] = tuple(map(Shape.parse, given["batch"].split(",")))
+    if given["cache"] is not None:
+        given["cache"] = CacheChoice.parse(given["cache"])
     return CostRow(**given)
 
 

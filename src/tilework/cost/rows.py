@@ -7,11 +7,12 @@ from dataclasses import replace
 from statistics import fmean
 from typing import TypeVar
 
+from tilework.core.cache import CacheChoice
 from tilework.core.cost_row import Batch, CostRow
 from tilework.core.graph.graph import Graph
 from tilework.core.request import Shape
 
-RowKey = tuple[str, str, Shape, int, int | Batch, str]
+RowKey = tuple[str, str, Shape, int, int | Batch, str, CacheChoice | None]
 ShapeKey = tuple[int, int, int]
 """Height, width and frames of one output of a batch. A plain tuple, because it is hashed and sorted often."""
 
@@ -19,8 +20,8 @@ _Known = TypeVar("_Known", int, float)
 
 
 def row_key(row: CostRow) -> RowKey:
-    """The key of a row: pipeline, stage, shape, degree, batch and link."""
-    return row.pipeline, row.stage, row.shape, row.degree, row.batch, row.link
+    """The key of a row: pipeline, stage, shape, degree, batch, link and cache."""
+    return row.pipeline, row.stage, row.shape, row.degree, row.batch, row.link, row.cache
 
 
 def batch_key(shapes: Iterable[Shape]) -> tuple[ShapeKey, ...]:
@@ -47,7 +48,8 @@ def merge_rows(rows: Iterable[CostRow]) -> tuple[CostRow, ...]:
 
 def missing_batches(rows: Iterable[CostRow], graph: Graph, batches: Sequence[Batch], degree: int) -> tuple[Batch, ...]:
     """The batches that lack a row of a stage at this degree, of those stages that can be run so."""
-    known = {(row.stage, *sorted(row.shapes)) for row in rows if (row.pipeline, row.degree) == (graph.pipeline, degree)}
+    place = graph.pipeline, degree, None
+    known = {(row.stage, *sorted(row.shapes)) for row in rows if (row.pipeline, row.degree, row.cache) == place}
     return tuple(
         batch
         for batch in batches
@@ -70,6 +72,8 @@ def _merge(rows: list[CostRow]) -> CostRow:
         activation_bytes=max(_known(row.activation_bytes for row in rows), default=None),
         state_bytes=max(_known(row.state_bytes for row in rows), default=None),
         num_runs=min(_known(row.num_runs for row in rows), default=None),
+        skipped=fmean(row.skipped for row in rows),
+        skipped_std=fmean(row.skipped_std for row in rows),
     )
 
 

@@ -134,7 +134,7 @@ def in_cells(table: CostTable, size: int) -> CostTable:
 
     A cell has the memory of all its devices, and each holds a part of the weights. What `size` devices take together,
     a cell takes alone. What was not measured on that many takes its time on the most that it was. Not counted is what
-    it costs to run on parts of the weights: no table has that.
+    it costs to run on parts of the weights: no table has that. A cache saves nothing there, as on several devices.
 
     Source: TridentServe §7, "treating multiple devices as one", and appendix E.2. There only the stage with steps is
     split, and one device encodes and decodes; here a cell does.
@@ -155,6 +155,7 @@ def in_cells(table: CostTable, size: int) -> CostTable:
         _of_cell(row, size)
         for row in table.rows
         if row.degree % size == 0 or row.degree == widest.get((row.pipeline, row.stage, row.shapes))
+        if row.cache is None or size == 1
     ]
     return replace(
         table,

@@ -7,15 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilework.core.component import Component, LoadSource, num_bytes
+from tilework.core.cost_row import CostRow
 from tilework.core.graph.graph import Graph
 from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import Stage
 from tilework.core.lora import slowdown
 from tilework.core.pools import Pools
 from tilework.core.preview import preview_shape
-from tilework.core.request import Request, Shape
+from tilework.core.request import Request, RequestClass, Shape, cost_key
 from tilework.core.work import Work
 from tilework.cost.activations import Activations
+from tilework.cost.caching.savings import Saving
 from tilework.cost.corrections import CorrectionKey, Corrections
 from tilework.cost.loading import LoadTimes, MeasuredLink, MoveTimes
 from tilework.cost.memory import MemoryLimits
@@ -32,7 +34,7 @@ class TableCosts:
     The time of single requests is corrected per stage, shape, degree and guidance (`Corrections`); each measurement has
     the weight `weight`. Tables describe guided steps; unguided ones are taken to cost half as much until some have been
     measured. The requests of a batch are corrected like single ones; the savings of the batch have a correction of
-    their own, and so have requests with LoRAs, by number.
+    their own, and so have requests with LoRAs, by number, and what a cache saves, by cache.
 
     `version` counts the changes of predictions of works.
     """
@@ -70,6 +72,7 @@ class TableCosts:
         self._tabled = TabledTimes(table)
         self._activations = Activations(table)
         self._rooms: dict[_Key, bool] = {}
+        self._starts: dict[RequestClass, Cursor] = {}
         self.most_bytes = num_bytes(self.all_components) + self._activations.largest
 
     @property
@@ -216,6 +219,15 @@ class TableCosts:
 
     def start(self, request: Request) -> Cursor:
         """The progress of a request of which nothing is done. Raises UnknownCost."""
+        key = cost_key(request)
+        start = self._starts.get(key)
+        if start is None:
+            if len(self._starts) >= _MAX_CACHED:  # Clients choose the shapes.
+                self._starts.clear()
+            start = self._starts[key] = self._new_start(request)
+        return start
+
+    def _new_start(self, request: Request) -> Cursor:
         graph = self._tabled.graph(request.pipeline)
         if not request.loras:
             return graph.itinerary(request.steps, result=request.result, cache=request.cache).at[0]
@@ -230,6 +242,10 @@ class TableCosts:
     def pools(self) -> Pools:
         """See `CostModel.pools`."""
         return self._tabled.pools
+
+    def saving(self, stage: Stage, shapes: Sequence[Shape], degree: int) -> Saving | None:
+        """What the cache of a stage saves by the table: see `TabledTimes.saving`."""
+        return self._tabled.saving(stage, shapes, degree)
 
     def degrees(self, stage: Stage) -> tuple[int, ...]:
         """See `TabledTimes.degrees`."""
@@ -361,6 +377,19 @@ class TableCosts:
         """Measured over tabled time of such works; 1 until one has been measured."""
         price = self._price_of(stage, requests, degree)
         return self._factor(price) if price.key in self._corrections else 1.0
+
+    def corrected_table(self) -> CostTable:
+        """The table with the times of single guided requests as they are predicted now."""
+        rows = tuple(replace(row, seconds=row.seconds * self._row_correction(row)) for row in self.table.rows)
+        return replace(self.table, rows=rows)
+
+    def _row_correction(self, row: CostRow) -> float:
+        """Measured over tabled time of what a row says; 1 for a batch."""
+        if row.batch != 1:
+            return 1.0
+        stage = self._tabled.graph(row.pipeline).stage(row.stage)
+        learned = self._corrections.single(self._price_alone(stage, row.shape, row.degree, True).key)
+        return 1.0 if learned is None else learned
 
     def is_profiled(self, stage: Stage, shape: Shape, degree: int = 1) -> bool:
         """See `TabledTimes.is_profiled`."""

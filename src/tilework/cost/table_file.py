@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from tilework.core.cache import CacheChoice
 from tilework.core.cost_row import CostRow
 from tilework.core.graph.graph import BadGraph, Graph
 from tilework.core.pools import is_devices
@@ -28,7 +29,8 @@ _OPTIONAL_COUNTS = (
     ("state_bytes", 0, "a whole number of bytes"),
     ("num_runs", 1, "a whole number of at least 1"),
 )
-_DEFAULTED = ("frames", "degree", "batch", "link")
+_DEFAULTED = ("frames", "degree", "batch", "link", "cache")
+_OF_CACHES = ("cache", "skipped", "skipped_std")
 
 
 def read_table(place: Path | str) -> CostTable:
@@ -122,6 +124,13 @@ def _row_json(row: CostRow) -> dict[str, Any]:
     values = {name: getattr(row, name) for name in _ROW_FIELDS}
     if not isinstance(row.batch, int):
         values["batch"] = [str(shape) for shape in row.batch]
+    if row.cache is None:
+        return {
+            name: value
+            for name, value in values.items()
+            if name not in _OF_CACHES and (value is not None or name == "peak_bytes")
+        }
+    values["cache"] = str(row.cache)
     return {name: value for name, value in values.items() if value is not None or name == "peak_bytes"}
 
 
@@ -172,13 +181,25 @@ def _parse_mixes(document: Mapping[str, Any]) -> Mixes:
 def _check_stages(table: CostTable) -> None:
     """Refuse rows of stages that their pipeline does not have: nothing would use them."""
     known = {row.pipeline: [stage.name for stage in table.graph(row.pipeline).stages] for row in table.rows}
+    without = {(row.pipeline, row.stage, row.degree) for row in table.rows if row.cache is None and row.batch == 1}
     for index, row in enumerate(table.rows):
+        if row.stage in known[row.pipeline] and row.cache is not None:
+            _check_cached(f"rows[{index}].cache is {str(row.cache)!r}", row, table, without)
         if row.stage not in known[row.pipeline]:
             names = ", ".join(known[row.pipeline])
             raise BadCostTable(
                 f"rows[{index}].stage is {row.stage!r}, and {row.pipeline!r} has {names}; rename it, leave the row "
                 "out, or describe the pipeline under graphs"
             )
+
+
+def _check_cached(what: str, row: CostRow, table: CostTable, without: Collection[tuple[str, str, int]]) -> None:
+    if not table.graph(row.pipeline).stage(row.stage).has_steps:
+        raise BadCostTable(f"{what}, and {row.stage} of {row.pipeline!r} has no steps; leave it out")
+    if (row.pipeline, row.stage, row.degree) not in without:
+        raise BadCostTable(
+            f"{what}, and no row has {row.stage} of {row.pipeline!r} at degree {row.degree} without a cache; add one"
+        )
 
 
 def _parse_slos(slo_s: object) -> dict[str, float]:
@@ -203,7 +224,7 @@ def _parse_row(place: str, row: object) -> CostRow:
             raise BadCostTable(f"{place}.{name} is {row[name]!r}; expected a whole number of at least 1")
     _check_measured(place, row)
     values = {key: value for key, value in row.items() if key in _ROW_FIELDS}
-    return CostRow(**(values | _parse_batch(place, row)))
+    return CostRow(**(values | _parse_batch(place, row) | _parse_cache(place, row)))
 
 
 def _parse_batch(place: str, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -224,6 +245,26 @@ def _parse_batch(place: str, row: Mapping[str, Any]) -> dict[str, Any]:
             f"{mixed.shape}"
         )
     return {"batch": mixed.batch, "height": mixed.height, "width": mixed.width, "frames": mixed.frames}
+
+
+def _parse_cache(place: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a row with a cache."""
+    cache = row.get("cache")
+    if cache is None:
+        for name in ("skipped", "skipped_std"):
+            if row.get(name):
+                raise BadCostTable(f"{place}.{name} is {row[name]!r}, and the row has no cache; give cache, too")
+        return {}
+    for name in ("skipped", "skipped_std"):
+        value = row.get(name, 0.0)
+        if type(value) not in (int, float) or not 0 <= value <= 1:
+            raise BadCostTable(f"{place}.{name} is {value!r}; expected a share from 0 to 1")
+    try:
+        return {"cache": CacheChoice.parse(str(cache))}
+    except ValueError:
+        raise BadCostTable(
+            f'{place}.cache is {cache!r}; expected a kind and its threshold, as in "patch=0.003", or null'
+        ) from None
 
 
 def _mixed(batch: object) -> CostRow | None:

@@ -10,6 +10,7 @@ from tilework.core.graph.stage import Stage
 from tilework.core.pools import Pools
 from tilework.core.request import Shape
 from tilework.core.time import NS_PER_S
+from tilework.cost.caching.savings import CacheSavings, Saving
 from tilework.cost.prices import Prices
 from tilework.cost.table import CostTable
 
@@ -23,10 +24,13 @@ class TabledTimes:
 
     A group of an unprofiled degree is as fast as the next lower profiled one. A stage without rows costs nothing; a
     pipeline without rows, or a stage at a degree below all profiled ones, raises UnknownCost.
+
+    Steps with a cache take what `CacheSavings` says at their degree; as long as without where it does not know them.
     """
 
     def __init__(self, table: CostTable) -> None:
         self._prices = _prices(table)
+        self._savings = _savings(table, self._prices)
         self._degrees = _degrees(self._prices)
         self._pipelines = {row.pipeline for row in table.rows}
         self._graphs = {pipeline: table.graph(pipeline) for pipeline in self._pipelines}
@@ -69,6 +73,18 @@ class TabledTimes:
 
     def base_ns(self, stage: Stage, shapes: Sequence[Shape], degree: int) -> float:
         """The time of one step or request of these shapes together. Raises UnknownCost."""
+        saving = self.saving(stage, shapes, degree)
+        return self._whole_ns(stage, shapes, degree) * (1.0 if saving is None else saving.time)
+
+    def saving(self, stage: Stage, shapes: Sequence[Shape], degree: int) -> Saving | None:
+        """What the cache of a stage saves of such steps; None if it has none, or if it is not known."""
+        if not stage.caches:
+            return None
+        savings = self._savings.get((stage.pipeline, stage.name, degree))
+        return None if savings is None else savings.of(stage.caches[0], shapes)
+
+    def _whole_ns(self, stage: Stage, shapes: Sequence[Shape], degree: int) -> float:
+        """The same without a cache."""
         self._check_pipeline(stage)
         prices = self._prices.get((stage.pipeline, stage.name, degree))
         seconds = None if prices is None else prices.seconds(shapes)
@@ -77,7 +93,7 @@ class TabledTimes:
         profiled = self._degrees.get((stage.pipeline, stage.name))
         narrower = max((known for known in profiled or () if known < degree), default=None)
         if narrower is not None:
-            return self.base_ns(stage, shapes, narrower)
+            return self._whole_ns(stage, shapes, narrower)
         if profiled is not None:
             raise UnknownCost(f"{stage} was not profiled at degree {degree}, nor below it, at batch {len(shapes)} or 1")
         return 0.0
@@ -104,13 +120,24 @@ _Key = tuple[str, str, int]
 def _prices(table: CostTable) -> dict[_Key, Prices]:
     gathered: dict[_Key, list[CostRow]] = {}
     for row in table.rows:
-        gathered.setdefault((row.pipeline, row.stage, row.degree), []).append(row)
+        if row.cache is None:
+            gathered.setdefault((row.pipeline, row.stage, row.degree), []).append(row)
     batch_models = {
         (pipeline, table.graph(pipeline).stepped[0].name, 1): model for pipeline, model in table.batch_models.items()
     }
     return {
         key: Prices(rows, batch_models.get(key), table.graph(key[0]).frames_per_latent)
         for key, rows in gathered.items()
+    }
+
+
+def _savings(table: CostTable, prices: Mapping[_Key, Prices]) -> dict[_Key, CacheSavings]:
+    gathered: dict[_Key, list[CostRow]] = {}
+    for row in table.rows:
+        if row.cache is not None:
+            gathered.setdefault((row.pipeline, row.stage, row.degree), []).append(row)
+    return {
+        key: CacheSavings(rows, prices[key], table.graph(key[0]).frames_per_latent) for key, rows in gathered.items()
     }
 
 

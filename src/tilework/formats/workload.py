@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from tilework.core.cache import BLOCK_CACHES, DEFAULT_THRESHOLD, MAX_THRESHOLD, OFF
 from tilework.core.lora import UsedLora
 from tilework.core.priority import DEFAULT_CLASS
 from tilework.core.request import OnMiss, Shape
@@ -20,6 +21,8 @@ from tilework.formats.json_lines import JsonLine, RequestId, read_lines
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadRequest:
     """One line of a workload. Times in seconds; `slo_s` counts from `arrival_s`, None means best effort.
+
+    `cache` is one of `core.cache.BLOCK_CACHES`, and `cache_threshold` is for it.
 
     `id` None means "known by my place in the workload"; the reader fills it in.
     """
@@ -39,6 +42,8 @@ class WorkloadRequest:
     prompt: str | None = None
     exact: bool = False
     loras: tuple[UsedLora, ...] = ()
+    cache: str = OFF
+    cache_threshold: float = DEFAULT_THRESHOLD
 
     @property
     def shape(self) -> Shape:
@@ -89,6 +94,7 @@ def write_workload(path: Path | str, requests: Iterable[WorkloadRequest]) -> Non
 
 def _parse(line: JsonLine) -> WorkloadRequest:
     line.allow(_FIELDS)
+    _check_cache(line)
     return WorkloadRequest(
         arrival_s=line.number("arrival_s", above=0, or_equal=True),
         pipeline=line.text("pipeline"),
@@ -105,7 +111,21 @@ def _parse(line: JsonLine) -> WorkloadRequest:
         prompt=line.text("prompt") if line.given("prompt") else None,
         exact=line.truth("exact", False),
         loras=_loras(line) if line.given("loras") else (),
+        cache=line.choice("cache", BLOCK_CACHES, OFF),
+        cache_threshold=line.number("cache_threshold", DEFAULT_THRESHOLD, above=0, or_equal=True),
     )
+
+
+def _check_cache(line: JsonLine) -> None:
+    """Refuse a threshold beyond the largest, or without a cache, and a cache of a request that is exact."""
+    cache = line.choice("cache", BLOCK_CACHES, OFF)
+    threshold = line.number("cache_threshold", DEFAULT_THRESHOLD, above=0, or_equal=True)
+    if threshold > MAX_THRESHOLD:
+        line.fail("cache_threshold", threshold, f"give a number from 0 to {MAX_THRESHOLD:g}")
+    if cache == OFF and line.given("cache_threshold"):
+        line.fail("cache_threshold", threshold, "it has no effect without a cache; give cache, too")
+    if cache != OFF and line.truth("exact", False):
+        line.fail("cache", cache, "the request is to be exact, which it is not with a cache; leave one out")
 
 
 def _loras(line: JsonLine) -> tuple[UsedLora, ...]:

@@ -93,16 +93,19 @@ class CachedLayout(PatchLayout):
                 outputs = run(lambda rows: rows)
             if self._observe is not None and kept is not None and change is not None:
                 self._observe(index, change, _change(outputs, kept.outputs, square_sums(kept.outputs)))
-            return self._store(index, KeptBlock(list(states), square_sums(states), outputs, block.sites))
+            own = [state.clone() for state in states] if kept is None else kept.copied(states)
+            return self._store(index, KeptBlock(own, square_sums(states), outputs, block.sites))
         if not computed and not has_text:
             return kept.outputs
         some = _Some.of(computed, self.csp)
+        taken = [state.index_select(0, some.patches) for state in states]
+        known = {id(state): rows for state, rows in zip(states, taken, strict=True)}
         with self._inside(_Block(some=some, known=kept.sites)):
-            outputs = run(lambda rows: rows.index_select(0, some.patches))
+            outputs = run(lambda rows: known[id(rows)] if id(rows) in known else rows.index_select(0, some.patches))
         if not computed:
             return kept.outputs
-        taken = [state.index_select(0, some.patches) for state in states]
-        return self._store(index, kept.changed(some.patches, taken, outputs))
+        kept.replace(some.patches, taken, outputs)
+        return self._store(index, kept)
 
     def finish(self) -> None:
         self._finish()
@@ -159,7 +162,8 @@ class CachedLayout(PatchLayout):
         if self._whole:
             self._keep(lambda: operators.edges(patches))
             return operators.with_halo(patches, self.csp)
-        return operators.with_halo_by(patches, self._complete(operators.edges(patches)), self._some.around)
+        frames = self._some.frames_of((patches.shape[2], patches.shape[3]))
+        return operators.with_halo_by(patches, self._complete(operators.edges(patches)), frames)
 
     def _statistics(self, norm: nn.GroupNorm, patches: Tensor) -> tuple[Tensor, Tensor]:
         moments = operators.moments(norm, patches)
@@ -202,12 +206,19 @@ def _change(rows: Sequence[Tensor], before: Sequence[Tensor], squares: Tensor) -
 
 @dataclass(slots=True, eq=False)
 class _Some:
-    """Some patches of a batch: their places, their pictures, the patches around them, and how their queries run."""
+    """Some patches of a batch: their places, their pictures, how their queries run, and the pixels around them."""
 
     patches: Tensor
     owners: Tensor
-    around: Tensor
     runs: list[Run]
+    csp: Csp
+    _frames: dict[Size, Tensor] = field(default_factory=dict)
+
+    def frames_of(self, patch: Size) -> Tensor:
+        """Their `Csp.frames`."""
+        if patch not in self._frames:
+            self._frames[patch] = self.csp.frames(patch).index_select(0, self.patches)
+        return self._frames[patch]
 
     @classmethod
     def of(cls, computed: list[int], csp: Csp) -> _Some:
@@ -216,8 +227,8 @@ class _Some:
         return cls(
             patches=patches,
             owners=csp.owners.index_select(0, patches),
-            around=torch.stack([column.index_select(0, patches) for column in csp.sources]),
             runs=csp.runs(counts),
+            csp=csp,
         )
 
 

@@ -72,6 +72,7 @@ class Csp:
     sources: tuple[Tensor, ...]
     averages: Tensor
     _places: dict[Size, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    _frames: dict[Size, Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(cls, sizes: Sequence[Size], patch: Size, device: torch.device) -> Csp:
@@ -139,6 +140,26 @@ class Csp:
         for index, piece, size in zip(self.order, pieces, sizes, strict=True):
             given[index] = piece.clone(memory_format=torch.contiguous_format).view(-1, *size)
         return given
+
+    def frames(self, patch: Size) -> Tensor:
+        """Where the pixels around each patch are in the `operators.edges` of all, one behind another.
+
+        (P, 2 w + 2 h + 4) for patches of h x w: the rows above and below with their corners, then the columns.
+        """
+        if patch not in self._frames:
+            rows, columns = patch
+            top, bottom = torch.arange(columns), torch.arange(columns, 2 * columns)
+            left, right = (2 * columns + side * rows + torch.arange(rows) for side in range(2))
+            shown = (bottom[-1:], bottom, bottom[:1], right, left, top[-1:], top, top[:1])  # By DIRECTIONS.
+            outside = 2 * (rows + columns)
+            sources = self.neighbours.cpu().T[:, :, None]
+            found = [
+                (source * (outside + 1) + pixels).where(source != NO_PATCH, outside)
+                for source, pixels in zip(sources, shown, strict=True)
+            ]
+            order = (0, 1, 2, 5, 6, 7, 3, 4)
+            self._frames[patch] = torch.cat([found[index] for index in order], dim=1).to(self.owners.device)
+        return self._frames[patch]
 
     def _pixels(self, patch: Size) -> tuple[Tensor, Tensor]:
         """Where each pixel of the patches is in the pictures one behind another, and the other way round."""

@@ -21,10 +21,9 @@ class KeptBlock:
     """What a block leaves of P patches: inputs, with their sums of `squares` (P), outputs, and `sites`.
 
     The latter are what the operators in it, in order, see of a patch from beyond: keys and values, edges, moments.
-    All have P rows. `has` says of each picture whether its rows are there; others are to be computed anew. If it
-    `owns_states`, nothing else has these tensors: they may change in place. Outputs are always the next block's, too.
+    All have P rows. `has` says of each picture whether its rows are there; others are to be computed anew.
 
-    Its memory is that of all of them, also where one output is the next block's input.
+    They change in place from pass to pass. Outputs are read by later blocks of a pass, too, so these copy their inputs.
     """
 
     states: list[Tensor]
@@ -32,22 +31,20 @@ class KeptBlock:
     outputs: list[Tensor]
     sites: list[Tensor]
     has: list[bool] = field(default_factory=list)
-    owns_states: bool = False
+    num_bytes: int = field(init=False)
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(rows.untyped_storage().nbytes() for rows in self._all)
+    def __post_init__(self) -> None:
+        self.num_bytes = sum(rows.untyped_storage().nbytes() for rows in self._all)
 
-    def changed(self, patches: Tensor, states: Sequence[Tensor], outputs: Sequence[Tensor]) -> KeptBlock:
-        """The same after these patches were computed: theirs are new."""
-        pairs = list(zip(self.states, states, strict=True))
-        return KeptBlock(
-            [(old if self.owns_states else old.clone()).index_copy_(0, patches, new) for old, new in pairs],
-            self.squares.index_copy_(0, patches, square_sums(states)),
-            [old.index_copy(0, patches, new) for old, new in zip(self.outputs, outputs, strict=True)],
-            self.sites,
-            owns_states=True,
-        )
+    def copied(self, states: Sequence[Tensor]) -> list[Tensor]:
+        """Copies of further inputs, in the memory of the present ones: memory that is new costs more than to copy."""
+        return [old.copy_(new) for old, new in zip(self.states, states, strict=True)]
+
+    def replace(self, patches: Tensor, states: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        """Put in what is new of those patches that were computed."""
+        old, new = (*self.states, self.squares, *self.outputs), (*states, square_sums(states), *outputs)
+        for rows, changed in zip(old, new, strict=True):
+            rows.index_copy_(0, patches, changed)
 
     @property
     def _all(self) -> list[Tensor]:
@@ -73,7 +70,7 @@ class KeptBlock:
         whole = [rows(place) for place in range(len(example._all))]
         num_states, num_outputs = len(example.states), len(example.outputs)
         states, (squares, *others) = whole[:num_states], whole[num_states:]
-        return cls(states, squares, others[:num_outputs], others[num_outputs:], has, owns_states=True)
+        return cls(states, squares, others[:num_outputs], others[num_outputs:], has)
 
 
 @dataclass(slots=True, eq=False)

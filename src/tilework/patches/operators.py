@@ -40,31 +40,30 @@ def with_halo(patches: Tensor, csp: Csp) -> Tensor:
 
 
 def edges(patches: Tensor) -> Tensor:
-    """What others see of patches (P, C, h, w): first and last row, first and last column; (P, C, 2 w + 2 h)."""
+    """What others see of patches (P, C, h, w), a view (P, 2 w + 2 h + 1, C).
+
+    First and last row, first and last column, and a pixel of zeros for what is outside of the picture (`Csp.frames`).
+    """
     sides = (patches[:, :, 0], patches[:, :, -1], patches[:, :, :, 0], patches[:, :, :, -1])
-    return torch.cat(sides, dim=2)
+    outside = patches.new_zeros(*patches.shape[:2], 1)
+    return torch.cat([*sides, outside], dim=2).transpose(1, 2)
 
 
-def with_halo_by(patches: Tensor, of_all: Tensor, around: Tensor) -> Tensor:
-    """`with_halo` for some patches (K, C, h, w), by the `edges` of all, (P, C, 2 w + 2 h), and `around` (8, K).
+def with_halo_by(patches: Tensor, of_all: Tensor, frames: Tensor) -> Tensor:
+    """`with_halo` for some patches (K, C, h, w), by the `edges` of all and the `Csp.frames` of these.
 
-    The latter are the `sources` of these patches.
+    Rejected: a lookup for each of the eight neighbours, which takes three times as many calls; small models wait for
+    calls, not for pixels.
     """
     count, channels, rows, columns = patches.shape
-    known = torch.cat([of_all, of_all.new_zeros(1, *of_all.shape[1:])])  # The last one is read for NO_PATCH.
-    top, bottom = slice(0, columns), slice(columns, 2 * columns)
-    left, right = slice(2 * columns, 2 * columns + rows), slice(2 * columns + rows, None)
-    # By DIRECTIONS: what a neighbour shows, and where that goes.
-    shown: tuple[slice | int, ...] = (
-        *(2 * columns - 1, bottom, columns),
-        *(right, left),
-        *(columns - 1, top, 0),
-    )
-    inner: dict[int, slice | int] = {-1: 0, 0: slice(1, -1), 1: -1}
+    pixels = of_all.flatten(0, 1).index_select(0, frames.flatten()).view(count, -1, channels).transpose(1, 2)
+    above, below, left, right = pixels.split_with_sizes([columns + 2, columns + 2, rows, rows], dim=2)
     result = patches.new_empty(count, channels, rows + 2, columns + 2)
     result[:, :, 1:-1, 1:-1] = patches
-    for source, part, (down, across) in zip(around, shown, DIRECTIONS, strict=True):
-        result[:, :, inner[down], inner[across]] = known[:, :, part].index_select(0, source)
+    result[:, :, 0] = above
+    result[:, :, -1] = below
+    result[:, :, 1:-1, 0] = left
+    result[:, :, 1:-1, -1] = right
     return result
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +23,22 @@ _WITHOUT_VOCABULARY = frozenset({"ByT5Tokenizer"})  # Its tokens are bytes.
 _VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model")
 
 
-def check_components(directory: Path, components: Mapping[str, Any]) -> str | None:
+def check_components(directory: Path, components: Mapping[str, Any], in_files: Collection[str] = ()) -> str | None:
     """Check the folder of each component that `components` names, as `model_index.ModelIndex.components`.
 
     Returns the `variant` of `from_pretrained` that the weights need: None, unless a component has weights in files of
-    a variant only, such as `model.fp16.safetensors`.
+    a variant only, such as `model.fp16.safetensors`. Components `in_files` of their own may lack weights here; ""
+    stands for those of diffusers.
 
     Raises:
         ModelNotFound: a folder, a configuration or weights are missing or damaged.
         UnsafeWeights: some weights are there only in pickled form.
         UnsupportedModel: some weights have a LoRA beside them that is not fused.
     """
-    offers = [_check_component(directory / name, kind) for name, kind in _named(components)]
+    offers = [
+        _check_component(directory / name, kind, name in in_files or (library == "diffusers" and "" in in_files))
+        for name, library, kind in _named(components)
+    ]
     needed = [variants for variants in offers if variants and None not in variants]
     if not needed:
         return None
@@ -45,14 +49,14 @@ def check_components(directory: Path, components: Mapping[str, Any]) -> str | No
     return _PREFERRED_VARIANT if _PREFERRED_VARIANT in common else min(common)
 
 
-def _named(components: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Names and classes of the components that are there: others are [null, null]."""
+def _named(components: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Names, libraries and classes of the components that are there: others are [null, null]."""
     for name, value in components.items():
         if isinstance(value, list) and len(value) == 2 and all(isinstance(part, str) for part in value):
-            yield name, value[1]
+            yield name, value[0], value[1]
 
 
-def _check_component(folder: Path, kind: str) -> set[str | None]:
+def _check_component(folder: Path, kind: str, may_lack_weights: bool) -> set[str | None]:
     """The variants of its weights, None for those without a name; empty if it has none, as a tokenizer."""
     if not folder.is_dir() or not any(folder.iterdir()):
         raise ModelNotFound(
@@ -74,6 +78,8 @@ def _check_component(folder: Path, kind: str) -> set[str | None]:
             f"{pickled[0]}: pickled weights are not read; convert them with "
             "save_pretrained(..., safe_serialization=True)"
         )
+    if may_lack_weights and (folder / _CONFIG).is_file() and not weights:
+        return set()
     if (folder / _CONFIG).is_file() != bool(weights):
         missing = f"*{_WEIGHTS}" if not weights else _CONFIG
         raise ModelNotFound(f"{folder}: there is no {missing}; fetch the model again")
@@ -85,6 +91,16 @@ def _check_component(folder: Path, kind: str) -> set[str | None]:
 def has_variant(folder: Path, variant: str | None) -> bool:
     """Whether a component has weights in files of this variant."""
     return any(_variant(file) == variant for file in folder.glob(f"*{_WEIGHTS}"))
+
+
+def quantized_by(folder: Path) -> str:
+    """How the weights of a component are quantised in its files, as its configuration says; empty if they are not."""
+    try:
+        config = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return ""
+    method = config.get("quantization_config") or {}
+    return str(method.get("quant_method", "unknown")) if method else ""
 
 
 def _variant(file: Path) -> str | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tilework.core.graph.stage import ResultKind
-from tilework.core.model import ATTENTIONS, ModelInfo, ModelSource
+from tilework.core.model import ATTENTIONS, ModelInfo, ModelSource, is_weights_file
 from tilework.pipelines.model_index import INDEX, SHIPPED, shipped_directory
 from tilework.pipelines.workflow.definition import Pipeline
 from tilework.pipelines.workflow.source import is_workflow, pipeline_path, read_workflow, workflow_file
@@ -42,10 +42,11 @@ def model_identity(source: ModelSource) -> str:
 
 def _without_settings(source: ModelSource) -> tuple[ModelSource, list[str]]:
     """The source of the model itself, and in words the settings that change what is computed or how fast."""
-    schemes = ", ".join(f"{name} {scheme}".strip() for name, scheme in source.quantize)
+    schemes = ", ".join(f"{name} {_scheme(scheme)}".strip() for name, scheme in source.quantize)
     words = {
         "adapter": source.adapter and f"by {source.adapter}",
         "compiles": source.compiles and "compiled",
+        "copy_stream": source.copy_stream and "copied by a stream",
         "cuda_graphs": source.cuda_graphs and "in CUDA graphs",
         "attention": source.attention != ATTENTIONS[0] and f"with {source.attention} attention",
         "offload": source.offload == "layers" and "offloaded by layers",
@@ -55,6 +56,13 @@ def _without_settings(source: ModelSource) -> tuple[ModelSource, list[str]]:
     chosen = {name: str(word) for name, word in words.items() if word}
     usual: dict[str, Any] = {one.name: one.default for one in fields(ModelSource) if one.name in chosen}
     return replace(source, **usual), list(chosen.values())
+
+
+def _scheme(scheme: str) -> str:
+    """A scheme, or NAME@DIGEST of a file with weights."""
+    if not is_weights_file(scheme):
+        return scheme
+    return f"{Path(scheme).name}@{sha256(_essence(Path(scheme))).hexdigest()[:12]}"
 
 
 def stage_keys(source: ModelSource, info: ModelInfo) -> dict[str, str]:

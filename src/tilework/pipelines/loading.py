@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pkgutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -14,20 +14,23 @@ import torch
 import transformers
 from diffusers import DiffusionPipeline, PipelineQuantizationConfig
 
-from tilework.core.model import DEVICES, DTYPES, ModelSource
+from tilework.core.model import ATTENTIONS, DEVICES, DTYPES, ModelSource, is_weights_file
 from tilework.pipelines.caching.forest import read_forest
-from tilework.pipelines.component_files import has_variant
+from tilework.pipelines.component_files import has_variant, quantized_by
 from tilework.pipelines.components import is_denoiser_class, modules_of, weights_of
+from tilework.pipelines.cuda.attention import check_attention, kernels_on
 from tilework.pipelines.cuda.graphs import CudaRecorder, record_steps
 from tilework.pipelines.cuda.look import look
+from tilework.pipelines.cuda.state import Card
 from tilework.pipelines.defaults import asks_for_tiles, read_overrides
 from tilework.pipelines.errors import InvalidSource, ModelError, ModelNotFound, UnsupportedModel
 from tilework.pipelines.family import Family
 from tilework.pipelines.model_index import STOCK, ModelIndex, read_model_index
 from tilework.pipelines.modular.loading import load_modular
 from tilework.pipelines.setup.compiled import compile_blocks
+from tilework.pipelines.setup.gguf_files import load_gguf
 from tilework.pipelines.setup.offload import offload_layers
-from tilework.pipelines.setup.quantize import SCHEMES, require_packages, schemes_of
+from tilework.pipelines.setup.quantize import SCHEMES, check_schemes, schemes_of
 from tilework.pipelines.staged import StagedPipeline
 from tilework.pipelines.stock.shared_calls import perturbs_attention
 from tilework.pipelines.workflow.loading import load_workflow, load_workflow_component
@@ -63,7 +66,7 @@ def family_of(source: ModelSource, pipeline: Any) -> Family:
     Raises:
         ModelError: as `load`.
     """
-    index = read_model_index(source.path, source.adapter)
+    index = _index(source)
     named = _named(index.adapter)
     adapter = _named(STOCK) if _is_pipeline(named) else named
     overrides = {} if index.directory is None else read_overrides(index.directory)
@@ -88,8 +91,10 @@ def load_stock(source: ModelSource, place: Place | None = None) -> Any:
         ModelError: as `load`.
     """
     dtype, device = _dtype(source), _device(source)
-    require_packages(source.quantize, source.device)
-    index = read_model_index(source.path, source.adapter)
+    check_schemes(source.quantize, source.device, _cards(device) if source.quantize else ())
+    if source.attention != ATTENTIONS[0]:
+        check_attention(source.attention, source.dtype, f"the device {device}", kernels_on(device))
+    index = _index(source)
     _named(index.adapter)  # A mistake in it is named before anything is read.
     schemes = _schemes(index, source)
     pipeline = _stock(index, dtype, torch.device("cpu") if source.offload == "layers" else device, schemes, place)
@@ -113,6 +118,10 @@ def quiet() -> None:
 def library_versions() -> str:
     """The versions of the libraries that compute the pixels."""
     return f"torch {torch.__version__}, diffusers {diffusers.__version__}, transformers {transformers.__version__}"
+
+
+def _index(source: ModelSource) -> ModelIndex:
+    return read_model_index(source.path, source.adapter, source.weights_files)
 
 
 def _named(name: str) -> Any:
@@ -144,6 +153,11 @@ def _device(source: ModelSource) -> torch.device:
     return torch.device(source.device)
 
 
+def _cards(device: torch.device) -> Sequence[Card]:
+    """The card that this process uses, if it uses one."""
+    return look().cards[torch.cuda.current_device() :][:1] if device.type == "cuda" else ()
+
+
 def _schemes(index: ModelIndex, source: ModelSource) -> dict[str, str]:
     """The scheme of each component that is quantised, by its name."""
     if source.quantize and (index.is_modular or index.directory is None):
@@ -153,7 +167,12 @@ def _schemes(index: ModelIndex, source: ModelSource) -> dict[str, str]:
         )
     kinds = {name: _kind_of(index, name) for name in index.components}
     components = [name for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, torch.nn.Module)]
-    return schemes_of(source.quantize, [name for name in components if is_denoiser_class(kinds[name])], components)
+    denoisers = [name for name in components if is_denoiser_class(kinds[name])]
+    schemes = schemes_of(source.quantize, denoisers, components)
+    for name, scheme in schemes.items():
+        if not is_weights_file(scheme) and (method := quantized_by(Path(f"{index.directory}/{name}"))):
+            raise UnsupportedModel(f"quantize is {scheme!r}, and {name} is quantised already ({method}); leave it out")
+    return schemes
 
 
 def _stock(
@@ -164,7 +183,7 @@ def _stock(
     place: Place | None = None,
 ) -> Any:
     with _explained(index.path):
-        models = _transformers_models(index, dtype, schemes)
+        models = {**_from_files(index, dtype, schemes), **_transformers_models(index, dtype, schemes)}
         if index.is_modular:
             pipeline = load_modular(index, dtype, models)
         else:
@@ -227,13 +246,15 @@ def load_component(source: ModelSource, name: str) -> torch.nn.Module:
     """
     if is_workflow(source.path):
         return load_workflow_component(source, name, load_component)
-    index, dtype = read_model_index(source.path, source.adapter), _dtype(source)
+    index, dtype = _index(source), _dtype(source)
     with _explained(index.path):
         kind = _kind_of(index, name)
         if index.directory is None or index.is_modular or kind is None:  # A file that only the whole pipeline knows.
             return modules_of(_stock(index, dtype, torch.device("cpu"), {}, lambda module: None))[name]
         scheme = _schemes(index, source).get(name)
         folder = f"{index.directory}/{name}"
+        if scheme is not None and is_weights_file(scheme):
+            return cast(torch.nn.Module, load_gguf(kind, scheme, str(index.directory), name, dtype))
         if issubclass(kind, transformers.PreTrainedModel):
             return cast(torch.nn.Module, _transformers_model(index, name, kind, dtype, scheme))
         variant = index.variant if has_variant(Path(folder), index.variant) else None
@@ -258,6 +279,15 @@ def _kind_of(index: ModelIndex, name: str) -> Any:
     return None
 
 
+def _from_files(index: ModelIndex, dtype: torch.dtype, schemes: Mapping[str, str]) -> dict[str, Any]:
+    """The components whose weights are in files of their own, by name."""
+    return {
+        name: load_gguf(_kind_of(index, name), file, str(index.directory), name, dtype)
+        for name, file in schemes.items()
+        if is_weights_file(file)
+    }
+
+
 def _transformers_models(index: ModelIndex, dtype: torch.dtype, schemes: Mapping[str, str]) -> dict[str, Any]:
     """The components of a directory that are models of transformers, by name.
 
@@ -269,7 +299,8 @@ def _transformers_models(index: ModelIndex, dtype: torch.dtype, schemes: Mapping
     models: dict[str, Any] = {}
     for name in index.components if index.directory is not None else ():
         kind = _kind_of(index, name)
-        if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel):
+        is_here = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+        if is_here and not is_weights_file(schemes.get(name, "")):
             models[name] = _transformers_model(index, name, kind, dtype, schemes.get(name))
     return models
 

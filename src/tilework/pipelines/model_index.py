@@ -6,7 +6,7 @@ Imports no torch, so that a server can refuse a model before it starts workers.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -62,10 +62,11 @@ class ModelIndex:
         return MODULAR_INDEX if self.is_modular else INDEX
 
 
-def read_model_index(path: str, adapter: str | None = None) -> ModelIndex:
+def read_model_index(path: str, adapter: str | None = None, in_files: Collection[str] = ()) -> ModelIndex:
     """The index of a model, given as in `ModelSource.path`, if its class is supported and its files are sound.
 
-    An `adapter` that is named serves whatever class it can. A model that has both indices is a classic pipeline.
+    An `adapter` that is named serves whatever class it can. The weights of the components `in_files` are in files of
+    their own; "" stands for those of diffusers. A model that has both indices is a classic pipeline.
 
     Raises:
         ModelNotFound: there is no such directory and no such model on the hub, or it has no readable index; or
@@ -96,7 +97,7 @@ def read_model_index(path: str, adapter: str | None = None) -> ModelIndex:
             raise UnsupportedModel(
                 f"{path}: {file} names the sampler {sampler}, which draws noise that no seed decides; choose another"
             )
-    variant = None if directory is None else check_components(directory, components)
+    variant = None if directory is None else check_components(directory, components, in_files)
     return ModelIndex(path=path, directory=directory, components=components, adapter=adapter, variant=variant)
 
 
@@ -105,17 +106,17 @@ def read_contents(directory: Path) -> dict[str, Any]:
     return _read(str(directory), directory / INDEX)
 
 
-def check_model(path: str, adapter: str | None = None) -> None:
+def check_model(path: str, adapter: str | None = None, in_files: Collection[str] = ()) -> None:
     """Check a model as far as its files show, a workflow with all its pipelines.
 
     Raises:
         ModelError: as `read_model_index`; or as `read_workflow`, which runs the file of a workflow.
     """
     if not is_workflow(path):
-        read_model_index(path, adapter)
+        read_model_index(path, adapter, in_files)
         return
     for pipeline in read_workflow(path, adapter).pipelines:
-        read_model_index(pipeline_path(path, pipeline.path), pipeline.adapter)
+        read_model_index(pipeline_path(path, pipeline.path), pipeline.adapter, in_files)
 
 
 def _index_file(directory: Path) -> Path:

@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tilework.pipelines.cuda.copies import DIRECT, Copies
+
 _SMALL_BYTES, _ALIGNMENT = 4096, 16
 _MAX_DEPTH = 64
 _CPU = torch.device("cpu")
@@ -72,8 +74,8 @@ class SerializedState:
         return len(self.head) + sum(buffer.nbytes for buffer in self.buffers)
 
 
-def serialize(values: Mapping[str, Any]) -> SerializedState:
-    """Serialize `values`, which must not be modified while the result is in use.
+def serialize(values: Mapping[str, Any], copies: Copies = DIRECT) -> SerializedState:
+    """Serialize `values`, which must not be modified while the result is in use; `copies` bring them to the host.
 
     They are None, numbers, texts, tensors, dtypes, devices, arrays and scalars of numpy, and lists, tuples and dicts of
     them, with keys of str or int. A tensor that occurs twice is written once.
@@ -88,16 +90,17 @@ def serialize(values: Mapping[str, Any]) -> SerializedState:
             pairs.append((name, writer.node(value)))
         except NotSerializable as error:
             raise NotSerializable(f"{name}: {error}") from None
+    writer.write_memory(copies)
     buffers = [*writer.buffers, memoryview(writer.small)] if writer.small else writer.buffers
     lengths = [len(buffer) for buffer in buffers]
     head = {"values": {"dict": pairs}, "tensors": writer.tensors, "buffers": lengths}
     return SerializedState(_ENCODER.encode(head).encode("utf-8", "surrogatepass"), buffers)
 
 
-def deserialize(serialized: SerializedState, device: torch.device) -> dict[str, Any]:
+def deserialize(serialized: SerializedState, device: torch.device, copies: Copies = DIRECT) -> dict[str, Any]:
     """The values of a serialized state. Tensors of an accelerator are placed on `device`, those of the CPU stay there.
 
-    Large tensors and arrays use the memory of `serialized.buffers`.
+    `copies` bring them to the device. Large tensors and arrays use the memory of `serialized.buffers`.
 
     Raises:
         BadState: it is malformed.
@@ -110,16 +113,16 @@ def deserialize(serialized: SerializedState, device: torch.device) -> dict[str, 
     if promised != lengths:
         raise BadState(f"the buffers of a state have {lengths} bytes and not {promised}")
     reader = _Reader(serialized.buffers, device)
-    reader.tensors = [reader.tensor(entry) for entry in _field(head, "tensors", list)]
+    reader.read_tensors(_field(head, "tensors", list), copies)
     values = reader.value(_field(head, "values", dict))
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
         raise BadState("the values of a state have no names")
     return values
 
 
-def room(num_bytes: int) -> memoryview:
-    """Memory to read a buffer into, aligned like torch's own: unaligned inputs may round differently."""
-    memory: Any = torch.empty(num_bytes, dtype=torch.uint8).numpy()
+def room(num_bytes: int, copies: Copies = DIRECT) -> memoryview:
+    """Memory to read a buffer into."""
+    memory: Any = copies.room(num_bytes).numpy()
     return memoryview(memory)
 
 
@@ -131,6 +134,7 @@ class _Writer:
         self.buffers: list[memoryview] = []
         self.small = bytearray()
         self._index_of: dict[int, int] = {}
+        self._unwritten: list[tuple[dict[str, Any], Any]] = []  # Entries of tensors and arrays, with these.
 
     def node(self, value: Any, depth: int = 0) -> Any:
         # Subclasses are refused: they would come back as their bases.
@@ -171,19 +175,25 @@ class _Writer:
         if value.is_conj() or value.is_neg():
             value = value.resolve_conj().resolve_neg()
         order = _memory_order(value)
-        plain = value.detach().permute(order).contiguous().cpu()
-        # A contiguous tensor of one element may have any strides, which `view` refuses.
-        flat = plain.as_strided((plain.numel(),), (1,))
-        memory: Any = flat.view(torch.uint8).numpy() if plain.numel() else b""
-        place = _place(value.device)
+        plain = value.detach().permute(order).contiguous()
         moved = {} if order == sorted(order) else {"order": order}
-        return {"dtype": name, "shape": list(plain.shape), "place": place, **moved, **self._memory(memory)}
+        entry = {"dtype": name, "shape": list(plain.shape), "place": _place(value.device), **moved}
+        self._unwritten.append((entry, plain))
+        return entry
+
+    def write_memory(self, copies: Copies) -> None:
+        """Write the memory of all tensors and arrays, once all are known."""
+        elsewhere = [one for entry, one in self._unwritten if entry.get("place", _place(_CPU)) != _place(_CPU)]
+        on_host = dict(zip(map(id, elsewhere), copies.to_host(elsewhere), strict=True))
+        for entry, one in self._unwritten:
+            entry.update(self._memory(_bytes_of(on_host.get(id(one), one))))
 
     def _array(self, value: Any) -> dict[str, Any]:
         if value.dtype.kind not in _NUMPY_KINDS:
             raise NotSerializable(f"an array of numpy's {value.dtype} cannot be serialized")
-        memory = np.asarray(value, order="C").reshape(-1).view(np.uint8) if value.size else b""
-        return {"dtype": value.dtype.str, "shape": value.shape, **self._memory(memory)}
+        entry = {"dtype": value.dtype.str, "shape": value.shape}
+        self._unwritten.append((entry, np.asarray(value, order="C")))
+        return entry
 
     def _memory(self, memory: Any) -> dict[str, Any]:
         view = memoryview(memory)
@@ -229,21 +239,31 @@ class _Reader:
             raise BadState(f"a state has a value of the unknown form {sorted(node)}")
         return _READ[tag](self, payload, depth + 1)
 
-    def tensor(self, entry: Any) -> Tensor:
+    def read_tensors(self, entries: list[Any], copies: Copies) -> None:
+        """Read all tensors, and bring those of an accelerator to the device."""
+        found = [self._tensor(entry) for entry in entries]
+        elsewhere = [index for index, (_, _, place) in enumerate(found) if place != _place(_CPU)]
+        there = copies.to_device([found[index][0] for index in elsewhere], self._device)
+        placed = dict(zip(elsewhere, there, strict=True))
+        self.tensors = [placed.get(index, plain).permute(order) for index, (plain, order, _) in enumerate(found)]
+
+    def _tensor(self, entry: Any) -> tuple[Tensor, list[int], str]:
+        """A tensor of the host as it lies in its memory, the order of its dimensions, and its place."""
         dtype, shape = _dtype(_field(entry, "dtype", str)), _shape(_field(entry, "shape", list))
-        device = self._device_at(_field(entry, "place", str))
+        place = _field(entry, "place", str)
+        device = self._device_at(place)
         memory = self._memory(entry, prod(shape) * dtype.itemsize)
+        order = list(range(len(shape)))
         try:
-            tensor = torch.frombuffer(memory, dtype=dtype) if memory else torch.empty(0, dtype=dtype)
-            tensor = tensor.reshape(shape)
+            plain = torch.frombuffer(memory, dtype=dtype) if memory else torch.empty(0, dtype=dtype)
+            plain = plain.reshape(shape)
             if "order" in entry:
-                tensor = tensor.permute(_inverse(_field(entry, "order", list), len(shape)))
+                order = _inverse(_field(entry, "order", list), len(shape))
         except (RuntimeError, TypeError, ValueError) as error:
             raise BadState(f"a state has an impossible tensor of {dtype} and shape {shape}: {error}") from error
-        if device.type != "cpu":
-            return tensor.to(device)
         # A small one would keep the buffer of all of them.
-        return tensor.clone() if len(memory) <= _SMALL_BYTES else tensor
+        is_kept = device.type == "cpu" and len(memory) <= _SMALL_BYTES
+        return plain.clone() if is_kept else plain, order, place
 
     def _array(self, entry: Any) -> Any:
         name, shape = _field(entry, "dtype", str), _shape(_field(entry, "shape", list))
@@ -331,6 +351,14 @@ _READ: Mapping[str, Callable[[_Reader, Any, int], Any]] = {
     "array": lambda reader, payload, depth: reader._array(payload),
     "scalar": _Reader._scalar,
 }
+
+
+def _bytes_of(one: Any) -> Any:
+    """The memory of a contiguous tensor of the host, or of an array."""
+    if not isinstance(one, Tensor):
+        return one.reshape(-1).view(np.uint8) if one.size else b""
+    # A contiguous tensor of one element may have any strides, which `view` refuses.
+    return one.as_strided((one.numel(),), (1,)).view(torch.uint8).numpy() if one.numel() else b""
 
 
 def _name(dtype: torch.dtype) -> str:

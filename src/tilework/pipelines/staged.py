@@ -24,6 +24,7 @@ from tilework.core.preview import preview_shape
 from tilework.core.wire.spec import File, Image, Spec
 from tilework.pipelines.arguments import GENERATOR_DEVICE, generator_device, offered
 from tilework.pipelines.caching.requests import reuse_of
+from tilework.pipelines.caching.steps import COMPUTED_WHOLE, StepCache, StepCaches
 from tilework.pipelines.components import ComponentGroups, decodes_in_tiles, modules_of, shares_decode
 from tilework.pipelines.defaults import Defaults, resolve
 from tilework.pipelines.errors import UnsupportedModel
@@ -38,7 +39,7 @@ Pieces = Mapping[str, Sequence[Tensor]]
 """Conditioning by name, of each picture of a packed batch, in the order in which they were given."""
 
 _DECODE = "decode"
-_COMPUTED_WHOLE = "some steps were computed whole: several devices shared them"
+_OF_BLOCKS = (CacheKind.PATCH, CacheKind.IMAGE)
 
 Run = Callable[[Sequence[Spec], Sequence[Values], bool], list[Values]]
 """Runs a stage without steps, in slices or not, for one or several requests."""
@@ -85,6 +86,7 @@ class StagedPipeline(ABC):
         self._pipeline, self._arguments = pipeline, arguments
         # diffusers' own property walks all modules on each read: 0.5 ms, and a worker reads it in each step.
         self._device: torch.device = denoiser.device
+        self._denoiser, self._step_caches = denoiser, StepCaches([denoiser])
         self._parallel = Parallel()
         self._loras = LoadedLoras(pipeline)
         self._packing, self._cell_multiple = Packing(denoiser), cell_multiple
@@ -127,7 +129,7 @@ class StagedPipeline(ABC):
                 for one in ComponentGroups.of(self._pipeline).named(self.stages, previews=self._defaults.previews)
             ),
             step_ranges=step_ranges(self._info, self._sampler),
-            caches=tuple(CacheKind) if self._packing.is_possible else (),
+            caches=(*(_OF_BLOCKS if self._packing.is_possible else ()), *self._step_caches.kinds),
             arguments=(
                 generator_device(self._device.type),
                 *offered(self._pipeline, self._arguments, self._scheduled_steps),
@@ -158,7 +160,8 @@ class StagedPipeline(ABC):
     @property
     def leaves_out(self) -> bool:
         """Whether the forward pass that runs now may leave out a part of its work."""
-        return self._packing.layout is not None and self._packing.layout.leaves_out
+        layout = self._packing.layout
+        return self._step_caches.is_running or (layout is not None and layout.leaves_out)
 
     @property
     def parallel(self) -> Parallel:
@@ -239,6 +242,9 @@ class StagedPipeline(ABC):
 
     def _caching(self, state: LatentState) -> LatentState:
         """A state at which its passes have nothing to reuse yet."""
+        if (cache := self._step_caches.of(state.spec)) is not None:
+            state.reuse = cache
+            return state
         given = reuse_of(state.spec, self._size(state), self._info.default_height, self._cell_multiple)
         if isinstance(given, Reuse):
             given.predict = self.cache_forest
@@ -270,7 +276,8 @@ class StagedPipeline(ABC):
             return [self._predict_whole(state) for state in states]
         batches: dict[Hashable, list[int]] = {}
         for index, state in enumerate(states):
-            batches.setdefault(self._packing_key(state), []).append(index)
+            key = id(state) if isinstance(state.reuse, StepCache) else self._packing_key(state)
+            batches.setdefault(key, []).append(index)
         predictions: dict[int, Tensor] = {}
         for batch in batches.values():
             members = [states[index] for index in batch]
@@ -350,7 +357,7 @@ class StagedPipeline(ABC):
     def _predict_whole(self, state: LatentState) -> Tensor:
         """Without a pack; what was kept of the state is of no more use after it."""
         if isinstance(state.reuse, Reuse):
-            state.reuse = replace(state.reuse, use=state.reuse.use + CacheUse(off=_COMPUTED_WHOLE))
+            state.reuse = replace(state.reuse, use=state.reuse.use + CacheUse(off=COMPUTED_WHOLE))
         return self._predict_one(state)
 
     def _predict_one(self, state: LatentState) -> Tensor:
@@ -361,6 +368,19 @@ class StagedPipeline(ABC):
         if guided:
             negative, positive = prediction.chunk(2)
             prediction = self._guide(state, negative, positive)
+        return prediction
+
+    def _denoise(self, state: LatentState, context: str = "cond", /, **inputs: Any) -> Tensor:
+        """What the denoiser returns first, by way of the cache of whole steps if the request has one.
+
+        Calls of one `context` follow each other from step to step.
+        """
+        cache, denoiser = state.reuse, self._denoiser
+        if isinstance(cache, StepCache) and self._parallel.degree > 1:
+            cache.forget(COMPUTED_WHOLE)
+        elif isinstance(cache, StepCache):
+            denoiser = partial(cache.call, denoiser, context, denoiser)
+        prediction: Tensor = denoiser(return_dict=False, **inputs)[0]
         return prediction
 
     def _guide(self, state: LatentState, negative: Tensor, positive: Tensor) -> Tensor:

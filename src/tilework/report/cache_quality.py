@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, median, pstdev
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from tilework.report.contact_sheet import Frame, draw_contact_sheet
 from tilework.report.palette import NEUTRAL
 from tilework.report.similarity import psnr_db, ssim
 
-_HUES = {"patch": "#0B63CE", "image": "#B3541E"}
+_HUES = {"patch": "#0B63CE", "image": "#B3541E", "fbcache": "#2E7D32", "taylorseer": "#7B3FA0"}
 _MOST_SHOWN = 4
 
 
@@ -46,14 +46,16 @@ class CachedPicture:
 class CacheQuality:
     """The means over all prompts for one number of steps and one choice (None: without a cache).
 
-    `psnr_db` is the median, infinite if half of the pictures are equal; `least_psnr_db` the least.
+    `value` is the choice's threshold, or interval. `psnr_db` is the median, infinite if half of the pictures are equal;
+    `least_psnr_db` the least. `saving_std` is the standard deviation of the saving over the prompts.
     """
 
     steps: int
     kind: str
-    threshold: float
+    value: float
     pictures: int
     saving: float
+    saving_std: float
     time_ratio: float
     psnr_db: float
     least_psnr_db: float
@@ -76,9 +78,10 @@ def _summary(steps: int, choice: CacheChoice | None, members: Sequence[CachedPic
     return CacheQuality(
         steps=steps,
         kind="off" if choice is None else choice.kind.value,
-        threshold=0.0 if choice is None else choice.threshold,
+        value=0.0 if choice is None else choice.value,
         pictures=len(members),
         saving=fmean(one.saving for one in members),
+        saving_std=pstdev(one.saving for one in members),
         time_ratio=median(one.time_ratio for one in members),
         psnr_db=median(ratios_db),
         least_psnr_db=min(ratios_db),
@@ -102,7 +105,7 @@ def _frame(one: CachedPicture) -> Frame:
     Image.fromarray(one.pixels).save(buffer, "PNG")
     height, width, _ = one.pixels.shape
     choice, size = one.choice, f"{width}x{height}"
-    how = "no cache" if choice is None else f"{choice.kind.value} {choice.threshold:g}, {one.saving:.0%} saved"
+    how = "no cache" if choice is None else f"{choice.kind.value} {choice.value:g}, {one.saving:.0%} saved"
     return Frame(image=buffer.getvalue(), caption=f"{how}: {one.prompt}", size=size)
 
 

@@ -21,7 +21,7 @@ from tilework.formats.schedule import DROPPED
 from tilework.report.chart import Chart, ChartRequest, ChartWork
 
 CLUSTER = 0
-_INSTANTS = {"dropped to best effort", "moved"}
+_INSTANTS = {"dropped to best effort", "moved", "turned to its cache"}
 _Event = dict[str, Any]
 _Spans = dict[tuple[int, int], tuple[int, int]]
 

@@ -13,7 +13,16 @@ from tilework.core.lora import Lora, UsedLora
 from tilework.core.model import LoraSource, ModelSource, Source
 from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import Execute, GroupRef, StopWork
-from tilework.core.wire.reports import Ended, Failed, LoadedModel, Report, StartedOver, WeightsLoaded, WeightsRead
+from tilework.core.wire.reports import (
+    DeviceReading,
+    Ended,
+    Failed,
+    LoadedModel,
+    Report,
+    StartedOver,
+    WeightsLoaded,
+    WeightsRead,
+)
 from tilework.core.work import Group
 from tilework.cost.profile import ProfileKey
 from tilework.runtime.executor import Listener
@@ -94,14 +103,23 @@ class CellExecutor:
         """Process ids of the workers that there are, by the names of `resident_bytes`."""
         found = dict[str, int]()
         for worker in range(self._inner.num_devices + self.num_slots):
-            pid, is_slot = self._inner.pid(worker), worker >= self._inner.num_devices
+            pid = self._inner.pid(worker)
             if pid is not None:
-                found[f"{self._device(worker)}" if is_slot else f"{self._device(worker)}.{worker % self._size}"] = pid
+                found[self._name(worker)] = pid
         return found
+
+    def _name(self, worker: int) -> str:
+        """A worker by its cell and its place there, or by its CPU slot."""
+        is_slot = worker >= self._inner.num_devices
+        return f"{self._device(worker)}" if is_slot else f"{self._device(worker)}.{worker % self._size}"
 
     @property
     def resident_bytes(self) -> Mapping[str, int]:
         return resident_bytes_of(self.pids)
+
+    @property
+    def readings(self) -> Mapping[str, DeviceReading]:
+        return {self._name(int(worker)): reading for worker, reading in self._inner.readings.items()}
 
     @property
     def usual_source(self) -> ModelSource:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from tilework.control.controller import Controller
 from tilework.control.log import entry_line
-from tilework.core.actions import Accept, Action, Finish, Place, Reject, WakeAt, jobs_of
+from tilework.core.actions import Accept, Action, Finish, Place, Reject, UseCache, WakeAt, jobs_of
 from tilework.core.checkpoint import Checkpoint
 from tilework.core.events import Event, Restored, Submitted, Woke
 from tilework.core.request import Request, Status
@@ -96,6 +96,8 @@ class ControlLoop:
         match action:
             case Accept():
                 self._accept(action)
+            case UseCache(job_id):
+                self._requests[job_id].use_cache()
             case Reject(uid, code=code):
                 self._observer.on_refused(self._incoming.pop(uid).request, code)
             case Finish(job_id, uid, status, reason):
@@ -115,7 +117,7 @@ class ControlLoop:
     def _accept(self, accept: Accept) -> None:
         incoming = self._incoming.pop(accept.uid)
         request = accept.accepted(incoming.request)
-        spec = replace(incoming.spec, cache=None) if accept.drops_cache else incoming.spec
+        spec = incoming.spec.with_spare_cache if accept.uses_cache else incoming.spec
         self._requests.add(accept.job_id, spec, self.ticket(request, accept.eta_ns, incoming.checkpoint))
         self._dispatcher.begin(accept.job_id, request, incoming.checkpoint)
 

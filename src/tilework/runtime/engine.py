@@ -49,6 +49,7 @@ from tilework.runtime.log_file import LogFile
 from tilework.runtime.models.catalog import Catalog
 from tilework.runtime.models.costs import CostCache
 from tilework.runtime.models.measuring import Measuring, name_refused, with_weights
+from tilework.runtime.models.start_parts import StartParts
 from tilework.runtime.observer import HeldComponent, Holding, Observer, Usage
 from tilework.runtime.request_table import RequestTable
 from tilework.runtime.ticket import Ticket, Wanted
@@ -115,6 +116,7 @@ class Engine:
         self._log = LogFile(log, on_lost=self._log_lost)
         self._on_progress = on_progress
         self._starting = "loading the models"
+        self._start_parts = StartParts()
         self._keeper = keeper
         self._origin_ns = time.monotonic_ns() - config.begin_ns
         self._requests = RequestTable()
@@ -135,6 +137,15 @@ class Engine:
         """What the start waits for, or waited for last."""
         return self._starting
 
+    @property
+    def start_parts(self) -> StartParts:
+        """How long the parts of the start took, once it has started."""
+        return self._start_parts
+
+    def cost_table(self) -> CostTable:
+        """What things cost, with what was measured since the start."""
+        return self._controller.costs.corrected_table()
+
     def observe(self, observer: Observer) -> None:
         """Tell this one, and no other, what happens from now on."""
         self._observer = observer
@@ -145,7 +156,9 @@ class Engine:
         """Load the models on every device and measure them. Raises WorkerStartFailed, UnknownPolicy."""
         check_live(self._config.controller.policy)
         self.on_loading(0)
+        begin_ns = time.monotonic_ns()
         loaded = await self._executor.start(self)
+        loaded_ns = time.monotonic_ns()
         self.models = infos = {one.info.name: one.info for one in loaded}
         self._weights = tuple((one.info.name, name, size) for one in loaded for name, size in one.weights.items())
         name_refused(loaded)
@@ -154,6 +167,9 @@ class Engine:
         )
         given = self._config.table
         table = await (measuring.table(loaded) if given is None else measuring.completed(given, loaded))
+        self._start_parts = StartParts.of(
+            loaded, loaded_ns - begin_ns, time.monotonic_ns() - loaded_ns, measuring.first_ns
+        )
         table = with_weights(table, loaded, self._executor.weights_bytes, self._executor.host_bytes)
         table = replace(table, devices={**table.devices, **self._executor.serving})
         self._controller = Controller(self._config.controller, table)
@@ -173,7 +189,7 @@ class Engine:
         self._control.attach(self._dispatcher, holds_states=self._keeper is not None)
         self.catalog = Catalog(
             infos=infos,
-            usual=replace(self._executor.usual_source, adapter=None),
+            usual=self._executor.usual_source.of_others(),
             loaded=list(loaded),
             executor=self._executor,
             controller=self._controller,
@@ -256,13 +272,14 @@ class Engine:
             memory_bytes=dict(self._dispatcher.memory_bytes),
             kept=dict(self._dispatcher.kept),
             resident_bytes=self._executor.resident_bytes,
+            readings=self._executor.readings,
             weights_free_bytes={device_id: size for device_id, size in free.items() if size is not None},
             placements=policy.placement_status(now_ns) if isinstance(policy, PlacesStages) else (),
         )
 
     def holdings(self) -> tuple[Holding, ...]:
         """The devices that are up and what weights they have, accelerators first."""
-        tracker = self._controller.tracker
+        tracker, readings = self._controller.tracker, self._executor.readings
         return tuple(
             Holding(
                 device_id=device.device_id,
@@ -272,6 +289,9 @@ class Engine:
                 free_bytes=device.memory.free_bytes,
                 used_bytes=self._dispatcher.memory_bytes.get(device.device_id),
                 components=self._held(device.device_id, device.memory),
+                readings=tuple(
+                    one for name, one in sorted(readings.items()) if name.partition(".")[0] == str(device.device_id)
+                ),
             )
             for device in (*tracker.devices, *tracker.slots)
         )

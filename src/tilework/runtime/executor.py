@@ -12,7 +12,7 @@ from tilework.core.lora import Lora, UsedLora
 from tilework.core.model import LoraSource, ModelSource
 from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import GroupRef
-from tilework.core.wire.reports import LoadedModel, Report, WeightsRead
+from tilework.core.wire.reports import DeviceReading, LoadedModel, Report, WeightsRead
 from tilework.core.work import Group
 from tilework.cost.profile import ProfileKey
 from tilework.runtime.outbox import Outgoing
@@ -156,6 +156,10 @@ class Executor(Protocol):
 
         Shared pages included; only where there is /proc.
         """
+
+    @property
+    def readings(self) -> Mapping[str, DeviceReading]:
+        """What the device of each worker said of itself last, by the same names; only of CUDA devices."""
 
     def send(self, device_id: int, outgoing: Outgoing) -> None: ...
     def read_ahead(self, read: ReadComponents) -> None:

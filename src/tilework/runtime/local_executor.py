@@ -13,6 +13,7 @@ from typing import Any
 
 from tilework.comm.rendezvous import Rendezvous
 from tilework.core.actions import ReadComponents
+from tilework.core.comm import SOCKETS, USUAL_COLLECTIVES
 from tilework.core.component import LoadSource
 from tilework.core.cost_row import Batch, CostRow
 from tilework.core.lora import Lora, UsedLora
@@ -32,6 +33,7 @@ from tilework.core.wire.commands import (
 )
 from tilework.core.wire.reports import (
     Calibrated,
+    DeviceReading,
     Ended,
     Loaded,
     LoadedModel,
@@ -63,8 +65,8 @@ class LocalConfig:
     The `sources` of their models agree on threads, memory and the kind of device. Each worker has those that it serves
     from the start; with `weights_bytes` it knows all, and an accelerator holds no more weights than that at a time.
     Of jobs that have no work there each worker keeps `states_bytes` at most, and of the steps of requests with a cache
-    `cache_bytes`. Accelerators are in cells of `cell_size`,
-    which divides their number: see `CellExecutor`.
+    `cache_bytes`. Accelerators are in cells of `cell_size`, which divides their number: see `CellExecutor`. Groups of
+    them talk by `collectives`, of `core.comm`; None: by what is usual for the device.
 
     A worker that dies is restarted after `restart_delay_s`. From the third death in a row without a finished work the
     delay doubles each time, up to `max_delay_s`, so that a broken device does not interrupt one request after another.
@@ -79,6 +81,7 @@ class LocalConfig:
     states_bytes: int = STATES_BYTES
     cache_bytes: int = CACHE_BYTES
     cell_size: int = 1
+    collectives: str | None = None
     restart_delay_s: float = 0.5
     max_delay_s: float = 30.0
     max_restarts: int = 6
@@ -99,6 +102,7 @@ class LocalExecutor:
         self._restarting: set[int] = set()
         self._up: set[int] = set()
         self._loaded: dict[int, asyncio.Future[Loaded]] = {}
+        self._readings: dict[int, DeviceReading] = {}
         self._calibrated: dict[int, asyncio.Future[tuple[CostRow, ...]]] = {}
         self._started_with: dict[int, tuple[Source, ...]] = {}
         self._groups = GroupTable()
@@ -117,6 +121,10 @@ class LocalExecutor:
     @property
     def cell_size(self) -> int:
         return self._config.cell_size
+
+    @property
+    def _collectives(self) -> str:
+        return self._config.collectives or USUAL_COLLECTIVES[self._config.sources[0].device]
 
     @property
     def devices_up(self) -> Group:
@@ -259,6 +267,10 @@ class LocalExecutor:
         first = self._sources[0]
         return first if isinstance(first, ModelSource) else ModelSource(path="")
 
+    @property
+    def readings(self) -> Mapping[str, DeviceReading]:
+        return {str(device_id): reading for device_id, reading in self._readings.items()}
+
     async def read_model(self, source: ModelSource, served: Collection[str]) -> LoadedModel:
         self._is_serving = True
         loaded = await self._changes.read(source, served)
@@ -322,7 +334,7 @@ class LocalExecutor:
     def break_off(self, ref: GroupRef) -> None:
         if self._groups.forget(ref):
             self._break(ref)
-            self._form_node_group()  # On GPUs, breaking a group ends the communicator of the whole node.
+            self._form_node_group()  # Breaking a part of the node's communicator ends all of it.
 
     def _break(self, ref: GroupRef) -> None:
         """End what runs in the group now, and close it after the commands that are queued for it."""
@@ -397,6 +409,7 @@ class LocalExecutor:
             replaces=self._loaded[device_id].done(),
             infos=self._infos if is_slot else (),
             cell=() if is_slot or self._config.cell_size == 1 else self._cell(device_id),
+            collectives=SOCKETS if is_slot else self._collectives,
         )
         worker = self._workers[device_id] = WorkerProcess(
             site, sources, partial(self._report, device_id), partial(self._on_exit, device_id)
@@ -411,6 +424,8 @@ class LocalExecutor:
                 self._workers[device_id].set_exit_reason(reason)
             case WeightsLoaded(load_id=0):
                 self._measuring.loaded(report)
+            case DeviceReading():
+                self._readings[device_id] = report
             case ModelAdded() | LoraAdded():
                 self._changes.answered(device_id, report)
             case Calibrated(rows):
@@ -436,9 +451,9 @@ class LocalExecutor:
             self._listener.on_loading(len(self._up))
 
     def _form_node_group(self) -> None:
-        """Let the workers that are up form the node's communicator, from which those of GPU groups are split."""
+        """Let the workers that are up form the node's communicator, if groups are parts of one."""
         up = self.devices_up
-        if self._config.sources[0].device != "cuda" or len(up) < 2:
+        if self._collectives == SOCKETS or len(up) < 2:
             return
         node = self._groups.new_ref(up)
         for device_id in node.devices:
@@ -450,6 +465,7 @@ class LocalExecutor:
         self._blobs.sweep(device_id, self._workers.pop(device_id).pid)
         self._fail_waiting(WorkerStartFailed(f"worker {device_id} ended before it could serve: {reason}"))
         self._up.discard(device_id)
+        self._readings.pop(device_id, None)
         self._changes.lost(device_id)
         for ref in self._groups.forget_device(device_id):
             self._break(ref)

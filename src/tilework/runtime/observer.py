@@ -10,7 +10,7 @@ from tilework.core.component import LoadSource
 from tilework.core.graph.stage import DeviceKind
 from tilework.core.interfaces import PlacementStatus
 from tilework.core.request import RefusalCode, Request
-from tilework.core.wire.reports import KeptStates
+from tilework.core.wire.reports import DeviceReading, KeptStates
 from tilework.core.work import NewPlacement, Work
 from tilework.runtime.encode_cache import CacheUsage
 from tilework.runtime.ticket import Outcome, Ticket
@@ -43,7 +43,8 @@ class Usage:
     shared memory. By device: `memory_bytes` is the accelerator memory in use, by any process, at the end of the latest
     work; `kept` is what it keeps of requests that have no work there; `resident_bytes` is the memory of each worker
     process; `weights_free_bytes` is what those that load weights on demand have left for weights when their works have
-    ended. `placements` are there if the policy decides which stages devices are for.
+    ended. `readings` are what the device of each worker said of itself last, by the names of `resident_bytes`.
+    `placements` are there if the policy decides which stages devices are for.
     """
 
     waiting: Mapping[str, int]
@@ -56,6 +57,7 @@ class Usage:
     weights_free_bytes: Mapping[int, int] = field(default_factory=dict)
     placements: Sequence[PlacementStatus] = ()
     encode_cache: CacheUsage = field(default_factory=CacheUsage)
+    readings: Mapping[str, DeviceReading] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +78,7 @@ class Holding:
 
     `total_bytes` is its memory for weights; None: no limit.
     `used_bytes` is the accelerator memory in use, by any process, at the end of its latest work, if that is known.
+    `readings` are what it said of itself last; a cell says as much as it has workers.
     """
 
     device_id: int
@@ -85,6 +88,7 @@ class Holding:
     free_bytes: int | None
     used_bytes: int | None
     components: tuple[HeldComponent, ...]
+    readings: tuple[DeviceReading, ...] = ()
 
 
 class Observer:

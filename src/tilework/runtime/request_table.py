@@ -18,6 +18,10 @@ class Entry:
     image: Image | None = None
     file: File | None = None
 
+    def use_cache(self) -> None:
+        """Let further works use its spare cache."""
+        self.spec, self.ticket.request = self.spec.with_spare_cache, self.ticket.request.with_spare_cache
+
 
 class RequestTable:
     """Open requests by job id and by uid."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from tilework.core.actions import Action, RunWork
 from tilework.core.cache import CacheUse
@@ -28,7 +28,7 @@ class Wanted:
 
     def request(self, info: ModelInfo) -> Request:
         """What scheduling needs to know of it."""
-        spec = self.spec
+        spec, terms = self.spec, self.terms
         return Request(
             uid=self.uid,
             pipeline=info.name,
@@ -44,8 +44,13 @@ class Wanted:
             loras=spec.loras,
             result=spec.result,
             cache=spec.cache,
-            cache_if_late=spec.cache_if_late,
-            **asdict(self.terms),
+            spare_cache=spec.spare_cache,
+            on_miss=terms.on_miss,
+            tenant=terms.tenant,
+            priority=terms.priority,
+            weight=terms.weight,
+            tenant_weight=terms.tenant_weight,
+            room=terms.room,
         )
 
 

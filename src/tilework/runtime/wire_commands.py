@@ -21,6 +21,7 @@ def run_command(work: Work, specs: Mapping[int, Spec], group: GroupRef | None) -
         specs={job_id: specs[job_id] for job_id, position in work.members if not position},
         group=group,
         sliced=work.sliced,
+        caches=work.stage.caches,
     )
 
 

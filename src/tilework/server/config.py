@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from tilework.control.controller import ControllerConfig
-from tilework.core.cache import DEFAULT_THRESHOLD, MAX_THRESHOLD, CacheName
+from tilework.core.cache import LEAST_INTERVAL, MAX_INTERVAL, MAX_THRESHOLD, CacheName
 from tilework.core.time import s_from_ns
 from tilework.server.default_slo import DefaultSlo
 from tilework.server.webhooks.notice import secret_bytes
@@ -60,7 +60,8 @@ class ServerConfig(BaseSettings):
     `safety_filter` names code that looks at prompts and pictures (see `server.safety_filter`).
     `traces` is the URL of a collector of OpenTelemetry (see `server.traces`).
     With `strict` a field that means nothing here is refused, not ignored.
-    `cache` and `cache_threshold` are for requests that are not exact and give none (see `core.cache`).
+    `cache`, and `cache_threshold` or `cache_interval`, are for requests that are not exact and give none (see
+    `core.cache`; None: the default of the cache).
     `reconnect_s` is how long a call with an idempotency key goes
     on after its client has gone. `read_timeout_s` is for a whole request head, and for a whole body; `send_timeout_s`
     is after how long a client that takes too little of an answer is cut off (how little is in `protocol`). `durable` is
@@ -116,7 +117,8 @@ class ServerConfig(BaseSettings):
     metadata: bool = True
     safety_filter: str | None = None
     cache: CacheName = "off"
-    cache_threshold: float = Field(DEFAULT_THRESHOLD, ge=0, le=MAX_THRESHOLD, allow_inf_nan=False)
+    cache_threshold: float | None = Field(None, ge=0, le=MAX_THRESHOLD, allow_inf_nan=False)
+    cache_interval: int | None = Field(None, ge=LEAST_INTERVAL, le=MAX_INTERVAL)
     encode_cache_bytes: int = Field(256 << 20, ge=0, le=1 << 50)
     result_ttl_s: LongSeconds = 3600.0
     result_bytes: int = Field(512 << 20, ge=1, le=1 << 50)

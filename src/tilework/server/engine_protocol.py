@@ -10,6 +10,7 @@ from tilework.core.checkpoint import Checkpoint
 from tilework.core.model import LoraSource, ModelInfo, NewModel
 from tilework.core.request import DEFAULT_TERMS, Terms
 from tilework.core.wire.spec import Spec
+from tilework.cost.table import CostTable
 from tilework.runtime.observer import Holding, Observer, Usage
 from tilework.runtime.ticket import Ticket, Wanted
 
@@ -76,6 +77,9 @@ class Engine(Protocol):
     @property
     def starting(self) -> str:
         """What the start waits for."""
+
+    def cost_table(self) -> CostTable:
+        """What things cost, with what was measured since the start; known once the engine has started."""
 
     def alone_ns(self, model: str, specs: Sequence[Spec]) -> int | None:
         """How long requests for a model take when nothing else runs and weights are loaded; None if it is not known."""

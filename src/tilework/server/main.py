@@ -206,7 +206,7 @@ async def _held(
         try:
             yield
         finally:
-            for one in (app.state.batches, app.state.webhooks.sender, store):
+            for one in (app.state.planner, app.state.batches, app.state.webhooks.sender, store):
                 await one.close()
 
 

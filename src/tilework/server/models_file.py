@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from tilework.core.pools import is_devices, unknown_device
+from tilework.pipelines.setup.quantize import begin_at
 from tilework.server.config import MODEL_NAME, ConfigError
 from tilework.server.default_slo import WANTED, DefaultSlo, DefaultSloField
 from tilework.server.toml_file import KEY, place, read_toml
@@ -22,7 +23,7 @@ _WANTED = {
     "adapter": 'MODULE:CLASS, adapter = "my_model:MyPipeline"',
     "default_slo": WANTED,
     "devices": "a list of workers from 0 that serve it, each once, devices = [0, 1]; without it all do",
-    "quantize": 'a scheme of --quantize, quantize = "fp8"',
+    "quantize": 'a scheme of --quantize or a file, quantize = "fp8"',
     "vae_tiling": "true or false",
     "previews": "true or false",
     "loras": 'the directory of its LoRAs, loras = "./loras"',
@@ -31,7 +32,8 @@ _WANTED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelEntry:
-    """A table `[models.NAME]`. A relative `path` begins at the directory of the file, and so does that of `loras`.
+    """A table `[models.NAME]`. A relative `path` begins at the directory of the file, and so do those of `loras` and of
+    files in `quantize`.
 
     `default_slo` is the deadline of requests that give none.
     `loras` is the directory of the LoRAs that requests for this model may use. `devices` are the accelerators that
@@ -110,7 +112,7 @@ def _entry(one: _Model, place: Path) -> ModelEntry:
         default_slo=one.default_slo,
         loras=None if one.loras is None else str(place / one.loras),
         devices=None if one.devices is None else tuple(sorted(one.devices)),
-        quantize=one.quantize,
+        quantize=None if one.quantize is None else begin_at(place, one.quantize),
         vae_tiling=one.vae_tiling,
         previews=one.previews,
     )

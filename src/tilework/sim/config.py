@@ -14,7 +14,8 @@ from tilework.sim.faults import Faults
 class SimConfig:
     """Simulated devices and their faults.
 
-    - `jitter`: relative standard deviation of each work's duration. 0: exactly its table time.
+    - `jitter`: relative standard deviation of each work's duration. 0: exactly its table time, but for what is drawn
+      for requests with a cache (see `sim.timing`).
     - `dispatch_ns`: time before every work that is not part of its run, as live devices idle between two works. One
       number or by degree; a degree that is not listed takes that of the nearest narrower one, else of the narrowest.
     - `switch_ns`: added before steps whose devices last ran another job, or this one on another group.

@@ -17,6 +17,7 @@ from tilework.core.actions import (
     ReadComponents,
     Reject,
     RunWork,
+    UseCache,
     jobs_of,
 )
 from tilework.core.events import (
@@ -191,11 +192,19 @@ class Invariants:
         for work in works:
             self._interruptions.update(work.job_ids)
 
+    def _use_cache(self, job_id: int, uid: str) -> None:
+        require(self._job_ids.get(uid) == job_id, f"{uid} gets a cache as job {job_id}, which is another request")
+        require(uid not in self._ended, f"{uid} gets a cache after its end")
+        require(self._requests[uid].spare_cache is not None, f"{uid} gets a cache that it has not asked for")
+        self._requests[uid] = self._requests[uid].with_spare_cache
+
     def _check_action(self, action: Action, event: Event, now_ns: int) -> None:
         match action:
             case Accept(job_id, uid, eta_ns):
                 self._requests[uid] = action.accepted(self._requests[uid])
                 self._accept(job_id, uid, eta_ns, event, now_ns)
+            case UseCache(job_id, uid):
+                self._use_cache(job_id, uid)
             case Reject(uid):
                 require(uid in self._requests and uid not in self._job_ids, f"{uid} is refused after it was accepted")
                 self._end(uid)
@@ -412,6 +421,8 @@ class Invariants:
     def _is_exact(self) -> bool:
         """Whether works take exactly the predicted time, so that every promise can be kept."""
         config = self._simulation.config
+        if any(row.skipped_std for row in self._costs.table.rows):
+            return False
         return not self._faults and not config.jitter and config.dispatch_ns_at(1) < NS_PER_MS
 
     def finish(self, trace: Trace) -> None:

@@ -8,6 +8,7 @@ from itertools import cycle, pairwise
 from random import Random
 
 from tilework.control.controller import ControllerConfig
+from tilework.core.cache import CacheChoice, CacheKind
 from tilework.core.component import Component, LoadSource
 from tilework.core.cost_row import CostRow
 from tilework.core.graph.graph import Graph
@@ -114,7 +115,8 @@ def scenario(seed: int, policy: str | None = None, faults: Faults | None = None)
         requests=requests,
         cancels=_cancels(random, requests),
     )
-    return _with_pools(_with_loras(made, Random(f"loras/{seed}")), Random(f"pools/{seed}"))
+    made = _with_pools(_with_loras(made, Random(f"loras/{seed}")), Random(f"pools/{seed}"))
+    return _with_caches(made, Random(f"caches/{seed}"))
 
 
 def _swarm_faults(seed: int) -> Faults:
@@ -339,6 +341,31 @@ def _with_pools(made: Scenario, random: Random) -> Scenario:
         ),
         requests=tuple(replace(one, pipeline=random.choice(both)) for one in made.requests),
     )
+
+
+def _with_caches(made: Scenario, random: Random) -> Scenario:
+    """In a quarter of all scenarios requests have a cache, or get one if they would be late. The table may know it."""
+    if random.random() < 0.75:
+        return made
+    table, choices = made.table, (CacheChoice(CacheKind.PATCH, 0.01), CacheChoice(CacheKind.IMAGE, 0.01))
+    cached = [
+        replace(row, seconds=row.seconds * time, cache=choices[0], skipped=1 - time, skipped_std=std)
+        for time, std in ((random.choice((0.3, 0.6, 0.8)), random.choice((0.0, 0.1))),)
+        for row in table.rows
+        if row.degree == row.batch == 1 and table.graph(row.pipeline).stage(row.stage).has_steps
+    ]
+    share = random.choice((0.0, 0.4))
+    requests = [
+        one
+        if one.exact or random.random() < 0.3
+        else replace(one, cache=choice)
+        if random.random() < share
+        else replace(one, spare_cache=choice)
+        for one in made.requests
+        for choice in (random.choice(choices),)
+    ]
+    rows = (*table.rows, *cached) if random.random() < 0.67 else table.rows
+    return replace(made, table=replace(table, rows=rows), requests=tuple(requests))
 
 
 def _requests(random: Random, num_requests: int, rate_per_s: float, is_overload: bool) -> tuple[Request, ...]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from tilework.control.controller import Controller, ControllerConfig
-from tilework.core.actions import Accept, Action, Finish, Reject, WakeAt
+from tilework.core.actions import Accept, Action, Finish, Reject, UseCache, WakeAt
 from tilework.core.checkpoint import Checkpoint
 from tilework.core.events import Cancelled, Event, Restored, Submitted, Woke
 from tilework.core.interfaces import NeedsFuture
@@ -201,6 +201,8 @@ class Simulation:
                 self._requests[uid] = action.accepted(self._requests[uid])
                 self._jobs[job_id] = self._requests[uid]
                 self.cluster.begin(job_id, self._requests[uid], self._checkpoints.pop(uid, _NO_CHECKPOINT))
+            case UseCache(job_id, uid):
+                self._requests[uid] = self._jobs[job_id] = self._requests[uid].with_spare_cache
             case Reject(uid, reason):
                 self._end(uid, Status.REJECTED, reason)
             case Finish(job_id, uid, status, reason):

@@ -35,6 +35,9 @@ class TableTimingModel:
     `requests` returns the requests of jobs, `dispatch_ns` the dispatch time by degree. `switch_ns` is added before
     steps whose devices last ran another job, or this one on another group. `jitter` is the relative standard deviation
     of each duration.
+
+    The cache of a request skips a share of its work that is drawn once, by its id and `seed`: normal, with the mean and
+    the standard deviation of the table, cut at 0 and 1. What it saves of its steps is in proportion to that.
     """
 
     def __init__(
@@ -54,7 +57,7 @@ class TableTimingModel:
         self._latest: dict[int, tuple[tuple[int, ...], Group]] = {}
         self._injector = injector
         self._jitter = jitter
-        self._random = Random(seed)
+        self._random, self._seed = Random(seed), seed
         self._largest_pixels = 0
         self._is_small = injector.injects("memory")
 
@@ -70,6 +73,8 @@ class TableTimingModel:
     def run(self, work: Work) -> tuple[int, int, RunEnd]:
         requests = self._requests(work.job_ids)
         duration_ns = self._costs.work_ns(work.stage, requests, len(work.devices), work.num_steps)
+        if work.stage.caches:
+            duration_ns = round(duration_ns * self._drawn(work, requests))
         if self._jitter:
             duration_ns = round(duration_ns * max(0.2, self._random.gauss(1.0, self._jitter)))
         if not self._injector.faults:
@@ -83,6 +88,20 @@ class TableTimingModel:
             if self._injector.injects(fault):
                 return self._cut_short(work, duration_ns, self._injector.fraction(fault), end)
         return duration_ns, work.num_steps, RunEnd.DONE
+
+    def _drawn(self, work: Work, requests: Sequence[Request]) -> float:
+        """How much longer steps with a cache take with what is drawn for these requests than in the mean."""
+        stage, degree = work.stage, len(work.devices)
+        saving = self._costs.saving(stage, [one.shape for one in requests], degree)
+        if saving is None or not saving.skipped_std:
+            return 1.0
+        skipped = 0.0
+        for one in requests:
+            own = self._costs.saving(stage, (one.shape,), degree)
+            assert own is not None
+            share = Random(f"skipped {one.uid} {self._seed}").gauss(own.skipped, own.skipped_std)
+            skipped += min(max(share, 0.0), 1.0) * one.shape.pixels
+        return saving.with_skipped(skipped / sum(one.shape.pixels for one in requests)) / saving.time
 
     def load_ns(self, num_bytes: int, source: LoadSource) -> int:
         duration_ns = self._costs.load_ns(num_bytes, source)

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tilework.store.index import Index
-from tilework.store.results import Result, Stored, StoreUnreachable, TooLarge, Unwritten
+from tilework.store.results import Result, StoreUnreachable
+from tilework.store.shared import SharedStore
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -50,16 +50,15 @@ class _Found:
         """There is nothing to close."""
 
 
-class RedisStore:
-    """A `ResultStore` on Redis servers: the first that takes writes, and its replicas.
+class RedisStore(SharedStore):
+    """On Redis servers: the first that takes writes, and its replicas.
 
     `urls` are their addresses, `redis://HOST:PORT/DB`. A result is written to the first server that answers and takes
     writes, and has then a second in which to reach a replica, if there are any. It is looked for on one server after
     another, so that it is found while one is down or has not received it yet.
 
     A result is a head, which expires after `ttl_ns`, and chunks, which outlive it by a minute. Redis removes both. Its
-    own settings (`maxmemory`) say how much it keeps; `max_bytes` bounds one result. `num_bytes` and the number of
-    results are those that this server has put there.
+    own settings (`maxmemory`) say how much it keeps.
 
     Source: OnePiece (Chen et al.), section 3.4, databases. There a result is purged once it was fetched; here a client
     may fetch it again until it expires, or delete it.
@@ -69,47 +68,22 @@ class RedisStore:
         """Raises ValueError for an address that is none."""
         from redis.asyncio import Redis
 
+        super().__init__(max_bytes=max_bytes, ttl_ns=ttl_ns)
         self._servers: list[Redis] = [
             Redis.from_url(url, socket_timeout=_ANSWER_S, socket_connect_timeout=_ANSWER_S) for url in urls
         ]
-        self._max_bytes, self._ttl_ns = max_bytes, ttl_ns
-        self._own: Index[str] = Index(max_bytes=1 << 62, ttl_ns=ttl_ns)
 
-    @property
-    def num_bytes(self) -> int:
-        return self._own.num_bytes
+    async def reach(self) -> None:
+        await self._any(lambda server: server.ping())
 
-    def __len__(self) -> int:
-        return len(self._own)
+    async def write(self, uid: str, content: bytes, media_type: str) -> None:
+        await self._any(lambda server: self._write(server, _name(uid), content, media_type))
 
-    async def check(self) -> None:
-        try:
-            await self._any(lambda server: server.ping())
-        except StoreUnreachable as error:
-            raise StoreUnreachable(f"{error} Start it, or give other addresses for results.") from error
-
-    async def put(self, uid: str, content: bytes, media_type: str, now_ns: int) -> Stored | TooLarge | Unwritten:
-        self._own.sweep(now_ns)
-        if len(content) > self._max_bytes:
-            return TooLarge(num_bytes=len(content), max_bytes=self._max_bytes)
-        try:
-            await self._any(lambda server: self._write(server, _name(uid), content, media_type))
-        except StoreUnreachable as error:
-            return Unwritten(reason=str(error))
-        expires_ns = self._own.expires_ns(now_ns)
-        self._own.add(uid, uid, len(content), expires_ns)
-        return Stored(expires_ns=expires_ns)
-
-    async def get(self, uid: str, now_ns: int) -> Result | None:
-        self._own.sweep(now_ns)
+    async def find(self, uid: str) -> Result | None:
         return await self._any(lambda server: _found(server, _name(uid)))
 
-    async def holds(self, uid: str, now_ns: int) -> bool:
-        return await self.get(uid, now_ns) is not None
-
-    async def delete(self, uid: str) -> None:
+    async def remove(self, uid: str) -> None:
         """Chunks stay for a minute: a client may be reading them."""
-        self._own.remove(uid)
         await self._any(lambda server: _remove(server, _name(uid)))
 
     async def _write(self, server: Redis, name: str, content: bytes, media_type: str) -> bool:

@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 from urllib.parse import parse_qs, quote, urlsplit
 
-from tilework.store.index import Index
-from tilework.store.results import Result, Stored, StoreUnreachable, TooLarge, Unwritten
+from tilework.store.results import Result, StoreUnreachable
+from tilework.store.shared import SharedStore
 
 SCHEME = "s3"
 _PREFIX = "tilework/"
@@ -43,13 +43,12 @@ class _Found:
         """There is nothing to close."""
 
 
-class S3Store:
-    """A `ResultStore` in a bucket: `url` is `s3://BUCKET`, or `s3://BUCKET?endpoint=http://HOST:PORT` for another store
+class S3Store(SharedStore):
+    """In a bucket: `url` is `s3://BUCKET`, or `s3://BUCKET?endpoint=http://HOST:PORT` for another store
     than Amazon's. Keys and region are those that boto3 finds, in the environment or its files.
 
     A result is an object that knows when it expires. After that it is not given out, though it is there until a rule of
-    the bucket's life cycle removes it, which a server cannot set for objects of minutes. `max_bytes` bounds one result.
-    `num_bytes` and the number of results are those that this server has put there.
+    the bucket's life cycle removes it, which a server cannot set for objects of minutes.
     """
 
     def __init__(self, url: str, *, max_bytes: int, ttl_ns: int) -> None:
@@ -57,6 +56,7 @@ class S3Store:
         import boto3
         from botocore.config import Config
 
+        super().__init__(max_bytes=max_bytes, ttl_ns=ttl_ns)
         parts = urlsplit(url)
         asked = parse_qs(parts.query, strict_parsing=True) if parts.query else {}
         if parts.scheme != SCHEME or not parts.hostname or parts.path.strip("/") or asked.keys() - {"endpoint"}:
@@ -64,50 +64,23 @@ class S3Store:
         self._bucket = parts.netloc
         timeouts = {"connect_timeout": _ANSWER_S, "read_timeout": _ANSWER_S, "retries": {"total_max_attempts": 2}}
         self._client: Any = boto3.client("s3", endpoint_url=asked.get("endpoint", [None])[0], config=Config(**timeouts))
-        self._max_bytes, self._ttl_ns = max_bytes, ttl_ns
-        self._own: Index[str] = Index(max_bytes=1 << 62, ttl_ns=ttl_ns)
 
-    @property
-    def num_bytes(self) -> int:
-        return self._own.num_bytes
+    async def reach(self) -> None:
+        if await self._told(lambda: self._client.head_bucket(Bucket=self._bucket)) is None:
+            raise StoreUnreachable(f"S3 has no bucket {self._bucket}.")
 
-    def __len__(self) -> int:
-        return len(self._own)
-
-    async def check(self) -> None:
-        try:
-            found = await self._told(lambda: self._client.head_bucket(Bucket=self._bucket))
-        except StoreUnreachable as error:
-            raise StoreUnreachable(f"{error} Start it, or give another address for results.") from error
-        if found is None:
-            raise StoreUnreachable(f"S3 has no bucket {self._bucket}: make it, or give another one for results.")
-
-    async def put(self, uid: str, content: bytes, media_type: str, now_ns: int) -> Stored | TooLarge | Unwritten:
-        self._own.sweep(now_ns)
-        if len(content) > self._max_bytes:
-            return TooLarge(num_bytes=len(content), max_bytes=self._max_bytes)
+    async def write(self, uid: str, content: bytes, media_type: str) -> None:
         expires = datetime.now(UTC) + timedelta(microseconds=self._ttl_ns // 1000)
         about = {"ContentType": media_type, "Metadata": {_EXPIRES: str(expires.timestamp())}}
-        try:
-            await self.ask("put_object", uid, Body=content, **about)
-        except StoreUnreachable as error:
-            return Unwritten(reason=str(error))
-        expires_ns = self._own.expires_ns(now_ns)
-        self._own.add(uid, uid, len(content), expires_ns)
-        return Stored(expires_ns=expires_ns)
+        await self.ask("put_object", uid, Body=content, **about)
 
-    async def get(self, uid: str, now_ns: int) -> Result | None:
-        self._own.sweep(now_ns)
+    async def find(self, uid: str) -> Result | None:
         head = await self.ask("head_object", uid)
         if head is None or float(head["Metadata"].get(_EXPIRES, 0)) <= datetime.now(UTC).timestamp():
             return None
         return _Found(self, uid, head["ETag"], head["ContentLength"], head["ContentType"])
 
-    async def holds(self, uid: str, now_ns: int) -> bool:
-        return await self.get(uid, now_ns) is not None
-
-    async def delete(self, uid: str) -> None:
-        self._own.remove(uid)
+    async def remove(self, uid: str) -> None:
         await self.ask("delete_object", uid)
 
     async def close(self) -> None:

@@ -250,7 +250,7 @@ class _Clock:
         prepare()
         start_ns = time.monotonic_ns()
         run()
-        synchronize(self.device)
+        synchronize(self.device, self.comm)
         return time.monotonic_ns() - start_ns
 
     def _agreed_num_runs(self, run_ns: int) -> int:
@@ -260,7 +260,9 @@ class _Clock:
             return num_runs
         shared = torch.tensor([num_runs], dtype=torch.int64, device=self.device)
         self.comm.broadcast(shared, root=0)
-        return int(shared.item())
+        agreed = int(shared.item())
+        synchronize(self.device, self.comm)
+        return agreed
 
 
 def _p99(values: list[int]) -> int:

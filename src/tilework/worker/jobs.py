@@ -9,9 +9,10 @@ a job may go on, so one that is missing is of a job that goes on elsewhere, or h
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tilework.core.cache import CacheChoice
 from tilework.core.graph.itinerary import Itinerary
 from tilework.core.graph.stage import Stage
 from tilework.core.wire.blobs import SavedState, StateBlob
@@ -79,11 +80,24 @@ class Job:
         kept = outputs_read(self.itinerary, place.num_done + 1) | {LIVE}
         self.values = {name: value for name, value in {**self.values, **outputs}.items() if name in kept}
 
+    def use_cache(self, family: Family, choice: CacheChoice | None = None) -> None:
+        """Let its next steps use this cache; None: none. If it had another, they find nothing kept."""
+        if self.spec.cache == choice:
+            return
+        self.spec = replace(self.spec, cache=choice)
+        if self.state is not None:
+            self.state = family.restore(self.stage.name, self.spec, self.values, family.export(self.state))
+
     def end_steps(self, family: Family) -> None:
         """End the stage here if it has made all its steps."""
         state = self.state
         if state is not None and self.position == self.itinerary.ends[self.itinerary.at[self.begun_at].num_done]:
             self.take_outputs(dict(family.finish(state)))
+
+    def drop_progress(self) -> None:
+        """Drop what a group may have computed of messages that never came; outputs of stages that are done stay."""
+        self.state = None
+        self.values = {name: value for name, value in self.values.items() if name != LIVE}
 
     def note(self, saved: SavedState) -> None:
         """Note a blob that holds what is here; earlier ones of a state between two steps are superseded."""

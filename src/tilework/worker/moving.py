@@ -22,7 +22,7 @@ def write_states(family: Family, blobs: StateBlobs, members: Iterable[WorkJob]) 
     begun = [member for member in members if member.job.position]
     try:
         for member in begun:
-            written[member.job_id] = blobs.write(serialization.serialize(member.job.written(family)))
+            written[member.job_id] = blobs.write(serialization.serialize(member.job.written(family), blobs.copies))
     except Exception:
         for blob in written.values():
             blobs.remove(blob)
@@ -49,7 +49,7 @@ def import_job(family: Family, blobs: StateBlobs, jobs: Jobs, command: ImportSta
     states = (*_outputs_spilled(here, num_done, command), *command.states)
     exported: Values | None = None
     for saved in states:
-        contents = serialization.deserialize(blobs.read(saved.blob), family.device)
+        contents = serialization.deserialize(blobs.read(saved.blob), family.device, blobs.copies)
         if saved.position == itinerary.ends[saved.index]:
             values.update(contents)
         else:

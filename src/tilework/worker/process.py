@@ -7,11 +7,12 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Thread
+from threading import Lock, Thread
 
 import torch
 from setproctitle import setproctitle
@@ -32,6 +33,7 @@ from tilework.core.wire.commands import (
     StopWork,
 )
 from tilework.core.wire.reports import Loaded, LoadedModel, LoadFailed, Report, Sized
+from tilework.pipelines.cuda.copies import DIRECT, Copies, CudaStreams, SideCopies
 from tilework.pipelines.errors import InvalidSource
 from tilework.pipelines.family import Family
 from tilework.pipelines.loading import load, load_component, quiet
@@ -52,6 +54,7 @@ from tilework.worker.models.shared_weights import SharedWeights
 from tilework.worker.models.sizes import size_of
 from tilework.worker.models.skeleton import leave_skeleton, take_over
 from tilework.worker.models.weights import Weights
+from tilework.worker.readings import report_readings
 from tilework.worker.simulated import SimulatedFamily
 from tilework.worker.state_blobs import StateBlobs
 from tilework.worker.worker import Worker, describe
@@ -72,7 +75,7 @@ def serve(connection: socket.socket, sources: Sequence[Source], site: Site) -> N
         begin_anew(connection, sources, site)
     place = f", cell of {', '.join(map(str, site.cell))}" if site.cell else ""
     setproctitle(f"tilework: worker {site.device_id} ({_device_name(source, site.device_id)}{place})")
-    groups = Groups(site.device_id, site.rendezvous, source.device)
+    groups = Groups(site.device_id, site.rendezvous, site.collectives)
     link = _Link(connection, groups)
     start_ns = time.monotonic_ns()
     try:
@@ -95,7 +98,8 @@ def serve(connection: socket.socket, sources: Sequence[Source], site: Site) -> N
         link.send(LoadFailed(describe(error)))
         return
     link.send(loaded)
-    blobs = StateBlobs(Path(site.blobs), site.device_id)
+    report_readings(models.device, link.send)
+    blobs = StateBlobs(Path(site.blobs), site.device_id, copies=_copies(source, models.device))
     worker = Worker(models, link.works, groups, blobs, link.send, budget, site.states_bytes, site.cache_bytes)
     try:
         _execute_all(link, worker)
@@ -139,6 +143,7 @@ def _load(sources: Sequence[Source], site: Site, start_ns: int) -> tuple[Models,
     loaded: list[LoadedModel] = []
     broken: dict[str, str] = {}
     for source, info in zip_longest(sources, site.infos):
+        begin_ns = time.monotonic_ns()
         try:
             if weights is not None and weights.cell is not None and isinstance(source, ModelSource):
                 family, model, parts = _split(source, site, weights, loras)
@@ -153,7 +158,7 @@ def _load(sources: Sequence[Source], site: Site, start_ns: int) -> tuple[Models,
         if name in families:
             raise InvalidSource(f"two models are called {name!r}; give one another name: NAME={_location(source)}")
         families[name], components[name] = family, parts
-        loaded.append(model)
+        loaded.append(replace(model, load_ns=time.monotonic_ns() - begin_ns))
     models = Models(families, weights, components, broken, loras)
     hardware = sources[0].hardware if isinstance(sources[0], SimulatedSource) else describe_hardware(models.device)
     return models, Loaded(tuple(loaded), time.monotonic_ns() - start_ns, hardware)
@@ -212,6 +217,11 @@ def _location(source: Source) -> str:
     return source.pipeline if isinstance(source, SimulatedSource) else source.path
 
 
+def _copies(source: Source, device: torch.device) -> Copies:
+    is_asked_for = isinstance(source, ModelSource) and source.copy_stream
+    return SideCopies(CudaStreams(device)) if is_asked_for and device.type == "cuda" else DIRECT
+
+
 def _device_name(source: Source, device_id: int) -> str:
     """The device as `ps` shows it: cuda:0, cpu, or simulated."""
     if isinstance(source, SimulatedSource):
@@ -233,7 +243,7 @@ class _Link:
         self._groups = groups
         self.queue: SimpleQueue[Command] = SimpleQueue()
         self.works = OpenWorks()
-        self._connection = connection
+        self._connection, self._sending = connection, Lock()
         Thread(target=self._receive, name="receiver", daemon=True).start()
 
     def wait(self) -> None:
@@ -243,7 +253,7 @@ class _Link:
 
     def send(self, report: Report) -> None:
         # If the other end is closed, the receiver sees it, too, and ends the process.
-        with suppress(BrokenPipeError, ConnectionResetError):
+        with self._sending, suppress(BrokenPipeError, ConnectionResetError):
             send_message(self._connection, report)
 
     def _receive(self) -> None:

@@ -11,6 +11,7 @@ from itertools import count
 from pathlib import Path
 
 from tilework.core.wire.blobs import StateBlob
+from tilework.pipelines.cuda.copies import DIRECT, Copies
 from tilework.pipelines.serialization import BadState, SerializedState, room
 
 _log = logging.getLogger(__name__)
@@ -31,11 +32,12 @@ class StateBlobs:
     It appears under its name only when it is complete. A name is never used again, not even by a worker of a later
     server that has the same process id.
 
-    When the memory is full, a worker waits for up to `patience_s`: other requests end and free theirs.
+    When the memory is full, a worker waits for up to `patience_s`: other requests end and free theirs. `copies` bring
+    the tensors of states from its device and back.
     """
 
-    def __init__(self, directory: Path, device_id: int, patience_s: float = 10.0) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path, device_id: int, patience_s: float = 10.0, copies: Copies = DIRECT) -> None:
+        self._directory, self.copies = directory, copies
         self._patience_s = patience_s
         self._prefix = f"{device_id}-{os.getpid()}-{time.monotonic_ns():x}"
         self._numbers = count()
@@ -84,9 +86,9 @@ class StateBlobs:
         with (self._directory / blob.name).open("rb", buffering=0) as file:
             descriptor = file.fileno()
             size = os.fstat(descriptor).st_size
-            (num_pieces,) = _COUNT.unpack(_read_all(descriptor, _COUNT.size, size))
-            table = _read_all(descriptor, num_pieces * _LENGTH.size, size)
-            pieces = [_read_all(descriptor, length, size) for (length,) in _LENGTH.iter_unpack(table)]
+            (num_pieces,) = _COUNT.unpack(_read_all(descriptor, _COUNT.size, size, DIRECT))
+            table = _read_all(descriptor, num_pieces * _LENGTH.size, size, DIRECT)
+            pieces = [_read_all(descriptor, length, size, self.copies) for (length,) in _LENGTH.iter_unpack(table)]
         if not pieces:
             raise BadState(f"the blob {blob.name} is empty")
         head, *buffers = pieces
@@ -100,11 +102,11 @@ def _write_all(descriptor: int, piece: memoryview) -> int:
     return written
 
 
-def _read_all(descriptor: int, length: int, size: int) -> memoryview:
+def _read_all(descriptor: int, length: int, size: int, copies: Copies) -> memoryview:
     """The next `length` bytes of a file of `size` bytes: there is room for no more than that, whatever it promises."""
     if length > size:
         raise TruncatedStateBlob(f"a blob of {size} bytes ends before {length} more")
-    memory, filled = room(length), 0
+    memory, filled = room(length, copies), 0
     while filled < length:
         got = os.readv(descriptor, [memory[filled:]])
         if not got:

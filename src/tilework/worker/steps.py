@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 
+import torch
+
+from tilework.core.comm import Comm, GroupBroken
 from tilework.core.packing import Pack
 from tilework.core.wire.reports import Progress, Report
+from tilework.core.wire.spec import Image
 from tilework.pipelines.family import Family, StepState
 from tilework.worker.jobs import Job
 from tilework.worker.previews import Previews
@@ -31,9 +37,9 @@ class WorkJob:
 
 class Steps:
     """Runs the steps of the `jobs` of a work. Several jobs share forward passes, by `pack`, which may keep something of
-    jobs with a cache, too; a group runs one job, in lockstep.
+    jobs with a cache, too; a group, which has a `comm`, runs one job, in lockstep.
 
-    A worker that `leads` (alone, or rank 0 of its group) reports progress and previews.
+    A worker that leads (alone, or rank 0 of its group) reports progress and previews.
     """
 
     def __init__(
@@ -41,7 +47,7 @@ class Steps:
         family: Family,
         jobs: Sequence[WorkJob],
         work_id: int,
-        leads: bool,
+        comm: Comm | None,
         works: OpenWorks,
         emit: Callable[[Report], None],
         pack: Pack,
@@ -49,22 +55,28 @@ class Steps:
         self._family = family
         self._jobs = jobs
         self._work_id = work_id
-        self._leads = leads
+        self._comm, self._leads = comm, leads(comm)
         self._works = works
         self._emit = emit
         shares = len(jobs) > 1 or jobs[0].job.spec.cache is not None
         self._pack = pack if shares else None
-        self._previews = {job.job_id: Previews(work_id, job.job_id, job.job, _every(job, leads), emit) for job in jobs}
+        self._previews = {
+            job.job_id: Previews(work_id, job.job_id, job.job, _every(job, self._leads), emit) for job in jobs
+        }
 
     def run(self, most: int) -> int:
-        """Run up to `most` steps; returns how many were done, which is fewer after a stop."""
+        """Run up to `most` steps; returns how many were done, which is fewer after a stop.
+
+        Raises:
+            GroupBroken: the states are those of the latest whole step, or dropped if they may be wrong.
+        """
         begun = [(job, self._begun(job.job)) for job in self._jobs]
         parallel = self._family.parallel
         for steps_done in count(1):
-            self._step(begun)
+            with synchronized([job.job for job, _ in begun], self._family.device, self._comm):
+                self._step(begun)
             if steps_done == most:
                 break
-            synchronize(self._family.device)
             parallel.wants_stop = self._works.is_stopped(self._work_id)  # At degree 1 this decides.
             if parallel.stop_agreed:
                 break
@@ -82,13 +94,45 @@ class Steps:
         previews = {id(state): self._previews[job.job_id] for job, state in jobs}
         try:
             self._family.step(
-                [state for _, state in jobs], self._pack, lambda state, draw: previews[id(state)].show(state, draw)
+                [state for _, state in jobs],
+                self._pack,
+                lambda state, draw: previews[id(state)].show(state, partial(self._drawn, draw)),
             )
         except Exception:
             for job, state in jobs:
                 if state.is_torn:  # The job continues from its latest blob.
                     job.job.state = None
             raise
+
+    def _drawn(self, draw: Callable[[], Image]) -> Image:
+        """A preview, for which the host has waited. Raises GroupBroken."""
+        image = draw()
+        synchronize(self._family.device, self._comm)
+        return image
+
+
+@contextmanager
+def synchronized(jobs: Iterable[Job], device: torch.device, comm: Comm | None) -> Iterator[None]:
+    """While entered, something is computed of these jobs; left when the device has done it.
+
+    Raises:
+        GroupBroken: messages that it was computed of may be wrong, whatever error followed from that. The jobs keep
+            nothing of it.
+    """
+    try:
+        yield
+        synchronize(device, comm)
+    except Exception as error:
+        if comm is None or not comm.has_aborted_calls:
+            raise
+        for job in jobs:
+            job.drop_progress()
+        raise GroupBroken("the group was broken off while messages were under way") from error
+
+
+def leads(comm: Comm | None) -> bool:
+    """Whether a worker is alone, or the one that reports for its group."""
+    return comm is None or comm.rank == 0
 
 
 def _every(job: WorkJob, leads: bool) -> int:

@@ -12,6 +12,7 @@ from tilework.core.wire.commands import Execute
 from tilework.core.wire.reports import Absent
 from tilework.worker.jobs import JobMissing, Jobs
 from tilework.worker.steps import WorkJob
+from tilework.worker.synchronize import synchronize
 
 _READY, _STOPPED, _ABSENT = range(3)
 
@@ -81,4 +82,6 @@ def _check(jobs: Jobs, command: Execute) -> MemberCheck:
 def _exchange(comm: Comm, device: torch.device, flag: int) -> list[int]:
     flags = torch.empty(comm.size, dtype=torch.uint8, device=device)
     comm.all_gather(flags, torch.tensor([flag], dtype=torch.uint8, device=device))
-    return [int(value) for value in flags.tolist()]
+    heard = [int(value) for value in flags.tolist()]
+    synchronize(device, comm)
+    return heard

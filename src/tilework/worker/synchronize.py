@@ -2,11 +2,18 @@
 
 import torch
 
+from tilework.core.comm import Comm, GroupBroken
 
-def synchronize(device: torch.device) -> None:
+
+def synchronize(device: torch.device, comm: Comm | None = None) -> None:
     """Wait until `device` has finished all queued operations; on a CPU this returns at once.
 
     Between steps this keeps the host from running ahead of an accelerator, so that a stop takes effect in time.
+
+    Raises:
+        GroupBroken: what the group exchanged meanwhile may be wrong.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    if comm is not None and comm.has_aborted_calls:
+        raise GroupBroken("the group was broken off while messages were under way")

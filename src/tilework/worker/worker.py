@@ -47,7 +47,7 @@ from tilework.worker.models.loads import Loads
 from tilework.worker.models.models import Models
 from tilework.worker.moving import import_job, write_states
 from tilework.worker.state_blobs import StateBlobs, TruncatedStateBlob
-from tilework.worker.steps import Steps, WorkJob
+from tilework.worker.steps import Steps, WorkJob, leads, synchronized
 from tilework.worker.sync_members import MemberCheck, sync_members
 from tilework.worker.synchronize import synchronize
 from tilework.worker.works import OpenWorks
@@ -279,7 +279,7 @@ class Worker:
         if comm is not None:
             family.parallel.join(comm, guided=False)
         try:
-            with self._budget.hold():
+            with self._budget.hold(), synchronized(jobs, family.device, comm):
                 outputs = family.run(
                     command.stage, [job.spec for job in jobs], [job.values for job in jobs], command.sliced
                 )
@@ -290,7 +290,7 @@ class Worker:
         ended = Ended(command.work_id, start_ns, self._now_ns(), steps_done=1, absent=check.absent)
         members = zip(check.present, outputs, strict=True)
         ended.for_any_seed = frozenset(member.job_id for member, of_job in members if of_job.get(ANY_SEED))
-        return self._with_results(family, ended, check.present) if _leads(comm) else ended
+        return self._with_results(family, ended, check.present) if leads(comm) else ended
 
     def _sync_members(self, command: Execute, comm: Comm | None) -> MemberCheck:
         device = self._models.device
@@ -328,13 +328,14 @@ class Worker:
         if not check.present:
             return replace(_revoked(command.work_id), absent=check.absent)
         self._check_specs(command, [member.job.spec for member in check.present])
+        for member in check.present:
+            member.job.use_cache(family, *command.caches)
         start_ns = time.monotonic_ns()
-        leads = _leads(comm)
         if comm is not None:
             (member,) = check.present
             family.join(comm, member.job.spec)
         most = min(command.num_steps, *(member.num_steps_left for member in check.present))
-        steps = Steps(family, check.present, command.work_id, leads, self._works, self._emit, self._cache)
+        steps = Steps(family, check.present, command.work_id, comm, self._works, self._emit, self._cache)
         try:
             with self._budget.hold():
                 steps_done = steps.run(most)
@@ -346,7 +347,7 @@ class Worker:
             member.job.end_steps(family)
         ended = Ended(command.work_id, start_ns, end_ns, steps_done, stopped=steps_done < most, absent=check.absent)
         ended.cache_use = uses
-        return self._with_results(family, ended, check.present) if leads else ended
+        return self._with_results(family, ended, check.present) if leads(comm) else ended
 
     def _cut_off(self, command: Execute) -> Ended:
         """The steps that this worker has done; its state may be one step ahead of the other ranks.
@@ -423,11 +424,6 @@ class Worker:
     def _now_ns(self) -> int:
         synchronize(self._models.device)
         return time.monotonic_ns()
-
-
-def _leads(comm: Comm | None) -> bool:
-    """Whether this worker is alone, or the one that reports for its group."""
-    return comm is None or comm.rank == 0
 
 
 def _cache_uses(members: Sequence[WorkJob]) -> dict[int, CacheUse]:

@@ -392,6 +392,14 @@ def test_a_table_counts_idle_devices_again_where_they_have_changed() -> None:
     assert table.idle == {0: 2, 1: 2, 2: 2}
 
 
+def test_a_node_whose_work_is_committed_has_room_beside_its_jobs_and_their_arrivals_count() -> None:
+    nodes = NodeTable([a_device(index, index // 4) for index in range(8)])
+    nodes.full.add(0)
+    nodes.set_committed(0, [9, 5])
+    assert (nodes.due_arrivals[0].last_ns, nodes.due_arrivals[0].gap_ns) == (9, 4)
+    assert (nodes.changed, nodes.full, nodes.with_room(3, 2)) == ({1}, set(), [1])
+
+
 def test_a_table_of_pools_knows_which_may_run_what() -> None:
     """Pools of two, one and three devices; the first two serve it, and the last one is busy."""
     devices = [a_device(index, pool, is_busy=pool == 2) for index, pool in enumerate((0, 0, 1, 2, 2, 2))]

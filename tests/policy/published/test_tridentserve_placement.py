@@ -5,25 +5,25 @@ On nodes of four simulated L20, with the published tables.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
-from typing import Any
 
 import pytest
 
-from builders import job, request, shipped
+from builders import job, shipped
+from policy.published.tridentserve_runs import ED, FLUX, C, Seen, ask, by_declared, named, serve
 from quick import quick
 from tilework.control.cluster.tracker import Tracker
 from tilework.control.controller import ControllerConfig
-from tilework.core.actions import Action, Place, RunWork
+from tilework.core.actions import Action
 from tilework.core.component import Memory
 from tilework.core.events import Event
 from tilework.core.interfaces import PlacementStatus
-from tilework.core.request import Request, Shape, Status
+from tilework.core.request import Request
 from tilework.core.time import NS_PER_S, ns_from_s
-from tilework.core.work import NewPlacement, Plan, Start, Work
+from tilework.core.work import Plan, Start
 from tilework.cost.table import CostTable, merged
 from tilework.cost.table_costs import TableCosts
 from tilework.policy import registry
@@ -31,33 +31,22 @@ from tilework.policy.placement.roles import PlacementType, Role, role_of
 from tilework.policy.placement.switching import WindowStats
 from tilework.policy.published.tridentserve.devices import Devices
 from tilework.policy.published.tridentserve.dispatch import Dispatch
-from tilework.policy.published.tridentserve.ilp import solve, value_of
 from tilework.policy.published.tridentserve.layout import SHARED, Layout, Pool
 from tilework.policy.published.tridentserve.monitor import Monitor, PoolRun
-from tilework.policy.published.tridentserve.orchestration import Orchestration
 from tilework.policy.published.tridentserve.policy import DOWNTIME_S, TridentServe
-from tilework.policy.published.tridentserve.program import PoolOption, shortest_first, solve_quickly
-from tilework.policy.published.tridentserve.ways import Profiles, Way, Ways
+from tilework.policy.published.tridentserve.program import shortest_first, solve_quickly
+from tilework.policy.published.tridentserve.ways import Profiles
 from tilework.policy.toolkit.open_devices import OpenDevices
 from tilework.policy.toolkit.order import DeadlineOrder
-from tilework.policy.toolkit.tasks import TaskPrices, TaskReader
+from tilework.policy.toolkit.tasks import TaskReader
 from tilework.sim.config import SimConfig
 from tilework.sim.simulation import Simulation
 from tilework.sim.trace import Trace
 
-EDC, DC, ED, D, E, C = PlacementType
-FLUX = replace(shipped("flux1_l20"), devices_per_node=4)
 VIDEO = replace(shipped("hunyuanvideo_l20"), devices_per_node=4)
 NAMES = [name for name in registry.policy_names() if name.startswith("tridentserve")]
 SMALL = ("128x128", "512x512", "1024x1024", "2048x2048")
 SHAPES = {"flux.1": (*SMALL, "3072x3072", "4096x4096"), "hunyuanvideo": ("960x544x17", "1280x720x17", "1280x720x129")}
-
-
-def ask(uid: str, arrival_s: float, size: str, table: CostTable = FLUX, slo: float | None = 1.0) -> Request:
-    """A request with `slo` times the published deadline."""
-    shape, due_s = Shape.parse(size), None if slo is None else slo * table.slo_s[size]
-    one = request(uid, arrival_s, steps=table.steps or 1, slo_s=due_s)
-    return replace(one, pipeline=table.rows[0].pipeline, shape=shape)
 
 
 def mixed(seed: int, num: int, rate_per_s: float, table: CostTable = FLUX) -> list[Request]:
@@ -67,55 +56,6 @@ def mixed(seed: int, num: int, rate_per_s: float, table: CostTable = FLUX) -> li
         size = rng.choice(SHAPES[table.rows[0].pipeline])
         found.append(ask(str(index), arrival_s, size, table, rng.choice((1.0, 1.0, 0.5, None))))
     return found
-
-
-@dataclass
-class Seen:
-    """What a simulation shows: placements with their time in seconds, and of each start the type of its devices."""
-
-    trace: Trace | None = None
-    places: list[tuple[float, NewPlacement]] = field(default_factory=list)
-    starts: list[tuple[int, Work, set[str]]] = field(default_factory=list)
-    _kinds: dict[int, str] = field(default_factory=dict)
-
-    def observe(self, event: Event, actions: tuple[Action, ...], now_ns: int) -> None:
-        for action in actions:
-            if isinstance(action, Place):
-                self.places.append((now_ns / NS_PER_S, action.placement))
-                self._kinds = {one: name for group, name in action.placement.groups for one in group}
-            elif isinstance(action, RunWork):
-                kinds = {self._kinds.get(one, "EDC") for one in action.work.devices}
-                self.starts.append((now_ns, action.work, kinds))
-
-    def of(self, stage: str) -> list[tuple[Work, set[str]]]:
-        return [(work, kinds) for _, work, kinds in self.starts if work.stage.name == stage]
-
-    @property
-    def done(self) -> Trace:
-        assert self.trace is not None
-        return self.trace
-
-
-def serve(
-    requests: Sequence[Request], policy: str = "tridentserve", table: CostTable = FLUX, num_devices: int = 8
-) -> Seen:
-    """Simulate, and check that all requests are done."""
-    seen = Seen()
-    config = SimConfig(num_devices=num_devices, hosts_have_read=True)
-    seen.trace = Simulation(ControllerConfig(policy=policy), table, config).run(requests, observe=seen.observe)
-    assert {ending.status for ending in seen.trace.endings} == {Status.DONE}
-    return seen
-
-
-def named(monkeypatch: pytest.MonkeyPatch, make: Callable[[], TridentServe]) -> str:
-    """The name of a variant of the policy for this test."""
-    monkeypatch.setitem(registry._REGISTRY, "variant", make)
-    return "variant"
-
-
-def by_declared(mix: Sequence[tuple[Request, float]], **changes: Any) -> TridentServe:
-    """Placed at once for a declared mix, and for good; `changes` are those of the policy."""
-    return TridentServe(orchestration=Orchestration(declared=mix, switches=False), **changes)
 
 
 # Where stages run.
@@ -362,123 +302,6 @@ def test_pipelines_that_fit_share_all_devices() -> None:
     assert layout.is_colocated
     assert layout.part_of("anything") == SHARED
     assert layout.groups() == (((0, 1, 2, 3), "EDC"),)
-
-
-# Rewards and solvers.
-
-
-def ways_of(asked: Request, layout: Layout, paper_times: bool = False) -> tuple[Way, ...]:
-    costs, profiles = TableCosts(FLUX), Profiles()
-    profiles.set_devices(FLUX.memory_bytes, 8, 16)
-    task = TaskReader({}, costs, 8, 0).read(job(0, asked, done=costs.start(asked)))
-    assert task is not None
-    return Ways(layout, profiles, costs, paper_times).of(task)
-
-
-def test_ways_are_computed_again_when_costs_have_learned_of_such_requests() -> None:
-    costs, profiles, prices = TableCosts(FLUX), Profiles(), TaskPrices()
-    profiles.set_devices(FLUX.memory_bytes, 8, 16)
-    one, other = ask("a", 0.0, "2048x2048"), ask("b", 0.0, "512x512")
-    ways = Ways(TWO_KINDS, profiles, costs)
-
-    def of(asked: Request) -> tuple[Way, ...]:
-        task = TaskReader({}, costs, 8, 0, prices).read(job(0, asked, done=costs.start(asked)))
-        assert task is not None
-        return ways.of(task)
-
-    before, same = of(one), of(other)
-    assert of(one) is before
-    step = costs.graph("flux.1").stepped[0]
-    costs.observe(step, (one,), 1, 1, 3 * costs.work_ns(step, (one,), 1))
-    after = {(way.pool, way.degree): way.run_ns for way in of(one)}
-    assert any(after.get((way.pool, way.degree), 0) > way.run_ns for way in before)
-    assert of(other) is same
-    assert ways.is_of(TWO_KINDS)
-    assert not ways.is_of(Layout.colocated({0: range(8)}))
-    profiles.forget()
-    assert not ways.is_of(TWO_KINDS), "what fits is asked for again"
-
-
-TWO_KINDS = Layout(
-    {0: range(8), 1: range(8, 16)},
-    {one: Pool("flux.1", EDC if one < 8 else ED if one < 14 else C) for one in range(16)},
-)
-
-
-def test_ways_are_the_types_that_fit_at_efficient_degrees() -> None:
-    """2048 px is efficient on up to two devices; without C, it is decoded elsewhere, which takes as long."""
-    found = {(way.pool.kind, way.degree): way for way in ways_of(ask("a", 0.0, "2048x2048"), TWO_KINDS)}
-    assert found.keys() == {(EDC, 1), (EDC, 2), (ED, 1), (ED, 2)}
-    assert found[EDC, 2].run_ns == found[ED, 2].run_ns == pytest.approx(14.32e9, rel=1e-3)
-    assert (found[EDC, 2].penalty, found[ED, 2].penalty) == (0, 2 * 17)
-    large = {(way.pool.kind, way.degree) for way in ways_of(ask("a", 0.0, "4096x4096"), TWO_KINDS)}
-    assert large == {(ED, 1), (ED, 2), (ED, 4)}, "six devices are free for it on a node"
-
-
-def test_the_papers_times_leave_out_what_is_elsewhere() -> None:
-    found = {(way.pool.kind, way.degree): way for way in ways_of(ask("a", 0.0, "2048x2048"), TWO_KINDS, True)}
-    assert found[EDC, 2].run_ns - found[ED, 2].run_ns == pytest.approx(2.8e9, rel=1e-3)
-
-
-def test_without_auxiliaries_a_type_is_no_way() -> None:
-    pools = {one: Pool("flux.1", EDC if one < 8 else ED) for one in range(16)}
-    layout = Layout({0: range(8), 1: range(8, 16)}, pools)
-    assert {way.pool.kind for way in ways_of(ask("a", 0.0, "2048x2048"), layout)} == {EDC}
-    assert not ways_of(ask("a", 0.0, "4096x4096"), layout)
-
-
-def test_a_request_goes_where_least_is_sent_while_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    declared = [(ask("x", 0.0, "4096x4096"), 0.2), (ask("y", 0.0, "1024x1024"), 2.8)]
-    seen = serve([ask(str(n), 0.0, "512x512") for n in range(8)], named(monkeypatch, lambda: by_declared(declared)))
-    kinds = [kinds.pop() for _, kinds in seen.of("encode")]
-    num = sum(len(group) for group, name in seen.places[0][1].groups if name == "EDC")
-    assert 1 <= num < 8
-    assert kinds[:num] == ["EDC"] * num
-
-
-def programs(num: int, rng: Random) -> list[tuple[list[list[PoolOption]], dict[Pool, int]]]:
-    """Decisions like those of FLUX: small requests fit on two types, large ones on one; some are late."""
-    first, second = Pool("flux.1", EDC), Pool("flux.1", ED)
-    found = []
-    for _ in range(num):
-        groups = []
-        for _ in range(rng.randint(5, 80)):
-            reward = 1_000_000 if rng.random() < 0.7 else rng.randint(100_000, 900_000)
-            widths = rng.choice(((1,), (1,), (1, 2), (2, 4), (1, 2, 4, 8), (4, 8)))
-            pools = (second,) if widths[-1] == 8 else (first, second)
-            groups.append(
-                [
-                    PoolOption(width, reward + 100 * width - 10 * at, pool)
-                    for at, pool in enumerate(pools)
-                    for width in widths
-                ]
-            )
-        found.append((groups, {first: rng.randint(0, 60), second: rng.randint(0, 70)}))
-    return found
-
-
-def test_the_quick_solver_is_nearly_as_good_as_the_ilp() -> None:
-    shares = []
-    for groups, capacities in programs(60, Random(5)):
-        chosen, best = solve_quickly(groups, capacities), solve(groups, capacities)
-        shares.append(value_of(groups, chosen) / best.bound if best.bound else 1.0)
-    assert sum(shares) / len(shares) >= 0.99
-    assert min(shares) >= 0.9
-
-
-def test_a_pool_gives_up_what_another_one_can_run() -> None:
-    """Both fit on EDC, one on ED as well, which is a little worse: together they are worth more than apart."""
-    first, second = Pool("", EDC), Pool("", ED)
-    both, only = [PoolOption(1, 100, first), PoolOption(1, 99, second)], [PoolOption(1, 90, second)]
-    assert solve_quickly([both, only], {second: 1, first: 1}) == [0, 0]
-
-
-def test_shortest_first_takes_the_widest_option_of_the_first_type_with_room() -> None:
-    first, second = Pool("", EDC), Pool("", ED)
-    long = [PoolOption(width, 1, pool, 90) for pool in (second, first) for width in (1, 2)]
-    short = [PoolOption(width, 1, pool, 10) for pool in (second, first) for width in (1, 2)]
-    assert shortest_first([long, short], {first: 3, second: 2}) == [1, 3]
-    assert shortest_first([long, short], {first: 1, second: 2}) == [None, 1]
 
 
 # Ablations.

@@ -16,7 +16,6 @@ from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.policy.toolkit.demand import (
     Speed,
-    cheapest_in_time,
     demand_at,
     demands_at,
     fits_at,
@@ -24,6 +23,7 @@ from tilework.policy.toolkit.demand import (
     step_degrees,
     step_speeds,
 )
+from tilework.policy.toolkit.known_demands import Choices
 from tilework.policy.toolkit.tasks import Task, TaskReader
 
 MS = NS_PER_MS
@@ -102,9 +102,10 @@ def test_the_cheapest_degree_in_time_counts_all_stages_with_steps() -> None:
     start = WAY.at[0]
     alone, both = Demand(1, 1290 * MS), Demand(2, 810 * MS, 10 * MS, 50 * MS)
     assert both.device_ns == (2 * 810 - 60) * MS
-    demands = demands_at(ASKED, start, (1, 2), COSTS)
-    assert cheapest_in_time(demands, 1290 * MS) == alone
-    assert cheapest_in_time(demands, 1289 * MS) == both
+    choices = Choices.of((1, 2), demands_at(ASKED, start, (1, 2), COSTS))
+    assert choices.cheapest_in_time(1290 * MS) == alone
+    assert choices.cheapest_in_time(1289 * MS) == both
+    assert choices.cheapest_in_time(0) == both, "none is in time, and it ends first"
 
 
 def task(position: int) -> Task:

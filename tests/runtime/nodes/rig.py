@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from tilework.comm.net.channel import Channel
 from tilework.comm.net.handshake import join
 from tilework.core.model import ModelInfo, ModelSource
-from tilework.core.wire.blobs import StateBlob
+from tilework.core.wire.blobs import SavedState, StateBlob
+from tilework.core.wire.commands import Execute, GroupRef, ImportState
 from tilework.core.wire.reports import Ended, LoadedModel, Report, WeightsRead
+from tilework.core.wire.spec import Spec
 from tilework.core.work import Group
 from tilework.cost.profile import ProfileKey
 from tilework.runtime.local_executor import LocalConfig
 from tilework.runtime.nodes.config import NodesConfig
 from tilework.runtime.nodes.executor import NodesExecutor
-from tilework.runtime.nodes.messages import Begin, Ping, Started, node_codec
+from tilework.runtime.nodes.messages import (
+    Begin,
+    Ping,
+    Started,
+    node_codec,
+)
 
 TOKEN = b"known to both"
 T = TypeVar("T")
@@ -170,3 +177,20 @@ async def nodes(**options: Any) -> AsyncIterator[tuple[NodesExecutor, Heard, lis
 
 def ended(work_id: int, *blobs: str) -> Ended:
     return Ended(work_id, 5, 9, 1, blobs={index: StateBlob(name, 1) for index, name in enumerate(blobs)})
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(test)
+
+
+SPEC = Spec(prompt="", negative_prompt="", height=8, width=8, steps=4, guidance_scale=1.0, seed=0)
+A, B = StateBlob("a", 1), StateBlob("b", 1)
+
+
+def execute(work_id: int, group: GroupRef | None = None, *, revoked: bool = False) -> Execute:
+    return Execute(work_id, "toy", "steps", ((0, 1),), group=group, revoked=revoked)
+
+
+def imported(*blobs: StateBlob) -> ImportState:
+    states = tuple(SavedState(0, 1 + index, blob) for index, blob in enumerate(blobs))
+    return ImportState(0, "toy", SPEC, len(blobs), states, known=False)

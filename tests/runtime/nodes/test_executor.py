@@ -3,77 +3,56 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from runtime.nodes.rig import INFO, KEY, Heard, PlayedAgent, config, connect, ended, nodes, started
-from stages import stage_of
-from tilework.core.actions import ReadComponents
+from runtime.nodes.rig import (
+    KEY,
+    A,
+    B,
+    Heard,
+    config,
+    connect,
+    ended,
+    execute,
+    imported,
+    nodes,
+    run,
+    started,
+)
 from tilework.core.component import LoadSource
-from tilework.core.lora import Lora
-from tilework.core.model import LoraSource, ModelSource
-from tilework.core.wire.blobs import SavedState, StateBlob
-from tilework.core.wire.commands import Execute, Forget, GroupRef, ImportState, RemoveLora, RemoveModel, StopWork
-from tilework.core.wire.node_blobs import BlobsFetched, CopyBlob, DiscardBlob, FetchBlobs, KeepBlobs, LeaveOrigin
-from tilework.core.wire.reports import LoadedModel, WeightsRead
-from tilework.core.wire.spec import Spec
-from tilework.runtime.executor import ModelRefused, WorkerStartFailed
+from tilework.core.model import ModelSource
+from tilework.core.wire.blobs import StateBlob
+from tilework.core.wire.commands import Forget, GroupRef, StopWork
+from tilework.core.wire.node_blobs import FetchBlobs, KeepBlobs
+from tilework.core.wire.reports import CardReading, DeviceReading
+from tilework.runtime.executor import WorkerStartFailed
 from tilework.runtime.local_executor import LocalConfig
 from tilework.runtime.nodes.config import BadNodes
 from tilework.runtime.nodes.executor import NodesExecutor
 from tilework.runtime.nodes.messages import (
     Begin,
     BreakOff,
-    Changed,
     EndMeasuring,
     KillWorker,
     Leave,
-    Leaving,
     LoadSpeeds,
-    LoraRead,
     Measure,
     Measured,
     Memory,
-    ModelRead,
-    ReadLora,
-    ReadModel,
-    ServeModel,
     WorkerJoined,
     WorkerLost,
     WorkersLeft,
 )
-
-SPEC = Spec(prompt="", negative_prompt="", height=8, width=8, steps=4, guidance_scale=1.0, seed=0)
-A, B = StateBlob("a", 1), StateBlob("b", 1)
 
 
 def with_devices(*devices: int, weights_bytes: int | None = None) -> LocalConfig:
     """A node of two workers, and a model that these of all devices serve."""
     source = ModelSource(path="toy", name="toy", devices=devices)
     return replace(config().each, sources=(source,), weights_bytes=weights_bytes)
-
-
-def run(test: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(test)
-
-
-def execute(work_id: int, group: GroupRef | None = None, *, revoked: bool = False) -> Execute:
-    return Execute(work_id, "toy", "steps", ((0, 1),), group=group, revoked=revoked)
-
-
-def imported(*blobs: StateBlob) -> ImportState:
-    states = tuple(SavedState(0, 1 + index, blob) for index, blob in enumerate(blobs))
-    return ImportState(0, "toy", SPEC, len(blobs), states, known=False)
-
-
-async def has_written(heard: Heard, agent: PlayedAgent, device_id: int, *blobs: str) -> None:
-    """A device of node 0 has written blobs."""
-    agent.say(ended(1, *blobs), device_id)
-    await heard.hears(("report", device_id, ended(1, *blobs)))
 
 
 def test_commands_and_reports_go_by_the_numbers_of_each_node() -> None:
@@ -159,18 +138,21 @@ def test_times_of_a_node_are_converted_to_our_clock() -> None:
     run(test())
 
 
-def test_the_memory_of_workers_is_known_by_their_numbers_until_their_node_is_lost() -> None:
+def test_what_workers_say_of_themselves_is_known_by_their_numbers_until_their_node_is_lost() -> None:
     async def test() -> None:
         async with nodes() as (executor, heard, (zero, one)):
-            zero.say(Memory({"0": 10, "2": 30}))
-            one.say(Memory({"0.0": 40, "0.1": 41}))
+            first, second = (DeviceReading(card=CardReading(celsius=one), allocator=None) for one in (60, 70))
+            zero.say(Memory({"0": 10, "2": 30}, {"0": first}))
+            one.say(Memory({"0.0": 40, "0.1": 41}, {"0.1": second}))
             one.say(ended(1), 0)
             zero.say(ended(1), 0)
             await heard.hears(("report", 0, ended(1)), ("report", 2, ended(1)))
             assert executor.resident_bytes == {"0": 10, "4": 30, "2.0": 40, "2.1": 41}
+            assert executor.readings == {"0": first, "2.1": second}
             zero.close()
             await heard.hears(("node lost", 0, (0, 1, 4), set()))
             assert executor.resident_bytes == {"2.0": 40, "2.1": 41}
+            assert executor.readings == {"2.1": second}
 
     run(test())
 
@@ -201,180 +183,6 @@ def test_what_waits_for_a_lost_worker_is_not_sent_to_the_next() -> None:
             future.set_result(Forget(2))
             executor.send(0, Forget(4))
             assert [await zero.hears_for(0) for _ in range(2)] == [Forget(3), Forget(4)]
-
-    run(test())
-
-
-def test_a_node_fetches_what_an_import_needs_before_it_gets_it() -> None:
-    """Once, for all its devices; what it has and what is discarded meanwhile needs no fetch, or is discarded."""
-
-    async def test() -> None:
-        async with nodes() as (executor, heard, (zero, one)):
-            await has_written(heard, zero, 0, "a", "b")
-            executor.send(2, imported(A, B))
-            executor.send(3, imported(A))
-            asked = await one.hears(FetchBlobs)
-            assert (asked.blobs, asked.origin) == ((A, B), executor.nodes[0].origin)
-            assert [await one.hears_for(0), await one.hears_for(1)] == [imported(A, B), imported(A)]
-            executor.discard(B)
-            assert await zero.hears(DiscardBlob) == DiscardBlob(B)
-            one.say(BlobsFetched(asked.fetch_id, (A, B), 7))
-            assert await one.hears(DiscardBlob) == DiscardBlob(B)
-            await heard.hears(("fetched", 0, 1, 2, 7))
-            executor.send(0, imported(A))
-            assert await zero.hears_for(0) == imported(A)
-            executor.discard(A)
-            assert [await zero.hears(DiscardBlob), await one.hears(DiscardBlob)] == [DiscardBlob(A)] * 2
-
-    run(test())
-
-
-def test_what_was_not_fetched_is_fetched_again() -> None:
-    async def test() -> None:
-        async with nodes() as (executor, heard, (zero, one)):
-            await has_written(heard, zero, 0, "a")
-            executor.send(2, imported(A))
-            asked = await one.hears(FetchBlobs)
-            await one.hears_for(0)
-            one.say(BlobsFetched(asked.fetch_id, (), 7, "no room"))
-            one.say(ended(2), 0)
-            await heard.hears(("report", 2, ended(2)))
-            executor.send(2, imported(A))
-            assert (await one.hears(FetchBlobs)).blobs == (A,)
-
-    run(test())
-
-
-def test_only_what_is_still_kept_is_missed(caplog: pytest.LogCaptureFixture) -> None:
-    """A copy that comes too late, since its blob was discarded, is no warning."""
-
-    async def test() -> None:
-        async with nodes(state_copies=2) as (executor, heard, (zero, one)):
-            for work_id, blob in enumerate((A, B), 2):
-                await has_written(heard, zero, 0, blob.name)
-                asked = await one.hears(FetchBlobs)
-                if blob is A:
-                    executor.discard(blob)
-                one.say(BlobsFetched(asked.fetch_id, (), 7, f"no {blob.name}"))
-                one.say(ended(work_id), 0)
-                await heard.hears(("report", 2, ended(work_id)))
-
-    run(test())
-    assert [record.getMessage() for record in caplog.records] == ["node 1: no b"]
-
-
-def test_a_stop_does_not_wait_for_agents_and_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
-    async def test() -> None:
-        async with nodes():
-            pass
-
-    run(test())
-    assert [record.name for record in caplog.records] == []
-
-
-def test_a_lost_node_takes_what_only_it_had() -> None:
-    """Others leave it at once, reads are answered, and the next agent gets its place and all devices join."""
-
-    async def test() -> None:
-        async with nodes() as (executor, heard, agents):
-            zero, one = agents
-            await has_written(heard, zero, 0, "a", "b")
-            executor.send(2, imported(A))
-            asked = await one.hears(FetchBlobs)
-            await one.hears_for(0)
-            one.say(BlobsFetched(asked.fetch_id, (A,), 7))
-            executor.read_ahead(ReadComponents(5, 0, stage_of("toy", "encode"), ("x",), 1, ()))
-            await zero.hears(ReadComponents)
-            origin = executor.nodes[0].origin
-            zero.close()
-            await heard.hears(("node lost", 0, (0, 1, 4), {"b"}), ("read", WeightsRead(5, False)))
-            assert await one.hears(LeaveOrigin) == LeaveOrigin(origin)
-            executor.send(0, execute(9))  # Its works are about to be revoked.
-            agents.append(await connect(executor))
-            await heard.hears(("joined", 0), ("joined", 1), ("joined", 4))
-            assert executor.copy(B) is None
-            executor.send(0, imported(A))
-            assert (await agents[2].hears(FetchBlobs)).origin == executor.nodes[1].origin
-
-    run(test())
-
-
-@pytest.mark.parametrize("comes", [True, False])
-def test_a_node_that_leaves_goes_when_it_has_handed_over_its_states(comes: bool) -> None:
-    """Its devices are up but not for others, and no worker joins. What does not come is lost with it."""
-
-    async def test() -> None:
-        async with nodes() as (executor, heard, (zero, one)):
-            await has_written(heard, zero, 0, "a", "b")
-            executor.send(2, imported(A))
-            asked = await one.hears(FetchBlobs)
-            await one.hears_for(0)
-            one.say(BlobsFetched(asked.fetch_id, (A,), 7))
-            zero.say(Leaving("told to"))
-            await heard.hears(("node leaving", 0, (0, 1, 4), "told to"))
-            assert executor.devices_up == (2, 3)
-            zero.say(WorkerLost(1, "killed"))
-            zero.say(WorkerJoined(1))
-            zero.say(ended(2, "c"), 0)
-            await heard.hears(("lost", 1, "killed"), ("report", 0, ended(2, "c")))
-            heard.let_go()
-            asked = await one.hears(FetchBlobs)
-            assert asked.blobs == (B, StateBlob("c", 1))
-            assert zero.told.empty()
-            one.say(BlobsFetched(asked.fetch_id, asked.blobs if comes else (), 7, "" if comes else "no room"))
-            assert await zero.hears(Leave) == Leave("told to", is_final=True)
-            zero.close()
-            await heard.hears(("node lost", 0, (0, 1, 4), set() if comes else {"b", "c"}))
-
-    run(test())
-
-
-def test_states_are_handed_over_again_if_the_node_that_got_them_is_lost() -> None:
-    async def test() -> None:
-        async with nodes(num_nodes=3) as (executor, heard, (zero, one, two)):
-            await has_written(heard, zero, 0, "a")
-            executor.dismiss(0, "too many")
-            executor.dismiss(0, "twice")
-            heard.let_go()
-            assert (await one.hears(FetchBlobs)).blobs == (A,)
-            one.close()
-            assert await two.hears(LeaveOrigin)
-            asked = await two.hears(FetchBlobs)
-            assert asked.blobs == (A,)
-            two.say(BlobsFetched(asked.fetch_id, (A,), 7))
-            assert await zero.hears(LeaveOrigin)
-            assert await zero.hears(Leave) == Leave("too many", is_final=True)
-            zero.close()
-            await heard.hears(("node lost", 0, (0, 1, 6), set()))
-
-    run(test())
-
-
-def test_copies_are_on_each_node_that_has_the_blob() -> None:
-    async def test() -> None:
-        async with nodes() as (executor, heard, (zero, _)):
-            await has_written(heard, zero, 0, "a")
-            copied = executor.copy(A)
-            assert copied is not None
-            assert await zero.hears(CopyBlob) == CopyBlob(A, copied.name)
-            executor.discard(A)
-            assert await zero.hears(DiscardBlob) == DiscardBlob(A)
-            assert executor.copy(copied) is not None
-
-    run(test())
-
-
-def test_states_are_kept_on_as_many_nodes_as_are_wanted() -> None:
-    async def test() -> None:
-        async with nodes(state_copies=2) as (_, heard, (zero, one)):
-            await has_written(heard, zero, 0, "a", "b")
-            asked = await one.hears(FetchBlobs)
-            assert asked.blobs == (A, B)
-            one.say(BlobsFetched(asked.fetch_id, (A, B), 7))
-            one.say(ended(2), 1)
-            await heard.hears(("report", 3, ended(2)))
-            zero.close()
-            await heard.hears(("node lost", 0, (0, 1, 4), set()))
 
     run(test())
 
@@ -466,99 +274,6 @@ def test_a_start_without_enough_nodes_says_what_to_do() -> None:
         executor = NodesExecutor(replace(wanted, each=replace(wanted.each, start_timeout_s=0.05)))
         with pytest.raises(WorkerStartFailed, match=r"0 of 2 nodes came within 0.05 s; .* tilework agent"):
             await executor.start(Heard())
-
-    run(test())
-
-
-ANOTHER = ModelSource(path="another", name="another")
-READ = ModelRead(LoadedModel(info=replace(INFO, name="another"), identity="another"), replace(KEY, model="another"))
-
-
-def test_a_model_is_added_on_all_nodes() -> None:
-    """The next agent is started with it. One that started meanwhile is sent away, and comes back."""
-
-    async def test() -> None:
-        async with nodes() as (executor, heard, agents):
-            zero, one = agents
-            zero.close()
-            await heard.hears(("node lost", 0, (0, 1, 4), set()))
-            assert await one.hears(LeaveOrigin)
-            early = await connect(executor, begins=False)
-            agents.append(early)
-            assert len((await early.hears(Begin)).models) == 1
-            reading = asyncio.get_running_loop().create_task(executor.read_model(ANOTHER, ["toy"]))
-            assert await one.hears(ReadModel) == ReadModel(ANOTHER, ("toy",))
-            early.say(started())
-            assert (await early.hears(Leave)).reason == "the models have changed while it was started"
-            early.close()
-            one.say(READ)
-            assert await reading == READ.model
-            assert executor.profile_key("another") == READ.key
-            adding = asyncio.get_running_loop().create_task(executor.add_model(ANOTHER))
-            assert await one.hears(ServeModel) == ServeModel(ANOTHER)
-            one.say(Changed())
-            await adding
-            late = await connect(executor, begins=False)
-            agents.append(late)
-            assert [model.name for model in (await late.hears(Begin)).models] == ["", "another"]
-            late.say(replace(started(), models=(*started().models, READ.model), keys={"toy": KEY, "another": READ.key}))
-            await heard.hears(("joined", 0), ("joined", 1), ("joined", 4))
-            executor.remove_model("another")
-            assert [await agent.hears(RemoveModel) for agent in (one, late)] == [RemoveModel("another")] * 2
-
-    run(test())
-
-
-@pytest.mark.parametrize(
-    ("other", "why"),
-    [
-        (ModelRead(error="there is no such folder"), "there is no such folder"),
-        (replace(READ, key=KEY), "another is another model, or runs otherwise"),
-    ],
-)
-def test_a_model_that_a_node_does_not_have_is_added_on_none(other: ModelRead, why: str) -> None:
-    async def test() -> None:
-        async with nodes() as (executor, _, (zero, one)):
-            reading = asyncio.get_running_loop().create_task(executor.read_model(ANOTHER, ["toy"]))
-            for agent, answer in ((zero, READ), (one, other)):
-                await agent.hears(ReadModel)
-                agent.say(answer)
-            with pytest.raises(ModelRefused, match=why):
-                await reading
-            assert [await agent.hears(RemoveModel) for agent in (zero, one)] == [RemoveModel("another")] * 2
-
-    run(test())
-
-
-def test_a_lora_is_added_where_all_nodes_have_it() -> None:
-    """A node that is lost meanwhile does not count."""
-    ink, lora = LoraSource(name="ink", path="ink.safetensors"), Lora(changes=frozenset({"denoiser"}))
-
-    async def test() -> None:
-        async with nodes() as (executor, heard, agents):
-            zero, one = agents
-            adding = asyncio.get_running_loop().create_task(executor.add_lora("toy", ink))
-            assert [await agent.hears(ReadLora) for agent in agents] == [ReadLora("toy", ink)] * 2
-            zero.close()
-            one.say(LoraRead(lora))
-            assert await adding == lora
-            await heard.hears(("node lost", 0, (0, 1, 4), set()))
-            assert await one.hears(LeaveOrigin)
-            agents.append(await connect(executor, begins=False))
-            assert (await agents[2].hears(Begin)).models == (ModelSource(path="toy", loras=(ink,)),)
-            with_ink = LoadedModel(info=replace(INFO, loras=("ink",)), identity="toy")
-            agents[2].say(replace(started(), models=(with_ink,)))
-            await heard.hears(("joined", 0), ("joined", 1), ("joined", 4))
-            executor.remove_lora("toy", "ink")
-            for agent in agents[1:]:
-                assert await agent.hears(RemoveLora) == RemoveLora("toy", "ink")
-            adding = asyncio.get_running_loop().create_task(executor.add_lora("toy", ink))
-            await one.hears(ReadLora)
-            one.say(LoraRead(error="it fits another model"))
-            await agents[2].hears(ReadLora)
-            agents[2].say(LoraRead(lora))
-            with pytest.raises(ModelRefused, match="it fits another model"):
-                await adding
 
     run(test())
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import pkgutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tilework.cli.caching.measuring import PROMPTS
 from tilework.cli.caching.training import prompts_of
 from tilework.cli.console import UserError, console, out, print_json, progress, require_serve_extra
 from tilework.cli.models import ModelOptions, checked_spec, loaded_family, model_source
@@ -25,22 +27,29 @@ if TYPE_CHECKING:
 
 EXAMPLE = examples(
     "tilework quality --out out/quality",
-    "tilework quality ./sd3-medium --device cuda --prompts prompts.txt \\\n  --thresholds 0.005,0.01,0.02 --steps 8,28",
-)
-PROMPTS = (
-    "a large red circle on a blue background",
-    "a small yellow triangle on a purple background",
-    "a large white cross on a green background",
-    "a small black square on an orange background",
+    "tilework quality ./sd3-medium --device cuda --prompts prompts.txt --steps 8,28 \\\n"
+    "  --caches 'patch=0.005,0.01 fbcache=0.05,0.1 taylorseer'",
 )
 Score = Callable[[str, Any], float]
+_USUAL: Mapping[CacheKind, tuple[float, ...]] = {
+    CacheKind.PATCH: (0.001, 0.003, 0.01, 0.03),
+    CacheKind.IMAGE: (0.001, 0.003, 0.01, 0.03),
+    CacheKind.FBCACHE: (0.02, 0.05, 0.1, 0.2),
+    CacheKind.TAYLORSEER: (2, 3, 5, 8),
+}
+"""Thresholds, or intervals, that are tried if none are given."""
 
 
 def command(
     model: Annotated[str, typer.Argument(help="shapes, a diffusers directory, or a hub id.")] = "shapes",
     prompts: Annotated[Path | None, typer.Option(help="A file with a prompt on each line; default: four.")] = None,
-    kinds: Annotated[str, typer.Option(help="Caches to try.")] = "patch,image",
-    thresholds: Annotated[str, typer.Option(help="Thresholds to try with each.")] = "0.001,0.003,0.01,0.03",
+    caches: Annotated[
+        str | None,
+        typer.Option(
+            help="Caches to try, each with thresholds (taylorseer: intervals) or with the usual ones, as in "
+            "'patch=0.003,0.01 fbcache taylorseer=3,5'; default: all that the model can have."
+        ),
+    ] = None,
     steps: Annotated[str | None, typer.Option(help="Numbers of steps, as in 8,20; default: the model's.")] = None,
     size: Annotated[str | None, typer.Option(help="WIDTHxHEIGHT in pixels; default: the model's.")] = None,
     seed: Annotated[int, typer.Option(help="Prompt i is drawn with seed + i.")] = 1,
@@ -64,14 +73,15 @@ def command(
     much pictures change (PSNR, SSIM, and a score of yours). See docs/cache.md.
     """
     require_serve_extra()
-    choices = _choices(kinds, thresholds)
+    choices = None if caches is None else _choices(caches)
     texts = PROMPTS if prompts is None else prompts_of(prompts)
     rate = None if score is None else _score(score)
     source = model_source(
         model, ModelOptions(None, device, dtype or ("float32" if device == "cpu" else "bfloat16"), threads)
     )
     numbers = _numbers(steps)
-    family = _family(source, choices, not no_predictor)
+    family = _family(source, choices or (), not no_predictor)
+    choices = choices or _choices(" ".join(family.info.caches))
     specs = [
         checked_spec({"prompt": text, "size": size, "seed": seed + index, "num_inference_steps": number}, family.info)
         for number in numbers
@@ -88,20 +98,29 @@ def command(
     _print(model, rows, json)
 
 
-def _choices(kinds: str, thresholds: str) -> list[CacheChoice]:
-    known = [kind.value for kind in CacheKind]
-    for name in kinds.split(","):
-        if name not in known:
-            raise UserError(f"kinds has {name!r}; give some of {','.join(known)}")
-    values = []
-    for text in thresholds.split(","):
-        try:
-            values.append(float(text))
-        except ValueError:
-            raise UserError(f"thresholds has {text!r}; give numbers from 0 to 1, as in 0.003,0.01") from None
-        if not 0 <= values[-1] <= 1:
-            raise UserError(f"thresholds has {text}; give numbers from 0 to 1, as in 0.003,0.01")
-    return [CacheChoice(CacheKind(name), value) for name in kinds.split(",") for value in values]
+def _choices(caches: str) -> list[CacheChoice]:
+    """Those of a text such as "patch=0.003,0.01 fbcache"."""
+    found = []
+    for text in caches.split():
+        name, _, numbers = text.partition("=")
+        if name not in list(CacheKind):
+            raise UserError(f"caches has {name!r}; give some of {', '.join(CacheKind)}")
+        kind = CacheKind(name)
+        values = [_value(kind, one) for one in numbers.split(",")] if numbers else _USUAL[kind]
+        found += [CacheChoice(kind, value) for value in values]
+    return found
+
+
+def _value(kind: CacheKind, text: str) -> float:
+    least, most, is_whole = kind.setting.least, kind.setting.most, kind.setting.name == "interval"
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not least <= value <= most or (is_whole and value % 1):
+        what = "whole numbers" if is_whole else "numbers"
+        raise UserError(f"caches has {text!r} for {kind.value}; give {what} from {least:g} to {most:g}")
+    return value
 
 
 def _numbers(text: str | None) -> list[int | None]:
@@ -129,7 +148,7 @@ def _family(source: ModelSource, choices: Sequence[CacheChoice], predictor: bool
         family.cache_forest = None
     for choice in choices:
         if choice.kind not in family.info.caches:
-            raise UserError(f"kinds has {choice.kind.value}, which {family.info.name} cannot do; leave it out")
+            raise UserError(f"caches has {choice.kind.value}, which {family.info.name} cannot do; leave it out")
     return family
 
 
@@ -177,11 +196,11 @@ def _print(model: str, rows: Sequence[CacheQuality], json: bool) -> None:
     if json:
         print_json({"model": model, "rows": [_finite(asdict(row)) for row in rows]})
         return
-    head = "steps  cache   threshold  skipped   time     PSNR    least    SSIM"
+    head = "steps  cache       number  skipped   time     PSNR    least    SSIM"
     out.print(head + ("  score" if any(row.score is not None for row in rows) else ""), highlight=False)
     for row in rows:
         line = (
-            f"{row.steps:>5}  {row.kind:<6}  {row.threshold:>9g}  {row.saving:>7.1%}  {row.time_ratio:>5.2f}  "
+            f"{row.steps:>5}  {row.kind:<10}  {row.value:>6g}  {row.saving:>7.1%}  {row.time_ratio:>5.2f}  "
             f"{row.psnr_db:>7.1f}  {row.least_psnr_db:>7.1f}  {row.ssim:>6.3f}"
         )
         out.print(line + ("" if row.score is None else f"  {row.score:5.3f}"), highlight=False)

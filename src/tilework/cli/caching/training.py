@@ -1,4 +1,4 @@
-"""`tilework profile --cache`: trains the predictor of a model's patch cache."""
+"""`tilework profile --train-cache`: trains the predictor of a model's patch cache."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tilework.cli.console import UserError, console, out, print_json, progress
 from tilework.cli.models import checked_spec, loaded_family
+from tilework.core.cache import CacheKind
 from tilework.core.model import ModelSource
 
 CACHE_FILE = "cache_forest.json"
@@ -39,7 +40,7 @@ def train_cache(source: ModelSource, prompts: Path, target: Path, sizes: str | N
     if not can_train():
         raise UserError("cache needs scikit-learn; run: pip install 'tilework[learn]'")
     family = loaded_family(source)
-    if not family.info.caches:
+    if CacheKind.PATCH not in family.info.caches:
         raise UserError(f"cache is for models with a patch cache, and {family.info.name} has none; leave it out")
     specs = [
         checked_spec({"prompt": text, "size": size, "seed": index}, family.info)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as jsonlib
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import tilework
-from tilework.cli.caching.training import CACHE_FILE, train_cache
+from tilework.cli.caching.measuring import PROMPTS, cached_rows, parse_caches
+from tilework.cli.caching.training import CACHE_FILE, prompts_of, train_cache
 from tilework.cli.cells import Devices
 from tilework.cli.console import UserError, console, print_json, require_serve_extra, user_errors
 from tilework.cli.devices import found_devices
@@ -41,16 +43,30 @@ EXAMPLE = examples(
     "tilework profile ./flux-dev --device cuda --workers 4 \\\n  --degrees 1,2,4 --sizes 512,1024,1024x768",
     "tilework profile ./flux2-dev --device cuda --workers 4 --cell 2 \\\n  --weights-memory 40GB",
     "tilework profile ./sdxl --device cuda --mixed",
-    "tilework profile ./sd3-medium --device cuda --cache prompts.txt \\\n  --out ./sd3-medium/cache_forest.json",
+    "tilework profile ./sd3-medium --device cuda \\\n  --cache patch=0.003,patch=0.01 --prompts prompts.txt",
+    "tilework profile ./sd3-medium --device cuda --train-cache prompts.txt \\\n  --out ./sd3-medium/cache_forest.json",
 )
 CachePrompts = Annotated[
     Path | None,
     typer.Option(
-        "--cache",
+        "--train-cache",
         metavar="PROMPTS",
         help="Measure nothing: train the predictor of the patch cache with the prompts of this file, one on each line, "
         "and write it to --out. It belongs beside the model's model_index.json as cache_forest.json.",
     ),
+]
+
+
+Caches = Annotated[
+    str | None,
+    typer.Option(
+        "--cache",
+        metavar="KIND[=THRESHOLD],...",
+        help="Measure steps with these caches, too, as in patch=0.003 (docs/cache.md).",
+    ),
+]
+Prompts = Annotated[
+    Path | None, typer.Option("--prompts", help="What is drawn with --cache: a prompt on each line; default: four.")
 ]
 
 
@@ -70,7 +86,9 @@ def command(
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of each worker.")] = 1,
     mixed: Annotated[bool, typer.Option("--mixed", help="Measure batches of several outputs, too.")] = False,
     combinations: Annotated[int, typer.Option(min=1, max=5000, help="How many of them, with --mixed.")] = 200,
-    cache: CachePrompts = None,
+    cache: Caches = None,
+    prompts: Prompts = None,
+    training: CachePrompts = None,
     profiles: ProfilesFile = None,
     export: Annotated[Path | None, typer.Option("--out", help="Write the rows as a cost table, too.")] = None,
     *,
@@ -87,8 +105,8 @@ def command(
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     found = found_devices(setup.device)
     source = model_source(model, options_of(setup, found, threads=threads))
-    if cache is not None:
-        train_cache(source, cache, export or Path(CACHE_FILE), sizes, as_json=json)
+    if training is not None:
+        train_cache(source, training, export or Path(CACHE_FILE), sizes, as_json=json)
         return
     asked = Devices.of(found.number(workers), cell, weights_memory).planned([source], found)
     plan = ProfilePlan(
@@ -97,13 +115,13 @@ def command(
         degrees=None if degrees is None else _parse_degrees(degrees, asked.num_devices),
         num_runs=runs,
         combinations=combinations if mixed else 0,
+        caches=() if cache is None else parse_caches(cache),
     )
+    texts = PROMPTS if prompts is None else prompts_of(prompts)
     executor = _executor(source, asked)
     with user_errors(WorkerStartFailed, ProfilesUnavailable, OSError):
         store = open_profiles(profiles)
-        measured = run(executor, plan, store, model, quiet=json)
-        if mixed:
-            measured = replace(measured, batch_model=_learned(measured, store))
+        measured = _completed(run(executor, plan, store, model, json), plan, source, texts, store, quiet=json)
         if export is not None:
             _export(export, measured, runs)
         found.show()
@@ -113,6 +131,16 @@ def command(
         done = f"{len(measured.tried)} of {measured.num_wanted} are measured"
         raise UserError(f"interrupted: {done}, and saved in {store.path}; to resume, run it again")
     console.print(f"saved in {store.path}", soft_wrap=True, style="dim")
+
+
+def _completed(
+    measured: Measured, plan: ProfilePlan, source: ModelSource, prompts: Sequence[str], store: Profiles, *, quiet: bool
+) -> Measured:
+    """With rows of caches, unless it was interrupted before, and with what is learned from batches."""
+    if plan.caches and len(measured.tried) == measured.num_wanted:
+        cached = cached_rows(source, measured.graph, measured.rows, plan.caches, prompts, quiet=quiet)
+        measured = replace(measured, rows=(*measured.rows, *cached))
+    return replace(measured, batch_model=_learned(measured, store)) if plan.combinations else measured
 
 
 def _executor(source: ModelSource, workers: Devices) -> CellExecutor | LocalExecutor:

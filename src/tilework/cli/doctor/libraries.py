@@ -13,7 +13,7 @@ from packaging.specifiers import SpecifierSet
 from tilework.cli.doctor.finding import Finding, error, ok, warning
 
 _BASE = ""
-_OPTIONAL = ("cluster", "quantize", "redis", "solve", "ucx")
+_OPTIONAL = ("cluster", "nvml", "quantize", "redis", "solve", "ucx")
 """Extras that a server can do without."""
 _EXTENSION = "tilework.comm.ring._native"
 

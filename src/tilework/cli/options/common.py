@@ -22,8 +22,9 @@ VaeTiling = Annotated[
 Quantize = Annotated[
     str | None,
     typer.Option(
-        metavar="int8|fp8|nf4[,NAME=SCHEME]",
-        help="Quantise the weights of the denoiser, and of other components by name: less memory, other pictures "
+        metavar="int8|fp8|nf4|nvfp4|FILE.gguf[,NAME=...]",
+        help="Quantise the weights of the denoiser, and of other components by name, or take them from a file that has "
+        "them quantised: less memory, other pictures "
         "(docs/serving.md). Needs the extra quantize.",
     ),
 ]
@@ -49,6 +50,13 @@ CudaGraphs = Annotated[
     typer.Option(
         "--cuda-graphs",
         help="On CUDA, record the steps of each size and batch as graphs, so that the GPU never waits for Python.",
+    ),
+]
+CopyStream = Annotated[
+    bool,
+    typer.Option(
+        "--copy-stream",
+        help="On CUDA, copy states between the GPU and the host by a stream of their own, through pinned memory.",
     ),
 ]
 ProfilesFile = Annotated[

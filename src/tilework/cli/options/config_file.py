@@ -19,6 +19,7 @@ import typer
 from tilework.cli.console import UserError, require_serve_extra
 from tilework.cli.options.nodes import NodeGroup
 from tilework.cli.options.serve import DeviceGroup, LogGroup, ModelGroup, SchedulingGroup, ServerGroup
+from tilework.pipelines.setup.quantize import begin_at
 
 PREFIX = "TILEWORK_"
 MODEL = "model"
@@ -146,12 +147,19 @@ def _converted(ctx: typer.Context, path: Path, key: str, parameter: Any, value: 
         return value
     if isinstance(value, list):
         return [_model(path, str(one)) for one in value]
-    text = str(path.parent / str(value)) if parameter.name in _paths() else str(value)
+    text = _text(path, parameter.name, str(value))
     try:
         parameter.process_value(ctx, text)
     except typer.BadParameter as error:
         raise UserError(f"{path}: {key} = {value!r} cannot be used; {error.message}") from None
     return text
+
+
+def _text(file: Path, name: str, value: str) -> str:
+    """A value as on the command line; what is a path, or has some, begins at the file."""
+    if name == "quantize":
+        return begin_at(file.parent, value)
+    return str(file.parent / value) if name in _paths() else value
 
 
 @cache

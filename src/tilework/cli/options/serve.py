@@ -272,13 +272,19 @@ class ServerGroup:
     cache: Annotated[
         str | None,
         typer.Option(
-            help="Skip parts of steps in which little has changed: off, patch, image, or if_late. It changes pictures, "
-            "so the default is off; requests may choose (docs/cache.md).",
+            help="Skip parts of steps in which little has changed: off, patch, image, fbcache, taylorseer, or if_late. "
+            "It changes pictures, so the default is off; requests may choose (docs/cache.md).",
         ),
     ] = None
     cache_threshold: Annotated[
         float | None,
-        typer.Option(help="By how much the input of a part may change for it to be skipped, 0 to 1; default 0.003."),
+        typer.Option(
+            help="By how much a part may change for it to be skipped, 0 to 1; default 0.003, or 0.05 with fbcache."
+        ),
+    ] = None
+    cache_interval: Annotated[
+        int | None,
+        typer.Option(help="With taylorseer, the number of steps of which one is computed; default 5."),
     ] = None
     max_backlog_s: Annotated[
         float | None,

@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tilework.cli.options.common import Attention, Compile, CudaGraphs, Device, Dtype, Offload, Quantize, VaeTiling
+from tilework.cli.options.common import (
+    Attention,
+    Compile,
+    CopyStream,
+    CudaGraphs,
+    Device,
+    Dtype,
+    Offload,
+    Quantize,
+    VaeTiling,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,4 +30,5 @@ class SetupGroup:
     attention: Attention = "native"
     compiles: Compile = False
     cuda_graphs: CudaGraphs = False
+    copy_stream: CopyStream = False
     vae_tiling: VaeTiling = False

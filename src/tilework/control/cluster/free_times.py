@@ -78,13 +78,15 @@ class FreeTimes:
         self._update()
         now_ns = self._now.ns
         taken_ns = self._sum_ns - now_ns * len(self._taken)
-        taken_ns += sum(now_ns - late.head_ns for late in self._late())
-        return taken_ns + sum(device.free_ns - now_ns for device in self._loading.values())
+        taken_ns += sum([now_ns - late.head_ns for late in self._late()])
+        return taken_ns + sum([device.free_ns - now_ns for device in self._loading.values()])
 
     def _late(self) -> Iterable[_Taken]:
         return self._by_head[: self._num_late()]
 
     def _num_late(self) -> int:
+        if not self._by_head or self._by_head[0].head_ns >= self._now.ns:  # As nearly always.
+            return 0
         return bisect_left(self._by_head, self._now.ns, key=_head_ns)
 
     def _update(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tilework.core.graph.itinerary import Itinerary
 from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import DeviceKind, Stage
 from tilework.core.interfaces import Block, Demand, EtaPrediction
@@ -86,6 +87,16 @@ class Job:
         if steps_done < work.num_steps:
             for device_id in self.holders.keys() & set(work.devices):
                 self.holders[device_id] = min(self.holders[device_id], self.done.num_done)
+
+    @property
+    def may_use_cache(self) -> bool:
+        """Whether it has a spare cache, and steps for it that are not committed."""
+        return self.request.spare_cache is not None and self.committed.num_steps > 0
+
+    def use_cache(self, itinerary: Itinerary) -> None:
+        """Use its spare cache after its committed works, on this way, which is the same but for the cache."""
+        self.request, self.done = self.request.with_spare_cache, itinerary.at[self.done.position]
+        self._commit()
 
     @property
     def may_stop(self) -> bool:

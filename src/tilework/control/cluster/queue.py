@@ -101,7 +101,11 @@ class WaitingQueue:
         number, end = self._place(key)
         block = self._blocks[number]
         start = max(0, end - _ONE_BY_ONE)
-        volume_ns = sum([before.volume_ns for before in self._blocks[:number]]) + sum(block.volumes_ns[:start])
+        volume_ns = sum([before.volume_ns for before in self._blocks[:number]])
+        if 2 * start <= len(block.keys):  # The shorter part of the block is summed.
+            volume_ns += sum(block.volumes_ns[:start])
+        else:
+            volume_ns += block.volume_ns - sum(block.volumes_ns[start:])
         demands = block.demands[start:end]
         while number and len(demands) < _ONE_BY_ONE:
             number -= 1
@@ -142,6 +146,8 @@ class WaitingQueues:
 
     def ahead(self, key: _Key, share: Callable[[Within], float]) -> Ahead:
         """As `WaitingQueue.ahead`. Of jobs that certain devices may run, the share that `share` says counts."""
+        if len(self._queues) == 1 and share(None) == 1:  # The usual case.
+            return self._queues[None].ahead(key)
         volume_ns, demands = 0, list[Demand]()
         for within, queue in self._queues.items():
             part = share(within)

@@ -295,6 +295,18 @@ class Tracker:
         if was_waiting:
             queue.add(job)
 
+    def use_cache(self, job: Job) -> None:
+        """Let the steps of a job that are not committed use its spare cache."""
+        self._num_changes += 1
+        queue = self._queue_of(job)
+        was_waiting = job in queue
+        if was_waiting:
+            queue.remove(job)
+        job.use_cache(self._costs.start(job.request.with_spare_cache).itinerary)
+        self._update_demand(job)
+        if was_waiting:
+            queue.add(job)
+
     def park(self, job: Job) -> None:
         """Take a waiting job out of the queue, where no policy sees it, and give up its reservation."""
         self._num_changes += 1

@@ -83,7 +83,7 @@ class Graph:
                 self._itineraries.clear()
             stages = [stage for stage in self.stages if stage.spec.result in (None, result)]
             stages = [_with_loras(stage, loras) for stage in stages] if loras else stages
-            stages = [_with_cache(stage, cache) for stage in stages] if cache else stages
+            stages = [one.with_cache(cache) if one.has_steps else one for one in stages] if cache else stages
             parts = [(stage, 1 if stage.spec.steps is None else stage.spec.steps.of(steps)) for stage in stages]
             known = self._itineraries[key] = Itinerary(parts)
         return known
@@ -123,10 +123,6 @@ def _with_loras(stage: Stage, loras: Mapping[UsedLora, frozenset[str]]) -> Stage
     components = set(stage.spec.components)
     used = tuple(one for one, changes in loras.items() if not components.isdisjoint(changes))
     return replace(stage, spec=replace(stage.spec, one_shape=True), loras=used) if used else stage
-
-
-def _with_cache(stage: Stage, cache: CacheChoice) -> Stage:
-    return replace(stage, caches=(cache,)) if stage.has_steps else stage
 
 
 def _check(specs: Sequence[StageSpec]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -111,6 +111,11 @@ class Stage:
     def allows(self, degree: int) -> bool:
         """Whether this number of devices may share it."""
         return self.spec.degrees is None or degree in self.spec.degrees
+
+    def with_cache(self, cache: CacheChoice) -> Stage:
+        """The same with a cache. One of whole steps is for one request at a time, on one device."""
+        alone = replace(self.spec, batchable=False, degrees=(1,)) if cache.kind.is_of_steps else self.spec
+        return replace(self, spec=alone, caches=(cache,))
 
     def __str__(self) -> str:
         loras = f"[{','.join(map(str, self.loras))}]" if self.loras else ""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tilework.core.cache import CacheChoice
+from tilework.core.comm import SOCKETS
 from tilework.core.component import Component
 from tilework.core.cost_row import Batch
 from tilework.core.lora import UsedLora
@@ -35,7 +37,8 @@ class Site:
     that `reads` serves nothing either: it takes `ReadWeights` alone; and one that `sizes` only reports how large its
     models are.
 
-    The workers of a `cell`, of which this is one, have a part of all weights each, and run every work together.
+    The workers of a `cell`, of which this is one, have a part of all weights each, and run every work together. Groups
+    talk by `collectives`, of `core.comm`.
 
     A CPU slot is told what its models are, in `infos`, in the order of its sources: it may need nothing else of them.
     """
@@ -52,6 +55,7 @@ class Site:
     sizes: bool = False
     infos: tuple[ModelInfo, ...] = ()
     cell: Group = ()
+    collectives: str = SOCKETS
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,8 @@ class Execute:
     A stage with steps makes `num_steps` of them, a group in lockstep. Several members share forward passes; a member
     whose state is missing is left out. A group has one member only, and the group's first worker decides whether and
     where it stops. `specs`, by job, are there for members of which nothing is done yet. `sliced` takes less memory and
-    more time; results differ by rounding.
+    more time; results differ by rounding. `caches` has the cache of its steps, or nothing: a member may have begun
+    with another.
     """
 
     work_id: int
@@ -80,6 +85,7 @@ class Execute:
     specs: Mapping[int, Spec] = field(default_factory=dict, hash=False)
     group: GroupRef | None = None
     sliced: bool = False
+    caches: tuple[CacheChoice, ...] = ()
     revoked: bool = False
 
 
@@ -114,7 +120,7 @@ class NoteSaved:
 
 @dataclass(frozen=True, slots=True)
 class EnterNode:
-    """Connect with all workers of the node; later groups are subsets of it. Only accelerators need it."""
+    """Connect with all workers of the node; later groups are subsets of it. Groups that talk by sockets need none."""
 
     node: GroupRef
 

@@ -20,7 +20,8 @@ class LoadedModel:
 
     `stage_keys` say by name which stages take the same time, also of other models: those with equal keys. `components`
     are those of its stages, by name; empty if all stay on the device: then `weights` are their bytes, by name. `loras`
-    are those that its requests may use, by name, and `refused` says of the others why they may not.
+    are those that its requests may use, by name, and `refused` says of the others why they may not. To load it took
+    `load_ns`.
     """
 
     info: ModelInfo
@@ -30,6 +31,7 @@ class LoadedModel:
     weights: Mapping[str, int] = field(default_factory=dict)
     loras: Mapping[str, Lora] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
+    load_ns: int = 0
 
     def needed(self, loras: Collection[str] = ()) -> dict[str, tuple[Component, ...]]:
         """What each stage needs, by its name, for a request that uses these LoRAs."""
@@ -234,6 +236,55 @@ class Failed:
     refuses: int | None = None
 
 
+SLOWDOWNS = ("power cap", "power brake", "temperature", "hardware", "other cards", "fixed clock")
+"""What may keep the clock of a card down."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardReading:
+    """What a card says of itself, by NVML; None: it does not tell.
+
+    `busy` is the share of the last moments in which a kernel ran. Of the memory, the worker itself has `worker_bytes`.
+    The clock is that of the multiprocessors, and those of SLOWDOWNS in `slowed_by` keep it down.
+    """
+
+    busy: float | None = None
+    total_bytes: int | None = None
+    used_bytes: int | None = None
+    worker_bytes: int | None = None
+    celsius: int | None = None
+    watts: float | None = None
+    limit_watts: float | None = None
+    hertz: int | None = None
+    most_hertz: int | None = None
+    slowed_by: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocatorReading:
+    """What torch's allocator of CUDA memory has counted in a worker.
+
+    It has `reserved_bytes`, of which tensors take `allocated_bytes`; they took `peak_bytes` at most since the device
+    was measured, or since the start. `split_bytes` are free pieces of blocks of which tensors have others: fragments. A
+    retry is an allocation for which it had to give back what it keeps first; a failure ran out of memory.
+    """
+
+    reserved_bytes: int
+    allocated_bytes: int
+    peak_bytes: int
+    split_bytes: int
+    num_retries: int
+    num_failures: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceReading:
+    """A worker's card and allocator, every few seconds; None where there is nothing that tells."""
+
+    card: CardReading | None
+    allocator: AllocatorReading | None
+
+
 Report = (
     Loaded
     | Sized
@@ -248,4 +299,5 @@ Report = (
     | Preview
     | Ended
     | Failed
+    | DeviceReading
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pickle import PickleBuffer
 from typing import SupportsIndex
@@ -72,7 +72,7 @@ class Spec:
     A worker refuses works that would run the steps of an `exact` one in a group or together with others, or slice its
     decode: see `core.request.Request`.
 
-    Without a `cache` each step is computed whole. `cache_if_late`: see `core.request.Request`.
+    Without a `cache` each step is computed whole. `spare_cache`: see `core.request.Request`.
 
     The server has checked the values against `ModelInfo`.
     """
@@ -93,7 +93,12 @@ class Spec:
     loras: tuple[UsedLora, ...] = ()
     video: VideoFormat | None = None
     cache: CacheChoice | None = None
-    cache_if_late: bool = False
+    spare_cache: CacheChoice | None = None
+
+    @property
+    def with_spare_cache(self) -> Spec:
+        """The same, with its spare cache as that of its steps."""
+        return self if self.spare_cache is None else replace(self, cache=self.spare_cache, spare_cache=None)
 
     @property
     def shape(self) -> Shape:

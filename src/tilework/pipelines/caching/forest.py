@@ -82,7 +82,9 @@ def read_forest(directory: Path, device: torch.device) -> CacheForest | None:
         return CacheForest.of(document["trees"], device)
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise InvalidDefaults(f"{path}: {reason}; write it anew by tilework profile --cache, or remove it") from error
+        raise InvalidDefaults(
+            f"{path}: {reason}; write it anew by tilework profile --train-cache, or remove it"
+        ) from error
 
 
 def _depth(tree: Mapping[str, Sequence[float]]) -> int:

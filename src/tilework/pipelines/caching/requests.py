@@ -15,11 +15,11 @@ _LEAST_SHARE = 1 / 16
 def reuse_of(spec: Spec, size: Size, default_height: int, multiple: int) -> Reuse | str | None:
     """What the passes of a request share, whose picture has this `size` in the denoiser; or why they can share nothing.
 
-    None if it asks for no cache. A patch is as large as `multiple` and the sides allow, up to a quarter of a picture of
-    the `default_height` in pixels. It depends on nothing else, so it is the same for all of the request's life, and
-    requests of most sizes have the same.
+    None if it asks for no cache of blocks. A patch is as large as `multiple` and the sides allow, up to a quarter of a
+    picture of the `default_height` in pixels. It depends on nothing else, so it is the same for all of the request's
+    life, and requests of most sizes have the same.
     """
-    if spec.cache is None:
+    if spec.cache is None or spec.cache.kind.is_of_steps:
         return None
     if any(side % multiple for side in size):
         return f"a side of the picture, {spec.width} x {spec.height} px, cannot be halved as often as the model does"
@@ -27,4 +27,4 @@ def reuse_of(spec: Spec, size: Size, default_height: int, multiple: int) -> Reus
     patch = choose_patch([size], multiple, cap)
     if math.prod(patch) < cap * cap * _LEAST_SHARE:
         return f"the sides of the picture, {spec.width} x {spec.height} px, have no divisor near that of others"
-    return Reuse(threshold=spec.cache.threshold, whole=spec.cache.kind is CacheKind.IMAGE, patch=patch)
+    return Reuse(threshold=spec.cache.value, whole=spec.cache.kind is CacheKind.IMAGE, patch=patch)

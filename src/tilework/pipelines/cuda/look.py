@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from tilework.pipelines.cuda.attention import kernels_on
 from tilework.pipelines.cuda.state import Card, CudaState
 
 _DRIVER = Path("/proc/driver/nvidia/version")
@@ -35,14 +36,14 @@ def cuda_state() -> CudaState:
     return CudaState.from_json(json.loads(done.stdout))
 
 
-def look() -> CudaState:
-    """What CUDA is like here; this process uses it from now on."""
+def look(*, tries_attentions: bool = False) -> CudaState:
+    """What CUDA is like here; this process uses it from now on. What kernels of attention cards have takes a second."""
     state = CudaState(torch=str(torch.__version__), built_for=torch.version.cuda, driver=driver())
     if state.built_for is None:
         return state
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]  # Says what is wrong; `is_available` only that something is.
-        cards = tuple(map(_card, range(torch.cuda.device_count())))
+        cards = tuple(_card(index, tries_attentions) for index in range(torch.cuda.device_count()))
     except (RuntimeError, AssertionError) as problem:
         return _with(state, _first_line(problem))
     return CudaState(
@@ -67,15 +68,16 @@ def _with(state: CudaState, problem: str) -> CudaState:
     return CudaState(torch=state.torch, built_for=state.built_for, driver=state.driver, problem=problem)
 
 
-def _card(index: int) -> Card:
+def _card(index: int, tries_attentions: bool) -> Card:
     properties = torch.cuda.get_device_properties(index)
     total_bytes, capability = properties.total_memory, (properties.major, properties.minor)
     try:
         torch.ones(1, device=f"cuda:{index}").add_(1).cpu()
         free_bytes, total_bytes = torch.cuda.mem_get_info(index)
+        attentions = kernels_on(torch.device("cuda", index)) if tries_attentions else ()
     except RuntimeError as problem:  # No kernels for it in this build, in use by others, or broken.
         return Card(properties.name, total_bytes, 0, capability, _first_line(problem))
-    return Card(properties.name, total_bytes, free_bytes, capability)
+    return Card(properties.name, total_bytes, free_bytes, capability, attentions=attentions)
 
 
 def _first_line(problem: Exception) -> str:
@@ -83,4 +85,4 @@ def _first_line(problem: Exception) -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(look())))
+    print(json.dumps(asdict(look(tries_attentions=True))))

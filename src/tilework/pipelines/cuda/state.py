@@ -10,7 +10,8 @@ from typing import Any
 class Card:
     """A CUDA device. Its index is its place among those that torch sees.
 
-    `capability` is its compute capability. On a card with a `problem`, such as that another program has it alone, no
+    `capability` is its compute capability. `attentions` are the types of numbers and the kernels of attention that it
+    has for them. On a card with a `problem`, such as that another program has it alone, no
     tensor can be made; `problem` is what torch says then.
     """
 
@@ -19,6 +20,7 @@ class Card:
     free_bytes: int
     capability: tuple[int, int]
     problem: str = ""
+    attentions: tuple[tuple[str, str], ...] = ()
 
     @property
     def has_bfloat16(self) -> bool:
@@ -67,5 +69,9 @@ class CudaState:
     @staticmethod
     def from_json(document: dict[str, Any]) -> CudaState:
         """The state whose fields, and those of its cards, `document` has."""
-        cards = [Card(**{**one, "capability": tuple(one["capability"])}) for one in document["cards"]]
-        return CudaState(**{**document, "cards": tuple(cards)})
+        return CudaState(**{**document, "cards": tuple(map(_card, document["cards"]))})
+
+
+def _card(document: dict[str, Any]) -> Card:
+    attentions = tuple((dtype, name) for dtype, name in document["attentions"])
+    return Card(**{**document, "capability": tuple(document["capability"]), "attentions": attentions})

@@ -125,11 +125,9 @@ class Flux(StagedPipeline):
         timestep = state.timestep.expand(latents.shape[0]).to(latents.dtype)
         positive = {name: tensor for name, tensor in conditioning.items() if not name.startswith(_NEGATIVE)}
         negative = {name.removeprefix(_NEGATIVE): conditioning[name] for name in conditioning.keys() - positive.keys()}
-        passes: list[Tensor] = [
-            self._pipeline.transformer(
-                hidden_states=latents, timestep=timestep / 1000, return_dict=False, **positive | other
-            )[0]
-            for other in ([{}, negative] if negative else [{}])
+        passes = [
+            self._denoise(state, context, hidden_states=latents, timestep=timestep / 1000, **positive | other)
+            for context, other in [("cond", {}), ("uncond", negative)][: 2 if negative else 1]
         ]
         if not negative:
             return passes[0]

@@ -12,6 +12,7 @@ from torch import Tensor
 from tilework.core.cache import CacheUse
 from tilework.core.packing import Reuse
 from tilework.core.wire.spec import Spec
+from tilework.pipelines.caching.steps import StepCache
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,8 +33,8 @@ class LatentState:
     request names another device.
 
     The stock loop iterates over `sampler.timesteps`, once per forward. A step is `sampler.order` iterations; the last
-    step takes what remains. `num_steps` are those of its `stage`. `reuse` is what its passes keep; None: it asks
-    for no cache. A text says why it has none.
+    step takes what remains. `num_steps` are those of its `stage`. `reuse` is what its passes keep, by blocks or of
+    whole steps; None: it asks for no cache. A text says why it has none.
     """
 
     spec: Spec
@@ -45,7 +46,7 @@ class LatentState:
     generator: torch.Generator
     iteration_index: int = 0
     is_torn: bool = False
-    reuse: Reuse | str | None = None
+    reuse: Reuse | StepCache | str | None = None
 
     @property
     def steps_done(self) -> int:
@@ -65,7 +66,7 @@ class LatentState:
 
     def take_cache_use(self) -> CacheUse | None:
         """See `StepState`."""
-        if not isinstance(self.reuse, Reuse):
+        if self.reuse is None or isinstance(self.reuse, str):
             return None if self.reuse is None else CacheUse(off=self.reuse)
         use, self.reuse.use = self.reuse.use, CacheUse()
         return use

@@ -128,13 +128,9 @@ class StableDiffusion3(StagedPipeline):
         return prediction
 
     def _forward(self, state: LatentState, latents: Tensor, conditioning: Mapping[str, Tensor]) -> Tensor:
-        prediction: Tensor = self._pipeline.transformer(
-            hidden_states=latents,
-            timestep=state.timestep.expand(latents.shape[0]),
-            return_dict=False,
-            **conditioning,
-        )[0]
-        return prediction
+        return self._denoise(
+            state, hidden_states=latents, timestep=state.timestep.expand(latents.shape[0]), **conditioning
+        )
 
     def _forward_packed(self, layout: Layout, patches: Tensor, times: Tensor, conditioning: Pieces) -> Tensor:
         prediction: Tensor = self._pipeline.transformer(

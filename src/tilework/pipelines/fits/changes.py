@@ -33,6 +33,8 @@ def cheapest_change(planner: Planner, plan: MemoryPlan) -> MemoryPlan | None:
     source = plan.source
     dtype = source.dtype if source.dtype == "float16" else "bfloat16"
     for change in CHANGES:
+        if "quantize" in change and source.weights_files:  # Which other file there is, the plan cannot know.
+            continue
         for more in ({}, {"vae_tiling": True}):
             settings = {**({} if change.keys() == {"vae_tiling"} else {"dtype": dtype}), **change, **more}
             changed = planner.plan(replace(source, **settings), plan.memory_bytes, plan.shape)

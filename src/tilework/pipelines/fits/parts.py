@@ -13,9 +13,12 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from tilework.core.model import is_weights_file
+from tilework.pipelines.component_files import quantized_by
 from tilework.pipelines.components import is_denoiser
 from tilework.pipelines.errors import ModelNotFound, UnsupportedModel
 from tilework.pipelines.model_index import read_contents
+from tilework.pipelines.setup.gguf_files import read_header
 from tilework.pipelines.setup.quantize import SCHEMES
 
 _META = torch.device("meta")
@@ -24,10 +27,15 @@ _LIBRARIES = {"diffusers": diffusers, "transformers": transformers}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """A component with weights. `module` has their shapes and no memory."""
+    """A component with weights. `module` has their shapes and no memory.
+
+    `quantized_by` says how they are quantised in its files, which take `stored_bytes`; empty if they are not.
+    """
 
     name: str
     module: nn.Module
+    quantized_by: str = ""
+    stored_bytes: int = 0
 
     @property
     def kind(self) -> str:
@@ -42,8 +50,26 @@ class Part:
         return hasattr(self.module, "decode")
 
     def num_bytes(self, dtype: torch.dtype, scheme: str | None) -> int:
-        """What its weights take, as its library loads them: some stay in float32, and some are quantised."""
+        """What its weights take, as its library loads them: some stay in float32, and some are quantised.
+
+        Raises:
+            ModelNotFound: the scheme is a file that cannot be read, or has fewer weights than the configuration asks
+                for.
+        """
+        if scheme is not None and is_weights_file(scheme):
+            return self._file_bytes(dtype, scheme)
+        if self.quantized_by:
+            return self.stored_bytes
         return sum(size for _, size in self._sizes(dtype, scheme))
+
+    def _file_bytes(self, dtype: torch.dtype, file: str) -> int:
+        header, least = read_header(file), sum(one.numel() for one in self.module.parameters())
+        if header.num_weights < least:
+            raise ModelNotFound(
+                f"{file}: holds {header.num_weights} weights of the architecture {header.architecture!r}, and "
+                f"{self.name} ({self.kind}) has {least}; give a file of that model"
+            )
+        return header.num_bytes(dtype.itemsize)
 
     def largest_layer_bytes(self, dtype: torch.dtype) -> int:
         """What the weights of its largest layer take."""
@@ -82,10 +108,17 @@ def read_parts(directory: Path) -> Sequence[Part]:
         match value:
             case [("diffusers" | "transformers") as library, str(kind)] if (folder := directory / name).is_dir():
                 if (folder / "config.json").is_file():
-                    part = Part(name, _on_meta(folder, library, kind))
-                    _check_headers(folder, part)
-                    parts.append(part)
+                    parts.append(_read_part(folder, library, kind))
     return parts
+
+
+def _read_part(folder: Path, library: str, kind: str) -> Part:
+    module = _on_meta(folder, library, kind)
+    if method := quantized_by(folder):
+        return Part(folder.name, module, method, sum(map(_data_bytes, _weights_files(folder))))
+    part = Part(folder.name, module)
+    _check_headers(folder, part)
+    return part
 
 
 def _on_meta(folder: Path, library: str, kind: str) -> nn.Module:
@@ -108,9 +141,7 @@ def _check_headers(folder: Path, part: Part) -> None:
     from safetensors import safe_open
 
     stored = 0
-    for file in folder.glob("*.safetensors"):
-        if file.name.count(".") > 1:  # Of a variant, which holds the same once more.
-            continue
+    for file in _weights_files(folder):
         with safe_open(file, framework="np") as tensors:
             stored += sum(_count(tensors.get_slice(key).get_shape()) for key in tensors.keys())  # noqa: SIM118
     least = sum(one.numel() for one in part.module.parameters())
@@ -118,6 +149,17 @@ def _check_headers(folder: Path, part: Part) -> None:
         raise ModelNotFound(
             f"{folder}: its weights have {stored} elements, and its config.json asks for {least}; fetch the model again"
         )
+
+
+def _weights_files(folder: Path) -> list[Path]:
+    """Without those of a variant, which hold the same once more."""
+    return [file for file in folder.glob("*.safetensors") if file.name.count(".") == 1]
+
+
+def _data_bytes(file: Path) -> int:
+    """What the weights of a safetensors file take: all but its header, whose length it begins with."""
+    with file.open("rb") as opened:
+        return file.stat().st_size - 8 - int.from_bytes(opened.read(8), "little")
 
 
 def _count(shape: Sequence[int]) -> int:

@@ -18,7 +18,7 @@ from tilework.pipelines.clips.memory import TensorMeter, decode_bytes
 from tilework.pipelines.errors import UnsupportedModel
 from tilework.pipelines.fits.parts import Part, read_parts
 from tilework.pipelines.fits.steps import STEPS, Latents, shorten, step_bytes
-from tilework.pipelines.setup.quantize import schemes_of
+from tilework.pipelines.setup.quantize import schemes_of, shown
 
 RESERVE_BYTES = 10**9
 """For what is not planned: CUDA's context and libraries, what kernels take beside tensors, encodes, what the allocator
@@ -107,6 +107,7 @@ class Planner:
         """How a model that is set up like this takes a device's memory; nothing is loaded.
 
         Raises:
+            ModelNotFound: as `Part.num_bytes`.
             UnsupportedModel: `source.quantize` names a component that there is not.
         """
         shape = shape or self.default_shape
@@ -114,7 +115,12 @@ class Planner:
         schemes = schemes_of(source.quantize, [part.name for part in self._denoisers], names)
         sizes = {part.name: part.num_bytes(dtype, schemes.get(part.name)) for part in self.parts}
         components = tuple(
-            ComponentPlan(name=part.name, kind=part.kind, num_bytes=sizes[part.name], scheme=schemes.get(part.name, ""))
+            ComponentPlan(
+                name=part.name,
+                kind=part.kind,
+                num_bytes=sizes[part.name],
+                scheme=shown(schemes.get(part.name, part.quantized_by)),
+            )
             for part in self.parts
         )
         return MemoryPlan(

@@ -1,8 +1,8 @@
-"""The schemes of `--quantize`: a row for each, with what it takes and the library that does it.
+"""The schemes of `--quantize`: a row for each, with what it takes and the library that does it; or a GGUF file.
 
-All quantise the weights of linear layers and compute with what these stand for, so that a request's picture does not
-depend on others in its forward pass. Rejected: to quantise inputs, too. It is faster on the newest cards, but their
-scale is that of the whole batch.
+None lets a request's picture depend on others in its forward pass. All but nvfp4 compute with what the weights of
+linear layers stand for. nvfp4 quantises inputs, too, each block of 16 values by itself. Rejected: scales of whole
+inputs, which are those of the whole batch.
 """
 
 from __future__ import annotations
@@ -10,9 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
+from tilework.core.model import is_weights_file
+from tilework.pipelines.cuda.state import Card
 from tilework.pipelines.errors import InvalidSource, UnsupportedModel
+from tilework.pipelines.setup.gguf_files import read_header
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,13 +27,15 @@ class Scheme:
         package: of Python, that quantises.
         weight_bytes: what the weight of a linear layer takes, by its outputs and inputs.
         config: the configuration of diffusers, or of transformers, by the module of one of them.
-        needs_cuda: it quantises on CUDA devices alone.
+        capability: the least compute capability of a CUDA device that it needs; None: CPUs have it, too.
+        others: the schemes to take where it cannot be.
     """
 
     package: str
     weight_bytes: Callable[[int, int], int]
     config: Callable[[Any], Any]
-    needs_cuda: bool = False
+    capability: tuple[int, int] | None = None
+    others: str = ""
 
 
 def _int8(library: Any) -> Any:
@@ -52,8 +58,24 @@ def _nf4(library: Any) -> Any:
     )
 
 
+def _nvfp4(library: Any) -> Any:
+    from torchao.prototype.mx_formats import NVFP4DynamicActivationNVFP4WeightConfig
+
+    # Its Triton kernel needs one more package, and scales of whole inputs.
+    return library.TorchAoConfig(
+        NVFP4DynamicActivationNVFP4WeightConfig(use_triton_kernel=False, use_dynamic_per_tensor_scale=False)
+    )
+
+
 _BLOCK = 64
 """Weights of NF4 that have one scale, which is a float32."""
+
+
+def _nvfp4_bytes(out: int, into: int) -> int:
+    """Half a byte for each weight, and a scale of one byte for each 16, in tiles of 128 rows and 4 columns."""
+    return out * into // 2 + 128 * -(-out // 128) * 4 * -(-into // 64)
+
+
 SCHEMES: Mapping[str, Scheme] = {
     # A scale in float32 for each output; of int8 a zero point, too.
     "int8": Scheme(package="torchao", weight_bytes=lambda out, into: out * into + 5 * out, config=_int8),
@@ -62,7 +84,11 @@ SCHEMES: Mapping[str, Scheme] = {
         package="bitsandbytes",
         weight_bytes=lambda out, into: -(-out * into // 2) + 4 * -(-out * into // _BLOCK),
         config=_nf4,
-        needs_cuda=True,
+        capability=(0, 0),
+        others="int8 or fp8",
+    ),
+    "nvfp4": Scheme(
+        package="torchao", weight_bytes=_nvfp4_bytes, config=_nvfp4, capability=(10, 0), others="nf4, int8 or fp8"
     ),
 }
 
@@ -70,19 +96,41 @@ SCHEMES: Mapping[str, Scheme] = {
 def parse_schemes(text: str) -> tuple[tuple[str, str], ...]:
     """Component and scheme, of SCHEME for the denoisers and COMPONENT=SCHEME for others; "" stands for the denoisers.
 
+    A scheme is one of SCHEMES, or the path of a GGUF file.
+
     Raises:
         InvalidSource: there is no such scheme, or a component is named twice.
     """
     found: dict[str, str] = {}
     for part in text.split(","):
-        name, equals, scheme = part.strip().rpartition("=")
-        if scheme not in SCHEMES or (equals and not name) or name in found:
+        name, equals, scheme = _named(part.strip())
+        if (scheme not in SCHEMES and not is_weights_file(scheme)) or (equals and not name) or name in found:
             raise InvalidSource(
-                f"quantize is {text!r}; give one of {', '.join(SCHEMES)} for the denoiser, and NAME=SCHEME for other "
-                "components, such as fp8,text_encoder_2=fp8"
+                f"quantize is {text!r}; give one of {', '.join(SCHEMES)} or a file *.gguf for the denoiser, and "
+                "NAME=SCHEME for other components, such as fp8,text_encoder_2=fp8"
             )
         found[name] = scheme
     return tuple(sorted(found.items()))
+
+
+def begin_at(directory: Path, text: str) -> str:
+    """Schemes as they were given, with the paths of files from a directory."""
+    parts = []
+    for part in text.split(","):
+        name, equals, scheme = _named(part.strip())
+        parts.append(f"{name}{equals}{directory / scheme if is_weights_file(scheme) else scheme}")
+    return ",".join(parts)
+
+
+def _named(part: str) -> tuple[str, str, str]:
+    """Name, sign and scheme. What is in a directory called A=B is ./A=B."""
+    name, equals, scheme = part.partition("=")
+    return (name, equals, scheme) if equals and not name.startswith((".", "/", "~")) else ("", "", part)
+
+
+def shown(scheme: str) -> str:
+    """A scheme in words: of a file its name."""
+    return Path(scheme).name if is_weights_file(scheme) else scheme
 
 
 def schemes_of(
@@ -91,7 +139,7 @@ def schemes_of(
     """The scheme of each component that is quantised, of those with weights, among which are the denoisers.
 
     Raises:
-        UnsupportedModel: it names a component that there is not.
+        UnsupportedModel: it names a component that there is not, or one file for several denoisers.
     """
     found: dict[str, str] = {}
     for name, scheme in quantize:
@@ -99,17 +147,41 @@ def schemes_of(
             raise UnsupportedModel(
                 f"quantize names {name!r}, and the components with weights are {', '.join(components)}"
             )
+        if not name and is_weights_file(scheme) and len(denoisers) > 1:
+            each = ",".join(f"{one}=FILE.gguf" for one in denoisers)
+            raise UnsupportedModel(f"quantize is one file, and there are {len(denoisers)} denoisers; give {each}")
         found |= dict.fromkeys([name] if name else denoisers, scheme)
     return found
 
 
-def require_packages(quantize: tuple[tuple[str, str], ...], device: str) -> None:
-    """Raises InvalidSource if what quantises is not installed, or needs another device."""
+def check_schemes(quantize: tuple[tuple[str, str], ...], device: str, cards: Sequence[Card] = ()) -> None:
+    """Check that what quantises is installed, and can be on a device and on its cards, if these are known.
+
+    Raises:
+        InvalidSource: it cannot.
+        ModelNotFound: a file cannot be read.
+    """
     for _, name in quantize:
-        scheme = SCHEMES[name]
-        if find_spec(scheme.package) is None:
+        if is_weights_file(name):
+            read_header(name)
+            continue
+        package = SCHEMES[name].package
+        if find_spec(package) is None:
             raise InvalidSource(
-                f"quantize is {name!r}, and {scheme.package} is not installed; run: pip install 'tilework[quantize]'"
+                f"quantize is {name!r}, and {package} is not installed; run: pip install 'tilework[quantize]'"
             )
-        if scheme.needs_cuda and device != "cuda":
-            raise InvalidSource(f"quantize is {name!r}, which needs CUDA, and device is {device!r}; take int8 or fp8")
+        _check_cards(name, SCHEMES[name], device, cards)
+
+
+def _check_cards(name: str, scheme: Scheme, device: str, cards: Sequence[Card]) -> None:
+    if scheme.capability is None:
+        return
+    if device != "cuda":
+        raise InvalidSource(f"quantize is {name!r}, which needs CUDA, and device is {device!r}; take {scheme.others}")
+    for card in cards:
+        if card.capability < scheme.capability:
+            needed, has = (".".join(map(str, one)) for one in (scheme.capability, card.capability))
+            raise InvalidSource(
+                f"quantize is {name!r}, which needs cards of compute capability {needed}, and {card.name} has {has}; "
+                f"take {scheme.others}"
+            )

@@ -7,14 +7,16 @@ only their calls are intercepted. Everything between them stays the stock code, 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from greenlet import getcurrent
 from torch import nn
 
+from tilework.pipelines.caching.steps import CacheSlot
 from tilework.pipelines.components import is_denoiser
 
 _METHODS = ("encode", "decode", "generate")  # Besides a call of the module itself.
@@ -32,7 +34,8 @@ class Role(Enum):
 class ComponentCall:
     """A call of a component that has not been answered. `run` answers it as the stock pipeline would be answered.
 
-    `owner` is the component whose method it is, and `component` its name.
+    `owner` is the component whose method it is, and `component` its name. That of a denoiser is answered with what is
+    in the `slot` then, in a `context` of it.
     """
 
     owner: Any
@@ -42,6 +45,13 @@ class ComponentCall:
     stock: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    slot: CacheSlot = field(default_factory=CacheSlot)
+    context: str = ""
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether its answer depends on what earlier calls of its request have left."""
+        return self.slot.cache is not None
 
     @property
     def keeps_state(self) -> bool:
@@ -50,7 +60,9 @@ class ComponentCall:
         return of_cache or any(map(is_object, (*self.args, *self.kwargs.values())))
 
     def run(self) -> Any:
-        return self.stock(*self.args, **self.kwargs)
+        if self.slot.cache is None:
+            return self.stock(*self.args, **self.kwargs)
+        return self.slot.cache.call(self.owner, self.context, self.stock, *self.args, **self.kwargs)
 
     def __str__(self) -> str:
         return f"{self.component}.{self.method}"
@@ -86,10 +98,28 @@ def _paused(kind: Any, name: str, role: Role) -> Any:
         hub = getattr(getcurrent(), "hub", None)
         if hub is None:
             return stock(self, *args, **kwargs)
-        return hub.switch(ComponentCall(self, name, "forward", role, functools.partial(stock, self), args, kwargs))
+        run = functools.partial(stock, self)
+        if role is not Role.DENOISER:
+            return hub.switch(ComponentCall(self, name, "forward", role, run, args, kwargs))
+        slot = getcurrent().slot
+        return hub.switch(ComponentCall(self, name, "forward", role, run, args, kwargs, slot, slot.next_context()))
 
-    place = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    return type(kind.__name__, (kind,), {"__call__": ask, **place})
+    place = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__call__": ask}
+    if hasattr(kind, "cache_context"):
+        place["cache_context"] = _told(kind.cache_context)
+    return type(kind.__name__, (kind,), place)
+
+
+def _told(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """A pipeline's `cache_context` around calls of its denoiser, which tells the stock call's slot, too."""
+
+    @contextmanager
+    def cache_context(self: Any, name: str, **given: Any) -> Iterator[None]:
+        slot: CacheSlot | None = getattr(getcurrent(), "slot", None)
+        with stock(self, name, **given), nullcontext() if slot is None else slot.named(name):
+            yield
+
+    return cache_context
 
 
 def config_of(part: Any) -> Mapping[str, Any]:

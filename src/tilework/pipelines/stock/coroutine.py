@@ -21,6 +21,7 @@ from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from greenlet import getcurrent, greenlet
 from torch import Tensor
 
+from tilework.pipelines.caching.steps import CacheSlot
 from tilework.pipelines.stock.component_calls import ComponentCall, Role
 
 
@@ -35,12 +36,14 @@ class StockCall(greenlet):  # type: ignore[misc]
     from torch's own generator is what it draws after `torch.manual_seed` with the request's seed. In both cases the
     stock picture depends on what else the process drew, here on the seed alone.
 
+    Its denoisers are called with the cache in its `slot`, if there is one.
+
     Code inside pauses by `hub.switch`, where `hub` is the greenlet that resumed it. While it is paused no frame of it
     refers to the `StockCall`: nothing would ever free such a cycle, nor the tensors of a request that was stopped.
     """
 
     def __init__(self, pipeline: Any, arguments: Mapping[str, Any]) -> None:
-        self.hub = getcurrent()
+        self.hub, self.slot = getcurrent(), CacheSlot()
         self._generator = arguments.get("generator")
         self._torch_states = _seeded(pipeline.device, self._generator)
         mine = copy.copy(pipeline)
@@ -95,6 +98,7 @@ class StockCall(greenlet):  # type: ignore[misc]
 
     def step_call(self, sampler: Any, stock: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> ComponentCall:
         """Called inside: a sampler's step as a call of its component."""
+        self.slot.end_iteration()
         name = next((name for name, part in self.own.items() if part is sampler), None)
         if name is None:
             name = f"copy {len(self.own)}"

@@ -88,9 +88,14 @@ def can_share(pipeline: Any, denoisers: Iterable[Any]) -> bool:
     Perturbed attention cuts its rows in two or three itself, of whatever requests they are; an adapter adds lists of
     tensors with rows inside; and a cache is of one request.
     """
-    if getattr(pipeline, "adapter", None) is not None or type(pipeline).__name__ in _CACHING:
+    if getattr(pipeline, "adapter", None) is not None or fills_caches(pipeline):
         return False
     return not perturbs_attention(pipeline) and all(type(one).__name__ in ROWS for one in denoisers)
+
+
+def fills_caches(pipeline: Any) -> bool:
+    """Whether a pipeline gives its denoiser a cache of its own."""
+    return type(pipeline).__name__ in _CACHING
 
 
 def perturbs_attention(pipeline: Any) -> bool:
@@ -193,7 +198,7 @@ def asked(call: ComponentCall) -> Asked:
     """A call with its arguments told apart."""
     kind: Any = type(call.owner)
     names = _DECODED if call.method == _DECODE else ROWS.get(kind.__name__, frozenset())
-    if call.keeps_state:
+    if call.keeps_state or call.is_cached:
         names = frozenset()
     bound = _signature(kind, call.method).bind(call.owner, *call.args, **call.kwargs).arguments
     given = {name: value for name, value in list(bound.items())[1:] if value is not None}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,7 @@ from tilework.core.wire.spec import File, Image, Spec
 from tilework.pipelines import slices
 from tilework.pipelines.arguments import GENERATOR_DEVICE
 from tilework.pipelines.bands import bands
+from tilework.pipelines.caching.steps import COMPUTED_WHOLE, StepCache, StepCaches
 from tilework.pipelines.clips.undecoded import Undecoded, pixels_of, take_undecoded, undecoded
 from tilework.pipelines.components import denoisers_of, modules_of
 from tilework.pipelines.errors import UnsupportedModel
@@ -41,7 +42,13 @@ from tilework.pipelines.stock.glance import Glance, SmallDecoder
 from tilework.pipelines.stock.guidance_halves import GuidanceHalves
 from tilework.pipelines.stock.model_info import check_pipeline, describe, num_heads
 from tilework.pipelines.stock.modular import GUIDER, hide_progress, names_blocks
-from tilework.pipelines.stock.shared_calls import can_share, finish_together, iterate_together, perturbs_attention
+from tilework.pipelines.stock.shared_calls import (
+    can_share,
+    fills_caches,
+    finish_together,
+    iterate_together,
+    perturbs_attention,
+)
 from tilework.pipelines.stock.sound import sound_of, sound_rate
 from tilework.pipelines.stock.stock_arguments import GUIDANCE, StockArguments
 from tilework.pipelines.stock.walk import Mark, Walk
@@ -55,7 +62,7 @@ DECODE = "decode"
 class StockState:
     """A `StepState`: a walk between two iterations of the stock loop.
 
-    A step is `order` iterations; the last one may be fewer.
+    A step is `order` iterations; the last one may be fewer. `cache` is what its steps keep, if it asks for that.
     """
 
     spec: Spec
@@ -63,6 +70,7 @@ class StockState:
     num_steps: int
     order: int
     walk: Walk
+    cache: StepCache | None = None
 
     @property
     def steps_done(self) -> int:
@@ -82,8 +90,17 @@ class StockState:
         return self.walk.is_torn
 
     def take_cache_use(self) -> CacheUse | None:
-        """See `StepState`; no request of these families has a cache."""
-        return None
+        """See `StepState`."""
+        if self.cache is None:
+            return None
+        use, self.cache.use = self.cache.use, CacheUse()
+        return use
+
+    def use_cache(self, degree: int) -> None:
+        """Let the next calls of its denoisers have its cache. In a group they are computed whole."""
+        if self.cache is not None and degree > 1:
+            self.cache.forget(COMPUTED_WHOLE)
+        self.walk.call.slot.cache = self.cache if degree == 1 else None
 
 
 class StockPipeline:
@@ -105,9 +122,13 @@ class StockPipeline:
         can_split = all(shared) and not perturbs_attention(pipeline) and not names_blocks(pipeline)
         max_degree = min(map(num_heads, self._denoisers.values())) if can_split else 1
         self._can_share = can_share(pipeline, self._denoisers.values())
+        self._step_caches = StepCaches([] if fills_caches(pipeline) else self._denoisers.values())
         watch_components(pipeline)
         take_undecoded(pipeline)
-        self._info = describe(pipeline, self._arguments, name, overrides, library, max_degree, self._can_share)
+        self._info = replace(
+            describe(pipeline, self._arguments, name, overrides, library, max_degree, self._can_share),
+            caches=self._step_caches.kinds,
+        )
         self._graph, self._sound_rate = self._info.graph, sound_rate(pipeline)
         self._device: torch.device = pipeline.device
         self._text_encoders = {name for name, part in pipeline.components.items() if isinstance(part, PreTrainedModel)}
@@ -127,6 +148,11 @@ class StockPipeline:
     @property
     def loras(self) -> LoadedLoras:
         return self._loras
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether the forward pass that runs now may leave out a part of its work."""
+        return self._step_caches.is_running
 
     @property
     def parallel(self) -> Parallel:
@@ -185,6 +211,8 @@ class StockPipeline:
         before = [state.steps_done for state in states]
         while behind := [state for state, done in zip(states, before, strict=True) if state.steps_done == done]:
             glances = [self._glance(state, watch) for state in behind]
+            for state in behind:
+                state.use_cache(self._parallel.degree)
             if pack is not None and self._can_share and self.parallel.degree == 1:
                 iterate_together([state.walk for state in behind], glances)
             else:
@@ -299,7 +327,14 @@ class StockPipeline:
         share = self._graph.stage(stage).spec.steps
         assert share is not None
         order = max((getattr(part, "order", 1) for part in walk.call.own.values()), default=1)
-        return StockState(spec=spec, stage=stage, num_steps=share.of(spec.steps), order=order, walk=walk)
+        return StockState(
+            spec=spec,
+            stage=stage,
+            num_steps=share.of(spec.steps),
+            order=order,
+            walk=walk,
+            cache=self._step_caches.of(spec),
+        )
 
     def _written(self, index: int) -> str:
         """The name of what a stage writes, before any sound."""

@@ -39,9 +39,10 @@ class RemainingJob:
         return RemainingJob(self.forecast, self.index, self.num_steps, self.head_ns, self.tail_ns)
 
     def run_ns(self) -> float:
-        factors = self.forecast.tail_factors
-        tail_ns = self.tail_ns * factors[self.rank] if factors else self.tail_ns
-        return self.head_ns + self.num_steps * self.forecast.speeds[self.rank].step_ns + tail_ns
+        forecast, rank, tail_ns = self.forecast, self.rank, self.tail_ns
+        if forecast.tail_factors:
+            tail_ns *= forecast.tail_factors[rank]
+        return self.head_ns + self.num_steps * forecast.speeds[rank].step_ns + tail_ns
 
     def speedup(self) -> float:
         """How many times as fast it is at the next wider degree: in its steps, or in its tail if none are left."""
@@ -121,10 +122,11 @@ def allocate(
     for job in feasible:
         if not num_free:
             return Allocation(running, False, 0)
-        job.rank, is_enough = _narrowest_in_time(job, num_free, now)
+        rank, is_enough = _narrowest_in_time(job, num_free, now)
         is_safe = is_safe and is_enough
-        if job.rank >= 0:
-            num_free -= job.degree
+        if rank >= 0:
+            job.rank = rank
+            num_free -= job.forecast.speeds[rank].degree
             running.append(job)
     num_spare = num_free
     if not num_free:
@@ -176,9 +178,8 @@ def available_now(
 
 def _narrowest_in_time(job: RemainingJob, num_free: int, now: float) -> tuple[int, bool]:
     """The narrowest rank that is on time, and True; or else the widest that fits, -1 if there is no room."""
-    forecast = job.forecast
-    budget_ns, num_steps, found = forecast.due_ns - now - job.head_ns - job.tail_ns, job.num_steps, -1
-    factors = forecast.tail_factors
+    forecast, num_steps, found = job.forecast, job.num_steps, -1
+    budget_ns, factors = forecast.due_ns - now - job.head_ns - job.tail_ns, forecast.tail_factors
     for speed in forecast.speeds:
         if speed.degree > num_free:
             break

@@ -156,7 +156,7 @@ class Dispatch:
         elif job.may_stop and (extra < 0 or 0 < extra <= self._allocator.num_free()):
             self.stops.append(job.job_id)
             self._hold(extra)
-        else:
+        elif job.stage is not None:
             self.starts += self._works(job, forecast, group, max(0, CHUNKS - num_chunks(job)), then)
 
     def _hold(self, width: int) -> None:

@@ -72,6 +72,21 @@ class Forecaster:
             forecast.order_key = -self._priority(job, forecast)
         return forecast
 
+    def runs_to_its_end(self, job: JobView, device: DeviceView, num_devices: int) -> bool:
+        """Whether nothing is to be decided about a job with steps in flight that has this device to itself.
+
+        All of its work is committed, it is on time, and no degree on a node of `num_devices` is faster.
+        """
+        is_due = job.request.deadline_ns is not None and not job.dropped_to_best_effort
+        if job.stage is not None or job.is_stopping or not is_due or not self.keeps.get(job.job_id, True):
+            return False
+        known, steps = self.request_costs.of(job.request, job.left, num_devices, self.costs), last_steps(job)
+        if steps is None or len(steps.devices) > 1 or len(known.speeds) != 1:
+            return False
+        if known.speeds[0].degree > 1 or not known.speeds[0].step_ns:
+            return False
+        return max(self.now_ns, device.end_ns(steps)) + known.last_ns <= job.urgency_ns
+
     def _add_loads(self, forecast: JobForecast, job: JobView, node: NodeJobs) -> None:
         """Add what a device loads before a job that waits: the idle one that loads least, or else the busy one."""
         assert node.load_ns is not None

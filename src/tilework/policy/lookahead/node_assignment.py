@@ -119,6 +119,36 @@ class NodeAssignment:
         elif number in self._selections:
             self._add(job, self._selections[number])
 
+    def committed(self) -> dict[int, list[JobView]]:
+        """The changed nodes on which nothing is to be decided, each with its jobs that make steps.
+
+        No job waits there, each device has all works of one job or none, and each of these jobs runs to its end.
+        """
+        if self.view.needs_loads:
+            return {}
+        found = ((number, self._if_committed(number)) for number in self.table.changed)
+        return {number: jobs for number, jobs in found if jobs is not None}
+
+    def _if_committed(self, number: int) -> list[JobView] | None:
+        if self.table.waiting[number]:
+            return None
+        devices, jobs = self.table.by_node[number], list[JobView]()
+        for device in devices:
+            if not device.works:
+                continue
+            last = device.works[-1]
+            job = self.view.job(last.job_ids[0])
+            if job is None or len(last.job_ids) > 1 or job.works != device.works:
+                return None
+            if len(last.devices) > 1 or job.last_devices != last.devices:
+                return None
+            if last_steps(job) is None and job.stage is None:  # It only ends.
+                continue
+            if not self.forecaster.runs_to_its_end(job, device, len(devices)):
+                return None
+            jobs.append(job)
+        return jobs
+
     def assign_waiting(self, waiting: Sequence[JobView]) -> None:
         """Give every waiting job a node; the most urgent may move to nodes where devices are idle."""
         table = self.table

@@ -95,12 +95,23 @@ class NodeTable:
 
     def set_wake(self, number: int, wake_ns: float) -> None:
         """Count the node as changed from this time on; inf: not before something happens."""
-        self._wake_ns[number] = wake_ns
+        if wake_ns < inf:
+            self._wake_ns[number] = wake_ns
+        else:
+            self._wake_ns.pop(number, None)
+
+    def set_committed(self, number: int, arrivals_ns: Iterable[int]) -> None:
+        """Note that nothing is to be decided on a node: its jobs, which came then, need a device each to their ends."""
+        arrivals_ns = list(arrivals_ns)
+        self.due_arrivals[number].add(arrivals_ns)
+        self.set_need(number, len(arrivals_ns))
+        self.set_wake(number, inf)
+        self.full.discard(number)
+        self.changed.discard(number)
 
     def wake_ns(self) -> int | None:
         """The next time at which a node counts as changed, whatever happens until then; None without one."""
-        first_ns = min(self._wake_ns.values(), default=inf)
-        return None if first_ns == inf else ceil(first_ns)
+        return ceil(min(self._wake_ns.values())) if self._wake_ns else None
 
     # Which node serves a job.
 

@@ -105,9 +105,13 @@ class LookaheadPolicy(DeadlinePolicy):
         forecaster = Forecaster(self._request_costs, costs, now_ns, grace_ns, keeps=self._decided)
         assignment = NodeAssignment(table, forecaster, view, self.chunk_ns, self._tight)
         assignment.assign_waiting(waiting)
-        unreachable = [each for number in sorted(table.changed) for each in assignment.at(number).node.unreachable()]
+        committed = assignment.committed()
+        changed = sorted(table.changed - committed.keys())
+        unreachable = [each for number in changed for each in assignment.at(number).node.unreachable()]
         if unreachable:
             return Plan(dropped_to_best_effort=tuple(unreachable))
+        for number, jobs in committed.items():
+            table.set_committed(number, (job.request.arrival_ns for job in jobs))
         assignment.choose()
         starts: list[Start] = []
         stops: list[int] = []

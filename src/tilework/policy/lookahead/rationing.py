@@ -43,10 +43,13 @@ class Rationing:
     _asked: dict[RequestClass, _Asked] = field(default_factory=dict)
     _credits: dict[RequestClass, float] = field(default_factory=dict)
     _first_ns: int | None = None
+    _shares: dict[RequestClass, float] = field(default_factory=dict)  # Those of `_moment`, if none was counted since.
+    _moment: tuple[int, int] | None = None  # A time, and how many devices there are.
 
     def add(self, key: RequestClass, now_ns: int, device_ns: float, weight: float) -> None:
         """Count a request that has come, with the device time that it takes to be on time."""
         self._first_ns = now_ns if self._first_ns is None else self._first_ns
+        self._moment = None
         before = self._asked.pop(key, None)
         total_ns = device_ns + (0.0 if before is None else before.total_ns * _decay(now_ns - before.at_ns))
         self._asked[key] = _Asked(now_ns, total_ns, device_ns, weight)
@@ -57,7 +60,12 @@ class Rationing:
 
     def admits(self, key: RequestClass, now_ns: int, num_devices: int) -> bool:
         """Whether a request that was counted is to be on time; to be asked once for each."""
-        share = self._share(key, now_ns, num_devices) if key in self._asked else 1.0
+        if self._moment != (now_ns, num_devices):  # Thousands of requests may come at once.
+            self._moment = now_ns, num_devices
+            self._shares.clear()
+        share = self._shares.get(key)
+        if share is None:
+            share = self._shares[key] = self._share(key, now_ns, num_devices) if key in self._asked else 1.0
         if share >= 1.0:
             self._credits.pop(key, None)
             return True

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import Stage
 from tilework.core.interfaces import CostModel
-from tilework.core.request import Request, StepClass, step_key
+from tilework.core.request import Request, RequestClass, StepClass, cost_key, step_key
 from tilework.policy.lookahead.batch import LEAST_SAVED
 from tilework.policy.toolkit.degrees import best_doubling
 from tilework.policy.toolkit.demand import (
@@ -21,7 +21,6 @@ from tilework.policy.toolkit.demand import (
 )
 
 _MOST_CLASSES = 10_000
-_MOST_REQUESTS = 4096
 _UNKNOWN = (0, None)
 
 
@@ -73,7 +72,7 @@ class RequestCosts:
     """The costs of each class of requests, computed again when the cost model has learned of such requests."""
 
     _known: dict[tuple[StepClass, int, int, int], tuple[int, StepCosts]] = field(default_factory=dict)
-    _by_uid: dict[tuple[str, int, int, int], tuple[Request, int, StepCosts]] = field(default_factory=dict)
+    _by_class: dict[tuple[RequestClass, int, int, int], tuple[int, StepCosts]] = field(default_factory=dict)
 
     def of(self, request: Request, left: Cursor, num_devices: int, costs: CostModel) -> StepCosts:
         """The costs on a node of `num_devices`. Raises UnknownCost.
@@ -82,10 +81,10 @@ class RequestCosts:
         """
         several = left.itinerary.num_stepped > 1
         where = num_devices, len(left.itinerary.stages), left.position if several else 0
-        uid_key, version = (request.uid, *where), costs.version_of(request)
-        found = self._by_uid.get(uid_key)  # A name has a hash, and a class is hashed every time.
-        if found is not None and found[0] is request and found[1] == version:
-            return found[2]
+        class_key, version = (cost_key(request), *where), costs.version_of(request)
+        found_version, found = self._by_class.get(class_key, _UNKNOWN)  # It has a hash; a step class is hashed anew.
+        if found is not None and found_version == version:
+            return found
         key = (step_key(request), *where)
         known_version, known = self._known.get(key, _UNKNOWN)
         if known is None or known_version != version:
@@ -93,9 +92,9 @@ class RequestCosts:
                 self._known.clear()
             known = _step_costs(request, left, num_devices, costs, several=several)
             self._known[key] = version, known
-        if len(self._by_uid) >= _MOST_REQUESTS:  # Most of them have ended.
-            self._by_uid.clear()
-        self._by_uid[uid_key] = request, version, known
+        if len(self._by_class) >= _MOST_CLASSES:
+            self._by_class.clear()
+        self._by_class[class_key] = version, known
         return known
 
 

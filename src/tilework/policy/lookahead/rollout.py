@@ -26,6 +26,8 @@ from math import inf
 from tilework.policy.lookahead.allocation import ROUNDING_NS, RemainingJob, allocate, available_now, needed_degree
 from tilework.policy.lookahead.forecast import Claim, JobForecast
 
+_FEASIBLE, _HELD = Claim.FEASIBLE, Claim.HELD  # The attributes of an enumeration take longer.
+
 
 @dataclass(frozen=True, slots=True)
 class RolloutResult:
@@ -91,19 +93,22 @@ class _State:
 
     @staticmethod
     def of(forecasts: Sequence[JobForecast], now_ns: int) -> _State:
-        remaining = [
-            RemainingJob(job, index, job.num_steps, job.head_ns, job.tail_ns, last_rank=job.rank, hold_ns=job.hold_ns)
-            for index, job in enumerate(forecasts)
-        ]
-        return _State(
-            certain=[job for job in remaining if job.forecast.claim < Claim.FEASIBLE],
-            feasible=[job for job in remaining if job.forecast.claim is Claim.FEASIBLE],
-            others=[job for job in remaining if Claim.FEASIBLE < job.forecast.claim < Claim.HELD],
-            held=[job for job in remaining if job.forecast.claim is Claim.HELD],
-            in_step=[job for job in remaining if job.hold_ns > ROUNDING_NS],
-            num_jobs=len(forecasts),
-            now=float(now_ns),
-        )
+        state = _State([], [], [], [], [], len(forecasts), float(now_ns))
+        certain, feasible, others, held = state.certain, state.feasible, state.others, state.held
+        for index, one in enumerate(forecasts):
+            job = RemainingJob(one, index, one.num_steps, one.head_ns, one.tail_ns, -1, one.rank, one.hold_ns)
+            claim = one.claim
+            if claim is _FEASIBLE:
+                feasible.append(job)
+            elif claim < _FEASIBLE:
+                certain.append(job)
+            elif claim < _HELD:
+                others.append(job)
+            elif claim is _HELD:
+                held.append(job)
+            if one.hold_ns > ROUNDING_NS:
+                state.in_step.append(job)
+        return state
 
     def pause(self, num_spare: int) -> Pause:
         """This moment, at which no job will be late, and `num_spare` devices are not needed for that."""
@@ -173,32 +178,38 @@ def _advance(state: _State, running: Sequence[RemainingJob], change_ns: float) -
     runs_ns = [job.run_ns() for job in running]
     span_ns = min(*runs_ns, change_ns)
     state.now = now = state.now + span_ns
-    feasible, late = state.feasible, []
+    feasible, late = state.feasible, None
     for job, run_ns in zip(running, runs_ns, strict=True):
-        job.last_rank, job.hold_ns = job.rank, job.hold_ns - span_ns
+        job.last_rank = job.rank
+        job.hold_ns -= span_ns
         if run_ns - span_ns > ROUNDING_NS:
             job.run(span_ns)
-            job.rank = -1
-            continue
-        state.next_ns = min(state.next_ns, now)
+        elif _ends(state, job) and (late is None or job.index < late):
+            late = job.index
         job.rank = -1
-        if job.forecast.claim is Claim.FEASIBLE:
-            feasible.remove(job)
-            if now > job.forecast.due_ns + ROUNDING_NS:
-                late.append(job.index)
-        elif job.forecast.claim < Claim.FEASIBLE:
-            state.certain.remove(job)
-        else:
-            (state.held if job.forecast.claim is Claim.HELD else state.others).remove(job)
     if state.in_step:
         state.in_step = [job for job in state.in_step if job.hold_ns > ROUNDING_NS]
-    if feasible and now > feasible[0].forecast.due_ns:
-        late.append(feasible[0].index)
-    return min(late, default=None)
+    if feasible and now > feasible[0].forecast.due_ns and (late is None or feasible[0].index < late):
+        late = feasible[0].index
+    return late
+
+
+def _ends(state: _State, job: RemainingJob) -> bool:
+    """Take a job out that has ended now; returns whether it is late."""
+    state.next_ns = min(state.next_ns, state.now)
+    claim = job.forecast.claim
+    if claim is _FEASIBLE:
+        state.feasible.remove(job)
+        return state.now > job.forecast.due_ns + ROUNDING_NS
+    if claim < _FEASIBLE:
+        state.certain.remove(job)
+    else:
+        (state.held if claim is _HELD else state.others).remove(job)
+    return False
 
 
 def _degrees(running: Iterable[RemainingJob], num_jobs: int) -> list[int]:
     degrees = [0] * num_jobs
     for job in running:
-        degrees[job.index] = job.degree
+        degrees[job.index] = job.forecast.speeds[job.rank].degree
     return degrees

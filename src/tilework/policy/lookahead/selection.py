@@ -26,6 +26,7 @@ from tilework.policy.lookahead.forecast import Claim, JobForecast
 from tilework.policy.lookahead.node_jobs import NodeJobs
 from tilework.policy.lookahead.step_sharing import ServiceOrder, StepSharing
 
+_STAYING = (Claim.FEASIBLE, Claim.BEST_EFFORT)
 _FIRST = 1e18  # Nanoseconds: before every deadline.
 _MOST_REFUSED = 8  # Jobs in a row that could join no batch, after which no further ones are tried.
 
@@ -41,6 +42,10 @@ class Selection:
     sharing: StepSharing = field(init=False)
     wake_ns: float = field(default=inf, init=False)
     _chosen: ServiceOrder | None = field(default=None, init=False)
+    _num_needed: int | None = field(default=None, init=False)  # By `_chosen`, once it was asked for.
+    _stays: bool = field(default=False, init=False)  # Whether a further job changes no claim of `_chosen` and no batch.
+
+    _costs: dict[JobForecast, float] = field(default_factory=dict, init=False)  # Each is asked for again and again.
 
     def __post_init__(self) -> None:
         self.sharing = StepSharing(self.node)
@@ -48,18 +53,20 @@ class Selection:
     def add(self, job: JobView, forecast: JobForecast, chosen: ServiceOrder | None = None) -> None:
         """Let a job wait here. `chosen` is what `with_job` has returned for it."""
         self.node.add(job, forecast)
-        self._chosen = chosen if chosen and self._stays() else None
+        if chosen is None or not self._stays or forecast.claim not in _STAYING:
+            self._forget()
+            return
+        self._chosen = chosen
+        if self._num_needed is not None:
+            self._num_needed += forecast.needed_degree(self.node.now_ns)
 
-    def _stays(self) -> bool:
-        """Whether to choose again would give the order of `with_job`: a further job changes no claim and no batch."""
-        return not self.sharing.batches and all(
-            one.claim in (Claim.FEASIBLE, Claim.BEST_EFFORT) for one in self.node.forecasts
-        )
+    def _forget(self) -> None:
+        self._chosen = self._num_needed = None
 
     def drop(self, job_id: int) -> None:
         """Forget a job that another node serves."""
         if self.node.drop(job_id):
-            self._chosen = None
+            self._forget()
 
     def choose(self) -> ServiceOrder:
         """Put the jobs in order of service, deferring as few as possible."""
@@ -74,7 +81,9 @@ class Selection:
         self.node.await_devices()
         chosen = self.sharing.simulate(self.sharing.gather())
         deferred: list[JobForecast] = []
-        while (late := chosen.result.late) is not None:
+        while chosen.has_late:
+            late = chosen.result.late
+            assert late is not None
             candidates = [forecast for forecast in chosen.order[: late + 1] if forecast.claim is Claim.FEASIBLE]
             dearest = max(reversed(candidates), key=self._cost)
             if not self.sharing.may_join(dearest, Claim.FEASIBLE):
@@ -94,7 +103,8 @@ class Selection:
                 forecast.claim = Claim.DEFERRED
         if self.node.load_ns is not None:
             chosen = self._with_fewer_loads(chosen)
-        self._chosen = chosen
+        self._chosen, self._num_needed = chosen, None
+        self._stays = not self.sharing.batches and all(one.claim in _STAYING for one in self.node.forecasts)
         return chosen
 
     def _with_fewer_loads(self, chosen: ServiceOrder) -> ServiceOrder:
@@ -124,7 +134,10 @@ class Selection:
         return chosen
 
     def _cost(self, forecast: JobForecast) -> float:
-        return forecast.cost(self.node.now_ns)
+        cost = self._costs.get(forecast)
+        if cost is None:
+            cost = self._costs[forecast] = forecast.cost(self.node.now_ns)
+        return cost
 
     def with_job(self, forecast: JobForecast) -> ServiceOrder | None:
         """The order with one more job, if it would be on time and make no other job late."""
@@ -141,12 +154,10 @@ class Selection:
 
     def num_needed(self) -> int:
         """The number of devices that the jobs that are on time need now."""
-        num_devices, needed = len(self.node.devices), 0
-        for forecast in self.choose().served:
-            needed += forecast.needed_degree(self.node.now_ns)
-            if needed >= num_devices:  # Thousands of requests may come at once.
-                return num_devices
-        return needed
+        served = self.choose().served
+        if self._num_needed is None:
+            self._num_needed = sum([forecast.needed_degree(self.node.now_ns) for forecast in served])
+        return min(len(self.node.devices), self._num_needed)
 
     def share_steps(self) -> ServiceOrder:
         """Let jobs that have no device join batches, if that saves time of the device and makes no job late.
@@ -173,6 +184,7 @@ class Selection:
             after = sharing.join(forecast, chosen, (len(joining) - index - 1) / len(self.node.devices))
             num_refused = num_refused + 1 if after is None else 0
             chosen = self._chosen = after or chosen
+            self._num_needed = None
             if num_refused == _MOST_REFUSED:
                 break
         return chosen

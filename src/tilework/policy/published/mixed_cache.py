@@ -17,7 +17,8 @@ class MixedCache(ArrivalOrdered, ContinuousBatching):
 
     Deadlines, weights and tenants are ignored.
 
-    Source: PatchedServe §8, Mixed-Cache. Departure: its cache of patches is not modelled.
+    Source: PatchedServe §8, Mixed-Cache. Its cache of patches is that of the requests, if they have one, and saves what
+    the cost table says.
     """
 
     def choose(self, queue: DeviceQueue, costs: CostModel, begin_ns: int) -> BatchChoice:

@@ -39,7 +39,8 @@ class PatchedServe(ContinuousBatching):
     - A discarded request is dropped to best effort: served when its device has no other job, or when ten minutes have
       passed (`DeadlineOrder`). So is a member that can no longer be on time, which the paper does not have.
     - Requests without a deadline have the one of `DeadlineOrder`. Promises are not discarded.
-    - The cache of patches is not modelled, and steps are chosen for `chunk_ns` at a time, not one by one.
+    - The cache of patches is that of the requests, if they have one, and saves what the cost table says. Steps are
+      chosen for `chunk_ns` at a time, not one by one.
     """
 
     relaxed: float = 1.0

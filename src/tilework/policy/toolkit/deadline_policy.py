@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tilework.core.graph.progress import Cursor
 from tilework.core.interfaces import CostModel, Demand
 from tilework.core.request import Request
-from tilework.policy.toolkit.demand import cheapest_in_time, fitting_degrees
+from tilework.policy.toolkit.demand import fitting_degrees
 from tilework.policy.toolkit.known_demands import Choices, KnownDemands
 from tilework.policy.toolkit.order import DeadlineOrdered
 
@@ -30,4 +30,4 @@ class DeadlinePolicy(DeadlineOrdered):
         return self.cheapest(request, self.known.of(request, left, costs))
 
     def cheapest(self, request: Request, choices: Choices) -> Demand:
-        return cheapest_in_time(choices.demands, self.order.urgency_ns(request, False) - request.arrival_ns)
+        return choices.cheapest_in_time(self.order.urgency_ns(request, False) - request.arrival_ns)

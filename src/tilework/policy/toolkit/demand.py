@@ -71,20 +71,13 @@ def demands_at(request: Request, left: Cursor, degrees: Sequence[int], costs: Co
     return [demand_at(request, left, degree, costs) for degree in (degrees if left.num_steps_left else (1,))]
 
 
-def cheapest_in_time(demands: Collection[Demand], budget_ns: int) -> Demand:
-    """Of the same work at several degrees, that of the least device time within a budget; the quickest if none is."""
-    in_time = [demand for demand in demands if demand.run_ns <= budget_ns]
-    if in_time:
-        return min(in_time, key=lambda demand: (demand.device_ns, demand.width))
-    return _quickest(demands)
-
-
 def fastest(request: Request, left: Cursor, degrees: Sequence[int], costs: CostModel) -> Demand:
     """The remaining work at the degree at which it ends first. Raises UnknownCost."""
-    return _quickest(demands_at(request, left, degrees, costs))
+    return quickest(demands_at(request, left, degrees, costs))
 
 
-def _quickest(demands: Collection[Demand]) -> Demand:
+def quickest(demands: Collection[Demand]) -> Demand:
+    """Of the same work at several degrees, that which ends first; among equals the narrowest."""
     return min(demands, key=lambda demand: (demand.run_ns, demand.width))
 
 

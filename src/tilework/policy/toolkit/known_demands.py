@@ -9,7 +9,7 @@ from typing import NamedTuple
 from tilework.core.graph.progress import Cursor
 from tilework.core.interfaces import CostModel, Demand
 from tilework.core.request import Request, RequestClass, cost_key
-from tilework.policy.toolkit.demand import demands_at
+from tilework.policy.toolkit.demand import demands_at, quickest
 
 _MOST_KNOWN = 10_000
 
@@ -17,11 +17,26 @@ _MOST_KNOWN = 10_000
 class Choices(NamedTuple):
     """The degrees at which the steps of a request may run, ascending, and the remaining work at each.
 
-    Without steps left there is one demand only, on one device.
+    Without steps left there is one demand only, on one device. `ordered` are the demands with the least device time
+    first; `quickest` is the one that ends first.
     """
 
     degrees: Sequence[int]
     demands: Sequence[Demand]
+    ordered: Sequence[Demand]
+    quickest: Demand
+
+    @staticmethod
+    def of(degrees: Sequence[int], demands: Sequence[Demand]) -> Choices:
+        ordered = sorted(demands, key=lambda demand: (demand.device_ns, demand.width))
+        return Choices(degrees, demands, ordered, quickest(demands))
+
+    def cheapest_in_time(self, budget_ns: int) -> Demand:
+        """The demand of the least device time within a budget; the quickest if none is."""
+        for demand in self.ordered:
+            if demand.run_ns <= budget_ns:
+                return demand
+        return self.quickest
 
 
 @dataclass(slots=True)
@@ -45,6 +60,6 @@ class KnownDemands:
         if len(self._known) >= _MOST_KNOWN:  # Clients choose the shapes.
             self._known.clear()
         degrees = self.degrees_of(request, costs)
-        choices = Choices(degrees, demands_at(request, left, degrees, costs))
+        choices = Choices.of(degrees, demands_at(request, left, degrees, costs))
         self._known[key] = version, choices
         return choices

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from itertools import compress
+from operator import attrgetter, ne
 
 from tilework.core.interfaces import ClusterView, DeviceView
 from tilework.core.time import NS_PER_MS
 from tilework.core.work import Group
 from tilework.policy.toolkit.buddy_allocator import Allocator, nodes
 
+_num_changes = attrgetter("num_changes")
 WORKS_PER_DEVICE = 2
 LEAD_NS = 10 * NS_PER_MS
 
@@ -53,13 +56,13 @@ class DeviceChanges:
 
     def among(self, devices: Sequence[DeviceView]) -> Sequence[DeviceView]:
         """Those of these devices that have changed since the latest call; all if others were asked for then."""
-        before, num_changes = self._num_changes, [device.num_changes for device in devices]
+        before, num_changes = self._num_changes, list(map(_num_changes, devices))
         is_same, self._devices, self._num_changes = self._devices is devices, devices, num_changes
         if not is_same:
             return devices
         if num_changes == before:
             return ()
-        return [device for device, old, new in zip(devices, before, num_changes, strict=True) if old != new]
+        return list(compress(devices, map(ne, before, num_changes)))
 
 
 class OpenDevices:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 
 from tilework.core.component import LoadSource
 from tilework.core.cost_row import CostRow
@@ -27,14 +27,18 @@ from tilework.runtime.models.costs import (
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Measuring:
-    """Measures models; with `exact` neither groups nor batches. `show` is told what it does."""
+    """Measures models; with `exact` neither groups nor batches. `show` is told what it does.
+
+    `first_ns` is how long models took to run at their first sizes, with what is compiled and recorded then.
+    """
 
     executor: Executor
     cache: CostCache | None
     exact: bool
     show: Callable[[str], None]
+    first_ns: int = field(default=0, init=False)
 
     async def table(self, loaded: Sequence[LoadedModel]) -> CostTable:
         """The costs of all models. Of those that differ in their weights alone, the first is measured.
@@ -98,16 +102,27 @@ class Measuring:
 
     async def _measured(self, model: LoadedModel, shown: str, shared: Sequence[CostRow] = ()) -> CostTable | None:
         """The costs of a model, `shared` ones among them; None if it runs at no size."""
-        info = model.info
+        info, begin_ns = model.info, time.monotonic_ns()
+        has_run = False
+
+        def on_measuring(num_done: int, num_all: int) -> None:
+            nonlocal has_run
+            if num_done == 1:
+                self.first_ns += time.monotonic_ns() - begin_ns
+                has_run = True
+            self._show_measuring(shown, num_done, num_all)
+
         table = await start_costs(
             ModelMeasurer(self.executor, info.name),
             info,
             self._degrees(info),
             self.cache,
-            partial(self._on_measuring, shown),
+            on_measuring,
             with_batches=not self.exact,
             shared=shared,
         )
+        if not has_run:  # All was known, and it was only warmed up.
+            self.first_ns += time.monotonic_ns() - begin_ns
         if table is None or not model.loras:
             return table
         return replace(table, loras={info.name: await self._measured_loras(model)})
@@ -162,7 +177,7 @@ class Measuring:
         """Whether the costs of the other are those of this one."""
         return _are_alike(one, other) and self._degrees(one.info) == self._degrees(other.info)
 
-    def _on_measuring(self, model: str, num_done: int, num_all: int) -> None:
+    def _show_measuring(self, model: str, num_done: int, num_all: int) -> None:
         what = f"measuring what steps cost here, {num_done} of {num_all}" if num_all else "warming up the workers"
         self.show(f"{model}: {what}" if model else what)
 

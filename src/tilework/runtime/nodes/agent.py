@@ -186,7 +186,7 @@ class _Agent:
         if isinstance(message, Ping):
             self._channel.send(Pong(message.sent_ns, time.monotonic_ns()))
             if self._executor is not None:
-                self._channel.send(Memory(self._executor.resident_bytes))
+                self._channel.send(Memory(self._executor.resident_bytes, self._executor.readings))
         elif isinstance(message, Begin):
             self._begin_task(self._start(message))
         elif self._executor is not None:

@@ -23,7 +23,7 @@ from tilework.core.model import LoraSource, ModelSource, SimulatedSource
 from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import Command, GroupRef, ImportState
 from tilework.core.wire.node_blobs import BlobsFetched, KeepBlobs
-from tilework.core.wire.reports import Ended, LoadedModel, Report, WeightsRead
+from tilework.core.wire.reports import DeviceReading, Ended, LoadedModel, Report, WeightsRead
 from tilework.core.work import Group
 from tilework.cost.profile import ProfileKey
 from tilework.runtime.executor import NodesListener, WorkerStartFailed
@@ -180,12 +180,25 @@ class NodesExecutor:
     @property
     def resident_bytes(self) -> Mapping[str, int]:
         """As nodes said it last."""
-        found = dict[str, int]()
-        for node in self._nodes.values():
-            for worker, num_bytes in node.resident_bytes.items():
-                on_node, dot, rank = worker.partition(".")
-                found[f"{self._numbers.of(node.node, int(on_node))}{dot}{rank}"] = num_bytes
-        return found
+        return {
+            self._name(node, worker): num_bytes
+            for node in self._nodes.values()
+            for worker, num_bytes in node.resident_bytes.items()
+        }
+
+    @property
+    def readings(self) -> Mapping[str, DeviceReading]:
+        """As nodes said it last."""
+        return {
+            self._name(node, worker): reading
+            for node in self._nodes.values()
+            for worker, reading in node.readings.items()
+        }
+
+    def _name(self, node: RemoteNode, worker: str) -> str:
+        """What a worker of a node is called here."""
+        on_node, dot, rank = worker.partition(".")
+        return f"{self._numbers.of(node.node, int(on_node))}{dot}{rank}"
 
     @property
     def cell_size(self) -> int:

@@ -17,7 +17,7 @@ from tilework.core.lora import Lora, UsedLora
 from tilework.core.model import LoraSource, ModelSource, SimulatedSource
 from tilework.core.wire.commands import Command, RemoveLora, RemoveModel
 from tilework.core.wire.node_blobs import BlobsFetched, CopyBlob, DiscardBlob, FetchBlobs, KeepBlobs, LeaveOrigin
-from tilework.core.wire.reports import LoadedModel, Report
+from tilework.core.wire.reports import DeviceReading, LoadedModel, Report
 from tilework.core.work import Group
 from tilework.cost.profile import ProfileKey
 
@@ -209,9 +209,13 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What each worker process of the node has in use, as `Executor.resident_bytes`; follows each `Pong`."""
+    """What each worker process of the node has in use, and what its device says, as `Executor` has both.
+
+    It follows each `Pong`.
+    """
 
     resident_bytes: Mapping[str, int]
+    readings: Mapping[str, DeviceReading]
 
 
 @dataclass(frozen=True, slots=True)

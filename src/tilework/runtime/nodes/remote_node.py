@@ -14,7 +14,7 @@ from tilework.control.nodes.clock import ClockOffset
 from tilework.control.nodes.numbers import DeviceNumbers
 from tilework.core.wire.commands import Command, Execute, GroupRef
 from tilework.core.wire.node_blobs import FetchBlobs, Origin
-from tilework.core.wire.reports import Ended
+from tilework.core.wire.reports import DeviceReading, Ended
 from tilework.runtime.executor import WorkerStartFailed
 from tilework.runtime.nodes.messages import THE_NODE, Memory, Ping, Pong, Started
 from tilework.runtime.outbox import Outbox, Outgoing
@@ -40,6 +40,7 @@ class RemoteNode:
         self.fetches: dict[int, FetchBlobs] = {}  # What it was told to fetch, by id.
         self.reads: set[int] = set()  # Reads ahead of need that it has not answered.
         self.resident_bytes: Mapping[str, int] = {}  # Of its workers, as `Executor.resident_bytes`.
+        self.readings: Mapping[str, DeviceReading] = {}
         self.leaves_because = ""  # Not empty if it is about to leave.
         self._ping_s, self._silence_s = ping_s, silence_s
         self._outboxes: dict[int, Outbox] = {}
@@ -101,7 +102,7 @@ class RemoteNode:
             self.clock.add(message.sent_ns, message.now_ns, time.monotonic_ns())
             return True
         if isinstance(message, Memory):
-            self.resident_bytes = message.resident_bytes
+            self.resident_bytes, self.readings = message.resident_bytes, message.readings
             return True
         if isinstance(message, Ended):
             message.start_ns = self.clock.engine_ns(message.start_ns)

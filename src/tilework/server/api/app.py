@@ -11,8 +11,11 @@ from random import Random, SystemRandom
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from fastapi_offline import FastAPIOffline
 from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.exceptions import ExceptionMiddleware
+from starlette.types import ASGIApp
 
 import tilework
 from tilework.core.time import ns_from_s
@@ -25,7 +28,13 @@ from tilework.server.api.image_routes import add_chat_route, add_image_routes
 from tilework.server.api.images import ImageService
 from tilework.server.api.model_routes import add_model_routes
 from tilework.server.api.openapi import HEADERS_OF_OURS, install_openapi
-from tilework.server.api.probe_routes import LiveService, add_live_route, add_probe_routes, add_set_routes
+from tilework.server.api.probe_routes import (
+    LiveService,
+    add_live_route,
+    add_plan_route,
+    add_probe_routes,
+    add_set_routes,
+)
 from tilework.server.api.request_routes import add_request_routes
 from tilework.server.api.requests import RequestService
 from tilework.server.api.video_routes import add_video_routes
@@ -44,6 +53,7 @@ from tilework.server.calls.registry import CallRegistry
 from tilework.server.calls.submitter import CallSubmitter
 from tilework.server.config import ConfigError, ServerConfig
 from tilework.server.engine_protocol import Engine
+from tilework.server.http.direct import DirectRoute
 from tilework.server.http.error_handlers import install_error_handlers
 from tilework.server.http.middleware import PROBES, CatchBugs, HeadAsGet, LimitHead, RequireKey
 from tilework.server.live.feed import Feed
@@ -51,6 +61,9 @@ from tilework.server.live.watchers import Watchers
 from tilework.server.metrics.metrics import Metrics
 from tilework.server.models_file import read_models
 from tilework.server.page.routes import PAGE_FILES, add_page
+from tilework.server.planning.planner import Planner
+from tilework.server.planning.recent import RecentTraffic
+from tilework.server.planning.service import PlanService
 from tilework.server.safety_filter import SafetyFilter, load_safety_filter
 from tilework.server.sets import NodePlaces, Sets, new_sets
 from tilework.server.tenants import Tenants, load_tenants
@@ -80,8 +93,8 @@ def create_app(
     `store` keeps results that are fetched later (default: in memory); `rng` chooses seeds for clients that send none.
     `readiness` says when the engine has started (default: it has); `call_registry` lets the caller see which calls are
     open; `nodes` are those of the engine. In `app.state` are `submitter`, for calls that do not come by HTTP, `images`,
-    `sets`, this server among others, which the caller has to run, and what it has to close: `webhooks`, `batches`, and
-    `watchers`, those that watch the server, before it can stop.
+    `sets`, this server among others, which the caller has to run, and what it has to close: `webhooks`, `batches`,
+    `planner`, and `watchers`, those that watch the server, before it can stop.
 
     Raises:
         ConfigError: the file of tenants, that of models, the registry of sets or the safety filter cannot be used.
@@ -91,8 +104,8 @@ def create_app(
     readiness = readiness or Readiness(engine)
     use = UseWindow(ns_from_s(config.set_window_s))
     sets = new_sets(engine, config, use, nodes, lambda: readiness.has_started)
-    metrics, feed = Metrics(engine, store, use), Feed(engine.now_ns)
-    engine.observe(Observers(metrics, feed))
+    metrics, feed, recent = Metrics(engine, store, use), Feed(engine.now_ns), RecentTraffic(engine.now_ns)
+    engine.observe(Observers(metrics, feed, recent))
     threads = Threads(config.encode_threads)
     call_registry = new_call_registry(config) if call_registry is None else call_registry
     webhooks, traces = _webhooks(config, call_registry, metrics), Traces(config.traces) if config.traces else None
@@ -111,27 +124,31 @@ def create_app(
     images = _images(engine, config, tenants, submitter, metrics, threads, rng or SystemRandom(), safety_filter)
     app = _empty_app(threads, traces)
     app.state.submitter, app.state.sets, app.state.images, app.state.webhooks = submitter, sets, images, webhooks
-    app.state.watchers = Watchers(engine, feed)
+    app.state.watchers, app.state.planner = Watchers(engine, feed), Planner(engine, recent)
     app.state.batches = _batches(app, config, tenants, images, readiness)
     _add_routes(app, images, readiness)
     add_batch_routes(app, app.state.batches)
     add_live_route(app, LiveService(app.state.watchers, readiness, config, tenants))
+    add_plan_route(app, PlanService(app.state.planner, readiness, tenants))
     install_error_handlers(app)
     install_call_errors(app)
     install_openapi(app, has_keys=tenants.has_keys)
-    _add_middleware(app, config, tenants)
+    app.middleware_stack = _stack(app, config, tenants)
     return app
 
 
 def _empty_app(threads: Threads, traces: Traces | None) -> FastAPI:
-    return FastAPIOffline(
+    app = FastAPIOffline(
         title="Tilework",
         version=tilework.__version__,
         redoc_url=None,
         static_url=ASSETS,
         redirect_slashes=False,
         lifespan=_closing(threads, traces),
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # `traces` tells of calls.
     )
+    app.router.route_class = DirectRoute
+    return app
 
 
 def _submitter(
@@ -231,20 +248,24 @@ def _add_routes(app: FastAPI, images: ImageService, readiness: Readiness) -> Non
     add_page(app)
 
 
-def _add_middleware(app: FastAPI, config: ServerConfig, tenants: Tenants) -> None:
-    """The one that is added last is the outermost."""
-    app.add_middleware(HeadAsGet)
-    app.add_middleware(RequireKey, tenants=tenants, open_paths=PROBES | PAGE_FILES.keys())
-    app.add_middleware(CatchBugs)
-    app.add_middleware(LimitHead, max_bytes=config.max_head_bytes)
-    if config.origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=config.origins,
-            allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["*"],
-            expose_headers=HEADERS_OF_OURS,
-        )
+def _stack(app: FastAPI, config: ServerConfig, tenants: Tenants) -> ASGIApp:
+    """The routes with what is around them, from the inside out.
+
+    The stack that FastAPI would build has further layers, for bugs, bodies and telemetry, which are ours to care for.
+    """
+    stack: ASGIApp = AsyncExitStackMiddleware(app.router)  # For routes that are not direct.
+    stack = HeadAsGet(ExceptionMiddleware(stack, app.exception_handlers))
+    stack = CatchBugs(RequireKey(stack, tenants=tenants, open_paths=PROBES | PAGE_FILES.keys()))
+    stack = LimitHead(stack, max_bytes=config.max_head_bytes)
+    if not config.origins:
+        return stack
+    return CORSMiddleware(
+        stack,
+        allow_origins=config.origins,
+        allow_methods=["GET", "POST", "DELETE"],
+        allow_headers=["*"],
+        expose_headers=HEADERS_OF_OURS,
+    )
 
 
 def new_call_registry(config: ServerConfig, journal: CallJournal | None = None) -> CallRegistry:

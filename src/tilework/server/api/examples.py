@@ -27,6 +27,14 @@ ERRORS: dict[int, tuple[str, str, str, str | None, str]] = {
         None,
         'The API key is missing or wrong. Send "Authorization: Bearer KEY" with a key of this server.',
     ),
+    403: (
+        "The key may not do this: it needs the scope admin",
+        "invalid_request_error",
+        "permission_denied",
+        None,
+        "This key may not see the traffic of all tenants. Send one with the scope admin: TILEWORK_ADMIN_KEY, or admin ="
+        " true in the file of tenants.",
+    ),
     404: (
         "There is no such thing here, or it is another tenant's",
         "invalid_request_error",
@@ -49,7 +57,8 @@ ERRORS: dict[int, tuple[str, str, str, str | None, str]] = {
         "The body was not complete after 30 seconds; send it faster, or a shorter one.",
     ),
     409: (
-        "Not done yet (`not_ready`), or the call was cancelled while you waited for it (`cancelled`)",
+        "Not done yet (`not_ready`), the call was cancelled while you waited for it (`cancelled`), or too few requests"
+        " have come for a plan (`too_little_traffic`)",
         "invalid_request_error",
         "not_ready",
         "uid",
@@ -94,7 +103,7 @@ ERRORS: dict[int, tuple[str, str, str, str | None, str]] = {
     429: (
         "The deadline is out of reach (`deadline_unreachable`; `earliest_s` is the earliest that is not),"
         " the server has enough (`queue_full`; `input_full`: given pictures), or your tenant has (`tenant_share` of the"
-        " queue, `too_many_open`), or your key (`rate_limit_exceeded`);"
+        " queue, `too_many_open`), or your key (`rate_limit_exceeded`), or another plan is being made (`planner_busy`);"
         " `Retry-After` says when to ask; `alternate` is the URL of another set that could begin it earlier, if any",
         "rate_limit_error",
         "deadline_unreachable",

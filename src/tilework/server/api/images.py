@@ -129,7 +129,7 @@ class ImageService:
                 pictures = await self.bodies.decoded(given)
         with self._counting_mistakes():
             more: Any = {"pictures": pictures, "stream_of": route.stream_of, "video": asked.video}
-            ask = image_call(fields, self._rules(tenant, info), self.rng, **more)
+            ask = image_call(fields, self._rules(tenant, models, info), self.rng, **more)
             ask = replace(ask, traceparent=_traceparent(http))
             self.metrics.count_warnings(len(ask.warnings))
             await self._check_texts(ask.specs[0])
@@ -152,14 +152,14 @@ class ImageService:
             self.metrics.count_too_many_a_minute()
             raise too_many_a_minute(tenant, wait_ns)
 
-    def _rules(self, tenant: Tenant, info: ModelInfo) -> Rules:
+    def _rules(self, tenant: Tenant, models: ServedModels, info: ModelInfo) -> Rules:
         """What a body of this tenant for this model is checked against, as of now."""
         return Rules(
             info=info,
             defaults=DefaultSlos(
                 tenant=tenant.default_slo,
                 classes=self.tenants.default_slos,
-                model=self.models.default_slo(info.name),
+                model=models.default_slo(info.name),
                 server=self.config.usual_slo,
             ),
             alone_s=partial(self._alone_s, info.name),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Query, Request
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
@@ -18,8 +19,10 @@ from tilework.server.http.sse import MEDIA_TYPE, EventStream
 from tilework.server.live.frames import Viewer
 from tilework.server.live.watchers import MOST_WATCHERS, TooManyWatch, Watchers
 from tilework.server.metrics.metrics import Metrics
+from tilework.server.planning.service import PlanService
 from tilework.server.schema.answers import Alive, NodeModel, ReadyModel, SetList, SetModel
 from tilework.server.schema.live import LiveState
+from tilework.server.schema.plan import PlanState
 from tilework.server.sets import Sets
 from tilework.server.tenants import Tenants
 from tilework.sets.directory import Directory
@@ -107,6 +110,26 @@ def add_live_route(app: FastAPI, live: LiveService) -> None:
         Of requests of other tenants there are tiles alone, unless the key has the scope admin.
         """
         return live.answer(http)
+
+
+def add_plan_route(app: FastAPI, plans: PlanService) -> None:
+    @app.get(
+        "/v1/plan",
+        tags=["operations"],
+        responses={200: good("The plan, or how far it is", "plan"), **errors(400, 401, 403, 409, 429)},
+    )
+    async def plan(
+        http: Request,
+        target: Annotated[
+            str, Query(description="The share of deadlines that has to be kept, from 0.01 to 0.999")
+        ] = "0.95",
+    ) -> PlanState:
+        """How many devices keep a share of the deadlines, by simulation of the traffic of the latest hour.
+
+        It is made beside the server, at low priority. Ask again until `status` is `done`. With keys it needs the scope
+        admin.
+        """
+        return plans.answer(http, target)
 
 
 def add_set_routes(app: FastAPI, sets: Sets, readiness: Readiness) -> None:

@@ -26,6 +26,7 @@ from tilework.cost.table import CostTable
 from tilework.cost.table_file import table_json
 from tilework.pipelines.video.export import EXPORT
 from tilework.server.api.examples import UID
+from tilework.server.planning.planner import LEAST_DUE
 from tilework.server.schema.chat_request import EXAMPLE as CHAT
 from tilework.server.schema.image_request import EXAMPLE
 from tilework.server.schema.video_request import EXAMPLE as VIDEO
@@ -68,6 +69,7 @@ def record(http: httpx.Client) -> dict[str, Any]:
         "model": http.get("/v1/models/shapes").json(),
         "model path": http.get("/v1/model_info").json(),
         "live": live,
+        "plan": _planned(http),
         "alive": http.get("/health").json(),
         "ready": http.get("/ready").json(),
         "sets": sets,
@@ -82,6 +84,15 @@ def record_videos(http: httpx.Client) -> dict[str, Any]:
         "videos": http.get("/v1/videos", params={"limit": 1}).json(),
         "video deleted": http.delete(f"/v1/videos/{video_id}").json(),
     }
+
+
+def _planned(http: httpx.Client) -> Any:
+    """The plan of some requests with deadlines."""
+    for seed in range(LEAST_DUE):
+        http.post("/v1/images/generations", json={**EXAMPLE, "seed": seed, "slo_s": 2.0}).raise_for_status()
+    while (state := http.get("/v1/plan").raise_for_status().json())["status"] == "running":
+        time.sleep(0.5)
+    return state
 
 
 def _running(http: httpx.Client, uid: str) -> Any:

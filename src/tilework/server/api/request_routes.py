@@ -51,9 +51,9 @@ def add_request_routes(app: FastAPI, requests: RequestService) -> None:
         response_model=RequestStatus,
         responses={200: good("Its final state", "cancelled"), **errors(401, 404)},
     )
-    async def delete_request(uid: Uid, http: Request) -> RequestStatus:
+    async def delete_request(uid: Uid, http: Request) -> Response:
         """Cancel a call, all of its images; devices are free at the next step. If it has ended, delete its pictures."""
-        return await requests.delete(uid, http)
+        return Response(await requests.delete(uid, http), media_type="application/json")
 
     _add_result_routes(app, requests)
 
@@ -89,5 +89,5 @@ def _add_result_routes(app: FastAPI, requests: RequestService) -> None:
         responses={200: good("Decisions in order", "decisions"), **errors(401, 404)},
     )
     async def request_decisions(uid: Uid, http: Request) -> Decisions:
-        """What the scheduler decided about a call or an image of it, and why."""
+        """What the scheduler decided about a call or an image of it, and why. With the scope admin: of any tenant."""
         return requests.decisions(uid, http)

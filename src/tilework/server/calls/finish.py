@@ -69,11 +69,12 @@ class Finisher:
         if self.call_registry.is_left and isinstance(end, CallError) and call.cancel_reason is None:
             call.end.set_result(_left(call))
             return
+        ask = call.ask.without_texts()
         try:
             if isinstance(end, CallError):
                 self.cancel(call, f"another image of the call ended it ({end.code})")
             now_ns = self.engine.now_ns()
-            record = self._record(call, end, expires_ns, now_ns)
+            record = self._record(call, ask, end, expires_ns, now_ns)
         except Exception:
             logger.exception("call %s has ended, but no record of it could be written", call.uid)
             self.call_registry.forget(call)
@@ -86,7 +87,7 @@ class Finisher:
                 self.engine.release(ticket.request.uid)
             if call.abandoned is not None:
                 call.abandoned.cancel()
-            call.ask = call.ask.without_texts()
+            call.ask = ask
             call.end.set_result(end)
 
     def cancel(self, call: Call, reason: str) -> None:
@@ -172,7 +173,10 @@ class Finisher:
                     expire_ns.append(expires_ns)
         return min(expire_ns)
 
-    def _record(self, call: Call, end: Finished | CallError, expires_ns: int | None, now_ns: int) -> Record:
+    def _record(
+        self, call: Call, ask: ImageCall, end: Finished | CallError, expires_ns: int | None, now_ns: int
+    ) -> Record:
+        """`ask` is the call's without texts."""
         is_kept = expires_ns is not None
         expires_s = None if expires_ns is None else call.arrived_s + s_from_ns(expires_ns - call.arrival_ns)
         status = call_status(call, None, end, expires_s)
@@ -180,7 +184,7 @@ class Finisher:
         return Record(
             uid=call.uid,
             key=call.key,
-            ask=call.ask.without_texts(),
+            ask=ask,
             arrived_s=call.arrived_s,
             fresh_until_ns=now_ns + self.call_registry.ttl_ns if expires_ns is None else expires_ns,
             status_json=status.model_dump_json().encode(),

@@ -38,9 +38,13 @@ class Record:
         return self.ask.terms.tenant
 
     @property
+    def num_images(self) -> int:
+        return len(self.ask.specs)
+
+    @property
     def num_bytes(self) -> int:
         texts = len(self.status_json) + len(self.decisions_json)
-        return texts + _OVERHEAD_BYTES + len(self.ask.specs) * _IMAGE_BYTES
+        return texts + _OVERHEAD_BYTES + self.num_images * _IMAGE_BYTES
 
     def status(self) -> RequestStatus:
         return RequestStatus.model_validate_json(self.status_json)

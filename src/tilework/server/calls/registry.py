@@ -132,10 +132,11 @@ class CallRegistry:
         self._free_key(call)
         self._update()
 
-    def find(self, uid: str, tenant: str, now_ns: int) -> Call | Record | None:
+    def find(self, uid: str, tenant: str | None, now_ns: int) -> Call | Record | None:
+        """The call of this tenant, or of any (None)."""
         self.sweep(now_ns)
         found = self._open.get(uid) or self._ended.get(uid)
-        return found if found is not None and found.tenant == tenant else None
+        return found if found is not None and tenant in (None, found.tenant) else None
 
     def find_key(self, key: Key, now_ns: int) -> Call | Record | None:
         """The call that a key led to, if it is open, or done and its pictures have not expired.

@@ -125,7 +125,8 @@ class CallSubmitter:
 
     def _begin(self, ask: ImageCall, tenant: Tenant, key: Key | None) -> Call:
         uid, arrival_ns = uuid4().hex, self.engine.now_ns()
-        logger.info("call %s: %d images for user %s of %s", uid, len(ask.specs), shown(ask.user), tenant.name)
+        if logger.isEnabledFor(logging.INFO):
+            logger.info("call %s: %d images for user %s of %s", uid, len(ask.specs), shown(ask.user), tenant.name)
         call = Call(
             uid=uid,
             ask=ask,

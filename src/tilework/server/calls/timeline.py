@@ -58,6 +58,7 @@ def _cache(choice: CacheChoice | None, segments: Sequence[Segment]) -> CacheMode
     return CacheModel(
         kind=choice.kind,
         threshold=choice.threshold,
+        interval=choice.interval,
         computed=use.computed,
         skipped=use.skipped,
         saving=round(use.saving, 6),

@@ -185,6 +185,8 @@ def _is_deeper(value: object, max_depth: int) -> bool:
     """Whether lists and objects are nested deeper than `max_depth`. It goes level by level, without recursion."""
     level = [value]
     for _ in range(max_depth):
+        if not level:
+            return False
         level = [
             inner
             for outer in level

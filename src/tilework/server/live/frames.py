@@ -10,6 +10,7 @@ from heapq import nsmallest
 
 from tilework.core.request import Request
 from tilework.core.time import s_from_ns
+from tilework.core.wire.reports import CardReading
 from tilework.runtime.observer import Holding
 from tilework.runtime.ticket import Ticket
 from tilework.server.engine_protocol import Engine
@@ -38,7 +39,7 @@ class Viewer:
 class Frame:
     """`fields` are the state, and what happened from the place `begin` of the feed's past to `end`.
 
-    `devices` are apart, since they seldom change.
+    `devices` are apart, since they change seldom, every few seconds at most where cards say something of themselves.
     """
 
     begin: int
@@ -95,6 +96,20 @@ def _device(holding: Holding) -> dict[str, object]:
         "weights_bytes": holding.total_bytes,
         "weights_free_bytes": holding.free_bytes,
         "components": [{"models": one.models, "name": one.name, "bytes": one.num_bytes} for one in holding.components],
+        "cards": [_card(one.card) for one in holding.readings if one.card is not None],
+    }
+
+
+def _card(card: CardReading) -> dict[str, object]:
+    return {
+        "busy": card.busy,
+        "used_bytes": card.used_bytes,
+        "worker_bytes": card.worker_bytes,
+        "celsius": card.celsius,
+        "watts": card.watts,
+        "limit_watts": card.limit_watts,
+        "hertz": card.hertz,
+        "slowed_by": None if card.slowed_by is None else list(card.slowed_by),
     }
 
 

@@ -17,6 +17,7 @@ from tilework.core.wire.reports import KeptStates
 from tilework.runtime.worker_process import resident_bytes
 from tilework.server.engine_protocol import Engine
 from tilework.server.metrics.meters import Names
+from tilework.server.metrics.readings import readings_of
 from tilework.store.results import ResultStore
 
 
@@ -50,6 +51,7 @@ class Levels(Collector):
         yield from _by_placement(usage.placements)
         yield from self._kept(usage.kept)
         yield self._resident(usage.resident_bytes)
+        yield from readings_of(usage.readings)
 
     def _build(self) -> Metric:
         family = GaugeMetricFamily(

@@ -37,11 +37,13 @@ class SegmentModel(BaseModel):
 class CacheModel(BaseModel):
     """What the cache of an image did: a patch of a block of a step was either `computed` or `skipped`.
 
+    A cache has a `threshold` or an `interval`. For one of whole steps the picture is one patch.
     `saving` is the part that was skipped. `off` says why the cache did not work throughout; null if it did.
     """
 
     kind: str
-    threshold: float
+    threshold: float | None
+    interval: int | None
     computed: int
     skipped: int
     saving: float

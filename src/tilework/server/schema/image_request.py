@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from tilework.core.cache import MAX_THRESHOLD, CacheName
+from tilework.core.cache import LEAST_INTERVAL, MAX_INTERVAL, MAX_THRESHOLD, CacheName
 from tilework.core.lora import UsedLora
 from tilework.server.schema.picture_fields import picture_schema
 
@@ -117,15 +117,21 @@ class ImageRequest(BaseModel):
     )
     cache: CacheName | None = Field(
         None,
-        description='"patch" or "image" to skip parts of steps in which little has changed, "if_late" to do so only if '
-        'the deadline would be missed otherwise, or "off"',
+        description='"patch" or "image" to skip parts of steps in which little has changed, "fbcache" or "taylorseer" '
+        'to skip most of a step, "if_late" to have "patch" only if the deadline would be missed otherwise, or "off"',
     )
     cache_threshold: float | None = Field(
         None,
         ge=0,
         le=MAX_THRESHOLD,
         allow_inf_nan=False,
-        description="a number from 0 to 1, by how much a part may change and be skipped, with a cache",
+        description="a number from 0 to 1, by how much a part may change and be skipped, with a cache but taylorseer",
+    )
+    cache_interval: int | None = Field(
+        None,
+        ge=LEAST_INTERVAL,
+        le=MAX_INTERVAL,
+        description="a number from 1 to 100, of steps of which one is computed, with the cache taylorseer",
     )
     on_miss: Literal["best_effort", "reject", "drop"] = Field(
         "best_effort", description='"best_effort", "reject" or "drop": what to do if the deadline cannot be met'

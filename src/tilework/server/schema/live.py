@@ -19,6 +19,19 @@ class LiveComponent(_Strict):
     bytes: int
 
 
+class LiveCard(_Strict):
+    """What a card says of itself, by NVML, at most ten seconds ago; null: it does not tell."""
+
+    busy: float | None = Field(description="Share of the last moments in which a kernel ran")
+    used_bytes: int | None = Field(description="Memory in use, by any process")
+    worker_bytes: int | None = Field(description="What of it the worker has")
+    celsius: int | None
+    watts: float | None
+    limit_watts: float | None
+    hertz: int | None = Field(description="Clock of the multiprocessors")
+    slowed_by: list[str] | None = Field(description="What keeps the clock down")
+
+
 class LiveDevice(_Strict):
     """A device that is up, or a CPU slot, with the weights that it has when its runs have ended."""
 
@@ -29,6 +42,7 @@ class LiveDevice(_Strict):
     weights_bytes: int | None = Field(description="Its memory for weights; null without a limit")
     weights_free_bytes: int | None
     components: list[LiveComponent]
+    cards: list[LiveCard] = Field(description="Its card, or those of its cell; none where there is no NVML")
 
 
 class LiveTile(_Strict):

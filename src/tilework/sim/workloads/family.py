@@ -13,6 +13,7 @@ from random import Random
 from typing import Any, ClassVar, NamedTuple
 
 from tilework.core.arrivals import constant_s, poisson_s, varying_s
+from tilework.core.cache import BLOCK_CACHES, DEFAULT_THRESHOLD, MAX_THRESHOLD, OFF
 from tilework.core.request import Shape
 from tilework.core.time import s_from_ns
 from tilework.cost.degrees import optimal_latency_ns
@@ -98,6 +99,10 @@ class RatedFamily(Family):
     trace: Path | None = parameter(  # noqa: RUF009 - a field, whose default is None
         None, "A file whose arrivals are taken instead, at rate_per_s.", type_=Path
     )
+    cache: str = parameter(OFF, "The cache of all requests.", choices=BLOCK_CACHES)
+    cache_threshold: float = parameter(
+        DEFAULT_THRESHOLD, "By how much parts may change and not be computed.", least=0, most=MAX_THRESHOLD
+    )
 
     @property
     def count(self) -> int:
@@ -122,8 +127,14 @@ class RatedFamily(Family):
         items = list(self.items(arrivals_s, seed))
         slos_s = self.slos_s(items, seed)
         return numbered(
-            request_of(at_s, item, scaled(slo_s, self.scale))
-            for at_s, item, slo_s in zip(arrivals_s, items, slos_s, strict=True)
+            self.asked(at_s, item, slo_s) for at_s, item, slo_s in zip(arrivals_s, items, slos_s, strict=True)
+        )
+
+    def asked(self, arrival_s: float, item: Item, slo_s: float | None) -> WorkloadRequest:
+        """A request with the cache of all; `slo_s` is before `scale`."""
+        request = request_of(arrival_s, item, scaled(slo_s, self.scale))
+        return (
+            request if self.cache == OFF else replace(request, cache=self.cache, cache_threshold=self.cache_threshold)
         )
 
     def arrivals_s(self, seed: int) -> list[float]:

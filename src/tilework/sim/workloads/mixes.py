@@ -20,8 +20,6 @@ from tilework.sim.workloads.family import (
     RatedFamily,
     diurnal,
     numbered,
-    request_of,
-    scaled,
     stream,
     table_of,
 )
@@ -99,7 +97,7 @@ class TableMixes(RatedFamily):
             return RatedFamily.requests(self, seed)
         pipeline = _pipeline(table_of(self.cost_table))
         return numbered(
-            request_of(one.arrival_s, item, scaled(self.slo_s(item), self.scale))
+            self.asked(one.arrival_s, item, self.slo_s(item))
             for one in self.traced(pipeline)
             for item in [Item(pipeline, one.shape, one.steps)]
         )

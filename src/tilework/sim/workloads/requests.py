@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from tilework.core.cache import IF_LATE, choice_of
 from tilework.core.priority import DEFAULT_CLASSES
 from tilework.core.request import Request
 from tilework.core.time import ns_from_s
@@ -53,6 +54,8 @@ def to_requests(workload: Iterable[WorkloadRequest]) -> list[Request]:
             weight=DEFAULT_CLASSES.get(line.priority, 1.0),
             exact=line.exact,
             loras=line.loras,
+            cache=None if line.cache == IF_LATE else choice_of(line.cache, line.cache_threshold),
+            spare_cache=choice_of(line.cache, line.cache_threshold) if line.cache == IF_LATE else None,
         )
         for index, line in enumerate(workload)
     ]

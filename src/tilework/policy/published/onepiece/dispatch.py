@@ -21,9 +21,9 @@ from tilework.core.request import Request
 from tilework.core.work import Group, Plan, Start
 from tilework.policy.placement.launch import Launch
 from tilework.policy.placement.roles import Role, role_of
-from tilework.policy.placement.utilisation import UtilisationRule
+from tilework.policy.placement.utilisation import UtilisationRule, proportional
 from tilework.policy.published.onepiece.modes import Mode, narrowed
-from tilework.policy.published.onepiece.node_manager import NodeManager
+from tilework.policy.published.onepiece.node_manager import Divide, NodeManager
 from tilework.policy.published.onepiece.services import Service, Services
 from tilework.policy.published.onepiece.traffic import Traffic
 from tilework.policy.toolkit.demand import demand_at
@@ -53,12 +53,14 @@ class OnePieceDispatch(ArrivalOrdered):
         in_turn: whether requests are handed on round robin; else they wait for any instance of the next service.
         moves: whether instances change their service (the placement `utilisation`).
         rule: when instances change their service.
+        division: how all instances are divided among the services (Theorem 1).
     """
 
     mode: Mode = Mode.EFFICIENT
     in_turn: bool = True
     moves: bool = True
     rule: UtilisationRule = field(default_factory=UtilisationRule)
+    division: Divide = proportional
     _traffic: Traffic = field(init=False)
     _manager: NodeManager = field(init=False)
     _next_id: int = field(default=0, init=False)  # Jobs from this one on are new.
@@ -68,7 +70,7 @@ class OnePieceDispatch(ArrivalOrdered):
 
     def __post_init__(self) -> None:
         self._traffic = Traffic(mode=self.mode, services=Services())
-        self._manager = NodeManager(traffic=self._traffic, rule=self.rule, moves=self.moves)
+        self._manager = NodeManager(traffic=self._traffic, rule=self.rule, moves=self.moves, division=self.division)
 
     def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
         return (self._traffic.degrees(request, costs).get(Role.D, 1),)

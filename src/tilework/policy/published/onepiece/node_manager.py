@@ -17,7 +17,7 @@ requests would have taken: where requests are refused in time, no stage is ever 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tilework.core.interfaces import CostModel, DeviceView, PlacementStatus
@@ -30,6 +30,9 @@ from tilework.policy.toolkit.buddy_allocator import nodes
 from tilework.policy.toolkit.open_devices import LaneDivision
 from tilework.policy.toolkit.wording import devices_text
 
+Divide = Callable[[Mapping[Service, float], int], Mapping[Service, int]]
+"""How many of this many instances each service gets, by the device time that the traffic takes of each."""
+
 _NO_DEVICES: Sequence[DeviceView] = ()
 _IDLE = "idle"
 
@@ -41,6 +44,7 @@ class NodeManager:
     Attributes:
         rule: when a service gets more instances.
         moves: whether instances change their service after the first window.
+        division: how all instances are divided.
         instances: the service of each instance, in order of their devices; None: it is idle.
         services: all services.
     """
@@ -48,6 +52,7 @@ class NodeManager:
     traffic: Traffic
     rule: UtilisationRule
     moves: bool = True
+    division: Divide = proportional
     instances: dict[Group, Service | None] = field(default_factory=dict, init=False)
     services: Sequence[Service] = field(default=(), init=False)
     _devices: Sequence[DeviceView] = field(default=_NO_DEVICES, init=False)
@@ -251,7 +256,8 @@ class NodeManager:
     def _divide(self, costs: CostModel, why: str, now_ns: int) -> None:
         """Divide all instances anew by the times of what was asked for; as many as can stay what they are."""
         self._note_time(now_ns)
-        left, before = proportional(self.traffic.loads(costs), len(self.instances)), dict(self.instances)
+        left = dict(self.division(self.traffic.loads(costs), len(self.instances)))
+        before = dict(self.instances)
         for one, service in before.items():
             kept = service if service is not None and left.get(service) else None
             self.instances[one] = kept

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -54,13 +55,17 @@ def asked_deadline(
     return Deadline(slo_s=seconds, field=field, value=value)
 
 
-def usual_deadline(found: tuple[DefaultSlo, str] | None, alone_s: float | None, most_s: float) -> Deadline | None:
+def usual_deadline(
+    found: tuple[DefaultSlo, str] | None, alone_s: Callable[[], float | None], most_s: float
+) -> Deadline | None:
     """The deadline of a call that gives none, as if its client had sent `slo_s`. It is at most `most_s` seconds away.
 
-    `found` is what holds for the call, and who says so; `alone_s` is how long it takes alone.
+    `found` is what holds for the call, and who says so; `alone_s` says how long it takes alone, if that is asked.
     """
-    slo_s = None if found is None else found[0].slo_s(alone_s)
-    if found is None or slo_s is None:
+    if found is None:
+        return None
+    slo_s = found[0].slo_s(None if found[0].times is None else alone_s())
+    if slo_s is None:
         return None
     slo_s = round(min(slo_s, most_s), 6)
     return Deadline(slo_s=slo_s, field="slo_s", value=slo_s, source=found[1])

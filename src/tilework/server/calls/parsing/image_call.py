@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 from typing import Literal, TypeVar
 from urllib.parse import urlsplit
@@ -153,7 +154,7 @@ def image_call(
         deadline=asked_deadline(
             slo_s=ask.slo_s, slo_ms=ask.slo_ms, deadline=ask.deadline, now=rules.now, most_s=config.max_slo_s
         )
-        or usual_deadline(rules.defaults.of(priority), rules.alone_s(specs), config.max_slo_s),
+        or usual_deadline(rules.defaults.of(priority), partial(rules.alone_s, specs), config.max_slo_s),
         terms=rules.tenants.terms(rules.tenant, priority, OnMiss(ask.on_miss)),
         as_url=ask.response_format == "url",
         output_format=ask.output_format if video is None else "mp4",

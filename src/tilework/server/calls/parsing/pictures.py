@@ -64,9 +64,10 @@ def taken_pictures(
     """
     inputs = {one.name: one for one in info.pictures}
     names = _field_names(info)
+    meant = names.keys() | PICTURE_FIELDS
     given: dict[str, tuple[GivenPicture, ...]] = {}
     for field_name, value in fields.items():
-        if value is None or field_name not in names.keys() | PICTURE_FIELDS:
+        if value is None or field_name not in meant:
             continue
         one = inputs.get(names.get(field_name, ""))
         if one is None:
@@ -75,7 +76,7 @@ def taken_pictures(
             raise invalid(field_name, _briefly(value), f"{given[one.name][0].place} is given as well: leave one out.")
         given[one.name] = _of_field(field_name, value, one)
     _check_complete(given, info, is_edit=is_edit)
-    rest = {name: value for name, value in fields.items() if name not in names.keys() | PICTURE_FIELDS}
+    rest = {name: value for name, value in fields.items() if name not in meant}
     return rest, tuple(one for each in given.values() for one in each)
 
 

@@ -103,12 +103,25 @@ def _cache(ask: ImageRequest, rules: Rules, *, exact: bool) -> dict[str, Any]:
             raise invalid("cache", name, remedy, code="unsupported_value")
     elif name is None and not exact and config.cache != "off" and _kind(config.cache) in info.caches:
         name = config.cache
-    if name is None or name == "off":
-        if ask.cache_threshold is not None:
-            raise invalid("cache_threshold", ask.cache_threshold, "It has no effect without a cache: give cache, too.")
-        return {}
-    threshold = config.cache_threshold if ask.cache_threshold is None else ask.cache_threshold
-    return {"cache": CacheChoice(_kind(name), float(threshold)), "cache_if_late": name == IF_LATE}
+    kind = None if name is None or name == "off" else _kind(name)
+    value = _cache_setting(ask, rules.config, kind)
+    return {} if kind is None else {"spare_cache" if name == IF_LATE else "cache": CacheChoice(kind, value)}
+
+
+def _cache_setting(ask: ImageRequest, config: ServerConfig, kind: CacheKind | None) -> float:
+    """The number of a kind of cache: the request's, or the server's if its own cache has the same, or the default."""
+    given = {"threshold": ask.cache_threshold, "interval": ask.cache_interval}
+    for name, value in given.items():
+        if value is not None and kind is None:
+            raise invalid(f"cache_{name}", value, "It has no effect without a cache: give cache, too.")
+        if value is not None and kind is not None and name != kind.setting.name:
+            raise invalid(f"cache_{name}", value, f"{kind.value} has none: give cache_{kind.setting.name}, or neither.")
+    if kind is None:
+        return 0.0
+    servers = {"threshold": config.cache_threshold, "interval": config.cache_interval}
+    asked, own = given[kind.setting.name], servers[kind.setting.name]
+    is_alike = config.cache == "off" or _kind(config.cache).setting is kind.setting
+    return float(next(value for value in (asked, own if is_alike else None, kind.setting.default) if value is not None))
 
 
 def _kind(name: CacheName) -> CacheKind:

@@ -1,0 +1,125 @@
+"""`tilework plan`: how many devices to buy."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tilework.cli.console import UserError, console, print_json, user_errors
+from tilework.cli.options import plan as options
+from tilework.cli.options.common import AsJson, DevicesPerNode, Jitter, Processes, SwitchMs, examples
+from tilework.cli.plan.answer import Answer, Extent, OnStep, answered
+from tilework.cli.plan.asked import Wanted, asked
+from tilework.cli.plan.document import document_of
+from tilework.cli.plan.view import show
+from tilework.core.time import NS_PER_MS
+from tilework.cost.tabled import UnknownCost
+from tilework.report.growth import GrowthPoint, draw_growth
+from tilework.sim.config import SimConfig
+from tilework.sim.plan.stages import NoStages
+
+EXAMPLE = examples(
+    "tilework plan --workload tetriserve,rpm=18 --target 0.9 --plot plan.png",
+    "tilework plan --workload requests.jsonl --hardware h100.json --hardware l40s.json \\\n"
+    "  --price h100.json=2.49 --price l40s.json=0.86",
+    "tilework plan --workload events.jsonl --what-if",
+    "tilework plan --workload tridentserve-sd3,rate=8,minutes=5 --target 0.9 --stages",
+)
+
+
+def command(
+    workload: options.Workload = None,
+    target: options.Target = 0.95,
+    hardware: options.Hardware = None,
+    price: options.Price = None,
+    policy: options.Policy = None,
+    samples: options.Samples = options.SAMPLES,
+    sample: options.Sample = options.SAMPLE,
+    step: options.Step = None,
+    most: options.Most = options.MOST,
+    devices_per_node: DevicesPerNode = None,
+    what_if: options.WhatIfs = False,
+    stages: options.Stages = False,
+    jitter: Jitter = 0.0,
+    switch_ms: SwitchMs = 0.0,
+    processes: Processes = None,
+    served: options.Served = None,
+    png: options.Plot = None,
+    json: AsJson = False,
+    show_progress: options.ShowProgress = False,
+) -> None:
+    """Find the fewest devices, or the cheapest, that keep a share of the deadlines of a workload.
+
+    By simulation of the controller that serves. A number of devices is enough if the whole 95% interval of its share on
+    time is at the target or above. See docs/planning.md.
+    """
+    if png is not None and png.suffix.lower() != ".png":
+        raise UserError(f"--plot {png} ends in {png.suffix!r}; the picture is a .png")
+    wanted = Wanted(
+        workload=workload,
+        target=target,
+        hardware=hardware or (),
+        prices=price or (),
+        policy=policy,
+        sim=SimConfig(num_devices=1, jitter=jitter, switch_ns=round(switch_ms * NS_PER_MS)),
+        devices_per_node=devices_per_node,
+        step=step,
+        most=most,
+        sample=sample,
+        served=served,
+    )
+    extent = Extent(
+        num_samples=samples,
+        has_what_ifs=what_if,
+        has_stages=stages,
+        has_curve=png is not None,
+        num_processes=processes or os.cpu_count() or 1,
+    )
+    question = asked(wanted, quiet=json)
+    with user_errors(UnknownCost, NoStages), _steps(json, show_progress) as on_step:
+        answer = answered(question, extent, on_step)
+    if png is not None:
+        with user_errors(OSError):
+            _draw(png, answer)
+    if json:
+        print_json(document_of(answer))
+    else:
+        show(answer)
+
+
+@contextmanager
+def _steps(quiet: bool, for_programs: bool) -> Iterator[OnStep]:
+    """What shows each simulation: a line of the terminal that changes, or lines of JSON."""
+    if for_programs:
+        yield lambda text, number: print(
+            jsonlib.dumps({"simulations": number, "now": text}), file=sys.stderr, flush=True
+        )
+    elif quiet or not console.is_terminal:
+        yield lambda text, number: None
+    else:
+        with console.status("simulating") as status:
+            yield lambda text, number: status.update(f"{number} simulations; {text}")
+
+
+def _draw(path: Path, answer: Answer) -> None:
+    curves = {
+        one.sizing.hardware: [
+            GrowthPoint(
+                num_devices=point.num_devices,
+                share=point.share.value,
+                low=point.share.low,
+                high=point.share.high,
+                is_most=not point.is_whole,
+            )
+            for point in one.points
+        ]
+        for one in answer.alone
+    }
+    chosen = {one.sizing.hardware: one.fewest for one in answer.alone if one.fewest is not None}
+    draw_growth(
+        path, curves, target=answer.asked.question.target, chosen=chosen, title=f"{answer.asked.name}, simulated"
+    )

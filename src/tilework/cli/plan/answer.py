@@ -1,0 +1,135 @@
+"""Finds the answer to a question: the searches in their order, with progress."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import monotonic
+
+from tilework.cli.plan.asked import Asked
+from tilework.sim.plan.error import PlanError, error_of_live, shipped_error
+from tilework.sim.plan.mix import Purchase, cheapest
+from tilework.sim.plan.search import Sized, Sizing, fewest_devices, more_points
+from tilework.sim.plan.stages import StagePlan, stage_plan
+from tilework.sim.plan.traffic import AS_ASKED, Size, WhatIf
+from tilework.sim.plan.trial import Outcome, Trial, Try, trials_of
+
+WHAT_IFS = (
+    *(WhatIf(slo=0.8), WhatIf(slo=1.25)),
+    *(WhatIf(rate=0.5), WhatIf(rate=1.5), WhatIf(rate=2.0)),
+    *(WhatIf(heaviest=0.5), WhatIf(heaviest=2.0)),
+)
+CURVE = (0.5, 0.75, 1.25)
+"""What a curve has beside the numbers that were tried, as multiples of the answer."""
+
+OnStep = Callable[[str, int], None]
+"""Told what is simulated, and how many simulations are done."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """`alone` has the search of each hardware by itself; `choice` is the one to buy (None: none is enough).
+
+    `what_ifs` are searches for `hardware`, of which `stages` divide the devices.
+    """
+
+    asked: Asked
+    alone: Sequence[Sized]
+    choice: Purchase | Sized | None
+    what_ifs: Sequence[Sized]
+    stages: StagePlan | None
+    error: PlanError
+    num_trials: int
+    wall_s: float
+    num_processes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """How much is asked beside the number of devices."""
+
+    num_samples: int
+    has_what_ifs: bool
+    has_stages: bool
+    has_curve: bool
+    num_processes: int
+
+
+def answered(asked: Asked, extent: Extent, on_step: OnStep) -> Answer:
+    """Search. Raises UnknownCost, NoStages, and what a policy or the simulation raises."""
+    begin_s, question, num_trials = monotonic(), asked.question, 0
+
+    def done(trial: Trial, outcome: Outcome) -> None:
+        nonlocal num_trials
+        num_trials += 1
+        on_step(f"{trial.num_devices} x {trial.hardware}, {trial.what_if}, sample {trial.sample + 1}", num_trials)
+
+    with trials_of(question, extent.num_processes, done) as attempt:
+        searches = _Searches(asked, extent.num_samples, attempt)
+        alone = [searches.sized(name) for name in asked.serving]
+        choice = _choice(asked, alone, searches)
+        hardware = _hardware(alone, choice)
+        if extent.has_curve:
+            alone = [more_points(one, CURVE, attempt) for one in alone]
+        what_ifs = [searches.sized(hardware, what_if) for what_if in WHAT_IFS if extent.has_what_ifs and hardware]
+    stages = None
+    found = next((one.fewest for one in alone if one.sizing.hardware == hardware), None)
+    if extent.has_stages and hardware and found:
+        stages = stage_plan(
+            question, hardware, found, on_done=lambda one: on_step(f"stages {one.counts or 'undivided'}", num_trials)
+        )
+    return Answer(
+        asked=asked,
+        alone=alone,
+        choice=choice,
+        what_ifs=what_ifs,
+        stages=stages,
+        error=_error(asked),
+        num_trials=num_trials,
+        wall_s=monotonic() - begin_s,
+        num_processes=extent.num_processes,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Searches:
+    asked: Asked
+    num_samples: int
+    attempt: Try
+
+    def sized(self, hardware: str, what_if: WhatIf = AS_ASKED, sizes: frozenset[Size] | None = None) -> Sized:
+        question, numbers = self.asked.question, self.asked.numbers[hardware]
+        sizing = Sizing(hardware=hardware, numbers=numbers, num_samples=self.num_samples, what_if=what_if, sizes=sizes)
+        return fewest_devices(sizing, question.traffic, question.tables[hardware], question.target, self.attempt)
+
+
+def _choice(asked: Asked, alone: Sequence[Sized], searches: _Searches) -> Purchase | Sized | None:
+    """The cheapest, or without prices the hardware of which the fewest devices are enough, the first of equals."""
+    if asked.prices:
+        return cheapest(
+            asked.requests,
+            asked.question.tables,
+            asked.prices,
+            alone,
+            lambda hardware, sizes: searches.sized(hardware, sizes=sizes),
+        )
+    enough = [one for one in alone if one.fewest is not None]
+    return min(enough, key=lambda one: one.fewest or 0, default=None)
+
+
+def _hardware(alone: Sequence[Sized], choice: Purchase | Sized | None) -> str | None:
+    """The one hardware that is chosen, or the first that serves all if two are, or none is enough."""
+    if isinstance(choice, Sized):
+        return choice.sizing.hardware
+    if choice is not None and len(choice.parts) == 1:
+        return choice.parts[0].sizing.hardware
+    return alone[0].sizing.hardware if alone else None
+
+
+def _error(asked: Asked) -> PlanError:
+    if asked.live is None:
+        return shipped_error()
+    (hardware,) = asked.serving[:1]
+    return error_of_live(
+        asked.question, hardware, asked.live.num_devices, asked.requests, asked.live.num_met, asked.live.source
+    )

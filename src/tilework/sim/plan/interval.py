@@ -1,0 +1,63 @@
+"""A share of requests with its interval, where requests that come close together share their luck.
+
+Theory of operation. A run is cut into blocks of requests that came one after another. If requests were independent, the
+shares of blocks would differ as those of a binomial distribution. They differ more, since a queue delays many at once:
+by the *design effect*, the ratio of the two variances. So n requests say as much as n over the design effect of
+independent ones, and Wilson's interval is taken of that many. Wilson's, since shares near 1 are what is asked for: it
+never leaves 0 to 1, and has a width where all were on time. The quantile is Student's for the number of blocks.
+
+Source: batch means of simulation output (Law, Simulation Modeling and Analysis, 9.5.3); the effective sample size is
+Kish's, as in Korn and Graubard's interval for survey proportions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import NamedTuple
+
+from tilework.sim.compare.summary import t_quantile
+
+
+class Block(NamedTuple):
+    """Requests with a deadline that came one after another: how many, and how many of them were on time."""
+
+    num_due: int
+    num_on_time: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """The share on time of `num_due` requests, and its 95% interval."""
+
+    value: float
+    low: float
+    high: float
+    num_due: int
+
+
+def share_of(blocks: Sequence[Block]) -> Share:
+    """The share of all blocks together. There is at least one, and none is empty."""
+    num_due = sum(block.num_due for block in blocks)
+    value = sum(block.num_on_time for block in blocks) / num_due
+    quantile = t_quantile(len(blocks) - 1) if len(blocks) > 1 else NormalDist().inv_cdf(0.975)
+    low, high = _wilson(value, num_due / _design_effect(blocks, value, num_due), quantile)
+    return Share(value=value, low=low, high=high, num_due=num_due)
+
+
+def _design_effect(blocks: Sequence[Block], value: float, num_due: int) -> float:
+    """At least 1; 1 also where it cannot be told."""
+    independent = value * (1 - value) / num_due
+    if len(blocks) < 2 or not independent:
+        return 1.0
+    squares = math.fsum((block.num_on_time - value * block.num_due) ** 2 for block in blocks)
+    return max(1.0, squares * len(blocks) / (len(blocks) - 1) / num_due**2 / independent)
+
+
+def _wilson(value: float, num: float, quantile: float) -> tuple[float, float]:
+    square = quantile**2
+    middle = (value + square / (2 * num)) / (1 + square / num)
+    half = quantile * math.sqrt(value * (1 - value) / num + square / (4 * num**2)) / (1 + square / num)
+    return max(0.0, middle - half), min(1.0, middle + half)

@@ -1,0 +1,69 @@
+"""Watches a simulation, and ends it as soon as what is asked is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilework.core.actions import Action, Finish
+from tilework.core.events import Event
+from tilework.core.request import Request, Status
+from tilework.sim.plan.interval import Block
+
+BLOCKS = 10
+"""Into how many blocks the requests of a run are cut, at most."""
+SHOWN = 0.25
+"""A run goes on while the share on time may be as near to the target as that, so that curves show how far below."""
+
+
+class Decided(Exception):
+    """No request is left whose deadline can still be kept or missed, or the target is far out of reach."""
+
+
+class Judge:
+    """Counts which deadlines are kept, for `Simulation.run(observe=...)`. Raises Decided when the rest does not matter.
+
+    A deadline is missed once it has passed, whatever becomes of its request then.
+    """
+
+    def __init__(self, requests: Sequence[Request], target: float) -> None:
+        """`requests` are those whose deadlines count, in order of arrival; others may be simulated with them."""
+        due = [one for one in requests if one.deadline_ns is not None]
+        self._place = {one.uid: index for index, one in enumerate(due)}
+        self._by_deadline = sorted((one.deadline_ns, one.uid) for one in due if one.deadline_ns is not None)
+        self._num_passed = 0
+        self._done: set[str] = set()
+        self._missed: list[str] = []
+        self._most_missed = round(len(due) * (1 - target + SHOWN))
+
+    def __call__(self, event: Event, actions: Sequence[Action], now_ns: int) -> None:
+        while self._num_passed < len(self._by_deadline) and self._by_deadline[self._num_passed][0] < now_ns:
+            uid = self._by_deadline[self._num_passed][1]
+            if uid not in self._done:
+                self._missed.append(uid)
+            self._num_passed += 1
+        for action in actions:
+            if type(action) is Finish and action.status is Status.DONE:
+                self._done.add(action.uid)
+        if self._num_passed == len(self._by_deadline) or len(self._missed) > self._most_missed:
+            raise Decided
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all deadlines were judged; else those that were not count as kept."""
+        return self._num_passed == len(self._by_deadline)
+
+    def end(self) -> None:
+        """No event is left: what is not done by now is missed."""
+        late = [uid for _, uid in self._by_deadline[self._num_passed :] if uid not in self._done]
+        self._missed += late
+        self._num_passed = len(self._by_deadline)
+
+    def blocks(self) -> tuple[Block, ...]:
+        """Requests with a deadline in the order of their arrival, in blocks of equal size to within one."""
+        num = min(BLOCKS, len(self._place))
+        due, missed = [0] * num, [0] * num
+        for place in self._place.values():
+            due[place * num // len(self._place)] += 1
+        for uid in self._missed:
+            missed[self._place[uid] * num // len(self._place)] += 1
+        return tuple(Block(all_, all_ - late) for all_, late in zip(due, missed, strict=True))

@@ -1,0 +1,123 @@
+"""What the card of a worker and torch's allocator say of themselves, read on a thread of its own, beside what runs.
+
+NVML is asked through the package nvidia-ml-py, if that and the driver's library are there.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Thread
+from typing import Any, TypeVar
+
+import torch
+
+from tilework.core.wire.reports import SLOWDOWNS, AllocatorReading, CardReading, DeviceReading
+
+PERIOD_S = 5.0
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+_REASONS: Sequence[tuple[str, str]] = (
+    ("SwPowerCap", "power cap"),
+    ("HwPowerBrakeSlowdown", "power brake"),
+    ("SwThermalSlowdown", "temperature"),
+    ("HwThermalSlowdown", "temperature"),
+    ("HwSlowdown", "hardware"),
+    ("SyncBoost", "other cards"),
+    ("ApplicationsClocksSetting", "fixed clock"),
+)
+"""What may keep a clock down: how the names of NVML's constants end, and the word of SLOWDOWNS for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class NvmlCard:
+    """A card as NVML sees it; `nvml` is the module pynvml, initialised."""
+
+    nvml: Any
+    handle: Any
+
+    @staticmethod
+    def of(uuid: str) -> NvmlCard | None:
+        """The card with the UUID that CUDA says; None: there is no NVML, or it does not know the card."""
+        try:
+            import pynvml
+        except ImportError:
+            return None
+        try:
+            pynvml.nvmlInit()
+            return NvmlCard(pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
+        except pynvml.NVMLError as error:
+            _log.info("NVML does not tell of the card %s: %s", uuid, error)
+            return None
+
+    def read(self) -> CardReading:
+        """What the card says now; it takes a few milliseconds, and waits for no kernel."""
+        nvml, asked = self.nvml, self._asked
+        memory = asked(nvml.nvmlDeviceGetMemoryInfo)
+        clock_mhz, most_mhz = (
+            asked(one, nvml.NVML_CLOCK_SM) for one in (nvml.nvmlDeviceGetClockInfo, nvml.nvmlDeviceGetMaxClockInfo)
+        )
+        return CardReading(
+            busy=_scaled(asked(nvml.nvmlDeviceGetUtilizationRates), lambda one: one.gpu / 100),
+            total_bytes=_scaled(memory, lambda one: int(one.total)),
+            used_bytes=_scaled(memory, lambda one: int(one.used)),
+            worker_bytes=_scaled(asked(nvml.nvmlDeviceGetComputeRunningProcesses), _own_bytes),
+            celsius=asked(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
+            watts=_scaled(asked(nvml.nvmlDeviceGetPowerUsage), lambda milliwatts: milliwatts / 1e3),
+            limit_watts=_scaled(asked(nvml.nvmlDeviceGetEnforcedPowerLimit), lambda milliwatts: milliwatts / 1e3),
+            hertz=_scaled(clock_mhz, lambda megahertz: megahertz * 10**6),
+            most_hertz=_scaled(most_mhz, lambda megahertz: megahertz * 10**6),
+            slowed_by=_scaled(asked(nvml.nvmlDeviceGetCurrentClocksThrottleReasons), self._reasons),
+        )
+
+    def _asked(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """The answer; None if the card or the driver has none."""
+        try:
+            return function(self.handle, *arguments)
+        except self.nvml.NVMLError:
+            return None
+
+    def _reasons(self, mask: int) -> tuple[str, ...]:
+        named = ((getattr(self.nvml, f"nvmlClocksThrottleReason{name}"), word) for name, word in _REASONS)
+        active = {word for bit, word in named if mask & bit}
+        return tuple(word for word in SLOWDOWNS if word in active)
+
+
+def _scaled(value: Any, scale: Callable[[Any], _T]) -> _T | None:
+    return None if value is None else scale(value)
+
+
+def _own_bytes(processes: Any) -> int | None:
+    """The memory of this process; None if NVML does not list it, as in a container, or does not tell."""
+    return next((one.usedGpuMemory for one in processes if one.pid == os.getpid()), None)
+
+
+def read_allocator(device: torch.device) -> AllocatorReading:
+    """What torch's allocator has counted in this process."""
+    counts = torch.cuda.memory_stats(device)
+    return AllocatorReading(
+        reserved_bytes=counts.get("reserved_bytes.all.current", 0),
+        allocated_bytes=counts.get("allocated_bytes.all.current", 0),
+        peak_bytes=counts.get("allocated_bytes.all.peak", 0),
+        split_bytes=counts.get("inactive_split_bytes.all.current", 0),
+        num_retries=counts.get("num_alloc_retries", 0),
+        num_failures=counts.get("num_ooms", 0),
+    )
+
+
+def report_readings(device: torch.device, send: Callable[[DeviceReading], None]) -> None:
+    """Send a reading of a CUDA device now and every PERIOD_S until the process ends; of others there is none."""
+    if device.type == "cuda":
+        device = torch.device("cuda", torch.cuda.current_device())  # Each thread has a current one of its own.
+        card = NvmlCard.of(str(torch.cuda.get_device_properties(device).uuid))
+        Thread(target=send_readings, args=(device, card, send), name="readings", daemon=True).start()
+
+
+def send_readings(device: torch.device, card: NvmlCard | None, send: Callable[[DeviceReading], None]) -> None:
+    """Send a reading every PERIOD_S, for ever."""
+    while True:
+        send(DeviceReading(card=None if card is None else card.read(), allocator=read_allocator(device)))
+        time.sleep(PERIOD_S)

@@ -1,0 +1,120 @@
+"""`tilework plan`: what it asks and answers, and how it tells a mistake."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builders import PIPELINE, table
+from cli.command_line import invoke
+from tilework.cost.table import CostTable
+from tilework.cost.table_file import table_json
+from tilework.formats.workload import WorkloadRequest, write_workload
+from tilework.server.planning.planner import COSTS, REQUESTS, Job, command_of
+from tilework.server.planning.recent import Traffic
+
+Mistake = Callable[..., str]
+
+
+def line(place: int, slo_s: float | None = 2.5, pipeline: str = PIPELINE) -> WorkloadRequest:
+    return WorkloadRequest(arrival_s=place / 3, pipeline=pipeline, height=128, width=128, steps=10, slo_s=slo_s)
+
+
+def write_table(path: Path, costs: CostTable) -> Path:
+    path.write_text(json.dumps(table_json(costs)), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three requests a second, of which each takes one device 1.06 s: a load of 3.2 devices."""
+    write_workload(tmp_path / REQUESTS, [line(place) for place in range(40)])
+    write_table(tmp_path / COSTS, table())
+    return tmp_path
+
+
+def planned(folder: Path, *options: object) -> dict[str, Any]:
+    arguments = ["--workload", folder / REQUESTS, "--hardware", folder / COSTS, "--target", "0.8", "--processes", "1"]
+    document: dict[str, Any] = json.loads(invoke("plan", *arguments, "--json", *options).stdout)
+    return document
+
+
+def test_the_fewest_devices_their_curve_and_its_error(folder: Path) -> None:
+    picture = folder / "plan.png"
+    document = planned(
+        folder, "--samples", 2, "--served", "4,30", "--plot", picture, "--price", f"{folder / COSTS}=2.5"
+    )
+    (hardware,), (part,) = document["hardware"], document["choice"]["parts"]
+    assert hardware["devices"] == part["devices"] == hardware["least"] == 3
+    assert document["choice"]["usd_per_h"] == 7.5
+    assert hardware["load"] == pytest.approx(3.1, abs=0.2)
+    verdicts = {one["devices"]: one["verdict"] for one in hardware["points"]}
+    assert verdicts[3] == "meets"
+    assert part["uses"][1]["stage"] == "diffuse"
+    assert part["uses"][1]["degrees"] == {"1": 1.0}
+    error = document["error"]
+    assert (error["live"], error["num_requests"], error["source"]) == (0.75, 40, str(folder / REQUESTS))
+    assert error["points"] == pytest.approx(100 * (error["simulated"] - 0.75))
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.usefixtures("plain_output")
+def test_tables_say_what_was_tried_and_where_the_error_is_from(folder: Path) -> None:
+    arguments = ["--workload", folder / REQUESTS, "--hardware", folder / COSTS, "--target", "0.8", "--processes", "1"]
+    words = " ".join(invoke("plan", *arguments, "--samples", 1).stdout.split())
+    assert f"80.0% on time: 3 devices of {folder / COSTS}" in words
+    assert "95% interval" in words
+    assert "+6.7 points (91.7% simulated, 85.0% live, 60 requests; bench/results/modelled" in words
+
+
+def test_a_server_asks_what_the_command_understands(folder: Path) -> None:
+    traffic = Traffic(lines="", num_requests=40, num_due=40, num_met=31, span_s=13.0)
+    _, _, _, *arguments = command_of(folder, Job(target=0.8, traffic=traffic, num_devices=4), "edf")
+    result = invoke(*arguments)
+    document = json.loads(result.stdout)
+    assert (document["policy"], document["target"], document["error"]["live"]) == ("edf", 0.8, 0.775)
+    progress = [json.loads(one) for one in result.stderr.splitlines()]
+    assert [one["simulations"] for one in progress] == list(range(1, document["simulations"] + 1))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--price", "x=1"], "--price x=1: 'x' is not one of the hardware"),
+        (["--price", "COSTS=0"], "'0' is not a price; give US dollars per hour above 0"),
+        (["--price", "COSTS=1", "--price", "COSTS=2"], "has a price already"),
+        (["--plot", "plan.pdf"], "--plot plan.pdf ends in '.pdf'; the picture is a .png"),
+        (["--policy", "edff"], "policy 'edff' does not exist; did you mean"),
+        (["--policy", "deadline-belady"], "only a simulation can run it"),
+        (["--served", "4"], "--served is '4'; give the devices and the requests on time, such as 8,412"),
+        (["--hardware", "other.json"], "other.json"),
+    ],
+)
+def test_each_mistake_is_told(folder: Path, mistake: Mistake, options: list[str], told: str) -> None:
+    costs = str(folder / COSTS)
+    given = [one.replace("COSTS", costs) for one in options]
+    assert told in mistake("plan", "--workload", folder / REQUESTS, "--hardware", costs, *given)
+
+
+def test_a_workload_that_cannot_be_planned_is_told(folder: Path, mistake: Mistake) -> None:
+    assert "give --workload" in mistake("plan")
+    assert "there is no workload 'tetra'" in mistake("plan", "--workload", "tetra")
+    assert "give --cost" not in (told := mistake("plan", "--workload", folder / REQUESTS))
+    assert "--hardware" in told
+    write_workload(folder / REQUESTS, [line(0, slo_s=None)])
+    costs = folder / COSTS
+    assert "no request has a deadline" in mistake("plan", "--workload", folder / REQUESTS, "--hardware", costs)
+    write_workload(folder / REQUESTS, [line(0, pipeline="other")])
+    assert "pipeline 'other' is not in" in mistake("plan", "--workload", folder / REQUESTS, "--hardware", costs)
+    other = write_table(folder / "other.json", replace(table(), hardware="other"))
+    told = mistake("plan", "--workload", folder / REQUESTS, "--hardware", costs, "--hardware", other)
+    assert "has no costs of other" in told
+    told = mistake(
+        *("plan", "--workload", folder / REQUESTS, "--hardware", costs, "--hardware", other, "--price", f"{other}=1")
+    )
+    assert f"--price of {costs} is missing" in told
