@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Callable
+from functools import partial
 
 from tilework.core.time import NS_PER_S
 from tilework.sim.clock import Clock
@@ -25,6 +27,7 @@ class Network:
         self._node = node
         self._free_ns: dict[Link, int] = {}
         self._cut_until_ns: dict[int, int] = {}
+        self._held = defaultdict[tuple[int, bool], deque[Callable[[], None]]](deque)  # By node and direction.
         self.is_reliable = not any(name in injector.faults for name in LATE_FAULTS)
 
     @property
@@ -40,14 +43,21 @@ class Network:
         return True
 
     def deliver(self, node: int, call: Callable[[], None], *, is_device_event: bool = False) -> None:
-        """Call when a message between the server and the agent of a node arrives: in order, and once."""
-        at_ns = self._cut_until_ns.get(node, -1)
+        """Call when a message between the server and the agent of a node arrives: once, and after those before it.
+
+        A message to a node is a device event: it does not wait until the controller resumes.
+        """
+        at_ns, held = max(self._clock.now_ns, self._cut_until_ns.get(node, 0)), self._held[node, is_device_event]
         if self._clock.is_paused and not is_device_event:
             at_ns = max(at_ns, self._clock.resume_ns)
-        if self._clock.now_ns > at_ns:
+        if not held and at_ns == self._clock.now_ns:
             call()
-        else:  # Also at the very time: others may wait for it.
-            self._clock.at(at_ns, call, is_device_event=is_device_event)
+            return
+        held.append(call)
+        self._clock.at(at_ns, partial(self._deliver_first, held), is_device_event=is_device_event)
+
+    def _deliver_first(self, held: deque[Callable[[], None]]) -> None:
+        held.popleft()()
 
     def send(self, link: Link, deliver: Callable[[], None]) -> None:
         """Call `deliver` when the message arrives: never, once or twice."""

@@ -134,6 +134,28 @@ def test_messages_of_a_node_wait_while_it_is_cut_off_and_count_unless_it_was_giv
     assert not one.nodes.num_outdated
 
 
+def test_messages_of_a_node_do_not_overtake_each_other_when_the_server_goes_on_after_a_pause() -> None:
+    """The second is sent when the server goes on, before the first, which has waited for the node's way, is handled."""
+    one = rig("partition")
+    clock, session = one.clock, one.nodes.session(1)
+    one.nodes.cut(session, 4 * NS_PER_S, lambda: None, lambda: None)
+    clock.at(3 * NS_PER_S, lambda: one.nodes.to_server(session, lambda: one.note("joined")))
+    one.nodes.to_server(session, lambda: one.note("lost"))
+    clock.pause_until(6 * NS_PER_S, lambda: one.note("resumed"))
+    clock.run()
+    assert one.seen == [("resumed", 6.0), ("lost", 6.0), ("joined", 6.0)]
+
+
+def test_what_waits_for_the_controller_comes_in_order_of_time() -> None:
+    """A node that is lost and comes again while the controller is paused is lost first, whatever was planned first."""
+    clock, seen = Clock(), list[str]()
+    for what, at_s in (("came again", 2), ("was lost", 1)):
+        clock.at(at_s * NS_PER_S, lambda what=what: seen.append(what))  # type: ignore[misc]
+    clock.pause_until(3 * NS_PER_S, lambda: seen.append("resumed"))
+    clock.run()
+    assert seen == ["resumed", "was lost", "came again"]
+
+
 def test_a_node_that_leaves_hands_over_what_only_it_has() -> None:
     one = rig("fetch=1:4")
     blob, session = one.write(1), one.nodes.session(1)
