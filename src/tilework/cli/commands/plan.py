@@ -24,10 +24,10 @@ from tilework.sim.plan.stages import NoStages
 
 EXAMPLE = examples(
     "tilework plan --workload tetriserve,rpm=18 --target 0.9 --plot plan.png",
-    "tilework plan --workload requests.jsonl --hardware h100.json --hardware l40s.json \\\n"
-    "  --price h100.json=2.49 --price l40s.json=0.86",
+    "tilework plan --workload requests.jsonl --hardware h100.json \\\n"
+    "  --hardware l40s.json --price h100.json=2.49 --price l40s.json=0.86",
     "tilework plan --workload events.jsonl --what-if",
-    "tilework plan --workload tridentserve-sd3,rate=8,minutes=5 --target 0.9 --stages",
+    "tilework plan --workload tridentserve-sd3,rate=8,minutes=5 \\\n  --target 0.9 --stages",
 )
 
 
