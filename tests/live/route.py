@@ -140,6 +140,6 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def left_behind(executor: LocalExecutor) -> list[Path]:
-    """StateBlobs that nobody has removed."""
+    """StateBlobs that were not removed."""
     files = [path for path in executor._blobs.path.iterdir() if path.is_file()]
     return [path for path in files if path.name != "lock"]

@@ -45,7 +45,7 @@ class LeaveOrigin:
 
 @dataclass(frozen=True, slots=True)
 class KeepBlobs:
-    """Remove all blobs but these, which were there before this session. Said once in a session, before all else."""
+    """Remove all blobs but these, which were there before this connection. Said once, before all else."""
 
     blobs: tuple[StateBlob, ...]
 

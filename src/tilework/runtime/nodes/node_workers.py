@@ -64,7 +64,7 @@ class NodeWorkers:
         return self._executor
 
     def attach(self, session: Listener) -> None:
-        """Report to this session from now on, also what is lost already."""
+        """Report to this connection from now on, also what is lost already."""
         assert self._executor is not None
         self._session = session
         up = {*self._executor.devices_up, *self._executor.slots_up}
