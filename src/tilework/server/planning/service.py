@@ -44,8 +44,8 @@ class PlanService:
             raise ApiError(429, message, error_type="rate_limit_error", code="planner_busy", headers=headers) from None
         except TooLittleTraffic as error:
             message = (
-                f"{error.num_due} requests with a deadline have come in the latest hour, and a plan needs {LEAST_DUE}. "
-                "Send deadlines (slo_s), or start the server with --default-slo, and ask again later."
+                f"{error.num_due} requests with a deadline have come and ended in the latest hour, and a plan needs "
+                f"{LEAST_DUE}. Send deadlines (slo_s), or start the server with --default-slo, and ask again later."
             )
             raise ApiError(409, message, code="too_little_traffic", headers={"Retry-After": "60"}) from None
 
