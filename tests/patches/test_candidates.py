@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import layer_norm
 
+from patches.kernel_modules import load_kernels
 from patches.pictures import TOLERANCE, draw
 from patches.test_stitcher import MIXES, Mix, lay_out, normalisation
 from tilework.patches import stitcher
@@ -18,23 +18,10 @@ from tilework.patches.operators import statistics
 pytestmark = pytest.mark.slow
 
 
-def load(interpreted: bool) -> ModuleType:
-    """A copy of its own, since it is decided on loading who runs it."""
-    pytest.importorskip("triton", reason="needs Triton, which the extra `dev` brings")
-    spec = find_spec("suite.kernels.candidates")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1" if interpreted else "0")
-        spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def kernels() -> ModuleType:
     torch.set_num_threads(1)
-    return load(interpreted=True)
+    return load_kernels("suite.kernels.candidates", interpreted=True)
 
 
 # Each program is interpreted by itself, which takes long.
@@ -79,7 +66,7 @@ def test_modulation_by_the_picture_of_each_patch(kernels: ModuleType, dtype: tor
 @pytest.mark.parametrize("name", ["_scatter", "_move", "_modulate"])
 def test_they_compile_for_an_h100(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    kernel = getattr(load(interpreted=False), name)
+    kernel = getattr(load_kernels("suite.kernels.candidates", interpreted=False), name)
     from triton import compiler
     from triton.backends.compiler import GPUTarget
 

@@ -7,9 +7,7 @@ compile, so it is compiled for GPUs as well, which needs none.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec, module_from_spec
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -18,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import pad, silu
 
+from patches.kernel_modules import load_kernels
 from patches.pictures import TOLERANCE, assert_all_close, draw
 from tilework.core.packing import Size
 from tilework.patches import stitcher
@@ -47,24 +46,11 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def load_kernel(interpreted: bool) -> ModuleType:
-    """A copy of its own, since it is decided on loading who runs it."""
-    pytest.importorskip("triton", reason="needs Triton, which the extra `dev` brings")
-    spec = find_spec("tilework.patches.stitch_kernel")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1" if interpreted else "0")
-        spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def stitch_by_kernel() -> Stitch:
     if DEVICE.type == "cuda":
         return stitcher.stitch
-    kernel = load_kernel(interpreted=True)
+    kernel = load_kernels("tilework.patches.stitch_kernel", interpreted=True)
 
     def stitch(norm: nn.GroupNorm, patches: Tensor, csp: Csp, *, silu: bool) -> Tensor:
         result = kernel.stitch(patches, *statistics(norm, patches, csp), norm.weight, norm.bias, csp, silu=silu)
@@ -149,7 +135,7 @@ def test_each_kind_of_edge_by_the_kernel(stitch_by_kernel: Stitch, mix: Mix) -> 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_moments_by_the_kernel(num_channels: int, side: int, dtype: torch.dtype) -> None:
     """Of values far from zero, whose squares would cancel; the last shape takes several readings."""
-    kernel = load_kernel(interpreted=DEVICE.type == "cpu")
+    kernel = load_kernels("tilework.patches.stitch_kernel", interpreted=DEVICE.type == "cpu")
     patches = (1000 + torch.randn(2, num_channels, side, side)).to(DEVICE, dtype)
     mean, variance = kernel.moments(patches, 3, 1e-3)
     exact = patches.double().view(2, 3, -1)
@@ -164,7 +150,7 @@ def test_the_kernel_compiles_for_devices(
     dtype: str, capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    kernel = load_kernel(interpreted=False)
+    kernel = load_kernels("tilework.patches.stitch_kernel", interpreted=False)
     from triton import compiler
     from triton.backends.compiler import GPUTarget
 
