@@ -6,14 +6,10 @@ from itertools import product
 
 import pytest
 
-from builders import PIPELINE, job, request
-from tilework.core.cost_row import CostRow
-from tilework.core.graph.graph import Graph
-from tilework.core.graph.stage import StageSpec, StepShare
+from builders import job, request
+from policy.drafted import COSTS, GRAPH
 from tilework.core.interfaces import Demand
 from tilework.core.time import NS_PER_MS
-from tilework.cost.table import CostTable
-from tilework.cost.table_costs import TableCosts
 from tilework.policy.toolkit.demand import (
     Speed,
     demand_at,
@@ -27,30 +23,6 @@ from tilework.policy.toolkit.known_demands import Choices
 from tilework.policy.toolkit.tasks import Task, TaskReader
 
 MS = NS_PER_MS
-GRAPH = Graph(
-    PIPELINE,
-    (
-        StageSpec(name="read", outputs=("words",)),
-        StageSpec(name="draft", inputs=("words",), outputs=("a",), steps=StepShare(last=0.8), degrees=None),
-        StageSpec(name="enlarge", inputs=("a",), outputs=("b",)),
-        StageSpec(name="paint", inputs=("b",), outputs=("c",), steps=StepShare(first=0.8), degrees=None),
-        StageSpec(name="show", inputs=("c",), outputs=("picture",)),
-    ),
-)
-MS_BY_STAGE = {"read": {1: 10}, "draft": {1: 100, 2: 60, 4: 40}, "enlarge": {1: 30}, "paint": {1: 200, 2: 120}} | {
-    "show": {1: 50}
-}
-COSTS = TableCosts(
-    CostTable(
-        hardware="toy",
-        rows=tuple(
-            CostRow(pipeline=PIPELINE, stage=stage, height=128, width=128, degree=degree, seconds=ms / 1000)
-            for stage, times in MS_BY_STAGE.items()
-            for degree, ms in times.items()
-        ),
-        graphs={PIPELINE: GRAPH},
-    )
-)
 ASKED = request("a", steps=10)
 WAY = GRAPH.itinerary(10)
 # Positions: 1 read, 2-9 drafted, 10 enlarged, 11-12 painted, 13 shown.

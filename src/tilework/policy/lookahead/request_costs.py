@@ -23,6 +23,9 @@ from tilework.policy.toolkit.demand import (
 _MOST_CLASSES = 10_000
 _UNKNOWN = (0, None)
 
+_Where = tuple[int, int, tuple[int, ...]]
+"""How many devices, how many stages; where several stages have steps, also the position and where each stage ends."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tail:
@@ -71,8 +74,8 @@ class StepCosts:
 class RequestCosts:
     """The costs of each class of requests, computed again when the cost model has learned of such requests."""
 
-    _known: dict[tuple[StepClass, int, int, int], tuple[int, StepCosts]] = field(default_factory=dict)
-    _by_class: dict[tuple[RequestClass, int, int, int], tuple[int, StepCosts]] = field(default_factory=dict)
+    _known: dict[tuple[StepClass, _Where], tuple[int, StepCosts]] = field(default_factory=dict)
+    _by_class: dict[tuple[RequestClass, _Where], tuple[int, StepCosts]] = field(default_factory=dict)
 
     def of(self, request: Request, left: Cursor, num_devices: int, costs: CostModel) -> StepCosts:
         """The costs on a node of `num_devices`. Raises UnknownCost.
@@ -80,12 +83,12 @@ class RequestCosts:
         `left` matters where several stages have steps: a step takes their mean time (`toolkit.demand.step_speeds`).
         """
         several = left.itinerary.num_stepped > 1
-        where = num_devices, len(left.itinerary.stages), left.position if several else 0
-        class_key, version = (cost_key(request), *where), costs.version_of(request)
+        where = num_devices, len(left.itinerary.stages), (left.position, *left.itinerary.ends) if several else ()
+        class_key, version = (cost_key(request), where), costs.version_of(request)
         found_version, found = self._by_class.get(class_key, _UNKNOWN)  # It has a hash; a step class is hashed anew.
         if found is not None and found_version == version:
             return found
-        key = (step_key(request), *where)
+        key = (step_key(request), where)
         known_version, known = self._known.get(key, _UNKNOWN)
         if known is None or known_version != version:
             if len(self._known) >= _MOST_CLASSES:  # Clients choose the shapes.
