@@ -9,16 +9,17 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from tilework.cli.app import app
+from tilework.policy.registry import policy_names
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reproduction.md"
 BENCH = ("python", "bench/run.py")
-# In a process of its own: the bench registers policies that nobody else should see.
 RUN_SMALL = """
 import json, sys
 from typer.main import get_command
@@ -33,6 +34,21 @@ finding = small.measure(lambda text: None)
 assert all(picture.png.startswith(b"\\x89PNG") for picture in finding.pictures)
 print(json.dumps({"figures": list(FIGURES), "told": [table.title for table in finding.tables]}))
 """
+POLICIES = """
+import json
+import suite.app
+from tilework.policy.registry import policy_names
+
+print(json.dumps(policy_names()))
+"""
+
+
+def in_the_bench(program: str, *args: str) -> Any:
+    """What a program prints, in a process of its own, since the bench registers policies."""
+    env = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'bench'}:{ROOT / 'tests'}", "PATH": "/usr/bin:/bin"}
+    done = subprocess.run([sys.executable, "-c", program, *args], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 def commands() -> list[list[str]]:
@@ -74,14 +90,16 @@ def test_a_comparison_runs(command: list[str]) -> None:
 
 
 @pytest.mark.slow
+def test_a_seed_is_the_same_scenario_in_the_bench() -> None:
+    """Its policies are not among those that a seed chooses from."""
+    assert in_the_bench(POLICIES) == policy_names()
+
+
+@pytest.mark.slow
 def test_every_figure_is_on_the_page_and_can_be_remade() -> None:
     asked = [command[len(BENCH) :] for command in commands() if tuple(command[:2]) == BENCH]
     figures = sorted({figure for command in asked for figure in figures_of(command)})
-    env = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'bench'}:{ROOT / 'tests'}", "PATH": "/usr/bin:/bin"}
-    args = [sys.executable, "-c", RUN_SMALL, json.dumps(asked), json.dumps(figures)]
-    done = subprocess.run(args, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
+    said = in_the_bench(RUN_SMALL, json.dumps(asked), json.dumps(figures))
     assert sorted(said["figures"]) == figures
     assert all(any(title.startswith(f"{name}: ") for title in said["told"]) for name in figures)
 

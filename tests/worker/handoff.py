@@ -1,19 +1,33 @@
-"""A request from run to run over workers of this process, with the imports that an engine would send on the way."""
+"""A request from run to run over workers of this process, with the imports that an engine would send on the way.
+
+A picture is the same, bit for bit, wherever its runs are and whether they find its tensors. The tests of that are in
+several files, by what is drawn, since each file runs in one process.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
 from commands import MODEL
 from tilework.core.wire.blobs import SavedState, StateBlob
 from tilework.core.wire.commands import Command, Execute, ImportState
 from tilework.core.wire.reports import Ended
 from tilework.core.wire.spec import Image, Spec
+from tilework.pipelines.family import Family
+from tilework.pipelines.support.record import served_classes
 from worker.worker_bench import WorkerBench
+from zoo import requests
+from zoo.model import ZooModel
+from zoo.registry import ZOO
 
 JOB = 5
+PLENTY, NOTHING = 1 << 40, 0
+QUICK = ("z-image",)
 
 
 class Handoff:
@@ -97,3 +111,40 @@ class Handoff:
         """Blobs of states between two steps go when the next one is there."""
         for place in [one for one in self._blobs if one < position and one not in self.way.ends]:
             self.benches[0].blobs.remove(self._blobs.pop(place))
+
+
+def check_all_ways(here: Family, there: Family, spec: Spec, directory: Path) -> None:
+    """Merged or not, on one worker or in turns on two, spilled between its runs or not."""
+
+    def handoff(states_bytes: int) -> Handoff:
+        benches = [WorkerBench(family, directory, states_bytes=states_bytes) for family in (here, there)]
+        return Handoff(benches, spec)
+
+    merged = handoff(NOTHING)
+    merged.run_merged(0, merged.chunks)
+    assert merged.num_spills == 0, "a job with a work that was received has spilled"
+    for states_bytes in (PLENTY, NOTHING):
+        for places in ((0,), (0, 1), (0, 1, 1)):
+            one = handoff(states_bytes)
+            for index, num_steps in enumerate(one.chunks):
+                one.run(places[index % len(places)], num_steps)
+            assert np.array_equal(one.picture, merged.picture), (states_bytes, places)
+            assert bool(one.num_spills) == (states_bytes == NOTHING)
+    assert np.array_equal(requests.alone(here, spec), merged.picture)
+
+
+def check_stock_call(model: ZooModel, directory: Path) -> None:
+    """Two loads of a model from the zoo, each on a worker."""
+    saved = directory / "model"
+    saved.mkdir()
+    here, there = (requests.family(model, saved) for _ in range(2))
+    check_all_ways(here, there, requests.spec_of(model, here, 1), directory)
+
+
+def served(*, clips: bool) -> Iterable[Any]:
+    """Parameters of tests: the models of the zoo that Tilework serves, and that make clips or pictures."""
+    return (
+        pytest.param(model, id=name, marks=[] if name in QUICK else pytest.mark.slow)
+        for name, model in ZOO.items()
+        if model.class_name in served_classes() and model.kind.endswith("video") == clips
+    )

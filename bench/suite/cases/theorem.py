@@ -27,7 +27,7 @@ from tilework.runtime.local_executor import LocalConfig, LocalExecutor
 from tilework.runtime.ticket import Ticket
 
 _POLICY = "onepiece-as-divided"
-policy(_POLICY)(lambda: OnePieceDispatch(moves=False))
+policy(_POLICY, is_extra=True)(lambda: OnePieceDispatch(moves=False))
 _SIDE = 64
 _WARM = 2
 

@@ -67,7 +67,7 @@ class Unpromoted(DDiT):
         pass
 
 
-policy("ddit-unpromoted")(Unpromoted)
+policy("ddit-unpromoted", is_extra=True)(Unpromoted)
 
 
 class Decoupled(ResolutionDegrees):
@@ -77,7 +77,7 @@ class Decoupled(ResolutionDegrees):
         return max(speed.degree for speed in speeds if speed.degree <= STATIC_DOP)
 
 
-policy("fixed-sp2-decoupled")(Decoupled)
+policy("fixed-sp2-decoupled", is_extra=True)(Decoupled)
 
 
 @dataclass(frozen=True, slots=True)

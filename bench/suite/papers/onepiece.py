@@ -43,7 +43,7 @@ from tilework.sim.trace import Trace
 
 ANY = "onepiece-any-instance"
 NO_REJECT = "onepiece-wo-reject"
-policy(ANY)(lambda: OnePiece(in_turn=False))
+policy(ANY, is_extra=True)(lambda: OnePiece(in_turn=False))
 
 EXAMPLES = ((1, 4.0, 12.0), (2, 4.0, 12.0), (3, 4.0, 7.0), (2, 3.0, 11.0), (5, 2.0, 2.5), (8, 4.0, 12.0))
 """K, T_X and T_Y; the first two are the paper's (§5)."""

@@ -67,8 +67,8 @@ SCALES = (1.0, 1.5, 2.0, 2.5)
 SLOWEST = 0.95
 
 for _name, _make in READINGS.items():
-    policy(_name)(_make)
-policy(ONE_BY_ONE)(lambda: TridentServe(batches=False))
+    policy(_name, is_extra=True)(_make)
+policy(ONE_BY_ONE, is_extra=True)(lambda: TridentServe(batches=False))
 
 
 def figure_10(cached: CachedRuns) -> RemadeFigure:

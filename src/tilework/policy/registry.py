@@ -31,9 +31,9 @@ def policy(
 ) -> Callable[[Factory], Factory]:
     """Register a policy class (or a function that builds one) under `name`.
 
-    An extra one needs more than the base installation, and raises UnknownPolicy where that is missing. One that keeps
-    pools starts the works of a pipeline only on devices that serve it. One that may fail has requests fail that its
-    division of the devices has no room for (`Plan.failures`).
+    An extra one needs more than the base installation, a package or the bench, and raises UnknownPolicy where that is
+    missing. One that keeps pools starts the works of a pipeline only on devices that serve it. One that may fail has
+    requests fail that its division of the devices has no room for (`Plan.failures`).
     """
 
     def register(factory: Factory) -> Factory:
