@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
@@ -116,27 +116,40 @@ def draw_cache_curve(path: Path | str, rows: Sequence[CacheQuality], *, title: s
 
     has_score = any(row.score is not None for row in rows)
     panels = (("psnr_db", "PSNR (dB), median"), ("ssim", "SSIM, mean"), *((("score", "score"),) if has_score else ()))
-    figure = Figure(figsize=(4.6 * len(panels), 3.8), dpi=110, layout="constrained")
+    figure = Figure(figsize=(4.6 * len(panels), 4.2), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title or "Saving and similarity", x=0.01, ha="left", fontsize=12, fontweight="bold")
+    all_steps = sorted({row.steps for row in rows}, reverse=True)
+    styles = dict(zip(all_steps, cycle(("-", "--", ":")), strict=False))
     for axes, (field, label) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        _draw_lines(axes, field, rows)
+        _draw_lines(axes, field, rows, styles)
         axes.set_xlabel("patches of blocks skipped (%)")
         axes.set_ylabel(label)
         axes.grid(alpha=0.25)
-    axes.legend(fontsize=8)
+    keys = _keys([kind for kind in _HUES if any(row.kind == kind for row in rows)], styles)
+    figure.legend(handles=keys, loc="outside lower center", ncols=len(keys), fontsize=8, frameon=False)
     figure.savefig(path)
 
 
-def _draw_lines(axes: Any, field: str, rows: Sequence[CacheQuality]) -> None:
-    all_steps = sorted({row.steps for row in rows}, reverse=True)
-    for steps, style in zip(all_steps, cycle(("-", "--", ":")), strict=False):
+def _keys(kinds: Sequence[str], styles: Mapping[int, str]) -> list[Any]:
+    """What the colours and the styles of lines mean."""
+    from matplotlib.lines import Line2D
+
+    return [
+        *(Line2D([], [], color=_HUES[kind], marker="o", label=kind) for kind in kinds),
+        Line2D([], [], color=NEUTRAL, linewidth=1, label="no cache"),
+        *(Line2D([], [], color="black", linestyle=style, label=f"{steps} steps") for steps, style in styles.items()),
+    ]
+
+
+def _draw_lines(axes: Any, field: str, rows: Sequence[CacheQuality], styles: Mapping[int, str]) -> None:
+    """The points of a line are in the order of thresholds or intervals."""
+    for steps, style in styles.items():
         for kind, hue in _HUES.items():
-            chosen = [row for row in rows if (row.kind, row.steps) == (kind, steps)]
-            points = sorted((100 * row.saving, value) for row in chosen if math.isfinite(value := getattr(row, field)))
+            chosen = sorted((row for row in rows if (row.kind, row.steps) == (kind, steps)), key=lambda row: row.value)
+            points = [(100 * row.saving, value) for row in chosen if math.isfinite(value := getattr(row, field))]
             if points:
-                label = f"{kind}, {steps} steps"
-                axes.plot(*zip(*points, strict=True), marker="o", color=hue, linestyle=style, label=label)
+                axes.plot(*zip(*points, strict=True), marker="o", color=hue, linestyle=style)
         if field == "score":
             (plain,) = [row.score for row in rows if (row.kind, row.steps) == ("off", steps)]
-            axes.axhline(plain, color=NEUTRAL, linestyle=style, linewidth=1, label=f"no cache, {steps} steps")
+            axes.axhline(plain, color=NEUTRAL, linestyle=style, linewidth=1)
