@@ -15,6 +15,7 @@ from random import Random
 
 from suite.case import Check, Finding, Note, Table
 from suite.chain import Chains, chains, chains_over
+from suite.lost_nodes import LostNode, lose_nodes
 from suite.stats import Interval, extremes, median
 from suite.takeover import Takeover, servers
 from tilework.comm.messages import MessageReader, encode_message
@@ -32,6 +33,7 @@ from tilework.runtime.nodes.messages import node_codec
 _TOKEN = "for this bench"
 _CODEC_RUNS = 200
 _SOURCE = ModelSource(path="shapes")
+_EACH = LocalConfig(num_workers=1, sources=(_SOURCE,))
 FIRST: Group = (0,)
 CROSSING: tuple[Group, ...] = ((0,), (1,))
 
@@ -43,7 +45,8 @@ class Nodes:
     In each of `rounds`, by each way: `alone` works of one step, each sent when the one before has been reported, and
     `works` works of one step, all queued at once, that cross to the other worker after each.
 
-    Then `kills` times a server over two agents is killed under `calls` requests, while a standby waits.
+    Then `kills` times a server over two agents is killed under `calls` requests, while a standby waits; and as often
+    the node that runs a request of `lost_steps` steps.
     """
 
     side: int = 64
@@ -52,6 +55,7 @@ class Nodes:
     rounds: int = 5
     kills: int = 10
     calls: int = 6
+    lost_steps: int = 60
     seed: int = 0
 
     @classmethod
@@ -75,13 +79,20 @@ class Nodes:
                     gaps[name].append(median(await self._gaps(driver, CROSSING)))
         ratio = extremes([after / before for before, after in zip(alone["pipes"], alone["agents"], strict=True)])
         taken_over = await asyncio.to_thread(self._take_over, note)
+        lost = await lose_nodes(self.kills, self._spec(self.lost_steps), _EACH, self.seed, note)
         return Finding(
             checks=(
                 Check(what="a work on another node, over one on a worker of its own", measured=ratio, high=2),
                 *_takeover_checks(taken_over),
+                Check(
+                    what="from the kill of a node until another makes a step of its request",
+                    measured=extremes([one.goes_on_s for one in lost]),
+                    high=5,
+                    unit="s",
+                ),
             ),
             method=_METHOD,
-            tables=(_table(alone, gaps), _codec_table(self.rounds), _takeover_table(taken_over)),
+            tables=(_table(alone, gaps), _codec_table(self.rounds), _takeover_table(taken_over), _lost_table(lost)),
         )
 
     def _take_over(self, note: Note) -> list[Takeover]:
@@ -131,6 +142,8 @@ _METHOD = (
     "A kill: SIGKILL of a server over two agents, up to a second after its first request has begun, with a standby of "
     "the same --durable directory. It answers when it knows the status of the last request. Measured: median, lowest "
     "and highest.",
+    "A node: SIGKILL of an agent and its worker, up to half a second after the first step of the only request. What "
+    "the node kept of it is lost with it. Its connection breaks at once. Measured: median, lowest and highest.",
 )
 
 
@@ -156,6 +169,19 @@ def _takeover_table(taken_over: Sequence[Takeover]) -> Table:
     }
     return Table(
         title="A server that is killed",
+        columns=("", "of all kills"),
+        rows=tuple((name, _shown(extremes(values))) for name, values in rows.items()),
+    )
+
+
+def _lost_table(lost: Sequence[LostNode]) -> Table:
+    rows = {
+        "until another node makes a step, s": [one.goes_on_s for one in lost],
+        "until the request is done, s": [one.done_s for one in lost],
+        "steps made again": [float(one.steps_again) for one in lost],
+    }
+    return Table(
+        title="A node that is killed",
         columns=("", "of all kills"),
         rows=tuple((name, _shown(extremes(values))) for name, values in rows.items()),
     )
@@ -221,8 +247,7 @@ def _shown(interval: Interval) -> str:
 @asynccontextmanager
 async def _agents() -> AsyncIterator[Chains]:
     """The workers of two agents on this machine, one each."""
-    each = LocalConfig(num_workers=1, sources=(_SOURCE,))
-    executor = NodesExecutor(NodesConfig(num_nodes=2, each=each, token=_TOKEN.encode()))
+    executor = NodesExecutor(NodesConfig(num_nodes=2, each=_EACH, token=_TOKEN.encode()))
     await executor.listen()
     command = [sys.executable, "-m", "tilework", "agent", f"127.0.0.1:{executor.port}"]
     environment = os.environ | {"TILEWORK_CLUSTER_TOKEN": _TOKEN}

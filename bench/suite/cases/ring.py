@@ -51,11 +51,13 @@ class RingSpeed:
 
     def measure(self, note: Note) -> Finding:
         rates = self._rates(note)
-        latencies = {name: self._latencies(name, note) for name in ("polling", "bell")}
+        latencies = {name: self._latencies(name, 64, note) for name in ("polling", "bell")}
+        hop_us = self._latencies("bell", self.sizes[-1], note)
+        copy_us = statistics.median(self.sizes[-1] / one.wall * 1e6 for one in rates["memcpy", self.sizes[-1], 1])
         note("senders that are killed and stopped")
         faults = tuple(self._fault(name, fault) for name in ("ring, checked", "pipe", "ZeroMQ") for fault in _FAULTS)
         return Finding(
-            checks=(*self._speed_checks(rates), *_latency_checks(latencies)),
+            checks=(*self._speed_checks(rates), *_latency_checks(latencies), _hop_check(hop_us, copy_us)),
             method=_METHOD,
             tables=(self._rate_table(rates), _fault_table(faults)),
             facts={
@@ -111,13 +113,13 @@ class RingSpeed:
             rows=tuple(rows),
         )
 
-    def _latencies(self, name: str, note: Note) -> list[float]:
+    def _latencies(self, name: str, size: int, note: Note) -> list[float]:
         """Microseconds of one way, half of each way there and back."""
-        note(f"one way, {name}")
-        here = RingReceiver(1, 64, is_checked=True)
+        note(f"one way, {name}, {size} bytes")
+        here, message = RingReceiver(1, size, is_checked=True), os.urandom(size)
         parent, child = multiprocessing.Pipe()
         echo = _CONTEXT.Process(
-            target=_echo, args=(child, here.addresses[0], name == "polling", self.pings), daemon=True
+            target=_echo, args=(child, here.addresses[0], name == "polling", self.pings, message), daemon=True
         )
         echo.start()
         while not here.ring.stats.producers:
@@ -126,10 +128,10 @@ class RingSpeed:
         times = []
         for _ in range(self.pings):
             start_ns = time.perf_counter_ns()
-            sender.send((b"x" * 64,))
-            message = _await(here.ring, name == "polling")
+            sender.send((message,))
+            received = _await(here.ring, name == "polling")
             times.append((time.perf_counter_ns() - start_ns) / 2e3)
-            message.release()
+            received.release()
         echo.join()
         here.close()
         return times
@@ -219,16 +221,16 @@ def _ratio(ours: list[_Rate], theirs: list[_Rate]) -> Interval:
     return extremes([one.wall / other.wall for one, other in zip(ours, theirs, strict=True)])
 
 
-def _echo(parent: Any, address: str, is_polling: bool, pings: int) -> None:
-    ours = RingReceiver(1, 64, is_checked=True)
+def _echo(parent: Any, address: str, is_polling: bool, pings: int, message: bytes) -> None:
+    ours = RingReceiver(1, len(message), is_checked=True)
     sender = RingSender(address)
     parent.send(ours.addresses[0])
     while not ours.ring.stats.producers:
         ours.ring.poll()
     for _ in range(pings):
-        message = _await(ours.ring, is_polling)
-        sender.send((b"x" * 64,))
-        message.release()
+        received = _await(ours.ring, is_polling)
+        sender.send((message,))
+        received.release()
 
 
 def _await(ring: Any, is_polling: bool) -> Any:
@@ -240,12 +242,19 @@ def _await(ring: Any, is_polling: bool) -> Any:
 
 def _latency_checks(latencies: dict[str, list[float]]) -> tuple[Check, ...]:
     goals = {"polling": 5.0, "bell": 60.0}
-    checks = []
-    for name, times in latencies.items():
-        quarters = [times[start::4] for start in range(4)]
-        measured = extremes([statistics.median(quarter) for quarter in quarters])
-        checks.append(Check(what=f"one way of 64 bytes, {name}, p50", measured=measured, high=goals[name], unit="us"))
-    return tuple(checks)
+    return tuple(
+        Check(what=f"one way of 64 bytes, {name}, p50", measured=_of_quarters(times), high=goals[name], unit="us")
+        for name, times in latencies.items()
+    )
+
+
+def _hop_check(times_us: Sequence[float], copy_us: float) -> Check:
+    beyond = _of_quarters([max(0.0, one - copy_us) for one in times_us])
+    return Check(what="one way of 1 MB, checked, bell, beyond a copy of it, p50", measured=beyond, high=300, unit="us")
+
+
+def _of_quarters(times: Sequence[float]) -> Interval:
+    return extremes([statistics.median(times[start::4]) for start in range(4)])
 
 
 def _fault_table(rows: tuple[tuple[str, ...], ...]) -> Table:
@@ -265,7 +274,7 @@ _METHOD = (
     "ZeroMQ: PUSH and PULL, ipc, not copied in Python from 8 KB on.",
     "CPU: user and system time of all processes and their threads while messages pass.",
     "One way: half of the time there and back, through two rings. polling: both ends poll, so they need a core each. "
-    "bell: both sleep.",
+    "bell: both sleep. A copy: the median of memcpy above.",
     "Lost: `send` had returned and the message never came. The pause is the longest time between two messages of the "
     "other sender from the fault on. Totals over all repeats.",
     "Intervals of throughput: smallest and largest of the rounds; of latency: of the medians of four parts.",
