@@ -11,7 +11,7 @@ import pytest
 
 from builders import request, shipped
 from tilework.control.controller import Controller, ControllerConfig
-from tilework.core.actions import Action
+from tilework.core.actions import Action, RunWork
 from tilework.core.events import Event
 from tilework.core.interfaces import JobView
 from tilework.core.request import Request, Shape, cost_key
@@ -24,6 +24,7 @@ from tilework.sim.config import SimConfig
 from tilework.sim.simulation import Simulation
 
 FLUX = replace(shipped("flux1dev_h100_eager"), devices_per_node=4)  # At 256 px one device is the fastest degree.
+SDXL = shipped("sdxl_h100")  # With batches.
 Decisions = list[tuple[Event, int, tuple[Action, ...]]]
 
 
@@ -39,13 +40,19 @@ class Recording(Controller):
 
 
 def decisions(
-    requests: list[Request], seed: int = 0, jitter: float = 0.0, *, num_devices: int = 12, cancelled: int = 0
+    requests: list[Request],
+    seed: int = 0,
+    jitter: float = 0.0,
+    *,
+    num_devices: int = 12,
+    cancelled: int = 0,
+    table: CostTable = FLUX,
 ) -> Decisions:
     config = ControllerConfig(policy="tilework")
-    recording = Recording(config, FLUX)
+    recording = Recording(config, table)
     sim_config = SimConfig(num_devices=num_devices, seed=seed, jitter=jitter)
     cancels = tuple((one.arrival_ns + NS_PER_S // 9, one.uid) for one in requests[:cancelled])
-    Simulation(config, FLUX, sim_config, make_controller=lambda *_: recording).run(requests, cancels)
+    Simulation(config, table, sim_config, make_controller=lambda *_: recording).run(requests, cancels)
     return recording.decisions
 
 
@@ -86,6 +93,19 @@ def test_a_job_of_which_all_is_committed_may_still_become_wider() -> None:
     with patch.object(NodeAssignment, "_if_committed", lambda _self, _number: None):
         planned = decisions(requests, 1, 0.4, num_devices=2)
     assert decisions(requests, 1, 0.4, num_devices=2) == planned
+
+
+def test_who_was_in_a_batch_with_one_that_only_ends_goes_on() -> None:
+    """The decode of one is the last that is queued on the device, behind the last steps that others shared with it."""
+    requests = [
+        replace(request(str(index), index / 100, side=1024, steps=8 + 2 * index, slo_s=5.0), pipeline="sdxl")
+        for index in range(3)
+    ]
+    with patch.object(NodeAssignment, "_if_committed", lambda _self, _number: None):
+        planned = decisions(requests, num_devices=1, table=SDXL)
+    works = [one.work for _, _, made in planned for one in made if isinstance(one, RunWork)]
+    assert max(len(work.job_ids) for work in works) == 3
+    assert decisions(requests, num_devices=1, table=SDXL) == planned
 
 
 def test_what_a_node_needs_is_the_sum_over_its_jobs_however_these_came() -> None:

@@ -138,7 +138,7 @@ class NodeAssignment:
                 continue
             last = device.works[-1]
             job = self.view.job(last.job_ids[0])
-            if job is None or len(last.job_ids) > 1 or job.works != device.works:
+            if job is None or job.works != device.works or any(len(work.job_ids) > 1 for work in device.works):
                 return None
             if len(last.devices) > 1 or job.last_devices != last.devices:
                 return None
