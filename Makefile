@@ -38,7 +38,7 @@ slow: $(VENV)/dev ## Run the tests that take minutes, in which workers and serve
 	@$(BIN)/python -m pytest $(IN_PARALLEL) -m slow $(ARGS)
 
 test-gpu: $(VENV)/dev ## Run the tests that need a CUDA device
-	@$(BIN)/python -m pytest -m gpu tests/live tests/comm tests/patches/test_stitcher.py $(ARGS)
+	@$(BIN)/python -m pytest -m gpu -rs tests/live tests/comm tests/patches/test_stitcher.py $(ARGS)
 
 lint: $(VENV)/dev ## Check style, format and types
 	@$(BIN)/ruff check .

@@ -6,24 +6,29 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from suite.application import application
-from suite.cases.stitcher import Stitcher
 from suite.gpu.cards import Cards
+from suite.gpu.clips import ClipDecodes
 from suite.gpu.fits import Fits
 from suite.gpu.kernels import Kernels
 from suite.gpu.live import LivePolicies
 from suite.gpu.loads import Loads
 from suite.gpu.mixed import MixedSteps
-from suite.gpu.served import Served
+from suite.gpu.profiled import Profiled
+from suite.gpu.served import Served, ServedFlux
+from suite.gpu.stitcher import Stitching
 
 app = application(
     {
         "served": ("Pictures through the whole stack, against the stock pipeline on the same GPU", Served),
+        "flux": ("FLUX through the whole stack, in many steps and in few, against stock", ServedFlux),
         "mixed": ("Steps of several sizes in one forward pass, against one by one, on a GPU", MixedSteps),
-        "stitcher": ("Normalisation, SiLU and frames of patches in one pass, against several and a copy", Stitcher),
+        "stitcher": ("Normalisation, SiLU and frames of patches in one pass, against several and a copy", Stitching),
         "kernels": ("Kernels that save a pass over memory, beside what is used today", Kernels),
         "fits": ("Plans of memory against what a GPU takes, and what each setup costs a step", Fits),
         "loads": ("Weights from the host's copies to a GPU, against copies from pinned memory", Loads),
         "cards": ("Several cards: exchanges in groups, changes of a request's degree, stops", Cards),
+        "clips": ("Decodes of clips: memory against the plan, and time against stock", ClipDecodes),
+        "profile": ("A cost table of this GPU, with rows of batches", Profiled),
         "live": ("Deadlines kept on one GPU by policy, live and simulated", LivePolicies),
     },
     "bench/gpu/run.py",

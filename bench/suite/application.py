@@ -79,10 +79,6 @@ def _check(cases: Cases, names: Sequence[str], figures: Sequence[str], keeps_rou
 
 def _measure(cases: Cases, name: str, quick: bool, figures: tuple[str, ...], command_line: str) -> Result:
     title, kind = cases[name]
-    case = kind.make(quick)
-    if isinstance(case, Papers) and figures:
-        case = replace(case, figures=figures)
-    assert is_dataclass(case)
     place, start_s = environment(), time.monotonic()
 
     def note(text: str) -> None:
@@ -90,6 +86,10 @@ def _measure(cases: Cases, name: str, quick: bool, figures: tuple[str, ...], com
 
     note("started")
     try:
+        case = kind.make(quick)
+        if isinstance(case, Papers) and figures:
+            case = replace(case, figures=figures)
+        assert is_dataclass(case)
         finding = case.measure(note)
     except CaseFailed as error:
         _err.print(f"[red]error:[/red] {name}: {error}", highlight=False)

@@ -115,7 +115,10 @@ def test_messages_of_nccl_go_in_one_group_on_one_communicator(monkeypatch: pytes
     """Outside of a group of operations torch would make a communicator for each pair of ranks."""
     monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", EmulatedNccl, raising=False)
     monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")
+    cards = list[int]()
+    monkeypatch.setattr(torch.cuda, "set_device", cards.append)
     link = NcclLink(None, 1, 4, 6)  # type: ignore[arg-type]
+    assert cards == [6], "the thread that connects has the first card, unless it says so"
     assert link._backend.calls == [("connect", 1, 4, "0"), ("device", torch.device("cuda", 6))]
     part = NodePart(Node(link), 1, (0, 1, 3))
     gather(part)

@@ -15,6 +15,8 @@ import tiny
 from tilework.core.model import ModelSource
 from tilework.core.packing import Pack
 from tilework.patches.layout import pack
+from tilework.pipelines import serialization
+from tilework.pipelines.cuda.copies import CudaStreams, SideCopies
 from tilework.pipelines.cuda.graphs import CudaRecorder, record_steps
 from tilework.pipelines.draw import begin_steps
 from tilework.pipelines.loading import load
@@ -102,3 +104,40 @@ def test_weights_that_the_device_reads_by_itself_are_the_same_and_stay_registere
             pass
         assert bytes_of(file.mapped).is_pinned()
         assert all(torch.equal(mine.cpu(), weight) for mine, weight in zip(there, weights, strict=True))
+
+
+def test_weights_that_come_beside_what_runs_are_the_same(tmp_path: Path) -> None:
+    device = torch.device("cuda", 0)
+    weights = [torch.randn(4000, 4000) for _ in range(4)]
+    there = [torch.empty(0, device=device) for _ in weights]
+    shared = SharedWeights(tmp_path, SideCopies(CudaStreams(device)))
+    shared.keep("weights", weights)
+    forms = [replace(Form.of(weight), device=device) for weight in weights]
+    assert shared.send("weights", there, forms) is None, "the file is not registered yet"
+    shared.map("weights", there, forms)
+    matrix = torch.randn(4096, 4096, device=device)
+    for _ in range(3):
+        for one in there:
+            one.data = torch.empty(0, device=device)
+        for _ in range(20):
+            matrix @ matrix
+        sending = shared.send("weights", there, forms)
+        assert sending is not None
+        assert len(list(sending.arriving())) > 1
+        assert sending.beside_ns >= 0
+        assert all(torch.equal(mine.cpu(), weight) for mine, weight in zip(there, weights, strict=True))
+
+
+def test_states_by_a_stream_of_their_own_are_the_same(directory: Path) -> None:
+    device = torch.device("cuda", 0)
+    copies = SideCopies(CudaStreams(device))
+    family = load(ModelSource(path=str(directory), device="cuda", dtype="bfloat16"))
+    stays, moved = (tiny.begin(family, tiny.spec()) for _ in range(2))
+    for _ in range(tiny.spec().steps):
+        tiny.iterate(family, stays)
+        tiny.iterate(family, moved)
+        written = serialization.serialize(family.export(moved), copies)
+        back = serialization.deserialize(written, device, copies)
+        values = {"conditioning": moved.conditioning.tensors}
+        moved = family.restore(moved.stage, moved.spec, values, back)
+        assert torch.equal(moved.latents, stays.latents)

@@ -3,94 +3,16 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 import pytest
 import torch
-from torch import Tensor
 
+from lazy_streams import LazyStreams
 from tilework.pipelines import serialization
+from tilework.pipelines.cuda import copies as of_cuda
 from tilework.pipelines.cuda.copies import SideCopies
 
 CPU = torch.device("cpu")
-
-
-@dataclass(eq=False)
-class Event:
-    """A place in the queue of a stream."""
-
-    stream: LazyStream | None = None
-    place: int = 0
-
-    def record(self, stream: LazyStream) -> None:
-        self.stream, self.place = stream, len(stream.queue)
-
-    def synchronize(self) -> None:
-        assert self.stream is not None, "an event that was not recorded is waited for"
-        self.stream.run(self.place)
-
-    def query(self) -> bool:
-        return self.stream is None or self.stream.num_done >= self.place
-
-
-@dataclass(eq=False)
-class LazyStream:
-    """Runs what was queued only as far as somebody waits for it: every wait that is missing is seen."""
-
-    queue: list[Callable[[], object]] = field(default_factory=list)
-    num_done: int = 0
-
-    def wait_event(self, event: Event) -> None:
-        self.queue.append(event.synchronize)
-
-    def run(self, end: int) -> None:
-        while self.num_done < end:
-            self.num_done += 1
-            self.queue[self.num_done - 1]()
-
-    def synchronize(self) -> None:
-        self.run(len(self.queue))
-
-
-class LazyStreams:
-    """A device whose memory is the host's. A copy does not keep what it reads, as on a device."""
-
-    def __init__(self) -> None:
-        self.computing = self._entered = LazyStream()
-        self.side = LazyStream()
-
-    def current(self) -> LazyStream:
-        return self._entered
-
-    def new(self) -> LazyStream:
-        return self.side
-
-    @contextmanager
-    def entered(self, stream: LazyStream) -> Iterator[None]:
-        before, self._entered = self._entered, stream
-        yield
-        self._entered = before
-
-    def event(self) -> Event:
-        return Event()
-
-    def pinned(self, num_bytes: int) -> Tensor:
-        return torch.full((num_bytes,), 7, dtype=torch.uint8)
-
-    def like(self, tensor: Tensor) -> Tensor:
-        return torch.full_like(tensor, 7)
-
-    def copy(self, target: Tensor, source: Tensor) -> None:
-        read = weakref.ref(source)
-
-        def copy() -> None:
-            there = read()
-            assert there is not None, "what is to be copied was let go"
-            target.copy_(there)
-
-        self._entered.queue.append(copy)
 
 
 @pytest.fixture
@@ -137,6 +59,68 @@ def test_what_is_read_stays_until_it_is_copied_and_no_longer(device: LazyStreams
     device.computing.synchronize()
     copies.to_device([torch.ones(1)], CPU)
     assert is_there() is None
+
+
+def test_what_is_sent_holds_up_nobody_until_it_is_waited_for_part_by_part(
+    device: LazyStreams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(of_cuda, "_PART_BYTES", 8)
+    tensors = [torch.full((1,), float(value)) for value in range(3)]
+    there, sending = SideCopies(device).send(tensors)
+    device.computing.queue.append(lambda: None)
+    device.computing.synchronize()
+    assert device.side.num_done == 0, "a run waited for it"
+    arriving = sending.arriving()
+    next(arriving)
+    assert [one.item() for one in there] == [0, 1, 7], "the last one has not come yet"
+    assert not sending.end.query(), "a part is two tensors"
+    assert len(list(arriving)) == 1
+    assert [one.item() for one in there] == [0, 1, 2]
+    assert 0 < sending.beside_ns <= 3e6, "three copies, of a millisecond each"
+
+
+def test_what_is_sent_to_memory_that_is_in_use_waits_for_that(
+    device: LazyStreams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, seen = torch.full((2,), 5.0), list[float]()
+    monkeypatch.setattr(device, "like", lambda _: memory)
+    device.computing.queue.append(lambda: seen.extend(memory.tolist()))
+    _, sending = SideCopies(device).send([torch.ones(2)])
+    sending.end.synchronize()
+    assert seen == [5] * 2
+
+
+def test_what_is_sent_keeps_what_it_reads_and_not_what_it_writes(device: LazyStreams) -> None:
+    copies, read = SideCopies(device), torch.ones(3)
+    there, sending = copies.send([read])
+    del read
+    sending.end.synchronize()
+    written = weakref.ref(there[0])
+    del there, sending
+    assert written() is None, "dropped weights would stay on the device"
+
+
+def test_before_what_was_read_is_let_go_all_copies_are_waited_for(device: LazyStreams) -> None:
+    copies = SideCopies(device)
+    for _ in range(2):
+        copies.send([torch.ones(3)])
+    copies.finish()
+    assert device.side.num_done == len(device.side.queue)
+
+
+def test_without_memory_for_all_nothing_is_sent(device: LazyStreams, monkeypatch: pytest.MonkeyPatch) -> None:
+    rooms = iter([torch.empty(1)])
+
+    def like(_: torch.Tensor) -> torch.Tensor:
+        try:
+            return next(rooms)
+        except StopIteration:
+            raise torch.OutOfMemoryError from None
+
+    monkeypatch.setattr(device, "like", like)
+    with pytest.raises(torch.OutOfMemoryError):
+        SideCopies(device).send([torch.ones(1), torch.ones(1)])
+    assert not device.side.queue
 
 
 def test_a_state_comes_back_bit_for_bit(device: LazyStreams, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,6 +77,21 @@ def test_one_of_two_cards_is_taken(cuda_build: pytest.MonkeyPatch) -> None:
     assert second.free_bytes == 0
 
 
+def test_a_process_that_works_on_a_card_takes_memory_on_no_other(cuda_build: pytest.MonkeyPatch) -> None:
+    tensor, touched = torch.ones, list[str]()
+
+    def ones(*_: Any, device: str) -> Any:
+        touched.append(device)
+        return tensor(1)
+
+    cuda_build.setattr(torch, "ones", ones)
+    cuda_build.setattr(torch.cuda, "current_device", lambda: 1)
+    assert look.look(all_cards=False).cards == (card(),)
+    assert touched == ["cuda:1"]
+    cuda_build.setattr(torch.cuda, "device_count", lambda: 0)
+    assert "CUDA_VISIBLE_DEVICES hides all" in look.look(all_cards=False).reason_against
+
+
 def test_a_device_without_nvml(cuda_build: pytest.MonkeyPatch) -> None:
     cuda_build.setattr(torch.cuda, "_device_count_nvml", lambda: -1)
     found = look.look()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,26 @@ def test_blocks_that_repeat_themselves_are_compiled_for_all_sizes(flux: Path, mo
     monkeypatch.setattr(FluxTransformer2DModel, "_repeated_blocks", [])
     with pytest.raises(UnsupportedModel, match="transformer is to be compiled, and FluxTransformer2DModel names no"):
         load_stock(source)
+
+
+@pytest.mark.slow
+def test_no_size_compiles_anything_anew(flux: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By torch's own front end, which decides that; what it finds is run as it is, since that takes no compiler.
+
+    The first size is not 64x64 here, which has as many tokens as the text: torch takes lengths that are equal at first
+    for always equal, and compiles once more for the next size.
+    """
+    compiling, numbers = torch.compile, list[int]()
+    monkeypatch.setattr(torch, "compile", partial(compiling, backend="eager"))
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    pipeline = load_stock(ModelSource(path=str(flux), compiles=True))
+    for height, width in ((96, 64), (64, 64), (64, 32), (128, 96)):
+        tiny.run_stock(pipeline, tiny.spec(height=height, width=width, steps=2))
+        numbers.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    torch._dynamo.reset()
+    assert numbers[0] > 0
+    assert numbers == [numbers[0]] * len(numbers)
 
 
 @pytest.mark.slow

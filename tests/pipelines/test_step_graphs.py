@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,14 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._pytree import tree_leaves
 
 import tiny
 from tilework.core.model import ModelSource
 from tilework.core.packing import Pack
 from tilework.patches.layout import pack
-from tilework.pipelines.cuda.graphs import StepGraphs, record_steps
+from tilework.pipelines.cuda.graphs import CudaRecorder, StepGraphs, record_steps
 from tilework.pipelines.draw import begin_steps
 from tilework.pipelines.family import Family
 from tilework.pipelines.loading import load
@@ -133,6 +135,61 @@ def test_weights_that_have_moved_are_recorded_anew() -> None:
     recorded.module.weight.data = torch.tensor(5.0)
     assert [recorded(torch.ones(3)).tolist() for _ in range(3)] == [[5.0] * 3] * 3
     assert recorded.recorder.num_records == 2
+
+
+class OfParts(Doubled):
+    """A quantised weight has no memory of its own: its parts have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(TwoTensor(torch.tensor(2.0), torch.tensor(0.0)), requires_grad=False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor]:  # type: ignore[override]
+        return (x * self.weight.a,)
+
+
+def test_quantised_weights_that_have_moved_are_recorded_anew() -> None:
+    recorded = Recorded(module=OfParts())
+    for _ in range(3):
+        recorded(torch.ones(3))
+    weight: Any = recorded.module.weight
+    weight.a.data = torch.tensor(5.0)
+    assert [recorded(torch.ones(3)).tolist() for _ in range(3)] == [[5.0] * 3] * 3
+    assert recorded.recorder.num_records == 2
+
+
+def test_where_recording_fails_the_stream_is_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch does it: its context leaves the stream of the recording current if its end raises an error."""
+    current = ["usual"]
+
+    @contextmanager
+    def entered(stream: str) -> Iterator[None]:
+        before, current[0] = current[0], stream
+        try:
+            yield
+        finally:
+            current[0] = before
+
+    @contextmanager
+    def graph(*_: Any, **__: Any) -> Iterator[None]:
+        current[0] = "of the recording"
+        with suppress(RuntimeError):
+            yield
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+    def failing() -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    for name, value in (
+        ("CUDAGraph", object),
+        ("current_stream", lambda: current[0]),
+        ("stream", entered),
+        ("graph", graph),
+    ):
+        monkeypatch.setattr(torch.cuda, name, value)
+    with pytest.raises(RuntimeError, match="previous error"):
+        CudaRecorder(pool=None).record(failing)
+    assert current == ["usual"]
 
 
 def test_a_kind_that_cannot_be_recorded_stays_eager_and_is_tried_once() -> None:

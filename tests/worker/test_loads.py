@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,17 +33,22 @@ JOB = 1
 class Loading:
     """A worker with a tiny model of which nothing is loaded, and a component of another model that takes 3 blocks."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        files: SharedWeights | None = None,
+        loads_ahead: Callable[[], Sequence[LoadWeights]] = tuple,
+    ) -> None:
         tiny.prepare()
         self.family = StableDiffusion3(tiny.build_sd3(), MODEL, {"max_sequence_length": tiny.TEXT_LENGTH}, "")
         self.spec = tiny.spec()
         self.expected = tiny.pixels(draw(self.family, self.spec))
-        self.weights = Weights(SharedWeights(directory / "weights"))
+        self.weights = Weights(files or SharedWeights(directory / "weights"))
         self.parts = {name: self.weights.add(one, never) for name, one in self.family.modules.items()}
         self.large = Large()
         self.other = self.weights.add(self.large, never)
         models = Models({MODEL: self.family}, self.weights, {MODEL: self.parts})
-        self.bench = WorkerBench(self.family, directory, models=models)
+        self.bench = WorkerBench(self.family, directory, models=models, loads_ahead=loads_ahead)
         self.worker = self.bench.worker
 
     def load(self, load_id: int, stage: str) -> LoadWeights:
@@ -154,12 +159,12 @@ def test_a_load_without_memory_is_tried_again_and_then_ends_the_worker(
 ) -> None:
     loading, failures = rig.weights.loading, 1
 
-    def fails(digest: str, forgets: tuple[str, ...] = ()) -> Iterator[None]:
+    def fails(digest: str, forgets: tuple[str, ...] = ()) -> Generator[None, None, int]:
         nonlocal failures
         failures -= 1
         if failures >= 0:
             raise MemoryError
-        yield from loading(digest, forgets)
+        return (yield from loading(digest, forgets))
 
     monkeypatch.setattr(rig.weights, "loading", fails)
     rig.worker.execute(rig.load_other(1))

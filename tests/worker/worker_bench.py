@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 
 from commands import MODEL
 from tilework.comm.groups import Groups
 from tilework.core.wire.blobs import StateBlob
-from tilework.core.wire.commands import STATES_BYTES, Command, Execute
+from tilework.core.wire.commands import STATES_BYTES, Command, Execute, LoadWeights
 from tilework.core.wire.reports import Ended, Report
 from tilework.pipelines.family import Family
 from tilework.worker.models.loras import WorkerLoras
@@ -29,6 +29,7 @@ class WorkerBench:
         loras: WorkerLoras | None = None,
         states_bytes: int = STATES_BYTES,
         models: Models | None = None,
+        loads_ahead: Callable[[], Sequence[LoadWeights]] = tuple,
     ) -> None:
         self.family = family
         self.works = OpenWorks()
@@ -37,7 +38,9 @@ class WorkerBench:
         self.blobs = StateBlobs(directory, 0)
         models = models or Models({MODEL: family}, loras=loras)
         groups = Groups(0, "")
-        self.worker = Worker(models, self.works, groups, self.blobs, self._emit, states_bytes=states_bytes)
+        self.worker = Worker(
+            models, self.works, groups, self.blobs, self._emit, states_bytes=states_bytes, loads_ahead=loads_ahead
+        )
 
     def run(self, *commands: Command) -> list[Report]:
         """Receive all commands, then execute them; returns the reports that they made."""

@@ -119,7 +119,7 @@ class Fits:
         source = ModelSource(path=folder, device=self.device, dtype=self.dtype, quantize=schemes, **given)
         shape = Shape(self.drawn.side, self.drawn.side)
         plan = Planner.of(str(model_directory(folder))).plan(source, 0, shape)
-        meter = _Meter(torch, self.device)
+        meter = Meter(torch, self.device)
         try:
             pipeline = tilework.reference(folder, device=self.device, dtype=self.dtype, **setup)
         except ModelError as error:
@@ -147,7 +147,7 @@ class Fits:
 
 
 @dataclass(slots=True)
-class _Meter:
+class Meter:
     """What a device has allocated; on a CPU nothing is known of it."""
 
     torch: Any
@@ -193,7 +193,7 @@ class _Run:
     all_bytes: int = 0
     steps_s: list[float] = field(default_factory=list)
 
-    def step(self, meter: _Meter, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def step(self, meter: Meter, forward: Callable[..., Any]) -> Callable[..., Any]:
         calls = 0
 
         def metered(*args: Any, **kwargs: Any) -> Any:
@@ -207,7 +207,7 @@ class _Run:
 
         return metered
 
-    def decode(self, meter: _Meter, decode: Callable[..., Any]) -> Callable[..., Any]:
+    def decode(self, meter: Meter, decode: Callable[..., Any]) -> Callable[..., Any]:
         def metered(*args: Any, **kwargs: Any) -> Any:
             result, self.decode_bytes, _ = meter.run(decode, *args, **kwargs)
             return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm
 
-from suite.case import CaseFailed, Check, Finding, Note, Table
+from suite.case import Check, Finding, Note, Table
 from suite.gpu.models import on_gpu
 from suite.stats import bootstrap, median
 from tilework.core.packing import Size
@@ -27,9 +28,10 @@ Ways = tuple[Callable[[], object], Callable[[], object]]
 class Kernels:
     """Pictures with latents of `sizes` and `latent_channels`, guided, and tokens of four cells and `width`.
 
-    All in bfloat16; `repeats` of `calls` each.
+    All in bfloat16; `repeats` of `calls` each. On a CPU the kernels are interpreted, and nothing is compared.
     """
 
+    device: str = "cuda"
     sizes: tuple[Size, ...] = ((64, 64), (96, 96), (128, 128))
     latent_channels: int = 16
     width: int = 3072
@@ -40,7 +42,7 @@ class Kernels:
     @classmethod
     def make(cls, quick: bool) -> Kernels:
         if not on_gpu():
-            raise CaseFailed("kernels needs a CUDA device; there is none")
+            return cls(device="cpu", sizes=((8, 8), (16, 16)), latent_channels=4, width=16, repeats=1, calls=1)
         return cls(repeats=5) if quick else cls()
 
     @torch.no_grad()
@@ -50,22 +52,26 @@ class Kernels:
             note(name)
             rounds = [(self._seconds(usual), self._seconds(kernel)) for _ in range(1 + self.repeats)][1:]
             ratios = bootstrap([one / other for one, other in rounds], self.seed)
-            checks.append(Check(what=f"{name}: today / kernel", measured=ratios, low=1.0))
+            if self.device == "cuda":
+                checks.append(Check(what=f"{name}: today / kernel", measured=ratios, low=1.0))
             rows.append((name, *(f"{1e6 * median(times):.1f}" for times in zip(*rounds, strict=True))))
         return Finding(
             checks=tuple(checks),
             method=(
                 "Each by torch's operators, as today, and by one kernel of `bench/suite/kernels`, in turns, until the "
-                "device is done. A kernel that passes is to be used; one that does not, to be dropped.",
+                "device is done. A kernel that passes is to be used; one that does not, to be dropped. On a CPU the "
+                "kernels are interpreted: that is a rehearsal.",
             ),
             tables=(Table(title="In µs (median)", columns=("", "today", "kernel"), rows=tuple(rows)),),
-            facts={"device": torch.cuda.get_device_name()},
+            facts={"device": torch.cuda.get_device_name() if self.device == "cuda" else "CPU, interpreted"},
         )
 
     def _ways(self) -> dict[str, Ways]:
+        if self.device == "cpu":
+            os.environ["TRITON_INTERPRET"] = "1"  # Read when the kernels are imported.
         from suite.kernels import candidates
 
-        device, dtype = torch.device("cuda"), torch.bfloat16
+        device, dtype = torch.device(self.device), torch.bfloat16
         csp = pack(self.sizes * _PASSES, 4, device).csp
         pictures = [
             torch.randn(self.latent_channels, *size, device=device, dtype=dtype) for size in self.sizes * _PASSES
@@ -102,9 +108,13 @@ class Kernels:
 
     def _seconds(self, way: Callable[[], object]) -> float:
         """Of one call, of several that follow each other."""
-        torch.cuda.synchronize()
+        self._finish()
         start_s = time.perf_counter()
         for _ in range(self.calls):
             way()
-        torch.cuda.synchronize()
+        self._finish()
         return (time.perf_counter() - start_s) / self.calls
+
+    def _finish(self) -> None:
+        if self.device == "cuda":
+            torch.cuda.synchronize()

@@ -10,8 +10,8 @@ from pathlib import Path
 from suite.case import CaseFailed, Note
 from suite.server import tilework_json
 
-FOLDER = Path(os.environ.get("TILEWORK_BENCH_MODELS", "/dev/shm/tilework-bench"))
-"""Loading from memory leaves the speed of a disk out."""
+FOLDER = Path(os.environ.get("BENCH_MODELS", "/dev/shm/tilework-bench"))
+"""Loading from memory leaves the speed of a disk out. Names that begin with TILEWORK_ are settings of the server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,8 @@ class NcclLink:
     def __init__(self, store: Store, rank: int, size: int, device_id: int) -> None:
         from torch.distributed import ProcessGroupNCCL
 
+        # Each thread has a current card of its own: on the first one this process would take memory for nothing.
+        torch.cuda.set_device(device_id)
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
         options = ProcessGroupNCCL.Options()
         options._timeout = PATIENCE

@@ -49,8 +49,8 @@ class ModelSource:
     with "" for the denoisers.
     `offload` is one of `OFFLOADS`, and `attention`, which is that of a whole process, of `ATTENTIONS`. If it
     `compiles`, blocks of the denoisers that repeat themselves are compiled. With `cuda_graphs` their passes on CUDA are
-    recorded as graphs. With a `copy_stream` states go between a CUDA device and the host by a stream of their own; that
-    is for a whole process, too.
+    recorded as graphs. With a `copy_stream` states and weights go between a CUDA device and the host by a stream of
+    their own; that is for a whole process, too.
     """
 
     path: str

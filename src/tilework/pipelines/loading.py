@@ -148,14 +148,14 @@ def _dtype(source: ModelSource) -> torch.dtype:
 def _device(source: ModelSource) -> torch.device:
     if source.device not in DEVICES:
         raise InvalidSource(f"device is {source.device!r}; choose one of {', '.join(DEVICES)}")
-    if source.device == "cuda" and (reason := (state := look()).reason_against):
+    if source.device == "cuda" and (reason := (state := look(all_cards=False)).reason_against):
         raise InvalidSource(f"device is {source.device!r}, and {reason}; {state.remedy}")
     return torch.device(source.device)
 
 
 def _cards(device: torch.device) -> Sequence[Card]:
     """The card that this process uses, if it uses one."""
-    return look().cards[torch.cuda.current_device() :][:1] if device.type == "cuda" else ()
+    return look(all_cards=False).cards if device.type == "cuda" else ()
 
 
 def _schemes(index: ModelIndex, source: ModelSource) -> dict[str, str]:

@@ -51,6 +51,10 @@ class Budget:
             _data_bytes()
             _glibc("mallopt", _M_MMAP_THRESHOLD, _MAPPED_BYTES)
 
+    @property
+    def is_limited(self) -> bool:
+        return self._memory_bytes is not None
+
     def is_exceeded_by(self, error: Exception) -> bool:
         """Whether `error` reports a lack of memory. With a budget on a CPU, oneDNN's ambiguous message counts, too."""
         limits_cpu = self._memory_bytes is not None and self._device.type == "cpu"

@@ -33,7 +33,7 @@ from tilework.core.wire.commands import (
     StopWork,
 )
 from tilework.core.wire.reports import Loaded, LoadedModel, LoadFailed, Report, Sized
-from tilework.pipelines.cuda.copies import DIRECT, Copies, CudaStreams, SideCopies
+from tilework.pipelines.cuda.copies import DIRECT, CudaStreams, SideCopies
 from tilework.pipelines.errors import InvalidSource
 from tilework.pipelines.family import Family
 from tilework.pipelines.loading import load, load_component, quiet
@@ -47,6 +47,7 @@ from tilework.worker.memory import Budget
 from tilework.worker.models.cell import Cell
 from tilework.worker.models.describe import described
 from tilework.worker.models.loads import WeightsNotLoaded
+from tilework.worker.models.loads_ahead import LoadsAhead
 from tilework.worker.models.loras import WorkerLoras
 from tilework.worker.models.models import Models
 from tilework.worker.models.reader import read_ahead
@@ -91,7 +92,8 @@ def serve(connection: socket.socket, sources: Sequence[Source], site: Site) -> N
         if site.reads:
             _read_for_others(link, site)
             return
-        models, loaded = _load(sources, site, start_ns)
+        copies = _side_copies(source, site.device_id)
+        models, loaded = _load(sources, site, start_ns, copies)
         # A simulated device's memory is simulated by its family.
         budget = Budget(models.device, source.memory_bytes if isinstance(source, ModelSource) else None)
     except Exception as error:
@@ -99,8 +101,18 @@ def serve(connection: socket.socket, sources: Sequence[Source], site: Site) -> N
         return
     link.send(loaded)
     report_readings(models.device, link.send)
-    blobs = StateBlobs(Path(site.blobs), site.device_id, copies=_copies(source, models.device))
-    worker = Worker(models, link.works, groups, blobs, link.send, budget, site.states_bytes, site.cache_bytes)
+    blobs = StateBlobs(Path(site.blobs), site.device_id, copies=copies or DIRECT)
+    worker = Worker(
+        models,
+        link.works,
+        groups,
+        blobs,
+        link.send,
+        budget,
+        states_bytes=site.states_bytes,
+        cache_bytes=site.cache_bytes,
+        loads_ahead=link.loads_ahead.take,
+    )
     try:
         _execute_all(link, worker)
     except WeightsNotLoaded as error:
@@ -116,6 +128,7 @@ def _execute_all(link: _Link, worker: Worker) -> None:
         if isinstance(command, Quit):
             return
         worker.execute(command)
+        link.loads_ahead.executed(command)
 
 
 def _left_skeleton(source: Source, site: Site, start_ns: int) -> Loaded:
@@ -133,9 +146,9 @@ def _read_for_others(link: _Link, site: Site) -> None:
         link.send(read_ahead(command, files))
 
 
-def _load(sources: Sequence[Source], site: Site, start_ns: int) -> tuple[Models, Loaded]:
+def _load(sources: Sequence[Source], site: Site, start_ns: int, copies: SideCopies | None) -> tuple[Models, Loaded]:
     """The models, and the report about them. With `loads_on_demand` each gives its weights away before the next one."""
-    files = SharedWeights(Path(site.blobs) / WEIGHTS)
+    files = SharedWeights(Path(site.blobs) / WEIGHTS, copies)
     weights = Weights(files, _cell(site)) if site.loads_on_demand else None
     loras = WorkerLoras(on_demand=weights is not None)
     families: dict[str, Family] = {}
@@ -217,9 +230,15 @@ def _location(source: Source) -> str:
     return source.pipeline if isinstance(source, SimulatedSource) else source.path
 
 
-def _copies(source: Source, device: torch.device) -> Copies:
-    is_asked_for = isinstance(source, ModelSource) and source.copy_stream
-    return SideCopies(CudaStreams(device)) if is_asked_for and device.type == "cuda" else DIRECT
+def _side_copies(source: Source, device_id: int) -> SideCopies | None:
+    """Copies by a stream of their own, if they are asked for on a device that has streams."""
+    is_asked_for = isinstance(source, ModelSource) and source.copy_stream and source.device == "cuda"
+    return SideCopies(CudaStreams(torch.device("cuda", device_id))) if is_asked_for and _has_cuda() else None
+
+
+def _has_cuda() -> bool:
+    """Whether CUDA can be used. If it cannot, `load` says so."""
+    return torch.cuda.is_available()
 
 
 def _device_name(source: Source, device_id: int) -> str:
@@ -232,7 +251,7 @@ def _device_name(source: Source, device_id: int) -> str:
 def _prepare(source: Source, device_id: int) -> None:
     quiet()
     pin_numerics(source.threads, source.attention if isinstance(source, ModelSource) else ATTENTIONS[0])
-    if source.device == "cuda" and torch.cuda.is_available():  # If it is not, `load` says so.
+    if source.device == "cuda" and _has_cuda():
         torch.cuda.set_device(device_id)
 
 
@@ -243,6 +262,7 @@ class _Link:
         self._groups = groups
         self.queue: SimpleQueue[Command] = SimpleQueue()
         self.works = OpenWorks()
+        self.loads_ahead = LoadsAhead()
         self._connection, self._sending = connection, Lock()
         Thread(target=self._receive, name="receiver", daemon=True).start()
 
@@ -273,9 +293,13 @@ class _Link:
                 self._groups.break_off(command.group_id)
             case Execute():
                 self.works.open(command.work_id, dict(command.members), command.revoked)
-                self.queue.put(command)
+                self._queue_up(command)
             case StartOver():
                 self.works.stop_all()
-                self.queue.put(command)
+                self._queue_up(command)
             case _:
-                self.queue.put(command)
+                self._queue_up(command)
+
+    def _queue_up(self, command: Command) -> None:
+        self.loads_ahead.receive(command)
+        self.queue.put(command)

@@ -64,7 +64,7 @@ class Steps:
             job.job_id: Previews(work_id, job.job_id, job.job, _every(job, self._leads), emit) for job in jobs
         }
 
-    def run(self, most: int) -> int:
+    def run(self, most: int, before_each: Callable[[], None] = lambda: None) -> int:
         """Run up to `most` steps; returns how many were done, which is fewer after a stop.
 
         Raises:
@@ -73,6 +73,7 @@ class Steps:
         begun = [(job, self._begun(job.job)) for job in self._jobs]
         parallel = self._family.parallel
         for steps_done in count(1):
+            before_each()
             with synchronized([job.job for job, _ in begun], self._family.device, self._comm):
                 self._step(begun)
             if steps_done == most:

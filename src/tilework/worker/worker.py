@@ -59,12 +59,13 @@ class Worker:
     """Executes one command after another, and reports through `emit` how each work ended.
 
     `works` holds the works that were received; `execute` closes those that it ends. Weights are loaded block by block
-    (`load_block`), and a work waits only for those that its stage needs. A work of a group runs in
-    lockstep with the other ranks; rank 0 decides when to stop. An error in a work is contained: the work answers
-    `Failed`, its jobs are lost here, and their later works fail; in a group the work of the other ranks breaks off. A
-    group that breaks leaves each rank's state intact. So does a work that needs more memory than `budget` allows: it
-    frees its memory and reports how many steps were done. Jobs without a received work keep `states_bytes` at most (see
-    `jobs`); what the steps of jobs with a cache leave for later ones is `cache_bytes` at most.
+    (`load_block`), and a work waits only for those that its stage needs; those of `loads_ahead`, for which there is
+    room already, may begin beside its steps. A work of a group runs in lockstep with the other ranks; rank 0 decides
+    when to stop. An error in a work is contained: the work answers `Failed`, its jobs are lost here, and their later
+    works fail; in a group the work of the other ranks breaks off. A group that breaks leaves each rank's state intact.
+    So does a work that needs more memory than `budget` allows: it frees its memory and reports how many steps were
+    done. Jobs without a received work keep `states_bytes` at most (see `jobs`); what the steps of jobs with a cache
+    leave for later ones is `cache_bytes` at most.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Worker:
         budget: Budget | None = None,
         states_bytes: int = STATES_BYTES,
         cache_bytes: int = CACHE_BYTES,
+        loads_ahead: Callable[[], Sequence[LoadWeights]] = tuple,
     ) -> None:
         self._models = models
         self._works = works
@@ -88,7 +90,7 @@ class Worker:
         self._cache = PatchCache(cache_bytes)
         self._num_returns = 0
         self.kept = KeptStates(0, 0, 0)  # As of the latest time that it was bounded.
-        self._loads = Loads(models, self._budget, emit)
+        self._loads, self._loads_ahead = Loads(models, self._budget, emit), loads_ahead
         self._absent: tuple[Absent, ...] = ()  # The jobs that have no part in the running work.
 
     @property
@@ -159,6 +161,12 @@ class Worker:
         needed = () if stage is None else self._models.needed(model, stage)
         while not is_stopped() and self._loads.load_block(needed):
             pass
+
+    def _begin_loads(self) -> None:
+        """Begin loads that come after the running work, beside it. If its memory is limited, they count as its."""
+        if not self._budget.is_limited:
+            for command in self._loads_ahead():
+                self._loads.begin(command)
 
     def _await_all_weights(self) -> None:
         while self._loads.load_block():
@@ -338,7 +346,7 @@ class Worker:
         steps = Steps(family, check.present, command.work_id, comm, self._works, self._emit, self._cache)
         try:
             with self._budget.hold():
-                steps_done = steps.run(most)
+                steps_done = steps.run(most, self._begin_loads)
         finally:
             family.parallel.leave()
         end_ns = self._now_ns()

@@ -56,7 +56,7 @@ CopyStream = Annotated[
     bool,
     typer.Option(
         "--copy-stream",
-        help="On CUDA, copy states between the GPU and the host by a stream of their own, through pinned memory.",
+        help="On CUDA, copy states and weights by a stream of their own, beside what runs; not tried on a GPU yet.",
     ),
 ]
 ProfilesFile = Annotated[

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+_PART_BYTES = 64 << 20
+"""What is waited for at once: some milliseconds."""
+
+Pairs = Sequence[tuple[Tensor, Tensor]]
+"""Targets, and what is copied to them."""
+
 
 class Streams(Protocol):
-    """What a device has of streams, events and pinned memory. Streams and events are as those of `torch.cuda`."""
+    """What a device has of streams, events with times and pinned memory; the former are as those of `torch.cuda`."""
 
     def current(self) -> Any: ...
     def new(self) -> Any: ...
@@ -46,7 +53,7 @@ class CudaStreams:
         return torch.cuda.stream(stream)
 
     def event(self) -> Any:
-        return torch.cuda.Event()  # type: ignore[no-untyped-call]
+        return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
     def pinned(self, num_bytes: int) -> Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
@@ -88,42 +95,103 @@ class DirectCopies:
 DIRECT = DirectCopies()
 
 
+@dataclass(slots=True, eq=False)
+class Sending:
+    """Copies that may be under way, in parts, by the events at their beginning and at the end of each part.
+
+    What they `read` is kept here. What they write must stay, and may not be used, until they are waited for.
+    """
+
+    begin: Any
+    ends: Sequence[Any]
+    read: Sequence[Tensor]
+    _waited_ns: int = field(default=0, init=False)
+
+    @property
+    def end(self) -> Any:
+        return self.ends[-1]
+
+    def arriving(self) -> Iterator[None]:
+        """Let the host wait for a part after each `next`."""
+        for end in self.ends:
+            start_ns = time.monotonic_ns()
+            end.synchronize()
+            self._waited_ns += time.monotonic_ns() - start_ns
+            yield
+
+    @property
+    def beside_ns(self) -> int:
+        """Of copies that have been waited for: how long they took while the host did not wait."""
+        return max(0, int(1e6 * self.begin.elapsed_time(self.end)) - self._waited_ns)
+
+
 class SideCopies:
-    """All of a state at once, by a stream of its own.
+    """Copies by a stream of their own: all of a state at once, and weights beside what runs.
 
     The stream begins when the current one has done what was queued before: it may be computing what is to be copied, or
-    still be using what lay in the memory that is copied to. Of copies to the device the current stream waits for the
-    end, the host does not; so what is read must stay until then.
+    still be using what lay in the memory that is copied to. The memory is that of the current stream, to which it goes
+    back; so that one must not go on with it before the copies have ended.
     """
 
     def __init__(self, streams: Streams) -> None:
         self._streams, self._side = streams, streams.new()
-        self._read: list[tuple[Any, Sequence[Tensor]]] = []
-        """Of copies to the device that may be under way: their ends, and what they read."""
+        self._under_way: list[Sending] = []
+        """Copies to the device that may be."""
 
     def room(self, num_bytes: int) -> Tensor:
         return self._streams.pinned(num_bytes)
 
     def to_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         copies = [self.room(one.nbytes).view(one.dtype).view(one.shape) for one in tensors]
-        self._copy(zip(copies, tensors, strict=True)).synchronize()
+        self._copy(list(zip(copies, tensors, strict=True))).end.synchronize()
         return copies
 
     def to_device(self, tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-        self._read = [(end, read) for end, read in self._read if not end.query()]
-        copies = [self._streams.like(one) for one in tensors]
-        end = self._copy(zip(copies, tensors, strict=True))
-        self._streams.current().wait_event(end)
-        self._read.append((end, tensors))
+        copies, sending = self.send(tensors)
+        self._streams.current().wait_event(sending.end)
         return copies
 
-    def _copy(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> Any:
-        """Queue copies; returns the event of their end."""
-        begin, end = self._streams.event(), self._streams.event()
-        begin.record(self._streams.current())
-        self._side.wait_event(begin)
+    def send(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], Sending]:
+        """Begin to copy tensors of the host to the device. Neither the host nor the current stream waits for it.
+
+        If there is no memory for all of them, none is copied.
+        """
+        self._under_way = [one for one in self._under_way if not one.end.query()]
+        copies = [self._streams.like(one) for one in tensors]
+        sending = self._copy(list(zip(copies, tensors, strict=True)))
+        self._under_way.append(sending)
+        return copies, sending
+
+    def finish(self) -> None:
+        """Let the host wait for all copies to the device: what they read may be let go then."""
+        for one in self._under_way:
+            one.end.synchronize()
+        self._under_way.clear()
+
+    def _copy(self, pairs: Pairs) -> Sending:
+        reached, begin = self._streams.event(), self._streams.event()
+        reached.record(self._streams.current())
+        self._side.wait_event(reached)
+        begin.record(self._side)
+        ends = []
         with self._streams.entered(self._side):
-            for target, source in pairs:
-                self._streams.copy(target, source)
-        end.record(self._side)
-        return end
+            for part in _parts(pairs):
+                for target, source in part:
+                    self._streams.copy(target, source)
+                end = self._streams.event()
+                end.record(self._side)
+                ends.append(end)
+        return Sending(begin, ends, [source for _, source in pairs])
+
+
+def _parts(pairs: Pairs) -> list[Pairs]:
+    """Pairs in their order, in parts of at least `_PART_BYTES` but for the last one; at least one part."""
+    parts: list[list[tuple[Tensor, Tensor]]] = [[]]
+    num_bytes = 0
+    for pair in pairs:
+        if num_bytes >= _PART_BYTES:
+            parts.append([])
+            num_bytes = 0
+        parts[-1].append(pair)
+        num_bytes += pair[1].nbytes
+    return list(parts)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from tilework.pipelines.components import is_denoiser
+from tilework.pipelines.components import is_denoiser, weights_of
 from tilework.pipelines.family import Family
 
 _log = logging.getLogger(__name__)
@@ -41,8 +41,12 @@ class CudaRecorder:
 
     def record(self, call: Callable[[], Any]) -> tuple[Callable[[], object], Any]:
         graph = torch.cuda.CUDAGraph()
-        # Other threads may use the device meanwhile, for previews or files.
-        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+        # Other threads may use the device meanwhile, for previews or files. Where recording fails, torch's own context
+        # leaves its stream current: the outer one brings back what was.
+        with (
+            torch.cuda.stream(torch.cuda.current_stream()),
+            torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"),
+        ):
             result = call()
         return graph.replay, result
 
@@ -90,7 +94,7 @@ class StepGraphs:
     def install(self) -> StepGraphs:
         """Answer calls of the module from now on."""
         self._stock = self.module.forward
-        self._weights = (*self.module.parameters(), *self.module.buffers())
+        self._weights = tuple(weights_of(self.module))  # A quantised one has no address, its parts have.
 
         @functools.wraps(self._stock)  # Pipelines look at what it accepts.
         def forward(*args: Any, **kwargs: Any) -> Any:

@@ -36,14 +36,20 @@ def cuda_state() -> CudaState:
     return CudaState.from_json(json.loads(done.stdout))
 
 
-def look(*, tries_attentions: bool = False) -> CudaState:
-    """What CUDA is like here; this process uses it from now on. What kernels of attention cards have takes a second."""
+def look(*, all_cards: bool = True, tries_attentions: bool = False) -> CudaState:
+    """What CUDA is like here; this process uses it from now on. What kernels of attention cards have takes a second.
+
+    A process takes memory on each card that it looks at, for as long as it lives: half a gigabyte on an H100. One that
+    is to work on a card looks at that alone, which is its current one, instead of at `all_cards`.
+    """
     state = CudaState(torch=str(torch.__version__), built_for=torch.version.cuda, driver=driver())
     if state.built_for is None:
         return state
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]  # Says what is wrong; `is_available` only that something is.
-        cards = tuple(_card(index, tries_attentions) for index in range(torch.cuda.device_count()))
+        everything = range(torch.cuda.device_count())
+        indices = everything if all_cards or not everything else (torch.cuda.current_device(),)
+        cards = tuple(_card(index, tries_attentions) for index in indices)
     except (RuntimeError, AssertionError) as problem:
         return _with(state, _first_line(problem))
     return CudaState(

@@ -34,7 +34,9 @@ class Loads:
     """Loads in the order in which they came, a block at a time; what a work waits for goes before the others.
 
     Memory suffices whenever a block is loaded: what makes room for a load was dropped before it came, and works that
-    are begun meanwhile were planned with all of it. Loads are answered through `emit`.
+    are begun meanwhile were planned with all of it. So what a device can copy beside works may begin before its turn.
+    Loads are answered through `emit`, with the time that they took, also beside works: it is what a load takes that
+    has to be waited for.
     """
 
     def __init__(self, models: Models, budget: Budget, emit: Callable[[WeightsLoaded], None]) -> None:
@@ -42,12 +44,22 @@ class Loads:
         self._budget = budget
         self._emit = emit
         self._loads: list[_Load] = []
-        self._begun: dict[str, Generator[None]] = {}  # By component.
+        self._begun: dict[str, Generator[None, None, int]] = {}  # By component.
         self._drops_ns = 0  # To make room for the next load.
 
     def add(self, command: LoadWeights) -> None:
         self._loads.append(_Load(command, list(command.components), self._drops_ns))
         self._drops_ns = 0
+        self.begin(command)
+
+    def begin(self, command: LoadWeights) -> None:
+        """Begin what the device can copy beside works, of a load that has been added or will be."""
+        try:
+            for digest in command.components:
+                if digest not in self._begun:
+                    self._models.begin_load(digest)
+        except Exception as error:  # It will be loaded block by block, which gives memory back, or ends the worker.
+            _log.warning("a component does not come beside works: %s: %s", type(error).__name__, error)
 
     def drop(self, components: Collection[str]) -> None:
         """Give back the memory of components on the device; what is still to be loaded of them never is."""
@@ -71,16 +83,17 @@ class Loads:
             for digest in load.left:
                 if wanted is None or digest in wanted:
                     start_ns = time.monotonic_ns()
-                    is_there = self._advance(digest, load.command)
+                    beside_ns = self._advance(digest, load.command)
                     synchronize(self._models.device)
                     load.run_ns += time.monotonic_ns() - start_ns
-                    if is_there:
+                    if beside_ns is not None:
+                        load.run_ns += beside_ns
                         self._take(load, digest)
                     return True
         return False
 
-    def _advance(self, digest: str, command: LoadWeights) -> bool:
-        """Load a block; returns whether it was the last one."""
+    def _advance(self, digest: str, command: LoadWeights) -> int | None:
+        """Load a block; if it was the last one, returns the time for which the component came beside works."""
         try:
             try:
                 return self._next(digest, command)
@@ -94,14 +107,14 @@ class Loads:
             _log.exception("weights could not be loaded")
             raise WeightsNotLoaded(f"weights could not be loaded: {type(error).__name__}: {error}") from error
 
-    def _next(self, digest: str, command: LoadWeights) -> bool:
+    def _next(self, digest: str, command: LoadWeights) -> int | None:
         blocks = self._begun.setdefault(digest, self._models.loading(digest, command.forgets))
         try:
             next(blocks)
-        except StopIteration:
+        except StopIteration as end:
             del self._begun[digest]
-            return True
-        return False
+            return int(end.value)
+        return None
 
     def _take(self, load: _Load, digest: str) -> None:
         """Take a component out of a load, which may end it."""

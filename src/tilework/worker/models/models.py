@@ -150,15 +150,22 @@ class Models:
             for _ in self.loading(digest):
                 pass
 
-    def loading(self, digest: str, forgets: Sequence[str] = ()) -> Generator[None]:
+    def begin_load(self, digest: str) -> None:
+        """Begin to bring a component to the device beside what runs there, if that can be: `loading` waits for it."""
+        if self._weights is not None:
+            self._weights.begin(digest)
+
+    def loading(self, digest: str, forgets: Sequence[str] = ()) -> Generator[None, None, int]:
         """Bring a component to the device, a block after each `next`: it is there when the iterator has ended.
 
-        For want of room the host forgets `forgets` first.
+        For want of room the host forgets `forgets` first. Returns the nanoseconds for which it came beside what ran.
         """
-        if self._weights is not None:
-            yield from self._weights.loading(digest, forgets)
-            with self._shaped():
-                self._loras.load((digest,))
+        if self._weights is None:
+            return 0
+        beside_ns = yield from self._weights.loading(digest, forgets)
+        with self._shaped():
+            self._loras.load((digest,))
+        return beside_ns
 
     def _shaped(self) -> AbstractContextManager[None]:
         """While entered, LoRAs can be read: their weights must fit those of the model."""

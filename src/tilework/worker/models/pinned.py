@@ -50,6 +50,8 @@ class PinnedFiles:
 
     register: Register = register
     unregister: Callable[[int], None] = unregister
+    wait: Callable[[], None] = lambda: None
+    """Returns when the device reads none of them any more; called before one is let go."""
     _mapped: dict[Path, tuple[int, mmap.mmap]] = field(default_factory=dict)
     """Inode and mapping by path."""
     _has_failed: bool = False
@@ -74,9 +76,16 @@ class PinnedFiles:
             _log.warning("the device cannot read the host's copies of weights by itself, so that loads are slow")
         return mapped
 
+    def known(self, path: Path) -> mmap.mmap | None:
+        """The contents of a file that the device reads by itself already."""
+        self._forget_removed()
+        known = self._mapped.get(path)
+        return None if known is None else known[1]
+
     def _forget_removed(self) -> None:
         for path, (inode, mapped) in list(self._mapped.items()):
             if not path.exists() or path.stat().st_ino != inode:
+                self.wait()
                 del self._mapped[path]
                 self.unregister(_address(mapped))
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from tilework.core.component import ALIGNMENT, Component
 from tilework.pipelines.components import weights_of
+from tilework.pipelines.cuda.copies import Sending, SideCopies
 from tilework.worker.models.pinned import PinnedFiles, bytes_of
 
 _log = logging.getLogger(__name__)
@@ -44,11 +45,16 @@ class SharedWeights:
     The first worker that loads a component writes its file; the others wait for it, map the file as well, and let their
     own copy go. The mapping is private: a worker that changed a weight would change it for itself. Workers that are
     killed leave at most an incomplete file, which is not used. Who owns the directory removes the files.
+
+    A device reads files that are `pinned` by itself, with `copies` beside what runs there.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, copies: SideCopies | None = None, pinned: PinnedFiles | None = None) -> None:
         self._directory = directory
-        self._pinned = PinnedFiles()
+        self._copies = copies
+        self._pinned = pinned or PinnedFiles()
+        if copies is not None:
+            self._pinned.wait = copies.finish
 
     def share(self, module: nn.Module) -> str | None:
         """Let the weights of a module lie in the file; returns its name. None if there is no room for it.
@@ -143,6 +149,21 @@ class SharedWeights:
         with suppress(FileNotFoundError):  # Another worker may have needed the room since.
             os.utime(path)
         return WeightsFile(mapped, offsets, forms)
+
+    def send(self, name: str, tensors: Sequence[Tensor], forms: Sequence[Form]) -> Sending | None:
+        """Begin to bring weights of these forms, whose memory was given back, to their device, beside what runs there.
+
+        None if that cannot be: there are no copies beside runs, or the device does not read the file by itself yet,
+        since to let it takes longer than the copy, and the host would wait for that.
+        """
+        mapped = None if self._copies is None else self._pinned.known(self._directory / name)
+        if self._copies is None or mapped is None:
+            return None
+        file = WeightsFile(mapped, laid_out(forms)[0], forms)
+        there, sending = self._copies.send([file.weight(index) for index in range(len(forms))])
+        for tensor, copy in zip(tensors, there, strict=True):
+            tensor.data = copy
+        return sending
 
     def _write(self, path: Path, tensors: Sequence[Tensor]) -> None:
         """Write the file under another name, and rename it when it is complete. Raises NoRoom, OSError."""

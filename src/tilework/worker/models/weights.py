@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from tilework.core.component import Component
 from tilework.pipelines.components import weights_of
+from tilework.pipelines.cuda.copies import Sending
 from tilework.worker.models.cell import Cell, SplitModule, component_in
 from tilework.worker.models.shared_weights import Form, SharedWeights, WeightsFile, digest_of
 
@@ -57,12 +58,13 @@ class _Module:
 class _Known:
     """A component, and the modules that have it: one of each model with this component.
 
-    In a cell `pieces` are this device's of its blocks.
+    In a cell `pieces` are this device's of its blocks. The weights of the first module may be under way, as `sending`.
     """
 
     component: Component
     modules: list[_Module] = field(default_factory=list)
     pieces: list[Tensor] = field(default_factory=list)
+    sending: Sending | None = None
     is_here: bool = False
 
 
@@ -130,33 +132,52 @@ class Weights:
     def has(self, digests: Collection[str]) -> bool:
         return all(self._known[digest].is_here for digest in digests)
 
-    def loading(self, digest: str, forgets: Sequence[str] = ()) -> Generator[None]:
+    def begin(self, digest: str) -> None:
+        """Begin to bring a component to the device beside what runs there, if that can be: `loading` waits for it."""
+        known = self._known.get(digest)
+        if known is None or known.is_here or known.sending is not None or self.cell is not None:
+            return
+        first = known.modules[0]
+        known.sending = self._files.send(digest, first.weights, first.forms)
+
+    def loading(self, digest: str, forgets: Sequence[str] = ()) -> Generator[None, None, int]:
         """Bring a component to the device, a block after each `next`; it is there when the iterator has ended.
 
         One of no model here takes no block. What must be read from the disk is one block; where its file has no room,
         those of `forgets` are removed first. While another process reads it, a block is a short wait. If reading raises
-        an error, or the iterator is closed before its end, nothing of it is there.
+        an error, or the iterator is closed before its end, nothing of it is there. Returns the nanoseconds for which it
+        came beside what ran.
         """
         known = self._known.get(digest)
         if known is None or known.is_here:
-            return
+            return 0
+        sending = known.sending
         try:
-            yield from self._bring(known, forgets)
+            yield from self._bring(known, forgets) if sending is None else sending.arriving()
         except BaseException:
             self.drop((digest,))
             raise
+        known.sending = None
+        first, *others = known.modules
+        for other in others:
+            _share(first, other)
+        known.is_here = True
+        return 0 if sending is None else sending.beside_ns
 
     def drop(self, digests: Collection[str]) -> None:
         """Give back the memory of components on the device."""
         for digest in filter(self._known.__contains__, digests):
             known = self._known[digest]
+            if known.sending is not None:  # What it writes would be given away.
+                known.sending.end.synchronize()
+                known.sending = None
             known.is_here = False
             known.pieces.clear()
             for module in known.modules:
                 _empty(module)
 
     def _bring(self, known: _Known, forgets: Sequence[str]) -> Iterator[None]:
-        first, *others = known.modules
+        first = known.modules[0]
         file = self._open(known, first)
         is_read = False
         while file is None and not is_read:
@@ -170,9 +191,6 @@ class Weights:
             yield from file.bring(first.weights)
         elif file is not None and first.split is not None:
             yield from first.split.bring(file.weight, known.pieces)
-        for other in others:
-            _share(first, other)
-        known.is_here = True
 
     def _read(self, known: _Known, module: _Module, forgets: Sequence[str]) -> WeightsFile | None:
         """Read a component; returns its file, None if there is no room for one: then the module has its weights."""

@@ -1,0 +1,54 @@
+"""Loads that may begin before their turn, while works that come before them run."""
+
+from __future__ import annotations
+
+from collections import deque
+from threading import Lock
+
+from tilework.core.wire.commands import (
+    CloseGroup,
+    Command,
+    EnterNode,
+    Execute,
+    Forget,
+    ImportState,
+    LoadWeights,
+    NoteSaved,
+)
+
+_CHANGES_NOTHING = (Execute, ImportState, Forget, NoteSaved, EnterNode, CloseGroup, LoadWeights)
+
+
+class LoadsAhead:
+    """Loads that were received and have not had their turn, as far as nothing in the queue before them changes weights.
+
+    So the device has room for them already: what makes room for a load is dropped by a command before it. `receive` is
+    called by the thread that receives, in the order of the queue; the rest by the one that executes.
+    """
+
+    def __init__(self) -> None:
+        self._loads: deque[LoadWeights] = deque()
+        self._num_changes = 0  # In the queue.
+        self._lock = Lock()
+
+    def receive(self, command: Command) -> None:
+        with self._lock:
+            if not isinstance(command, _CHANGES_NOTHING):
+                self._num_changes += 1
+            elif isinstance(command, LoadWeights) and not self._num_changes:
+                self._loads.append(command)
+
+    def executed(self, command: Command) -> None:
+        """Take note that a command has had its turn."""
+        with self._lock:
+            if not isinstance(command, _CHANGES_NOTHING):
+                self._num_changes -= 1
+            elif self._loads and self._loads[0] is command:
+                self._loads.popleft()
+
+    def take(self) -> list[LoadWeights]:
+        """The loads that may begin, each once."""
+        with self._lock:
+            taken = list(self._loads)
+            self._loads.clear()
+        return taken
