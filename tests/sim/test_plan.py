@@ -49,6 +49,13 @@ def test_all_on_time_still_has_a_width() -> None:
     assert 0.95 < share.low < 0.98
 
 
+def test_a_share_is_inside_its_interval_whatever_is_rounded() -> None:
+    for num in range(1, 400):
+        for num_on_time in (0, 1, num - 1, num):
+            share = share_of([Block(num, num_on_time)] * 3)
+            assert share.low <= share.value <= share.high
+
+
 def test_misses_that_come_together_say_less() -> None:
     spread, together = share_of([Block(20, 18)] * 10), share_of([*[Block(20, 20)] * 9, Block(20, 0)])
     assert spread.value == together.value == 0.9

@@ -12,7 +12,7 @@ from tilework.cli.plan.answer import Answer
 from tilework.cli.plan.use import uses_of
 from tilework.report.words import counted_devices
 from tilework.sim.plan.error import PlanError
-from tilework.sim.plan.mix import Purchase
+from tilework.sim.plan.mix import Purchase, unknown_pipelines
 from tilework.sim.plan.search import Point, Sized
 from tilework.sim.plan.stages import Partition, StagePlan
 
@@ -123,11 +123,17 @@ def _table(title: str) -> Table:
 
 
 def _notes(answer: Answer) -> Iterator[str]:
+    asked = answer.asked
+    for name in asked.question.tables:
+        if name not in asked.serving:
+            lacks = ", ".join(unknown_pipelines(asked.requests, asked.question.tables[name]))
+            yield f"{name} has no costs of {lacks}, so that it cannot serve all."
     if answer.no_stages:
         yield f"stages: {answer.no_stages}."
     if not any(one.points for one in answer.alone):
         return
-    yield "meets: the whole interval is at the target or above; misses: below it; unsure: neither, for good."
+    yield "meets: the whole interval is at the target or above; misses: below it."
+    yield "unsure: neither, and more samples are not expected to put it above."
     yield "≤: ended early, and the rest counts as on time; open: not tried further, since another number decides."
     for one in answer.alone:
         if one.in_the_mean is not None and one.in_the_mean != one.fewest:

@@ -79,4 +79,4 @@ def _wilson(value: float, num: float, quantile: float) -> tuple[float, float]:
     square = quantile**2
     middle = (value + square / (2 * num)) / (1 + square / num)
     half = quantile * math.sqrt(value * (1 - value) / num + square / (4 * num**2)) / (1 + square / num)
-    return max(0.0, middle - half), min(1.0, middle + half)
+    return max(0.0, min(value, middle - half)), min(1.0, max(value, middle + half))  # Rounding may put value outside.
