@@ -35,6 +35,7 @@ def draw_growth(
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(7.2, 4.2), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
@@ -69,7 +70,7 @@ def draw_growth(
     has_most = any(one.is_most for points in curves.values() for one in points)
     label = "devices (open triangle: at most this share)" if has_most else "devices"
     axes.set_xlabel(label, fontsize=9, color=FAINT)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel("requests on time", fontsize=9)
     axes.yaxis.set_major_formatter("{x:.0%}")
     axes.set_ylim(max(0.0, min(one.low for points in curves.values() for one in points) - 0.02), 1.01)
