@@ -82,11 +82,8 @@ def command(
     question = asked(wanted, quiet=json)
     with user_errors(UnknownCost), _steps(json, show_progress) as on_step:
         answer = answered(question, extent, on_step)
-    if png is not None and any(one.points for one in answer.alone):
-        with user_errors(OSError):
-            _draw(png, answer)
-    elif png is not None:
-        console.print(f"{png} is not drawn: nothing was simulated", markup=False, highlight=False, soft_wrap=True)
+    if png is not None:
+        _draw(png, answer)
     if json:
         print_json(document_of(answer))
     else:
@@ -116,6 +113,10 @@ def _steps(quiet: bool, for_programs: bool) -> Iterator[OnStep]:
 
 
 def _draw(path: Path, answer: Answer) -> None:
+    """Draw the curves, if anything was simulated. Raises UserError."""
+    if not any(one.points for one in answer.alone):
+        console.print(f"{path} is not drawn: nothing was simulated", markup=False, highlight=False, soft_wrap=True)
+        return
     curves = {
         one.sizing.hardware: [
             GrowthPoint(
@@ -131,6 +132,6 @@ def _draw(path: Path, answer: Answer) -> None:
         if one.points
     }
     chosen = {one.sizing.hardware: one.fewest for one in answer.alone if one.fewest is not None}
-    draw_growth(
-        path, curves, target=answer.asked.question.target, chosen=chosen, title=f"{answer.asked.name}, simulated"
-    )
+    title = f"{answer.asked.name}, simulated"
+    with user_errors(OSError):
+        draw_growth(path, curves, target=answer.asked.question.target, chosen=chosen, title=title)
