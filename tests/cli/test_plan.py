@@ -82,6 +82,19 @@ def test_a_server_asks_what_the_command_understands(folder: Path) -> None:
     assert [one["simulations"] for one in progress] == list(range(1, document["simulations"] + 1))
 
 
+@pytest.mark.usefixtures("plain_output")
+def test_what_cannot_be_answered_is_told_beside_the_answer(folder: Path) -> None:
+    arguments = ["--workload", folder / REQUESTS, "--hardware", folder / COSTS, "--processes", "1", "--samples", "2"]
+    undivided = invoke("plan", *arguments, "--target", "0.8", "--stages", "--most", "2").stdout
+    assert "80.0% on time: not with 2 devices; give more with --most" in undivided
+    assert "stages: no number of devices is enough" in undivided
+    write_workload(folder / REQUESTS, [line(place, slo_s=0.1) for place in range(40)])
+    late = invoke("plan", *arguments, "--target", "0.8", "--plot", folder / "plan.png")
+    assert "out of reach, since 100.0% of the requests would be late even alone" in late.stdout
+    assert "plan.png is not drawn: nothing was simulated" in " ".join(late.stderr.split())
+    assert not (folder / "plan.png").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -92,12 +105,21 @@ def test_a_server_asks_what_the_command_understands(folder: Path) -> None:
         (["--policy", "edff"], "policy 'edff' does not exist; did you mean"),
         (["--policy", "deadline-belady"], "only a simulation can run it"),
         (["--served", "4"], "--served is '4'; give the devices and the requests on time, such as 8,412"),
-        (["--hardware", "other.json"], "other.json"),
+        (["--hardware", "other.json"], "--hardware other.json: [Errno 2] No such file"),
+        (["--hardware", "other.json"], "`tilework cost list` names those that ship"),
+        (["--hardware", "COSTS"], "is given twice; leave one out"),
+        (["--target", "95"], "--target is 95; give a share of the deadlines from 0.01 to 0.999, such as 0.95"),
+        (["--target", "nan"], "--target is nan"),
+        (["--target", "0.999"], "40 requests with a deadline are too few to show 99.9%"),
+        (["--step", "9", "--most", "8"], "--step 9 is more than --most 8; give less, or more with --most"),
+        (["--plot", "nowhere/plan.png"], "the directory"),
+        (["--workload", "nowhere.jsonl"], "--workload nowhere.jsonl: there is no such file"),
+        (["--workload", "FOLDER"], "is a directory; give a file of requests"),
     ],
 )
 def test_each_mistake_is_told(folder: Path, mistake: Mistake, options: list[str], told: str) -> None:
     costs = str(folder / COSTS)
-    given = [one.replace("COSTS", costs) for one in options]
+    given = [one.replace("COSTS", costs).replace("FOLDER", str(folder)) for one in options]
     assert told in mistake("plan", "--workload", folder / REQUESTS, "--hardware", costs, *given)
 
 
@@ -109,7 +131,7 @@ def test_a_workload_that_cannot_be_planned_is_told(folder: Path, mistake: Mistak
     write_workload(folder / REQUESTS, [line(0, slo_s=None)])
     costs = folder / COSTS
     assert "no request has a deadline" in mistake("plan", "--workload", folder / REQUESTS, "--hardware", costs)
-    write_workload(folder / REQUESTS, [line(0, pipeline="other")])
+    write_workload(folder / REQUESTS, [line(place, pipeline="other") for place in range(20)])
     assert "pipeline 'other' is not in" in mistake("plan", "--workload", folder / REQUESTS, "--hardware", costs)
     other = write_table(folder / "other.json", replace(table(), hardware="other"))
     told = mistake("plan", "--workload", folder / REQUESTS, "--hardware", costs, "--hardware", other)

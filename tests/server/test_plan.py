@@ -3,52 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 
 from builders import request
 from fake_engine import FakeEngine, Plan, Served, eventually, serving
+from server.plans import DOCUMENT, POINT, running, says
 from tilework.core.lora import UsedLora
 from tilework.core.request import OnMiss, RefusalCode, Status
 from tilework.core.time import NS_PER_S
 from tilework.formats.workload import read_workload
 from tilework.runtime.ticket import Outcome, Ticket
 from tilework.server.api.examples import EXAMPLES
-from tilework.server.planning import planner
 from tilework.server.planning.planner import LEAST_DUE
 from tilework.server.planning.recent import WINDOW_NS, RecentTraffic
 from tilework.server.schema.plan import PlanState
 
-POINT = {"devices": 3, "share": 0.9, "low": 0.8, "high": 0.95, "verdict": "meets", "is_whole": True, "samples": 1}
-DOCUMENT = {
-    "hardware": [
-        {
-            "hardware": "costs.json",
-            "devices": 3,
-            "devices_in_the_mean": 2,
-            "load": 1.5,
-            "least": 1,
-            "points": [POINT],
-            "uses": [{"pipeline": "tiny-shapes", "stage": "diffuse", "devices": 1.2, "degrees": {"1": 0.9, "2": 0.1}}],
-        }
-    ],
-    "error": {"points": -1.5, "simulated": 0.5, "live": 0.515, "num_requests": 20, "source": "requests.jsonl"},
-    "wall_s": 1.25,
-}
 SLOW = "import time; time.sleep(60)"
 FAILS = "import sys; sys.exit('error: the table has no rows')"
-
-
-def says(document: Any) -> str:
-    progress = json.dumps({"simulations": 2, "now": "3 devices"})
-    return f"import sys; print({progress!r}, file=sys.stderr, flush=True); print({json.dumps(document)!r})"
 
 
 @pytest.fixture
@@ -76,10 +52,6 @@ def settled(server: Served, target: float = 0.9) -> dict[str, Any]:
     eventually(is_done)
     PlanState.model_validate(answers[-1])
     return answers[-1]
-
-
-def running(program: str) -> Any:
-    return patch.object(planner, "command_of", lambda folder, job, policy: [sys.executable, "-c", program])
 
 
 def test_the_answer_of_the_process_is_told_and_kept(server: Served) -> None:

@@ -12,16 +12,16 @@ import pytest
 
 from builders import poisson, request, table
 from tilework.control.controller import ControllerConfig
-from tilework.core.actions import Finish
+from tilework.core.actions import Finish, Reject
 from tilework.core.events import Woke
-from tilework.core.request import Request, Shape, Status
+from tilework.core.request import RefusalCode, Request, Shape, Status
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.cost.table import CostTable
 from tilework.policy.placement.utilisation import proportional
 from tilework.sim.compare.figures import figures_of
 from tilework.sim.config import SimConfig
 from tilework.sim.plan.error import error_of_live, shipped_error
-from tilework.sim.plan.interval import Block, share_of
+from tilework.sim.plan.interval import Block, num_to_show, share_of
 from tilework.sim.plan.judge import BLOCKS, Decided, Judge
 from tilework.sim.plan.mix import cheapest
 from tilework.sim.plan.search import Sized, Sizing, Verdict, fewest_devices, more_points, numbers_of
@@ -47,6 +47,13 @@ def test_all_on_time_still_has_a_width() -> None:
     share = share_of([Block(20, 20)] * 10)
     assert share.high == pytest.approx(1.0)
     assert 0.95 < share.low < 0.98
+
+
+def test_a_share_is_inside_its_interval_whatever_is_rounded() -> None:
+    for num in range(1, 400):
+        for num_on_time in (0, 1, num - 1, num):
+            share = share_of([Block(num, num_on_time)] * 3)
+            assert share.low <= share.value <= share.high
 
 
 def test_misses_that_come_together_say_less() -> None:
@@ -85,6 +92,17 @@ def test_what_never_ends_and_what_fails_is_missed() -> None:
     asked = [request(name, arrival_s=0, slo_s=slo_s) for name, slo_s in (("a", 1), ("b", 2))]
     failed = Finish(0, "b", Status.FAILED, "lost"), NS_PER_S // 2
     assert [one.num_on_time for one in judged(asked, failed).blocks()] == [0, 0]
+
+
+def test_a_run_ends_with_the_last_request_and_not_with_its_deadline() -> None:
+    asked = [request(name, arrival_s=0, slo_s=100) for name in "abc"]
+    judge = Judge(asked, 0.5)
+    judge(Woke(), (Reject("a", "no room", None, RefusalCode.QUEUE), done("b", 1)[0]), NS_PER_S)
+    assert not judge.is_whole
+    with pytest.raises(Decided):
+        judge(Woke(), (done("c", 2)[0],), 2 * NS_PER_S)
+    assert judge.is_whole
+    assert judge.blocks() == (Block(1, 0), Block(1, 1), Block(1, 1))
 
 
 def test_a_run_ends_when_the_target_is_far_out_of_reach() -> None:
@@ -220,6 +238,46 @@ def test_a_number_near_the_target_gets_more_seeds_and_is_unsure() -> None:
     assert (near.verdict, len(near.outcomes)) in ((Verdict.UNSURE, 3), (Verdict.OPEN, 1), (Verdict.OPEN, 2))
     sure = [one for one in sized.points if one.verdict in (Verdict.MEETS, Verdict.MISSES)]
     assert all(len(one.outcomes) <= 2 for one in sure), "an interval that excludes the target ends the seeds"
+
+
+def test_a_number_that_more_samples_would_not_help_is_given_up() -> None:
+    def share(num_devices: int, seed: int) -> float:
+        return 0.88 if num_devices < 24 else 0.925 if num_devices < 32 else 0.99
+
+    sizing = Sizing(hardware="toy", numbers=numbers_of(8, 1, 64), num_samples=8)
+    sized = fewest_devices(sizing, TRAFFIC, table(), 0.9, asked_of(share))
+    assert sized.fewest == 24, "and one that they would help gets them"
+    tried_for = {one.num_devices: (one.verdict, len(one.outcomes)) for one in sized.points}
+    assert tried_for[23][0] is Verdict.UNSURE
+    assert tried_for[23][1] <= 3
+    assert tried_for[24][0] is Verdict.MEETS
+    assert 2 <= tried_for[24][1] <= 4
+
+
+def test_the_interval_in_reach_is_that_of_more_requests_at_its_upper_end() -> None:
+    share = share_of([Block(40, 35), Block(40, 36)] * 5)
+    more = share_of([*[Block(40, 35), Block(40, 36)] * 5, *[Block(400, round(400 * share.high))] * 3])
+    assert share.low_at_most(4) == pytest.approx(more.low, abs=0.004)
+    assert share.low < share.low_at_most(4) < share.high
+
+
+@pytest.mark.parametrize("target", [0.5, 0.9, 0.95, 0.999])
+def test_as_many_on_time_as_show_a_target_show_it(target: float) -> None:
+    num = num_to_show(target)
+    assert share_of([Block(num, num)]).low >= target
+    assert share_of([Block(num - 1, num - 1)]).low < target
+
+
+def test_a_search_begins_with_what_another_had_beyond_the_load() -> None:
+    def share(num_devices: int, seed: int) -> float:
+        return 0.99 if num_devices >= 30 else 0.6
+
+    found = search(share, numbers_of(8, 1, 64))
+    attempt = asked_of(share)
+    sizing = Sizing(hardware="toy", numbers=numbers_of(8, 1, 64), num_samples=3, spare=found.spare)
+    again = fewest_devices(sizing, TRAFFIC, table(), 0.9, attempt)
+    assert again.fewest == found.fewest == 30
+    assert {number for number, _ in attempt.tries} == {29, 30}  # type: ignore[attr-defined]
 
 
 def test_nothing_is_enough_where_nothing_is() -> None:

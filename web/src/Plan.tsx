@@ -5,8 +5,9 @@ import { percent, seconds } from "./words";
 
 const AGAIN_MS = 1000;
 const WIDTH = 560;
-const HEIGHT = 220;
-const EDGE = { left: 44, right: 12, top: 12, bottom: 30 };
+const HEIGHT = 258;
+const EDGE = { left: 54, right: 20, top: 14, bottom: 42 };
+const LABEL = 34; // The room that a number of devices takes below the curve.
 
 /** How many devices the traffic of the latest hour needs. */
 export function Plan() {
@@ -72,6 +73,8 @@ function Answer({ state }: { state: PlanState }) {
   }
   const { result } = state;
   const { points, simulated, live } = result.error;
+  const mean = result.devices_in_the_mean;
+  const now = state.devices_now === 1 ? "there is 1 now" : `there are ${state.devices_now} now`;
   return (
     <>
       <p class="plan-answer" role="status">
@@ -82,9 +85,38 @@ function Answer({ state }: { state: PlanState }) {
             <strong>{result.devices}</strong> device{result.devices === 1 ? "" : "s"} for {percent(state.target)} on time
           </>
         )}
-        <span class="soft"> now {state.devices_now}</span>
+        <span class="soft">; {now}</span>
+        {mean !== null && mean !== result.devices && <span class="soft">; {mean} reach it in the mean only</span>}
       </p>
-      {result.points.length > 0 && <Curve result={result} state={state} />}
+      {result.points.length > 0 && (
+        <div class="columns plan-columns">
+          <figure>
+            <Curve result={result} state={state} />
+            <figcaption class="soft">
+              Share on time over the number of devices: simulations with their 95% intervals; dashed is the target.
+              {result.points.some((one) => !one.is_whole) && " A hollow point was ended early, and is that share at most."}
+            </figcaption>
+          </figure>
+          <div>
+            <Points result={result} />
+            <Uses result={result} />
+          </div>
+        </div>
+      )}
+      <p class="soft">
+        Simulation against this server: on {state.devices_now} device{state.devices_now === 1 ? "" : "s"} it keeps {percent(simulated)} on time, where{" "}
+        {percent(live)} were: {Math.abs(points).toFixed(1)} points {points >= 0 ? "too many" : "too few"}.
+      </p>
+      <p class="soft">
+        From {asked}; {state.simulations} simulations in {seconds(result.wall_s)}.
+      </p>
+    </>
+  );
+}
+
+function Points({ result }: { result: PlanResult }) {
+  return (
+    <>
       <table>
         <thead>
           <tr>
@@ -110,12 +142,40 @@ function Answer({ state }: { state: PlanState }) {
           ))}
         </tbody>
       </table>
-      <p class="soft">
-        {asked}. Simulated on the {state.devices_now} devices of now: {percent(simulated)} on time; they had {percent(live)} (
-        {points >= 0 ? "+" : "−"}
-        {Math.abs(points).toFixed(1)} points). It took {seconds(result.wall_s)}.
-      </p>
+      <p class="soft">Meets: the whole interval is at the target or above. Misses: below it. Unsure: neither.</p>
     </>
+  );
+}
+
+/** What the devices of the answer do. */
+function Uses({ result }: { result: PlanResult }) {
+  const uses = result.uses.filter((one) => one.devices >= 0.005);
+  if (!uses.length) return null;
+  return (
+    <table aria-label="What the devices do">
+      <thead>
+        <tr>
+          <th>stage</th>
+          <th>devices busy</th>
+          <th>device time by degree</th>
+        </tr>
+      </thead>
+      <tbody>
+        {uses.map((one) => (
+          <tr key={`${one.pipeline} ${one.stage}`}>
+            <td>
+              {one.pipeline} {one.stage}
+            </td>
+            <td>{one.devices.toFixed(1)}</td>
+            <td class="degrees">
+              {Object.entries(one.degrees)
+                .map(([degree, share]) => `${degree}: ${percent(share)}`)
+                .join(", ")}
+            </td>
+          </tr>
+        ))}
+      </tbody>
+    </table>
   );
 }
 
@@ -129,10 +189,14 @@ function Curve({ result, state }: { result: PlanResult; state: PlanState }) {
     EDGE.left + ((devices - first) / Math.max(1, last - first)) * (WIDTH - EDGE.left - EDGE.right);
   const y = (share: number): number => EDGE.top + ((1 - share) / (1 - lowest)) * (HEIGHT - EDGE.top - EDGE.bottom);
   const line = points.map((one) => `${x(one.devices)},${y(one.share)}`).join(" ");
+  const labelled = new Set<PlanPoint>();
+  for (const one of [...points].sort((a, b) => Number(b.devices === result.devices) - Number(a.devices === result.devices)))
+    if ([...labelled].every((other) => Math.abs(x(other.devices) - x(one.devices)) >= LABEL)) labelled.add(one);
+  const shares = [state.target, ...[lowest, 1].filter((share) => Math.abs(y(share) - y(state.target)) >= LABEL / 2)];
   const title = (one: PlanPoint): string => `${one.devices} devices: ${percent(one.share)}`;
   return (
     <svg class="growth" viewBox={`0 0 ${WIDTH} ${HEIGHT}`} role="img" aria-label="Share on time over the number of devices">
-      {[lowest, state.target, 1].map((share) => (
+      {shares.map((share) => (
         <g key={share}>
           <line class={share === state.target ? "target" : "grid"} x1={EDGE.left} x2={WIDTH - EDGE.right} y1={y(share)} y2={y(share)} />
           <text x={EDGE.left - 6} y={y(share) + 4} text-anchor="end">
@@ -147,9 +211,11 @@ function Curve({ result, state }: { result: PlanResult; state: PlanState }) {
           <circle cx={x(one.devices)} cy={y(one.share)} r="4" class={one.is_whole ? "" : "open"}>
             <title>{title(one)}</title>
           </circle>
-          <text x={x(one.devices)} y={HEIGHT - 10} text-anchor="middle">
-            {one.devices}
-          </text>
+          {labelled.has(one) && (
+            <text x={x(one.devices)} y={HEIGHT - 10} text-anchor="middle">
+              {one.devices}
+            </text>
+          )}
         </g>
       ))}
     </svg>

@@ -150,7 +150,9 @@ export interface PlanPoint {
 
 export interface PlanResult {
   devices: number | null;
+  devices_in_the_mean: number | null;
   points: PlanPoint[];
+  uses: { pipeline: string; stage: string; devices: number; degrees: Record<string, number> }[];
   error: { points: number; simulated: number; live: number; num_requests: number };
   wall_s: number;
 }

@@ -35,6 +35,7 @@ def draw_growth(
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(7.2, 4.2), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
@@ -66,7 +67,10 @@ def draw_growth(
     axes.annotate(
         f"target {target:.1%}", (0.005, target), xycoords=("axes fraction", "data"), fontsize=8.5, va="bottom"
     )
-    axes.set_xlabel("devices (open triangle: at most this share)", fontsize=9, color=FAINT)
+    has_most = any(one.is_most for points in curves.values() for one in points)
+    label = "devices (open triangle: at most this share)" if has_most else "devices"
+    axes.set_xlabel(label, fontsize=9, color=FAINT)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel("requests on time", fontsize=9)
     axes.yaxis.set_major_formatter("{x:.0%}")
     axes.set_ylim(max(0.0, min(one.low for points in curves.values() for one in points) - 0.02), 1.01)

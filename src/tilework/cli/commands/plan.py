@@ -20,7 +20,6 @@ from tilework.core.time import NS_PER_MS
 from tilework.cost.tabled import UnknownCost
 from tilework.report.growth import GrowthPoint, draw_growth
 from tilework.sim.config import SimConfig
-from tilework.sim.plan.stages import NoStages
 
 EXAMPLE = examples(
     "tilework plan --workload tetriserve,rpm=18 --target 0.9 --plot plan.png",
@@ -57,8 +56,8 @@ def command(
     By simulation of the controller that serves. A number of devices is enough if the whole 95% interval of its share on
     time is at the target or above. See docs/planning.md.
     """
-    if png is not None and png.suffix.lower() != ".png":
-        raise UserError(f"--plot {png} ends in {png.suffix!r}; the picture is a .png")
+    if png is not None:
+        _check_plot(png)
     wanted = Wanted(
         workload=workload,
         target=target,
@@ -70,6 +69,7 @@ def command(
         step=step,
         most=most,
         sample=sample,
+        num_samples=samples,
         served=served,
     )
     extent = Extent(
@@ -80,15 +80,22 @@ def command(
         num_processes=processes or os.cpu_count() or 1,
     )
     question = asked(wanted, quiet=json)
-    with user_errors(UnknownCost, NoStages), _steps(json, show_progress) as on_step:
+    with user_errors(UnknownCost), _steps(json, show_progress) as on_step:
         answer = answered(question, extent, on_step)
     if png is not None:
-        with user_errors(OSError):
-            _draw(png, answer)
+        _draw(png, answer)
     if json:
         print_json(document_of(answer))
     else:
         show(answer)
+
+
+def _check_plot(path: Path) -> None:
+    """Raises UserError for a picture that could not be written after all the simulations."""
+    if path.suffix.lower() != ".png":
+        raise UserError(f"--plot {path} ends in {path.suffix!r}; the picture is a .png")
+    if not path.absolute().parent.is_dir():
+        raise UserError(f"--plot {path}: the directory {path.absolute().parent} does not exist; make it first")
 
 
 @contextmanager
@@ -106,6 +113,10 @@ def _steps(quiet: bool, for_programs: bool) -> Iterator[OnStep]:
 
 
 def _draw(path: Path, answer: Answer) -> None:
+    """Draw the curves, if anything was simulated. Raises UserError."""
+    if not any(one.points for one in answer.alone):
+        console.print(f"{path} is not drawn: nothing was simulated", markup=False, highlight=False, soft_wrap=True)
+        return
     curves = {
         one.sizing.hardware: [
             GrowthPoint(
@@ -118,8 +129,9 @@ def _draw(path: Path, answer: Answer) -> None:
             for point in one.points
         ]
         for one in answer.alone
+        if one.points
     }
     chosen = {one.sizing.hardware: one.fewest for one in answer.alone if one.fewest is not None}
-    draw_growth(
-        path, curves, target=answer.asked.question.target, chosen=chosen, title=f"{answer.asked.name}, simulated"
-    )
+    title = f"{answer.asked.name}, simulated"
+    with user_errors(OSError):
+        draw_growth(path, curves, target=answer.asked.question.target, chosen=chosen, title=title)

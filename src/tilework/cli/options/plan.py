@@ -22,7 +22,7 @@ Workload = Annotated[
     ),
 ]
 Target = Annotated[
-    float, typer.Option(min=0.01, max=0.999, help="The share of deadlines that has to be kept.", show_default=True)
+    float, typer.Option(help="The share of deadlines that has to be kept, from 0.01 to 0.999.", show_default=True)
 ]
 Hardware = Annotated[
     list[str] | None,

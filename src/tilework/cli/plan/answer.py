@@ -9,10 +9,10 @@ from time import monotonic
 from tilework.cli.plan.asked import Asked
 from tilework.sim.plan.error import PlanError, error_of_live, shipped_error
 from tilework.sim.plan.mix import Purchase, cheapest
-from tilework.sim.plan.search import Sized, Sizing, fewest_devices, more_points
-from tilework.sim.plan.stages import StagePlan, stage_plan
+from tilework.sim.plan.search import SPARE, Sized, Sizing, fewest_devices, more_points
+from tilework.sim.plan.stages import NoStages, StagePlan, stage_plan
 from tilework.sim.plan.traffic import AS_ASKED, Size, WhatIf
-from tilework.sim.plan.trial import Outcome, Trial, Try, trials_of
+from tilework.sim.plan.trial import Outcome, Question, Trial, Try, trials_of
 
 WHAT_IFS = (
     *(WhatIf(slo=0.8), WhatIf(slo=1.25)),
@@ -30,7 +30,8 @@ OnStep = Callable[[str, int], None]
 class Answer:
     """`alone` has the search of each hardware by itself; `choice` is the one to buy (None: none is enough).
 
-    `what_ifs` are searches for `hardware`, of which `stages` divide the devices.
+    `what_ifs` are searches for the hardware that is chosen, or the first. `stages` divide its devices; `no_stages` says
+    why they do not although that was asked.
     """
 
     asked: Asked
@@ -38,6 +39,7 @@ class Answer:
     choice: Purchase | Sized | None
     what_ifs: Sequence[Sized]
     stages: StagePlan | None
+    no_stages: str
     error: PlanError
     num_trials: int
     wall_s: float
@@ -56,7 +58,7 @@ class Extent:
 
 
 def answered(asked: Asked, extent: Extent, on_step: OnStep) -> Answer:
-    """Search. Raises UnknownCost, NoStages, and what a policy or the simulation raises."""
+    """Search. Raises UnknownCost, and what a policy or the simulation raises."""
     begin_s, question, num_trials = monotonic(), asked.question, 0
 
     def done(trial: Trial, outcome: Outcome) -> None:
@@ -68,22 +70,21 @@ def answered(asked: Asked, extent: Extent, on_step: OnStep) -> Answer:
         searches = _Searches(asked, extent.num_samples, attempt)
         alone = [searches.sized(name) for name in asked.serving]
         choice = _choice(asked, alone, searches)
-        hardware = _hardware(alone, choice)
         if extent.has_curve:
             alone = [more_points(one, CURVE, attempt) for one in alone]
-        what_ifs = [searches.sized(hardware, what_if) for what_if in WHAT_IFS if extent.has_what_ifs and hardware]
-    stages = None
-    found = next((one.fewest for one in alone if one.sizing.hardware == hardware), None)
-    if extent.has_stages and hardware and found:
-        stages = stage_plan(
-            question, hardware, found, on_done=lambda one: on_step(f"stages {one.counts or 'undivided'}", num_trials)
-        )
+        own = _own(alone, choice)
+        asked_too = WHAT_IFS if extent.has_what_ifs else ()
+        what_ifs = [searches.sized(own.sizing.hardware, what_if, like=own) for what_if in asked_too if own is not None]
+    stages, no_stages = None, ""
+    if extent.has_stages:
+        stages, no_stages = _stages(question, own, lambda what: on_step(what, num_trials))
     return Answer(
         asked=asked,
         alone=alone,
         choice=choice,
         what_ifs=what_ifs,
         stages=stages,
+        no_stages=no_stages,
         error=_error(asked),
         num_trials=num_trials,
         wall_s=monotonic() - begin_s,
@@ -97,9 +98,23 @@ class _Searches:
     num_samples: int
     attempt: Try
 
-    def sized(self, hardware: str, what_if: WhatIf = AS_ASKED, sizes: frozenset[Size] | None = None) -> Sized:
+    def sized(
+        self,
+        hardware: str,
+        what_if: WhatIf = AS_ASKED,
+        sizes: frozenset[Size] | None = None,
+        like: Sized | None = None,
+    ) -> Sized:
+        """Search; it begins where another one on this hardware, `like`, has ended."""
         question, numbers = self.asked.question, self.asked.numbers[hardware]
-        sizing = Sizing(hardware=hardware, numbers=numbers, num_samples=self.num_samples, what_if=what_if, sizes=sizes)
+        sizing = Sizing(
+            hardware=hardware,
+            numbers=numbers,
+            num_samples=self.num_samples,
+            spare=SPARE if like is None else like.spare,
+            what_if=what_if,
+            sizes=sizes,
+        )
         return fewest_devices(sizing, question.traffic, question.tables[hardware], question.target, self.attempt)
 
 
@@ -117,13 +132,23 @@ def _choice(asked: Asked, alone: Sequence[Sized], searches: _Searches) -> Purcha
     return min(enough, key=lambda one: one.fewest or 0, default=None)
 
 
-def _hardware(alone: Sequence[Sized], choice: Purchase | Sized | None) -> str | None:
-    """The one hardware that is chosen, or the first that serves all if two are, or none is enough."""
-    if isinstance(choice, Sized):
-        return choice.sizing.hardware
-    if choice is not None and len(choice.parts) == 1:
-        return choice.parts[0].sizing.hardware
-    return alone[0].sizing.hardware if alone else None
+def _own(alone: Sequence[Sized], choice: Purchase | Sized | None) -> Sized | None:
+    """The search of the one hardware that is chosen, or of the first that serves all if two are, or none is enough."""
+    parts = choice.parts if isinstance(choice, Purchase) else () if choice is None else (choice,)
+    chosen = parts[0].sizing.hardware if len(parts) == 1 else None
+    return next((one for one in alone if one.sizing.hardware == chosen), next(iter(alone), None))
+
+
+def _stages(question: Question, own: Sized | None, on_step: Callable[[str], None]) -> tuple[StagePlan | None, str]:
+    """The division of the devices that were found, or why there is none."""
+    if own is None or own.fewest is None:
+        return None, "no number of devices is enough; there is nothing to divide"
+    hardware, fewest = own.sizing.hardware, own.fewest
+    try:
+        plan = stage_plan(question, hardware, fewest, lambda one: on_step(f"stages {one.counts or 'undivided'}"))
+    except NoStages as error:
+        return None, str(error)
+    return plan, ""
 
 
 def _error(asked: Asked) -> PlanError:

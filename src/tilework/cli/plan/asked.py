@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from tilework.formats.json_lines import BadLine
 from tilework.policy.registry import DEFAULT_POLICY, UnknownPolicy, check_live
 from tilework.sim.compare.cells import BadCell, Cell, Devices, cell_of
 from tilework.sim.config import SimConfig
+from tilework.sim.plan.interval import num_to_show
 from tilework.sim.plan.mix import unknown_pipelines
 from tilework.sim.plan.search import numbers_of
 from tilework.sim.plan.traffic import Drawn, Resampled, Traffic
@@ -27,6 +29,7 @@ from tilework.sim.workloads.parameters import BadParameter
 from tilework.sim.workloads.registry import UnknownWorkload
 from tilework.sim.workloads.requests import BadRequests, check_requests, to_requests
 
+LOWEST_TARGET, HIGHEST_TARGET = 0.01, 0.999
 MEASURED = "measured"
 """The name of the hardware of a log."""
 
@@ -45,6 +48,7 @@ class Wanted:
     step: int | None
     most: int
     sample: int
+    num_samples: int
     served: str | None
 
 
@@ -86,11 +90,9 @@ class _Source:
 
 def asked(wanted: Wanted, quiet: bool) -> Asked:
     """The question that the options ask. Raises UserError."""
-    if wanted.workload is None:
-        raise UserError("give --workload: a name of `tilework workload list`, a file of requests, or an event log")
-    with user_errors(
-        *(BadLine, BadCostTable, BadRequests, BadCell, BadParameter, UnknownWorkload, UnknownPolicy, OSError)
-    ):
+    _check(wanted)
+    assert wanted.workload is not None
+    with user_errors(*(BadLine, BadRequests, BadCell, BadParameter, UnknownWorkload, UnknownPolicy, OSError)):
         path = Path(wanted.workload)
         is_of_log = path.is_file() and is_log(path)
         source = _of_log(path, wanted, quiet) if is_of_log else _of_workload(wanted)
@@ -98,6 +100,7 @@ def asked(wanted: Wanted, quiet: bool) -> Asked:
     requests = source.traffic.requests(0)
     if all(one.deadline_ns is None for one in requests):
         raise UserError(f"--workload {wanted.workload}: no request has a deadline; give them slo_s (docs/formats.md)")
+    _check_number(requests, wanted)
     tables = {name: _sized(table, wanted.devices_per_node) for name, table in source.tables.items()}
     prices = _prices(wanted.prices, tuple(tables))
     serving = tuple(name for name, table in tables.items() if not unknown_pipelines(requests, table))
@@ -125,6 +128,45 @@ def asked(wanted: Wanted, quiet: bool) -> Asked:
     )
 
 
+def _check(wanted: Wanted) -> None:
+    """What is wrong whatever the files say. Raises UserError."""
+    if wanted.workload is None:
+        raise UserError("give --workload: a name of `tilework workload list`, a file of requests, or an event log")
+    if not LOWEST_TARGET <= wanted.target <= HIGHEST_TARGET:
+        raise UserError(
+            f"--target is {wanted.target:g}; give a share of the deadlines from {LOWEST_TARGET} to {HIGHEST_TARGET}, "
+            "such as 0.95"
+        )
+    if wanted.step is not None and wanted.step > wanted.most:
+        raise UserError(f"--step {wanted.step} is more than --most {wanted.most}; give less, or more with --most")
+    if twice := [name for name, times in Counter(wanted.hardware).items() if times > 1]:
+        raise UserError(f"--hardware {twice[0]} is given twice; leave one out")
+    path = Path(wanted.workload)
+    if path.is_dir():
+        raise UserError(f"--workload {path} is a directory; give a file of requests, an event log, or a name")
+    if path.suffix == ".jsonl" and not path.exists():
+        raise UserError(f"--workload {path}: there is no such file; give a file of requests, an event log, or a name")
+
+
+def _check_number(requests: Sequence[Request], wanted: Wanted) -> None:
+    """Raises UserError if a number of devices could not meet the target even with all deadlines kept."""
+    num_due = sum(one.deadline_ns is not None for one in requests)
+    needed = num_to_show(wanted.target)
+    if num_due * wanted.num_samples < needed:
+        raise UserError(
+            f"--workload {wanted.workload}: {num_due} requests with a deadline are too few to show {wanted.target:.1%} "
+            f"even if all are on time; give {math.ceil(needed / wanted.num_samples)} or more, or a lower target"
+        )
+
+
+def _table(name: str) -> CostTable:
+    """Raises UserError."""
+    try:
+        return read_table(name)
+    except BadCostTable as error:
+        raise UserError(f"--hardware {error}; `tilework cost list` names those that ship") from error
+
+
 def _of_workload(wanted: Wanted) -> _Source:
     assert wanted.workload is not None
     is_file = wanted.workload.endswith(".jsonl") or Path(wanted.workload).is_file()
@@ -133,7 +175,7 @@ def _of_workload(wanted: Wanted) -> _Source:
             f"--workload {wanted.workload}: a file of requests does not say what they cost; give --hardware"
         )
     cell = cell_of(wanted.workload, Devices(table=next(iter(wanted.hardware), None), num_devices=1))
-    tables = {name: read_table(name) for name in wanted.hardware or (cell.table,)}
+    tables = {name: _table(name) for name in wanted.hardware or (cell.table,)}
     workload = cell.workload
     return _Source(
         traffic=Traffic(draw=_as_they_came(cell, tables) if isinstance(workload, Path) else Drawn(workload)),
@@ -162,7 +204,7 @@ def _of_log(path: Path, wanted: Wanted, quiet: bool) -> _Source:
     logged = history.header.config
     return _Source(
         traffic=Traffic(draw=Resampled(requests)),
-        tables={name: read_table(name) for name in wanted.hardware} or {MEASURED: profiled_table(history)},
+        tables={name: _table(name) for name in wanted.hardware} or {MEASURED: profiled_table(history)},
         controller=ControllerConfig(policy=wanted.policy or logged.policy, max_batch=logged.max_batch),
         sim=replace(wanted.sim, dispatch_ns=dispatch_ns(history), hosts_have_read=True),
         live=None if wanted.hardware else _live(history, path),

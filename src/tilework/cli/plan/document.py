@@ -28,6 +28,7 @@ def document_of(answer: Answer) -> dict[str, Any]:
         "hardware": [_sized_document(one) for one in answer.alone],
         "what_ifs": [_what_if_document(one) for one in answer.what_ifs],
         "stages": None if answer.stages is None else _stages_document(answer.stages),
+        "no_stages": answer.no_stages or None,
         "error": _error_document(answer.error),
         "simulations": answer.num_trials,
         "wall_s": round(answer.wall_s, 3),

@@ -12,7 +12,7 @@ from tilework.cli.plan.answer import Answer
 from tilework.cli.plan.use import uses_of
 from tilework.report.words import counted_devices
 from tilework.sim.plan.error import PlanError
-from tilework.sim.plan.mix import Purchase
+from tilework.sim.plan.mix import Purchase, unknown_pipelines
 from tilework.sim.plan.search import Point, Sized
 from tilework.sim.plan.stages import Partition, StagePlan
 
@@ -49,7 +49,9 @@ def _headline(answer: Answer) -> str:
         reachable = max((one.demand.reachable for one in answer.alone), default=1.0)
         if reachable < answer.asked.question.target:
             return f"{target}: out of reach, since {1 - reachable:.1%} of the requests would be late even alone"
-        most = max(len(one.sizing.numbers) and one.sizing.numbers[-1] for one in answer.alone) if answer.alone else 0
+        if not answer.alone:
+            return f"{target}: no division of the sizes meets it; give more with --most, or a hardware that serves all"
+        most = max(one.sizing.numbers[-1] for one in answer.alone)
         return f"{target}: not with {counted_devices(most)}; give more with --most, or a lower --target"
     text = " and ".join(
         f"{counted_devices(part.fewest or 0)} of {part.sizing.hardware}{_for_sizes(part)}" for part in parts
@@ -121,7 +123,17 @@ def _table(title: str) -> Table:
 
 
 def _notes(answer: Answer) -> Iterator[str]:
-    yield "meets: the whole interval is at the target or above; misses: below it; unsure: neither, with all samples."
+    asked = answer.asked
+    for name in asked.question.tables:
+        if name not in asked.serving:
+            lacks = ", ".join(unknown_pipelines(asked.requests, asked.question.tables[name]))
+            yield f"{name} has no costs of {lacks}, so that it cannot serve all."
+    if answer.no_stages:
+        yield f"stages: {answer.no_stages}."
+    if not any(one.points for one in answer.alone):
+        return
+    yield "meets: the whole interval is at the target or above; misses: below it."
+    yield "unsure: neither, and more samples are not expected to put it above."
     yield "≤: ended early, and the rest counts as on time; open: not tried further, since another number decides."
     for one in answer.alone:
         if one.in_the_mean is not None and one.in_the_mean != one.fewest:

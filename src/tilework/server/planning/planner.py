@@ -123,7 +123,8 @@ class Planner:
                 assert process.stderr is not None
                 printed, said = await asyncio.gather(process.stdout.read(), _followed(process.stderr, job))
                 if await process.wait():
-                    job.error = said.removeprefix("error: ") or f"its process ended with status {process.returncode}"
+                    told = said.removeprefix("error: ").removeprefix(f"--workload {folder / REQUESTS}: ")
+                    job.error = told or f"its process ended with status {process.returncode}"
                 else:
                     job.document = json.loads(printed)
             finally:

@@ -20,6 +20,8 @@ from typing import NamedTuple
 
 from tilework.sim.compare.summary import t_quantile
 
+_NORMAL = NormalDist().inv_cdf(0.975)
+
 
 class Block(NamedTuple):
     """Requests with a deadline that came one after another: how many, and how many of them were on time."""
@@ -30,21 +32,38 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """The share on time of `num_due` requests, and its 95% interval."""
+    """The share on time of `num_due` requests, and its 95% interval.
+
+    They say as much as `num_independent` independent ones.
+    """
 
     value: float
     low: float
     high: float
     num_due: int
+    num_independent: float
+
+    def low_at_most(self, factor: float) -> float:
+        """The lower end that is still in reach with `factor` times as many requests: if the others have the share at
+        the upper end of this interval.
+        """
+        value = (self.value + (factor - 1) * self.high) / factor
+        return _wilson(value, factor * self.num_independent, _NORMAL)[0]
 
 
 def share_of(blocks: Sequence[Block]) -> Share:
     """The share of all blocks together. There is at least one, and none is empty."""
     num_due = sum(block.num_due for block in blocks)
     value = sum(block.num_on_time for block in blocks) / num_due
-    quantile = t_quantile(len(blocks) - 1) if len(blocks) > 1 else NormalDist().inv_cdf(0.975)
-    low, high = _wilson(value, num_due / _design_effect(blocks, value, num_due), quantile)
-    return Share(value=value, low=low, high=high, num_due=num_due)
+    quantile = t_quantile(len(blocks) - 1) if len(blocks) > 1 else _NORMAL
+    num = num_due / _design_effect(blocks, value, num_due)
+    low, high = _wilson(value, num, quantile)
+    return Share(value=value, low=low, high=high, num_due=num_due, num_independent=num)
+
+
+def num_to_show(target: float) -> int:
+    """How many requests, all of them on time, it takes for an interval that is at the target or above."""
+    return math.ceil(_NORMAL**2 * target / (1 - target))
 
 
 def _design_effect(blocks: Sequence[Block], value: float, num_due: int) -> float:
@@ -60,4 +79,4 @@ def _wilson(value: float, num: float, quantile: float) -> tuple[float, float]:
     square = quantile**2
     middle = (value + square / (2 * num)) / (1 + square / num)
     half = quantile * math.sqrt(value * (1 - value) / num + square / (4 * num**2)) / (1 + square / num)
-    return max(0.0, middle - half), min(1.0, middle + half)
+    return max(0.0, min(value, middle - half)), min(1.0, max(value, middle + half))  # Rounding may put value outside.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilework.core.actions import Action, Finish
+from tilework.core.actions import Action, Finish, Reject
 from tilework.core.events import Event
 from tilework.core.request import Request, Status
 from tilework.sim.plan.interval import Block
@@ -22,7 +22,7 @@ class Decided(Exception):
 class Judge:
     """Counts which deadlines are kept, for `Simulation.run(observe=...)`. Raises Decided when the rest does not matter.
 
-    A deadline is missed once it has passed, whatever becomes of its request then.
+    A deadline is missed once it has passed or its request has ended without a result, whatever becomes of it then.
     """
 
     def __init__(self, requests: Sequence[Request], target: float) -> None:
@@ -31,32 +31,37 @@ class Judge:
         self._place = {one.uid: index for index, one in enumerate(due)}
         self._by_deadline = sorted((one.deadline_ns, one.uid) for one in due if one.deadline_ns is not None)
         self._num_passed = 0
-        self._done: set[str] = set()
+        self._open = set(self._place)
         self._missed: list[str] = []
         self._most_missed = round(len(due) * (1 - target + SHOWN))
 
     def __call__(self, event: Event, actions: Sequence[Action], now_ns: int) -> None:
         while self._num_passed < len(self._by_deadline) and self._by_deadline[self._num_passed][0] < now_ns:
-            uid = self._by_deadline[self._num_passed][1]
-            if uid not in self._done:
-                self._missed.append(uid)
+            self._end(self._by_deadline[self._num_passed][1], is_kept=False)
             self._num_passed += 1
         for action in actions:
-            if type(action) is Finish and action.status is Status.DONE:
-                self._done.add(action.uid)
-        if self._num_passed == len(self._by_deadline) or len(self._missed) > self._most_missed:
+            if type(action) is Finish:
+                self._end(action.uid, is_kept=action.status is Status.DONE)
+            elif type(action) is Reject:
+                self._end(action.uid, is_kept=False)
+        if self.is_whole or len(self._missed) > self._most_missed:
             raise Decided
+
+    def _end(self, uid: str, *, is_kept: bool) -> None:
+        if uid in self._open:
+            self._open.remove(uid)
+            if not is_kept:
+                self._missed.append(uid)
 
     @property
     def is_whole(self) -> bool:
         """Whether all deadlines were judged; else those that were not count as kept."""
-        return self._num_passed == len(self._by_deadline)
+        return not self._open
 
     def end(self) -> None:
         """No event is left: what is not done by now is missed."""
-        late = [uid for _, uid in self._by_deadline[self._num_passed :] if uid not in self._done]
-        self._missed += late
-        self._num_passed = len(self._by_deadline)
+        self._missed += self._open
+        self._open.clear()
 
     def blocks(self) -> tuple[Block, ...]:
         """Requests with a deadline in the order of their arrival, in blocks of equal size to within one."""

@@ -1,14 +1,20 @@
 """The fewest devices that keep a share of the deadlines.
 
 Theory of operation. More devices keep more deadlines on average, so the numbers that may be bought are bracketed, up or
-down from the first guess, and then cut in three. Two numbers are tried at a time, with the same requests (common random
-numbers), sample by sample. A number is decided as soon as the interval of its share excludes the target: it *meets* it
-if the lower end is above, and *misses* it if the upper end is below. If the samples are used up before, it is *unsure*.
-The answer is the fewest that meet it; the fewest that reach it in the mean are told beside it.
+down from the first guess in strides that grow, and then cut in three. Two numbers are tried at a time, with the same
+requests (common random numbers), sample by sample. A number is decided as soon as the interval of its share excludes
+the target: it *meets* it if the lower end is above, and *misses* it if the upper end is below. It is *unsure* if the
+samples are used up before, or if all of them would not make it meet the target: not even if the rest had the share at
+the upper end of the interval so far. The answer is the fewest that meet it; the fewest that reach it in the mean are
+told beside it.
 
-The search begins where a fluid model with `_FULL` of the device time in use would. It never looks below the devices
-that the work of the requests on time needs at least, and does not begin where too many requests are late even alone.
-What is tried, and so the answer, does not depend on the number of processes.
+The first guess is the load and its square root: what is kept beyond the load, for requests that come together, grows
+as their number varies. It never looks below the devices that the work of the requests on time needs at least, and does
+not begin where too many requests are late even alone. What is tried, and so the answer, does not depend on the number
+of processes.
+
+Sources: square-root staffing is Halfin and Whitt, Heavy-traffic limits for queues with many exponential servers, 1981;
+giving up what more samples would not change is stochastic curtailment (Lan, Simon and Halperin, 1982).
 """
 
 from __future__ import annotations
@@ -17,6 +23,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import sqrt
 
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
@@ -24,13 +31,14 @@ from tilework.sim.plan.interval import Share, share_of
 from tilework.sim.plan.traffic import AS_ASKED, Demand, Size, Traffic, WhatIf, demand_of
 from tilework.sim.plan.trial import Outcome, Trial, Try
 
-_FULL = 0.75
+SPARE = 1.0
+"""Devices beyond the load in the first guess, as a multiple of the root of the load."""
 _AT_ONCE = 2
 
 
 class Verdict(StrEnum):
-    """What simulations say of a number of devices: its whole interval is above the target, or below; neither, with all
-    samples; or it is open, since another number has decided the search.
+    """What simulations say of a number of devices: its whole interval is above the target, or below; neither, and more
+    samples would not put it above; or it is open, since another number has decided the search.
     """
 
     MEETS = "meets"
@@ -52,11 +60,15 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizing:
-    """One search: this part of the traffic on one hardware, which is sold in `numbers` of devices, ascending."""
+    """One search: this part of the traffic on one hardware, which is sold in `numbers` of devices, ascending.
+
+    It begins with the load and `spare` times its root.
+    """
 
     hardware: str
     numbers: Sequence[int]
     num_samples: int
+    spare: float = SPARE
     what_if: WhatIf = AS_ASKED
     sizes: Collection[Size] | None = None
 
@@ -78,6 +90,11 @@ class Sized:
     def in_the_mean(self) -> int | None:
         """The fewest of those tried that reach the target in the mean."""
         return min((one.num_devices for one in self.points if one.share.value >= self.target), default=None)
+
+    @property
+    def spare(self) -> float:
+        """What the fewest have beyond the load, as a multiple of its root: the first guess for traffic like this."""
+        return SPARE if self.fewest is None else (self.fewest - self.demand.load) / sqrt(self.demand.load)
 
     @property
     def point(self) -> Point | None:
@@ -130,7 +147,8 @@ def _trial(sizing: Sizing, num_devices: int, sample: int) -> Trial:
 
 def _point(num_devices: int, outcomes: Sequence[Outcome], target: float, num_samples: int) -> Point:
     share = share_of([block for outcome in outcomes for block in outcome.blocks])
-    verdict = Verdict.OPEN if len(outcomes) < num_samples else Verdict.UNSURE
+    may_meet = len(outcomes) < num_samples and share.low_at_most(num_samples / len(outcomes)) >= target
+    verdict = Verdict.OPEN if may_meet else Verdict.UNSURE
     if share.low >= target or share.high < target:
         verdict = Verdict.MEETS if share.low >= target else Verdict.MISSES
     is_whole = all(outcome.is_whole for outcome in outcomes)
@@ -147,16 +165,18 @@ class _Search:
     attempt: Try
     points: dict[int, Point] = field(default_factory=dict)
     below: int = field(init=False)
+    guess: int = field(init=False)
     met: int | None = None
 
     def __post_init__(self) -> None:
-        self.below = bisect_left(self.sizing.numbers, self.demand.least) - 1
+        load, numbers = self.demand.load, self.sizing.numbers
+        self.below = bisect_left(numbers, self.demand.least) - 1
+        self.guess = max(self.below + 1, bisect_left(numbers, load + self.sizing.spare * sqrt(load)))
 
     def run(self) -> None:
         if self.demand.reachable < self.target:
             return
-        guess = bisect_left(self.sizing.numbers, self.demand.load / _FULL)
-        places = self._places(guess, guess + max(1, guess // 8))
+        places = self._places(self.guess - 1, self.guess)
         while places:
             self._try_all(places)
             self._bracket()
@@ -170,14 +190,14 @@ class _Search:
     def _next(self) -> list[int]:
         """The places to try next; none if the answer is known."""
         if self.met is None:
-            stride = max(1, (self.below + 1) // 2)
+            stride = max(1, self.below - self.guess + 1)
             return self._places(self.below + stride, self.below + 2 * stride) if self._is_open() else []
         gap = self.met - self.below
         if gap == 1:
             return []
         if self.below not in self.points:  # Far fewer are slow to simulate: queues grow long.
-            stride = max(1, self.met // 8)
-            return self._places(self.met - stride, self.met - 2 * stride)
+            stride = self.guess - self.met
+            return self._places(self.met - 1) if stride < 2 else self._places(self.met - stride, self.met - 2 * stride)
         return self._places(self.below + max(1, gap // 3), self.below + max(1, 2 * gap // 3))
 
     def _is_open(self) -> bool:
@@ -210,9 +230,10 @@ class _Search:
             return place not in self.points or self.points[place].verdict is Verdict.OPEN
 
         places = [place for place in outcomes if is_open(place)]
-        met = [one for one in outcomes if one in self.points and self.points[one].verdict is Verdict.MEETS]
-        missed = [one for one in outcomes if one in self.points and self.points[one].verdict is Verdict.MISSES]
-        low, high = max(missed, default=-1), min(met, default=len(self.sizing.numbers))
+        verdicts = {place: self.points[place].verdict for place in outcomes if place in self.points}
+        met = [place for place, verdict in verdicts.items() if verdict is Verdict.MEETS]
+        not_met = [place for place, verdict in verdicts.items() if verdict in (Verdict.MISSES, Verdict.UNSURE)]
+        low, high = max(not_met, default=-1), min(met, default=len(self.sizing.numbers))
         return [place for place in places if low < place < high]
 
     def _trials(self, places: Sequence[int], outcomes: dict[int, list[Outcome]]) -> Iterator[tuple[int, int]]:

@@ -92,8 +92,8 @@ def stage_plan(
     num = num_devices // taken.widest
     if len(services) < 2 or num < len(services):
         raise NoStages(
-            f"{num_devices} devices are {num} instances of {taken.widest}, and the traffic has "
-            f"{len(services)} services of stages: nothing to divide; plan for more devices, or another workload"
+            f"{num_devices} devices are {num} instances of {taken.widest}, and the traffic has {len(services)} "
+            f"service{'s' if len(services) > 1 else ''} of stages: nothing to divide; plan for more devices"
         )
     each_s = {one: load / NS_PER_S / len(requests) for one, load in taken.loads(costs).items()}
     study = _Study(question, hardware, num_devices, tuple(requests), each_s, taken.widest, on_done)

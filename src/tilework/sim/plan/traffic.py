@@ -183,12 +183,12 @@ def demand_of(requests: Sequence[Request], costs: TableCosts, target: float, *, 
     Those on time are at least a share `target`, and all is done by the latest deadline. With batches, requests may take
     less than each alone, so that one device is all that is known to be needed.
     """
+    until_ns = max(one.deadline_ns for one in requests if one.deadline_ns is not None) - requests[0].arrival_ns
     span_ns = requests[-1].arrival_ns - requests[0].arrival_ns
-    span_ns = max(1, round(span_ns * len(requests) / max(1, len(requests) - 1)))
+    span_ns = round(span_ns * len(requests) / max(1, len(requests) - 1)) or until_ns  # If all came at once.
     needed_ns = [least_device_ns(costs, *size_of(one)) for one in requests]
     due = sorted(ns for one, ns in zip(requests, needed_ns, strict=True) if one.deadline_ns is not None)
     lightest_ns = sum(due[: ceil(target * len(due))])
-    until_ns = max(one.deadline_ns for one in requests if one.deadline_ns is not None) - requests[0].arrival_ns
     least = 1 if has_batches else max(1, ceil(lightest_ns / until_ns))
     reachable = sum(_is_reachable(one, costs) for one in requests) / len(due)
     return Demand(load=sum(needed_ns) / span_ns, least=least, reachable=reachable)
