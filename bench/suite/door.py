@@ -10,6 +10,8 @@ from typing import Any
 
 import aiohttp
 
+from suite.case import CaseFailed
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -48,6 +50,12 @@ class Door:
 
         await asyncio.gather(*(visits() for _ in range(clients)))
         return num_visits
+
+    async def one_by_one(self, number: int) -> None:
+        """So many visits, each after the one before, none of which asks for a promise. Raises CaseFailed."""
+        for _ in range(number):
+            if (answer := await self._visit(0.0)).status != 202:
+                raise CaseFailed(f"a call was answered with {answer.status}")
 
     async def num_waiting(self) -> int:
         async with self._http.get("/metrics") as response:

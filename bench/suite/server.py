@@ -90,6 +90,12 @@ def serve_arguments(workers: int, model: str = "shapes", device: str = "cpu") ->
     return ["-m", "tilework", "serve", model, *place, "--port", "0", "--json"]
 
 
+def cpu_s(pids: Sequence[int]) -> float:
+    """The CPU time that processes have used so far, of all their threads and in the kernel, too."""
+    fields = [Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split() for pid in pids]
+    return sum(int(one[11]) + int(one[12]) for one in fields) / os.sysconf("SC_CLK_TCK")
+
+
 def tilework_json(arguments: Sequence[str]) -> dict[str, Any]:
     """Run a `tilework` command with --json and read its answer. Raises CaseFailed."""
     run = [sys.executable, "-m", "tilework", *arguments, "--json"]

@@ -17,7 +17,7 @@ import aiohttp
 
 from suite.case import CaseFailed, Check, Finding, Note, Table
 from suite.door import Door
-from suite.server import Server, serving_simulated
+from suite.server import Server, cpu_s, serving_simulated
 from suite.stats import extremes, median, over_repeats, p99, percentile
 from tilework.cost.shipped import shipped_path
 from tilework.server.garbage import rare_collections
@@ -87,9 +87,9 @@ class FrontEnds:
         async with aiohttp.ClientSession(server.url, timeout=aiohttp.ClientTimeout(60)) as http:
             door = Door(http, rng)
             await door.fill(self.queued, 0.0)
-            before = [_cpu_s([server.pid]), _cpu_s(front_ends)]
+            before = [cpu_s([server.pid]), cpu_s(front_ends)]
             answers = await door.arrivals(self.rate, self.seconds, 0.0)
-            after = [_cpu_s([server.pid]), _cpu_s(front_ends)]
+            after = [cpu_s([server.pid]), cpu_s(front_ends)]
             if wrong := [one.status for one in answers if one.status != 202]:
                 raise CaseFailed(f"{len(wrong)} of {len(answers)} calls were answered with {set(wrong)}")
             controller_ms, front_ends_ms = (
@@ -184,12 +184,6 @@ def _front_ends(server: Server) -> list[int]:
     """Process ids."""
     children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
     return [int(pid) for pid in children if b"front end" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-
-
-def _cpu_s(pids: list[int]) -> float:
-    """What processes have used so far."""
-    fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
-    return sum(int(one[11]) + int(one[12]) for one in fields) / os.sysconf("SC_CLK_TCK")
 
 
 def _shown(turn: Turn) -> str:
