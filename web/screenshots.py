@@ -35,7 +35,7 @@ def main(url: str, out: str, *views: str) -> None:
                     page.get_by_role("link", name="Save").wait_for(timeout=120_000)
                 if view == "plan":
                     page.get_by_role("button", name="How many devices?").click()
-                    page.get_by_role("table").wait_for(timeout=120_000)
+                    page.get_by_role("table").first.wait_for(timeout=120_000)
                 page.wait_for_timeout(WAIT_MS)
                 page.screenshot(path=Path(out) / f"page_{view}{name}.png")
                 page.close()

@@ -34,6 +34,7 @@ GIVEN = (
     "tilework workload make tetriserve --rpm 12 --num 20 --out requests.jsonl && cp requests.jsonl r.jsonl",
     "tilework simulate requests.jsonl --cost flux1dev_h100_eager --devices 8 --schedule schedule.jsonl "
     "--events events.jsonl",
+    "cp src/tilework/data/cost/flux1dev_h100_eager.json h100.json && cp h100.json l40s.json",
 )
 """What makes the files that pages take as the reader's own."""
 
