@@ -1,7 +1,7 @@
 """Pictures of the page for docs/: `python web/screenshots.py URL OUT VIEW [VIEW...]`, of a server at URL, with traffic.
 
-Writes OUT/page_VIEW.png in light, OUT/page_VIEW_dark.png, and OUT/page_VIEW_phone.png for a narrow screen. It needs
-playwright and Debian's Chromium.
+The view `caches` is the playground with a comparison. Writes OUT/page_VIEW.png in light, OUT/page_VIEW_dark.png, and
+OUT/page_VIEW_phone.png for a narrow screen. It needs playwright and Debian's Chromium.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main(url: str, out: str, *views: str) -> None:
         for view in views:
             for name, options in SHOTS.items():
                 page = browser.new_page(**options)
-                page.goto(f"{url}/#{view}")
+                page.goto(f"{url}/#{'make' if view == 'caches' else view}")
                 if view == "make":
                     page.get_by_label("Seed").fill("7")
                     page.get_by_label("Deadline, s").fill("60")
@@ -36,6 +36,13 @@ def main(url: str, out: str, *views: str) -> None:
                 if view == "plan":
                     page.get_by_role("button", name="How many devices?").click()
                     page.get_by_role("table").first.wait_for(timeout=120_000)
+                if view == "caches":
+                    page.get_by_label("Seed").fill("7")
+                    page.get_by_label("Cache").select_option("patch")
+                    page.get_by_role("button", name="Compare caches").click()
+                    page.get_by_text("Seed 7 for all").wait_for(timeout=120_000)
+                    page.locator("[aria-busy=false] .saving polyline").wait_for(timeout=120_000)
+                    page.get_by_role("region", name="Comparison").scroll_into_view_if_needed()
                 page.wait_for_timeout(WAIT_MS)
                 page.screenshot(path=Path(out) / f"page_{view}{name}.png")
                 page.close()

@@ -5,38 +5,49 @@ Chromium is Debian's, which the tests install where they may. Most tests play an
 
 from __future__ import annotations
 
+import base64
 import json
+import math
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+import numpy as np
+import PIL.Image
 import pytest
 import torch
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 import debian
-from builders import PIPELINE, request
-from fake_engine import EDITOR, VIDEOS, FakeEngine, Plan, Served, eventually, serving
+from builders import PIPELINE, request, table
+from fake_engine import EDITOR, INFO, VIDEOS, FakeEngine, Plan, Served, eventually, serving
 from server.picture_files import plain
 from server.plans import DOCUMENT, POINT, running, says
 from stages import DIFFUSE, stage_of
 from tilework.control.driver.result import Ending
+from tilework.core.cache import CacheChoice, CacheKind
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.wire.spec import VideoFormat
 from tilework.core.work import Group, Work
+from tilework.cost.table_file import table_json
 from tilework.pipelines.video.export import video_file
+from tilework.report.similarity import psnr_db
 from tilework.runtime.observer import EndedWork
 
 pytestmark = pytest.mark.slow
 HELD = Plan(is_held=True)
+PATCH = CacheKind.PATCH.setting
 VIEWS = {"make": "Playground", "live": "Live", "ontime": "On time", "devices": "Devices", "plan": "Plan"}
 
 
@@ -191,6 +202,95 @@ def test_clips_play(browser: Browser) -> None:
         expect(video).to_be_visible()
         eventually(lambda: video.evaluate("one => one.readyState >= 2 && one.currentTime > 0"))
         assert video.evaluate("one => one.videoWidth") == 32
+
+
+# Caches.
+
+CACHES = replace(INFO, caches=tuple(CacheKind))
+
+
+def test_a_cache_is_chosen_and_the_result_says_what_it_did(browser: Browser, server: Served) -> None:
+    with opened(browser, server.url) as page:
+        expect(page.get_by_role("button", name="Make it")).to_be_visible()
+        expect(page.get_by_label("Cache")).to_have_count(0)
+    with serving(FakeEngine(info=CACHES), drain_s=0, cache="patch") as served, opened(browser, served.url) as page:
+        offered = page.get_by_label("Cache").locator("option").evaluate_all("all => all.map(one => one.value)")
+        assert offered == ["off", *CacheKind, "if_late"]
+        expect(page.get_by_label("Interval")).to_have_count(0)
+        expect(page.get_by_role("button", name="Compare caches")).to_have_count(0)
+        make(page, Prompt="x")
+        sent(served.engine, 0)
+        assert served.engine.specs[-1].cache is None, "off is off, whatever the server prefers"
+        page.get_by_label("Cache").select_option("taylorseer")
+        expect(page.get_by_label("Interval")).to_have_value("5")
+        make(page, Prompt="x", Interval="3")
+        sent(served.engine, 1)
+        assert served.engine.specs[-1].cache == CacheChoice(CacheKind.TAYLORSEER, 3)
+        expect(page.get_by_role("region", name="Result")).to_contain_text("of the blocks skipped")
+
+
+def compared(page: Page, kind: str) -> Locator:
+    """The comparison of a cache, begun with the keyboard."""
+    page.get_by_label("Cache").select_option(kind)
+    page.get_by_role("button", name="Compare caches").focus()
+    page.keyboard.press("Enter")
+    return page.get_by_role("region", name="Comparison")
+
+
+def test_a_comparison_is_cancelled_or_refused(browser: Browser) -> None:
+    engine = FakeEngine(info=CACHES, script=[Plan(), HELD, Plan(), Plan(refuse_s=3.0)])
+    with serving(engine, drain_s=0) as served, opened(browser, served.url, allows=1) as page:
+        comparison = compared(page, "patch")
+        expect(comparison.get_by_text("picture 2 of 5")).to_be_visible()
+        uid = sent(engine, 1)
+        comparison.get_by_role("button", name="Cancel").click()
+        expect(comparison.get_by_text("Cancelled.")).to_be_visible()
+        eventually(lambda: uid in engine.cancelled)
+        assert len({one.seed for one in engine.requests}) == 1
+        page.get_by_label("Deadline, s").fill("1")
+        page.get_by_label("If it cannot be met").select_option("reject")
+        comparison = compared(page, "patch")
+        expect(comparison.get_by_role("alert")).to_contain_text("slo_s = 3")
+        expect(comparison.locator("figure")).to_have_count(1)
+        expect(comparison).to_have_attribute("aria-busy", "false")
+        assert len(engine.specs) == 3, "nothing is asked for after a refusal"
+
+
+def pixels_of(picture: Locator) -> np.ndarray:
+    _, data = (picture.get_attribute("src") or "").split(",")
+    return np.asarray(PIL.Image.open(BytesIO(base64.b64decode(data))).convert("RGB"))
+
+
+@pytest.mark.timeout(300)
+def test_a_comparison_shows_savings_beside_their_quality(browser: Browser, tmp_path: Path) -> None:
+    costs = tmp_path / "costs.json"
+    costs.write_text(json.dumps(table_json(table(0.02, 0.02, 0.02, pipeline="shapes"))))
+    size: Any = {"width": 390, "height": 844}
+    options = ["shapes", "--device", "cpu", "--devices", "1", "--cost", str(costs)]
+    with live_server(*options) as url, opened(browser, url, viewport=size) as page:
+        page.get_by_label("Steps").fill("8")
+        comparison = compared(page, "patch")
+        expect(comparison.locator("circle")).to_have_count(4, timeout=120_000)
+        shown = comparison.locator("figure").all()
+        plain, *others = (pixels_of(one.get_by_role("img")) for one in shown)
+        assert all(is_drawn(one.get_by_role("img")) for one in shown)
+        assert "no cache" in shown[0].inner_text()
+        savings = []
+        for figure, pixels, title, value in zip(
+            shown[1:], others, comparison.locator("title").all_text_contents(), PATCH.usual, strict=True
+        ):
+            ratio_db, told = psnr_db(pixels, plain), figure.inner_text()
+            quality = "equal" if ratio_db == math.inf else f"{ratio_db:.1f} dB"
+            assert f"patch, {value}" in told
+            assert quality in told
+            (saving,) = re.findall(r"(\d+)% skipped", told)
+            assert title == f"{value}: {saving}% skipped, {quality}"
+            savings.append(int(saving))
+        assert savings == sorted(savings)
+        assert savings[-1] > 20
+        assert len(comparison.locator("polyline").get_attribute("points").split()) == 4
+        wide = page.evaluate("[document.scrollingElement.scrollWidth, innerWidth]")
+        assert wide[0] <= wide[1]
 
 
 # Devices over time, and the queue.
@@ -428,9 +528,8 @@ def test_what_the_plan_lacks_is_told(browser: Browser) -> None:
 
 
 @contextmanager
-def live_server() -> Iterator[str]:
-    options = ["--backend", "modelled", "--devices", "2", "--cost", "flux1dev_h100_eager", "--frontends", "2"]
-    command = [sys.executable, "-m", "tilework", "serve", *options, "--port", "0", "--json", "--default-slo", "3x"]
+def live_server(*options: str) -> Iterator[str]:
+    command = [sys.executable, "-m", "tilework", "serve", *options, "--port", "0", "--json"]
     environ = os.environ | {"TILEWORK_DRAIN_S": "0.2"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as process:
         assert process.stdout is not None
@@ -442,7 +541,12 @@ def live_server() -> Iterator[str]:
 
 @pytest.mark.timeout(300)
 def test_a_live_server_with_front_ends_shows_what_it_did(browser: Browser) -> None:
-    with live_server() as url, httpx.Client(base_url=url, timeout=60) as http, opened(browser, url) as page:
+    options = ["--backend", "modelled", "--devices", "2", "--cost", "flux1dev_h100_eager", "--frontends", "2"]
+    with (
+        live_server(*options, "--default-slo", "3x") as url,
+        httpx.Client(base_url=url, timeout=60) as http,
+        opened(browser, url) as page,
+    ):
         expect(page.get_by_text("0 of 2 devices busy")).to_be_visible()
         page.get_by_role("link", name="Live").click()
         uids = [

@@ -104,7 +104,9 @@ def test_a_server_has_a_default_which_requests_and_exactness_override() -> None:
         assert chosen(server, cache="patch") == CacheChoice(CacheKind.PATCH, 0.2)
         assert chosen(server, cache_threshold=0.3) == CacheChoice(CacheKind.IMAGE, 0.3)
         assert chosen(server, cache="off") is chosen(server, exact=True) is None
-        assert server.http.get("/v1/models").json()["data"][0]["tilework"]["caches"] == ["patch", "image"]
+        about = server.http.get("/v1/models").json()["data"][0]["tilework"]
+        assert about["caches"] == list(about["cache_settings"]) == ["patch", "image"]
+        assert about["cache_settings"]["image"]["usual"] == [0.001, 0.003, 0.01, 0.03]
 
 
 def test_a_servers_number_is_for_its_own_cache_and_those_like_it() -> None:

@@ -1,17 +1,28 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { Refused, get, keySet } from "./api";
+import { CacheFields, kindsOf } from "./CacheFields";
+import { Comparison } from "./Comparison";
+import { choices, compare, type Compared } from "./compare";
 import { Result } from "./Result";
-import { run, type Run, type Wish } from "./run";
+import { run, settingOf, type Cache, type Run, type Wish } from "./run";
 import type { Model } from "./state";
 
 const SIDES = [64, 128, 256, 512, 768, 1024, 1536, 2048];
 const MOST_KEPT = 12;
 
+/** What was sent from here: a request, or several with caches to compare. */
+interface Entry {
+  id: number;
+  pictures: Compared[];
+  total: number;
+  stop: AbortController;
+}
+
 /** Fields of a request, and what has become of those that were sent from here. */
 export function Playground() {
   const [models, setModels] = useState<Model[]>([]);
   const [trouble, setTrouble] = useState("");
-  const [runs, setRuns] = useState<{ id: number; run: Run; stop: AbortController }[]>([]);
+  const [entries, setEntries] = useState<Entry[]>([]);
   const [shown, setShown] = useState<number | null>(null);
   const next = useRef(1);
 
@@ -35,20 +46,24 @@ export function Playground() {
     };
   }, []);
 
-  const send = (wish: Wish): void => {
+  const send = (wish: Wish, isComparison: boolean): void => {
     const id = next.current++;
     const stop = new AbortController();
-    const change = (now: Run): void =>
-      setRuns((all) => {
+    const total = isComparison ? choices(wish).length : 1;
+    const change = (pictures: Compared[]): void =>
+      setEntries((all) => {
         const others = all.filter((one) => one.id !== id);
-        for (const old of others.slice(MOST_KEPT - 1)) if (old.run.video) URL.revokeObjectURL(old.run.video);
-        return [{ id, run: now, stop }, ...others.slice(0, MOST_KEPT - 1)].sort((a, b) => b.id - a.id);
+        for (const { pictures } of others.slice(MOST_KEPT - 1))
+          for (const { run } of pictures) if (run.video) URL.revokeObjectURL(run.video);
+        return [{ id, pictures, total, stop }, ...others.slice(0, MOST_KEPT - 1)].sort((a, b) => b.id - a.id);
       });
     setShown(id);
-    void run(wish, change, stop.signal);
+    if (isComparison) void compare(wish, change, stop.signal);
+    else void run(wish, (now) => change([{ run: now, psnr_db: null }]), stop.signal);
   };
 
-  const current = runs.find((one) => one.id === shown) ?? runs[0];
+  const current = entries.find((one) => one.id === shown) ?? entries[0];
+  const cancel = (): void => current?.stop.abort();
   return (
     <div class="playground">
       {models.length ? (
@@ -59,23 +74,25 @@ export function Playground() {
         </section>
       )}
       <div class="results">
-        {current ? (
-          <Result key={current.id} run={current.run} cancel={() => current.stop.abort()} />
+        {current && current.total > 1 ? (
+          <Comparison key={current.id} pictures={current.pictures} total={current.total} cancel={cancel} />
+        ) : current ? (
+          <Result key={current.id} run={current.pictures[0]!.run} cancel={cancel} />
         ) : (
           <section class="card empty">
             <p class="soft">Your picture appears here while it is made.</p>
           </section>
         )}
-        {runs.length > 1 && (
+        {entries.length > 1 && (
           <div class="thumbnails" role="group" aria-label="Earlier results">
-            {runs.map((one) => (
+            {entries.map(({ id, pictures: [first] }) => (
               <button
-                key={one.id}
-                aria-label={`Result ${one.id}: ${one.run.wish.prompt}`}
-                aria-current={one.id === current?.id}
-                onClick={() => setShown(one.id)}
+                key={id}
+                aria-label={`Result ${id}: ${first!.run.wish.prompt}`}
+                aria-current={id === current?.id}
+                onClick={() => setShown(id)}
               >
-                <Thumbnail run={one.run} />
+                <Thumbnail run={first!.run} />
               </button>
             ))}
           </div>
@@ -91,14 +108,17 @@ function Thumbnail({ run: one }: { run: Run }) {
   return <span class="soft">{one.video ? "▶" : one.state}</span>;
 }
 
-function Form({ models, send }: { models: Model[]; send: (wish: Wish) => void }) {
+function Form({ models, send }: { models: Model[]; send: (wish: Wish, isComparison: boolean) => void }) {
   const [id, setId] = useState(models[0]!.id);
   const model = models.find((one) => one.id === id) ?? models[0]!;
   const about = model.tilework;
   const [usualWidth, usualHeight] = about.default_size.split("x").map(Number) as [number, number];
   const [pictures, setPictures] = useState<Record<string, string>>({});
   const prompt = useRef("a large red circle on a blue background");
-  useEffect(() => setPictures({}), [id]);
+  const [cache, setCache] = useState<Cache["name"]>("off");
+  useEffect(() => (setPictures({}), setCache("off")), [id]);
+  const compareButton = useRef<HTMLButtonElement>(null);
+  const hasCaches = kindsOf(model).length > 0;
   const makesClips = about.makes_videos || about.default_frames > 1;
 
   const submit = (event: Event): void => {
@@ -108,7 +128,7 @@ function Form({ models, send }: { models: Model[]; send: (wish: Wish) => void })
       const text = String(data.get(name) ?? "").trim();
       return text === "" ? null : Number(text);
     };
-    send({
+    const wish: Wish = {
       model,
       prompt: String(data.get("prompt")),
       width: number("width") ?? usualWidth,
@@ -118,8 +138,11 @@ function Form({ models, send }: { models: Model[]; send: (wish: Wish) => void })
       frames: makesClips ? number("frames") : null,
       slo_s: number("slo_s"),
       onMiss: data.get("on_miss") as Wish["onMiss"],
+      cache: hasCaches ? { name: cache, value: number("cache_value") } : null,
+      isCompared: false,
       pictures,
-    });
+    };
+    send(wish, (event as SubmitEvent).submitter === compareButton.current);
   };
   const keys = (event: KeyboardEvent): void => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
@@ -196,6 +219,7 @@ function Form({ models, send }: { models: Model[]; send: (wish: Wish) => void })
           </select>
         </label>
       </div>
+      <CacheFields model={model} name={cache} choose={setCache} />
       {about.pictures
         .filter((one) => !one.is_clip)
         .map((one) => (
@@ -214,6 +238,11 @@ function Form({ models, send }: { models: Model[]; send: (wish: Wish) => void })
         ))}
       <div class="bar submit">
         <button class="primary">Make it</button>
+        {settingOf(model, cache) && cache !== "if_late" && (
+          <button class="tool" ref={compareButton}>
+            Compare caches
+          </button>
+        )}
         <span class="soft wide-only">
           <kbd>Ctrl</kbd> <kbd>Enter</kbd>
         </span>

@@ -1,15 +1,15 @@
 import { useEffect, useState } from "preact/hooks";
 import { Decisions } from "./Decisions";
 import { OTHERS } from "./colours";
-import type { Run } from "./run";
+import { hasEnded, type Run } from "./run";
 import type { Segment, Timeline } from "./state";
-import { devicesText, seconds } from "./words";
+import { cacheText, devicesText, seconds } from "./words";
 
 const FLIP_MS = 125;
 
 /** What a request looks like now, and how it went. */
 export function Result({ run, cancel }: { run: Run; cancel: () => void }) {
-  const isOpen = !["done", "failed", "cancelled"].includes(run.state);
+  const isOpen = !hasEnded(run);
   const { wish, timeline } = run;
   return (
     <section class="card result" aria-label="Result" aria-busy={isOpen}>
@@ -23,7 +23,7 @@ export function Result({ run, cancel }: { run: Run; cancel: () => void }) {
           </p>
         )}
         {run.state === "cancelled" && <p class="soft">Cancelled.</p>}
-        {timeline && <Outcome timeline={timeline} />}
+        {timeline && <Outcome timeline={timeline} isIfLate={wish.cache?.name === "if_late"} />}
         {run.state === "done" && run.uid && (
           <>
             <div class="bar flush">
@@ -38,7 +38,7 @@ export function Result({ run, cancel }: { run: Run; cancel: () => void }) {
   );
 }
 
-function Shown({ run }: { run: Run }) {
+export function Shown({ run }: { run: Run }) {
   const { wish } = run;
   const [place, setPlace] = useState(0);
   useEffect(() => {
@@ -54,7 +54,15 @@ function Shown({ run }: { run: Run }) {
   return <img class={`shown ${isUnfinished ? "unfinished" : ""}`} style={size} src={url} alt={isUnfinished ? "Unfinished preview" : wish.prompt} />;
 }
 
-function Progress({ run, cancel }: { run: Run; cancel: () => void }) {
+interface ProgressProps {
+  run: Run;
+  cancel: () => void;
+  /** Which of several pictures it is, from 0 on. */
+  place?: number;
+  total?: number;
+}
+
+export function Progress({ run, cancel, place = 0, total = 1 }: ProgressProps) {
   const [, again] = useState(0);
   useEffect(() => {
     const timer = setInterval(() => again((count) => count + 1), 200);
@@ -64,9 +72,10 @@ function Progress({ run, cancel }: { run: Run; cancel: () => void }) {
   const left_s = run.eta_s === null ? null : run.eta_s - passed_s;
   return (
     <div role="status">
-      <progress max={run.wish.steps} value={run.step} aria-label="Steps" class="whole" />
+      <progress max={total * run.wish.steps} value={place * run.wish.steps + run.step} aria-label="Steps" class="whole" />
       <div class="bar flush">
         <span class="num">
+          {total > 1 && `picture ${place + 1} of ${total}, `}
           {run.state === "asking" ? "asking" : `${run.state}, step ${run.step} of ${run.wish.steps}`}
           {left_s !== null && `, ready in ${seconds(Math.max(0, left_s))}`}
         </span>
@@ -78,8 +87,8 @@ function Progress({ run, cancel }: { run: Run; cancel: () => void }) {
   );
 }
 
-function Outcome({ timeline }: { timeline: Timeline }) {
-  const { slo_s: slo, latency_s: latency } = timeline;
+function Outcome({ timeline, isIfLate }: { timeline: Timeline; isIfLate: boolean }) {
+  const { slo_s: slo, latency_s: latency, cache } = timeline;
   const end_s = Math.max(latency, slo !== null && slo < 2 * latency ? slo : 0) * 1.02;
   const devices = [...new Set(timeline.segments.flatMap((one) => one.devices))].sort((a, b) => a - b);
   const at = (time_s: number): string => `${(100 * time_s) / end_s}%`;
@@ -92,6 +101,7 @@ function Outcome({ timeline }: { timeline: Timeline }) {
             {timeline.on_time ? `On time, ${seconds(slo - latency)} to spare.` : `${seconds(latency - slo)} late.`}
           </b>
         )}{" "}
+        {cache ? `Cache: ${cacheText(cache)}. ` : isIfLate && "The cache was not used. "}
         <span class="soft">Seed {timeline.seed}.</span>
       </p>
       <div class="lanes" role="img" aria-label={timeline.segments.map(segmentText).join("; ")}>

@@ -1,7 +1,13 @@
 /** One call of the playground, from its fields to its result. */
 
 import { Refused, call, events, get, post } from "./api";
-import type { Model, Timeline } from "./state";
+import type { CacheKind, CacheSetting, Model, Timeline } from "./state";
+
+/** `value` is the threshold or the interval; null: the server's. */
+export interface Cache {
+  name: CacheKind | "off" | "if_late";
+  value: number | null;
+}
 
 export interface Wish {
   model: Model;
@@ -13,6 +19,10 @@ export interface Wish {
   frames: number | null;
   slo_s: number | null;
   onMiss: "best_effort" | "reject" | "drop";
+  /** Null if it can have none. */
+  cache: Cache | null;
+  /** Whether it is compared with others: then it has no previews, which take time, and a clip comes as frames. */
+  isCompared: boolean;
   /** Data URLs by the name of the model's input. */
   pictures: Record<string, string>;
 }
@@ -57,6 +67,8 @@ interface Video {
   tilework: { timeline: Timeline | null };
 }
 
+export const hasEnded = ({ state }: Run): boolean => ["done", "failed", "cancelled"].includes(state);
+
 export const begun = (wish: Wish): Run => ({
   wish,
   state: "asking",
@@ -77,7 +89,7 @@ export async function run(wish: Wish, change: (run: Run) => void, signal: AbortS
   let now = begun(wish);
   const put = (part: Partial<Run>): void => change((now = { ...now, ...part }));
   try {
-    if (wish.model.tilework.makes_videos && wish.frames !== 1) await video(wish, put, signal);
+    if (wish.model.tilework.makes_videos && wish.frames !== 1 && !wish.isCompared) await video(wish, put, signal);
     else await pictures(wish, put, () => now, signal);
   } catch (error) {
     if (signal.aborted) put({ state: "cancelled" });
@@ -94,12 +106,22 @@ function fields(wish: Wish): Record<string, unknown> {
     prompt: wish.prompt,
     size: `${wish.width}x${wish.height}`,
     num_inference_steps: wish.steps,
-    preview_every_s: 0.4,
+    ...(wish.isCompared ? {} : { preview_every_s: 0.4 }),
+    ...(wish.cache === null ? {} : cacheFields(wish.model, wish.cache)),
     ...(wish.seed === null ? {} : { seed: wish.seed }),
     ...(wish.frames === null ? {} : { num_frames: wish.frames }),
     ...(wish.slo_s === null ? {} : { slo_s: wish.slo_s, on_miss: wish.onMiss }),
   };
 }
+
+function cacheFields(model: Model, { name, value }: Cache): Record<string, unknown> {
+  const setting = settingOf(model, name);
+  return { cache: name, ...(setting && value !== null ? { [`cache_${setting.name}`]: value } : {}) };
+}
+
+/** Undefined if it is off. A deadline buys the cache of patches. */
+export const settingOf = (model: Model, name: Cache["name"]): CacheSetting | undefined =>
+  name === "off" ? undefined : model.tilework.cache_settings[name === "if_late" ? "patch" : name];
 
 async function pictures(wish: Wish, put: (part: Partial<Run>) => void, now: () => Run, signal: AbortSignal): Promise<void> {
   const body = { ...fields(wish), ...wish.pictures, stream: true, tilework_events: true, output_format: "png" };

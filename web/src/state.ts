@@ -84,6 +84,17 @@ export interface LiveState {
   devices: Device[] | null;
 }
 
+export type CacheKind = "patch" | "image" | "fbcache" | "taylorseer";
+
+/** The number of a kind of cache; `usual` are those to compare. */
+export interface CacheSetting {
+  name: "threshold" | "interval";
+  default: number;
+  least: number;
+  most: number;
+  usual: number[];
+}
+
 /** What is true of one model, of its card in `/v1/models`. */
 export interface Model {
   id: string;
@@ -97,6 +108,8 @@ export interface Model {
     default_fps: number | null;
     makes_videos: boolean;
     default_slo: string | null;
+    exact: boolean;
+    cache_settings: Partial<Record<CacheKind, CacheSetting>>;
     serves_on: number[];
     devices: number[];
     on_host: boolean;
@@ -115,6 +128,15 @@ export interface Segment {
   load_s: number;
 }
 
+/** What the cache of a request did. */
+export interface CacheUse {
+  kind: CacheKind;
+  threshold: number | null;
+  interval: number | null;
+  saving: number;
+  off: string | null;
+}
+
 export interface Timeline {
   uid: string;
   seed: number;
@@ -124,6 +146,7 @@ export interface Timeline {
   slo_s: number | null;
   slo_source: string | null;
   on_time: boolean | null;
+  cache: CacheUse | null;
   segments: Segment[];
 }
 

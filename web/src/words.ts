@@ -1,6 +1,6 @@
 /** Numbers and names as texts. */
 
-import type { Card } from "./state";
+import type { CacheUse, Card } from "./state";
 
 export function seconds(value: number): string {
   const size = Math.abs(value);
@@ -34,6 +34,13 @@ export function cardText(card: Card): string {
   ];
   return parts.filter(Boolean).join(", ");
 }
+
+/** "35% of the patches skipped", and why it was not more. */
+export const cacheText = ({ kind, saving, off }: CacheUse): string =>
+  `${percent(saving)} of the ${partsOf(kind)} skipped${off === null ? "" : `: ${off}`}`;
+
+/** What a cache skips. */
+export const partsOf = (kind: CacheUse["kind"]): string => (kind === "patch" || kind === "image" ? "patches" : "blocks");
 
 /** "devices 0-1, 4" */
 export function devicesText(ids: readonly number[]): string {

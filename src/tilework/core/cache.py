@@ -37,6 +37,8 @@ class CacheKind(StrEnum):
 class CacheSetting:
     """The number of a kind of cache: a THRESHOLD, by how much something may change, or an INTERVAL in steps.
 
+    `usual` are those that are tried to see what the kind saves, and what it does to pictures; the mildest comes first.
+
     The threshold of PATCH and IMAGE is for the input of a block, as the mean square of the change over that of the
     input. That of FBCACHE is for what the first block adds, as the mean absolute change over its mean absolute value.
     """
@@ -45,6 +47,7 @@ class CacheSetting:
     default: float
     least: float
     most: float
+    usual: tuple[float, ...]
 
 
 IF_LATE, OFF = "if_late", "off"
@@ -55,12 +58,12 @@ BLOCK_CACHES: tuple[str, ...] = (OFF, "patch", "image", IF_LATE)
 DEFAULT_THRESHOLD = 0.003
 MAX_THRESHOLD = 1.0
 LEAST_INTERVAL, MAX_INTERVAL = 1, 100
-_OF_BLOCKS = CacheSetting("threshold", DEFAULT_THRESHOLD, 0.0, MAX_THRESHOLD)
+_OF_BLOCKS = CacheSetting("threshold", DEFAULT_THRESHOLD, 0.0, MAX_THRESHOLD, (0.001, 0.003, 0.01, 0.03))
 SETTINGS: Mapping[CacheKind, CacheSetting] = {
     CacheKind.PATCH: _OF_BLOCKS,
     CacheKind.IMAGE: _OF_BLOCKS,
-    CacheKind.FBCACHE: CacheSetting("threshold", 0.05, 0.0, MAX_THRESHOLD),
-    CacheKind.TAYLORSEER: CacheSetting("interval", 5, LEAST_INTERVAL, MAX_INTERVAL),
+    CacheKind.FBCACHE: CacheSetting("threshold", 0.05, 0.0, MAX_THRESHOLD, (0.02, 0.05, 0.1, 0.2)),
+    CacheKind.TAYLORSEER: CacheSetting("interval", 5, LEAST_INTERVAL, MAX_INTERVAL, (2, 3, 5, 8)),
 }
 """The defaults of FBCACHE and TAYLORSEER are the library's."""
 

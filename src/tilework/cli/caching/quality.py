@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -31,13 +31,6 @@ EXAMPLE = examples(
     "  --steps 8,28 --caches 'patch=0.005,0.01 fbcache=0.05,0.1 taylorseer'",
 )
 Score = Callable[[str, Any], float]
-_USUAL: Mapping[CacheKind, tuple[float, ...]] = {
-    CacheKind.PATCH: (0.001, 0.003, 0.01, 0.03),
-    CacheKind.IMAGE: (0.001, 0.003, 0.01, 0.03),
-    CacheKind.FBCACHE: (0.02, 0.05, 0.1, 0.2),
-    CacheKind.TAYLORSEER: (2, 3, 5, 8),
-}
-"""Thresholds, or intervals, that are tried if none are given."""
 
 
 def command(
@@ -106,7 +99,7 @@ def _choices(caches: str) -> list[CacheChoice]:
         if name not in list(CacheKind):
             raise UserError(f"caches has {name!r}; give some of {', '.join(CacheKind)}")
         kind = CacheKind(name)
-        values = [_value(kind, one) for one in numbers.split(",")] if numbers else _USUAL[kind]
+        values = [_value(kind, one) for one in numbers.split(",")] if numbers else kind.setting.usual
         found += [CacheChoice(kind, value) for value in values]
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import FastAPI, Path
@@ -97,6 +98,7 @@ def _model_card(info: ModelInfo, images: ImageService, created: int, name: str) 
         "vae_tiling": info.vae_tiling,
         "exact": images.config.exact,
         "caches": list(info.caches),
+        "cache_settings": {kind: asdict(kind.setting) for kind in info.caches},
         "lacks": list(limits_of(info)),
         "arguments": [{"name": one.name, "value": wanted(one)} for one in info.arguments],
         "pictures": [_picture(one) for one in info.pictures],
