@@ -28,6 +28,7 @@ TITLES = (
     "needs several machines",
     "needs other services",
     "needs a server with keys",
+    "needs a server with traffic",
     "needs Node",
     "needs another revision",
 )

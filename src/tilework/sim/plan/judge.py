@@ -22,7 +22,7 @@ class Decided(Exception):
 class Judge:
     """Counts which deadlines are kept, for `Simulation.run(observe=...)`. Raises Decided when the rest does not matter.
 
-    A deadline is missed once it has passed or its request has ended without a result, whatever becomes of it then.
+    A deadline is missed once it has passed, or its request has ended without a result, also if one is made later.
     """
 
     def __init__(self, requests: Sequence[Request], target: float) -> None:
