@@ -85,7 +85,7 @@ class Invariants:
         self._weights: dict[int, set[str]] = {}  # Digests of the components of each device, at the end of its queue.
         self._memory_bytes: dict[int, int | None] = {}
         self._reading: dict[int, int] = {}  # The read ahead of need that has not ended, by node.
-        self._ahead: dict[int, set[int]] = {}  # Loads ahead of need that have not ended, by device.
+        self._ahead: dict[int, dict[int, set[str]]] = {}  # By device: loads ahead of need that have not ended.
         self._joined_after: dict[int, int] = {}  # The last work before each device joined.
         self._sizes = {component.digest: component.num_bytes for component in costs.all_components}
         self._works: dict[int, Work] = {}
@@ -137,9 +137,9 @@ class Invariants:
                 require(device_id not in self._up, f"device {device_id} joins twice")
                 self._up[device_id], self._kinds[device_id] = node, kind
                 self._weights[device_id], self._memory_bytes[device_id] = set(components), memory_bytes
-                self._ahead[device_id], self._joined_after[device_id] = set(), self._last_work_id
+                self._ahead[device_id], self._joined_after[device_id] = {}, self._last_work_id
             case ComponentsLoaded(load_id, device_id):
-                self._ahead[device_id].discard(load_id)
+                self._ahead[device_id].pop(load_id, None)
             case ComponentsRead(read_id):
                 node = next(node for node, one in self._reading.items() if one == read_id)
                 del self._reading[node]
@@ -157,6 +157,7 @@ class Invariants:
             case WorkFinished(work_id) | Stopped(work_id):
                 if (ended := self._works.pop(work_id, None)) is not None and isinstance(event, WorkFinished):
                     self._note_whole(ended)
+                    self._end_loads(ended)
             case _:
                 pass
 
@@ -184,6 +185,13 @@ class Invariants:
             fitted = [one for one in self._too_large if one[0] == _key(work.stage) and one[1] <= pixels]
             for one in fitted:
                 del self._too_large[one]
+
+    def _end_loads(self, work: Work) -> None:
+        """What a work has used is loaded, also if the message that says so was lost."""
+        used = {one.digest for one in self._costs.components(work.stage)}
+        for device_id in self._up.keys() & set(work.devices):
+            loads = self._ahead[device_id]
+            self._ahead[device_id] = {number: digests for number, digests in loads.items() if not digests <= used}
 
     def _pixels(self, work: Work) -> int:
         return self._requests[self._uids[work.job_ids[0]]].shape.pixels
@@ -334,8 +342,8 @@ class Invariants:
         ahead = [one for one in actions if isinstance(one, LoadComponents) and one.is_ahead]
         for device_id in {one.device_id for one in ahead}:
             begun = self._ahead[device_id]
-            require(not begun, f"device {device_id} loads ahead of need, and the loads {begun} have not ended")
-            begun |= {one.load_id for one in ahead if one.device_id == device_id}
+            require(not begun, f"device {device_id} loads ahead of need, and the loads {set(begun)} have not ended")
+            begun |= {one.load_id: set(one.components) for one in ahead if one.device_id == device_id}
 
     def _check_loras(self, work: Work) -> None:
         """A work computes with the LoRAs of each of its members that change the stage, all where these are."""
