@@ -142,7 +142,8 @@ function Form({ models, send }: { models: Model[]; send: (wish: Wish, isComparis
       isCompared: false,
       pictures,
     };
-    send(wish, (event as SubmitEvent).submitter === compareButton.current);
+    const button = (event as SubmitEvent).submitter; // Null by the keyboard.
+    send(wish, button !== null && button === compareButton.current);
   };
   const keys = (event: KeyboardEvent): void => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
