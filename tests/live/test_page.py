@@ -214,6 +214,7 @@ def test_a_cache_is_chosen_and_the_result_says_what_it_did(browser: Browser, ser
         expect(page.get_by_role("button", name="Make it")).to_be_visible()
         expect(page.get_by_label("Cache")).to_have_count(0)
     with serving(FakeEngine(info=CACHES), drain_s=0, cache="patch") as served, opened(browser, served.url) as page:
+        expect(page.get_by_label("Cache")).to_be_visible()
         offered = page.get_by_label("Cache").locator("option").evaluate_all("all => all.map(one => one.value)")
         assert offered == ["off", *CacheKind, "if_late"]
         expect(page.get_by_label("Interval")).to_have_count(0)
@@ -527,6 +528,9 @@ def test_what_the_plan_lacks_is_told(browser: Browser) -> None:
 # A live server.
 
 
+MODELLED = ("--backend", "modelled", "--devices", "2", "--cost", "flux1dev_h100_eager", "--default-slo", "3x")
+
+
 @contextmanager
 def live_server(*options: str) -> Iterator[str]:
     command = [sys.executable, "-m", "tilework", "serve", *options, "--port", "0", "--json"]
@@ -541,9 +545,8 @@ def live_server(*options: str) -> Iterator[str]:
 
 @pytest.mark.timeout(300)
 def test_a_live_server_with_front_ends_shows_what_it_did(browser: Browser) -> None:
-    options = ["--backend", "modelled", "--devices", "2", "--cost", "flux1dev_h100_eager", "--frontends", "2"]
     with (
-        live_server(*options, "--default-slo", "3x") as url,
+        live_server(*MODELLED, "--frontends", "2") as url,
         httpx.Client(base_url=url, timeout=60) as http,
         opened(browser, url) as page,
     ):
@@ -575,7 +578,11 @@ def test_a_live_server_with_front_ends_shows_what_it_did(browser: Browser) -> No
 
 @pytest.mark.timeout(300)
 def test_a_live_server_plans_from_what_it_served(browser: Browser) -> None:
-    with live_server() as url, httpx.Client(base_url=url, timeout=60) as http, opened(browser, f"{url}/#plan") as page:
+    with (
+        live_server(*MODELLED) as url,
+        httpx.Client(base_url=url, timeout=60) as http,
+        opened(browser, f"{url}/#plan") as page,
+    ):
         expect(page.get_by_text("0 of 2 devices busy")).to_be_visible()
         body = {"prompt": "x", "size": "256x256", "n": 8, "slo_s": 60}
         for _ in range(3):
