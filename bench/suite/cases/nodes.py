@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -162,26 +162,30 @@ def _takeover_checks(taken_over: Sequence[Takeover]) -> tuple[Check, ...]:
 
 
 def _takeover_table(taken_over: Sequence[Takeover]) -> Table:
-    rows = {
-        "until the standby answers, s": [one.answers_s for one in taken_over],
-        "until all requests are done, s": [one.done_s for one in taken_over],
-        "steps made again": [float(one.steps_again) for one in taken_over],
-    }
-    return Table(
-        title="A server that is killed",
-        columns=("", "of all kills"),
-        rows=tuple((name, _shown(extremes(values))) for name, values in rows.items()),
+    return _kills_table(
+        "A server that is killed",
+        {
+            "until the standby answers, s": [one.answers_s for one in taken_over],
+            "until all requests are done, s": [one.done_s for one in taken_over],
+            "steps made again": [float(one.steps_again) for one in taken_over],
+        },
     )
 
 
 def _lost_table(lost: Sequence[LostNode]) -> Table:
-    rows = {
-        "until another node makes a step, s": [one.goes_on_s for one in lost],
-        "until the request is done, s": [one.done_s for one in lost],
-        "steps made again": [float(one.steps_again) for one in lost],
-    }
+    return _kills_table(
+        "A node that is killed",
+        {
+            "until another node makes a step, s": [one.goes_on_s for one in lost],
+            "until the request is done, s": [one.done_s for one in lost],
+            "steps made again": [float(one.steps_again) for one in lost],
+        },
+    )
+
+
+def _kills_table(title: str, rows: Mapping[str, Sequence[float]]) -> Table:
     return Table(
-        title="A node that is killed",
+        title=title,
         columns=("", "of all kills"),
         rows=tuple((name, _shown(extremes(values))) for name, values in rows.items()),
     )
