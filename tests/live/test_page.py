@@ -1,6 +1,7 @@
 """The page at `/` in a real browser, headless Chromium: what a person sees, clicks and types.
 
 Chromium is Debian's, which the tests install where they may. Most tests play an engine; the last has a live server.
+`test_page_plan.py` is of the tab Plan.
 """
 
 from __future__ import annotations
@@ -8,31 +9,24 @@ from __future__ import annotations
 import base64
 import json
 import math
-import os
 import re
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import numpy as np
 import PIL.Image
 import pytest
 import torch
-from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect
 
-import debian
 from builders import PIPELINE, request, table
 from fake_engine import EDITOR, INFO, VIDEOS, FakeEngine, Plan, Served, eventually, serving
+from live.pages import MODELLED, live_server, opened
 from server.picture_files import plain
-from server.plans import DOCUMENT, POINT, running, says
 from stages import DIFFUSE, stage_of
 from tilework.control.driver.result import Ending
 from tilework.core.cache import CacheChoice, CacheKind
@@ -49,38 +43,6 @@ pytestmark = pytest.mark.slow
 HELD = Plan(is_held=True)
 PATCH = CacheKind.PATCH.setting
 VIEWS = {"make": "Playground", "live": "Live", "ontime": "On time", "devices": "Devices", "plan": "Plan"}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    if not debian.has("chromium", "chromium"):
-        pytest.skip("needs Chromium")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@contextmanager
-def opened(browser: Browser, url: str, *, allows: int = 0, **options: Any) -> Iterator[Page]:
-    """A page that has no error of its own, and asks no other machine.
-
-    `allows` are the messages in its console that it may have: Chromium writes one for each answer that is an error.
-    """
-    context = browser.new_context(**options)
-    page = context.new_page()
-    errors: list[str] = []
-    strays: list[str] = []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
-    own = (f"http://{urlsplit(url).netloc}/", "data:", "blob:")
-    page.on("request", lambda asked: None if asked.url.startswith(own) else strays.append(asked.url))
-    page.set_default_timeout(30_000)
-    page.goto(url)
-    yield page
-    context.close()
-    assert errors[allows:] == []
-    assert strays == []
 
 
 @pytest.fixture(scope="module")
@@ -463,84 +425,7 @@ def test_it_says_when_the_server_has_gone_and_comes_back(browser: Browser) -> No
         expect(page.get_by_role("status").filter(has_text="The server")).to_be_visible()
 
 
-# The plan.
-
-
-def plan_document() -> dict[str, Any]:
-    """Of many numbers close together, near a high target; one was ended early."""
-    shares = [0.7, *(0.95 + 0.001 * place for place in range(48)), 1.0, 1.0]
-    points = [
-        POINT | {"devices": 40 + place, "share": share, "low": share - 0.02, "is_whole": place > 0, "high": 1.0}
-        for place, share in enumerate(shares)
-    ]
-    (own,) = DOCUMENT["hardware"]  # type: ignore[misc]
-    return DOCUMENT | {"hardware": [own | {"devices": 57, "devices_in_the_mean": 55, "points": points}]}
-
-
-def overlaps(texts: Locator) -> list[str]:
-    """Texts that lie on another one."""
-    boxes = [(one.text_content(), one.bounding_box()) for one in texts.all()]
-    found = []
-    for place, (text, box) in enumerate(boxes):
-        for _, other in boxes[:place]:
-            assert box is not None
-            assert other is not None
-            apart = box["x"] >= other["x"] + other["width"] or other["x"] >= box["x"] + box["width"]
-            under = box["y"] >= other["y"] + other["height"] or other["y"] >= box["y"] + box["height"]
-            if not (apart or under):
-                found.append(text or "")
-    return found
-
-
-@pytest.mark.parametrize("width", [390, 1280])
-def test_the_plan_is_asked_for_and_read(browser: Browser, width: int) -> None:
-    size: Any = {"width": width, "height": 844}
-    with serving(FakeEngine(plan=Plan()), drain_s=0) as served, opened(browser, served.url, viewport=size) as page:
-        for _ in range(20):
-            assert served.post({"prompt": "x", "slo_s": 9}).status_code == 200
-        page.get_by_role("link", name="Plan", exact=True).click()
-        plan = page.get_by_role("region", name="Plan")
-        plan.get_by_label("On time, %").fill("99")
-        with running(says(plan_document())):
-            plan.get_by_role("button", name="How many devices?").click()
-            answer = plan.get_by_role("status").filter(has_text="57 devices for 99% on time")
-            expect(answer).to_contain_text("there are 2 now; 55 reach it in the mean only")
-        expect(plan).to_contain_text("on 2 devices it keeps 50% on time, where 52% were: 1.5 points too few")
-        expect(plan).to_contain_text("20 with a deadline; 2 simulations in 1.25 s")
-        expect(plan.locator("tr.chosen")).to_contain_text("57")
-        expect(plan.get_by_text("≤ 70%")).to_be_visible()
-        expect(plan.get_by_text("A hollow point was ended early")).to_be_visible()
-        expect(plan.get_by_role("table", name="What the devices do")).to_contain_text("1: 90%, 2: 10%")
-        curve = plan.get_by_role("img")
-        expect(curve.locator("circle.open")).to_have_count(1)
-        expect(curve.locator("g.chosen text")).to_have_text("57")
-        assert overlaps(curve.locator("text")) == []
-        wide = page.evaluate("[document.scrollingElement.scrollWidth, innerWidth]")
-        assert wide[0] <= wide[1]
-
-
-def test_what_the_plan_lacks_is_told(browser: Browser) -> None:
-    with serving(FakeEngine(), drain_s=0) as served, opened(browser, f"{served.url}/#plan", allows=1) as page:
-        page.get_by_role("button", name="How many devices?").click()
-        expect(page.get_by_role("alert")).to_contain_text("0 requests with a deadline have come")
-
-
 # A live server.
-
-
-MODELLED = ("--backend", "modelled", "--devices", "2", "--cost", "flux1dev_h100_eager", "--default-slo", "3x")
-
-
-@contextmanager
-def live_server(*options: str) -> Iterator[str]:
-    command = [sys.executable, "-m", "tilework", "serve", *options, "--port", "0", "--json"]
-    environ = os.environ | {"TILEWORK_DRAIN_S": "0.2"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as process:
-        assert process.stdout is not None
-        try:
-            yield json.loads(process.stdout.readline())["url"]
-        finally:
-            process.terminate()
 
 
 @pytest.mark.timeout(300)
@@ -574,23 +459,3 @@ def test_a_live_server_with_front_ends_shows_what_it_did(browser: Browser) -> No
         expect(page.get_by_role("complementary")).to_contain_text("done ")
         page.get_by_role("link", name="On time").click()
         expect(page.get_by_role("region", name="By model")).to_contain_text("of 3")
-
-
-@pytest.mark.timeout(300)
-def test_a_live_server_plans_from_what_it_served(browser: Browser) -> None:
-    with (
-        live_server(*MODELLED) as url,
-        httpx.Client(base_url=url, timeout=60) as http,
-        opened(browser, f"{url}/#plan") as page,
-    ):
-        expect(page.get_by_text("0 of 2 devices busy")).to_be_visible()
-        body = {"prompt": "x", "size": "256x256", "n": 8, "slo_s": 60}
-        for _ in range(3):
-            http.post("/v1/images/generations", json=body).raise_for_status()
-        page.get_by_label("On time, %").fill("80")
-        page.get_by_role("button", name="How many devices?").click()
-        plan = page.get_by_role("region", name="Plan")
-        expect(plan).to_contain_text("for 80% on time; there are 2 now", timeout=200_000)
-        expect(plan.locator("tr.chosen")).to_contain_text("meets")
-        expect(plan.get_by_role("table", name="What the devices do")).to_contain_text("flux.1-dev diffuse")
-        expect(plan).to_contain_text("on 2 devices it keeps 100% on time, where 100% were")
