@@ -12,8 +12,10 @@ import torch
 
 import tilework
 import tiny
+from tilework.comm.sender import Sender
 from tilework.core.model import ModelSource
 from tilework.core.packing import Pack
+from tilework.core.wire.spec import Image
 from tilework.patches.layout import pack
 from tilework.pipelines import serialization
 from tilework.pipelines.cuda.copies import CudaStreams, SideCopies
@@ -23,6 +25,7 @@ from tilework.pipelines.loading import load
 from tilework.worker.hardware import memory_in_use
 from tilework.worker.models.pinned import bytes_of
 from tilework.worker.models.shared_weights import Form, SharedWeights
+from tilework.worker.process import _side_stream
 from zoo import requests
 from zoo.registry import ZOO, build
 
@@ -141,3 +144,25 @@ def test_states_by_a_stream_of_their_own_are_the_same(directory: Path) -> None:
         values = {"conditioning": moved.conditioning.tensors}
         moved = family.restore(moved.stage, moved.spec, values, back)
         assert torch.equal(moved.latents, stays.latents)
+
+
+def test_results_by_a_thread_with_a_stream_of_its_own_are_the_same(directory: Path) -> None:
+    family = load(ModelSource(path=str(directory), device="cuda", dtype="bfloat16"))
+    pipeline = tilework.reference(str(directory), device="cuda", dtype="bfloat16")
+    state = tiny.begin(family, tiny.spec())
+    for _ in range(tiny.spec().steps):
+        tiny.iterate(family, state)
+    values = dict(family.finish(state))
+    (outputs,) = family.run(family.info.graph.stages[-1].name, [tiny.spec()], [values])
+    torch.cuda.synchronize()  # As a worker does at the end of a run.
+    images: list[Image] = []
+    sender = Sender(images.append, partial(_side_stream, family.device, 0))
+    matrix = torch.randn(8192, 8192, device=family.device)
+    for _ in range(50):
+        matrix @ matrix  # The next run.
+    end = torch.cuda.Event()
+    end.record()
+    sender.send_made(lambda: family.image(tiny.spec(), outputs))
+    sender.finish()
+    assert not end.query(), "it has waited for the next run"
+    assert np.array_equal(tiny.pixels(images[0]), tiny.run_stock(pipeline, tiny.spec()).pixels)

@@ -20,13 +20,16 @@ import tilework
 import tiny
 from birth import report_birth
 from commands import MODEL, decode, encode, steps
+from lazy_streams import LazyStreams
+from tilework.comm.groups import Groups
 from tilework.comm.messages import receive_messages, send_message
 from tilework.core.model import ModelSource
 from tilework.core.wire.commands import Command, Quit, Site, StartOver, StopWork
 from tilework.core.wire.reports import Ended, Loaded, LoadFailed, Progress, Report, StartedOver
 from tilework.runtime.worker_process import forkserver_context
+from tilework.worker import process
 from tilework.worker.anew import begin_anew
-from tilework.worker.process import serve
+from tilework.worker.process import _Link, _side_stream, serve
 
 SITE = Site(device_id=0, blobs=tempfile.mkdtemp(prefix="tilework-test-"))
 PATIENCE_S = 30.0
@@ -116,6 +119,40 @@ def test_a_request_through_the_pipe_equals_the_stock_pipeline(source: ModelSourc
     assert np.array_equal(tiny.pixels(reports[-1].images[1]), tiny.run_stock(stock, tiny.spec()).pixels)
     worker.send(Quit())
     assert worker.exit_code() == 0
+
+
+def test_a_worker_that_quits_has_sent_its_results(worker: Child) -> None:
+    """More than the pipe holds, which nobody reads until the worker has been told to quit."""
+    sides = (192, 64, 176, 192, 160, 192)
+    for job_id, side in enumerate(sides):
+        first = 3 * job_id
+        spec = tiny.spec(height=side, width=side, steps=1)
+        worker.send(encode(first, job_id, spec), steps(first + 1, ((job_id, 0),), 1), decode(first + 2, job_id, 1))
+    worker.send(Quit())
+    reports = [report for report in worker.receive_until_end_of(17) if isinstance(report, Ended)]
+    assert [report.work_id for report in reports] == list(range(18))
+    assert [image.height for report in reports for image in report.images.values()] == list(sides)
+    assert worker.exit_code() == 0
+
+
+def test_a_report_that_cannot_be_sent_ends_the_process() -> None:
+    """Also if a thread of its own sends it: nobody would see that the work has ended."""
+    ours, theirs = socket.socketpair()
+    link = _Link(theirs, Groups(0, ""))
+    with pytest.raises(AttributeError, match="pickle"):
+        link.send(lambda: None)  # type: ignore[arg-type]
+    assert link.queue.get(timeout=PATIENCE_S) == Quit()
+    assert ours.recv(1) == b""
+
+
+def test_results_leave_by_a_stream_of_their_own_of_the_workers_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams, devices = LazyStreams(), list[torch.device]()
+    monkeypatch.setattr(process, "CudaStreams", lambda device: (devices.append(device), streams)[1])
+    with _side_stream(torch.device("cpu"), 3):
+        assert not devices
+    with _side_stream(torch.device("cuda"), 3):
+        assert devices == [torch.device("cuda", 3)]
+        assert streams.current() is streams.side
 
 
 def test_a_stop_overtakes_what_is_queued(worker: Child) -> None:

@@ -22,6 +22,7 @@ from tilework.core.request import Shape
 from tilework.core.wire.blobs import SavedState, StateBlob
 from tilework.core.wire.commands import Calibrate, Execute, Forget, ImportState, Quit, StartOver
 from tilework.core.wire.reports import Calibrated, Ended, Failed, Progress, Report, StartedOver
+from tilework.core.wire.spec import Image
 from tilework.pipelines import serialization
 from tilework.pipelines.family import Family
 from tilework.pipelines.loading import load
@@ -299,6 +300,33 @@ def test_a_state_that_cannot_be_serialized_fails_the_work(bench: WorkerBench, mo
 
     monkeypatch.setattr(bench.blobs, "write", full)
     assert "No space left on device" in reason_of(bench.run(steps(2, ((JOB, 0),), 1))[0])
+
+
+def test_results_are_made_when_the_report_is_sent(
+    family: Family, tmp_path: Path, stock: Callable[..., np.ndarray]
+) -> None:
+    """The sender makes them beside the next work, which may be of the same model and size."""
+    to_make: list[Callable[[], Report]] = []
+    bench = WorkerBench(family, tmp_path, emit_made=to_make.append)
+    bench.run(encode(1, JOB, tiny.spec()), steps(2, ((JOB, 0),), 4), decode(3, JOB))
+    assert [report.work_id for report in bench.reports if isinstance(report, Ended)] == [1, 2]
+    other = tiny.spec(seed=1)
+    bench.run(encode(4, 6, other), steps(5, ((6, 0),), 4), decode(6, 6))
+    first, second = (make() for make in to_make)
+    assert np.array_equal(image_of(first), stock())
+    assert np.array_equal(image_of(second), stock(seed=1))
+
+
+def test_results_that_cannot_be_made_fail_the_work(
+    bench: WorkerBench, family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def image(*_: Any) -> Image:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(family, "image", image)
+    reports = bench.run(encode(1, JOB, tiny.spec()), steps(2, ((JOB, 0),), 4), decode(3, JOB))
+    assert reports[-1] == Failed(3, "RuntimeError: out of luck", by_model=True)
+    assert isinstance(bench.run(encode(4, 6, tiny.spec()))[0], Ended), "the worker goes on"
 
 
 def test_forget_frees_what_a_job_held(bench: WorkerBench, family: Family, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ class WorkerBench:
         states_bytes: int = STATES_BYTES,
         models: Models | None = None,
         loads_ahead: Callable[[], Sequence[LoadWeights]] = tuple,
+        emit_made: Callable[[Callable[[], Report]], None] | None = None,
     ) -> None:
         self.family = family
         self.works = OpenWorks()
@@ -39,7 +40,14 @@ class WorkerBench:
         models = models or Models({MODEL: family}, loras=loras)
         groups = Groups(0, "")
         self.worker = Worker(
-            models, self.works, groups, self.blobs, self._emit, states_bytes=states_bytes, loads_ahead=loads_ahead
+            models,
+            self.works,
+            groups,
+            self.blobs,
+            self._emit,
+            states_bytes=states_bytes,
+            loads_ahead=loads_ahead,
+            emit_made=emit_made,
         )
 
     def run(self, *commands: Command) -> list[Report]:

@@ -8,11 +8,13 @@ import os
 import statistics
 import time
 from dataclasses import dataclass
+from itertools import product
 from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 
+from suite.beside_runs import HOSTS, WHEN, Cost, PictureBesideRuns
 from suite.case import Check, Finding, Note, Table
 from suite.report_transports import WAYS, Way
 from suite.stats import Interval, extremes
@@ -32,6 +34,7 @@ class _Cost:
 
 
 _Costs = dict[tuple[str, int], list[_Cost]]
+_Beside = dict[tuple[str, str], list[Cost]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +44,12 @@ class ReportCost:
     sizes: tuple[int, ...] = (12 << 10, 64 << 10, 3 << 20, 60 << 20)
     counts: tuple[int, ...] = (200, 200, 40, 6)
     rounds: int = 5
+    beside_size: int = 3 << 20
+    beside_count: int = 15
 
     @classmethod
     def make(cls, quick: bool) -> ReportCost:
-        return cls(counts=(20, 20, 5, 1), rounds=2) if quick else cls()
+        return cls(counts=(20, 20, 5, 1), rounds=2, beside_count=3) if quick else cls()
 
     def measure(self, note: Note) -> Finding:
         costs: _Costs = {}
@@ -53,11 +58,22 @@ class ReportCost:
                 note(f"round {number + 1}, {size >> 10} KB")
                 for name in WAYS:
                     costs.setdefault((name, size), []).append(asyncio.run(_measured(name, size, count)))
+        beside = self._beside_runs(note)
         return Finding(
-            checks=tuple(check for size in self.sizes for check in _checks(costs, size)),
+            checks=(*(check for size in self.sizes for check in _checks(costs, size)), *_beside_checks(beside)),
             method=_METHOD,
-            tables=(_table(costs),),
+            tables=(_table(costs), _beside_table(beside)),
         )
+
+    def _beside_runs(self, note: Note) -> _Beside:
+        costs: _Beside = {}
+        runs = PictureBesideRuns(self.beside_size)
+        for number in range(self.rounds):
+            note(f"round {number + 1}, beside the next run")
+            for host, when in product(HOSTS, WHEN):
+                costs.setdefault((host, when), []).append(runs.cost(host, when, self.beside_count))
+        runs.close()
+        return costs
 
 
 async def _measured(name: str, size: int, count: int) -> _Cost:
@@ -129,6 +145,39 @@ def _table(costs: _Costs) -> Table:
     )
 
 
+_MOST_LOST = {"launches": 1.0, "waits": 0.5}
+"""A host that launches all the time shares Python's lock with the thread: it may gain little, but must not lose."""
+
+
+def _beside_checks(costs: _Beside) -> tuple[Check, ...]:
+    return tuple(
+        Check(
+            what=f"lost by the next run, whose host {host}: by a thread over before",
+            measured=extremes(
+                [
+                    ours.lost / theirs.lost
+                    for ours, theirs in zip(costs[host, "beside"], costs[host, "before"], strict=True)
+                ]
+            ),
+            high=_MOST_LOST[host],
+            unit="x",
+        )
+        for host in HOSTS
+    )
+
+
+def _beside_table(costs: _Beside) -> Table:
+    rows = []
+    for (host, when), rounds in costs.items():
+        lost, latency = (statistics.median(getattr(one, part) for one in rounds) for part in ("lost", "latency"))
+        rows.append((host, "before it" if when == "before" else "by a thread", f"{lost:.2f}", f"{latency:.2f}"))
+    return Table(
+        title="What a picture of 3 MB takes from the next run",
+        columns=("the host", "sent", "the run ends later by, ms", "latency, ms"),
+        rows=tuple(rows),
+    )
+
+
 _PARTS = ("latency", "engine", "worker")
 _METHOD = (
     "A worker and an engine, each a process; the engine receives on an event loop. One picture at a time; in each "
@@ -140,5 +189,7 @@ _METHOD = (
     "file: the pixels in a new file in /dev/shm, which the engine maps; its name through the pipe.",
     "Latency: from before the worker sends to when the engine has the picture. CPU: user and system time for one "
     "picture; the engine's includes reading all pixels once.",
+    "By a thread: what Tilework does (comm/sender.py), here with a new thread for each picture. A run "
+    "takes 50 ms alone; its host launches small kernels all the time, or waits for its device, for which it sleeps.",
     "Intervals: smallest and largest of the ratios of the rounds.",
 )

@@ -80,6 +80,11 @@ class Job:
         kept = outputs_read(self.itinerary, place.num_done + 1) | {LIVE}
         self.values = {name: value for name, value in {**self.values, **outputs}.items() if name in kept}
 
+    def take_values(self) -> dict[str, Any]:
+        """The values, which the job no longer has."""
+        values, self.values = self.values, {}
+        return values
+
     def use_cache(self, family: Family, choice: CacheChoice | None = None) -> None:
         """Let its next steps use this cache; None: none. If it had another, they find nothing kept."""
         if self.spec.cache == choice:

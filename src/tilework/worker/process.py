@@ -6,7 +6,7 @@ import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
@@ -19,6 +19,7 @@ from setproctitle import setproctitle
 
 from tilework.comm.groups import Groups
 from tilework.comm.messages import receive_messages, send_message
+from tilework.comm.sender import Sender
 from tilework.core.component import Component
 from tilework.core.model import ATTENTIONS, ModelInfo, ModelSource, SimulatedSource, Source
 from tilework.core.wire.commands import (
@@ -102,21 +103,24 @@ def serve(connection: socket.socket, sources: Sequence[Source], site: Site) -> N
     link.send(loaded)
     report_readings(models.device, link.send)
     blobs = StateBlobs(Path(site.blobs), site.device_id, copies=copies or DIRECT)
+    sender = Sender(link.send, partial(_side_stream, models.device, site.device_id))
     worker = Worker(
         models,
         link.works,
         groups,
         blobs,
-        link.send,
+        sender.send,
         budget,
         states_bytes=site.states_bytes,
         cache_bytes=site.cache_bytes,
         loads_ahead=link.loads_ahead.take,
+        emit_made=sender.send_made,
     )
     try:
         _execute_all(link, worker)
     except WeightsNotLoaded as error:
-        link.send(LoadFailed(str(error)))
+        sender.send(LoadFailed(str(error)))
+    sender.finish()
 
 
 def _execute_all(link: _Link, worker: Worker) -> None:
@@ -236,6 +240,14 @@ def _side_copies(source: Source, device_id: int) -> SideCopies | None:
     return SideCopies(CudaStreams(torch.device("cuda", device_id))) if is_asked_for and _has_cuda() else None
 
 
+def _side_stream(device: torch.device, device_id: int) -> AbstractContextManager[object]:
+    """A stream of its own of the device for the thread that enters it, so that its copies do not wait for a run."""
+    if device.type != "cuda":
+        return nullcontext()
+    streams = CudaStreams(torch.device("cuda", device_id))
+    return streams.entered(streams.new())
+
+
 def _has_cuda() -> bool:
     """Whether CUDA can be used. If it cannot, `load` says so."""
     return torch.cuda.is_available()
@@ -272,9 +284,14 @@ class _Link:
             pass
 
     def send(self, report: Report) -> None:
-        # If the other end is closed, the receiver sees it, too, and ends the process.
-        with self._sending, suppress(BrokenPipeError, ConnectionResetError):
-            send_message(self._connection, report)
+        with self._sending:
+            try:
+                send_message(self._connection, report)
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # The receiver sees, too, that the other end is closed, and ends the process.
+            except BaseException:  # Perhaps a part has been sent, which nothing can follow. The process ends as above.
+                self._connection.shutdown(socket.SHUT_RDWR)
+                raise
 
     def _receive(self) -> None:
         try:

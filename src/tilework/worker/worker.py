@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from tilework.comm.groups import Groups
@@ -35,7 +35,7 @@ from tilework.core.wire.commands import (
 from tilework.core.wire.reports import Absent, Calibrated, Ended, Failed, KeptStates, Report, StartedOver
 from tilework.core.wire.spec import Spec
 from tilework.patches.cache import PatchCache
-from tilework.pipelines.family import ANY_SEED, Family
+from tilework.pipelines.family import ANY_SEED, Family, Values
 from tilework.pipelines.serialization import BadState
 from tilework.pipelines.workflow.functions import StageRefused
 from tilework.worker.calibrate import calibrate
@@ -55,8 +55,18 @@ from tilework.worker.works import OpenWorks
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """Of a job: the outputs of its last stage."""
+
+    job_id: int
+    spec: Spec
+    values: Values
+
+
 class Worker:
-    """Executes one command after another, and reports through `emit` how each work ended.
+    """Executes one command after another, and reports through `emit` how each work ended; if it has results, through
+    `emit_made`, which makes the report later, after what is emitted before and before what is emitted next.
 
     `works` holds the works that were received; `execute` closes those that it ends. Weights are loaded block by block
     (`load_block`), and a work waits only for those that its stage needs; those of `loads_ahead`, for which there is
@@ -79,12 +89,13 @@ class Worker:
         states_bytes: int = STATES_BYTES,
         cache_bytes: int = CACHE_BYTES,
         loads_ahead: Callable[[], Sequence[LoadWeights]] = tuple,
+        emit_made: Callable[[Callable[[], Report]], None] | None = None,
     ) -> None:
         self._models = models
         self._works = works
         self._groups = groups
         self._blobs = blobs
-        self._emit = emit
+        self._emit, self._emit_made = emit, emit_made or (lambda make: emit(make()))
         self._budget = budget or Budget(models.device, None)
         self._jobs, self._states_bytes = Jobs(), states_bytes
         self._cache = PatchCache(cache_bytes)
@@ -92,6 +103,7 @@ class Worker:
         self.kept = KeptStates(0, 0, 0)  # As of the latest time that it was bounded.
         self._loads, self._loads_ahead = Loads(models, self._budget, emit), loads_ahead
         self._absent: tuple[Absent, ...] = ()  # The jobs that have no part in the running work.
+        self._results: tuple[_Result, ...] = ()  # Of the jobs that the running work has ended.
 
     @property
     def num_jobs(self) -> int:
@@ -192,7 +204,11 @@ class Worker:
         self._works.close(command.work_id)
         if isinstance(report, Ended):
             report.kept = self.kept
-        self._emit(report)
+        if isinstance(report, Ended) and self._results:
+            self._emit_made(partial(self._with_results, report, self._models[command.model], self._results))
+        else:
+            self._emit(report)
+        self._results = ()
         self._spill()  # Nothing waits for this.
 
     def _spill(self) -> None:
@@ -298,7 +314,7 @@ class Worker:
         ended = Ended(command.work_id, start_ns, self._now_ns(), steps_done=1, absent=check.absent)
         members = zip(check.present, outputs, strict=True)
         ended.for_any_seed = frozenset(member.job_id for member, of_job in members if of_job.get(ANY_SEED))
-        return self._with_results(family, ended, check.present) if leads(comm) else ended
+        return self._written(family, ended, check.present) if leads(comm) else ended
 
     def _sync_members(self, command: Execute, comm: Comm | None) -> MemberCheck:
         device = self._models.device
@@ -319,15 +335,25 @@ class Worker:
             raise ValueError(f"requests with different LoRAs share work {command.work_id}")
         self._models.use(command.model, command.stage, loras)
 
-    def _with_results(self, family: Family, ended: Ended, members: Sequence[WorkJob]) -> Ended:
-        """The report with the results of jobs that are done, and blobs of the others."""
-        done = {member.job_id: member.job for member in members if member.job.is_ended}
-        images = {one: family.image(job.spec, job.values) for one, job in done.items() if job.spec.video is None}
-        files = {one: family.file(job.spec, job.values) for one, job in done.items() if job.spec.video is not None}
+    def _written(self, family: Family, ended: Ended, members: Sequence[WorkJob]) -> Ended:
+        """The report with blobs of the jobs that are not done; the results of the others are made when it is sent."""
+        done = [member for member in members if member.job.is_ended]
         others = [member for member in members if not member.job.is_ended]
-        for job in done.values():
-            job.values = {}  # The report has it.
-        return replace(ended, blobs=write_states(family, self._blobs, others), images=images, files=files)
+        ended = replace(ended, blobs=write_states(family, self._blobs, others))
+        self._results = tuple(_Result(one.job_id, one.job.spec, one.job.take_values()) for one in done)
+        return ended
+
+    def _with_results(self, ended: Ended, family: Family, results: Sequence[_Result]) -> Report:
+        """The report with results, which a worker makes beside its next work; `Failed` if that raises."""
+        try:
+            images = {one.job_id: family.image(one.spec, one.values) for one in results if one.spec.video is None}
+            files = {one.job_id: family.file(one.spec, one.values) for one in results if one.spec.video is not None}
+        except Exception as error:
+            _log.exception("the results of work %d failed", ended.work_id)
+            for blob in ended.blobs.values():
+                self._blobs.remove(blob)
+            return Failed(ended.work_id, describe(error), by_model=True)
+        return replace(ended, images=images, files=files)
 
     def _run_steps(self, command: Execute, comm: Comm | None) -> Ended:
         family = self._models[command.model]
@@ -355,7 +381,7 @@ class Worker:
             member.job.end_steps(family)
         ended = Ended(command.work_id, start_ns, end_ns, steps_done, stopped=steps_done < most, absent=check.absent)
         ended.cache_use = uses
-        return self._with_results(family, ended, check.present) if leads(comm) else ended
+        return self._written(family, ended, check.present) if leads(comm) else ended
 
     def _cut_off(self, command: Execute) -> Ended:
         """The steps that this worker has done; its state may be one step ahead of the other ranks.
@@ -378,7 +404,7 @@ class Worker:
         for member in members:
             member.job.end_steps(family)
         ended = Ended(command.work_id, now_ns, self._now_ns(), steps_done.pop(), absent=self._absent, cache_use=uses)
-        return self._with_results(family, ended, members)
+        return self._written(family, ended, members)
 
     def _import(self, command: ImportState, *, are_latest: bool = True) -> None:
         """Import a job. If one of its blobs is lost and they `are_latest`, the job has to begin again."""

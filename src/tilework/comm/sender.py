@@ -1,0 +1,59 @@
+"""Sends messages in their order. Those that take long to make and to send leave by a thread of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from queue import SimpleQueue
+from threading import Lock, Thread
+from typing import Generic, TypeVar
+
+_T = TypeVar("_T")
+
+
+class Sender(Generic[_T]):
+    """For one thread that goes on with other work meanwhile.
+
+    `send` writes a message at once if none waits, and else lets it wait for its turn. `send_made` leaves it to the
+    sender's own thread to make a message and to write it. That thread enters `entered` first, such as a stream of a
+    device.
+    """
+
+    def __init__(
+        self, write: Callable[[_T], None], entered: Callable[[], AbstractContextManager[object]] = nullcontext
+    ) -> None:
+        self._write, self._entered = write, entered
+        self._waiting: SimpleQueue[Callable[[], _T] | None] = SimpleQueue()
+        self._num_waiting, self._lock = 0, Lock()
+        self._thread: Thread | None = None
+
+    def send(self, message: _T) -> None:
+        with self._lock:
+            if not self._num_waiting:
+                self._write(message)
+                return
+            self._num_waiting += 1
+        self._waiting.put(lambda: message)
+
+    def send_made(self, make: Callable[[], _T]) -> None:
+        """Send what `make` returns; it is called on another thread, and must not raise."""
+        if self._thread is None:
+            self._thread = Thread(target=self._run, name="sender", daemon=True)
+            self._thread.start()
+        with self._lock:
+            self._num_waiting += 1
+        self._waiting.put(make)
+
+    def finish(self) -> None:
+        """Wait until all messages are written. None may be left to it to make after."""
+        if self._thread is not None:
+            self._waiting.put(None)
+            self._thread.join()
+
+    def _run(self) -> None:
+        with self._entered():
+            while (make := self._waiting.get()) is not None:
+                self._write(make())
+                del make  # It may hold memory of a device.
+                with self._lock:
+                    self._num_waiting -= 1
