@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,14 +42,15 @@ def serving(
     policy: str | None = None,
     model: str = "shapes",
     device: str = "cpu",
+    options: Sequence[str] = (),
 ) -> Iterator[Server]:
     """A shipped model, or one in a directory, on `workers` processes of one thread each; `settings` are the server's,
-    by their names.
+    by their names, and `options` others of the command.
 
     Raises CaseFailed if it does not start.
     """
-    options = [*([] if log is None else ["--log", str(log)]), *([] if policy is None else ["--policy", policy])]
-    with _started(serve_arguments(workers, model, device) + options, settings) as server:
+    others = [*([] if log is None else ["--log", str(log)]), *([] if policy is None else ["--policy", policy])]
+    with _started([*serve_arguments(workers, model, device), *others, *options], settings) as server:
         yield server
 
 
@@ -96,11 +97,11 @@ def cpu_s(pids: Sequence[int]) -> float:
     return sum(int(one[11]) + int(one[12]) for one in fields) / os.sysconf("SC_CLK_TCK")
 
 
-def tilework_json(arguments: Sequence[str]) -> dict[str, Any]:
-    """Run a `tilework` command with --json and read its answer. Raises CaseFailed."""
+def tilework_json(arguments: Sequence[str], ends_with: Collection[int] = (0,)) -> dict[str, Any]:
+    """Run a `tilework` command with --json and read its answer. Raises CaseFailed for other exit codes than these."""
     run = [sys.executable, "-m", "tilework", *arguments, "--json"]
     done = subprocess.run(run, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
+    if done.returncode not in ends_with:
         raise CaseFailed(f"tilework {arguments[0]} ended with exit code {done.returncode}; its message stands above")
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer

@@ -25,6 +25,7 @@ from tilework.patches.layout import PatchLayout
 from tilework.patches.operators import statistics
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []  # `make test-gpu` compiles and runs the kernel.
 CPU = torch.device("cpu")
 
 Mix = tuple[Size, tuple[Size, ...]]
