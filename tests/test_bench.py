@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
@@ -36,6 +38,31 @@ class Broken(Good):
     def measure(self, note: Note) -> Finding:
         note("at [/dev/nvidia0]")
         raise RuntimeError("CUDA error [/dev/nvidia0]")
+
+
+@pytest.fixture(autouse=True)
+def _signals() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_a_run_that_is_ended_leaves_by_way_of_its_cases(tmp_path: Path) -> None:
+    """So that they stop what they have started."""
+    left = list[str]()
+
+    @dataclass(frozen=True)
+    class Ended(Good):
+        def measure(self, note: Note) -> Finding:
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            finally:
+                left.append("stopped")
+            raise AssertionError("it went on")
+
+    app = application.application({"ended": ("ended", Ended), "next": ("next", Good)}, "x.py", "", "")
+    assert CliRunner().invoke(app, []).exit_code == 128 + signal.SIGTERM
+    assert left == ["stopped"]
 
 
 def test_a_case_that_fails_does_not_keep_others_from_being_measured_and_written(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import json as jsonlib
+import signal
 import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -52,6 +53,7 @@ def application(cases: Cases, script: str, about: str, example: str) -> typer.Ty
     ) -> None:
         chosen, figures = list(dict.fromkeys(names or cases)), tuple(dict.fromkeys(figure or ()))
         _check(cases, chosen, figures, quick and save)
+        signal.signal(signal.SIGTERM, _leave)  # By which `timeout` ends a run: servers must not outlive it.
         passed, failed = True, list[str]()
         for name in chosen:
             result = _measure(cases, name, quick, figures, _command_line(script, name, quick, save, figures))
@@ -118,6 +120,10 @@ def _measure(cases: Cases, name: str, quick: bool, figures: tuple[str, ...], com
         quick=quick,
         finding=finding,
     )
+
+
+def _leave(*_: object) -> NoReturn:
+    raise SystemExit(128 + signal.SIGTERM)
 
 
 def _free_memory() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Timer
 from typing import Any
 
 import httpx
@@ -22,6 +24,7 @@ from suite.case import CaseFailed
 READY_TIMEOUT_S = 300.0
 """Large models load for a minute."""
 _STOP_TIMEOUT_S = 60.0
+_PR_SET_PDEATHSIG = 1
 _PROFILES = TemporaryDirectory(prefix="tilework-bench-")  # Not the user's: what was measured long ago is no part of it.
 
 
@@ -73,17 +76,32 @@ def _started(arguments: Sequence[str], settings: Mapping[str, object] | None = N
     start_s = time.perf_counter()
     values = {"profiles": f"{_PROFILES.name}/costs.sqlite", **(settings or {})}
     environment = os.environ | {f"TILEWORK_{name.upper()}": str(value) for name, value in values.items()}
-    process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(
+        [sys.executable, *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        preexec_fn=_end_with_parent,  # noqa: PLW1509  It takes no lock.
+    )
+    limit = Timer(READY_TIMEOUT_S, process.kill)
+    limit.start()
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
+        limit.cancel()
         if not line:
-            raise CaseFailed("the server did not start; its message stands above")
+            raise CaseFailed(f"the server did not start within {READY_TIMEOUT_S:g} s; its message stands above")
         url = json.loads(line)["url"]
         _await_ready(url)
         yield Server(url=url, ready_s=time.perf_counter() - start_s, pid=process.pid)
     finally:
+        limit.cancel()
         _stop(process)
+
+
+def _end_with_parent() -> None:
+    """Let the kernel end a server whose bench is killed: it would keep its device's memory from the next one."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def serve_arguments(workers: int, model: str = "shapes", device: str = "cpu") -> list[str]:
