@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from threading import Timer
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +15,12 @@ import torch.distributed
 
 from comm_team import Team, break_off, talk, talk_for_ever
 from tilework.comm.exchange import Piece
+from tilework.comm.groups import Groups
 from tilework.comm.links import NcclLink
 from tilework.comm.node import Node, NodePart
+from tilework.comm.rendezvous import Rendezvous
 from tilework.core.comm import GroupBroken
+from tilework.core.wire.commands import GroupRef
 
 
 @dataclass
@@ -150,3 +154,14 @@ def test_the_others_go_on_in_the_next_node_when_a_worker_is_lost(mortals: Team) 
     mortals.enter(1)
     mortals.enter(0, 1)
     assert mortals.ask((0, 1), talk, kept) == [True] * 2
+
+
+def test_a_member_that_never_enters_is_not_waited_for_once_the_node_is_broken_off() -> None:
+    rendezvous = Rendezvous()
+    groups = Groups(0, rendezvous.address, "gloo")
+    Timer(0.05, groups.break_off, (7,)).start()
+    with pytest.raises(GroupBroken):
+        groups.enter(GroupRef(7, (0, 1)))
+    with pytest.raises(GroupBroken):
+        groups.open(GroupRef(8, (0, 1)))
+    rendezvous.close()
