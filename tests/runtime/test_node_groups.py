@@ -40,7 +40,7 @@ def test_nobody_waits_for_a_worker_that_was_lost_before_it_entered(executor: Loc
     sent.clear()
     executor._on_exit(1, "killed")
     told = [command for device_id, command in sent if device_id == 0]
-    assert told == [BreakGroup(node.group_id), EnterNode(GroupRef(node.group_id + 1, (0, 2)))]
+    assert told == [BreakGroup(node.group_id, unless_formed=True), EnterNode(GroupRef(node.group_id + 1, (0, 2)))]
     assert [command for device_id, command in sent if device_id == 2] == told
 
 

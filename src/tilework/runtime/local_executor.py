@@ -472,7 +472,7 @@ class LocalExecutor:
         for ref in self._groups.forget_device(device_id):
             self._break(ref)
         if self._node is not None and device_id in self._node.devices:  # The others may wait for this one to enter.
-            self._send_all(self._node, BreakGroup(self._node.group_id))
+            self._send_all(self._node, BreakGroup(self._node.group_id, unless_formed=True))
         self._form_node_group()
         self._listener.on_lost(device_id, reason)
         if not self._stopping:
