@@ -37,8 +37,8 @@ test: $(VENV)/dev ## Run the tests; ARGS is passed to pytest
 slow: $(VENV)/dev ## Run the tests that take minutes, in which workers and servers are killed
 	@$(BIN)/python -m pytest $(IN_PARALLEL) -m slow $(ARGS)
 
-test-gpu: $(VENV)/dev ## Run the tests that need a CUDA device
-	@$(BIN)/python -m pytest -m gpu -rs tests/live tests/comm tests/patches/test_stitcher.py $(ARGS)
+test-gpu: $(VENV)/dev $(VENV)/quantize ## Run the tests that need a CUDA device
+	@$(BIN)/python -m pytest -m gpu -rs $$(grep -rl --include='test_*.py' pytest.mark.gpu tests) $(ARGS)
 
 lint: $(VENV)/dev ## Check style, format and types
 	@$(BIN)/ruff check .
@@ -95,6 +95,10 @@ $(VENV)/serve: pyproject.toml hatch_build.py src/tilework/comm/ring/_native.c | 
 
 $(VENV)/docs: pyproject.toml | $(VENV)/torch
 	@$(PIP) --editable ".[docs]"
+	@touch $@
+
+$(VENV)/quantize: pyproject.toml | $(VENV)/serve
+	@$(PIP) --editable ".[quantize]"
 	@touch $@
 
 $(VENV)/dev: pyproject.toml $(VENV)/serve

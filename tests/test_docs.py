@@ -174,3 +174,11 @@ def test_bench_has_the_cases_that_the_page_uses(page: Path) -> None:
     cases = {path.stem for path in (ROOT / "bench" / "suite" / "cases").glob("*.py")}
     used = {match[1] for line in lines(page) if (match := re.match(r"\s*python bench/run\.py ([a-z]\w*)", line))}
     assert used <= cases
+
+
+def test_the_list_for_a_gpu_has_each_of_its_cases_once() -> None:
+    script = (ROOT / "bench" / "gpu" / "run.py").read_text("utf-8")
+    cases = re.findall(r'^        "(\w+)": \(', script, re.MULTILINE)
+    page = (ROOT / "bench" / "README.md").read_text("utf-8")
+    listed = re.findall(r"^python bench/gpu/run\.py ([a-z ]+?) --write", page, re.MULTILINE)
+    assert sorted(name for line in listed for name in line.split()) == sorted(cases)

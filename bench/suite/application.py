@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import json as jsonlib
+import signal
 import sys
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from suite.case import Case, CaseFailed
 from suite.cases.papers import FIGURES, Papers
@@ -49,9 +53,14 @@ def application(cases: Cases, script: str, about: str, example: str) -> typer.Ty
     ) -> None:
         chosen, figures = list(dict.fromkeys(names or cases)), tuple(dict.fromkeys(figure or ()))
         _check(cases, chosen, figures, quick and save)
-        passed = True
+        signal.signal(signal.SIGTERM, _leave)  # By which `timeout` ends a run: servers must not outlive it.
+        passed, failed = True, list[str]()
         for name in chosen:
             result = _measure(cases, name, quick, figures, _command_line(script, name, quick, save, figures))
+            _free_memory()
+            if result is None:
+                failed.append(name)
+                continue
             passed = passed and result.finding.passed
             if json:
                 print(jsonlib.dumps(result.to_json(), ensure_ascii=False), flush=True)
@@ -59,7 +68,9 @@ def application(cases: Cases, script: str, about: str, example: str) -> typer.Ty
                 show(result, _out)
             if save:
                 _err.print(f"wrote {write(result, RESULTS).name}")
-        raise typer.Exit(0 if passed else 1)
+        if failed and len(chosen) > 1:
+            _err.print(f"[red]not measured:[/red] {', '.join(failed)}", highlight=False)
+        raise typer.Exit(2 if failed else 0 if passed else 1)
 
     return app
 
@@ -77,12 +88,13 @@ def _check(cases: Cases, names: Sequence[str], figures: Sequence[str], keeps_rou
         raise typer.BadParameter("--figure is of papers alone; write: papers --figure NAME")
 
 
-def _measure(cases: Cases, name: str, quick: bool, figures: tuple[str, ...], command_line: str) -> Result:
+def _measure(cases: Cases, name: str, quick: bool, figures: tuple[str, ...], command_line: str) -> Result | None:
+    """The result of a case; None if it failed, which is printed: those after it may be measured all the same."""
     title, kind = cases[name]
     place, start_s = environment(), time.monotonic()
 
     def note(text: str) -> None:
-        _err.print(f"[dim]{time.monotonic() - start_s:6.1f} s  {name}: {text}[/dim]", highlight=False)
+        _err.print(f"[dim]{time.monotonic() - start_s:6.1f} s  {name}: {escape(text)}[/dim]", highlight=False)
 
     note("started")
     try:
@@ -92,8 +104,12 @@ def _measure(cases: Cases, name: str, quick: bool, figures: tuple[str, ...], com
         assert is_dataclass(case)
         finding = case.measure(note)
     except CaseFailed as error:
-        _err.print(f"[red]error:[/red] {name}: {error}", highlight=False)
-        raise typer.Exit(2) from error
+        _err.print(f"[red]error:[/red] {name}: {escape(str(error))}", highlight=False)
+        return None
+    except Exception as error:
+        traceback.print_exc()
+        _err.print(f"[red]error:[/red] {name}: {type(error).__name__}, as above", highlight=False)
+        return None
     return Result(
         theme=name,
         title=title,
@@ -104,6 +120,18 @@ def _measure(cases: Cases, name: str, quick: bool, figures: tuple[str, ...], com
         quick=quick,
         finding=finding,
     )
+
+
+def _leave(*_: object) -> NoReturn:
+    raise SystemExit(128 + signal.SIGTERM)
+
+
+def _free_memory() -> None:
+    """Give back what a case has left on a GPU, where other processes may need it for the next one."""
+    gc.collect()
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def _command_line(script: str, name: str, quick: bool, save: bool, figures: tuple[str, ...]) -> str:

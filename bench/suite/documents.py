@@ -20,6 +20,7 @@ PAGES = (
 )
 TITLES = (
     "installs packages",
+    "needs a GPU",
     "needs a GPU and a model of yours",
     "needs eight GPUs and a model of yours",
     "needs a model of yours",

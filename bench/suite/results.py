@@ -11,6 +11,7 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table as RichTable
 
 from suite.case import Check, Finding, Table
@@ -50,10 +51,10 @@ def show(result: Result, console: Console) -> None:
     for table in (_check_table(result.finding), *result.finding.tables):
         grid = RichTable(*table.columns, title=table.title or None, title_justify="left", box=box.SIMPLE_HEAD)
         for row in table.rows:
-            grid.add_row(*row)
+            grid.add_row(*map(escape, row))
         console.print(grid)
     for name, value in result.finding.facts.items():
-        console.print(f"  {name}: {value}", highlight=False)
+        console.print(f"  {name}: {value}", highlight=False, markup=False)
 
 
 def write(result: Result, directory: Path) -> Path:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Timer
 from typing import Any
 
 import httpx
@@ -22,6 +24,7 @@ from suite.case import CaseFailed
 READY_TIMEOUT_S = 300.0
 """Large models load for a minute."""
 _STOP_TIMEOUT_S = 60.0
+_PR_SET_PDEATHSIG = 1
 _PROFILES = TemporaryDirectory(prefix="tilework-bench-")  # Not the user's: what was measured long ago is no part of it.
 
 
@@ -42,14 +45,15 @@ def serving(
     policy: str | None = None,
     model: str = "shapes",
     device: str = "cpu",
+    options: Sequence[str] = (),
 ) -> Iterator[Server]:
     """A shipped model, or one in a directory, on `workers` processes of one thread each; `settings` are the server's,
-    by their names.
+    by their names, and `options` others of the command.
 
     Raises CaseFailed if it does not start.
     """
-    options = [*([] if log is None else ["--log", str(log)]), *([] if policy is None else ["--policy", policy])]
-    with _started(serve_arguments(workers, model, device) + options, settings) as server:
+    others = [*([] if log is None else ["--log", str(log)]), *([] if policy is None else ["--policy", policy])]
+    with _started([*serve_arguments(workers, model, device), *others, *options], settings) as server:
         yield server
 
 
@@ -72,17 +76,32 @@ def _started(arguments: Sequence[str], settings: Mapping[str, object] | None = N
     start_s = time.perf_counter()
     values = {"profiles": f"{_PROFILES.name}/costs.sqlite", **(settings or {})}
     environment = os.environ | {f"TILEWORK_{name.upper()}": str(value) for name, value in values.items()}
-    process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(
+        [sys.executable, *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        preexec_fn=_end_with_parent,  # noqa: PLW1509  It takes no lock.
+    )
+    limit = Timer(READY_TIMEOUT_S, process.kill)
+    limit.start()
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
+        limit.cancel()
         if not line:
-            raise CaseFailed("the server did not start; its message stands above")
+            raise CaseFailed(f"the server did not start within {READY_TIMEOUT_S:g} s; its message stands above")
         url = json.loads(line)["url"]
         _await_ready(url)
         yield Server(url=url, ready_s=time.perf_counter() - start_s, pid=process.pid)
     finally:
+        limit.cancel()
         _stop(process)
+
+
+def _end_with_parent() -> None:
+    """Let the kernel end a server whose bench is killed: it would keep its device's memory from the next one."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def serve_arguments(workers: int, model: str = "shapes", device: str = "cpu") -> list[str]:
@@ -96,11 +115,11 @@ def cpu_s(pids: Sequence[int]) -> float:
     return sum(int(one[11]) + int(one[12]) for one in fields) / os.sysconf("SC_CLK_TCK")
 
 
-def tilework_json(arguments: Sequence[str]) -> dict[str, Any]:
-    """Run a `tilework` command with --json and read its answer. Raises CaseFailed."""
+def tilework_json(arguments: Sequence[str], ends_with: Collection[int] = (0,)) -> dict[str, Any]:
+    """Run a `tilework` command with --json and read its answer. Raises CaseFailed for other exit codes than these."""
     run = [sys.executable, "-m", "tilework", *arguments, "--json"]
     done = subprocess.run(run, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
+    if done.returncode not in ends_with:
         raise CaseFailed(f"tilework {arguments[0]} ended with exit code {done.returncode}; its message stands above")
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer

@@ -86,7 +86,7 @@ def test_a_cpu_build_for_devices() -> None:
 def test_each_card_is_told_of() -> None:
     taken = card(problem="CUDA-capable device(s) is/are busy or unavailable")
     state = with_cards(card(), card(free_gb=10), taken)
-    _, driver, *cards = of_cuda("auto", state)
+    _, driver, _, *cards = of_cuda("auto", state)
     assert driver.what == "driver"
     assert cards[0] == Finding(Level.OK, "device 0", "a card, 79.0 GB of 80.0 GB free")
     assert cards[1].level is Level.WARNING, "another program has its memory"
@@ -97,6 +97,24 @@ def test_without_nvml_workers_take_longer_to_start() -> None:
     found = {one.what: one for one in of_cuda("cuda", replace(with_cards(card()), has_nvml=False))}
     assert found["NVML"].level is Level.WARNING
     assert "no worker can be forked" in found["NVML"].found
+
+
+@pytest.mark.parametrize("lacks", ["compiler", "headers", "nothing"])
+def test_cards_need_a_compiler_for_kernels(lacks: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(
+        machine.shutil, "which", lambda name: "/usr/bin/clang" if lacks != "compiler" and name == "clang" else None
+    )
+    monkeypatch.setattr(machine.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    if lacks != "headers":
+        (tmp_path / "Python.h").touch()
+    found = {one.what: one for one in of_cuda("auto", with_cards(card()))}["C compiler"]
+    if lacks == "nothing":
+        assert (found.level, found.found) == (Level.OK, "/usr/bin/clang")
+    else:
+        assert found.level is Level.WARNING
+        assert ("Python.h is missing" in found.found) == (lacks == "headers")
+        assert "gcc" in found.remedy
 
 
 @pytest.mark.parametrize(("free_bytes", "level"), [(64 << 20, Level.WARNING), (8 << 30, Level.OK)])

@@ -333,6 +333,30 @@ def test_connecting_can_be_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Connecting(lambda: comm, Condition()).wait(lambda: None) is comm
 
 
+def test_breaking_off_ends_connecting_long_before_its_limit() -> None:
+    """NCCL may take long to look at a host, so that the limit is long; a lost member must not take as long."""
+    changed, is_broken = Condition(), Event()
+
+    def check() -> None:
+        if is_broken.is_set():
+            raise GroupBroken("broken off")
+
+    def break_off() -> None:
+        with changed:
+            is_broken.set()
+            changed.notify_all()
+
+    def connect() -> Any:
+        is_over.wait()
+        return SimpleNamespace(close=lambda: None)
+
+    is_over = Event()
+    Timer(0.05, break_off).start()
+    with pytest.raises(GroupBroken, match="broken off"):
+        Connecting(connect, changed).wait(check)
+    is_over.set()
+
+
 def test_breaking_all_ends_current_and_later_calls(mortals: Team) -> None:
     """In a collective and for a group to form."""
     ref, forming, later = (mortals.new_group(0, 1, 2) for _ in range(3))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from threading import Timer
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,10 +15,14 @@ import torch
 import torch.distributed
 
 from comm_team import Team, break_off, talk, talk_for_ever
+from tilework.comm import links
 from tilework.comm.exchange import Piece
+from tilework.comm.groups import Groups
 from tilework.comm.links import NcclLink
 from tilework.comm.node import Node, NodePart
+from tilework.comm.rendezvous import Rendezvous
 from tilework.core.comm import GroupBroken
+from tilework.core.wire.commands import GroupRef
 
 
 @dataclass
@@ -150,3 +156,30 @@ def test_the_others_go_on_in_the_next_node_when_a_worker_is_lost(mortals: Team) 
     mortals.enter(1)
     mortals.enter(0, 1)
     assert mortals.ask((0, 1), talk, kept) == [True] * 2
+
+
+def test_a_member_that_never_enters_is_not_waited_for_once_the_node_is_broken_off() -> None:
+    rendezvous = Rendezvous()
+    groups = Groups(0, rendezvous.address, "gloo")
+    Timer(0.05, partial(groups.break_off, 7, unless_formed=True)).start()
+    with pytest.raises(GroupBroken):
+        groups.enter(GroupRef(7, (0, 1)))
+    with pytest.raises(GroupBroken):
+        groups.open(GroupRef(8, (0, 1)))
+    rendezvous.close()
+
+
+def test_a_node_that_has_formed_goes_on_without_a_lost_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs in its other groups is not done again."""
+    monkeypatch.setitem(links.LINKS, "gloo", lambda *_: Notes())
+    monkeypatch.setattr(NodePart, "meet", lambda self, device: None)
+    rendezvous = Rendezvous()
+    groups = Groups(0, rendezvous.address, "gloo")
+    groups.enter(GroupRef(7, (0,)))
+    kept = groups.open(GroupRef(8, (0,)))
+    groups.break_off(7, unless_formed=True)
+    assert groups.open(GroupRef(8, (0,))) is kept
+    assert not kept.has_aborted_calls
+    groups.break_off(7)
+    assert kept.has_aborted_calls
+    rendezvous.close()

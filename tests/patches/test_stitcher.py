@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,12 +20,13 @@ from torch.nn.functional import pad, silu
 from patches.kernel_modules import load_kernels
 from patches.pictures import TOLERANCE, assert_all_close, draw
 from tilework.core.packing import Size
-from tilework.patches import stitcher
+from tilework.patches import operators, stitcher
 from tilework.patches.csp import Csp
 from tilework.patches.layout import PatchLayout
 from tilework.patches.operators import statistics
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []  # `make test-gpu` compiles and runs the kernel.
 CPU = torch.device("cpu")
 
 Mix = tuple[Size, tuple[Size, ...]]
@@ -166,6 +168,24 @@ def test_the_kernel_compiles_for_devices(
     size = {"VALUES": kernel._VALUES}
     source = compiler.ASTSource(kernel._moments, values | dict.fromkeys(size, "constexpr"), size)
     assert compiler.compile(source, target=target).asm["cubin"]
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="it has started")
+def test_where_triton_cannot_start_torch_stitches(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on a host without a C compiler."""
+    driver = pytest.importorskip("triton.runtime.driver").driver
+    find = operators._kernels.__wrapped__
+    monkeypatch.setattr(type(driver), "active", SimpleNamespace(get_current_device=lambda: 0))
+    assert find() is not None
+
+    def fail() -> None:
+        raise RuntimeError("Failed to find C compiler")
+
+    monkeypatch.setattr(type(driver), "active", SimpleNamespace(get_current_device=fail))
+    assert find() is None
+    assert "Failed to find C compiler" in caplog.text
 
 
 @given(mixes, channels)

@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+import tiny
 from cards import card, with_cards
+from tilework.core.model import ModelSource
+from tilework.pipelines import loading
 from tilework.pipelines.cuda import attention, look
 from tilework.pipelines.cuda.state import CudaState
 from tilework.pipelines.errors import InvalidSource
@@ -96,6 +99,19 @@ def test_a_device_without_nvml(cuda_build: pytest.MonkeyPatch) -> None:
     cuda_build.setattr(torch.cuda, "_device_count_nvml", lambda: -1)
     found = look.look()
     assert (len(found.cards), found.has_nvml) == (2, False)
+
+
+def test_layers_are_brought_to_the_card_of_the_process_by_its_index(
+    cuda_build: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without one, torch's allocator refuses to limit the memory of a run (`worker.memory`)."""
+    tiny.prepare()
+    tiny.save(tiny.build_flux(), tmp_path, "flux")
+    cuda_build.setattr(torch.cuda, "current_device", lambda: 1)
+    seen = list[torch.device]()
+    cuda_build.setattr(loading, "offload_layers", lambda _, device: seen.append(device))
+    loading.load_stock(ModelSource(path=str(tmp_path), device="cuda", offload="layers"))
+    assert seen == [torch.device("cuda", 1)]
 
 
 def test_all_cards_are_hidden(cuda_build: pytest.MonkeyPatch) -> None:

@@ -88,6 +88,11 @@ def _shapes(path: Path) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         ("Qwen-Image", "transformer", 20.43e9),
         ("Z-Image-Turbo", "transformer", 6.155e9),
         ("Wan2.2-T2V-A14B", "transformer_2", 14.29e9),
+        ("HunyuanVideo-1.5", "transformer", 8.327e9),
+        ("HunyuanVideo-1.5", "text_encoder_2", 0.2193e9),
+        ("LTX-2", "transformer", 18.88e9),
+        ("LTX-2", "connectors", 1.431e9),
+        ("LTX-2", "text_encoder", 12.187e9),
     ],
 )
 def test_a_component_has_as_many_weights_as_its_model(name: str, component: str, number: float) -> None:

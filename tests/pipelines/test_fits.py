@@ -23,6 +23,7 @@ from tilework.pipelines.fits.parts import read_parts
 from tilework.pipelines.fits.plan import RESERVE_BYTES, MemoryPlan, Planner
 from tilework.pipelines.fits.steps import Latents, shorten, step_bytes
 from tilework.pipelines.loading import load_stock
+from zoo.registry import ZOO, build
 
 pytestmark = pytest.mark.slow
 
@@ -153,6 +154,38 @@ def test_a_model_without_a_known_denoiser_is_named(flux: Path, tmp_path: Path) -
     (directory / "model_index.json").write_text(json.dumps({**index, "transformer": ["my_module", "Mine"]}))
     with pytest.raises(UnsupportedModel, match="no component is a denoiser"):
         Planner.of(str(directory))
+
+
+class TestAnyClass:
+    """The server plans whatever it serves on cards: what the code of a model does not do is not planned, no error."""
+
+    def planner(self, name: str, directory: Path) -> Planner:
+        tiny.prepare()
+        build(ZOO[name]).save_pretrained(str(directory), safe_serialization=True)
+        return Planner.of(str(directory))
+
+    @pytest.mark.parametrize("name", ["allegro", "cosmos1", "hunyuan-video", "kandinsky22", "kolors", "mochi", "svd"])
+    def test_weights_are_planned_and_a_run_as_far_as_it_is_known(self, name: str, tmp_path: Path) -> None:
+        planner = self.planner(name, tmp_path)
+        plan = planner.plan(ModelSource(path="", dtype="float32"), 10**12)
+        assert plan.stages[0].weights_bytes > 0
+        assert plan.num_planned < 3
+        assert plan.fits
+
+    def test_what_the_model_itself_cannot_draw_is_not_the_largest(self, tmp_path: Path) -> None:
+        planner = self.planner("sd3", tmp_path)
+        most = planner.parts[[part.is_denoiser for part in planner.parts].index(True)].module.config[
+            "pos_embed_max_size"
+        ]
+        pixels = planner._scales[1] * 2  # Of a token.
+        plan = planner.plan(ModelSource(path="", dtype="float32"), 10**12, Shape(64, 64))
+        assert planner.largest(plan) == Shape(most * pixels, most * pixels)
+
+    def test_sound_is_counted_and_pictures_are_what_is_decoded(self, tmp_path: Path) -> None:
+        planner = self.planner("ltx2", tmp_path)
+        assert {"audio_vae", "connectors", "vocoder"} <= {part.name for part in planner.parts}
+        assert planner._autoencoder is next(part.module for part in planner.parts if part.name == "vae")
+        assert planner.plan(ModelSource(path="", dtype="float32"), 10**12, Shape(64, 64, 9)).fits
 
 
 class TestChoices:

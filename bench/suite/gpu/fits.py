@@ -3,45 +3,54 @@
 from __future__ import annotations
 
 import gc
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
+
+import torch
 
 from suite.case import CaseFailed, Check, Finding, Note, Table
 from suite.gpu.models import TOY, Drawn, folder_of, on_gpu
-from suite.stats import extremes, median
+from suite.stats import exact, extremes, median
 
-_SETUPS: tuple[dict[str, Any], ...] = (
-    {},
-    {"attention": "cudnn"},
-    {"compiles": True},
-    {"quantize": "fp8"},
-    {"quantize": "int8"},
-    {"quantize": "nf4"},
-    {"quantize": "nvfp4"},
-    {"offload": "layers"},
-)
+Setup = dict[str, Any]
 _GB = 1e9
+_HOST_COPIES = 3
+"""Of a model's weights, that a host may have while layers come and go: those that were read, and pinned ones, of which
+torch rounds each up to a power of two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fits:
-    """A model in each setup, loaded and drawn with in turn, in this process."""
+    """A model as it is and in each setup, loaded and drawn with in turn, in this process."""
 
     device: str
     dtype: str
     drawn: Drawn
-    setups: tuple[dict[str, Any], ...] = _SETUPS
+    setups: tuple[Setup, ...]
+    threads: int = 1
     low: float = 0.95
     high: float = 1.05
 
     @classmethod
-    def make(cls, quick: bool) -> Fits:
+    def make(cls, quick: bool) -> Self:
         if not on_gpu():
-            return cls(device="cpu", dtype="float32", drawn=TOY, setups=({}, {"offload": "layers"}))
-        steps = 4 if quick else 12
-        return cls(device="cuda", dtype="bfloat16", drawn=Drawn(model="FLUX.1-dev", side=1024, steps=steps, rounds=1))
+            return cls(device="cpu", dtype="float32", drawn=TOY, setups=({}, *cls.on_cpu()))
+        drawn = Drawn(model="FLUX.1-dev", side=1024, steps=4 if quick else 12, rounds=1)
+        threads = len(os.sched_getaffinity(0))  # Weights are quantised on the CPU.
+        return cls(device="cuda", dtype="bfloat16", drawn=drawn, setups=({}, *cls.changes()), threads=threads)
+
+    @classmethod
+    def changes(cls) -> tuple[Setup, ...]:
+        return ({"attention": "cudnn"}, {"compiles": True})
+
+    @classmethod
+    def on_cpu(cls) -> tuple[Setup, ...]:
+        """Those that are rehearsed without a GPU."""
+        return ({"attention": "math"},)
 
     def measure(self, note: Note) -> Finding:
         checks: list[Check] = []
@@ -51,10 +60,17 @@ class Fits:
             name = ", ".join(f"{key} {value}" for key, value in setup.items()) or "as it is"
             try:
                 run = self._run(setup, note)
-            except CaseFailed as error:
-                note(f"{name}: left out; {error}")
-                rows.append((name, str(error), "", "", "", ""))
+            except Exception as error:  # Of the libraries; the other setups are measured all the same.
+                reason = str(error)
+                if not isinstance(error, CaseFailed):
+                    reason = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
+                    checks.append(Check(what=f"{name}: runs", measured=exact(0), low=1))
+                note(f"{name}: left out; {reason}")
+                rows.append((name, reason, "", "", "", ""))
                 continue
+            finally:
+                gc.collect()
+                Meter(torch, self.device).free()
             usual_s = usual_s or median(run.steps_s)
             checks += self._checks(name, run)
             rows.append((name, *run.cells(usual_s)))
@@ -102,9 +118,7 @@ class Fits:
         of_all = Check(what=f"{name}: all, measured / planned", measured=taken_of_all, high=1)
         return [*found, of_all]
 
-    def _run(self, setup: dict[str, Any], note: Note) -> _Run:
-        import torch
-
+    def _run(self, setup: Setup, note: Note) -> _Run:
         import tilework
         from tilework.core.model import ModelSource
         from tilework.core.request import Shape
@@ -119,9 +133,11 @@ class Fits:
         source = ModelSource(path=folder, device=self.device, dtype=self.dtype, quantize=schemes, **given)
         shape = Shape(self.drawn.side, self.drawn.side)
         plan = Planner.of(str(model_directory(folder))).plan(source, 0, shape)
+        if source.offload == "layers":
+            _check_host(sum(one.num_bytes for one in plan.components))
         meter = Meter(torch, self.device)
         try:
-            pipeline = tilework.reference(folder, device=self.device, dtype=self.dtype, **setup)
+            pipeline = tilework.reference(folder, device=self.device, dtype=self.dtype, threads=self.threads, **setup)
         except ModelError as error:
             raise CaseFailed(str(error)) from error
         layers = source.offload == "layers"
@@ -140,10 +156,46 @@ class Fits:
         size = {"height": shape.height, "width": shape.width}
         pipeline("a red circle", **size, num_inference_steps=self.drawn.steps, **self.drawn.stock)
         run.all_bytes = meter.used()
-        del pipeline, denoiser
-        gc.collect()
-        meter.free()
         return run
+
+
+class FitsQuantized(Fits):
+    """With weights that are quantised while they are loaded. What the card lacks is left out, and said."""
+
+    __slots__ = ()
+
+    @classmethod
+    def changes(cls) -> tuple[Setup, ...]:
+        return tuple({"quantize": scheme} for scheme in ("fp8", "int8", "nf4", "nvfp4"))
+
+    @classmethod
+    def on_cpu(cls) -> tuple[Setup, ...]:
+        return ({"quantize": "int8"}, {"quantize": "nf4"})
+
+
+class FitsOffloaded(Fits):
+    """With layers that come and go. It comes last: the host's memory may not be enough for it."""
+
+    __slots__ = ()
+
+    @classmethod
+    def changes(cls) -> tuple[Setup, ...]:
+        return ({"offload": "layers"},)
+
+    @classmethod
+    def on_cpu(cls) -> tuple[Setup, ...]:
+        return cls.changes()
+
+
+def _check_host(weights_bytes: int) -> None:
+    """Raises CaseFailed if the kernel might end this process for want of memory."""
+    lines = (line.split() for line in Path("/proc/meminfo").read_text("ascii").splitlines())
+    free = next(1024 * int(words[1]) for words in lines if words[0] == "MemAvailable:")
+    if free < _HOST_COPIES * weights_bytes:
+        raise CaseFailed(
+            f"the host has {free / _GB:.0f} GB free, and {_HOST_COPIES * weights_bytes / _GB:.0f} GB may be needed; "
+            "remove other models from BENCH_MODELS, if that is in memory"
+        )
 
 
 @dataclass(slots=True)

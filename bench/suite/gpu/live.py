@@ -15,13 +15,16 @@ from suite.stats import exact
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LivePolicies:
-    """`requests` of these `sizes` at `rate_per_s`, due after `times` as long as one takes alone, to one worker."""
+    """`requests` of square `sizes`, by their weights, to one worker, due after `times` as long as one takes alone.
+
+    As many come as the device can draw one by one, times `load`: hosts differ by much in how fast they launch kernels.
+    """
 
     device: str
     model: str
-    sizes: str
+    sizes: tuple[tuple[int, int], ...]
     steps: int
-    rate_per_s: float
+    load: float = 1.0
     times: float = 3.0
     requests: int = 40
     policies: tuple[str, ...] = ("tilework", "edf", "patchedserve")
@@ -30,21 +33,23 @@ class LivePolicies:
     @classmethod
     def make(cls, quick: bool) -> LivePolicies:
         if not on_gpu():
-            return cls(device="cpu", model=TOY.model, sizes="64,96,128", steps=4, rate_per_s=6.0, requests=8)
-        sizes = "512:3,768:2,1024"
-        return cls(device="cuda", model="SDXL", sizes=sizes, steps=30, rate_per_s=1.6, requests=12 if quick else 40)
+            return cls(device="cpu", model=TOY.model, sizes=((64, 1), (96, 1), (128, 1)), steps=4, requests=8)
+        sizes = (512, 3), (768, 2), (1024, 1)
+        return cls(device="cuda", model="SDXL", sizes=sizes, steps=30, requests=12 if quick else 40)
 
     def measure(self, note: Note) -> Finding:
         folder = folder_of(self.model, note)
         rows, live, simulated = [], dict[str, float](), dict[str, dict[str, Any]]()
-        slo = f"auto:{self.times:g}"
+        alone_s = dict[str, float]()
         with TemporaryDirectory() as temporary:
             for policy in self.policies:
                 log = Path(temporary) / f"{policy}.jsonl"
                 with serving(1, log, policy=policy, model=folder, device=self.device) as server:
                     note(f"{policy}: ready after {server.ready_s:.1f} s")
-                    run = tilework_json(["bench", server.url, *self._traffic(), "--slo", slo])
-                result, slo = run["result"], self._slo(run["unloaded_s"]) if slo.startswith("auto") else slo
+                    alone_s = alone_s or self._alone_s(server.url)
+                    traffic = ["--rate", f"{self._rate_per_s(alone_s):.4f}", "--num-requests", str(self.requests)]
+                    run = tilework_json(["bench", server.url, *self._asked(), *traffic, "--slo", self._slo(alone_s)])
+                result = run["result"]
                 again = tilework_json(["simulate", "--log", str(log)])
                 live[policy], simulated[policy] = 100 * result["attainment"], again
                 rows.append(_row(policy, result, again))
@@ -72,7 +77,8 @@ class LivePolicies:
             checks=tuple(checks),
             method=(
                 "Live: `tilework bench`, open loop, the same requests for each policy, one server after another. The "
-                "deadline of a size is a multiple of its latency on the first of the servers while it was idle.",
+                "deadline of a size is a multiple of its latency on the first of the servers while it was idle; the "
+                "rate is a multiple of what these latencies allow one by one.",
                 "Simulated: `tilework simulate --log` of that run, on the costs that it measured; with it the "
                 "requests that warm the server up.",
                 "Random weights of real size (`tilework fake`). One run each: differences of a few points are noise.",
@@ -84,15 +90,28 @@ class LivePolicies:
                     rows=tuple(rows),
                 ),
             ),
+            facts={
+                "alone": ", ".join(f"{size} {seconds:.3f} s" for size, seconds in alone_s.items()),
+                "rate": f"{self._rate_per_s(alone_s):.2f} requests per second",
+            },
         )
 
-    def _traffic(self) -> list[str]:
-        traffic = ["--rate", str(self.rate_per_s), "--num-requests", str(self.requests), "--seed", str(self.seed)]
-        return [*traffic, "--sizes", self.sizes, "--steps", str(self.steps)]
+    def _asked(self) -> list[str]:
+        sizes = ",".join(f"{side}:{weight}" for side, weight in self.sizes)
+        return ["--sizes", sizes, "--steps", str(self.steps), "--seed", str(self.seed)]
 
-    def _slo(self, unloaded_s: dict[str, float]) -> str:
-        """The deadline of each size, by what the first server took for one alone."""
-        return ",".join(f"{size}={self.times * seconds:.3f}" for size, seconds in unloaded_s.items())
+    def _alone_s(self, url: str) -> dict[str, float]:
+        """What each size takes on the idle server, by its name."""
+        few = ["--rate", "1", "--num-requests", str(len(self.sizes))]
+        found: dict[str, float] = tilework_json(["bench", url, *self._asked(), *few, "--slo", "auto"])["unloaded_s"]
+        return found
+
+    def _rate_per_s(self, alone_s: dict[str, float]) -> float:
+        taken_s = sum(weight * alone_s[f"{side}x{side}"] for side, weight in self.sizes)
+        return self.load * sum(weight for _, weight in self.sizes) / taken_s
+
+    def _slo(self, alone_s: dict[str, float]) -> str:
+        return ",".join(f"{size}={self.times * seconds:.3f}" for size, seconds in alone_s.items())
 
 
 def _row(policy: str, result: dict[str, Any], again: dict[str, Any]) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,7 +20,7 @@ from suite.gpu.models import on_gpu
 from suite.stats import extremes, median
 from tilework.pipelines.cuda.copies import CudaStreams, SideCopies
 from tilework.worker.models.pinned import PinnedFiles
-from tilework.worker.models.shared_weights import Form, SharedWeights
+from tilework.worker.models.shared_weights import RESERVE_BYTES, Form, SharedWeights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,12 @@ class Loads:
 
     def measure(self, note: Note) -> Finding:
         device, num_bytes = torch.device(self.device, 0), self.megabytes << 20
+        free, needed = shutil.disk_usage(self.folder).free, self.num_weights * num_bytes + RESERVE_BYTES
+        if free < needed:
+            raise CaseFailed(
+                f"{self.folder} has {free / 1e9:.1f} GB free, and {needed / 1e9:.1f} GB are needed; give a container "
+                "more (docker run --shm-size)"
+            )
         weights = [torch.randint(0, 255, (num_bytes,), dtype=torch.uint8) for _ in range(self.num_weights)]
         forms = [replace(Form.of(weight), device=device) for weight in weights]
         there = [torch.empty(0, dtype=torch.uint8, device=device) for _ in weights]

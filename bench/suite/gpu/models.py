@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,13 +40,29 @@ def on_gpu() -> bool:
 
 
 def folder_of(model: str, note: Note) -> str:
-    """The folder of a model of `tilework fake`, which is written if it is not there; the shipped one has none."""
+    """The folder of a model of `tilework fake`, which is written if it is not there; the shipped one has none.
+
+    It appears under its name when it is whole. What a run that was cut off has left of it is written anew.
+
+    Raises:
+        CaseFailed: it cannot be written.
+    """
     if model == TOY.model:
         return model
-    folder = FOLDER / model
-    if not (folder / "model_index.json").exists():
-        if folder.exists():
-            raise CaseFailed(f"{folder} is not complete; remove it")
-        note(f"writing {folder}")
-        tilework_json(["fake", model, str(folder), "--device", "cuda"])
+    folder, part = FOLDER / model, FOLDER / f"{model}.part"
+    if folder.exists():
+        return str(folder)
+    shutil.rmtree(part, ignore_errors=True)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    note(f"writing {folder}")
+    try:
+        tilework_json(["fake", model, str(part), "--device", "cuda" if on_gpu() else "cpu"])
+    except CaseFailed as error:
+        free_gb = shutil.disk_usage(FOLDER).free / 1e9
+        shutil.rmtree(part, ignore_errors=True)
+        raise CaseFailed(
+            f"{error}; {FOLDER} had {free_gb:.0f} GB left: if that is too little, remove models from it, or name "
+            "another folder with BENCH_MODELS"
+        ) from error
+    part.rename(folder)
     return str(folder)

@@ -32,7 +32,7 @@ class Profiled:
     def make(cls, quick: bool) -> Profiled:
         if not on_gpu():
             return cls(device="cpu", model=TOY.model, sizes="64,96", runs=1, combinations=2)
-        amount = (5, 10) if quick else (20, 60)
+        amount = (5, 10) if quick else (20, 110)  # Fewer than 100 mixed batches teach nothing.
         sizes = "256,512,768,1024"
         return cls(
             device="cuda", model="SDXL", sizes=sizes, runs=amount[0], combinations=amount[1], keep=f"{FOLDER}/profiles"

@@ -9,8 +9,11 @@ from threading import Condition, Thread
 from tilework.comm.exchange import ExchangeComm
 from tilework.core.comm import GroupBroken
 
-CONNECT_S = 4.0
-"""How long all members of a group may take to connect once all are present."""
+CONNECT_S = 60.0
+"""How long all members of a node may take to connect once all are present: NCCL looks at the host's links meanwhile,
+which takes seconds with eight cards. A member that is lost ends it at once, since the runtime breaks the node off;
+where this limit does, no group of the node can form.
+"""
 
 
 class Connecting:

@@ -38,6 +38,7 @@ class Groups:
         self._node: GroupRef | None = None
         self._comms: dict[int, ExchangeComm] = {}
         self._broken: set[int] = set()
+        self._formed: set[int] = set()
         self._ended = False
         self._changed = Condition()
 
@@ -58,17 +59,21 @@ class Groups:
             comm = self._comms.pop(group_id, None)
             was_broken = group_id in self._broken
             self._broken.discard(group_id)
+            self._formed.discard(group_id)
         if comm is not None:
             comm.close()
         if was_broken:
             self._meeting(group_id).end()
 
-    def break_off(self, group_id: int) -> None:
+    def break_off(self, group_id: int, *, unless_formed: bool = False) -> None:
         """Make the call of this group that is under way, and all later ones, raise GroupBroken.
 
-        This breaks the whole node that the group is a part of, if it is one.
+        This breaks the whole node that the group is a part of, if it is one. One whose members have all met is left as
+        it is `unless_formed`: what needs no lost member goes on.
         """
         with self._changed:
+            if unless_formed and group_id in self._formed:
+                return
             self._broken.add(group_id)
             comm = self._comms.get(group_id)
             self._changed.notify_all()
@@ -118,6 +123,8 @@ class Groups:
             self.break_off(ref.group_id)
             reason = str(error).partition("\n")[0]  # Torch appends its stack.
             raise GroupBroken(f"group {ref.group_id} could not form: {reason}") from error
+        with self._changed:
+            self._formed.add(ref.group_id)
         return comm
 
     def _connect_sockets(self, ref: GroupRef) -> SocketComm:

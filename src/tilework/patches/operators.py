@@ -6,6 +6,7 @@ Exact up to rounding, unlike PatchedServe's: every value that crosses an edge is
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -18,6 +19,7 @@ from torch.nn.functional import batch_norm, conv2d, scaled_dot_product_attention
 
 from tilework.patches.csp import DIRECTIONS, Csp, Run
 
+_log = logging.getLogger(__name__)
 _UP, _LEFT, _RIGHT, _DOWN = (DIRECTIONS.index(step) for step in ((-1, 0), (0, -1), (0, 1), (1, 0)))
 
 
@@ -114,14 +116,21 @@ def _moments(norm: nn.GroupNorm, patches: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def kernels_for(patches: Tensor) -> ModuleType | None:
-    """The kernels for the device of these patches; None on CPUs, and where Triton is not installed."""
+    """The kernels for the device of these patches; None on CPUs, and where Triton is missing or cannot compile."""
     return _kernels() if patches.is_cuda else None
 
 
 @cache
 def _kernels() -> ModuleType | None:
-    """Imported on first use: Triton is optional."""
+    """Imported on first use: Triton is optional, and so is the C compiler that it calls for its own start."""
     if find_spec("triton") is None:
+        return None
+    from triton.runtime.driver import driver
+
+    try:
+        driver.active.get_current_device()
+    except Exception as error:  # Of its own, of the compiler, or of the linker.
+        _log.warning("Triton cannot be used, so that patches are stitched in several passes: %r", error)
         return None
     from tilework.patches import stitch_kernel
 

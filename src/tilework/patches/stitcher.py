@@ -17,8 +17,8 @@ def stitch(norm: nn.GroupNorm, patches: Tensor, csp: Csp, *, silu: bool) -> Tens
     """`normalise` patches (P, C, h, w), apply SiLU if asked for, and add the pixels around: (P, C, h + 2, w + 2).
 
     These are zero outside of the picture. On GPUs this is one kernel, which computes in float32 and rounds once; where
-    Triton is not installed, and on CPUs, three operators of torch. Rejected for CPUs: SiLU that writes into the frames,
-    which reads once less and takes two to three times as long, since rows of patches are short.
+    Triton is missing or finds no C compiler, and on CPUs, three operators of torch. Rejected for CPUs: SiLU that writes
+    into the frames, which reads once less and takes two to three times as long, since rows of patches are short.
     """
     return stitch_by(norm, patches, statistics(norm, patches, csp), csp, silu=silu)
 

@@ -148,9 +148,13 @@ def _dtype(source: ModelSource) -> torch.dtype:
 def _device(source: ModelSource) -> torch.device:
     if source.device not in DEVICES:
         raise InvalidSource(f"device is {source.device!r}; choose one of {', '.join(DEVICES)}")
-    if source.device == "cuda" and (reason := (state := look(all_cards=False)).reason_against):
+    if source.device != "cuda":
+        return torch.device(source.device)
+    if reason := (state := look(all_cards=False)).reason_against:
         raise InvalidSource(f"device is {source.device!r}, and {reason}; {state.remedy}")
-    return torch.device(source.device)
+    # With its index: hooks of offloaded layers keep what they are told, and without one some of torch's calls fail, and
+    # others mean another card on another thread.
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def _cards(device: torch.device) -> Sequence[Card]:

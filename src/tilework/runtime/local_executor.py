@@ -106,6 +106,7 @@ class LocalExecutor:
         self._calibrated: dict[int, asyncio.Future[tuple[CostRow, ...]]] = {}
         self._started_with: dict[int, tuple[Source, ...]] = {}
         self._groups = GroupTable()
+        self._node: GroupRef | None = None
         self._resources = ExitStack()
         self._stopping = False
         self._num_slots = 0
@@ -453,11 +454,12 @@ class LocalExecutor:
     def _form_node_group(self) -> None:
         """Let the workers that are up form the node's communicator, if groups are parts of one."""
         up = self.devices_up
+        self._node = None
         if self._collectives == SOCKETS or len(up) < 2:
             return
-        node = self._groups.new_ref(up)
-        for device_id in node.devices:
-            self.send(device_id, EnterNode(node))
+        self._node = self._groups.new_ref(up)
+        for device_id in up:
+            self.send(device_id, EnterNode(self._node))
 
     def _on_exit(self, device_id: int, reason: str) -> None:
         if self._stopping:
@@ -469,6 +471,8 @@ class LocalExecutor:
         self._changes.lost(device_id)
         for ref in self._groups.forget_device(device_id):
             self._break(ref)
+        if self._node is not None and device_id in self._node.devices:  # The others may wait for this one to enter.
+            self._send_all(self._node, BreakGroup(self._node.group_id, unless_formed=True))
         self._form_node_group()
         self._listener.on_lost(device_id, reason)
         if not self._stopping:

@@ -307,7 +307,7 @@ class _Link:
             case StopWork():
                 self.works.stop(command.work_id)
             case BreakGroup():
-                self._groups.break_off(command.group_id)
+                self._groups.break_off(command.group_id, unless_formed=command.unless_formed)
             case Execute():
                 self.works.open(command.work_id, dict(command.members), command.revoked)
                 self._queue_up(command)

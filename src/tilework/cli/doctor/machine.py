@@ -6,6 +6,7 @@ import os
 import resource
 import shutil
 import socket
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -112,7 +113,20 @@ def cuda_findings(device: str, state: CudaState) -> Iterator[Finding]:
             "does not answer, so that no worker can be forked, and each takes seconds to start",
             "give the container libnvidia-ml.so (NVIDIA_DRIVER_CAPABILITIES=compute,utility)",
         )
+    yield _compiler_finding()
     yield from (_card_finding(index, card) for index, card in enumerate(state.cards))
+
+
+def _compiler_finding() -> Finding:
+    """Whether Triton finds what it compiles its own start and kernels with, as it looks for it."""
+    what = "C compiler"
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    if compiler and headers.is_file():
+        return ok(what, compiler)
+    missing = "there is none" if not compiler else f"{headers} is missing"
+    lost = "Triton compiles nothing for cards: batches of several sizes take longer, and --compile fails"
+    return warning(what, f"{missing}, so that {lost}", "install gcc and the headers of Python (gcc, python3-dev)")
 
 
 def _card_finding(index: int, card: Card) -> Finding:

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A component with weights: `library` is "diffusers" or "transformers"."""
+    """A component with weights: `library` is "diffusers", "transformers", or a package of `diffusers.pipelines`."""
 
     library: str
     name: str
@@ -27,6 +27,14 @@ class Sampler:
 
 
 @dataclass(frozen=True, slots=True)
+class Guider:
+    """A guider of diffusers."""
+
+    name: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Tokenizer:
     """A tokenizer of `tilework.pipelines.fake.tokenizers`."""
 
@@ -34,7 +42,7 @@ class Tokenizer:
     max_length: int
 
 
-Component = Weights | Sampler | Tokenizer
+Component = Weights | Sampler | Guider | Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

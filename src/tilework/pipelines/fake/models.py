@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from tilework.pipelines.fake.component import Component, FakeModel, Sampler, Weights
+from tilework.pipelines.fake.component import Component, FakeModel, Guider, Sampler, Weights
 from tilework.pipelines.fake.parts import (
+    BYT5_SMALL,
+    BYT5_TOKENS,
     BYTES,
     CLIP_TOKENS,
     EULER,
@@ -22,13 +24,16 @@ from tilework.pipelines.fake.parts import (
     KL_WAN_5B,
     QWEN3_4B,
     QWEN3_4B_WITH_HEAD,
+    QWEN25_7B,
     SHIFTING_FLOW,
+    SHIFTING_LTX,
     T5_TOKENS,
     T5_XXL,
     UMT5_XXL,
     UNIPC,
     clip_g,
     clip_l,
+    gemma3_12b,
     qwen25_vl_7b,
 )
 
@@ -162,6 +167,43 @@ def _wan(source: str, vae: Weights, transformer: Mapping[str, Any], two: bool = 
     )
 
 
+def _hunyuan_video15() -> FakeModel:
+    return FakeModel(
+        source="hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-720p_t2v",
+        pipeline="HunyuanVideo15Pipeline",
+        components={
+            "guider": Guider("ClassifierFreeGuidance", {"guidance_scale": 6.0}),
+            "scheduler": Sampler("FlowMatchEulerDiscreteScheduler", {"shift": 9.0}),
+            "text_encoder": QWEN25_7B,
+            "text_encoder_2": BYT5_SMALL,
+            "tokenizer": BYTES,
+            "tokenizer_2": BYT5_TOKENS,
+            "transformer": Weights(
+                "diffusers", "HunyuanVideo15Transformer3DModel", {"target_size": 960, "task_type": "t2v"}
+            ),
+            "vae": Weights("diffusers", "AutoencoderKLHunyuanVideo15"),
+        },
+    )
+
+
+def _ltx2() -> FakeModel:
+    """Its classes start with the sizes of the model."""
+    return FakeModel(
+        source="Lightricks/LTX-2",
+        pipeline="LTX2Pipeline",
+        components={
+            "audio_vae": Weights("diffusers", "AutoencoderKLLTX2Audio"),
+            "connectors": Weights("ltx2", "LTX2TextConnectors"),
+            "scheduler": SHIFTING_LTX,
+            "text_encoder": gemma3_12b(),
+            "tokenizer": BYTES,
+            "transformer": Weights("diffusers", "LTX2VideoTransformer3DModel"),
+            "vae": Weights("diffusers", "AutoencoderKLLTX2Video", {"decoder_causal": False}),
+            "vocoder": Weights("ltx2", "LTX2Vocoder"),
+        },
+    )
+
+
 _SMALL_WAN = {"num_attention_heads": 12, "ffn_dim": 8960, "num_layers": 30}
 _MIDDLE_WAN = {
     "num_attention_heads": 24,
@@ -204,6 +246,8 @@ MODELS: Mapping[str, FakeModel] = MappingProxyType(
         "FLUX.2-klein-4B": _klein(),
         "Qwen-Image": _qwen_image(),
         "Z-Image-Turbo": _z_image(),
+        "HunyuanVideo-1.5": _hunyuan_video15(),
+        "LTX-2": _ltx2(),
         "Wan2.1-T2V-1.3B": _wan("Wan-AI/Wan2.1-T2V-1.3B-Diffusers", KL_WAN, _SMALL_WAN),
         "Wan2.2-TI2V-5B": _wan("Wan-AI/Wan2.2-TI2V-5B-Diffusers", KL_WAN_5B, _MIDDLE_WAN, expand_timesteps=True),
         "Wan2.2-T2V-A14B": _wan("Wan-AI/Wan2.2-T2V-A14B-Diffusers", KL_WAN, {}, two=True, boundary_ratio=0.875),

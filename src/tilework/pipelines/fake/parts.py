@@ -6,6 +6,7 @@ from typing import Any
 
 from tilework.pipelines.fake.component import Sampler, Tokenizer, Weights
 from tilework.pipelines.fake.tokenizers import (
+    byt5_tokenizer,
     byte_tokenizer,
     clip_tokenizer,
     clip_vocabulary,
@@ -16,6 +17,7 @@ from tilework.pipelines.fake.tokenizers import (
 CLIP_TOKENS = Tokenizer(clip_tokenizer, 77)
 BYTES = Tokenizer(byte_tokenizer, 4096)
 T5_TOKENS = Tokenizer(t5_tokenizer, 512)
+BYT5_TOKENS = Tokenizer(byt5_tokenizer, 256)
 
 
 def _clip(pooled: bool, **sizes: Any) -> Weights:
@@ -47,6 +49,21 @@ _T5_XXL: dict[str, Any] = {
 }
 T5_XXL = Weights("transformers", "T5EncoderModel", _T5_XXL | {"vocab_size": 32128})
 UMT5_XXL = Weights("transformers", "UMT5EncoderModel", _T5_XXL | {"vocab_size": 256384})
+BYT5_SMALL = Weights(
+    "transformers",
+    "T5EncoderModel",
+    {
+        "d_model": 1472,
+        "d_kv": 64,
+        "d_ff": 3584,
+        "num_layers": 12,
+        "num_heads": 6,
+        "feed_forward_proj": "gated-gelu",
+        "tie_word_embeddings": False,
+        "vocab_size": 1510,
+    },
+)
+"""The encoder of ByT5 for glyphs, with tokens for colours and fonts."""
 
 _ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _QWEN3_4B: dict[str, Any] = {
@@ -84,6 +101,36 @@ _QWEN25_TEXT: dict[str, Any] = {
     "max_position_embeddings": 128000,
     "rope_parameters": {"rope_type": "default", "mrope_section": [16, 24, 24], "rope_theta": 1e6},
 }
+
+
+QWEN25_7B = Weights("transformers", "Qwen2_5_VLTextModel", _QWEN25_TEXT | _ENDS)
+"""The language part of Qwen2.5-VL alone."""
+
+
+def gemma3_12b() -> Weights:
+    """The vision language model that reads the prompts of LTX-2."""
+    text = {
+        "vocab_size": 262208,
+        "hidden_size": 3840,
+        "intermediate_size": 15360,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 256,
+        "sliding_window": 1024,
+        "max_position_embeddings": 131072,
+    }
+    vision = {
+        "hidden_size": 1152,
+        "intermediate_size": 4304,
+        "num_hidden_layers": 27,
+        "num_attention_heads": 16,
+        "image_size": 896,
+        "patch_size": 14,
+        "vision_use_head": False,
+    }
+    sizes = {"text_config": text | _ENDS, "vision_config": vision, "mm_tokens_per_image": 256}
+    return Weights("transformers", "Gemma3ForConditionalGeneration", sizes)
 
 
 def qwen25_vl_7b() -> Weights:
@@ -158,6 +205,17 @@ SHIFTING_FLOW = Sampler(
         "max_image_seq_len": 4096,
         "base_shift": 0.5,
         "max_shift": 1.15,
+    },
+)
+SHIFTING_LTX = Sampler(
+    "FlowMatchEulerDiscreteScheduler",
+    {
+        "use_dynamic_shifting": True,
+        "base_image_seq_len": 1024,
+        "max_image_seq_len": 4096,
+        "base_shift": 0.95,
+        "max_shift": 2.05,
+        "shift_terminal": 0.1,
     },
 )
 FEW_STEPS = Sampler("FlowMatchEulerDiscreteScheduler", {"shift": 1.0})

@@ -61,6 +61,11 @@ def clip_tokenizer(max_length: int = 77) -> Any:
     return tf.CLIPTokenizer(vocab=dict(clip_vocabulary()), merges=[], model_max_length=max_length)
 
 
+def byt5_tokenizer(max_length: int = 256) -> Any:
+    """That of ByT5, which has a token per byte itself, and needs no files."""
+    return tf.ByT5Tokenizer(model_max_length=max_length)
+
+
 def t5_tokenizer(max_length: int = 512) -> Any:
     """Stands in for the tokenizers of T5 and UMT5."""
     letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,!?'-:;()\""

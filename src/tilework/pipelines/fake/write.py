@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import struct
 from collections.abc import Callable, Iterator, Mapping
@@ -14,9 +15,8 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from tilework.pipelines.fake.component import Component, FakeModel, Sampler, Tokenizer, Weights
+from tilework.pipelines.fake.component import Component, FakeModel, Guider, Sampler, Tokenizer, Weights
 
-_FILES = {"diffusers": "diffusion_pytorch_model.safetensors", "transformers": "model.safetensors"}
 _DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64", torch.bool: "BOOL"}
 """Names of safetensors."""
 
@@ -55,7 +55,7 @@ def write_model(
 def _write(component: Component, directory: Path, dtype: torch.dtype, device: torch.device) -> tuple[list[str], int]:
     """The component's entry in the index, and the bytes of its weights."""
     match component:
-        case Sampler(name, config):
+        case Sampler(name, config) | Guider(name, config):
             getattr(diffusers, name)(**config).save_pretrained(directory)
             return ["diffusers", name], 0
         case Tokenizer(make, max_length):
@@ -65,17 +65,21 @@ def _write(component: Component, directory: Path, dtype: torch.dtype, device: to
         case Weights(library, name):
             module = build(component, dtype, device)
             _save_config(module, library, directory)
-            return [library, name], _save_weights(module, directory / _FILES[library])
+            prefix = "" if library == "transformers" else "diffusion_pytorch_"
+            return [library, name], _save_weights(module, directory / f"{prefix}model.safetensors")
 
 
 def build(component: Weights, dtype: torch.dtype, device: torch.device) -> torch.nn.Module:
     """The module of a component on a device, with the weights that its class starts with."""
     with _default(dtype), device:
-        if component.library == "diffusers":
-            module = getattr(diffusers, component.name)(**component.config)
-        else:
+        if component.library == "transformers":
             cls = getattr(transformers, component.name)
             module = cls(cls.config_class(**component.config))
+        else:
+            place = diffusers
+            if component.library != "diffusers":
+                place = importlib.import_module(f"diffusers.pipelines.{component.library}")
+            module = getattr(place, component.name)(**component.config)
     built: torch.nn.Module = module
     return built
 
@@ -91,7 +95,7 @@ def _default(dtype: torch.dtype) -> Iterator[None]:
 
 
 def _save_config(module: Any, library: str, directory: Path) -> None:
-    if library == "diffusers":
+    if library != "transformers":
         module.save_config(directory)
     else:
         module.config.architectures = [type(module).__name__]

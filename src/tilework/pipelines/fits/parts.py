@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -106,14 +108,26 @@ def read_parts(directory: Path) -> Sequence[Part]:
     parts: list[Part] = []
     for name, value in read_contents(directory).items():
         match value:
-            case [("diffusers" | "transformers") as library, str(kind)] if (folder := directory / name).is_dir():
-                if (folder / "config.json").is_file():
-                    parts.append(_read_part(folder, library, kind))
+            case [str(library), str(kind)] if (folder := directory / name).joinpath("config.json").is_file():
+                if (found := _class_of(folder, library, kind)) is not None:
+                    parts.append(_read_part(folder, found))
     return parts
 
 
-def _read_part(folder: Path, library: str, kind: str) -> Part:
-    module = _on_meta(folder, library, kind)
+def _class_of(folder: Path, library: str, kind: str) -> Any:
+    """A class as an index names it: some are of a package of diffusers' pipelines. None: it is of other code."""
+    if library in _LIBRARIES:
+        found = getattr(_LIBRARIES[library], kind, None)
+        if found is None:
+            raise UnsupportedModel(f"{folder}: {library} has no class {kind}; install a version that has it")
+        return found
+    package = f"{diffusers.__name__}.pipelines.{library}"
+    known = library.isidentifier() and find_spec(package) is not None
+    return getattr(import_module(package), kind, None) if known else None
+
+
+def _read_part(folder: Path, kind: Any) -> Part:
+    module = _on_meta(folder, kind)
     if method := quantized_by(folder):
         return Part(folder.name, module, method, sum(map(_data_bytes, _weights_files(folder))))
     part = Part(folder.name, module)
@@ -121,17 +135,14 @@ def _read_part(folder: Path, library: str, kind: str) -> Part:
     return part
 
 
-def _on_meta(folder: Path, library: str, kind: str) -> nn.Module:
-    found: Any = getattr(_LIBRARIES[library], kind, None)
-    if found is None:
-        raise UnsupportedModel(f"{folder}: {library} has no class {kind}; install a version that has it")
+def _on_meta(folder: Path, kind: Any) -> nn.Module:
     try:
         with _META:
-            if library == "diffusers":
-                module = found.from_config(json.loads((folder / "config.json").read_text(encoding="utf-8")))
-            else:
-                module = found(found.config_class.from_pretrained(folder))
+            if issubclass(kind, transformers.PreTrainedModel):
+                module = kind(kind.config_class.from_pretrained(folder))
                 module.tie_weights()
+            else:
+                module = kind.from_config(json.loads((folder / "config.json").read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         raise ModelNotFound(f"{folder}/config.json: cannot be read ({error}); fetch the model again") from error
     return module  # type: ignore[no-any-return]

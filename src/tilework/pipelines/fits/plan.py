@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tilework.pipelines.fits.parts import Part, read_parts
 from tilework.pipelines.fits.steps import STEPS, Latents, shorten, step_bytes
 from tilework.pipelines.setup.quantize import schemes_of, shown
 
+_log = logging.getLogger(__name__)
 RESERVE_BYTES = 10**9
 """For what is not planned: CUDA's context and libraries, what kernels take beside tensors, encodes, what the allocator
 cannot use. An assumption."""
@@ -72,6 +74,11 @@ class MemoryPlan:
     @property
     def fits(self) -> bool:
         return self.needed_bytes <= self.memory_bytes
+
+    @property
+    def num_planned(self) -> int:
+        """Of how many stages it is known what a run takes."""
+        return sum(stage.run_bytes is not None for stage in self.stages)
 
     @property
     def weights_room_bytes(self) -> int:
@@ -141,7 +148,9 @@ class Planner:
         while low < high:
             middle = (low + high + 1) // 2
             shape = Shape(middle * _STEP_PX, middle * _STEP_PX, frames)
-            fits = self.plan(plan.source, plan.memory_bytes, shape).fits
+            larger = self.plan(plan.source, plan.memory_bytes, shape)
+            # What is known of the plan's shape and not of this one is too large for the model itself.
+            fits = larger.fits and larger.num_planned >= plan.num_planned
             low, high = (middle, high) if fits else (low, middle - 1)
         return Shape(low * _STEP_PX, low * _STEP_PX, frames) if low else None
 
@@ -167,13 +176,12 @@ class Planner:
         latents = Latents(1 + (shape.frames - 1) // temporal, shape.height // pixels, shape.width // pixels, dtype)
         key = ("step", latents)
         if key not in self._runs:
-            taken = [step_bytes(self._short(part, dtype), latents) for part in self._denoisers]
-            self._runs[key] = None if None in taken else max(one for one in taken if one is not None)
+            self._runs[key] = _if_known(lambda: self._of_denoisers(dtype, latents), "a step")
         return self._runs[key]
 
     def _decode_bytes(self, source: ModelSource, shape: Shape) -> int | None:
         dtype = _dtype(source)
-        vae: Any = next((part.module for part in self.parts if part.decodes), None)
+        vae = self._autoencoder
         if vae is None:
             return None
         if dtype == torch.float16 and vae.config.get("force_upcast"):
@@ -182,8 +190,12 @@ class Planner:
         if key not in self._runs:
             nn.Module.to(vae, dtype)
             vae.use_tiling = source.vae_tiling
-            self._runs[key] = _decode_bytes(vae, shape, self._scales[1])
+            self._runs[key] = _if_known(lambda: _decode_bytes(vae, shape, self._scales[1]), "a decode")
         return self._runs[key]
+
+    def _of_denoisers(self, dtype: torch.dtype, latents: Latents) -> int | None:
+        taken = [step_bytes(self._short(part, dtype), latents) for part in self._denoisers]
+        return None if None in taken else max(one for one in taken if one is not None)
 
     def _short(self, part: Part, dtype: torch.dtype) -> nn.Module:
         if part.name not in self._shortened:
@@ -196,13 +208,30 @@ class Planner:
         return [part for part in self.parts if part.is_denoiser]
 
     @property
+    def _autoencoder(self) -> Any:
+        """That of pictures or clips, beside which there may be one of sound; None if there is none."""
+        found = {part.name: part.module for part in self.parts if part.decodes}
+        return found.get("vae") or next(iter(found.values()), None)
+
+    @property
     def _scales(self) -> tuple[int, int]:
         """Frames beyond the first for each latent beyond the first, and pixels of a side for each latent."""
-        vae: Any = next((part.module for part in self.parts if part.decodes), None)
+        vae = self._autoencoder
         if vae is None:
             return 1, 1
         decoder = decoder_of(vae)
         return (1, _pixels_of(vae)) if decoder is None else decoder.scales(vae)
+
+
+def _if_known(run: Callable[[], int | None], what: str) -> int | None:
+    """What a run takes; None if the model's own code does not run so: by another call than its pipeline's, or at a size
+    that it cannot draw.
+    """
+    try:
+        return run()
+    except Exception as error:
+        _log.info("%s is not planned: %s: %s", what, type(error).__name__, error)
+        return None
 
 
 def _decode_bytes(vae: Any, shape: Shape, pixels: int) -> int | None:
@@ -222,9 +251,10 @@ def _decode_bytes(vae: Any, shape: Shape, pixels: int) -> int | None:
 
 
 def _pixels_of(vae: Any) -> int:
-    """Pixels of a side for each latent."""
+    """Pixels of a side for each latent; 8, as usual, where the configuration does not say it."""
     ratio: int = getattr(vae, "spatial_compression_ratio", 0)
-    return ratio or 2 ** (len(vae.config.block_out_channels) - 1)
+    blocks = vae.config.get("block_out_channels")
+    return ratio or (8 if blocks is None else 2 ** (len(blocks) - 1))
 
 
 def _dtype(source: ModelSource) -> torch.dtype:

@@ -45,7 +45,7 @@ class StockCall(greenlet):  # type: ignore[misc]
     def __init__(self, pipeline: Any, arguments: Mapping[str, Any]) -> None:
         self.hub, self.slot = getcurrent(), CacheSlot()
         self._generator = arguments.get("generator")
-        self._torch_states = _seeded(pipeline.device, self._generator)
+        self._torch_states = _seeded(_computing_device(pipeline), self._generator)
         mine = copy.copy(pipeline)
         self.own = {
             name: copy.deepcopy(part)
@@ -108,11 +108,23 @@ class StockCall(greenlet):  # type: ignore[misc]
         return ComponentCall(sampler, name, "step", Role.SAMPLER, functools.partial(stock, sampler), args, kwargs)
 
 
+def _computing_device(pipeline: Any) -> torch.device:
+    """Where a pipeline computes, and so draws noise: not where its weights lie, if hooks move them there and back.
+
+    That of diffusers has no index if hooks were told none: then it is the current device.
+    """
+    device: torch.device = pipeline._execution_device
+    if device.type != "cuda" or device.index is not None:
+        return device
+    return torch.device("cuda", torch.cuda.current_device())
+
+
 def _seeded(device: torch.device, generator: torch.Generator | None) -> dict[torch.Generator, Tensor]:
     """Torch's own generators with the states that they have after `torch.manual_seed` with a generator's seed."""
     ours = [torch.default_generator]
     if device.type == "cuda":
-        ours.append(torch.cuda.default_generators[device.index or 0])
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # Before, there are no generators of cards.
+        ours.append(torch.cuda.default_generators[device.index])
     seed = 0 if generator is None else generator.initial_seed()
     return {one: torch.Generator(one.device).manual_seed(seed).get_state() for one in ours}
 

@@ -25,14 +25,14 @@ from tilework.worker.models.pinned import PinnedFiles, bytes_of
 _log = logging.getLogger(__name__)
 _MADV_POPULATE_READ = 22  # Since Linux 5.14; Python has no name for it.
 _BLOCK_BYTES = 64 << 20  # What is mapped at once: a multiple of any page size, and some hundredths of a second.
-_RESERVE_BYTES = 1 << 30  # Left free for the states of jobs, which lie on the same device.
+RESERVE_BYTES = 1 << 30  # Left free for the states of jobs, which lie on the same device.
 
 
 def capacity_bytes(directory: Path) -> int:
     """How much of weights the directory can have: what is there, and what is free but for the reserve."""
     there = sum(path.stat().st_size for path in directory.iterdir() if not path.suffix) if directory.is_dir() else 0
     free = shutil.disk_usage(directory if directory.is_dir() else directory.parent).free
-    return max(0, there + free - _RESERVE_BYTES)
+    return max(0, there + free - RESERVE_BYTES)
 
 
 class NoRoom(OSError):
@@ -169,7 +169,7 @@ class SharedWeights:
         """Write the file under another name, and rename it when it is complete. Raises NoRoom, OSError."""
         offsets, size = laid_out([Form.of(tensor) for tensor in tensors])
         free = shutil.disk_usage(self._directory).free
-        if size + _RESERVE_BYTES > free:
+        if size + RESERVE_BYTES > free:
             raise NoRoom(f"{self._directory} has {free} bytes left, and a component takes {size}")
         incomplete = path.with_suffix(".incomplete")
         try:
