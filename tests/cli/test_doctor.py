@@ -154,13 +154,20 @@ def test_too_few_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
         ("serve", "numpy>=1000", Level.ERROR, "is not >=1000"),
         ("serve", "a-package-that-is-not>=1", Level.ERROR, "a-package-that-is-not not installed"),
         ("redis", "a-package-that-is-not>=1", Level.OK, "pip install 'tilework[redis]'"),
+        ("redis", "numpy>=1000", Level.WARNING, "is not >=1000"),
     ],
 )
 def test_packages_are_compared_with_their_ranges(extra: str, asked_for: str, level: Level, text: str) -> None:
     found = libraries.packages_finding(extra, [Requirement(asked_for)])
     assert found.level is level
     assert text in found.found
-    assert bool(found.remedy) == (level is Level.ERROR)
+    assert bool(found.remedy) == (level is not Level.OK)
+
+
+def test_a_part_of_what_is_optional_is_no_error() -> None:
+    """Other programs may need it."""
+    found = libraries.packages_finding("quantize", [Requirement("numpy"), Requirement("a-package-that-is-not")])
+    assert (found.level, found.found) == (Level.WARNING, "a-package-that-is-not not installed")
 
 
 def test_each_extra_has_its_own_packages() -> None:

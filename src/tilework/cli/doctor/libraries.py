@@ -36,7 +36,11 @@ def python_finding(present: str, wanted: SpecifierSet) -> Finding:
 
 
 def packages_finding(extra: str, asked: Sequence[Requirement]) -> Finding:
-    """Whether the packages of an extra are there, in the versions that are asked for. The base install is ""."""
+    """Whether the packages of an extra are there, in the versions that are asked for. The base install is "".
+
+    Of an extra that a server can do without, a part or another version is no error: it may be there for other programs.
+    """
+    problem = warning if extra in _OPTIONAL else error
     what = f"packages of [{extra}]" if extra else "packages"
     install = f"pip install 'tilework[{extra}]'" if extra else "pip install tilework"
     installed = {one.name: _version(one.name) for one in asked}
@@ -44,11 +48,11 @@ def packages_finding(extra: str, asked: Sequence[Requirement]) -> Finding:
     if extra in _OPTIONAL and len(missing) == len(asked):
         return ok(what, f"not installed, and optional: {install}")
     if missing:
-        return error(what, f"{', '.join(missing)} not installed", install)
+        return problem(what, f"{', '.join(missing)} not installed", install)
     wrong = [one for one in asked if not one.specifier.contains(installed[one.name] or "", prereleases=True)]
     if wrong:
         found = ", ".join(f"{one.name} {installed[one.name]} is not {one.specifier}" for one in wrong)
-        return error(what, found, "pip install " + " ".join(f"'{one.name}{one.specifier}'" for one in wrong))
+        return problem(what, found, "pip install " + " ".join(f"'{one.name}{one.specifier}'" for one in wrong))
     return ok(what, ", ".join(f"{name} {number}" for name, number in installed.items()))
 
 
