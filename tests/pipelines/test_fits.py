@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import tilework
 import tiny
 from tilework.core.model import ModelSource
 from tilework.core.request import Shape
@@ -153,6 +154,16 @@ def test_a_model_without_a_known_denoiser_is_named(flux: Path, tmp_path: Path) -
     (directory / "model_index.json").write_text(json.dumps({**index, "transformer": ["my_module", "Mine"]}))
     with pytest.raises(UnsupportedModel, match="no component is a denoiser"):
         Planner.of(str(directory))
+
+
+def test_nothing_is_planned_beyond_the_sides_that_a_model_takes() -> None:
+    """Stable Diffusion 3 has a table of positions: on a large card more pixels fit than it has places for."""
+    path = Path(tilework.__file__).parent / "models/shapes"
+    planner, source = Planner.of(str(path)), ModelSource(path=str(path))
+    most = planner.largest(planner.plan(source, 10**12))
+    assert most == Shape(384, 384), "pos_embed_max_size x patch_size x 4 pixels of a latent"
+    with pytest.raises(UnsupportedModel, match="size 64x448: sides of this model are at most 384 px"):
+        planner.plan(source, 10**12, Shape(448, 64))
 
 
 class TestChoices:
