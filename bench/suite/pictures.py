@@ -83,7 +83,7 @@ def _smaller(png: bytes) -> bytes:
 
 
 def attainment_bars(attained: Mapping[str, Sequence[float]]) -> bytes:
-    """One bar per policy, the mean over its runs, and a dot per run."""
+    """One bar per policy, the mean over its runs, and a dot per run if there are several."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -93,11 +93,13 @@ def attainment_bars(attained: Mapping[str, Sequence[float]]) -> bytes:
     for place, shares in enumerate(attained.values()):
         axes.bar(place, fmean(shares), width=0.62, color=HUES[place % len(HUES)], zorder=2)
         spread = [place + 0.12 * (index - (len(shares) - 1) / 2) for index in range(len(shares))]
-        axes.plot(spread, shares, "o", color="white", markeredgecolor=NEUTRAL, markersize=6, zorder=3)
+        if len(shares) > 1:
+            axes.plot(spread, shares, "o", color="white", markeredgecolor=NEUTRAL, markersize=6, zorder=3)
         axes.text(place, 0.02, f"{fmean(shares):.0%}", ha="center", va="bottom", fontsize=11, zorder=4)
     axes.set_xticks(range(len(attained)), list(attained))
-    axes.set(ylim=(0, 1.02), ylabel="requests on time")
-    axes.set_title("Attainment; a dot per seed", loc="left", fontweight="bold")
+    axes.set(ylim=(0, 1.02))
+    dots = "; a dot per seed" if any(len(shares) > 1 for shares in attained.values()) else ""
+    axes.set_title(f"Requests on time{dots}", loc="left", fontweight="bold")
     axes.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#E3E3E3", zorder=0)

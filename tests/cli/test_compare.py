@@ -322,7 +322,7 @@ def test_drawing_without_results_is_an_error(tmp_path: Path) -> None:
         ),
         (["--workload", "tetriserve,rpms=1"], "--workload tetriserve,rpms=1: tetriserve: rpms is not a parameter"),
         (["--workload", "none.jsonl"], "--workload none.jsonl: a file of requests does not say what they cost; give"),
-        (["--workload", "none.jsonl", "--cost", "flux1_l20"], "No such file or directory: 'none.jsonl'"),
+        (["--workload", "none.jsonl", "--cost", "flux1_l20"], "none.jsonl: No such file or directory"),
         (["--workload", "ddit", "--cost", "flux1_l20"], "ddit: pipeline 'opensora' is not in flux1_l20; it knows"),
         (["--workload", "ddit", "--cost", "none.json"], "none.json"),
         (["--workload", "grid:x*"], "--workload grid:x*: no cell of the grid is called 'x*'; it has flux8-uniform"),

@@ -105,7 +105,7 @@ def test_what_cannot_be_answered_is_told_beside_the_answer(folder: Path) -> None
         (["--policy", "edff"], "policy 'edff' does not exist; did you mean"),
         (["--policy", "deadline-belady"], "only a simulation can run it"),
         (["--served", "4"], "--served is '4'; give the devices and the requests on time, such as 8,412"),
-        (["--hardware", "other.json"], "--hardware other.json: [Errno 2] No such file"),
+        (["--hardware", "other.json"], "--hardware other.json: no such file or table"),
         (["--hardware", "other.json"], "`tilework cost list` names those that ship"),
         (["--hardware", "COSTS"], "is given twice; leave one out"),
         (["--target", "95"], "--target is 95; give a share of the deadlines from 0.01 to 0.999, such as 0.95"),

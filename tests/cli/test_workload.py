@@ -182,7 +182,7 @@ def test_the_picture_has_a_hue_for_each_size_and_a_line_for_the_capacity(tmp_pat
         (["tetriserve", "--rate", "2", "--rpm", "3"], "--rate and --rpm set the same parameter"),
         (["tetriserve", "--rate", "0"], "tetriserve: rate_per_s is 0.0; use a number above 0"),
         (["ladder", "--num", "3"], "ladder has no num_requests; leave out --num (it has scale, runs, length, "),
-        (["tetriserve", "--trace", "nowhere.csv"], "[Errno 2] No such file or directory: 'nowhere.csv'"),
+        (["tetriserve", "--trace", "nowhere.csv"], "nowhere.csv: No such file or directory"),
     ],
 )
 def test_a_mistake_is_reported_with_its_remedy(

@@ -74,7 +74,7 @@ def test_one_request_goes_through_its_stages_in_chunks_with_one_work_queued_ahea
     control = controller(policy)
     begun = control.handle(Submitted(request("a", steps=5)), 0)
     assert ran(begun) == [(1, ENCODE, 1, (0,)), (2, DIFFUSE, 2, (0,))]
-    why = "it needs 0.56 s of 1 device, with 0 other requests present"
+    why = "it needs 0.56 s of 1 device, with no other requests present"
     assert begun[0] == Accept(0, "a", ns_from_s(0.01 + 5 * 0.1 + 0.05), why)
     steps_ns = 200 * NS_PER_MS
     later = [

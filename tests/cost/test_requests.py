@@ -16,6 +16,7 @@ from tilework.core.request import Request, Shape
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.work import Work
 from tilework.cost.table_costs import TableCosts
+from tilework.cost.table_file import parse_table, table_json
 
 STEP = stage_of(PIPELINE, DIFFUSE)
 
@@ -68,6 +69,17 @@ def test_an_outlier_is_held_within_a_factor_of_four(factor: float, held: float) 
     model = costs(row(100, 1.0))
     observe(model, 100, factor)
     assert step_s(model, 100) == held
+
+
+@given(factor=st.floats(0.3, 3.9))
+def test_a_corrected_table_can_be_written_and_read(factor: float) -> None:
+    model = costs(row(100, 1.0, p99_seconds=1.5), row(200, 2.0, p99_seconds=2.0), row(300, 4.0))
+    observe(model, 100, factor)
+    observe(model, 200, factor)
+    read = parse_table(table_json(model.corrected_table()))
+    assert [one.seconds for one in read.rows] == pytest.approx([factor, 2 * factor, 4.0], rel=1e-6)
+    assert [one.p99_seconds for one in read.rows[:2]] == pytest.approx([1.5 * factor, 2 * factor], rel=1e-6)
+    assert read.rows[2].p99_seconds is None
 
 
 @pytest.mark.parametrize("run_ns", [0, -5])

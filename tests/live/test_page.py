@@ -155,6 +155,17 @@ def test_a_model_that_takes_pictures_gets_them(browser: Browser, tmp_path: Path)
         expect(page.get_by_role("link", name="Save")).to_be_visible()
 
 
+def test_the_prompt_is_one_that_the_model_draws_until_another_is_typed(browser: Browser) -> None:
+    with serving(FakeEngine(others=(VIDEOS,)), drain_s=0) as served, opened(browser, served.url) as page:
+        prompt = page.get_by_label("Prompt")
+        expect(prompt).to_have_value("a large red circle on a blue background")
+        page.get_by_label("Model").select_option(VIDEOS.name)
+        expect(prompt).to_have_value("a red circle moves left on a black background")
+        prompt.fill("a lighthouse")
+        page.get_by_label("Model").select_option(INFO.name)
+        expect(prompt).to_have_value("a lighthouse")
+
+
 def test_clips_play(browser: Browser) -> None:
     film = video_file(torch.zeros(9, 32, 32, 3, dtype=torch.uint8), VideoFormat(8)).content
     engine = FakeEngine(info=VIDEOS, plan=Plan(video=film))

@@ -66,6 +66,8 @@ def test_the_plan_is_asked_for_and_read(browser: Browser, width: int) -> None:
         assert overlaps(curve.locator("text")) == []
         wide = page.evaluate("[document.scrollingElement.scrollWidth, innerWidth]")
         assert wide[0] <= wide[1]
+        views = page.get_by_role("navigation").get_by_role("link").all()
+        assert len({box["y"] for one in views if (box := one.bounding_box())}) == 1, "the views are in one row"
 
 
 def test_what_the_plan_lacks_is_told(browser: Browser) -> None:
@@ -91,4 +93,4 @@ def test_a_live_server_plans_from_what_it_served(browser: Browser) -> None:
         expect(plan).to_contain_text("for 80% on time; there are 2 now", timeout=200_000)
         expect(plan.locator("tr.chosen")).to_contain_text("meets")
         expect(plan.get_by_role("table", name="What the devices do")).to_contain_text("flux.1-dev diffuse")
-        expect(plan).to_contain_text("on 2 devices it keeps 100% on time, where 100% were")
+        expect(plan).to_contain_text("on 2 devices it keeps 100% on time, as many as were.")

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import tilework
 import tiny
 from tilework.core.model import ModelSource
 from tilework.core.request import Shape
@@ -172,20 +173,21 @@ class TestAnyClass:
         assert plan.num_planned < 3
         assert plan.fits
 
-    def test_what_the_model_itself_cannot_draw_is_not_the_largest(self, tmp_path: Path) -> None:
-        planner = self.planner("sd3", tmp_path)
-        most = planner.parts[[part.is_denoiser for part in planner.parts].index(True)].module.config[
-            "pos_embed_max_size"
-        ]
-        pixels = planner._scales[1] * 2  # Of a token.
-        plan = planner.plan(ModelSource(path="", dtype="float32"), 10**12, Shape(64, 64))
-        assert planner.largest(plan) == Shape(most * pixels, most * pixels)
-
     def test_sound_is_counted_and_pictures_are_what_is_decoded(self, tmp_path: Path) -> None:
         planner = self.planner("ltx2", tmp_path)
         assert {"audio_vae", "connectors", "vocoder"} <= {part.name for part in planner.parts}
         assert planner._autoencoder is next(part.module for part in planner.parts if part.name == "vae")
         assert planner.plan(ModelSource(path="", dtype="float32"), 10**12, Shape(64, 64, 9)).fits
+
+
+def test_nothing_is_planned_beyond_the_sides_that_a_model_takes() -> None:
+    """Stable Diffusion 3 has a table of positions: on a large card more pixels fit than it has places for."""
+    path = Path(tilework.__file__).parent / "models/shapes"
+    planner, source = Planner.of(str(path)), ModelSource(path=str(path))
+    most = planner.largest(planner.plan(source, 10**12))
+    assert most == Shape(384, 384), "pos_embed_max_size x patch_size x 4 pixels of a latent"
+    with pytest.raises(UnsupportedModel, match="size 64x448: sides of this model are at most 384 px"):
+        planner.plan(source, 10**12, Shape(448, 64))
 
 
 class TestChoices:

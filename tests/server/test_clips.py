@@ -86,7 +86,7 @@ def test_models_of_pictures_make_no_clips() -> None:
     with serving(FakeEngine(info=INFO)) as server:
         error = server.post({"prompt": "x", "num_frames": 5}).json()["error"]
         assert error["param"] == "num_frames"
-        assert "makes single images: Give 1" in error["message"]
+        assert "makes single images: give 1" in error["message"]
 
 
 def test_the_most_frames_need_not_be_a_legal_number() -> None:

@@ -155,6 +155,15 @@ def test_depth_of_a_body_is_limited_long_before_the_stack_is(server: Served, pat
     assert set(statuses.values()) == {400}
 
 
+def test_a_number_of_too_many_digits_is_no_advice_about_python() -> None:
+    content = '{"prompt": "x", "seed": ' + "9" * 5000 + "}"
+    with serving(FakeEngine()) as served:
+        headers = {"Content-Type": "application/json"}
+        answer = served.http.post("/v1/images/generations", content=content, headers=headers)
+    assert (answer.status_code, error_of(answer)["code"]) == (400, "invalid_json")
+    assert error_of(answer)["message"].endswith("but a number in it has too many digits. Send one.")
+
+
 def test_missing_prompt(server: Served) -> None:
     error = error_of(server.post({"n": 1}))
     assert (error["param"], error["code"]) == ("prompt", "missing_value")

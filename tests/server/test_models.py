@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from fake_engine import EDITOR, INFO, FakeEngine, Served, serving
+from fake_engine import EDITOR, INFO, VIDEOS, FakeEngine, Served, serving
 from server.picture_files import plain
 
 LARGE = replace(INFO, name="large", max_side=1024, default_height=128, default_width=128, path="someone/large")
@@ -49,6 +51,25 @@ def test_an_edit_goes_to_a_model_that_edits_and_another_refuses_it(server: Serve
     assert server.engine.requests[-1].pipeline == "edits"
     refused = server.http.post("/v1/images/edits", files={**form, "model": (None, "large")})
     assert refused.status_code == 400
+
+
+@pytest.mark.parametrize("is_form", [True, False])
+def test_an_edit_that_names_no_model_goes_to_the_first_that_edits(server: Served, is_form: bool) -> None:
+    form = {"prompt": (None, "x"), "image": ("a.png", plain(), "image/png")}
+    body = {"prompt": "x", "image": b64encode(plain()).decode()}
+    sent: Any = {"files": form} if is_form else {"json": body}
+    assert server.http.post("/v1/images/edits", **sent).status_code == 200
+    assert server.engine.requests[-1].pipeline == "edits"
+
+
+@pytest.mark.parametrize("is_form", [True, False])
+def test_a_video_that_names_no_model_comes_from_the_first_that_makes_videos(is_form: bool) -> None:
+    sent: Any = {"files": {"prompt": (None, "x")}} if is_form else {"json": {"prompt": "x"}}
+    with serving(FakeEngine(others=(LARGE, VIDEOS)), drain_s=0) as served:
+        answer = served.http.post("/v1/videos", **sent)
+        assert answer.status_code == 200, answer.text
+        assert served.engine.requests[-1].pipeline == VIDEOS.name
+        assert drawn(served) == INFO.name
 
 
 def test_an_unknown_model_is_named_with_those_that_are_served(server: Served) -> None:

@@ -206,7 +206,7 @@ def test_omni_image_back_end(server: Served) -> None:
     [
         ({"stream": "yes"}, "stream", "true for chunks"),
         ({"extra_body": {"num_frames": 81}}, "num_frames", "single images"),
-        ({"extra_body": {"num_frames": 0}}, "num_frames", "Give 1"),
+        ({"extra_body": {"num_frames": 0}}, "num_frames", "give 1"),
         ({"extra_body": {"slo_ms": -1}}, "slo_ms", "above 0"),
         ({"extra_body": {"slo_ms": 5}, "slo_s": 1}, "slo_s", "slo_ms is given as well"),
         ({"slo_ms": 5, "deadline": "2030-01-01T12:00:00Z"}, "deadline", "slo_ms is given as well"),

@@ -73,6 +73,7 @@ function Answer({ state }: { state: PlanState }) {
   }
   const { result } = state;
   const { points, simulated, live } = result.error;
+  const away = Math.abs(points).toFixed(1);
   const mean = result.devices_in_the_mean;
   const now = state.devices_now === 1 ? "there is 1 now" : `there are ${state.devices_now} now`;
   return (
@@ -104,8 +105,8 @@ function Answer({ state }: { state: PlanState }) {
         </div>
       )}
       <p class="soft">
-        Simulation against this server: on {state.devices_now} device{state.devices_now === 1 ? "" : "s"} it keeps {percent(simulated)} on time, where{" "}
-        {percent(live)} were: {Math.abs(points).toFixed(1)} points {points >= 0 ? "too many" : "too few"}.
+        Simulation against this server: on {state.devices_now} device{state.devices_now === 1 ? "" : "s"} it keeps {percent(simulated)} on time,{" "}
+        {away === "0.0" ? "as many as were." : `where ${percent(live)} were: ${away} points ${points > 0 ? "too many" : "too few"}.`}
       </p>
       <p class="soft">
         From {asked}; {state.simulations} simulations in {seconds(result.wall_s)}.

@@ -9,6 +9,9 @@ import type { Model } from "./state";
 
 const SIDES = [64, 128, 256, 512, 768, 1024, 1536, 2048];
 const MOST_KEPT = 12;
+/** Prompts that the shipped models draw. */
+const EXAMPLE = "a large red circle on a blue background";
+const EXAMPLE_OF_A_CLIP = "a red circle moves left on a black background";
 
 /** What was sent from here: a request, or several with caches to compare. */
 interface Entry {
@@ -114,7 +117,7 @@ function Form({ models, send }: { models: Model[]; send: (wish: Wish, isComparis
   const about = model.tilework;
   const [usualWidth, usualHeight] = about.default_size.split("x").map(Number) as [number, number];
   const [pictures, setPictures] = useState<Record<string, string>>({});
-  const prompt = useRef("a large red circle on a blue background");
+  const prompt = useRef<string | null>(null); // As typed.
   const [cache, setCache] = useState<Cache["name"]>("off");
   useEffect(() => (setPictures({}), setCache("off")), [id]);
   const compareButton = useRef<HTMLButtonElement>(null);
@@ -163,7 +166,7 @@ function Form({ models, send }: { models: Model[]; send: (wish: Wish, isComparis
           required
           maxLength={4096}
           autofocus
-          defaultValue={prompt.current}
+          defaultValue={prompt.current ?? (makesClips ? EXAMPLE_OF_A_CLIP : EXAMPLE)}
           onInput={(event) => (prompt.current = event.currentTarget.value)}
         />
       </label>

@@ -28,12 +28,13 @@ FIGURES: dict[str, Callable[[CachedRuns], RemadeFigure]] = {
     **tridentserve_placement.FIGURES,
     **onepiece.FIGURES,
 }
-RESULTS = Path(__file__).parents[3] / "out" / "papers"
+_CHECKOUT = Path(__file__).parents[3]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Papers:
-    """`out`: where each run is kept as soon as it is done, with those of `tilework compare --out`; "" for nowhere.
+    """`out`: where each run is kept as soon as it is done, with those of `tilework compare --out`; "" for nowhere. A
+    folder in the checkout: results show the configuration, and should name no folder of a machine.
 
     `requests` None leaves each workload's own number; `brief` leaves out most points of every sweep.
     """
@@ -41,7 +42,7 @@ class Papers:
     figures: tuple[str, ...] = tuple(FIGURES)
     seeds: int = 2
     processes: int = 2
-    out: str = str(RESULTS)
+    out: str = "out/papers"
     requests: int | None = None
     brief: bool = False
 
@@ -51,7 +52,7 @@ class Papers:
 
     def measure(self, note: Note) -> Finding:
         cached = CachedRuns(
-            records=Records(Path(self.out) / "results.jsonl" if self.out else None),
+            records=Records(_CHECKOUT / self.out / "results.jsonl" if self.out else None),
             num_seeds=self.seeds,
             num_processes=self.processes,
             note=note,

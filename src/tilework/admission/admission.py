@@ -87,7 +87,7 @@ class Admission:
             predicted_ns += expected_ns(left, devices, costs)
         eta_prediction = EtaPrediction(predicted_ns, num_jobs, self._eta_correction.ratio(request, num_jobs))
         eta_ns = now_ns + int(eta_prediction.ratio * eta_prediction.predicted_ns)
-        others = "1 other request" if num_jobs == 1 else f"{num_jobs} other requests"
+        others = {0: "no other requests", 1: "1 other request"}.get(num_jobs, f"{num_jobs} other requests")
         encoded = ", without what was encoded before" if left.position else ""
         why = f"it needs {needs(demand)}{encoded}, with {others} present"
         if not request.is_promise:

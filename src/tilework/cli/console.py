@@ -27,10 +27,12 @@ class UserError(Exception):
 
 @contextmanager
 def user_errors(*types: type[Exception]) -> Iterator[None]:
-    """Turn these exceptions into UserError; their messages name field, value and remedy."""
+    """Turn these exceptions into UserError; their messages name field, value and remedy, those of the system a file."""
     try:
         yield
     except types as error:
+        if isinstance(error, OSError) and error.filename is not None:
+            raise UserError(f"{error.filename}: {error.strerror}") from error
         raise UserError(error) from error
 
 

@@ -187,6 +187,11 @@ class Request(Terms):
         return self if self.spare_cache is None else replace(self, cache=self.spare_cache, spare_cache=None)
 
     @property
+    def has_single_steps(self) -> bool:
+        """Whether each of its steps runs on one device: it is exact, or has a cache of whole steps."""
+        return self.exact or (self.cache is not None and self.cache.kind.is_of_steps)
+
+    @property
     def is_dropped_if_late(self) -> bool:
         """Whether it ends as soon as its deadline cannot be met."""
         return self.on_miss is OnMiss.DROP and self.deadline_ns is not None

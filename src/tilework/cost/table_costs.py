@@ -379,9 +379,13 @@ class TableCosts:
         return self._factor(price) if price.key in self._corrections else 1.0
 
     def corrected_table(self) -> CostTable:
-        """The table with the times of single guided requests as they are predicted now."""
-        rows = tuple(replace(row, seconds=row.seconds * self._row_correction(row)) for row in self.table.rows)
-        return replace(self.table, rows=rows)
+        """The table with the times of single guided requests, medians and p99, as they are predicted now."""
+        return replace(self.table, rows=tuple(self._corrected(row) for row in self.table.rows))
+
+    def _corrected(self, row: CostRow) -> CostRow:
+        factor = self._row_correction(row)
+        p99_seconds = None if row.p99_seconds is None else row.p99_seconds * factor
+        return replace(row, seconds=row.seconds * factor, p99_seconds=p99_seconds)
 
     def _row_correction(self, row: CostRow) -> float:
         """Measured over tabled time of what a row says; 1 for a batch."""

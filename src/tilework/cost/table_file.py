@@ -63,6 +63,8 @@ def _read_one(place: Path | str) -> CostTable:
     path = shipped_path(str(place)) or Path(place)
     try:
         document = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise BadCostTable(f"{path}: no such file or table; `tilework cost list` names those that ship") from None
     except (OSError, ValueError) as error:
         raise BadCostTable(f"{path}: {error}; expected a JSON cost table with hardware and rows") from error
     try:

@@ -48,13 +48,14 @@ class TabledTimes:
     def degrees(self, stage: Stage) -> tuple[int, ...]:
         """The degrees at which single requests were profiled, ascending. Raises UnknownCost for an unknown pipeline.
 
-        (1,) for a stage that costs nothing. A degree that was profiled in batches only is left out.
+        (1,) for a stage that costs nothing, or that has a cache of whole steps. A degree that was profiled in batches
+        only is left out.
         """
         known = self._degrees.get((stage.pipeline, stage.name))
         if known is None:
             self._check_pipeline(stage)
             return (1,)
-        return known
+        return (1,) if stage.caches and not stage.is_parallel else known
 
     def common_degrees(self, pipeline: str) -> tuple[int, ...]:
         """See `CostModel.common_degrees`."""

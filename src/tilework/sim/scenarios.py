@@ -348,6 +348,7 @@ def _with_caches(made: Scenario, random: Random) -> Scenario:
     if random.random() < 0.75:
         return made
     table, choices = made.table, (CacheChoice(CacheKind.PATCH, 0.01), CacheChoice(CacheKind.IMAGE, 0.01))
+    of_steps = CacheChoice(CacheKind.FBCACHE, 0.05), CacheChoice(CacheKind.TAYLORSEER, 3)
     cached = [
         replace(row, seconds=row.seconds * time, cache=choices[0], skipped=1 - time, skipped_std=std)
         for time, std in ((random.choice((0.3, 0.6, 0.8)), random.choice((0.0, 0.1))),)
@@ -358,11 +359,10 @@ def _with_caches(made: Scenario, random: Random) -> Scenario:
     requests = [
         one
         if one.exact or random.random() < 0.3
-        else replace(one, cache=choice)
+        else replace(one, cache=random.choice((*choices, *of_steps)))
         if random.random() < share
-        else replace(one, spare_cache=choice)
+        else replace(one, spare_cache=random.choice(choices))
         for one in made.requests
-        for choice in (random.choice(choices),)
     ]
     rows = (*table.rows, *cached) if random.random() < 0.67 else table.rows
     return replace(made, table=replace(table, rows=rows), requests=tuple(requests))

@@ -39,7 +39,7 @@ def command(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Show why a request was served as it was: each decision with its reason, each work with its predicted time.
+    """Show why a request was served as it was: each decision with its reason, each run with its predicted time.
 
     Without UID: how the requests of the log ended, and why the latest ones were late.
     """

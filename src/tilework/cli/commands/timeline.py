@@ -41,7 +41,7 @@ def command(
     """Draw what ran where and when, from the event log of a server or a simulation, or from a schedule.
 
     Open .html in a browser, .json at https://ui.perfetto.dev. An event log has more than a schedule: the reason and
-    predicted time of each work, and the decisions about each request.
+    predicted time of each run, and the decisions about each request.
     """
     files = check_timeline_files(out_files or [])
     if not files:

@@ -164,7 +164,7 @@ def _table(name: str) -> CostTable:
     try:
         return read_table(name)
     except BadCostTable as error:
-        raise UserError(f"--hardware {error}; `tilework cost list` names those that ship") from error
+        raise UserError(f"--hardware {error}") from error
 
 
 def _of_workload(wanted: Wanted) -> _Source:

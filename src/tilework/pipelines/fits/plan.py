@@ -115,9 +115,11 @@ class Planner:
 
         Raises:
             ModelNotFound: as `Part.num_bytes`.
-            UnsupportedModel: `source.quantize` names a component that there is not.
+            UnsupportedModel: `source.quantize` names a component that there is not, or the model takes no such size.
         """
         shape = shape or self.default_shape
+        if (most := self._most_px) is not None and max(shape.height, shape.width) > most:
+            raise UnsupportedModel(f"size {shape}: sides of this model are at most {most} px; give a smaller one")
         names, dtype = [part.name for part in self.parts], _dtype(source)
         schemes = schemes_of(source.quantize, [part.name for part in self._denoisers], names)
         sizes = {part.name: part.num_bytes(dtype, schemes.get(part.name)) for part in self.parts}
@@ -144,7 +146,8 @@ class Planner:
         By halving, since what a run takes grows with its size.
         """
         frames = plan.shape.frames
-        low, high = 0, (_MOST_PX if frames == 1 else _MOST_OF_CLIPS_PX) // _STEP_PX
+        most = _MOST_PX if frames == 1 else _MOST_OF_CLIPS_PX
+        low, high = 0, min(most, self._most_px or most) // _STEP_PX
         while low < high:
             middle = (low + high + 1) // 2
             shape = Shape(middle * _STEP_PX, middle * _STEP_PX, frames)
@@ -153,6 +156,13 @@ class Planner:
             fits = larger.fits and larger.num_planned >= plan.num_planned
             low, high = (middle, high) if fits else (low, middle - 1)
         return Shape(low * _STEP_PX, low * _STEP_PX, frames) if low else None
+
+    @property
+    def _most_px(self) -> int | None:
+        """Pixels along the longest side that all denoisers take; None: any number."""
+        rows = [(STEPS.get(type(one.module).__name__), one.module.config) for one in self._denoisers]
+        known = [most for row, config in rows if row is not None and (most := row.most(config)) is not None]
+        return min(known) * self._scales[1] if known else None
 
     def _stages(self, source: ModelSource, sizes: Mapping[str, int], shape: Shape) -> Iterator[StagePlan]:
         decoders = [part.name for part in self.parts if part.decodes]

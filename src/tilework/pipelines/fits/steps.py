@@ -44,10 +44,12 @@ class StepRow:
     Attributes:
         inputs: of a forward pass of its stock pipeline, with guidance, by the configuration and the latents.
         shape: what its stock pipeline draws by default, by the configuration and the pixels of a latent.
+        most: latents along the longest side that the class takes, by the configuration; None: any number.
     """
 
     inputs: Callable[[Any, Latents], Mapping[str, Any]]
     shape: Callable[[Any, int], Shape]
+    most: Callable[[Any], int | None] = lambda _config: None
 
 
 def step_bytes(denoiser: Any, latents: Latents) -> int | None:
@@ -170,7 +172,9 @@ STEPS: Mapping[str, StepRow] = {
     "FluxTransformer2DModel": StepRow(inputs=_flux, shape=_square(1024)),
     "Flux2Transformer2DModel": StepRow(inputs=_flux_2, shape=_square(1024)),
     "QwenImageTransformer2DModel": StepRow(inputs=_qwen, shape=_square(1024)),
-    "SD3Transformer2DModel": StepRow(inputs=_sd3, shape=_configured),
+    "SD3Transformer2DModel": StepRow(
+        inputs=_sd3, shape=_configured, most=lambda config: config.pos_embed_max_size * config.patch_size
+    ),
     "UNet2DConditionModel": StepRow(inputs=_u_net, shape=_configured),
     "WanTransformer3DModel": StepRow(inputs=_wan, shape=lambda _config, _pixels: Shape(480, 832, 81)),
 }

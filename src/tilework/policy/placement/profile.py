@@ -109,7 +109,7 @@ def optimal_for(
 def _step_degrees(pieces: Sequence[Piece], request: Request, costs: CostModel, widest: int | None) -> Sequence[int]:
     """The degrees up to `widest` at which the steps fit, each stage by itself, ascending; all up to there that they may
     run at if none does."""
-    all_known = (1,) if request.exact else costs.common_degrees(request.pipeline)
+    all_known = (1,) if request.has_single_steps else costs.common_degrees(request.pipeline)
     known = [degree for degree in all_known if widest is None or degree <= widest] or all_known
     stepped = [stage for stage, _ in pieces if stage.has_steps]
     fitting = [degree for degree in known if all(costs.fits(stage, request.shape, degree) for stage in stepped)]

@@ -61,8 +61,9 @@ class FixedDegree(ArrivalOrdered):
         """Why a request gets fewer devices than `degree`; empty if it gets them."""
         if len(lane.devices) < self.degree:
             return f"; its node has only {devices_text(len(lane.devices))} left for a group"
-        if request.exact:
-            return "" if self.degree == 1 else "; its steps run on one device, since it is exact"
+        if request.has_single_steps:
+            why = "it is exact" if request.exact else "it has a cache of whole steps"
+            return "" if self.degree == 1 else f"; its steps run on one device, since {why}"
         (profiled,) = self.degrees(request, costs)
         return "" if profiled == self.degree else f"; its pipeline was profiled for {devices_text(profiled)} at most"
 

@@ -83,12 +83,12 @@ def quickest(demands: Collection[Demand]) -> Demand:
 
 def step_degrees(request: Request, costs: CostModel) -> tuple[int, ...]:
     """The degrees at which the steps of a request may run, ascending: those at which all its stages with steps were
-    profiled; 1 alone if it is exact.
+    profiled; 1 alone if it `has_single_steps`.
 
-    All policies, admission and the bounds ask this function, so nothing else needs to know what exact requests exclude.
+    All policies, admission and the bounds ask this function, so nothing else needs to know which requests exclude that.
     Raises UnknownCost.
     """
-    return (1,) if request.exact else costs.common_degrees(request.pipeline)
+    return (1,) if request.has_single_steps else costs.common_degrees(request.pipeline)
 
 
 def usable_degree(request: Request, width: int, costs: CostModel) -> int:

@@ -108,7 +108,7 @@ def _load_text(load: ChartLoad) -> str:
 
 def _summary(chart: Chart, shares: list[float], num_devices: int) -> str:
     timed = [request.on_time for request in chart.requests if request.on_time is not None]
-    parts = [f"{len(chart.requests)} requests", f"{len(chart.works)} works", f"{chart.end_s - chart.start_s:.1f} s"]
+    parts = [f"{len(chart.requests)} requests", f"{len(chart.works)} runs", f"{chart.end_s - chart.start_s:.1f} s"]
     if timed:
         parts.insert(1, f"{sum(timed) / len(timed):.0%} on time")
     if shares:

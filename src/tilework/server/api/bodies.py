@@ -7,13 +7,22 @@ from dataclasses import dataclass, field
 
 from fastapi import Request
 
+from tilework.core.graph.stage import ResultKind
+from tilework.core.model import ModelInfo
 from tilework.server.calls.encode import Threads
 from tilework.server.calls.idempotency import Key, idempotency_key
 from tilework.server.calls.parsing.chat_call import chat_fields
 from tilework.server.calls.parsing.fields import Fields, spread
 from tilework.server.calls.parsing.form import form_fields
 from tilework.server.calls.parsing.image_call import StreamOf
-from tilework.server.calls.parsing.pictures import NO_PICTURES, GivenPicture, Pictures, decoded, reject_edits
+from tilework.server.calls.parsing.pictures import (
+    NO_PICTURES,
+    GivenPicture,
+    Pictures,
+    decoded,
+    main_picture,
+    reject_edits,
+)
 from tilework.server.calls.parsing.video_call import video_fields
 from tilework.server.calls.served_models import ServedModels
 from tilework.server.config import ServerConfig
@@ -35,13 +44,15 @@ from tilework.server.tenants import Tenant
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     """What a route's body looks like: JSON, or also a form (`takes_forms`), and its fields. One that `is_edit` needs a
-    picture. That of a chat, which `has_history`, may hold pictures that were drawn before.
+    picture. That of a chat, which `has_history`, may hold pictures that were drawn before. A body that names no model
+    means the first that `suits` the route.
     """
 
     fields: Callable[[Mapping[str, object]], Fields]
     is_edit: bool = False
     takes_forms: bool = False
     has_history: bool = False
+    suits: Callable[[ModelInfo], bool] = lambda _: True
 
     @property
     def stream_of(self) -> StreamOf:
@@ -53,9 +64,9 @@ def _as_they_are(body: Mapping[str, object]) -> Fields:
 
 
 IMAGES = Route(fields=_as_they_are)
-EDITS = Route(fields=_as_they_are, is_edit=True, takes_forms=True)
+EDITS = Route(fields=_as_they_are, is_edit=True, takes_forms=True, suits=lambda info: main_picture(info) is not None)
 CHATS = Route(fields=chat_fields, has_history=True)
-VIDEOS = Route(fields=video_fields, takes_forms=True)
+VIDEOS = Route(fields=video_fields, takes_forms=True, suits=lambda info: info.graph.makes(ResultKind.VIDEO))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +97,7 @@ class Bodies:
             return await read_json(http, limits)
         if media_type(http) in (FORM, TEXT_FORM):
             form = await read_form(http, limits)
-            return form_fields(form, models.named(dict(form).get("model") or None))
+            return form_fields(form, models.named(dict(form).get("model") or None, route.suits))
         if media_type(http) != JSON:
             raise wrong_type(http, f'a form with "Content-Type: {FORM}", or JSON with "Content-Type: {JSON}"')
         return await read_json(http, limits)

@@ -124,7 +124,7 @@ class ImageService:
                 return Entry(call=known, is_replay=True)
             with self._counting_mistakes():
                 asked = route.fields(body)
-                info = models.named(asked.fields.get("model"))
+                info = models.named(asked.fields.get("model"), route.suits)
                 fields, given = taken_pictures(renamed(asked.fields, info), info, is_edit=route.is_edit)
                 pictures = await self.bodies.decoded(given)
         with self._counting_mistakes():

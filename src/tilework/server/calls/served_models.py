@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from tilework.core.model import ModelInfo
@@ -15,7 +15,8 @@ from tilework.server.text import shown
 
 @dataclass(frozen=True, slots=True)
 class ServedModels:
-    """Models by name. A request that names none gets the first. A hub id is a name, too: SGLang's client sends it.
+    """Models by name. A request that names none gets the first that suits it. A hub id is a name, too: SGLang's client
+    sends it.
 
     `entries` are what the file of models says of some. `names` are what clients call the first one, if the server has
     been told so; its own name still leads to it.
@@ -45,14 +46,16 @@ class ServedModels:
         """Whether this names a model."""
         return any(name in self._names(one) for one in self.infos.values())
 
-    def named(self, name: object) -> ModelInfo:
-        """The model of this name; what is no text is refused with the body.
+    def named(self, name: object, suits: Callable[[ModelInfo], bool] = lambda _: True) -> ModelInfo:
+        """The model of this name; without one the first that `suits`, or the first if none does.
+
+        What is no text is refused with the body.
 
         Raises:
             UnknownModel: there is none.
         """
         if not isinstance(name, str):
-            return self.default
+            return next(filter(suits, self.infos.values()), self.default)
         info = next((one for one in self.infos.values() if name in self._names(one)), None)
         if info is None:
             listed = [name for one in self.infos.values() for name in self.listed(one)]

@@ -94,8 +94,10 @@ async def read_json(http: Request, limits: BodyLimits) -> dict[str, object]:
         body = json.loads(content)
     except RecursionError:
         raise _too_deep() from None
-    except ValueError as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise _malformed(f"it is not JSON: {str(error)[:200]}") from None
+    except ValueError:  # Python reads no integer of more than 4300 digits.
+        raise _malformed("a number in it has too many digits") from None
     if _is_deeper(body, MAX_DEPTH):
         raise _too_deep()
     if not isinstance(body, dict):

@@ -83,7 +83,7 @@ def taken_pictures(
 def reject_edits(info: ModelInfo) -> None:
     """Raises InvalidValue if the model takes no picture that could be edited."""
     if main_picture(info) is None:
-        raise _not_taken(IMAGE, None, info)
+        raise InvalidValue(f"{IMAGE} is not accepted: {_text_alone(info)}", field=IMAGE, code="unsupported_value")
 
 
 def decoded(given: Iterable[GivenPicture], config: ServerConfig, *, keeps_files: bool) -> Pictures:
@@ -194,10 +194,14 @@ def _check_complete(given: Mapping[str, tuple[GivenPicture, ...]], info: ModelIn
 
 def _not_taken(field_name: str, value: object, info: ModelInfo) -> InvalidValue:
     if main_picture(info) is None:
-        remedy = f"{info.name} draws from text alone: leave pictures out, and use POST /v1/images/generations."
+        remedy = _text_alone(info)
     else:
         remedy = f"{info.name} takes {', '.join(one.name for one in info.pictures)}: give that, or leave it out."
     return invalid(field_name, _briefly(value), remedy, code="unsupported_value")
+
+
+def _text_alone(info: ModelInfo) -> str:
+    return f"{info.name} draws from text alone: leave pictures out, and use POST /v1/images/generations."
 
 
 def _briefly(value: object) -> object:

@@ -65,7 +65,7 @@ def _frames(ask: ImageRequest, info: ModelInfo, num_given: int | None) -> int:
         return _given_frames(ask, info, num_given)
     if info.default_frames == 1:
         if frames != 1:
-            raise invalid("num_frames", frames, f"{info.name} makes single images: Give 1, or leave it out.")
+            raise invalid("num_frames", frames, f"{info.name} makes single images: give 1, or leave it out.")
         return 1
     multiple = info.frame_multiple
     if not 1 <= frames <= info.max_frames or (frames - 1) % multiple:
