@@ -154,6 +154,8 @@ class FakeEngine:
     observer: Observer = field(default_factory=Observer)
     catalog: Any = None
     standing: Reject | None = None
+    failed: asyncio.Event = field(default_factory=asyncio.Event)
+    failure: str = ""
 
     @property
     def models(self) -> Mapping[str, ModelInfo]:

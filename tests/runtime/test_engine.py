@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -18,12 +19,14 @@ from quick import quick
 from runtime.rig import PingPong, Rig, assert_nothing_is_left, kill, until
 from stages import DIFFUSE
 from tilework.control.log import replay
-from tilework.core.actions import Reject
+from tilework.core.actions import Action, Reject
+from tilework.core.events import Event
 from tilework.core.model import ModelSource
 from tilework.core.request import OnMiss, Status, Terms
 from tilework.core.time import NS_PER_MS
 from tilework.core.wire.spec import Spec
 from tilework.policy import registry
+from tilework.runtime.control_loop import FAILED
 from tilework.runtime.executor import WorkerStartFailed
 from tilework.runtime.ticket import Outcome, Ticket
 
@@ -267,3 +270,28 @@ def test_stopping_ends_open_requests_and_all_processes(start: Callable[..., Rig]
         assert pid is not None
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def test_when_the_scheduler_fails_requests_end_and_the_engine_can_only_be_stopped(
+    start: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = start()
+
+    def handle(event: Event, now_ns: int) -> tuple[Action, ...]:
+        raise AssertionError("a work begins twice")
+
+    async def scenario() -> list[Outcome]:
+        tickets = [rig.submit(tiny.spec(steps=1000), uid) for uid in "ab"]
+        assert all(isinstance(ticket, Ticket) for ticket in tickets)
+        monkeypatch.setattr(rig.engine._controller, "handle", handle)  # Before the encodes have ended.
+        return await asyncio.gather(*(ticket.outcome for ticket in tickets if isinstance(ticket, Ticket)))
+
+    rig.runner.get_loop().set_exception_handler(lambda loop, context: None)  # What a callback raises is logged there.
+    outcomes = rig.run(scenario())
+    assert [(one.status, one.reason) for one in outcomes] == [(Status.FAILED, FAILED)] * 2
+    assert rig.engine.failed.is_set()
+    assert rig.engine.failure == "the scheduler failed (AssertionError: a work begins twice)"
+    assert rig.engine.health().draining
+    assert isinstance(rig.submit(tiny.spec(), "c"), Reject)
+    rig.engine.cancel("a", "it is gone")
+    rig.run(rig.engine.stop())

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tilework.cli.app import app
+from tilework.cli.console import UserError
 from tilework.control.controller import ControllerConfig
 from tilework.runtime.engine import EngineConfig
 from tilework.server.api.app import new_store
@@ -52,6 +53,16 @@ def test_the_queue_is_as_long_as_the_operator_says(monkeypatch: pytest.MonkeyPat
     assert handed[0].controller == ControllerConfig(
         policy="tetriserve", max_jobs=7, max_backlog_ns=1_500_000_000, max_batch=3
     )
+
+
+def test_a_command_whose_scheduler_has_failed_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def serve(engine: Any, config: ServerConfig, **_: object) -> None:
+        engine.failure = "the scheduler failed (AssertionError: no)"
+
+    monkeypatch.setattr("tilework.cli.serving.serve_http", serve)
+    result = CliRunner().invoke(app, ["serve", "--backend", "modelled", "--cost", "flux1dev_h100_eager"])
+    assert isinstance(result.exception, UserError)
+    assert str(result.exception).startswith("the scheduler failed (AssertionError: no): this is a bug")
 
 
 def test_keys_are_split_and_never_printed() -> None:

@@ -256,6 +256,27 @@ def test_until_the_engine_has_started_the_server_says_so() -> None:
     assert engine.log == ["stopped"]
 
 
+def test_when_the_engine_fails_the_server_stops() -> None:
+    """It does not wait for pictures to be fetched, or for what never ends."""
+    engine = FakeEngine(plan=Plan(is_held=True))
+
+    async def scenario() -> None:
+        url = asyncio.get_running_loop().create_future()
+        serving = asyncio.create_task(serve(engine, ServerConfig(port=0, drain_s=600), on_ready=url.set_result))
+        async with httpx.AsyncClient() as client:
+            body = {"prompt": "x"}
+            answer = await client.post(
+                f"{await url}/v1/images/generations", json=body, headers={"Prefer": "respond-async"}
+            )
+            assert answer.status_code == 202
+        engine.failure = "the scheduler failed (AssertionError: no)"
+        engine.failed.set()
+        await serving
+
+    asyncio.run(scenario())
+    assert engine.log[-1] == "stopped"
+
+
 def test_second_signal_does_not_wait() -> None:
     with serving(FakeEngine(plan=Plan(delay_s=60)), drain_s=60) as server:
         caller = Caller(server)

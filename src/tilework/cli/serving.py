@@ -117,6 +117,8 @@ class Serving:
                 nodes=executor if isinstance(executor, NodesExecutor) and not executor.starts_agents else None,
             )
             asyncio.run(serving)
+            if engine.failure:
+                raise UserError(f"{engine.failure}: this is a bug, report it with the log; start the server again")
 
     def _state(self, config: ServerConfig, stack: ExitStack) -> DurableDirectory | None:
         """The durable directory, closed with `stack`. A standby waits for it. Raises UserError."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from tilework.control.log import entry_line
 from tilework.core.actions import Accept, Action, Finish, Place, Reject, UseCache, WakeAt, jobs_of
 from tilework.core.checkpoint import Checkpoint
 from tilework.core.events import Event, Restored, Submitted, Woke
-from tilework.core.request import Request, Status
+from tilework.core.request import RefusalCode, Request, Status
 from tilework.core.time import NS_PER_S
 from tilework.core.wire.spec import File, Image, Spec
 from tilework.runtime.log_file import LogFile
@@ -20,6 +21,9 @@ from tilework.runtime.observer import Observer
 from tilework.runtime.request_table import RequestTable
 from tilework.runtime.ticket import Outcome, Ticket
 from tilework.runtime.work_dispatcher import WorkDispatcher
+
+_log = logging.getLogger(__name__)
+FAILED = "the scheduler failed, and the server stops: its log says why"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,12 @@ class Incoming:
 
 
 class ControlLoop:
-    """Passes each event to the controller, logs it with the answer, and performs the actions."""
+    """Passes each event to the controller, logs it with the answer, and performs the actions.
+
+    An exception on that way is a bug, after which nothing that the controller knows can be relied on. It gets no more
+    events, and `on_failed` is called. Its requests fail. Where the next start of the server takes them over, only those
+    fail that this one had taken over: a request that breaks every controller would do so for ever.
+    """
 
     def __init__(
         self,
@@ -41,14 +50,16 @@ class ControlLoop:
         log: LogFile,
         observer: Observer,
         now_ns: Callable[[], int],
+        on_failed: Callable[[str], None],
     ) -> None:
         self._controller = controller
         self._requests = requests
         self._log = log
         self._observer = observer
-        self._now_ns = now_ns
+        self._now_ns, self._on_failed = now_ns, on_failed
         self._loop = asyncio.get_running_loop()
         self._incoming: dict[str, Incoming] = {}
+        self._restored: set[str] = set()
         self._is_stopped = False
 
     def attach(self, dispatcher: WorkDispatcher, holds_states: bool) -> None:
@@ -70,12 +81,37 @@ class ControlLoop:
 
     def submit(self, event: Submitted | Restored, incoming: Sequence[Incoming], now_ns: int) -> Action:
         """Submit requests; returns the answer to the first."""
+        if self._is_stopped:
+            return Reject(incoming[0].request.uid, FAILED, None, RefusalCode.NO_DEVICE)
+        if isinstance(event, Restored):
+            self._restored.add(event.request.uid)
         self._incoming |= {one.request.uid: one for one in incoming}
         return self.handle(event, now_ns)[0]
 
     def handle(self, event: Event, now_ns: int | None = None) -> tuple[Action, ...]:
-        """Let the controller handle an event; returns its actions, which have been performed."""
-        now_ns = self._now_ns() if now_ns is None else now_ns
+        """Let the controller handle an event; returns its actions, which have been performed. None after `stop`."""
+        if self._is_stopped:
+            return ()
+        try:
+            return self._handle(event, self._now_ns() if now_ns is None else now_ns)
+        except Exception as error:
+            self.fail(error, event)
+            raise
+
+    def fail(self, error: Exception, what: object) -> None:
+        """Note that an error came up while `what` was handled. The first one counts."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
+        _log.critical("the scheduler failed at %.2000r", what, exc_info=error)
+        for uid in self._requests.uids:
+            if not self._holds_states or uid in self._restored:
+                job_id = self._requests.job_id(uid)
+                assert job_id is not None
+                self.resolve(self._requests.remove(job_id).ticket, Status.FAILED, FAILED)
+        self._on_failed(f"the scheduler failed ({type(error).__name__}: {error})")
+
+    def _handle(self, event: Event, now_ns: int) -> tuple[Action, ...]:
         began_ns = time.perf_counter_ns()
         actions = self._controller.handle(event, now_ns)
         took_ns = time.perf_counter_ns() - began_ns

@@ -5,6 +5,7 @@ Runs on one event loop; everything public is called on its thread.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import time
@@ -102,6 +103,8 @@ class Engine:
     """What it serves, by name; a request that names none gets the first."""
     catalog: Catalog
     """How that is changed."""
+    failure: str
+    """Why it has `failed`: its scheduler did, and nothing but `stop` can be done with it; empty before."""
 
     def __init__(
         self,
@@ -125,6 +128,7 @@ class Engine:
         self._draining = False
         self._stopped = False
         self._observer = Observer()
+        self.failed, self.failure = asyncio.Event(), ""
 
     # For the server.
 
@@ -174,7 +178,9 @@ class Engine:
         table = replace(table, devices={**table.devices, **self._executor.serving})
         self._controller = Controller(self._config.controller, table)
         self._log.write(header_line(tilework.__version__, self._config.controller, table))
-        self._control = ControlLoop(self._controller, self._requests, self._log, self._observer, self.now_ns)
+        self._control = ControlLoop(
+            self._controller, self._requests, self._log, self._observer, self.now_ns, self._on_failed
+        )
         self._dispatcher = WorkDispatcher(
             executor=self._executor,
             controller=self._controller,
@@ -214,6 +220,11 @@ class Engine:
     def _log_lost(self) -> None:
         self._observer.on_log_lost()
 
+    def _on_failed(self, failure: str) -> None:
+        self._stopped, self.failure = True, failure
+        self.drain()
+        self.failed.set()
+
     async def stop(self) -> None:
         """End every request that is still open as cancelled, then the workers.
 
@@ -225,7 +236,7 @@ class Engine:
             self._dispatcher.close()
         if self._keeper is None:
             self._end_all("the server was stopped")
-        elif self._started:
+        elif self._started and not self.failure:
             await self._dispatcher.stop_all()
         self._stopped = True
         self._encode_cache.clear()
@@ -508,5 +519,10 @@ class Engine:
             self._control.handle(ComponentsRead(read.read_id, read.is_kept))
 
     def on_report(self, device_id: int, report: Report) -> None:
-        if not self._stopped:
+        if self._stopped:
+            return
+        try:
             self._dispatcher.report(device_id, report)
+        except Exception as error:  # Of the controller, which has failed then, or of what is known of works in flight.
+            self._control.fail(error, report)
+            raise

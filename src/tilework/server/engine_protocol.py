@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
@@ -57,6 +58,14 @@ class Engine(Protocol):
     @property
     def catalog(self) -> Catalog:
         """Known once the engine has started."""
+
+    @property
+    def failed(self) -> asyncio.Event:
+        """Set when its scheduler has failed: it has ended requests, takes no more, and can only be stopped."""
+
+    @property
+    def failure(self) -> str:
+        """Why it has failed; empty before."""
 
     def standing_refusal(self) -> Reject | None:
         """The refusal of every request that asks for no promise; None if one may be accepted."""

@@ -32,6 +32,7 @@ from tilework.store.durable import DurableDirectory
 from tilework.store.results import ResultStore
 
 CLOSE_S = 5  # For the last answers, after the drain or after a second signal.
+FAILED_S = 1  # Until it is recorded which requests have failed with the engine.
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ async def serve(
     durable: DurableDirectory | None = None,
     nodes: NodePlaces | None = None,
 ) -> None:
-    """Listen, start the engine, serve until SIGTERM or SIGINT, then stop both.
+    """Listen, start the engine, serve until SIGTERM or SIGINT, or until the engine has failed, then stop both.
 
     While the engine starts, `/health` answers and everything else is refused; `on_ready` is called with the server's
     URL once it is ready. After the first signal new calls are refused, but everything else is answered, until no call
@@ -113,11 +114,11 @@ async def serve(
                 with rare_collections(), _beside(sweep(lambda: http.num_closed), *tidying):
                     _begin(app, engine, config, readiness, journal)
                     on_ready(_url(config, listener))
-                    await _first(serving, signals.stop.wait())
-                    deadline_s = loop.time() + config.drain_s
+                    await _first(serving, _either(signals.stop, engine.failed))
+                    deadline_s = loop.time() + (FAILED_S if engine.failure else config.drain_s)
                     readiness.stop_waits_for = partial(_stop_waits_for, call_registry, deadline_s)
                     engine.drain()
-                    if call_registry.is_busy:
+                    if call_registry.is_busy and not engine.failure:
                         on_progress(f"draining: {readiness.stop_waits_for()}; Ctrl-C again stops at once")
                     await _until_drained(drained(call_registry, store, webhooks, engine.now_ns), signals, deadline_s)
         finally:
@@ -241,6 +242,16 @@ async def _unless(stop: asyncio.Event, work: Coroutine[object, object, None]) ->
     finally:
         task.cancel()
         await asyncio.wait({task})
+
+
+async def _either(first: asyncio.Event, other: asyncio.Event) -> None:
+    """Wait until one of them is set."""
+    waiters = [asyncio.create_task(one.wait()) for one in (first, other)]
+    try:
+        await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for waiter in waiters:
+            waiter.cancel()
 
 
 async def _first(
