@@ -56,7 +56,7 @@ def command(
         print_json(summary)
         return
     out.print(
-        f"{summary['requests']} requests, {summary['works']} works, {summary['seconds']:.1f} s, "
+        f"{summary['requests']} requests, {summary['works']} runs, {summary['seconds']:.1f} s, "
         f"devices {summary['busy']:.0%} busy: {', '.join(summary['files'])}",
         markup=False,
         soft_wrap=True,

@@ -65,7 +65,7 @@ def _for_sizes(part: Sized) -> str:
 
 
 def _points_table(sized: Sized) -> Table:
-    table = _table(f"{sized.sizing.hardware}: a load of {sized.demand.load:.1f} devices, simulated")
+    table = _table(f"{sized.sizing.hardware}, simulated; one by one requests take {sized.demand.load:.1f} devices")
     for heading in ("devices", "on time", "95% interval", "samples", "target"):
         table.add_column(heading, justify="right")
     for one in sized.points:

@@ -207,6 +207,6 @@ def _print_notes(cells: Sequence[CellSummary], num_processes: int, conditions: C
     if any(cell.num_due for cell in cells) and not has_bound:
         notes.append(f"{INSTALL}.")
     if has_bound and conditions.jitter:
-        notes.append("With jitter works may take less time than the bound supposes, so its share may exceed 100%.")
+        notes.append("With jitter runs may take less time than the bound supposes, so its share may exceed 100%.")
     for note in notes:
         out.print(note, style="dim", markup=False, highlight=False, soft_wrap=True)

@@ -64,8 +64,8 @@ def print_summary(document: Mapping[str, Any], log: Path) -> None:
     if document["refused"]:
         print_line("refused: " + _counts(document["refused"]))
     print_line(
-        f"{document['works']} works, {document['moves']} moves of a state, "
-        f"{document['dropped_to_best_effort']} dropped to best effort, {document['lost_works']} works lost"
+        f"{document['works']} runs, {document['moves']} moves of a state, "
+        f"{document['dropped_to_best_effort']} dropped to best effort, {document['lost_works']} runs lost"
     )
     for lost in document["lost_devices"]:
         print_line(f"device {lost['device_id']} was lost at {lost['at_s']:.3f} s: {lost['reason']}")
