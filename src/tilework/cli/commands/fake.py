@@ -34,6 +34,7 @@ def command(
 
     The configurations are those of the named model, so that steps and loads take as long and as much memory as its
     own. It draws noise. Tokenizers make a token of each byte: prompts are longer than with the model's own.
+    A folder in /dev/shm lies in memory.
     """
     require_serve_extra()
     with console.status("importing diffusers"):
