@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -58,11 +59,16 @@ class Nodes:
         ):
             result = ip(*arguments)
             assert result.returncode == 0, result.stderr
+        deadline_s = time.monotonic() + 30
+        while not all("state UP" in ip("-n", name, "link", "show", "wire").stdout for name in self.names):
+            # The kernel may take a second to see that both ends are up. UCX passes over a link that is not.
+            assert time.monotonic() < deadline_s, "the wire did not come up"
+            time.sleep(0.01)
 
-    def start(self, node: int, program: str, *arguments: str) -> subprocess.Popen[str]:
+    def start(self, node: int, program: str, *arguments: str, **variables: str) -> subprocess.Popen[str]:
         command = ["ip", "netns", "exec", self.names[node], sys.executable, "-c", program, *arguments]
         path = os.pathsep.join([os.path.dirname(tilework.__path__[0]), os.environ.get("PYTHONPATH", "")])
-        environment = os.environ | {"PYTHONPATH": path}
+        environment = os.environ | {"PYTHONPATH": path} | variables
         pipe = subprocess.PIPE
         self._started.append(subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment))
         return self._started[-1]
@@ -103,7 +109,18 @@ def test_messages_pass_between_nodes(nodes: Nodes) -> None:
     consumer = nodes.start(0, CONSUMER)
     producer = nodes.start(1, PRODUCER, address_of(consumer))
     errors = [process.communicate(timeout=90)[1] for process in (producer, consumer)]
-    assert (producer.returncode, consumer.returncode) == (0, 0), errors
+    assert (producer.returncode, consumer.returncode) == (0, 0), "\n".join(errors)
+
+
+@pytest.mark.slow
+def test_a_producer_without_a_way_to_the_other_node_is_told_so(nodes: Nodes) -> None:
+    consumer = nodes.start(0, CONSUMER)
+    address = address_of(consumer)
+    lost = nodes.start(1, PRODUCER, address, UCX_NET_DEVICES="lo")
+    assert "RingError: UCX: no network that both nodes had up when they began" in lost.communicate(timeout=90)[1]
+    producer = nodes.start(1, PRODUCER, address)
+    errors = [process.communicate(timeout=90)[1] for process in (producer, consumer)]
+    assert (producer.returncode, consumer.returncode) == (0, 0), "\n".join(errors)
 
 
 @pytest.mark.slow

@@ -29,6 +29,7 @@ _SERIALIZED = 1
 _CSWAP = 2
 _BUSY: Final = -15
 _IN_PROGRESS: Final = 1
+_UNREACHABLE: Final = -6
 _FIRST_ERROR: Final = (1 << 64) - 100
 _LEAST_VERSION = (1, 18)
 """Tested. Version 1.13 ends the process when a peer of its worker is killed."""
@@ -106,6 +107,7 @@ def library() -> Any:
     _declare(lib, pointer, "ucp_worker_flush_nbx", pointer, POINTER(_Options))
     _declare(lib, c_int8, "ucp_request_check_status", pointer)
     _declare(lib, None, "ucp_request_free", pointer)
+    _declare(lib, ctypes.c_char_p, "ucs_status_string", c_int8)
     return lib
 
 
@@ -138,7 +140,11 @@ def _version(lib: Any) -> tuple[int, int]:
 
 def _check(status: int, what: str) -> None:
     if status < 0:
-        raise RingError(f"UCX: {what} failed with status {status} (ucs/type/status.h)")
+        raise RingError(f"UCX: {what} failed: {_text(status)}")
+
+
+def _text(status: int) -> str:
+    return f"{library().ucs_status_string(status).decode()} (status {status})"
 
 
 class Context:
@@ -242,7 +248,13 @@ class Remote:
         self._endpoint, self._key = c_void_p(), c_void_p()
         address = ctypes.create_string_buffer(peer, len(peer))
         params = _EndpointParams(mask=1, address=ctypes.addressof(address))
-        _check(self._lib.ucp_ep_create(worker.handle, byref(params), byref(self._endpoint)), "connecting")
+        status = self._lib.ucp_ep_create(worker.handle, byref(params), byref(self._endpoint))
+        if status == _UNREACHABLE:
+            raise RingError(
+                "UCX: no network that both nodes had up when they began leads from one to the other; "
+                "bring it up (`ip link`), or name another in UCX_NET_DEVICES, and connect again"
+            )
+        _check(status, "connecting")
         status = self._lib.ucp_ep_rkey_unpack(self._endpoint, key, byref(self._key))
         _check(status, "reading the key of the memory")
 
@@ -273,7 +285,7 @@ class Remote:
             return False
         self._lib.ucp_request_free(request)
         if status < 0:
-            raise VerbFailed(f"UCX: the ring's memory cannot be reached, status {status} (ucs/type/status.h)")
+            raise VerbFailed(f"UCX: the ring's memory cannot be reached: {_text(status)}")
         return True
 
     def close(self) -> None:
@@ -283,5 +295,5 @@ class Remote:
 
 def _request(result: int | None, verb: str) -> int | None:
     if result is not None and result >= _FIRST_ERROR:
-        raise VerbFailed(f"UCX: {verb} failed with status {result - (1 << 64)} (ucs/type/status.h)")
+        raise VerbFailed(f"UCX: {verb} failed: {_text(result - (1 << 64))}")
     return result

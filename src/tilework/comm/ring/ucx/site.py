@@ -9,7 +9,7 @@ import hmac
 import socket
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from mmap import MAP_ANONYMOUS, MAP_POPULATE, MAP_PRIVATE, mmap
 from typing import Any
@@ -214,12 +214,13 @@ class _Reach:
     """A producer's way to the memory that was offered. Raises RingError."""
 
     def __init__(self, offer: dict[str, Any]) -> None:
-        self._context = Context(offer["transports"])
-        self._worker = Worker(self._context)
-        self._remote = Remote(self._worker, bytes.fromhex(offer["lane"]), offer["base"], bytes.fromhex(offer["key"]))
-        self.memory = UcxMemory(self._remote)
-
-    def close(self) -> None:
-        self._remote.close()
-        self._worker.close()
-        self._context.close()
+        lane, key = bytes.fromhex(offer["lane"]), bytes.fromhex(offer["key"])
+        with ExitStack() as made:
+            context = Context(offer["transports"])
+            made.callback(context.close)
+            worker = Worker(context)
+            made.callback(worker.close)
+            remote = Remote(worker, lane, offer["base"], key)
+            made.callback(remote.close)
+            self.close = made.pop_all().close
+        self.memory = UcxMemory(remote)
