@@ -85,6 +85,8 @@ def _shapes(path: Path) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         ("SD3.5-large", "transformer", 8.057e9),
         ("FLUX.1-dev", "transformer", 11.90e9),
         ("FLUX.1-dev", "text_encoder_2", 4.762e9),
+        ("FLUX.2-dev", "transformer", 32.22e9),
+        ("FLUX.2-dev", "text_encoder", 24.01e9),
         ("Qwen-Image", "transformer", 20.43e9),
         ("Z-Image-Turbo", "transformer", 6.155e9),
         ("Wan2.2-T2V-A14B", "transformer_2", 14.29e9),

@@ -56,7 +56,7 @@ def folder_of(model: str, note: Note) -> str:
     FOLDER.mkdir(parents=True, exist_ok=True)
     note(f"writing {folder}")
     try:
-        tilework_json(["fake", model, str(part), "--device", "cuda" if on_gpu() else "cpu"])
+        tilework_json(["fake", model, str(part)])
     except CaseFailed as error:
         free_gb = shutil.disk_usage(FOLDER).free / 1e9
         shutil.rmtree(part, ignore_errors=True)

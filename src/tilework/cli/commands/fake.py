@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,15 +17,27 @@ if TYPE_CHECKING:
 
     from tilework.pipelines.fake.component import FakeModel
 
-EXAMPLE = examples("tilework fake FLUX.1-dev ./flux-dev", "tilework fake Qwen-Image ./qwen --empty", "tilework fake")
+EXAMPLE = examples(
+    "tilework fake FLUX.1-dev ./flux-dev",
+    "tilework fake SD3.5-medium --in-memory",
+    "tilework fake Qwen-Image ./qwen --empty",
+    "tilework fake",
+)
 _DTYPES = ("bfloat16", "float16", "float32")
+_DEVICES = ("auto", "cpu", "cuda")
+_MEMORY = Path("/dev/shm")
 
 
 def command(
     model: Annotated[str | None, typer.Argument(help="Such as FLUX.1-dev; without it the models are listed.")] = None,
     directory: Annotated[Path | None, typer.Argument(metavar="DIR", help="An empty or new directory.")] = None,
     dtype: Annotated[str, typer.Option(help=f"{', '.join(_DTYPES[:-1])} or {_DTYPES[-1]}.")] = _DTYPES[0],
-    device: Annotated[str, typer.Option(help="cpu or cuda: where the weights are made; cuda takes seconds.")] = "cpu",
+    in_memory: Annotated[
+        bool, typer.Option("--in-memory", help=f"Write {_MEMORY}/tilework-MODEL, so that loading waits for no disk.")
+    ] = False,
+    device: Annotated[
+        str, typer.Option(help="cpu, cuda or auto: where the weights are made; auto is cuda if there is one.")
+    ] = _DEVICES[0],
     empty: Annotated[
         bool, typer.Option("--empty", help="Weights are zeros that take no room on disk; enough for plans of memory.")
     ] = False,
@@ -34,7 +47,7 @@ def command(
 
     The configurations are those of the named model, so that steps and loads take as long and as much memory as its
     own. It draws noise. Tokenizers make a token of each byte: prompts are longer than with the model's own.
-    A folder in /dev/shm lies in memory.
+    What lies in memory stays there until the folder is removed.
     """
     require_serve_extra()
     with console.status("importing diffusers"):
@@ -44,8 +57,11 @@ def command(
         return
     if model not in MODELS:
         raise UserError(f"MODEL is {model!r}; choose one of {', '.join(MODELS)}")
-    if directory is None:
-        raise UserError("DIR is missing; name the directory to write, such as ./model")
+    if (directory is None) != in_memory:
+        if in_memory:
+            raise UserError(f"DIR is {directory}, and --in-memory names a folder itself; leave one of them out")
+        raise UserError("DIR is missing; name the directory to write, such as ./model, or give --in-memory")
+    directory = directory or _MEMORY / f"tilework-{model}"
     if dtype not in _DTYPES:
         raise UserError(f"dtype is {dtype!r}; choose one of {', '.join(_DTYPES)}")
     start_s = time.monotonic()
@@ -54,19 +70,21 @@ def command(
     if json:
         print_json({"model": model, "directory": str(directory), "weights_bytes": num_bytes, "seconds": took_s})
     else:
-        out.print(
-            f"{directory}: {num_bytes / 1e9:.1f} GB of weights in {took_s:.0f} s", highlight=False, soft_wrap=True
-        )
+        text = f"{directory}: {num_bytes / 1e9:.1f} GB of weights in {took_s:.0f} s"
+        hint = f"; remove it when you are done: rm -r {directory}" if in_memory else ""
+        out.print(f"{text}{hint}", highlight=False, soft_wrap=True)
 
 
 def _write(model: FakeModel, directory: Path, dtype: str, device: str) -> int:
     import torch
 
-    from tilework.pipelines.fake.write import write_model
+    from tilework.pipelines.fake.write import bytes_of, write_model
     from tilework.pipelines.loading import quiet
 
     quiet()
     torch.manual_seed(0)
+    if device != "meta":
+        _require_room(directory, bytes_of(model, getattr(torch, dtype)))
     with console.status(f"writing {directory}") as status:
 
         def note(name: str, num_bytes: int) -> None:
@@ -78,11 +96,23 @@ def _write(model: FakeModel, directory: Path, dtype: str, device: str) -> int:
             raise UserError(f"DIR is {directory}, which has files; name an empty or new directory") from None
 
 
+def _require_room(directory: Path, num_bytes: int) -> None:
+    disk = next(path for path in (directory, *directory.absolute().parents) if path.is_dir())
+    free_bytes = shutil.disk_usage(disk).free
+    if num_bytes > free_bytes:
+        raise UserError(
+            f"DIR is {directory}, where {free_bytes / 1e9:.1f} GB are free, and the weights take {num_bytes / 1e9:.1f} "
+            "GB; name a directory with more room, or give --empty"
+        )
+
+
 def _device(name: str) -> torch.device:
     import torch
 
-    if name not in ("cpu", "cuda", "meta"):
-        raise UserError(f"device is {name!r}; choose cpu or cuda")
+    if name not in (*_DEVICES, "meta"):
+        raise UserError(f"device is {name!r}; choose one of {', '.join(_DEVICES)}")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
         raise UserError("device is 'cuda', but torch sees no such device; choose cpu")
     return torch.device(name)

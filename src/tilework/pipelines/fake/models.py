@@ -34,6 +34,7 @@ from tilework.pipelines.fake.parts import (
     clip_g,
     clip_l,
     gemma3_12b,
+    mistral_small_24b,
     qwen25_vl_7b,
 )
 
@@ -100,6 +101,21 @@ def _flux(source: str, guidance_embeds: bool, scheduler: Sampler) -> FakeModel:
             "tokenizer_2": T5_TOKENS,
             "transformer": Weights("diffusers", "FluxTransformer2DModel", {"guidance_embeds": guidance_embeds}),
             "vae": KL_FLUX,
+        },
+    )
+
+
+def _flux2() -> FakeModel:
+    """Its transformer and autoencoder start with the sizes of the model."""
+    return FakeModel(
+        source="black-forest-labs/FLUX.2-dev",
+        pipeline="Flux2Pipeline",
+        components={
+            "scheduler": SHIFTING_FLOW,
+            "text_encoder": mistral_small_24b(),
+            "tokenizer": BYTES,
+            "transformer": Weights("diffusers", "Flux2Transformer2DModel"),
+            "vae": KL_FLUX2,
         },
     )
 
@@ -243,6 +259,7 @@ MODELS: Mapping[str, FakeModel] = MappingProxyType(
         ),
         "FLUX.1-dev": _flux("black-forest-labs/FLUX.1-dev", True, SHIFTING_FLOW),
         "FLUX.1-schnell": _flux("black-forest-labs/FLUX.1-schnell", False, FEW_STEPS),
+        "FLUX.2-dev": _flux2(),
         "FLUX.2-klein-4B": _klein(),
         "Qwen-Image": _qwen_image(),
         "Z-Image-Turbo": _z_image(),

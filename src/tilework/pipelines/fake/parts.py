@@ -133,6 +133,38 @@ def gemma3_12b() -> Weights:
     return Weights("transformers", "Gemma3ForConditionalGeneration", sizes)
 
 
+def mistral_small_24b() -> Weights:
+    """The vision language model that reads the prompts of FLUX.2 [dev]."""
+    text = {
+        "vocab_size": 131072,
+        "hidden_size": 5120,
+        "intermediate_size": 32768,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 131072,
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+    }
+    vision = {
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "head_dim": 64,
+        "image_size": 1540,
+        "patch_size": 14,
+    }
+    sizes = {
+        "text_config": {"model_type": "mistral", **text, **_ENDS},
+        "vision_config": {"model_type": "pixtral", **vision},
+        "spatial_merge_size": 2,
+        "tie_word_embeddings": False,
+    }
+    return Weights("transformers", "Mistral3ForConditionalGeneration", sizes)
+
+
 def qwen25_vl_7b() -> Weights:
     """The vision language model that reads the prompts of Qwen-Image."""
     vision = {

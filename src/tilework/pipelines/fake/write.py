@@ -52,6 +52,13 @@ def write_model(
     return total
 
 
+def bytes_of(model: FakeModel, dtype: torch.dtype) -> int:
+    """How many bytes the weights of a model have. Nothing is computed."""
+    weights = [part for part in model.components.values() if isinstance(part, Weights)]
+    modules = [build(part, dtype, torch.device("meta")) for part in weights]
+    return sum(tensor.nbytes for module in modules for tensor in _tensors(module).values())
+
+
 def _write(component: Component, directory: Path, dtype: torch.dtype, device: torch.device) -> tuple[list[str], int]:
     """The component's entry in the index, and the bytes of its weights."""
     match component:
