@@ -69,18 +69,22 @@ class DemoRun:
 
     @contextmanager
     def _served(self, options: Sequence[str], variables: dict[str, str]) -> Iterator[str]:
-        """A server of our own on a free port; stopped gracefully."""
+        """A server of our own on a free port, whose messages go to a file; stopped gracefully."""
         models = ["shapes", "shapes-motion"] if self.workflow is None else [self.workflow]
         command = [sys.executable, "-m", "tilework", "serve", *models, "--policy", self.policy, "--port", "0", "--json"]
         command += ["--device", "cpu", "--profiles", str(self.directory / "costs.sqlite"), *options]
-        process = subprocess.Popen(command, env=os.environ | variables, stdout=subprocess.PIPE, text=True)
+        said = self.directory / ("server.log" if "--nodes" not in options else "server_over_nodes.log")
+        with said.open("w") as log:
+            process = subprocess.Popen(
+                command, env=os.environ | variables, stdout=subprocess.PIPE, stderr=log, text=True
+            )
         try:
             assert process.stdout is not None
             where = "this machine" if "--nodes" not in options else f"{self.nodes} nodes"
             with console.status(f"starting a server on {where}"):
                 line = process.stdout.readline()
             if not line:
-                raise UserError("the server did not start; see its message above")
+                raise UserError(f"the server did not start: {said.read_text().strip()}")
             ready = json.loads(line)
             console.print(f"server on {where} ready in {ready['ready_s']:.1f} s at {ready['url']}", style="dim")
             yield ready["url"]

@@ -37,7 +37,7 @@ EXAMPLE = examples(
 )
 FILES = (
     *("index.html", "contact_sheet.png", "clips.png", "clip_1.mp4 and so on", "timeline.png", "timeline.html"),
-    *("report.json", "requests.jsonl", "schedule.jsonl", "events.jsonl"),
+    *("report.json", "requests.jsonl", "schedule.jsonl", "events.jsonl", "server.log"),
 )
 
 
