@@ -90,7 +90,9 @@ def test_what_cannot_be_answered_is_told_beside_the_answer(folder: Path) -> None
     assert "stages: no number of devices is enough" in undivided
     write_workload(folder / REQUESTS, [line(place, slo_s=0.1) for place in range(40)])
     late = invoke("plan", *arguments, "--target", "0.8", "--plot", folder / "plan.png")
-    assert "out of reach, since 100.0% of the requests would be late even alone" in late.stdout
+    assert "80.0% on time: out of reach\n" in late.stdout
+    assert f"{folder / COSTS}: 100.0% of the requests would be late even alone, on any number" in late.stdout
+    assert "simulated" not in late.stdout
     assert "plan.png is not drawn: nothing was simulated" in " ".join(late.stderr.split())
     assert not (folder / "plan.png").exists()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,6 +40,8 @@ LIST_EXAMPLE = examples("tilework cost list")
 app = typer.Typer(help="Show, export and list cost tables, and plan memory.", epilog=LIST_EXAMPLE, no_args_is_help=True)
 app.command("memory", epilog=cost_memory.EXAMPLE)(cost_memory.command)
 EXPORT_EXAMPLE = examples("tilework cost export shapes.json --model shapes")
+
+_MOST_NAMES = 6
 
 TableName = Annotated[str | None, typer.Argument(help="A name of `cost list`, or a file; default: measured here.")]
 ModelName = Annotated[str | None, typer.Option(help="Of what was measured here, this model's; default: the latest.")]
@@ -178,17 +181,22 @@ def _shipped_table(tables: dict[str, CostTable]) -> Table:
     for heading in ("name", "pipeline", "hardware"):
         table.add_column(heading, overflow="fold")
     for name, one in tables.items():
-        table.add_row(name, ", ".join(sorted({row.pipeline for row in one.rows})), one.hardware)
+        table.add_row(name, _few(sorted({row.pipeline for row in one.rows})), one.hardware)
     return table
+
+
+def _few(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_MOST_NAMES])
+    return shown if len(names) <= _MOST_NAMES else f"{shown} and {len(names) - _MOST_NAMES} more"
 
 
 def _measured_table(entries: tuple[Profile, ...], store: Profiles) -> Table:
     table = Table(title=f"measured here, in {store.path}", title_justify="left", box=box.SIMPLE_HEAD)
-    for heading in ("model", "origin", "hardware", "dtype", "workers", "sizes", "degrees", "at (UTC)"):
-        table.add_column(heading, overflow="fold", no_wrap=heading == "at (UTC)")
+    for heading in ("model", "sizes", "at (UTC)"):
+        table.add_column(heading, overflow="fold", no_wrap=heading != "model")
     for entry in map(_entry, entries):
         sizes, degrees = entry["sizes"], ", ".join(map(str, entry["degrees"]))
         span = sizes[0] if len(sizes) == 1 else f"{len(sizes)}: {sizes[0]} to {sizes[-1]}"
-        cells = (entry["model"], entry["origin"], entry["hardware"], entry["dtype"], str(entry["workers"]))
-        table.add_row(*cells, span, degrees, entry["created"][:10])
+        place = f"{entry['workers']} x {entry['hardware']}, {entry['dtype']}, {entry['origin']}"
+        table.add_row(f"{entry['model']}\n{place}", f"{span}\ndegrees {degrees}", entry["created"][:10])
     return table

@@ -21,7 +21,8 @@ def show(answer: Answer) -> None:
     """Print the answer: what to buy, what was tried, what-ifs, stages, and how far to trust it."""
     _line(_headline(answer))
     for sized in answer.alone:
-        out.print(_points_table(sized))
+        if sized.points:
+            out.print(_points_table(sized))
     for part in _parts(answer):
         if part.point is not None:
             out.print(_uses_table(part, part.point))
@@ -46,9 +47,8 @@ def _headline(answer: Answer) -> str:
     target = f"{answer.asked.question.target:.1%} on time"
     parts = _parts(answer)
     if not parts:
-        reachable = max((one.demand.reachable for one in answer.alone), default=1.0)
-        if reachable < answer.asked.question.target:
-            return f"{target}: out of reach, since {1 - reachable:.1%} of the requests would be late even alone"
+        if answer.alone and not any(one.points for one in answer.alone):
+            return f"{target}: out of reach"
         if not answer.alone:
             return f"{target}: no division of the sizes meets it; give more with --most, or a hardware that serves all"
         most = max(one.sizing.numbers[-1] for one in answer.alone)
@@ -128,6 +128,10 @@ def _notes(answer: Answer) -> Iterator[str]:
         if name not in asked.serving:
             lacks = ", ".join(unknown_pipelines(asked.requests, asked.question.tables[name]))
             yield f"{name} has no costs of {lacks}, so that it cannot serve all."
+    for sized in answer.alone:
+        if not sized.points:
+            late = f"{1 - sized.demand.reachable:.1%} of the requests would be late even alone"
+            yield f"{sized.sizing.hardware}: {late}, on any number of devices."
     if answer.no_stages:
         yield f"stages: {answer.no_stages}."
     if not any(one.points for one in answer.alone):
