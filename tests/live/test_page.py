@@ -373,6 +373,29 @@ def test_the_timeline_is_hovered_paused_moved_and_chosen_from(browser: Browser) 
         assert pixels(page) != first, "a view that follows moves on"
 
 
+def test_sizes_keep_their_colours_when_the_page_is_loaded_again(browser: Browser) -> None:
+    headers = {"Prefer": "respond-async"}
+    with serving(FakeEngine(plan=HELD), drain_s=0) as served, opened(browser, served.url) as page:
+        first = served.post({"prompt": "x", "size": "64x64"}, headers=headers).json()["uid"]
+        page.get_by_role("link", name="Live").click()
+        legend = page.locator(".legend > span")
+        expect(legend).to_have_text(["64x64"])
+        served.post({"prompt": "x", "size": "96x96"}, headers=headers)
+        expect(legend).to_have_text(["64x64", "96x96"])
+        colours = _colours(legend)
+        served.on_loop(served.engine.cancel, f"{first}-0", "not wanted")  # It comes behind the open one now.
+        page.reload()
+        expect(legend).to_have_text(["96x96", "64x64"])
+        assert _colours(legend) == colours
+        assert len(set(colours.values())) == 2
+
+
+def _colours(legend: Locator) -> dict[str, str]:
+    """The colour of each size."""
+    swatch = "one => getComputedStyle(one.querySelector('.swatch')).backgroundColor"
+    return {one.inner_text(): one.evaluate(swatch) for one in legend.all()}
+
+
 def test_a_tile_of_another_tenant_has_no_name(browser: Browser, tmp_path: Path) -> None:
     file = tmp_path / "tenants.toml"
     file.write_text('[tenants.anna]\nkeys = ["anna"]\n\n[tenants.ben]\nkeys = ["ben"]\n')

@@ -32,17 +32,24 @@ const colour = (plain: string): Colour => ({ plain, dark: mix(plain, 0, 0.35), i
 const ALL = HUES.map((hue) => SHADES.map((shade) => colour(mix(hue, 255, shade))));
 export const UNKNOWN = colour(OTHERS);
 
-/** Sizes get hues in the order in which they are first seen. */
+const KEPT = "tilework-sizes";
+
+/** Sizes get hues in the order in which they are first seen, and have them again when the page is loaded anew. */
 export class Palette {
-  readonly sizes = new Map<string, number>();
+  private readonly places = new Map<string, number>(JSON.parse(sessionStorage.getItem(KEPT) ?? "[]"));
+  private readonly seen = new Set<string>();
 
   of(size: string, number: number): Colour {
-    let place = this.sizes.get(size);
-    if (place === undefined) this.sizes.set(size, (place = this.sizes.size % HUES.length));
+    let place = this.places.get(size);
+    if (place === undefined) {
+      this.places.set(size, (place = this.places.size % HUES.length));
+      sessionStorage.setItem(KEPT, JSON.stringify([...this.places]));
+    }
+    this.seen.add(size);
     return ALL[place]![number % SHADES.length]!;
   }
 
   legend(): [string, string][] {
-    return [...this.sizes].slice(0, HUES.length).map(([size, place]) => [size, HUES[place]!]);
+    return [...this.seen].slice(0, HUES.length).map((size) => [size, HUES[this.places.get(size)!]!]);
   }
 }
