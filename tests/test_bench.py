@@ -156,9 +156,9 @@ def test_a_setup_that_cannot_be_costs_no_other_its_row(monkeypatch: pytest.Monke
     assert [check.what for check in found.checks] == ["b 2: runs"], "what is left out for a reason is no miss"
 
 
-def test_a_host_without_memory_for_pinned_layers_is_told_before_it_runs_out() -> None:
+def test_a_host_without_memory_for_the_weights_is_told_before_it_runs_out() -> None:
     fits._check_host(0)
-    with pytest.raises(CaseFailed, match="GB may be needed"):
+    with pytest.raises(CaseFailed, match="GB are needed"):
         fits._check_host(10**15)
 
 

@@ -19,6 +19,7 @@ from tilework.cli.app import app
 from tilework.cli.doctor import libraries, machine, served
 from tilework.cli.doctor.finding import Finding, Level
 from tilework.pipelines.cuda.state import CudaState
+from tilework.pipelines.setup import host_memory
 from tilework.pipelines.video import export
 
 GB = 10**9
@@ -127,12 +128,12 @@ def test_shared_memory_of_a_container(monkeypatch: pytest.MonkeyPatch, free_byte
 
 
 def test_memory_is_that_of_the_container(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(machine, "_free_bytes", lambda: 64 * GB)
-    limit, use = tmp_path / "max", tmp_path / "current"
+    limit, use, whole = tmp_path / "max", tmp_path / "current", tmp_path / "meminfo"
     limit.write_text("max\n")
     use.write_text(f"{3 * GB}\n")
-    monkeypatch.setattr(machine, "_GROUP_LIMIT", limit)
-    monkeypatch.setattr(machine, "_GROUP_USE", use)
+    whole.write_text(f"MemTotal: {128 * GB // 1024} kB\nMemAvailable: {64 * GB // 1024} kB\n")
+    for name, file in (("_GROUP_LIMIT", limit), ("_GROUP_USE", use), ("_MACHINE", whole)):
+        monkeypatch.setattr(host_memory, name, file)
     assert machine.memory_finding(0).level is Level.OK
     assert machine.memory_finding(100 * GB).level is Level.WARNING, "the weights alone are more"
     limit.write_text(f"{5 * GB}\n")

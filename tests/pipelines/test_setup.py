@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from tilework.pipelines.fits.parts import read_parts
 from tilework.pipelines.identity import model_identity
 from tilework.pipelines.loading import load, load_component, load_stock
 from tilework.pipelines.numerics import pin_numerics
+from tilework.pipelines.setup import offload
 from tilework.pipelines.setup.quantize import SCHEMES, check_schemes, parse_schemes
 from tilework.worker.models.shared_weights import SharedWeights
 from tilework.worker.models.weights import Weights
@@ -74,6 +76,21 @@ def test_offloaded_by_layers_it_is_the_same_picture(flux: Path) -> None:
     assert np.array_equal(stock.pixels, usual.pixels)
     pipeline = load_stock(ModelSource(path=str(flux), offload="layers"))
     assert all(hasattr(one, "_diffusers_hook") for one in leaves(pipeline.transformer)), "each layer is offloaded"
+
+
+@pytest.mark.parametrize(("num_cards", "free_gb", "pins"), [(1, 7.0, True), (1, 5.0, False), (2, 7.0, False)])
+def test_layers_are_pinned_ahead_where_the_host_has_room(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, num_cards: int, free_gb: float, pins: bool
+) -> None:
+    """On each of the cards 1.2 GB of weights, of which pinned copies take 2.1; beside them 4 GB are left free."""
+    given: dict[str, object] = {}
+    layer = torch.nn.Linear(20_000, 30_000, bias=False, dtype=torch.bfloat16, device="meta")
+    pipeline = SimpleNamespace(components={"transformer": layer}, enable_group_offload=given.update)
+    monkeypatch.setattr(offload, "free_host_bytes", lambda: free_gb * 1e9)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_cards)
+    offload.offload_layers(pipeline, torch.device("cuda", 0))
+    assert (given["use_stream"], given["low_cpu_mem_usage"]) == (True, not pins)
+    assert ("pinned when they are copied" in caplog.text) == (not pins)
 
 
 def leaves(module: torch.nn.Module) -> Iterator[torch.nn.Module]:

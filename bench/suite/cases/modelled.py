@@ -41,12 +41,12 @@ class Modelled:
     requests: int = 60
     rate_per_min: float = 18.0
     slo_scale: float = 1.0
-    time_scale: float = 3.0
-    seeds: tuple[int, ...] = (1,)
+    time_scale: float = 2.0
+    seeds: tuple[int, ...] = (1, 2, 3)
 
     @classmethod
     def make(cls, quick: bool) -> Modelled:
-        return cls(requests=20, time_scale=4.0) if quick else cls()
+        return cls(requests=20, time_scale=4.0, seeds=(1,)) if quick else cls()
 
     def measure(self, note: Note) -> Finding:
         with TemporaryDirectory() as folder:
@@ -142,8 +142,15 @@ def _live_table(runs: Runs) -> Table:
     return Table(
         title="Live, as the client saw it; latency in s",
         columns=columns,
-        rows=tuple(_live_row(one) for done in runs.values() for one in done),
+        rows=tuple(row for done in runs.values() for row in (*map(_live_row, done), _live_row_of_all(done))),
     )
+
+
+def _live_row_of_all(runs: Sequence[LiveRun]) -> tuple[str, ...]:
+    """Percentiles of several seeds are none of all."""
+    latency_s = fmean(one.seen["latency_s"]["mean"] for one in runs)
+    degree = fmean(one.mean_degree for one in runs)
+    return f"{runs[0].policy}, all", f"{fmean(_attained(runs)):.1%}", f"{latency_s:.3f}", "", "", "", f"{degree:.2f}"
 
 
 def _live_row(run: LiveRun) -> tuple[str, ...]:
@@ -156,12 +163,19 @@ def _simulated_table(runs: Runs) -> Table:
     return Table(
         title="Attainment and mean latency in s: live by the log, simulated on what the run measured, predicted",
         columns=columns,
-        rows=tuple(_simulated_row(one) for done in runs.values() for one in done),
+        rows=tuple(
+            row
+            for done in runs.values()
+            for row in (*(_simulated_row([one], str(one.seed)) for one in done), _simulated_row(done, "all"))
+        ),
     )
 
 
-def _simulated_row(run: LiveRun) -> tuple[str, ...]:
-    shares = (f"{answer['attainment']:.1%}" for answer in (run.live, run.simulated, run.predicted))
-    live_s, predicted_s = (answer["latency_s"]["mean"] for answer in (run.live, run.predicted))
-    ratios = (f"{ratio:.3f}" for ratio in (run.latency_ratio, predicted_s / live_s))
-    return f"{run.policy}, {run.seed}", *shares, f"{live_s:.3f}", *ratios
+def _simulated_row(runs: Sequence[LiveRun], seeds: str) -> tuple[str, ...]:
+    """Of one run, or of several: the mean of all."""
+    answers = ([one.live, one.simulated, one.predicted] for one in runs)
+    live, simulated, predicted = (list(each) for each in zip(*answers, strict=True))
+    shares = (f"{fmean(one['attainment'] for one in each):.1%}" for each in (live, simulated, predicted))
+    live_s, predicted_s = (fmean(one["latency_s"]["mean"] for one in each) for each in (live, predicted))
+    ratios = (f"{ratio:.3f}" for ratio in (fmean(one.latency_ratio for one in runs), predicted_s / live_s))
+    return f"{runs[0].policy}, {seeds}", *shares, f"{live_s:.3f}", *ratios

@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -15,12 +14,11 @@ import torch
 from suite.case import CaseFailed, Check, Finding, Note, Table
 from suite.gpu.models import TOY, Drawn, folder_of, on_gpu
 from suite.stats import exact, extremes, median
+from tilework.pipelines.setup.host_memory import free_host_bytes
 
 Setup = dict[str, Any]
 _GB = 1e9
-_HOST_COPIES = 3
-"""Of a model's weights, that a host may have while layers come and go: those that were read, and pinned ones, of which
-torch rounds each up to a power of two."""
+_SPARE_BYTES = 2e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,12 +186,10 @@ class FitsOffloaded(Fits):
 
 
 def _check_host(weights_bytes: int) -> None:
-    """Raises CaseFailed if the kernel might end this process for want of memory."""
-    lines = (line.split() for line in Path("/proc/meminfo").read_text("ascii").splitlines())
-    free = next(1024 * int(words[1]) for words in lines if words[0] == "MemAvailable:")
-    if free < _HOST_COPIES * weights_bytes:
+    """Raises CaseFailed if the kernel might end this process for want of memory; pinned copies are made if they fit."""
+    if (free := free_host_bytes()) < weights_bytes + _SPARE_BYTES:
         raise CaseFailed(
-            f"the host has {free / _GB:.0f} GB free, and {_HOST_COPIES * weights_bytes / _GB:.0f} GB may be needed; "
+            f"the host has {free / _GB:.0f} GB free, and {(weights_bytes + _SPARE_BYTES) / _GB:.0f} GB are needed; "
             "remove other models from BENCH_MODELS, if that is in memory"
         )
 

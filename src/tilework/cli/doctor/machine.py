@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilework.cli.doctor.finding import Finding, error, gigabytes, ok, warning
+from tilework.pipelines.setup.host_memory import free_host_bytes
 
 if TYPE_CHECKING:
     from tilework.pipelines.cuda.state import Card, CudaState
@@ -21,14 +22,12 @@ _LEAST_SHARED_BYTES = 1 << 30
 """With less free, states and weights lie among the temporary files (`runtime.state_blobs`)."""
 _LEAST_FREE_BYTES = 4 * 10**9
 """Two CPU workers with a small model, and the server."""
-_MEMORY = Path("/proc/meminfo")
-_GROUP_LIMIT, _GROUP_USE = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
 
 
 def memory_finding(weights_bytes: int) -> Finding:
     """Whether there is memory for the server and for weights, by the machine and the control group of a container."""
     least_bytes = _LEAST_FREE_BYTES + weights_bytes
-    free_bytes = min(_free_bytes(), _group_free_bytes())
+    free_bytes = free_host_bytes()
     found = f"{gigabytes(free_bytes)} free, {os.cpu_count()} cores"
     if free_bytes >= least_bytes:
         return ok("memory", found)
@@ -37,19 +36,6 @@ def memory_finding(weights_bytes: int) -> Finding:
         f"{found}, and about {gigabytes(least_bytes)} may be needed",
         "stop other programs, raise the limit of the container, or start fewer workers",
     )
-
-
-def _free_bytes() -> float:
-    lines = (line.split() for line in _MEMORY.read_text().splitlines())
-    return next((int(words[1]) * 1024 for words in lines if words[0] == "MemAvailable:"), float("inf"))
-
-
-def _group_free_bytes() -> float:
-    try:
-        limit, used = (path.read_text().strip() for path in (_GROUP_LIMIT, _GROUP_USE))
-    except OSError:
-        return float("inf")
-    return float("inf") if limit == "max" else int(limit) - int(used)
 
 
 def shared_memory_finding() -> Finding:
