@@ -41,7 +41,7 @@ class Modelled:
     requests: int = 60
     rate_per_min: float = 18.0
     slo_scale: float = 1.0
-    time_scale: float = 2.0
+    time_scale: float = 3.0
     seeds: tuple[int, ...] = (1, 2, 3)
 
     @classmethod
