@@ -17,6 +17,7 @@ from PIL import Image
 from fake_engine import FakeEngine, Plan, Served, eventually, serving
 from tilework.server.batches.lines import answered, check
 from tilework.server.batches.runner import AT_ONCE
+from tilework.server.batches.shelf import BatchShelf, ShelfFull
 
 URL = "/v1/images/generations"
 
@@ -164,6 +165,37 @@ def test_the_next_start_goes_on_where_the_last_one_was(tmp_path: Path) -> None:
         assert len(second.restored) == AT_ONCE
         drawn = [spec.seed for spec in second.specs]
         assert sorted(drawn[AT_ONCE:]) == list(range(AT_ONCE + 5, AT_ONCE + 9)), "no other is drawn again"
+
+
+@pytest.mark.slow
+def test_answers_can_be_fetched_while_more_are_written(tmp_path: Path) -> None:
+    """A client gets what was there when it asked. The file is more than what a connection buffers."""
+    with serving(FakeEngine(plan=Plan(is_held=True)), durable=str(tmp_path), drain_s=0) as server:
+        batch = client(server).batches.retrieve(begun(server, call(1)))
+        place = next(tmp_path.glob(f"batches/*/{batch.output_file_id}"))
+        content = b"x" * ((32 << 20) + 1000)
+        place.write_bytes(content)
+        with server.http.stream("GET", f"/v1/files/{batch.output_file_id}/content") as answer:
+            pieces = answer.iter_raw()
+            got = next(pieces)
+            with place.open("ab") as file:
+                file.write(b"y" * 1000)
+            got += b"".join(pieces)
+        assert answer.headers["content-length"] == str(len(content))
+        assert got == content
+
+
+def test_files_that_go_while_the_shelf_is_looked_over_take_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of another upload, which get their name when they are whole."""
+    shelf = BatchShelf(tmp_path, max_bytes=1000)
+    kept = shelf.add("a", b"x" * 600)
+    seen = [next(tmp_path.glob(f"*/{kept.id}")), tmp_path / "tenant-a" / "file-0.new"]
+    monkeypatch.setattr(Path, "glob", lambda *_: iter(seen))
+    shelf.check_room(400)
+    with pytest.raises(ShelfFull, match="600 bytes of 1000"):
+        shelf.check_room(401)
 
 
 @pytest.mark.slow
