@@ -185,6 +185,69 @@ def test_answers_can_be_fetched_while_more_are_written(tmp_path: Path) -> None:
         assert got == content
 
 
+@pytest.mark.slow
+def test_files_of_a_batch_that_is_not_done_cannot_be_deleted(tmp_path: Path) -> None:
+    engine = FakeEngine(script=[Plan()] * 5, plan=Plan(is_held=True))
+    with serving(engine, durable=str(tmp_path), drain_s=0) as server:
+        batch_id, api = begun(server, *map(call, range(9))), client(server)
+        eventually(lambda: api.batches.retrieve(batch_id).request_counts.completed == 5)  # type: ignore[union-attr]
+        batch = api.batches.retrieve(batch_id)
+        for file_id in (batch.input_file_id, batch.output_file_id, batch.error_file_id):
+            assert file_id is not None
+            with pytest.raises(openai.ConflictError, match=f"{batch_id}.*cancel"):
+                api.files.delete(file_id)
+        for uid in list(engine.tickets):
+            server.on_loop(engine.finish, uid)
+        assert len(answers(server, ended(server, batch_id).output_file_id)) == 9
+        assert api.files.delete(batch.input_file_id).deleted
+
+
+@pytest.mark.slow
+def test_a_batch_whose_files_are_gone_has_failed(tmp_path: Path) -> None:
+    with serving(FakeEngine(plan=Plan(is_held=True)), durable=str(tmp_path), drain_s=0) as server:
+        batch = client(server).batches.retrieve(begun(server, call(1)))
+    next(tmp_path.glob(f"batches/*/{batch.output_file_id}")).unlink()
+    with serving(FakeEngine(), durable=str(tmp_path), drain_s=0) as server:
+        found = ended(server, batch.id, "failed")
+        assert found.failed_at is not None
+        assert "file" in found.errors.data[0].message
+
+
+@pytest.mark.slow
+def test_a_batch_goes_on_when_its_answers_can_be_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from tilework.server.batches import runner
+
+    append, is_full = runner._append, True
+
+    def written(place: Path, line: bytes) -> None:
+        if is_full:
+            raise OSError(28, "No space left on device")
+        append(place, line)
+
+    monkeypatch.setattr(runner, "_append", written)
+    with serving(FakeEngine(), durable=str(tmp_path), drain_s=0) as server:
+        batch_id = begun(server, *map(call, range(40)))
+        eventually(lambda: "No space left on device" in caplog.text)
+        is_full = False
+        server.skip(60)
+        batch = ended(server, batch_id)
+        assert batch.request_counts.model_dump() == {"total": 40, "completed": 40, "failed": 0}
+        assert len(answers(server, batch.output_file_id)) == 40
+
+
+@pytest.mark.slow
+def test_a_call_that_would_rather_be_refused_than_late_holds_up_no_other(tmp_path: Path) -> None:
+    engine = FakeEngine(script=[Plan(refuse_s=99.0)] * AT_ONCE)
+    with serving(engine, durable=str(tmp_path), drain_s=0) as server:
+        impossible = [call(number, slo_s=0.01, on_miss="reject") for number in range(AT_ONCE)]
+        batch = ended(server, begun(server, *impossible, call(AT_ONCE)))
+        assert list(answers(server, batch.output_file_id)) == [f"call-{AT_ONCE}"]
+        bad = answers(server, batch.error_file_id)
+        assert [one["status_code"] for one in bad.values()] == [429] * AT_ONCE
+
+
 def test_files_that_go_while_the_shelf_is_looked_over_take_no_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,6 +82,17 @@ class BatchService:
         content = self._shelf().content(self.file(file_id, http))
         return await file_answer(content, f"{file_id}-{content.num_bytes}", http)
 
+    def delete(self, file_id: str, http: Request) -> FileDeleted:
+        """Raises ApiError: a batch that is not done has it."""
+        found, user = self.file(file_id, http), self._runner().user_of(file_id)
+        if user is not None:
+            message = (
+                f"The file is one of {user}, which is not done. Wait for its end, or cancel it, and delete it then."
+            )
+            raise ApiError(409, message, param="file_id", code="file_in_use")
+        found.unlink()
+        return FileDeleted(id=file_id)
+
     async def create(self, http: Request) -> BatchAnswer:
         self.require_ready()
         shelf, runner, tenant = self._shelf(), self._runner(), tenant_of(http.scope)
@@ -224,6 +235,5 @@ def _add_file_routes(app: FastAPI, batches: BatchService) -> None:
 
     @app.delete("/v1/files/{file_id}", include_in_schema=False)
     async def delete_file(file_id: str, http: Request) -> FileDeleted:
-        """Delete a file. A batch that runs loses it."""
-        batches.file(file_id, http).unlink()
-        return FileDeleted(id=file_id)
+        """Delete a file that no batch needs any more."""
+        return batches.delete(file_id, http)

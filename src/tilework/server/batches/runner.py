@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tilework.server.batches.lines import Line, answer_line, answered, read_lines
 from tilework.server.batches.shelf import BatchShelf, StoredBatch
 from tilework.server.http.middleware import KEY, TENANT
-from tilework.server.schema.batch_answers import BatchAnswer, BatchState, LineError
+from tilework.server.schema.batch_answers import BatchAnswer, BatchState, LineError, LineErrors
 from tilework.server.tenants import Tenant, Tenants
 from tilework.server.text import time_text
 
@@ -28,6 +28,7 @@ AT_ONCE = 16
 CLASS = "batch"
 _DEADLINES = ("slo_s", "slo_ms", "deadline", "extra_body")
 _RETRY_S = 5.0
+_STOPPED_S = 15
 _NO_ROOM, _NOT_READY = 429, 503
 
 
@@ -36,6 +37,7 @@ class _Progress:
     """A batch that runs: its files, how far it is, and whether its client wants no more of it."""
 
     batch: StoredBatch
+    calls: Path
     output: Path
     error: Path
     is_cancelled: bool = False
@@ -69,16 +71,17 @@ class BatchRunner:
                 self.start(batch)
 
     def start(self, batch: StoredBatch) -> None:
-        """Begin, or go on with, a batch whose files are there."""
-        output, error = (
-            self.shelf.file(batch.tenant, file_id or "")
-            for file_id in (batch.answer.output_file_id, batch.answer.error_file_id)
-        )
+        """Begin, or go on with, a batch. One whose files are gone has failed."""
         tenant = next((one for one in self.tenants.members if one.name == batch.tenant), None)
-        if output is None or error is None or tenant is None:
-            logger.error("batch %s cannot go on: its tenant or its files are gone", batch.answer.id)
+        if tenant is None:
+            logger.error("batch %s cannot go on: its tenant %s is gone", batch.answer.id, batch.tenant)
             return
-        progress = _Progress(batch=batch, output=output, error=error, is_cancelled=batch.answer.status == "cancelling")
+        calls, output, error = (self.shelf.file(batch.tenant, file_id) for file_id in _file_ids(batch.answer))
+        if calls is None or output is None or error is None:
+            self.shelf.keep(_without_files(batch))
+            return
+        is_cancelled = batch.answer.status == "cancelling"
+        progress = _Progress(batch=batch, calls=calls, output=output, error=error, is_cancelled=is_cancelled)
         self._running[batch.answer.id] = progress
         task = asyncio.create_task(self._watched(progress, tenant))
         self._tasks.add(task)
@@ -99,6 +102,10 @@ class BatchRunner:
         self.shelf.keep(progress.batch)
         return progress.state
 
+    def user_of(self, file_id: str) -> str | None:
+        """The id of a batch that is not done and has this file, if there is one."""
+        return next((name for name, one in self._running.items() if file_id in _file_ids(one.state)), None)
+
     async def close(self) -> None:
         """Leave batches to the next start."""
         for task in self._tasks:
@@ -106,24 +113,26 @@ class BatchRunner:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _watched(self, progress: _Progress, tenant: Tenant) -> None:
-        try:
-            await self._run(progress, tenant)
-        except Exception:  # As a full disk. It goes on with the next start.
-            logger.exception("batch %s has stopped", progress.state.id)
+        """Run a batch to its end, again if something is in the way, as a full disk: what is answered stays answered."""
+        while True:
+            try:
+                return await self._run(progress, tenant)
+            except Exception:
+                logger.exception("batch %s has stopped, and goes on in %d seconds", progress.state.id, _STOPPED_S)
+            await asyncio.sleep(_STOPPED_S)
 
     async def _run(self, progress: _Progress, tenant: Tenant) -> None:
         state, places = progress.state, asyncio.Semaphore(AT_ONCE)
         done = answered(progress.output)
         failed = answered(progress.error)
         progress.update(request_counts=state.request_counts.model_copy(update=_counts(done, failed)))
-        place = self.shelf.file(tenant.name, state.input_file_id)
         async with (
             httpx.AsyncClient(
                 transport=httpx.ASGITransport(self._as_tenant(tenant)), base_url=progress.batch.base_url, timeout=None
             ) as client,
             asyncio.TaskGroup() as group,
         ):
-            for line in read_lines(place, state.endpoint) if place is not None else ():
+            for line in read_lines(progress.calls, state.endpoint):
                 if isinstance(line, LineError) or line.custom_id in done | failed:
                     continue
                 await places.acquire()
@@ -140,7 +149,7 @@ class BatchRunner:
         body = {**self._defaults(tenant, state, line.body), **line.body}
         while True:
             answer = await client.post(state.endpoint, json=body, headers=headers)
-            if answer.status_code not in (_NO_ROOM, _NOT_READY) or self._is_over(progress):
+            if not _is_to_be_repeated(answer) or self._is_over(progress):
                 break
             await asyncio.sleep(float(answer.headers.get("retry-after", _RETRY_S)))
         is_good = answer.status_code == httpx.codes.OK
@@ -174,6 +183,25 @@ class BatchRunner:
         progress.update(**{"status": status, f"{status}_at": now_s})
         self.shelf.keep(progress.batch)
         del self._running[state.id]
+
+
+def _file_ids(answer: BatchAnswer) -> tuple[str, str, str]:
+    """Of the calls, the answers, and the errors."""
+    return answer.input_file_id, answer.output_file_id or "", answer.error_file_id or ""
+
+
+def _without_files(batch: StoredBatch) -> StoredBatch:
+    message = "A file of the batch is gone. Send what is left of its calls as another batch."
+    errors = LineErrors(data=[LineError(code="file_not_found", line=None, message=message)])
+    changes = {"status": "failed", "failed_at": int(time.time()), "errors": errors}
+    return replace(batch, answer=batch.answer.model_copy(update=changes))
+
+
+def _is_to_be_repeated(answer: httpx.Response) -> bool:
+    """Whether there was no room for a call. One that is refused since its own deadline cannot be met is answered: who
+    sends it asked for that, and to wait for a deadline that is never met would hold up the others."""
+    is_final = answer.status_code == _NO_ROOM and answer.headers.get("x-should-retry") == "false"
+    return answer.status_code in (_NO_ROOM, _NOT_READY) and not is_final
 
 
 def _counts(done: set[str], failed: set[str]) -> dict[str, int]:

@@ -41,10 +41,10 @@ class RequestCounts(BaseModel):
 
 
 class LineError(BaseModel):
-    """What is wrong with a line of the file of calls, the first being 1."""
+    """What is wrong with a line of the file of calls, the first being 1, or with the batch (no line)."""
 
     code: str = "invalid_line"
-    line: int
+    line: int | None
     message: str
     param: str | None = None
 
