@@ -50,10 +50,22 @@ class FakeCatalog:
         self.engine.info = replace(self.engine.info, loras=())
 
 
-def start() -> AbstractContextManager[Served]:
+class Gate:
+    """A safety filter that takes its time."""
+
+    is_asked, may_answer = threading.Event(), threading.Event()
+
+    def refuse_texts(self, _texts: object) -> None:
+        self.is_asked.set()
+        assert self.may_answer.wait(10)
+
+    def refuse_picture(self, _picture: object) -> None: ...
+
+
+def start(**settings: Any) -> AbstractContextManager[Served]:
     engine = FakeEngine()
     engine.catalog = FakeCatalog(engine)
-    return serving(engine, admin_key="admin-key")
+    return serving(engine, admin_key="admin-key", **settings)
 
 
 @pytest.fixture
@@ -166,6 +178,18 @@ def test_a_tenant_may_have_the_scope(tmp_path: Path) -> None:
     assert found["d"] is None, "a server with keys is closed to others"
     with pytest.raises(ConfigError, match="a key of admin_key is one of api_key or of a tenant"):
         load_tenants(ServerConfig(tenants=str(file), admin_key="b"))
+
+
+@pytest.mark.slow
+def test_a_model_may_go_while_a_request_for_it_is_checked() -> None:
+    with start(safety_filter=f"{__name__}:Gate") as server, ThreadPoolExecutor(1) as pool:
+        assert add(server, path="./sdxl", name="sdxl").status_code == 201
+        asking = pool.submit(server.post, {"prompt": "x", "model": "sdxl"})
+        assert Gate.is_asked.wait(10)
+        assert server.http.delete("/v1/admin/models/sdxl", headers=ADMIN).status_code == 200
+        Gate.may_answer.set()
+        answer = asking.result(10)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
 
 
 @pytest.mark.slow

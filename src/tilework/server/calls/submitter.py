@@ -15,7 +15,7 @@ from tilework.core.actions import Reject
 from tilework.core.time import ns_from_s, s_from_ns
 from tilework.runtime.ticket import Ticket
 from tilework.server.calls.call import Call, Finished
-from tilework.server.calls.errors import CallError, gone
+from tilework.server.calls.errors import CallError, UnknownModel, gone
 from tilework.server.calls.finish import Finisher, stored_name
 from tilework.server.calls.idempotency import Key
 from tilework.server.calls.parsing.image_call import ImageCall
@@ -68,6 +68,7 @@ class CallSubmitter:
             CallError: it was refused.
         """
         self.readiness.require()
+        self._check_model(ask)
         self._check_open(ask, tenant)
         self._check_memory(ask)
         return self._begin(ask, tenant, key)
@@ -106,6 +107,11 @@ class CallSubmitter:
         if call.cancel_reason is None:
             call.cancel_reason = reason
         self.finisher.cancel(call, reason)
+
+    def _check_model(self, ask: ImageCall) -> None:
+        """It was served when the call was read, which may have waited since."""
+        if ask.model not in self.engine.models:
+            raise UnknownModel(f"The model {shown(ask.model)} is served no more; ask for another.", field="model")
 
     def _check_open(self, ask: ImageCall, tenant: Tenant) -> None:
         num_open = self.call_registry.num_open(tenant.name)
