@@ -16,6 +16,7 @@ from itertools import count
 from pathlib import Path
 from queue import Queue
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -422,6 +423,23 @@ def test_call_that_cannot_be_journalled_is_refused_and_the_server_lives_on(
         server.on_loop(make_room, journals[0])
         assert server.post(body, headers=ASYNC).status_code == 202
         assert status(server, kept)["status"] == "queued"
+
+
+def test_a_text_that_no_journal_can_hold_is_refused(tmp_path: Path) -> None:
+    body = json.dumps({"prompt": "x", "user": "\ud800"})
+    with serving(FakeEngine(), durable=str(tmp_path / "state")) as server:
+        answer = server.http.post("/v1/images/generations", content=body, headers={"Content-Type": "application/json"})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "user")
+        assert not server.engine.requests
+
+
+def test_nothing_is_drawn_for_a_call_that_a_bug_keeps_from_the_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(held(), durable=str(tmp_path / "state"), drain_s=0.1) as server:
+        monkeypatch.setattr(DurableJournal, "begin", Mock(side_effect=RuntimeError("a bug")))
+        assert server.post({"prompt": "x", "n": 2}, headers=ASYNC).status_code == 500
+        assert server.http.get("/ready").json()["open_requests"] == 0
 
 
 def test_results_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,7 +144,7 @@ class CallSubmitter:
         )
         try:
             self.call_registry.begin(call)
-        except CallError:
+        except Exception:
             self.finisher.cancel(call, "it could not be kept")
             raise
         self.follow(call)
