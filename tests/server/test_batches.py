@@ -248,6 +248,29 @@ def test_a_call_that_would_rather_be_refused_than_late_holds_up_no_other(tmp_pat
         assert [one["status_code"] for one in bad.values()] == [429] * AT_ONCE
 
 
+@pytest.mark.slow
+def test_a_line_that_no_client_could_send_spoils_no_other(tmp_path: Path) -> None:
+    """Half of a surrogate pair, and no number: JSON can say them."""
+    wrong = [call(0, prompt="\ud800"), call(1, guidance_scale=float("nan"))]
+    with serving(FakeEngine(), durable=str(tmp_path), drain_s=0) as server:
+        api = client(server)
+        file = api.files.create(file=("calls.jsonl", lines(*wrong, call(3))), purpose="batch")
+        made = api.batches.create(input_file_id=file.id, endpoint=URL, completion_window="24h")
+        batch = ended(server, made.id)
+        assert list(answers(server, batch.output_file_id)) == ["call-3"]
+        bad = answers(server, batch.error_file_id)
+        assert {name: one["status_code"] for name, one in bad.items()} == {f"call-{number}": 400 for number in range(2)}
+        with pytest.raises(openai.BadRequestError, match="metadata"):
+            api.post(
+                "/batches",
+                cast_to=object,
+                options={"headers": {"Content-Type": "application/json"}},
+                content=json.dumps(
+                    {"input_file_id": file.id, "endpoint": URL, "completion_window": "24h", "metadata": {"a": "\ud800"}}
+                ).encode(),
+            )
+
+
 def test_files_that_go_while_the_shelf_is_looked_over_take_no_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,12 +306,17 @@ def test_another_tenant_sees_nothing(tmp_path: Path) -> None:
                 asked()
 
 
+def nested(depth: int) -> object:
+    return [nested(depth - 1)] if depth else 1
+
+
 WRONG: list[tuple[object, str | None, str]] = [
     ("x", None, "no object"),
     ({**call(1), "custom_id": 1}, "custom_id", "Give a text"),
     ({**call(1), "method": "GET"}, "method", 'Give "POST"'),
     ({**call(1), "url": "/v1/videos"}, "url", f'Give "{URL}"'),
     ({**call(1), "body": []}, "body", "no object"),
+    (call(1, size=nested(65)), "body", "more than 64 levels"),
     (call(1, stream=True), "body", "does not stream"),
     (call(0), "custom_id", "that of another line"),
 ]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tilework.server.http.body import MAX_DEPTH, is_deeper
 from tilework.server.schema.batch_answers import LineError
 from tilework.server.text import shown
 
@@ -92,6 +93,8 @@ def _line(number: int, text: bytes, endpoint: str) -> Line | LineError:
             return wrong(f'{name} = {shown(call.get(name))} is not accepted. Give "{wanted}".', name)
     if not isinstance(body, dict):
         return wrong("The body is no object.", "body")
+    if is_deeper(body, MAX_DEPTH):
+        return wrong(f"The body is nested more than {MAX_DEPTH} levels deep.", "body")
     if body.get("stream"):
         return wrong("A batch does not stream: leave stream out.", "body")
     return Line(number, custom_id, body)
