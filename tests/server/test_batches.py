@@ -249,6 +249,25 @@ def test_a_call_that_would_rather_be_refused_than_late_holds_up_no_other(tmp_pat
 
 
 @pytest.mark.slow
+def test_a_call_is_of_the_batch_however_it_says_other_things(tmp_path: Path) -> None:
+    """Null says nothing, and `extra_body` what is in it."""
+    said: list[tuple[dict[str, Any], tuple[str, int]]] = [
+        ({"extra_body": {"num_inference_steps": 3}}, ("batch", 86400)),
+        ({"slo_s": None, "deadline": None, "priority": None}, ("batch", 86400)),
+        ({"extra_body": {"slo_s": None}, "deadline": None}, ("batch", 86400)),
+        ({"extra_body": {"slo_s": 9, "priority": "interactive"}}, ("interactive", 9)),
+        ({"slo_ms": 9000, "extra_body": {"priority": None}}, ("batch", 9)),
+    ]
+    with serving(FakeEngine(), durable=str(tmp_path), drain_s=0) as server:
+        batch = ended(server, begun(server, *[call(number, **fields) for number, (fields, _) in enumerate(said)]))
+        assert batch.request_counts.completed == len(said)
+        made = {spec.seed: one for spec, one in zip(server.engine.specs, server.engine.requests, strict=True)}
+        for number, (_, (priority, slo_s)) in enumerate(said):
+            assert made[number].priority == priority
+            assert ((made[number].deadline_ns or 0) - made[number].arrival_ns) / 1e9 == pytest.approx(slo_s, abs=5)
+
+
+@pytest.mark.slow
 def test_a_line_that_no_client_could_send_spoils_no_other(tmp_path: Path) -> None:
     """Half of a surrogate pair, and no number: JSON can say them."""
     wrong = [call(0, prompt="\ud800"), call(1, guidance_scale=float("nan"))]
@@ -318,6 +337,7 @@ WRONG: list[tuple[object, str | None, str]] = [
     ({**call(1), "body": []}, "body", "no object"),
     (call(1, size=nested(65)), "body", "more than 64 levels"),
     (call(1, stream=True), "body", "does not stream"),
+    (call(1, extra_body={"stream": True}), "body", "does not stream"),
     (call(0), "custom_id", "that of another line"),
 ]
 

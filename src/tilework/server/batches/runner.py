@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ logger = logging.getLogger("tilework.server")
 AT_ONCE = 16
 """Calls of a batch that wait or run at a time; more would only fill the queue."""
 CLASS = "batch"
-_DEADLINES = ("slo_s", "slo_ms", "deadline", "extra_body")
+_DEADLINES = ("slo_s", "slo_ms", "deadline")
 _RETRY_S = 5.0
 _STOPPED_S = 15
 _NO_ROOM, _NOT_READY = 429, 503
@@ -148,7 +147,7 @@ class BatchRunner:
         state = progress.state
         headers = {"Idempotency-Key": f"{state.id}-{line.number}", "Content-Type": JSON}
         # As it was read: httpx's own JSON refuses what a route answers with 400, as half of a surrogate pair.
-        body = json.dumps({**self._defaults(tenant, state, line.body), **line.body}).encode("ascii")
+        body = json.dumps({**line.body, **self._defaults(tenant, state, line)}).encode("ascii")
         while True:
             answer = await client.post(state.endpoint, content=body, headers=headers)
             if not _is_to_be_repeated(answer) or self._is_over(progress):
@@ -161,10 +160,12 @@ class BatchRunner:
         counts, name = progress.state.request_counts, "completed" if is_good else "failed"
         progress.update(request_counts=counts.model_copy(update={name: getattr(counts, name) + 1}))
 
-    def _defaults(self, tenant: Tenant, state: BatchAnswer, body: Mapping[str, object]) -> dict[str, Any]:
-        """What a call says that does not say it itself."""
-        found: dict[str, Any] = {"priority": CLASS} if CLASS in self.tenants.allowed(tenant) else {}
-        if not any(name in body for name in _DEADLINES):
+    def _defaults(self, tenant: Tenant, state: BatchAnswer, line: Line) -> dict[str, Any]:
+        """What a call says that does not say it itself, be it in `extra_body`; null says nothing."""
+        given, found = line.given(), dict[str, Any]()
+        if "priority" not in given and CLASS in self.tenants.allowed(tenant):
+            found["priority"] = CLASS
+        if not any(name in given for name in _DEADLINES):
             found["deadline"] = time_text(state.expires_at)
         return found
 
