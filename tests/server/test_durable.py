@@ -425,6 +425,29 @@ def test_call_that_cannot_be_journalled_is_refused_and_the_server_lives_on(
         assert status(server, kept)["status"] == "queued"
 
 
+def test_an_end_that_could_not_be_written_is_what_became_of_it_since(tmp_path: Path) -> None:
+    """Its key, its webhook and its record may change, or the server stop, before another call ends."""
+    journal = Journal(tmp_path / "x.sqlite")
+    for uid in "abcd":
+        journal.begin(OpenCall(uid=uid, model="m", document=b"open"))
+    fill(journal)
+    for uid in "abcd":
+        with pytest.raises(NotWritten):
+            journal.end(Ended(uid=uid, has_key=True, document=b"x" * 100_000))
+    journal.free_key("a")
+    journal.change("b", b"told")
+    journal.drop(["c"])
+    make_room(journal)
+    journal.close()
+    with closing(Journal(tmp_path / "x.sqlite")) as after:
+        assert after.open_calls() == []
+        assert [(one.uid, one.has_key, one.document[:4]) for one in after.records()] == [
+            ("a", False, b"xxxx"),
+            ("b", True, b"told"),
+            ("d", True, b"xxxx"),
+        ]
+
+
 def test_a_text_that_no_journal_can_hold_is_refused(tmp_path: Path) -> None:
     body = json.dumps({"prompt": "x", "user": "\ud800"})
     with serving(FakeEngine(), durable=str(tmp_path / "state")) as server:
