@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from fake_engine import FakeEngine, Plan, Served, eventually, serving
+from tilework.core.request import RefusalCode
 from tilework.server.batches.lines import answered, check
 from tilework.server.batches.runner import AT_ONCE
 from tilework.server.batches.shelf import BatchShelf, ShelfFull
@@ -111,8 +112,6 @@ def test_chats_and_pages(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_only_so_many_wait_at_a_time_and_a_full_queue_is_waited_for(tmp_path: Path) -> None:
-    from tilework.core.request import RefusalCode
-
     full = Plan(code=RefusalCode.QUEUE, retry_ns=10**9)
     engine = FakeEngine(script=[full, full], plan=Plan(is_held=True))
     with serving(engine, durable=str(tmp_path), drain_s=0) as server:
@@ -140,6 +139,22 @@ def test_a_batch_that_is_cancelled_ends_with_what_it_has(tmp_path: Path) -> None
         batch = ended(server, batch_id, "cancelled")
         assert batch.request_counts.completed == AT_ONCE
         assert len(answers(server, batch.output_file_id)) == AT_ONCE
+
+
+@pytest.mark.slow
+def test_a_batch_that_is_cancelled_waits_for_no_room(tmp_path: Path) -> None:
+    """What was not begun is neither made nor answered."""
+    full = Plan(code=RefusalCode.QUEUE, retry_ns=10**12)
+    engine = FakeEngine(script=[full] * 3)
+    with serving(engine, durable=str(tmp_path), drain_s=0) as server:
+        batch_id = begun(server, *map(call, range(3)))
+        eventually(lambda: not engine.script)
+        client(server).batches.cancel(batch_id)
+        batch = ended(server, batch_id, "cancelled")
+        assert batch.request_counts.model_dump() == {"total": 3, "completed": 0, "failed": 0}
+        assert not answers(server, batch.error_file_id)
+        server.skip(1001)
+        assert not engine.requests
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ class _Progress:
     calls: Path
     output: Path
     error: Path
-    is_cancelled: bool = False
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def state(self) -> BatchAnswer:
@@ -80,8 +81,9 @@ class BatchRunner:
         if calls is None or output is None or error is None:
             self.shelf.keep(_without_files(batch))
             return
-        is_cancelled = batch.answer.status == "cancelling"
-        progress = _Progress(batch=batch, calls=calls, output=output, error=error, is_cancelled=is_cancelled)
+        progress = _Progress(batch=batch, calls=calls, output=output, error=error)
+        if batch.answer.status == "cancelling":
+            progress.cancelled.set()
         self._running[batch.answer.id] = progress
         task = asyncio.create_task(self._watched(progress, tenant))
         self._tasks.add(task)
@@ -95,9 +97,9 @@ class BatchRunner:
     def cancel(self, batch: StoredBatch) -> BatchAnswer:
         """Make no more calls of it; those that are under way are finished."""
         progress = self._running.get(batch.answer.id)
-        if progress is None or progress.is_cancelled:
+        if progress is None or progress.cancelled.is_set():
             return self.current(batch)
-        progress.is_cancelled = True
+        progress.cancelled.set()
         progress.update(status="cancelling", cancelling_at=int(time.time()))
         self.shelf.keep(progress.batch)
         return progress.state
@@ -143,16 +145,20 @@ class BatchRunner:
         self._end(progress)
 
     async def _call(self, client: httpx.AsyncClient, progress: _Progress, tenant: Tenant, line: Line) -> None:
-        """Make one call, again while there is no room, and keep its answer."""
+        """Make one call, again while there is no room, and keep its answer. Once the batch is over, it is not begun."""
         state = progress.state
         headers = {"Idempotency-Key": f"{state.id}-{line.number}", "Content-Type": JSON}
         # As it was read: httpx's own JSON refuses what a route answers with 400, as half of a surrogate pair.
         body = json.dumps({**line.body, **self._defaults(tenant, state, line)}).encode("ascii")
         while True:
             answer = await client.post(state.endpoint, content=body, headers=headers)
-            if not _is_to_be_repeated(answer) or self._is_over(progress):
+            if not _is_to_be_repeated(answer):
                 break
-            await asyncio.sleep(float(answer.headers.get("retry-after", _RETRY_S)))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(float(answer.headers.get("retry-after", _RETRY_S))):
+                    await progress.cancelled.wait()
+            if self._is_over(progress):
+                return
         is_good = answer.status_code == httpx.codes.OK
         uid, content = answer.headers.get("x-request-id", ""), json.loads(answer.content)
         written = answer_line(state.id, line, answer.status_code, uid, content)
@@ -176,13 +182,13 @@ class BatchRunner:
         return app
 
     def _is_over(self, progress: _Progress) -> bool:
-        return progress.is_cancelled or time.time() >= progress.state.expires_at
+        return progress.cancelled.is_set() or time.time() >= progress.state.expires_at
 
     def _end(self, progress: _Progress) -> None:
         state, now_s = progress.state, int(time.time())
         status: BatchState = "completed"
         if state.request_counts.completed + state.request_counts.failed < state.request_counts.total:
-            status = "cancelled" if progress.is_cancelled else "expired"
+            status = "cancelled" if progress.cancelled.is_set() else "expired"
         progress.update(**{"status": status, f"{status}_at": now_s})
         self.shelf.keep(progress.batch)
         del self._running[state.id]
