@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,10 +14,11 @@ from typing import Any
 import httpx
 import pytest
 
-from fake_engine import INFO, FakeEngine, Served, serving
+from fake_engine import INFO, FakeEngine, Served, eventually, serving
 from tilework.core.model import LoraSource, ModelInfo, NewModel
 from tilework.runtime.executor import ModelRefused
 from tilework.server.config import ConfigError, ServerConfig
+from tilework.server.main import CLOSE_S
 from tilework.server.tenants import load_tenants
 
 ADMIN = {"Authorization": "Bearer admin-key"}
@@ -46,10 +50,22 @@ class FakeCatalog:
         self.engine.info = replace(self.engine.info, loras=())
 
 
-def start() -> AbstractContextManager[Served]:
+class Gate:
+    """A safety filter that takes its time."""
+
+    is_asked, may_answer = threading.Event(), threading.Event()
+
+    def refuse_texts(self, _texts: object) -> None:
+        self.is_asked.set()
+        assert self.may_answer.wait(10)
+
+    def refuse_picture(self, _picture: object) -> None: ...
+
+
+def start(**settings: Any) -> AbstractContextManager[Served]:
     engine = FakeEngine()
     engine.catalog = FakeCatalog(engine)
-    return serving(engine, admin_key="admin-key")
+    return serving(engine, admin_key="admin-key", **settings)
 
 
 @pytest.fixture
@@ -162,3 +178,41 @@ def test_a_tenant_may_have_the_scope(tmp_path: Path) -> None:
     assert found["d"] is None, "a server with keys is closed to others"
     with pytest.raises(ConfigError, match="a key of admin_key is one of api_key or of a tenant"):
         load_tenants(ServerConfig(tenants=str(file), admin_key="b"))
+
+
+@pytest.mark.slow
+def test_a_model_may_go_while_a_request_for_it_is_checked() -> None:
+    with start(safety_filter=f"{__name__}:Gate") as server, ThreadPoolExecutor(1) as pool:
+        assert add(server, path="./sdxl", name="sdxl").status_code == 201
+        asking = pool.submit(server.post, {"prompt": "x", "model": "sdxl"})
+        assert Gate.is_asked.wait(10)
+        assert server.http.delete("/v1/admin/models/sdxl", headers=ADMIN).status_code == 200
+        Gate.may_answer.set()
+        answer = asking.result(10)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.slow
+def test_a_stop_waits_no_longer_for_a_model_that_never_comes(server: Served) -> None:
+    """As of a hub that does not answer."""
+
+    async def add(_new: NewModel, *, measure: bool) -> ModelInfo:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    asked = threading.Event()
+    server.engine.catalog.add = add
+
+    def cut_off() -> None:
+        with pytest.raises(httpx.HTTPError):
+            httpx.post(f"{server.url}/v1/admin/models", json={"path": "./sdxl"}, headers=ADMIN, timeout=60)
+
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(cut_off)
+        assert asked.wait(10)
+        server.stop()
+        eventually(lambda: "stopped" in server.engine.log)
+        server.skip(ServerConfig().drain_s)
+        server.skip(CLOSE_S)
+        asking.result(20)

@@ -15,8 +15,10 @@ import pytest
 from PIL import Image
 
 from fake_engine import FakeEngine, Plan, Served, eventually, serving
+from tilework.core.request import RefusalCode
 from tilework.server.batches.lines import answered, check
 from tilework.server.batches.runner import AT_ONCE
+from tilework.server.batches.shelf import BatchShelf, ShelfFull
 
 URL = "/v1/images/generations"
 
@@ -110,8 +112,6 @@ def test_chats_and_pages(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_only_so_many_wait_at_a_time_and_a_full_queue_is_waited_for(tmp_path: Path) -> None:
-    from tilework.core.request import RefusalCode
-
     full = Plan(code=RefusalCode.QUEUE, retry_ns=10**9)
     engine = FakeEngine(script=[full, full], plan=Plan(is_held=True))
     with serving(engine, durable=str(tmp_path), drain_s=0) as server:
@@ -142,6 +142,22 @@ def test_a_batch_that_is_cancelled_ends_with_what_it_has(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+def test_a_batch_that_is_cancelled_waits_for_no_room(tmp_path: Path) -> None:
+    """What was not begun is neither made nor answered."""
+    full = Plan(code=RefusalCode.QUEUE, retry_ns=10**12)
+    engine = FakeEngine(script=[full] * 3)
+    with serving(engine, durable=str(tmp_path), drain_s=0) as server:
+        batch_id = begun(server, *map(call, range(3)))
+        eventually(lambda: not engine.script)
+        client(server).batches.cancel(batch_id)
+        batch = ended(server, batch_id, "cancelled")
+        assert batch.request_counts.model_dump() == {"total": 3, "completed": 0, "failed": 0}
+        assert not answers(server, batch.error_file_id)
+        server.skip(1001)
+        assert not engine.requests
+
+
+@pytest.mark.slow
 def test_the_next_start_goes_on_where_the_last_one_was(tmp_path: Path) -> None:
     """Calls that were open are joined, those that have answers are not made again, and a torn line is made again."""
     settings: dict[str, Any] = {"durable": str(tmp_path), "drain_s": 0.0}
@@ -167,6 +183,142 @@ def test_the_next_start_goes_on_where_the_last_one_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_answers_can_be_fetched_while_more_are_written(tmp_path: Path) -> None:
+    """A client gets what was there when it asked. The file is more than what a connection buffers."""
+    with serving(FakeEngine(plan=Plan(is_held=True)), durable=str(tmp_path), drain_s=0) as server:
+        batch = client(server).batches.retrieve(begun(server, call(1)))
+        place = next(tmp_path.glob(f"batches/*/{batch.output_file_id}"))
+        content = b"x" * ((32 << 20) + 1000)
+        place.write_bytes(content)
+        with server.http.stream("GET", f"/v1/files/{batch.output_file_id}/content") as answer:
+            pieces = answer.iter_raw()
+            got = next(pieces)
+            with place.open("ab") as file:
+                file.write(b"y" * 1000)
+            got += b"".join(pieces)
+        assert answer.headers["content-length"] == str(len(content))
+        assert got == content
+
+
+@pytest.mark.slow
+def test_files_of_a_batch_that_is_not_done_cannot_be_deleted(tmp_path: Path) -> None:
+    engine = FakeEngine(script=[Plan()] * 5, plan=Plan(is_held=True))
+    with serving(engine, durable=str(tmp_path), drain_s=0) as server:
+        batch_id, api = begun(server, *map(call, range(9))), client(server)
+        eventually(lambda: api.batches.retrieve(batch_id).request_counts.completed == 5)  # type: ignore[union-attr]
+        batch = api.batches.retrieve(batch_id)
+        for file_id in (batch.input_file_id, batch.output_file_id, batch.error_file_id):
+            assert file_id is not None
+            with pytest.raises(openai.ConflictError, match=f"{batch_id}.*cancel"):
+                api.files.delete(file_id)
+        for uid in list(engine.tickets):
+            server.on_loop(engine.finish, uid)
+        assert len(answers(server, ended(server, batch_id).output_file_id)) == 9
+        assert api.files.delete(batch.input_file_id).deleted
+
+
+@pytest.mark.slow
+def test_a_batch_whose_files_are_gone_has_failed(tmp_path: Path) -> None:
+    with serving(FakeEngine(plan=Plan(is_held=True)), durable=str(tmp_path), drain_s=0) as server:
+        batch = client(server).batches.retrieve(begun(server, call(1)))
+    next(tmp_path.glob(f"batches/*/{batch.output_file_id}")).unlink()
+    with serving(FakeEngine(), durable=str(tmp_path), drain_s=0) as server:
+        found = ended(server, batch.id, "failed")
+        assert found.failed_at is not None
+        assert "file" in found.errors.data[0].message
+
+
+@pytest.mark.slow
+def test_a_batch_goes_on_when_its_answers_can_be_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from tilework.server.batches import runner
+
+    append, is_full = runner._append, True
+
+    def written(place: Path, line: bytes) -> None:
+        if is_full:
+            raise OSError(28, "No space left on device")
+        append(place, line)
+
+    monkeypatch.setattr(runner, "_append", written)
+    with serving(FakeEngine(), durable=str(tmp_path), drain_s=0) as server:
+        batch_id = begun(server, *map(call, range(40)))
+        eventually(lambda: "No space left on device" in caplog.text)
+        is_full = False
+        server.skip(60)
+        batch = ended(server, batch_id)
+        assert batch.request_counts.model_dump() == {"total": 40, "completed": 40, "failed": 0}
+        assert len(answers(server, batch.output_file_id)) == 40
+
+
+@pytest.mark.slow
+def test_a_call_that_would_rather_be_refused_than_late_holds_up_no_other(tmp_path: Path) -> None:
+    engine = FakeEngine(script=[Plan(refuse_s=99.0)] * AT_ONCE)
+    with serving(engine, durable=str(tmp_path), drain_s=0) as server:
+        impossible = [call(number, slo_s=0.01, on_miss="reject") for number in range(AT_ONCE)]
+        batch = ended(server, begun(server, *impossible, call(AT_ONCE)))
+        assert list(answers(server, batch.output_file_id)) == [f"call-{AT_ONCE}"]
+        bad = answers(server, batch.error_file_id)
+        assert [one["status_code"] for one in bad.values()] == [429] * AT_ONCE
+
+
+@pytest.mark.slow
+def test_a_call_is_of_the_batch_however_it_says_other_things(tmp_path: Path) -> None:
+    """Null says nothing, and `extra_body` what is in it."""
+    said: list[tuple[dict[str, Any], tuple[str, int]]] = [
+        ({"extra_body": {"num_inference_steps": 3}}, ("batch", 86400)),
+        ({"slo_s": None, "deadline": None, "priority": None}, ("batch", 86400)),
+        ({"extra_body": {"slo_s": None}, "deadline": None}, ("batch", 86400)),
+        ({"extra_body": {"slo_s": 9, "priority": "interactive"}}, ("interactive", 9)),
+        ({"slo_ms": 9000, "extra_body": {"priority": None}}, ("batch", 9)),
+    ]
+    with serving(FakeEngine(), durable=str(tmp_path), drain_s=0) as server:
+        batch = ended(server, begun(server, *[call(number, **fields) for number, (fields, _) in enumerate(said)]))
+        assert batch.request_counts.completed == len(said)
+        made = {spec.seed: one for spec, one in zip(server.engine.specs, server.engine.requests, strict=True)}
+        for number, (_, (priority, slo_s)) in enumerate(said):
+            assert made[number].priority == priority
+            assert ((made[number].deadline_ns or 0) - made[number].arrival_ns) / 1e9 == pytest.approx(slo_s, abs=5)
+
+
+@pytest.mark.slow
+def test_a_line_that_no_client_could_send_spoils_no_other(tmp_path: Path) -> None:
+    """Half of a surrogate pair, and no number: JSON can say them."""
+    wrong = [call(0, prompt="\ud800"), call(1, guidance_scale=float("nan"))]
+    with serving(FakeEngine(), durable=str(tmp_path), drain_s=0) as server:
+        api = client(server)
+        file = api.files.create(file=("calls.jsonl", lines(*wrong, call(3))), purpose="batch")
+        made = api.batches.create(input_file_id=file.id, endpoint=URL, completion_window="24h")
+        batch = ended(server, made.id)
+        assert list(answers(server, batch.output_file_id)) == ["call-3"]
+        bad = answers(server, batch.error_file_id)
+        assert {name: one["status_code"] for name, one in bad.items()} == {f"call-{number}": 400 for number in range(2)}
+        with pytest.raises(openai.BadRequestError, match="metadata"):
+            api.post(
+                "/batches",
+                cast_to=object,
+                options={"headers": {"Content-Type": "application/json"}},
+                content=json.dumps(
+                    {"input_file_id": file.id, "endpoint": URL, "completion_window": "24h", "metadata": {"a": "\ud800"}}
+                ).encode(),
+            )
+
+
+def test_files_that_go_while_the_shelf_is_looked_over_take_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of another upload, which get their name when they are whole."""
+    shelf = BatchShelf(tmp_path, max_bytes=1000)
+    kept = shelf.add("a", b"x" * 600)
+    seen = [next(tmp_path.glob(f"*/{kept.id}")), tmp_path / "tenant-a" / "file-0.new"]
+    monkeypatch.setattr(Path, "glob", lambda *_: iter(seen))
+    shelf.check_room(400)
+    with pytest.raises(ShelfFull, match="600 bytes of 1000"):
+        shelf.check_room(401)
+
+
+@pytest.mark.slow
 def test_another_tenant_sees_nothing(tmp_path: Path) -> None:
     (tmp_path / "tenants.toml").write_text(
         '[tenants.a]\nkeys = ["a"]\nclasses = ["standard"]\n[tenants.b]\nkeys = ["b"]\n'
@@ -188,13 +340,19 @@ def test_another_tenant_sees_nothing(tmp_path: Path) -> None:
                 asked()
 
 
+def nested(depth: int) -> object:
+    return [nested(depth - 1)] if depth else 1
+
+
 WRONG: list[tuple[object, str | None, str]] = [
     ("x", None, "no object"),
     ({**call(1), "custom_id": 1}, "custom_id", "Give a text"),
     ({**call(1), "method": "GET"}, "method", 'Give "POST"'),
     ({**call(1), "url": "/v1/videos"}, "url", f'Give "{URL}"'),
     ({**call(1), "body": []}, "body", "no object"),
+    (call(1, size=nested(65)), "body", "more than 64 levels"),
     (call(1, stream=True), "body", "does not stream"),
+    (call(1, extra_body={"stream": True}), "body", "does not stream"),
     (call(0), "custom_id", "that of another line"),
 ]
 

@@ -16,6 +16,7 @@ from itertools import count
 from pathlib import Path
 from queue import Queue
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -422,6 +423,46 @@ def test_call_that_cannot_be_journalled_is_refused_and_the_server_lives_on(
         server.on_loop(make_room, journals[0])
         assert server.post(body, headers=ASYNC).status_code == 202
         assert status(server, kept)["status"] == "queued"
+
+
+def test_an_end_that_could_not_be_written_is_what_became_of_it_since(tmp_path: Path) -> None:
+    """Its key, its webhook and its record may change, or the server stop, before another call ends."""
+    journal = Journal(tmp_path / "x.sqlite")
+    for uid in "abcd":
+        journal.begin(OpenCall(uid=uid, model="m", document=b"open"))
+    fill(journal)
+    for uid in "abcd":
+        with pytest.raises(NotWritten):
+            journal.end(Ended(uid=uid, has_key=True, document=b"x" * 100_000))
+    journal.free_key("a")
+    journal.change("b", b"told")
+    journal.drop(["c"])
+    make_room(journal)
+    journal.close()
+    with closing(Journal(tmp_path / "x.sqlite")) as after:
+        assert after.open_calls() == []
+        assert [(one.uid, one.has_key, one.document[:4]) for one in after.records()] == [
+            ("a", False, b"xxxx"),
+            ("b", True, b"told"),
+            ("d", True, b"xxxx"),
+        ]
+
+
+def test_a_text_that_no_journal_can_hold_is_refused(tmp_path: Path) -> None:
+    body = json.dumps({"prompt": "x", "user": "\ud800"})
+    with serving(FakeEngine(), durable=str(tmp_path / "state")) as server:
+        answer = server.http.post("/v1/images/generations", content=body, headers={"Content-Type": "application/json"})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "user")
+        assert not server.engine.requests
+
+
+def test_nothing_is_drawn_for_a_call_that_a_bug_keeps_from_the_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(held(), durable=str(tmp_path / "state"), drain_s=0.1) as server:
+        monkeypatch.setattr(DurableJournal, "begin", Mock(side_effect=RuntimeError("a bug")))
+        assert server.post({"prompt": "x", "n": 2}, headers=ASYNC).status_code == 500
+        assert server.http.get("/ready").json()["open_requests"] == 0
 
 
 def test_results_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

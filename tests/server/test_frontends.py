@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
+import httpx
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -376,3 +379,29 @@ def test_clients_of_a_front_end_are_refused_while_the_queue_is_full() -> None:
         eventually(lambda: server.metric("tilework_frontend_refusals_total") == 21)
         engine.standing = None
         eventually(lambda: server.post({"prompt": "x"}).status_code == 200)
+
+
+@pytest.mark.slow
+def test_a_front_end_that_cannot_be_started_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As for want of memory: the others go on meanwhile."""
+    start, pids, has_room = asyncio.create_subprocess_exec, list[int](), True
+
+    async def started(*command: str, **options: Any) -> asyncio.subprocess.Process:
+        if not has_room:
+            raise OSError(12, "Cannot allocate memory")
+        process = await start(*command, **options)
+        pids.append(process.pid)
+        return process
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", started)
+    with serving(FakeEngine(), frontends=2) as server:
+        eventually(lambda: len(pids) == 2)
+        has_room = False
+        os.kill(pids[0], signal.SIGKILL)
+        eventually(lambda: "Cannot allocate memory" in caplog.text)
+        has_room = True
+        eventually(lambda: len(pids) == 3)
+        with httpx.Client(base_url=server.url) as client:
+            assert client.get("/health").status_code == 200

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,6 +23,7 @@ from fake_engine import VIDEOS, FakeEngine, Plan, Served, eventually, serving
 from listener import Post, listening
 from tilework.server.config import ConfigError, load_config
 from tilework.server.webhooks.notice import notice
+from tilework.server.webhooks.sender import AT_ONCE
 
 SECRET = "whsec_" + base64.b64encode(bytes(range(24))).decode()
 OTHER = "whsec_" + base64.b64encode(bytes(range(1, 25))).decode()
@@ -136,6 +139,51 @@ def test_it_is_tried_again_until_it_is_taken(receiver: Receiver) -> None:
         assert len(receiver.got) == 4
         assert len({headers["webhook-id"] for _, headers, _ in receiver.got}) == 1, "so a receiver knows repeats"
         assert {path for path, _, _ in receiver.got} == {"/"}, "a redirect is not followed"
+
+
+@pytest.mark.slow
+def test_the_head_of_an_answer_is_enough() -> None:
+    """A receiver that never ends its answers holds up no other notice, and no stop."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as stack:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with serving(FakeEngine(), webhook_origins=url, webhook_secret=SECRET) as server:
+            uid_of(server.post({"prompt": "x", "webhook": url}))
+            connection, _ = listener.accept()
+            stack.enter_context(connection)
+            assert connection.recv(1 << 16).startswith(b"POST / ")
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\nthanks")
+            eventually(lambda: server.metric('tilework_webhook_attempts_total{result="taken"}') == 1, timeout_s=5)
+
+
+@pytest.mark.slow
+def test_an_attempt_has_ten_seconds_however_slowly_its_answer_comes() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as stack:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with serving(FakeEngine(), webhook_origins=url, webhook_secret=SECRET) as server:
+            uid_of(server.post({"prompt": "x", "webhook": url}))
+            connection, _ = listener.accept()
+            stack.enter_context(connection)
+            assert connection.recv(1 << 16).startswith(b"POST / ")
+            for _ in range(2):
+                connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+                time.sleep(0.1)
+                server.skip(6)
+            eventually(lambda: has_failed(server, 1), timeout_s=3)
+
+
+@pytest.mark.slow
+def test_a_notice_is_signed_when_it_is_sent(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not when it begins to wait for others: receivers take no signature that is minutes old."""
+    receiver.may_answer.clear()
+    with serving(FakeEngine(), **settings(receiver)) as server:
+        for _ in range(AT_ONCE + 1):
+            uid_of(server.post({"prompt": "x", "webhook": receiver.url}))
+        eventually(partial(has_got, receiver, AT_ONCE))
+        now_s = time.time()
+        monkeypatch.setattr("tilework.server.webhooks.sender.time.time", lambda: now_s + 600)
+        receiver.may_answer.set()
+        eventually(partial(has_got, receiver, AT_ONCE + 1))
+        assert int(receiver.got[-1][1]["webhook-timestamp"]) >= int(now_s) + 600
 
 
 @pytest.mark.slow

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from unittest.mock import Mock, patch
 
 import pytest
 
@@ -135,3 +137,14 @@ def test_a_server_gives_out_what_another_has_drawn(url: str) -> None:
         assert (part.status_code, part.content) == (206, b"PNG")
         uid = answer["data"][0]["tilework"]["uid"].rpartition("-")[0]
         assert server.http.get(f"/v1/requests/{uid}").status_code == 404, "records stay with their server"
+
+
+def test_a_read_that_breaks_off_says_that_the_store_does_not_answer() -> None:
+    """As any other error of the way to it, so that a client is told to ask again."""
+    body = pytest.importorskip("botocore.response").StreamingBody
+    head = {"Metadata": {"expires": "1e18"}, "ETag": "1", "ContentLength": 100, "ContentType": "image/png"}
+    store = store_of("s3://pictures?endpoint=http://127.0.0.1:1")
+    client = Mock(head_object=Mock(return_value=head))
+    client.get_object.return_value = {"Body": body(io.BytesIO(b"half of it"), 100)}
+    with patch.object(store, "_client", client), pytest.raises(StoreUnreachable, match="10 read"):
+        asyncio.run(content(store, "t/a-0"))

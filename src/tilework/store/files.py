@@ -32,7 +32,7 @@ class _Head:
 
 
 @dataclass(frozen=True, slots=True)
-class _OpenFile:
+class OpenFile:
     """A `Result` in a file, whose content begins at a place of it."""
 
     file: BinaryIO
@@ -138,7 +138,7 @@ def _opened(path: Path) -> Result | None:
         if head is None:
             return None
         stack.pop_all()
-        return _OpenFile(file, file.tell(), head.num_bytes, head.media_type)
+        return OpenFile(file, file.tell(), head.num_bytes, head.media_type)
 
 
 def _head_of(path: Path) -> _Head | None:

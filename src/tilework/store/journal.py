@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tilework.core.checkpoint import Checkpoint
@@ -72,7 +72,7 @@ class Journal:
         path.touch(mode=0o600)  # It holds prompts; SQLite gives its other files the same mode.
         self._path = path
         self._is_failing = False
-        self._owed: dict[str, Ended] = {}  # Ends that could not be written, written with the next one.
+        self._owed: dict[str, Ended] = {}  # Ends that could not be written, written with the next one or at last.
         with ExitStack() as stack:
             try:
                 self._connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
@@ -102,6 +102,9 @@ class Journal:
             self._connection.executescript(f"BEGIN; {_SCHEMA} {marks} COMMIT;")
 
     def close(self) -> None:
+        if self._owed:
+            with suppress(NotWritten):
+                self._write_owed()
         self._connection.close()
 
     def tidy(self) -> None:
@@ -133,12 +136,15 @@ class Journal:
     def end(self, ended: Ended) -> None:
         """Replace an open call by the record of its end.
 
-        What cannot be written is kept in mind, and written with the next end.
+        What cannot be written is kept in mind, and written with the next end, or when the journal is closed.
 
         Raises:
             NotWritten: until then, a process that is killed will find the call open.
         """
         self._owed[ended.uid] = ended
+        self._write_owed()
+
+    def _write_owed(self) -> None:
         with self._transaction() as connection:
             for one in self._owed.values():
                 _remove_open(connection, one.uid)
@@ -148,6 +154,8 @@ class Journal:
 
     def change(self, uid: str, document: bytes) -> None:
         """Replace the record of an ended call. Raises NotWritten."""
+        if uid in self._owed:
+            self._owed[uid] = replace(self._owed[uid], document=document)
         with self._transaction() as connection:
             connection.execute("UPDATE record SET document = ? WHERE uid = ?", (document, uid))
 
@@ -158,13 +166,20 @@ class Journal:
 
     def free_key(self, uid: str) -> None:
         """Remove the idempotency key of an ended call. Raises NotWritten."""
+        if uid in self._owed:
+            self._owed[uid] = replace(self._owed[uid], has_key=False)
         with self._transaction() as connection:
             connection.execute("UPDATE record SET has_key = 0 WHERE uid = ?", (uid,))
 
-    def drop(self, uids: Iterable[str]) -> None:
+    def drop(self, uids: Collection[str]) -> None:
         """Delete records. Raises NotWritten."""
+        owed = [uid for uid in uids if uid in self._owed]
         with self._transaction() as connection:
             connection.executemany("DELETE FROM record WHERE uid = ?", [(uid,) for uid in uids])
+            for uid in owed:
+                _remove_open(connection, uid)
+        for uid in owed:
+            del self._owed[uid]
 
     def open_calls(self) -> list[OpenCall]:
         """Open calls in order of arrival."""

@@ -37,7 +37,9 @@ class _Found:
         answer = await self.store.ask("get_object", self.key, IfMatch=self.version, **only)
         if answer is None:
             raise StoreUnreachable(f"S3: {self.key} was deleted while it was read")
-        return await asyncio.to_thread(answer["Body"].read)
+        content = await self.store.told(answer["Body"].read)
+        assert isinstance(content, bytes)
+        return content
 
     def close(self) -> None:
         """There is nothing to close."""
@@ -66,7 +68,7 @@ class S3Store(SharedStore):
         self._client: Any = boto3.client("s3", endpoint_url=asked.get("endpoint", [None])[0], config=Config(**timeouts))
 
     async def reach(self) -> None:
-        if await self._told(lambda: self._client.head_bucket(Bucket=self._bucket)) is None:
+        if await self.told(lambda: self._client.head_bucket(Bucket=self._bucket)) is None:
             raise StoreUnreachable(f"S3 has no bucket {self._bucket}.")
 
     async def write(self, uid: str, content: bytes, media_type: str) -> None:
@@ -89,10 +91,10 @@ class S3Store(SharedStore):
     async def ask(self, operation: str, uid: str, **more: object) -> Any:
         """What the store answers about an object; None if there is none. Raises StoreUnreachable."""
         key = _PREFIX + quote(uid)
-        return await self._told(lambda: getattr(self._client, operation)(Bucket=self._bucket, Key=key, **more))
+        return await self.told(lambda: getattr(self._client, operation)(Bucket=self._bucket, Key=key, **more))
 
-    async def _told(self, ask: Callable[[], T]) -> T | None:
-        """On a thread, since it waits for the network."""
+    async def told(self, ask: Callable[[], T]) -> T | None:
+        """On a thread, since it waits for the network. None if there is no such thing. Raises StoreUnreachable."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:

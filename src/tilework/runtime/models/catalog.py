@@ -86,10 +86,11 @@ class Catalog:
         """Serve a model no more: new requests for it are refused at once, and this waits for the open ones.
 
         Raises:
-            ModelRefused: it is the last one.
+            ModelRefused: it is the last one, or has gone meanwhile.
         """
         async with self._lock:
             self._check_on_demand("A model")
+            self._served(name)
             if len(self.infos) == 1:
                 raise ModelRefused(f"{name} is the only model; add another one before")
             del self.infos[name]
@@ -102,7 +103,7 @@ class Catalog:
         """Let requests for a model use another LoRA. Raises ModelRefused."""
         async with self._lock:
             self._check_on_demand("A LoRA")
-            info = self.infos[model]
+            info = self._served(model)
             if source.name in info.loras:
                 raise ModelRefused(f"{model} has a LoRA {source.name} already; remove it before")
             lora = await self.executor.add_lora(model, source)
@@ -118,7 +119,7 @@ class Catalog:
         """
         async with self._lock:
             self._check_on_demand("A LoRA")
-            info = self.infos[model]
+            info = self._served(model)
             self.infos[model] = replace(info, loras=tuple(one for one in info.loras if one != name))
             await self._ended(lambda one: one.pipeline == model and name in [lora.name for lora in one.loras])
             known = self.controller.costs.table.loras.get(model, {})
@@ -160,6 +161,12 @@ class Catalog:
                 f"{what} comes and goes where weights are loaded when requests need them; start the server with "
                 "--weights-memory"
             )
+
+    def _served(self, name: str) -> ModelInfo:
+        """A model that may have gone while an earlier change was made. Raises ModelRefused."""
+        if name not in self.infos:
+            raise ModelRefused(f"{name} is served no more")
+        return self.infos[name]
 
     def _check_new(self, name: str) -> None:
         if name in self.infos:

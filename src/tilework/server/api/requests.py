@@ -16,7 +16,6 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from tilework.core.time import s_from_ns
-from tilework.server.api.files import file_answer
 from tilework.server.api.images import on_wire
 from tilework.server.calls.call import Call
 from tilework.server.calls.encode import Threads
@@ -29,6 +28,7 @@ from tilework.server.calls.status import call_decisions, call_status
 from tilework.server.calls.submitter import CallSubmitter
 from tilework.server.config import ServerConfig
 from tilework.server.engine_protocol import Engine
+from tilework.server.http.files import file_answer
 from tilework.server.http.middleware import is_head, tenant_of
 from tilework.server.http.sse import EventStream
 from tilework.server.schema.answers import Decisions, RequestList, RequestStatus

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tilework.server.calls.errors import InvalidValue
+from tilework.server.calls.parsing.fields import spread
+from tilework.server.http.body import MAX_DEPTH, is_deeper
 from tilework.server.schema.batch_answers import LineError
 from tilework.server.text import shown
 
@@ -22,6 +25,14 @@ class Line:
     number: int
     custom_id: str
     body: dict[str, Any]
+
+    def given(self) -> Mapping[str, object]:
+        """The fields that it gives, wherever they are; null means absent."""
+        try:
+            fields = spread(self.body)
+        except InvalidValue:  # Its route will say so.
+            fields = self.body
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 def read_lines(place: Path, endpoint: str) -> Iterator[Line | LineError]:
@@ -92,6 +103,7 @@ def _line(number: int, text: bytes, endpoint: str) -> Line | LineError:
             return wrong(f'{name} = {shown(call.get(name))} is not accepted. Give "{wanted}".', name)
     if not isinstance(body, dict):
         return wrong("The body is no object.", "body")
-    if body.get("stream"):
-        return wrong("A batch does not stream: leave stream out.", "body")
-    return Line(number, custom_id, body)
+    if is_deeper(body, MAX_DEPTH):
+        return wrong(f"The body is nested more than {MAX_DEPTH} levels deep.", "body")
+    line = Line(number, custom_id, body)
+    return wrong("A batch does not stream: leave stream out.", "body") if line.given().get("stream") else line

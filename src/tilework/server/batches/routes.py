@@ -11,7 +11,7 @@ from typing import Annotated, ParamSpec, TypeVar
 from uuid import uuid4
 
 from fastapi import FastAPI, Query, Request
-from fastapi.responses import FileResponse, Response
+from fastapi.responses import Response
 
 from tilework.server.batches.lines import check
 from tilework.server.batches.runner import BatchRunner
@@ -20,6 +20,7 @@ from tilework.server.calls.parsing.image_call import parsed
 from tilework.server.config import ServerConfig
 from tilework.server.http.body import FORM, BodyLimits, BodyRoom, media_type, read_form, read_json, wrong_media_type
 from tilework.server.http.errors import SERVER, ApiError, invalid
+from tilework.server.http.files import file_answer
 from tilework.server.http.middleware import tenant_of
 from tilework.server.schema.batch_answers import (
     BatchAnswer,
@@ -76,6 +77,21 @@ class BatchService:
 
     def files(self, http: Request) -> list[FileAnswer]:
         return self._shelf().files(tenant_of(http.scope).name)
+
+    async def content(self, file_id: str, http: Request) -> Response:
+        content = self._shelf().content(self.file(file_id, http))
+        return await file_answer(content, f"{file_id}-{content.num_bytes}", http)
+
+    def delete(self, file_id: str, http: Request) -> FileDeleted:
+        """Raises ApiError: a batch that is not done has it."""
+        found, user = self.file(file_id, http), self._runner().user_of(file_id)
+        if user is not None:
+            message = (
+                f"The file is one of {user}, which is not done. Wait for its end, or cancel it, and delete it then."
+            )
+            raise ApiError(409, message, param="file_id", code="file_in_use")
+        found.unlink()
+        return FileDeleted(id=file_id)
 
     async def create(self, http: Request) -> BatchAnswer:
         self.require_ready()
@@ -215,10 +231,9 @@ def _add_file_routes(app: FastAPI, batches: BatchService) -> None:
     @app.get("/v1/files/{file_id}/content", include_in_schema=False)
     async def file_content(file_id: str, http: Request) -> Response:
         """The lines of a file; of one that is being written, those that are there."""
-        return FileResponse(batches.file(file_id, http), media_type="application/jsonl")
+        return await batches.content(file_id, http)
 
     @app.delete("/v1/files/{file_id}", include_in_schema=False)
     async def delete_file(file_id: str, http: Request) -> FileDeleted:
-        """Delete a file. A batch that runs loses it."""
-        batches.file(file_id, http).unlink()
-        return FileDeleted(id=file_id)
+        """Delete a file that no batch needs any more."""
+        return batches.delete(file_id, http)

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tilework.server.batches.lines import Line, answer_line, answered, read_lines
 from tilework.server.batches.shelf import BatchShelf, StoredBatch
+from tilework.server.http.body import JSON
 from tilework.server.http.middleware import KEY, TENANT
-from tilework.server.schema.batch_answers import BatchAnswer, BatchState, LineError
+from tilework.server.schema.batch_answers import BatchAnswer, BatchState, LineError, LineErrors
 from tilework.server.tenants import Tenant, Tenants
 from tilework.server.text import time_text
 
@@ -26,8 +27,9 @@ logger = logging.getLogger("tilework.server")
 AT_ONCE = 16
 """Calls of a batch that wait or run at a time; more would only fill the queue."""
 CLASS = "batch"
-_DEADLINES = ("slo_s", "slo_ms", "deadline", "extra_body")
+_DEADLINES = ("slo_s", "slo_ms", "deadline")
 _RETRY_S = 5.0
+_STOPPED_S = 15
 _NO_ROOM, _NOT_READY = 429, 503
 
 
@@ -36,9 +38,10 @@ class _Progress:
     """A batch that runs: its files, how far it is, and whether its client wants no more of it."""
 
     batch: StoredBatch
+    calls: Path
     output: Path
     error: Path
-    is_cancelled: bool = False
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def state(self) -> BatchAnswer:
@@ -69,16 +72,18 @@ class BatchRunner:
                 self.start(batch)
 
     def start(self, batch: StoredBatch) -> None:
-        """Begin, or go on with, a batch whose files are there."""
-        output, error = (
-            self.shelf.file(batch.tenant, file_id or "")
-            for file_id in (batch.answer.output_file_id, batch.answer.error_file_id)
-        )
+        """Begin, or go on with, a batch. One whose files are gone has failed."""
         tenant = next((one for one in self.tenants.members if one.name == batch.tenant), None)
-        if output is None or error is None or tenant is None:
-            logger.error("batch %s cannot go on: its tenant or its files are gone", batch.answer.id)
+        if tenant is None:
+            logger.error("batch %s cannot go on: its tenant %s is gone", batch.answer.id, batch.tenant)
             return
-        progress = _Progress(batch=batch, output=output, error=error, is_cancelled=batch.answer.status == "cancelling")
+        calls, output, error = (self.shelf.file(batch.tenant, file_id) for file_id in _file_ids(batch.answer))
+        if calls is None or output is None or error is None:
+            self.shelf.keep(_without_files(batch))
+            return
+        progress = _Progress(batch=batch, calls=calls, output=output, error=error)
+        if batch.answer.status == "cancelling":
+            progress.cancelled.set()
         self._running[batch.answer.id] = progress
         task = asyncio.create_task(self._watched(progress, tenant))
         self._tasks.add(task)
@@ -92,12 +97,16 @@ class BatchRunner:
     def cancel(self, batch: StoredBatch) -> BatchAnswer:
         """Make no more calls of it; those that are under way are finished."""
         progress = self._running.get(batch.answer.id)
-        if progress is None or progress.is_cancelled:
+        if progress is None or progress.cancelled.is_set():
             return self.current(batch)
-        progress.is_cancelled = True
+        progress.cancelled.set()
         progress.update(status="cancelling", cancelling_at=int(time.time()))
         self.shelf.keep(progress.batch)
         return progress.state
+
+    def user_of(self, file_id: str) -> str | None:
+        """The id of a batch that is not done and has this file, if there is one."""
+        return next((name for name, one in self._running.items() if file_id in _file_ids(one.state)), None)
 
     async def close(self) -> None:
         """Leave batches to the next start."""
@@ -106,24 +115,26 @@ class BatchRunner:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _watched(self, progress: _Progress, tenant: Tenant) -> None:
-        try:
-            await self._run(progress, tenant)
-        except Exception:  # As a full disk. It goes on with the next start.
-            logger.exception("batch %s has stopped", progress.state.id)
+        """Run a batch to its end, again if something is in the way, as a full disk: what is answered stays answered."""
+        while True:
+            try:
+                return await self._run(progress, tenant)
+            except Exception:
+                logger.exception("batch %s has stopped, and goes on in %d seconds", progress.state.id, _STOPPED_S)
+            await asyncio.sleep(_STOPPED_S)
 
     async def _run(self, progress: _Progress, tenant: Tenant) -> None:
         state, places = progress.state, asyncio.Semaphore(AT_ONCE)
         done = answered(progress.output)
         failed = answered(progress.error)
         progress.update(request_counts=state.request_counts.model_copy(update=_counts(done, failed)))
-        place = self.shelf.file(tenant.name, state.input_file_id)
         async with (
             httpx.AsyncClient(
                 transport=httpx.ASGITransport(self._as_tenant(tenant)), base_url=progress.batch.base_url, timeout=None
             ) as client,
             asyncio.TaskGroup() as group,
         ):
-            for line in read_lines(place, state.endpoint) if place is not None else ():
+            for line in read_lines(progress.calls, state.endpoint):
                 if isinstance(line, LineError) or line.custom_id in done | failed:
                     continue
                 await places.acquire()
@@ -134,15 +145,20 @@ class BatchRunner:
         self._end(progress)
 
     async def _call(self, client: httpx.AsyncClient, progress: _Progress, tenant: Tenant, line: Line) -> None:
-        """Make one call, again while there is no room, and keep its answer."""
+        """Make one call, again while there is no room, and keep its answer. Once the batch is over, it is not begun."""
         state = progress.state
-        headers = {"Idempotency-Key": f"{state.id}-{line.number}"}
-        body = {**self._defaults(tenant, state, line.body), **line.body}
+        headers = {"Idempotency-Key": f"{state.id}-{line.number}", "Content-Type": JSON}
+        # As it was read: httpx's own JSON refuses what a route answers with 400, as half of a surrogate pair.
+        body = json.dumps({**line.body, **self._defaults(tenant, state, line)}).encode("ascii")
         while True:
-            answer = await client.post(state.endpoint, json=body, headers=headers)
-            if answer.status_code not in (_NO_ROOM, _NOT_READY) or self._is_over(progress):
+            answer = await client.post(state.endpoint, content=body, headers=headers)
+            if not _is_to_be_repeated(answer):
                 break
-            await asyncio.sleep(float(answer.headers.get("retry-after", _RETRY_S)))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(float(answer.headers.get("retry-after", _RETRY_S))):
+                    await progress.cancelled.wait()
+            if self._is_over(progress):
+                return
         is_good = answer.status_code == httpx.codes.OK
         uid, content = answer.headers.get("x-request-id", ""), json.loads(answer.content)
         written = answer_line(state.id, line, answer.status_code, uid, content)
@@ -150,10 +166,12 @@ class BatchRunner:
         counts, name = progress.state.request_counts, "completed" if is_good else "failed"
         progress.update(request_counts=counts.model_copy(update={name: getattr(counts, name) + 1}))
 
-    def _defaults(self, tenant: Tenant, state: BatchAnswer, body: Mapping[str, object]) -> dict[str, Any]:
-        """What a call says that does not say it itself."""
-        found: dict[str, Any] = {"priority": CLASS} if CLASS in self.tenants.allowed(tenant) else {}
-        if not any(name in body for name in _DEADLINES):
+    def _defaults(self, tenant: Tenant, state: BatchAnswer, line: Line) -> dict[str, Any]:
+        """What a call says that does not say it itself, be it in `extra_body`; null says nothing."""
+        given, found = line.given(), dict[str, Any]()
+        if "priority" not in given and CLASS in self.tenants.allowed(tenant):
+            found["priority"] = CLASS
+        if not any(name in given for name in _DEADLINES):
             found["deadline"] = time_text(state.expires_at)
         return found
 
@@ -164,16 +182,35 @@ class BatchRunner:
         return app
 
     def _is_over(self, progress: _Progress) -> bool:
-        return progress.is_cancelled or time.time() >= progress.state.expires_at
+        return progress.cancelled.is_set() or time.time() >= progress.state.expires_at
 
     def _end(self, progress: _Progress) -> None:
         state, now_s = progress.state, int(time.time())
         status: BatchState = "completed"
         if state.request_counts.completed + state.request_counts.failed < state.request_counts.total:
-            status = "cancelled" if progress.is_cancelled else "expired"
+            status = "cancelled" if progress.cancelled.is_set() else "expired"
         progress.update(**{"status": status, f"{status}_at": now_s})
         self.shelf.keep(progress.batch)
         del self._running[state.id]
+
+
+def _file_ids(answer: BatchAnswer) -> tuple[str, str, str]:
+    """Of the calls, the answers, and the errors."""
+    return answer.input_file_id, answer.output_file_id or "", answer.error_file_id or ""
+
+
+def _without_files(batch: StoredBatch) -> StoredBatch:
+    message = "A file of the batch is gone. Send what is left of its calls as another batch."
+    errors = LineErrors(data=[LineError(code="file_not_found", line=None, message=message)])
+    changes = {"status": "failed", "failed_at": int(time.time()), "errors": errors}
+    return replace(batch, answer=batch.answer.model_copy(update=changes))
+
+
+def _is_to_be_repeated(answer: httpx.Response) -> bool:
+    """Whether there was no room for a call. One that is refused since its own deadline cannot be met is answered: who
+    sends it asked for that, and to wait for a deadline that is never met would hold up the others."""
+    is_final = answer.status_code == _NO_ROOM and answer.headers.get("x-should-retry") == "false"
+    return answer.status_code in (_NO_ROOM, _NOT_READY) and not is_final
 
 
 def _counts(done: set[str], failed: set[str]) -> dict[str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -12,6 +13,8 @@ from uuid import uuid4
 from pydantic import ValidationError
 
 from tilework.server.schema.batch_answers import BatchAnswer, FileAnswer
+from tilework.store.files import OpenFile
+from tilework.store.results import Result
 
 _FILE = re.compile(r"(file|output)-[0-9a-f]{32}", re.ASCII)
 _BATCH = re.compile(r"batch-[0-9a-f]{32}", re.ASCII)
@@ -47,7 +50,7 @@ class BatchShelf:
 
     def check_room(self, num_bytes: int) -> None:
         """Raises ShelfFull."""
-        held = sum(one.stat().st_size for one in self.path.glob("tenant-*/*"))
+        held = sum(map(_num_bytes, self.path.glob("tenant-*/*")))
         if held + num_bytes > self.max_bytes:
             raise ShelfFull(f"the files of batches take {held} bytes of {self.max_bytes}")
 
@@ -64,6 +67,11 @@ class BatchShelf:
     def answer(self, place: Path) -> FileAnswer:
         """About a file that `file` has found."""
         return _answer(place)
+
+    def content(self, place: Path) -> Result:
+        """What a file that `file` has found holds now; more may be written to it meanwhile. The caller closes it."""
+        file = place.open("rb")
+        return OpenFile(file, 0, os.fstat(file.fileno()).st_size, "application/jsonl")
 
     def new_output(self, tenant: str) -> str:
         """The id of an empty file for answers. Raises OSError."""
@@ -116,6 +124,13 @@ def _write(place: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(new, place)
+
+
+def _num_bytes(place: Path) -> int:
+    """0 if it has gone since it was listed: it was deleted, or has got its name."""
+    with suppress(FileNotFoundError):
+        return place.stat().st_size
+    return 0
 
 
 def _answer(place: Path) -> FileAnswer:

@@ -15,7 +15,7 @@ from tilework.core.actions import Reject
 from tilework.core.time import ns_from_s, s_from_ns
 from tilework.runtime.ticket import Ticket
 from tilework.server.calls.call import Call, Finished
-from tilework.server.calls.errors import CallError, gone
+from tilework.server.calls.errors import CallError, UnknownModel, gone
 from tilework.server.calls.finish import Finisher, stored_name
 from tilework.server.calls.idempotency import Key
 from tilework.server.calls.parsing.image_call import ImageCall
@@ -68,6 +68,7 @@ class CallSubmitter:
             CallError: it was refused.
         """
         self.readiness.require()
+        self._check_model(ask)
         self._check_open(ask, tenant)
         self._check_memory(ask)
         return self._begin(ask, tenant, key)
@@ -107,6 +108,11 @@ class CallSubmitter:
             call.cancel_reason = reason
         self.finisher.cancel(call, reason)
 
+    def _check_model(self, ask: ImageCall) -> None:
+        """It was served when the call was read, which may have waited since."""
+        if ask.model not in self.engine.models:
+            raise UnknownModel(f"The model {shown(ask.model)} is served no more; ask for another.", field="model")
+
     def _check_open(self, ask: ImageCall, tenant: Tenant) -> None:
         num_open = self.call_registry.num_open(tenant.name)
         if tenant.max_open is None or num_open + len(ask.specs) <= tenant.max_open:
@@ -138,7 +144,7 @@ class CallSubmitter:
         )
         try:
             self.call_registry.begin(call)
-        except CallError:
+        except Exception:
             self.finisher.cancel(call, "it could not be kept")
             raise
         self.follow(call)

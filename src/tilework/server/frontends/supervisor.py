@@ -101,9 +101,15 @@ class FrontEnds:
 
     async def _keep(self) -> None:
         while not self._is_closing:
-            has_listened = await self._run_one()
+            has_listened, reason = False, "a front end has ended"
+            try:
+                has_listened = await self._run_one()
+            except OSError as error:
+                if not self.listening.is_set():  # The server has not started.
+                    raise
+                reason = f"a front end could not be started: {error}"
             if not self._is_closing:
-                _log.warning("a front end has ended; another one takes its place")
+                _log.warning("%s; another one takes its place", reason)
                 await asyncio.sleep(0 if has_listened else _PAUSE_S)
 
     async def _run_one(self) -> bool:

@@ -98,7 +98,7 @@ async def read_json(http: Request, limits: BodyLimits) -> dict[str, object]:
         raise _malformed(f"it is not JSON: {str(error)[:200]}") from None
     except ValueError:  # Python reads no integer of more than 4300 digits.
         raise _malformed("a number in it has too many digits") from None
-    if _is_deeper(body, MAX_DEPTH):
+    if is_deeper(body, MAX_DEPTH):
         raise _too_deep()
     if not isinstance(body, dict):
         raise _malformed(f"it is {shown(body)}")
@@ -183,7 +183,7 @@ async def _chunks(http: Request, limits: BodyLimits) -> AsyncGenerator[bytes, No
         yield chunk
 
 
-def _is_deeper(value: object, max_depth: int) -> bool:
+def is_deeper(value: object, max_depth: int) -> bool:
     """Whether lists and objects are nested deeper than `max_depth`. It goes level by level, without recursion."""
     level = [value]
     for _ in range(max_depth):

@@ -16,6 +16,7 @@ from tilework.server.http.protocol import LimitedProtocol, Limits, protocol_clas
 # Longer than clients keep idle connections (httpx 5 s, aiohttp 15 s), so that a client closes first and no new request
 # meets a connection that the server has just closed.
 _KEEP_ALIVE_S = 20
+_ABORT_S = 1
 _BACKLOG = 2048  # As uvicorn has it.
 
 
@@ -67,10 +68,15 @@ class HttpServer(uvicorn.Server):
         self.should_exit = True
 
     def abort(self) -> None:
-        """Cut off all connections."""
+        """Cut off all connections. What still works for one, and does not see that it has gone, is ended soon after."""
         for connection in list(self.server_state.connections):
             assert isinstance(connection, LimitedProtocol)
             connection.abort()
+        asyncio.get_running_loop().call_later(_ABORT_S, self._end_tasks)
+
+    def _end_tasks(self) -> None:
+        for task in self.server_state.tasks:
+            task.cancel()
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 BatchState = Literal["in_progress", "completed", "failed", "expired", "cancelling", "cancelled"]
+Name = Annotated[str, Field(max_length=64)]
+Text = Annotated[str, Field(max_length=512)]
 Endpoint = Literal["/v1/images/generations", "/v1/images/edits", "/v1/chat/completions"]
 
 
@@ -41,10 +43,10 @@ class RequestCounts(BaseModel):
 
 
 class LineError(BaseModel):
-    """What is wrong with a line of the file of calls, the first being 1."""
+    """What is wrong with a line of the file of calls, the first being 1, or with the batch (no line)."""
 
     code: str = "invalid_line"
-    line: int
+    line: int | None
     message: str
     param: str | None = None
 
@@ -96,6 +98,6 @@ class BatchRequest(BaseModel):
     input_file_id: str = Field(description="the id of a file that was sent with the purpose batch")
     endpoint: Endpoint = Field(description='"/v1/images/generations", "/v1/images/edits" or "/v1/chat/completions"')
     completion_window: str = Field("24h", pattern=r"^[1-9][0-9]{0,3}[mhd]$", description='a time such as "24h" or "7d"')
-    metadata: dict[str, str] | None = Field(
-        None, max_length=16, description="an object of at most 16 texts, or nothing"
+    metadata: dict[Name, Text] | None = Field(
+        None, max_length=16, description="an object of at most 16 texts of 512 characters, or nothing"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, repeat
 
 import httpx
@@ -18,7 +18,7 @@ WAITS_S = (5, 30, 120, 600, 1800)
 """Before the second attempt, the third, and so on; from then on an hour."""
 _HOUR_S = 3600
 _TIMEOUT_S = 10.0
-_AT_ONCE = 16
+AT_ONCE = 16
 _GONE = 410
 
 
@@ -44,7 +44,7 @@ class WebhookSender:
         self._untried: set[str] = set()
         self._all_tried = asyncio.Event()
         self._all_tried.set()
-        self._places = asyncio.Semaphore(_AT_ONCE)
+        self._places = asyncio.Semaphore(AT_ONCE)
         self._client: httpx.AsyncClient | None = None
 
     def send(self, notice: Notice) -> None:
@@ -83,20 +83,19 @@ class WebhookSender:
                 return
 
     async def _try(self, notice: Notice) -> bool:
-        headers = notice.headers(self._secret, int(time.time()))
         if self._client is None:
             self._client = httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False)
         async with self._places:
+            headers = notice.headers(self._secret, int(time.time()))
             try:
-                answer = await self._client.post(notice.url, content=notice.body, headers=headers)
-            except (httpx.HTTPError, httpx.InvalidURL) as error:
-                logger.warning(
-                    "the webhook of call %s cannot be sent: %s", notice.call_uid, error or type(error).__name__
-                )
+                status = await _status(self._client, notice, headers)
+            except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
+                logger.warning("the webhook of call %s cannot be sent: %s", notice.call_uid, _reason(error))
                 return False
-        if not answer.is_success and answer.status_code != _GONE:
-            logger.warning("the webhook of call %s was answered with %d", notice.call_uid, answer.status_code)
-        return answer.is_success or answer.status_code == _GONE
+        is_taken = httpx.codes.is_success(status) or status == _GONE
+        if not is_taken:
+            logger.warning("the webhook of call %s was answered with %d", notice.call_uid, status)
+        return is_taken
 
     def _tried(self, notice: Notice) -> None:
         self._untried.discard(notice.id)
@@ -106,3 +105,16 @@ class WebhookSender:
 
 def _waits_s() -> Iterator[int]:
     return chain(WAITS_S, repeat(_HOUR_S))
+
+
+async def _status(client: httpx.AsyncClient, notice: Notice, headers: Mapping[str, str]) -> int:
+    """That of the answer. All of it has to come in time. Its body is not read: it may be long."""
+    posting = client.stream("POST", notice.url, content=notice.body, headers=headers)
+    async with asyncio.timeout(_TIMEOUT_S), posting as answer:
+        return answer.status_code
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return f"there is no answer after {_TIMEOUT_S:g} seconds"
+    return str(error) or type(error).__name__

@@ -200,9 +200,11 @@ def _check_texts(ask: ImageRequest, arguments: Mapping[str, ArgumentValue], max_
     if not ask.prompt.strip():
         raise invalid("prompt", ask.prompt, "Give a text that says what to draw.")
     texts = {name: text for name, text in arguments.items() if isinstance(text, str)}
-    for name, text in {"prompt": ask.prompt, "negative_prompt": ask.negative_prompt, **texts}.items():
+    drawn = {"prompt": ask.prompt, "negative_prompt": ask.negative_prompt, **texts}
+    for name, text in drawn.items():
         if len(text) > max_chars:
             raise invalid(name, text, f"Give at most {max_chars} characters; these are {len(text)}.")
+    for name, text in {**drawn, "user": ask.user or ""}.items():
         if not _is_unicode(text):
             raise invalid(name, text, "Give valid Unicode: it holds half of a surrogate pair.")
 
