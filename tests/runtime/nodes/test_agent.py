@@ -176,6 +176,23 @@ def test_an_import_whose_blobs_do_not_come_is_passed_on(tmp_path: Path, is_left:
     run(test())
 
 
+def test_a_fetch_from_a_node_that_is_lost_before_it_begins_is_answered(tmp_path: Path) -> None:
+    """Both messages may come at once. Without an answer the server would count the blobs as on their way for ever."""
+
+    async def test() -> None:
+        rig, origin = Rig(tmp_path), Origin("127.0.0.1", 1, EPOCH)
+        rig.tell(FetchBlobs(5, (A, B), origin, 60.0))
+        rig.tell(LeaveOrigin(origin))
+        rig.tell(imported(A), 0)
+        said = await rig.says()
+        assert (said.fetch_id, said.blobs, said.reason) == (5, (), "its node was lost")
+        while not rig.executor.got:
+            await asyncio.sleep(0.001)
+        assert rig.agent._coming == {}
+
+    run(test())
+
+
 class UpAtOnce(PlayedExecutor):
     """It has no models."""
 

@@ -11,11 +11,12 @@ import time
 from collections.abc import Collection, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from typing import Any, TypeVar
 
 from tilework.comm.net.channel import Channel
-from tilework.comm.net.files import FetchFailed, FileServer, fetch_file
+from tilework.comm.net.files import FileServer, fetch_file
 from tilework.comm.net.frames import BadFrame
 from tilework.comm.net.handshake import join
 from tilework.core.actions import ReadComponents
@@ -334,30 +335,28 @@ class _Agent:
     # Blobs of other nodes.
 
     def _fetch(self, executor: NodeExecutor, message: FetchBlobs) -> None:
-        task = self._begin_task(self._fetch_all(executor, message))
+        fetched = list[StateBlob]()
+        task = self._begin_task(self._fetch_all(executor, message, fetched))
         self._fetches[task] = message.origin
         self._coming |= {blob.name: task for blob in message.blobs}
-        task.add_done_callback(lambda _: self._fetches.pop(task, None))
+        task.add_done_callback(partial(self._answer_fetch, message, fetched, time.monotonic_ns()))
 
-    async def _fetch_all(self, executor: NodeExecutor, message: FetchBlobs) -> None:
-        """Fetch one blob after another; without one the others are of no use."""
-        fetched: list[StateBlob] = []
-        reason, begin_ns = "", time.monotonic_ns()
+    async def _fetch_all(self, executor: NodeExecutor, message: FetchBlobs, fetched: list[StateBlob]) -> None:
+        """Fetch one blob after another into `fetched`. Raises FetchFailed: without one the others are of no use."""
         for blob in message.blobs:
-            try:
-                await fetch_file(
-                    message.origin, self._token, blob.name, executor.blobs.path / blob.name, message.timeout_s
-                )
-            except FetchFailed as error:
-                reason = str(error)
-                break
-            except asyncio.CancelledError:
-                reason = "its node was lost"
-                break
+            path = executor.blobs.path / blob.name
+            await fetch_file(message.origin, self._token, blob.name, path, message.timeout_s)
             executor.blobs.add(blob)
             fetched.append(blob)
+
+    def _answer_fetch(
+        self, message: FetchBlobs, fetched: list[StateBlob], begin_ns: int, task: asyncio.Task[None]
+    ) -> None:
+        """Tell how a fetch ended, also of one that was cancelled before it could begin."""
+        del self._fetches[task]
         for blob in message.blobs:
-            self._coming.pop(blob.name, None)
+            del self._coming[blob.name]
+        reason = "its node was lost" if task.cancelled() else str(task.exception() or "")
         run_ns = time.monotonic_ns() - begin_ns
         self._channel.send(BlobsFetched(message.fetch_id, tuple(fetched), run_ns, reason))
 
