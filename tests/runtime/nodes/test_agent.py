@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -265,6 +265,40 @@ def test_a_server_that_says_nothing_is_gone(tmp_path: Path, monkeypatch: pytest.
         assert played.got == [Forget(1)]
         channels[1].close()
         server.close()
+
+    run(test())
+
+
+@pytest.mark.parametrize("has_place", [True, False])
+def test_a_server_without_a_place_leaves_workers_as_they_wait(
+    has_place: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server learns later than the agent that a connection is gone: until then the node's own place is taken."""
+    monkeypatch.setattr("tilework.runtime.nodes.node_workers.local_executor", lambda _: UpAtOnce(tmp_path))
+
+    class Channel:
+        epoch, own_host = EPOCH, "127.0.0.1"
+
+        def __init__(self) -> None:
+            self.has_started = asyncio.Event()
+
+        async def messages(self) -> AsyncIterator[tuple[int, Any]]:
+            if has_place:
+                yield THE_NODE, begin()
+                await self.has_started.wait()
+            yield THE_NODE, Leave("all 2 places for nodes are taken")
+
+        def send(self, message: object, address: int = THE_NODE) -> None:
+            self.has_started.set()
+
+    async def test() -> None:
+        workers = NodeWorkers(wait_s=60)
+        executor = await workers.begin(begin(), lambda _num: None)
+        workers.wait([])
+        agent = _Agent(Channel(), TOKEN, asyncio.Event(), "here", workers)  # type: ignore[arg-type]
+        assert await agent.run() == "all 2 places for nodes are taken"
+        assert (await workers.begin(begin(), lambda _num: None) is executor) == (not has_place)
+        await workers.close()
 
     run(test())
 

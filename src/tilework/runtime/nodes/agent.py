@@ -166,7 +166,7 @@ class _Agent:
         if let_go is not None:
             if let_go.is_final:
                 self._leaving.set()
-            await self._workers.close()
+            await self._workers.let_go()
             return let_go.reason
         return self._silence or "the server has closed the connection"
 
