@@ -20,6 +20,7 @@ from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import Command, Forget, GroupRef
 from tilework.core.wire.node_blobs import FetchBlobs, LeaveOrigin, Origin
 from tilework.core.work import Group
+from tilework.runtime.executor import WorkerStartFailed
 from tilework.runtime.groups import GroupTable
 from tilework.runtime.nodes.agent import Servers, _Agent, serve_node
 from tilework.runtime.nodes.messages import (
@@ -28,6 +29,7 @@ from tilework.runtime.nodes.messages import (
     Leave,
     Leaving,
     Started,
+    StartFailed,
     node_codec,
 )
 from tilework.runtime.nodes.node_workers import NodeWorkers
@@ -233,6 +235,42 @@ def test_an_agent_ends_when_it_is_let_go(asks: bool, tmp_path: Path, monkeypatch
                     assert asks
                     channel.send(Leave(message.reason, is_final=True))
             await node
+        server.close()
+
+    run(test())
+
+
+def test_workers_that_could_not_start_are_started_again_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NeverUp(UpAtOnce):
+        async def start(self, listener: object) -> tuple[()]:
+            raise WorkerStartFailed("no memory")
+
+    monkeypatch.setattr("tilework.runtime.nodes.node_workers.local_executor", lambda _: NeverUp(tmp_path))
+    monkeypatch.setattr("tilework.runtime.nodes.agent.importlib", SimpleNamespace(import_module=lambda _: None))
+    monkeypatch.setattr("tilework.runtime.nodes.agent._RETRY_S", 77)
+    monkeypatch.setattr("tilework.runtime.nodes.agent._AFTER_FAILURE_S", 0.01)
+
+    async def test() -> None:
+        codec, failures, leaving = node_codec(), list[str](), asyncio.Event()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await admit(reader, writer, TOKEN, codec.digest, EPOCH)
+            channel = Channel(reader, writer, codec, EPOCH)
+            channel.send(begin())
+            async for _, message in channel.messages():
+                assert isinstance(message, StartFailed)
+                failures.append(message.reason)
+                channel.send(Leave("it could not start"))
+                if len(failures) == 3:
+                    leaving.set()
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        async with asyncio.timeout(10):
+            await serve_node(Servers([server.sockets[0].getsockname()], TOKEN), leaving)
+        assert failures == ["no memory"] * 3
         server.close()
 
     run(test())

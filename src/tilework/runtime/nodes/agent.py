@@ -66,6 +66,7 @@ from tilework.runtime.nodes.node_workers import NodeExecutor, NodeWorkers
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 0.25
+_AFTER_FAILURE_S = 5.0  # Before workers are started again that could not start.
 _READ_S = 0.05  # So long an agent that was suspended reads what has come meanwhile, before it calls a server silent.
 _FIRST_SILENCE_S = 10.0  # Until the server has said how long it may be silent.
 Address = tuple[str, int]
@@ -97,11 +98,14 @@ async def serve_node(
         while not leaving.is_set():
             addresses, token = servers.addresses, servers.token
             host, port = addresses[next(num_tries) % len(addresses)]
+            pause_s = _RETRY_S / len(addresses)
             try:
                 reader, writer = await asyncio.open_connection(host, port)
                 try:
                     channel = Channel(reader, writer, codec, await join(reader, writer, token, codec.digest))
-                    reason = await _Agent(channel, token, leaving, name or default_name(), workers).run()
+                    agent = _Agent(channel, token, leaving, name or default_name(), workers)
+                    reason = await agent.run()
+                    pause_s = _AFTER_FAILURE_S if agent.has_failed else pause_s
                 finally:
                     writer.close()
             except (OSError, TimeoutError) as error:  # Refused and BadFrame are among these.
@@ -110,7 +114,7 @@ async def serve_node(
                 _log.warning("this node belongs to no server at %s:%d: %s", host, port, reason)
             last[host, port] = reason
             with suppress(TimeoutError):
-                async with asyncio.timeout(_RETRY_S / len(addresses)):
+                async with asyncio.timeout(pause_s):
                     await leaving.wait()
     finally:
         await workers.close()
@@ -132,6 +136,7 @@ class _Agent:
         self._channel, self._token, self._leaving, self._name = channel, token, leaving, name
         self._workers = workers
         self._executor: NodeExecutor | None = None  # Once its workers are up.
+        self.has_failed = False  # They could not start.
         self._heard_s, self._silence = time.monotonic(), ""
         self._watching: asyncio.Task[None] | None = None
         self._files: FileServer | None = None
@@ -215,6 +220,7 @@ class _Agent:
         try:
             executor = await self._workers.begin(begin, self.on_loading)
         except (WorkerStartFailed, OSError) as error:
+            self.has_failed = True
             self._channel.send(StartFailed(str(error)))
             return
         self._files = FileServer(executor.blobs.path, self._token, self._channel.epoch)
