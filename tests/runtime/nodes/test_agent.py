@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -272,6 +273,28 @@ def test_workers_that_could_not_start_are_started_again_after_a_while(
             await serve_node(Servers([server.sockets[0].getsockname()], TOKEN), leaving)
         assert failures == ["no memory"] * 3
         server.close()
+
+    run(test())
+
+
+def test_an_address_that_does_not_answer_does_not_keep_an_agent_from_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without power refuses no connection: the kernel tries for two minutes, and workers wait for one."""
+    monkeypatch.setattr("tilework.runtime.nodes.agent.importlib", SimpleNamespace(import_module=lambda _: None))
+    monkeypatch.setattr("tilework.runtime.nodes.agent._CONNECT_S", 0.05)
+
+    async def test() -> None:
+        with socket.socket() as silent, socket.socket() as filling:
+            silent.bind(("127.0.0.1", 0))
+            silent.listen(0)
+            filling.connect(silent.getsockname())  # Now the kernel answers nobody else there.
+            come, leaving = asyncio.Event(), asyncio.Event()
+            server = await asyncio.start_server(lambda *_: come.set(), "127.0.0.1", 0)
+            addresses = [silent.getsockname(), server.sockets[0].getsockname()]
+            node = asyncio.create_task(serve_node(Servers(addresses, TOKEN), leaving))
+            async with asyncio.timeout(10):
+                await come.wait()
+            node.cancel()
+            server.close()
 
     run(test())
 

@@ -67,6 +67,7 @@ from tilework.runtime.nodes.node_workers import NodeExecutor, NodeWorkers
 _log = logging.getLogger(__name__)
 _RETRY_S = 0.25
 _AFTER_FAILURE_S = 5.0  # Before workers are started again that could not start.
+_CONNECT_S = 5.0  # A machine that is off refuses nothing, and the kernel would go on trying for minutes.
 _READ_S = 0.05  # So long an agent that was suspended reads what has come meanwhile, before it calls a server silent.
 _FIRST_SILENCE_S = 10.0  # Until the server has said how long it may be silent.
 Address = tuple[str, int]
@@ -100,7 +101,7 @@ async def serve_node(
             host, port = addresses[next(num_tries) % len(addresses)]
             pause_s = _RETRY_S / len(addresses)
             try:
-                reader, writer = await asyncio.open_connection(host, port)
+                reader, writer = await _connection(host, port)
                 try:
                     channel = Channel(reader, writer, codec, await join(reader, writer, token, codec.digest))
                     agent = _Agent(channel, token, leaving, name or default_name(), workers)
@@ -118,6 +119,15 @@ async def serve_node(
                     await leaving.wait()
     finally:
         await workers.close()
+
+
+async def _connection(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Raises OSError; TimeoutError if nothing answers there."""
+    try:
+        async with asyncio.timeout(_CONNECT_S):
+            return await asyncio.open_connection(host, port)
+    except TimeoutError:
+        raise TimeoutError(f"nothing there has answered within {_CONNECT_S:g} s") from None
 
 
 def default_name() -> str:
