@@ -12,6 +12,7 @@ import termios
 import time
 from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,29 @@ def test_a_worker_killed_in_the_middle_of_a_picture_has_not_reported_it() -> Non
 def _num_waiting(descriptor: int) -> int:
     """How many bytes can be read."""
     return int.from_bytes(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
+def test_a_worker_that_was_lost_leaves_no_open_file_and_no_timer() -> None:
+    """A server that is up for a month loses many. Files do not wait for the collector of garbage."""
+
+    async def scenario(executor: LocalExecutor, listener: Listener) -> None:
+        num_open = set[int]()
+        for number in range(1, 4):
+            send_signal(executor, 0, signal.SIGKILL)
+            await until(partial(_has_joined, listener, number))
+            num_open.add(len(os.listdir("/proc/self/fd")))
+            assert executor._start_timers == {}
+        assert len(num_open) == 1
+
+    gc.disable()
+    try:
+        run(scenario)
+    finally:
+        gc.enable()
+
+
+def _has_joined(listener: Listener, times: int) -> bool:
+    return len(listener.joined) == times
 
 
 def test_all_workers_killed_at_once_are_restarted() -> None:

@@ -28,6 +28,7 @@ from tilework.core.wire.commands import Command, Quit, Site, StartOver, StopWork
 from tilework.core.wire.reports import Ended, Loaded, LoadFailed, Progress, Report, StartedOver
 from tilework.runtime.worker_process import forkserver_context
 from tilework.worker import process
+from tilework.worker import worker as executing
 from tilework.worker.anew import begin_anew
 from tilework.worker.process import _Link, _side_stream, serve
 
@@ -50,6 +51,12 @@ def drive(connection: socket.socket, worker: socket.socket) -> None:
 def serve_interruptibly(connection: socket.socket, source: ModelSource) -> None:
     """Body of a worker whose shell has not set it to ignore Ctrl-C already."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    serve(connection, (source,), SITE)
+
+
+def serve_on_failed_device(connection: socket.socket, source: ModelSource) -> None:
+    """Body of a worker whose device has failed once a work has."""
+    executing.has_failed = lambda _device: True
     serve(connection, (source,), SITE)
 
 
@@ -190,6 +197,20 @@ def test_ctrl_c_is_left_to_the_parent(source: ModelSource) -> None:
     worker.send(encode(1, 1, tiny.spec()), Quit())
     assert isinstance(worker.receive(), Ended)
     assert worker.exit_code() == 0
+
+
+def test_a_worker_whose_device_has_failed_says_so_and_ends(source: ModelSource) -> None:
+    """Then it is started again, which is all that helps."""
+    worker = Child(serve_on_failed_device, source)
+    try:
+        assert isinstance(worker.receive(), Loaded)
+        worker.send(replace(encode(1, 1, tiny.spec()), stage="none of its stages"))
+        report = worker.receive()
+        assert isinstance(report, LoadFailed), report
+        assert report.reason.startswith("its device has failed: KeyError")
+        assert worker.exit_code() == 0
+    finally:
+        worker.process.kill()
 
 
 def test_a_closed_pipe_ends_the_process_in_the_middle_of_a_work(worker: Child) -> None:

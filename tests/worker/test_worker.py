@@ -26,6 +26,7 @@ from tilework.core.wire.spec import Image
 from tilework.pipelines import serialization
 from tilework.pipelines.family import Family
 from tilework.pipelines.loading import load
+from tilework.worker.hardware import DeviceFailed, has_failed
 from worker.worker_bench import WorkerBench
 
 JOB = 5
@@ -327,6 +328,33 @@ def test_results_that_cannot_be_made_fail_the_work(
     reports = bench.run(encode(1, JOB, tiny.spec()), steps(2, ((JOB, 0),), 4), decode(3, JOB))
     assert reports[-1] == Failed(3, "RuntimeError: out of luck", by_model=True)
     assert isinstance(bench.run(encode(4, 6, tiny.spec()))[0], Ended), "the worker goes on"
+
+
+def test_a_device_that_has_failed_ends_the_worker(bench: WorkerBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would fail every request that comes, and quickly, so that it is always free for the next."""
+    bench.run(encode(1, JOB, tiny.spec()))
+
+    def fails(*_: Any) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr("tilework.worker.worker.has_failed", lambda _: True)
+    monkeypatch.setattr("tilework.worker.steps.Steps.run", fails)
+    with pytest.raises(DeviceFailed, match="its device has failed: RuntimeError: CUDA error: an illegal memory"):
+        bench.run(steps(2, ((JOB, 0),), 1))
+    monkeypatch.setattr("tilework.worker.worker.import_job", fails)
+    with pytest.raises(DeviceFailed, match="an illegal memory"):
+        bench.run(ImportState(JOB, MODEL, tiny.spec(), 0, (), known=False))
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_cuda_says_whether_it_has_failed(answers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def synchronize(device: torch.device) -> None:
+        if not answers:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr("torch.cuda.synchronize", synchronize)
+    assert has_failed(torch.device("cuda", 0)) == (not answers)
+    assert not has_failed(torch.device("cpu"))
 
 
 def test_forget_frees_what_a_job_held(bench: WorkerBench, family: Family, monkeypatch: pytest.MonkeyPatch) -> None:

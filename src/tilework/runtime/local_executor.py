@@ -100,6 +100,7 @@ class LocalExecutor:
         self._failed_starts: dict[int, int] = {}
         self._deaths: dict[int, int] = {}  # Deaths without a finished work between them.
         self._restarting: set[int] = set()
+        self._start_timers: dict[int, asyncio.TimerHandle] = {}  # Of those that are started again.
         self._up: set[int] = set()
         self._loaded: dict[int, asyncio.Future[Loaded]] = {}
         self._readings: dict[int, DeviceReading] = {}
@@ -358,6 +359,8 @@ class LocalExecutor:
 
     async def stop(self) -> None:
         self._stopping = True
+        for device_id in list(self._start_timers):
+            self._end_start_timer(device_id)
         grace_s = self._config.stop_grace_s
         await asyncio.gather(self._reader.close(grace_s), *(one.close(grace_s) for one in self._workers.values()))
         self._workers.clear()
@@ -441,6 +444,7 @@ class LocalExecutor:
 
     def _on_loaded(self, device_id: int, loaded: Loaded) -> None:
         self._failed_starts[device_id] = 0
+        self._end_start_timer(device_id)
         self._up.add(device_id)
         if self._started_with[device_id] != self._sources_of(device_id) and self._loaded[device_id].done():
             self.kill(device_id, "the models have changed while it was started")
@@ -465,6 +469,7 @@ class LocalExecutor:
         if self._stopping:
             return
         self._blobs.sweep(device_id, self._workers.pop(device_id).pid)
+        self._end_start_timer(device_id)
         self._fail_waiting(WorkerStartFailed(f"worker {device_id} ended before it could serve: {reason}"))
         self._up.discard(device_id)
         self._readings.pop(device_id, None)
@@ -510,10 +515,10 @@ class LocalExecutor:
     def _respawn(self, device_id: int) -> None:
         self._restarting.discard(device_id)
         if not self._stopping:
-            self._loop.call_later(
-                self._config.start_timeout_s, self._on_start_timeout, device_id, self._spawn(device_id)
-            )
+            timeout_s, worker = self._config.start_timeout_s, self._spawn(device_id)
+            reason = f"it did not load within {timeout_s:g} s"
+            self._start_timers[device_id] = self._loop.call_later(timeout_s, worker.kill, reason)
 
-    def _on_start_timeout(self, device_id: int, worker: WorkerProcess) -> None:
-        if self._workers.get(device_id) is worker and device_id not in self._up:
-            worker.kill(f"it did not load within {self._config.start_timeout_s:g} s")
+    def _end_start_timer(self, device_id: int) -> None:
+        if (timer := self._start_timers.pop(device_id, None)) is not None:
+            timer.cancel()

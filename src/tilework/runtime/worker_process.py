@@ -56,16 +56,12 @@ class WorkerProcess(asyncio.BufferedProtocol):
         self._closed: asyncio.Future[None] = self._loop.create_future()
         self._reason: str | None = None
         self._killed = False
+        self.pid: int | None = None  # Until the process has started.
         ours, theirs = socket.socketpair()
         self._process = forkserver_context().Process(
             target=serve, args=(theirs, sources, site), name=f"tilework-worker-{site.device_id}", daemon=True
         )
         self._task = self._loop.create_task(self._run(ours, theirs))
-
-    @property
-    def pid(self) -> int | None:
-        """The process id; None until the process has started."""
-        return self._process.pid
 
     def send(self, outgoing: Outgoing) -> None:
         """Send a command after the earlier ones, as `Outbox` does."""
@@ -102,6 +98,7 @@ class WorkerProcess(asyncio.BufferedProtocol):
             self.set_exit_reason(f"it could not be started: {type(error).__name__}: {error}")
         finally:
             theirs.close()
+        self.pid = self._process.pid
         if self._killed:  # While it was starting.
             self.kill("")
         await self._closed
@@ -109,7 +106,7 @@ class WorkerProcess(asyncio.BufferedProtocol):
         self._on_exit(self._reason or exit_status)
 
     def _reap(self) -> str:
-        """Wait for the process to exit; returns how it did."""
+        """Wait for the process to exit, and close what was open for it; returns how it did."""
         if self.pid is None:
             return "it was not started"
         self._process.join(_EXIT_S)
@@ -119,6 +116,7 @@ class WorkerProcess(asyncio.BufferedProtocol):
         code = self._process.exitcode
         if code is None:
             return "it has closed its pipe but does not exit"
+        self._process.close()
         return f"it was killed by signal {-code}" if code < 0 else f"exit code {code}"
 
     def _write(self, command: Command) -> None:

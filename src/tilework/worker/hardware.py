@@ -18,6 +18,24 @@ def describe_hardware(device: torch.device) -> str:
     return f"{cpu_name()}, {len(os.sched_getaffinity(0))} cores"
 
 
+class DeviceFailed(Exception):
+    """A worker cannot go on, since its device takes nothing from this process any more."""
+
+
+def has_failed(device: torch.device) -> bool:
+    """Whether an accelerator answers every call of this process with an error, until that ends.
+
+    CUDA does so after a kernel has read or written where it must not, and after many faults of the card.
+    """
+    if device.type != "cuda":
+        return False
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError:
+        return True
+    return False
+
+
 def memory_in_use(device: torch.device) -> int | None:
     """Bytes in use on an accelerator, by all processes; None for a CPU."""
     if device.type != "cuda":

@@ -43,7 +43,7 @@ from tilework.pipelines.video.exporter import Exporter, can_export
 from tilework.pipelines.workflow.loading import load_on_slot
 from tilework.pipelines.workflow.source import is_workflow
 from tilework.worker.anew import begin_anew, was_born_with_cuda
-from tilework.worker.hardware import describe_hardware
+from tilework.worker.hardware import DeviceFailed, describe_hardware
 from tilework.worker.memory import Budget
 from tilework.worker.models.cell import Cell
 from tilework.worker.models.describe import described
@@ -68,7 +68,8 @@ def serve(connection: socket.socket, sources: Sequence[Source], site: Site) -> N
 
     All `sources` have one device, number of threads and memory. Answers first `Loaded` or `LoadFailed` (and returns).
     Returns on `Quit`, and when the other end is closed, for which the running work is stopped at its next step, and
-    with `LoadFailed` if weights cannot be loaded. `site.device_id` chooses the device for source.device "cuda".
+    with `LoadFailed` if weights cannot be loaded, or the device has failed. `site.device_id` chooses the device for
+    source.device "cuda".
     """
     # Ctrl-C reaches the whole process group; when to end is the parent's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -118,7 +119,7 @@ def serve(connection: socket.socket, sources: Sequence[Source], site: Site) -> N
     )
     try:
         _execute_all(link, worker)
-    except WeightsNotLoaded as error:
+    except (WeightsNotLoaded, DeviceFailed) as error:
         sender.send(LoadFailed(str(error)))
     sender.finish()
 

@@ -40,7 +40,7 @@ from tilework.pipelines.serialization import BadState
 from tilework.pipelines.workflow.functions import StageRefused
 from tilework.worker.calibrate import calibrate
 from tilework.worker.exact import check_exact
-from tilework.worker.hardware import memory_in_use
+from tilework.worker.hardware import DeviceFailed, has_failed, memory_in_use
 from tilework.worker.jobs import Job, JobMissing, Jobs
 from tilework.worker.memory import Budget
 from tilework.worker.models.loads import Loads
@@ -111,7 +111,12 @@ class Worker:
         return len(self._jobs)
 
     def execute(self, command: Command) -> None:
-        """Execute a command; the receiver handles `StopWork`, `BreakGroup` and `Quit`."""
+        """Execute a command; the receiver handles `StopWork`, `BreakGroup` and `Quit`.
+
+        Raises:
+            WeightsNotLoaded: weights that it needs cannot be loaded.
+            DeviceFailed: the device takes nothing from this process any more.
+        """
         match command:
             case Execute() if command.model in self._models.broken:
                 self._works.close(command.work_id)
@@ -245,8 +250,14 @@ class Worker:
                 _log.warning("work %d of %s: %s", command.work_id, _names(command), describe(error))
                 return None
             _log.exception("work %d of %s failed", command.work_id, _names(command))
+            self._check_device(error)
             self._lose_jobs(command, describe(error))
             return Failed(command.work_id, describe(error), by_model=True)
+
+    def _check_device(self, error: Exception) -> None:
+        """Raises DeviceFailed if nothing can follow an error, whatever request it came up in."""
+        if has_failed(self._models.device):
+            raise DeviceFailed(f"its device has failed: {describe(error)}") from error
 
     def _lose_jobs(self, command: Execute, reason: str) -> None:
         for job_id, _ in command.members:
@@ -418,6 +429,7 @@ class Worker:
             self._jobs.lose(job_id, reason, state_lost=are_latest)
         except Exception as error:
             _log.exception("import of job %d failed", job_id)
+            self._check_device(error)
             self._jobs.lose(job_id, f"its import failed with {describe(error)}")
 
     def _enter(self, node: GroupRef) -> None:

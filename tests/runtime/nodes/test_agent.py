@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import socket
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import Command, Forget, GroupRef
 from tilework.core.wire.node_blobs import FetchBlobs, LeaveOrigin, Origin
 from tilework.core.work import Group
+from tilework.runtime.executor import WorkerStartFailed
 from tilework.runtime.groups import GroupTable
 from tilework.runtime.nodes.agent import Servers, _Agent, serve_node
 from tilework.runtime.nodes.messages import (
@@ -28,6 +30,7 @@ from tilework.runtime.nodes.messages import (
     Leave,
     Leaving,
     Started,
+    StartFailed,
     node_codec,
 )
 from tilework.runtime.nodes.node_workers import NodeWorkers
@@ -176,6 +179,23 @@ def test_an_import_whose_blobs_do_not_come_is_passed_on(tmp_path: Path, is_left:
     run(test())
 
 
+def test_a_fetch_from_a_node_that_is_lost_before_it_begins_is_answered(tmp_path: Path) -> None:
+    """Both messages may come at once. Without an answer the server would count the blobs as on their way for ever."""
+
+    async def test() -> None:
+        rig, origin = Rig(tmp_path), Origin("127.0.0.1", 1, EPOCH)
+        rig.tell(FetchBlobs(5, (A, B), origin, 60.0))
+        rig.tell(LeaveOrigin(origin))
+        rig.tell(imported(A), 0)
+        said = await rig.says()
+        assert (said.fetch_id, said.blobs, said.reason) == (5, (), "its node was lost")
+        while not rig.executor.got:
+            await asyncio.sleep(0.001)
+        assert rig.agent._coming == {}
+
+    run(test())
+
+
 class UpAtOnce(PlayedExecutor):
     """It has no models."""
 
@@ -221,6 +241,64 @@ def test_an_agent_ends_when_it_is_let_go(asks: bool, tmp_path: Path, monkeypatch
     run(test())
 
 
+def test_workers_that_could_not_start_are_started_again_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NeverUp(UpAtOnce):
+        async def start(self, listener: object) -> tuple[()]:
+            raise WorkerStartFailed("no memory")
+
+    monkeypatch.setattr("tilework.runtime.nodes.node_workers.local_executor", lambda _: NeverUp(tmp_path))
+    monkeypatch.setattr("tilework.runtime.nodes.agent.importlib", SimpleNamespace(import_module=lambda _: None))
+    monkeypatch.setattr("tilework.runtime.nodes.agent._RETRY_S", 77)
+    monkeypatch.setattr("tilework.runtime.nodes.agent._AFTER_FAILURE_S", 0.01)
+
+    async def test() -> None:
+        codec, failures, leaving = node_codec(), list[str](), asyncio.Event()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await admit(reader, writer, TOKEN, codec.digest, EPOCH)
+            channel = Channel(reader, writer, codec, EPOCH)
+            channel.send(begin())
+            async for _, message in channel.messages():
+                assert isinstance(message, StartFailed)
+                failures.append(message.reason)
+                channel.send(Leave("it could not start"))
+                if len(failures) == 3:
+                    leaving.set()
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        async with asyncio.timeout(10):
+            await serve_node(Servers([server.sockets[0].getsockname()], TOKEN), leaving)
+        assert failures == ["no memory"] * 3
+        server.close()
+
+    run(test())
+
+
+def test_an_address_that_does_not_answer_does_not_keep_an_agent_from_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without power refuses no connection: the kernel tries for two minutes, and workers wait for one."""
+    monkeypatch.setattr("tilework.runtime.nodes.agent.importlib", SimpleNamespace(import_module=lambda _: None))
+    monkeypatch.setattr("tilework.runtime.nodes.agent._CONNECT_S", 0.05)
+
+    async def test() -> None:
+        with socket.socket() as silent, socket.socket() as filling:
+            silent.bind(("127.0.0.1", 0))
+            silent.listen(0)
+            filling.connect(silent.getsockname())  # Now the kernel answers nobody else there.
+            come, leaving = asyncio.Event(), asyncio.Event()
+            server = await asyncio.start_server(lambda *_: come.set(), "127.0.0.1", 0)
+            addresses = [silent.getsockname(), server.sockets[0].getsockname()]
+            node = asyncio.create_task(serve_node(Servers(addresses, TOKEN), leaving))
+            async with asyncio.timeout(10):
+                await come.wait()
+            node.cancel()
+            server.close()
+
+    run(test())
+
+
 def test_a_server_that_says_nothing_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its machine may have lost its power: no connection ends then. What an import waits for is not awaited then."""
     monkeypatch.setattr("tilework.runtime.nodes.node_workers.local_executor", lambda _: UpAtOnce(tmp_path))
@@ -248,6 +326,40 @@ def test_a_server_that_says_nothing_is_gone(tmp_path: Path, monkeypatch: pytest.
         assert played.got == [Forget(1)]
         channels[1].close()
         server.close()
+
+    run(test())
+
+
+@pytest.mark.parametrize("has_place", [True, False])
+def test_a_server_without_a_place_leaves_workers_as_they_wait(
+    has_place: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server learns later than the agent that a connection is gone: until then the node's own place is taken."""
+    monkeypatch.setattr("tilework.runtime.nodes.node_workers.local_executor", lambda _: UpAtOnce(tmp_path))
+
+    class Channel:
+        epoch, own_host = EPOCH, "127.0.0.1"
+
+        def __init__(self) -> None:
+            self.has_started = asyncio.Event()
+
+        async def messages(self) -> AsyncIterator[tuple[int, Any]]:
+            if has_place:
+                yield THE_NODE, begin()
+                await self.has_started.wait()
+            yield THE_NODE, Leave("all 2 places for nodes are taken")
+
+        def send(self, message: object, address: int = THE_NODE) -> None:
+            self.has_started.set()
+
+    async def test() -> None:
+        workers = NodeWorkers(wait_s=60)
+        executor = await workers.begin(begin(), lambda _num: None)
+        workers.wait([])
+        agent = _Agent(Channel(), TOKEN, asyncio.Event(), "here", workers)  # type: ignore[arg-type]
+        assert await agent.run() == "all 2 places for nodes are taken"
+        assert (await workers.begin(begin(), lambda _num: None) is executor) == (not has_place)
+        await workers.close()
 
     run(test())
 

@@ -43,6 +43,7 @@ from tilework.runtime.nodes.messages import (
     Measure,
     Measured,
     Memory,
+    StartFailed,
     WorkerJoined,
     WorkerLost,
     WorkersLeft,
@@ -203,7 +204,35 @@ def test_without_any_node_requests_are_given_up_after_a_time() -> None:
             one.say(WorkersLeft((0, 2)))
             await heard.hears(("given up", {0, 1, 2, 4, 5}))
             one.say(WorkersLeft(()))
-            await heard.hears(("given up", {0, 1, 4}))
+            leaves = ("node leaving", 1, (2, 3, 5), "its workers were lost, and none could be started again")
+            await heard.hears(("given up", {0, 1, 4}), leaves)
+            zero.close()
+            one.close()
+            await heard.hears(("given up", set()))
+
+    run(test())
+
+
+@pytest.mark.parametrize("why", ["could not start", "has no workers left"])
+def test_a_node_that_can_do_nothing_leaves_its_place(why: str) -> None:
+    """Its agent starts anew, or another one has the place. Without any, requests are given up after a time."""
+
+    async def test() -> None:
+        async with nodes(absent_s=0.01) as (executor, heard, agents):
+            zero, one = agents
+            if why == "could not start":
+                one.close()
+                await heard.hears(("node lost", 1, (2, 3, 5), set()))
+                agents.append(one := await connect(executor, begins=False))
+                await one.hears(Begin)
+                one.say(StartFailed("no memory"))
+                assert await one.hears(Leave) == Leave("node 1 could not start: no memory", is_final=False)
+            else:
+                one.say(WorkersLeft(()))
+                leaves = ("node leaving", 1, (2, 3, 5), "its workers were lost, and none could be started again")
+                await heard.hears(("given up", {0, 1, 4}), leaves)
+                heard.let_go()
+                assert await one.hears(Leave) == Leave(leaves[3], is_final=False)
             zero.close()
             one.close()
             await heard.hears(("given up", set()))

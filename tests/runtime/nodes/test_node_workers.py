@@ -142,6 +142,33 @@ def test_workers_that_no_server_wants_end(started: list[PlayedWorkers]) -> None:
     run(test())
 
 
+@pytest.mark.parametrize("how", ["breaks off", "is let go"])
+def test_a_session_that_ends_before_it_has_them_changes_nothing_for_workers_that_wait(
+    started: list[PlayedWorkers], how: str
+) -> None:
+    """For example one at a server that has no place for a node yet. Their time is that since the last one had them."""
+
+    async def test() -> None:
+        loop, timers, workers = asyncio.get_running_loop(), list[asyncio.TimerHandle](), NodeWorkers(wait_s=77)
+        call_later = loop.call_later
+
+        def noted(delay_s: float, *call: Any) -> asyncio.TimerHandle:
+            timer = call_later(delay_s, *call)
+            timers.extend([timer] if delay_s == 77 else [])
+            return timer
+
+        loop.call_later = noted  # type: ignore[method-assign, assignment]
+        await broken_off(workers)
+        workers.wait([]) if how == "breaks off" else await workers.let_go()
+        assert await workers.begin(BEGIN, lambda _num: None) is started[0]
+        assert len(timers) == 1
+        assert timers[0].cancelled(), "it would end the workers of the session that has them now"
+        await workers.let_go()
+        assert started[0].has_ended
+
+    run(test())
+
+
 def test_a_session_that_ends_while_it_waits_leaves_the_workers_to_the_next(started: list[PlayedWorkers]) -> None:
     async def test() -> None:
         workers = NodeWorkers(wait_s=60)

@@ -70,7 +70,7 @@ class ModelChanges:
 
     async def add(self, source: ModelSource) -> None:
         """Let workers serve a model that was read. Raises ModelRefused."""
-        answers = await self._ask(AddModel(source, str(self._skeletons[source.name])), self.up())
+        answers = await self._ask(AddModel(source, str(self._skeletons[source.name])), self.up)
         self._skeletons.pop(source.name).unlink()
         errors = [one.error for one in answers if isinstance(one, ModelAdded) and one.error]
         if errors:
@@ -85,8 +85,8 @@ class ModelChanges:
 
     async def add_lora(self, model: str, lora: LoraSource) -> Lora:
         """Let requests for a model use another LoRA. Raises ModelRefused."""
-        devices = [device_id for device_id in self.up() if device_id not in self.slots()]
-        answers = [one for one in await self._ask(AddLora(model, lora), devices) if isinstance(one, LoraAdded)]
+        asked = await self._ask(AddLora(model, lora), self._accelerators_up)
+        answers = [one for one in asked if isinstance(one, LoraAdded)]
         found = [one.lora for one in answers if one.lora is not None]
         if not found or any(one.error for one in answers):
             self.tell(RemoveLora(model, lora.name))
@@ -103,15 +103,22 @@ class ModelChanges:
         self._answers[device_id].set_result(report)
 
     def lost(self, device_id: int) -> None:
-        """A worker will not answer."""
-        if device_id in self._answers and not self._answers[device_id].done():
-            self._answers[device_id].set_result(None)
+        """A worker will not answer. The next one of its device has not been asked."""
+        answer = self._answers.pop(device_id, None)
+        if answer is not None and not answer.done():
+            answer.set_result(None)
 
-    async def _ask(self, command: Command, devices: Sequence[int]) -> list[Report]:
-        """The answers of these workers, without those that are lost meanwhile."""
+    def _accelerators_up(self) -> list[int]:
+        return [device_id for device_id in self.up() if device_id not in self.slots()]
+
+    async def _ask(self, command: Command, devices: Callable[[], Sequence[int]]) -> list[Report]:
+        """The answers of these workers, also of those that come up meanwhile, but not of those that are lost."""
         loop = asyncio.get_running_loop()
-        self._answers = {device_id: loop.create_future() for device_id in devices}
-        for device_id in devices:
-            self.send(device_id, command)
-        answers = await asyncio.gather(*self._answers.values())
+        self._answers = {}
+        while new := [device_id for device_id in devices() if device_id not in self._answers]:
+            for device_id in new:
+                self._answers[device_id] = loop.create_future()
+                self.send(device_id, command)
+            await asyncio.gather(*self._answers.values())
+        answers = [answer.result() for answer in self._answers.values()]
         return [one for one in answers if one is not None]

@@ -11,11 +11,12 @@ import time
 from collections.abc import Collection, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from typing import Any, TypeVar
 
 from tilework.comm.net.channel import Channel
-from tilework.comm.net.files import FetchFailed, FileServer, fetch_file
+from tilework.comm.net.files import FileServer, fetch_file
 from tilework.comm.net.frames import BadFrame
 from tilework.comm.net.handshake import join
 from tilework.core.actions import ReadComponents
@@ -65,6 +66,8 @@ from tilework.runtime.nodes.node_workers import NodeExecutor, NodeWorkers
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 0.25
+_AFTER_FAILURE_S = 5.0  # Before workers are started again that could not start.
+_CONNECT_S = 5.0  # A machine that is off refuses nothing, and the kernel would go on trying for minutes.
 _READ_S = 0.05  # So long an agent that was suspended reads what has come meanwhile, before it calls a server silent.
 _FIRST_SILENCE_S = 10.0  # Until the server has said how long it may be silent.
 Address = tuple[str, int]
@@ -96,11 +99,14 @@ async def serve_node(
         while not leaving.is_set():
             addresses, token = servers.addresses, servers.token
             host, port = addresses[next(num_tries) % len(addresses)]
+            pause_s = _RETRY_S / len(addresses)
             try:
-                reader, writer = await asyncio.open_connection(host, port)
+                reader, writer = await _connection(host, port)
                 try:
                     channel = Channel(reader, writer, codec, await join(reader, writer, token, codec.digest))
-                    reason = await _Agent(channel, token, leaving, name or default_name(), workers).run()
+                    agent = _Agent(channel, token, leaving, name or default_name(), workers)
+                    reason = await agent.run()
+                    pause_s = _AFTER_FAILURE_S if agent.has_failed else pause_s
                 finally:
                     writer.close()
             except (OSError, TimeoutError) as error:  # Refused and BadFrame are among these.
@@ -109,10 +115,19 @@ async def serve_node(
                 _log.warning("this node belongs to no server at %s:%d: %s", host, port, reason)
             last[host, port] = reason
             with suppress(TimeoutError):
-                async with asyncio.timeout(_RETRY_S / len(addresses)):
+                async with asyncio.timeout(pause_s):
                     await leaving.wait()
     finally:
         await workers.close()
+
+
+async def _connection(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Raises OSError; TimeoutError if nothing answers there."""
+    try:
+        async with asyncio.timeout(_CONNECT_S):
+            return await asyncio.open_connection(host, port)
+    except TimeoutError:
+        raise TimeoutError(f"nothing there has answered within {_CONNECT_S:g} s") from None
 
 
 def default_name() -> str:
@@ -131,6 +146,7 @@ class _Agent:
         self._channel, self._token, self._leaving, self._name = channel, token, leaving, name
         self._workers = workers
         self._executor: NodeExecutor | None = None  # Once its workers are up.
+        self.has_failed = False  # They could not start.
         self._heard_s, self._silence = time.monotonic(), ""
         self._watching: asyncio.Task[None] | None = None
         self._files: FileServer | None = None
@@ -165,7 +181,7 @@ class _Agent:
         if let_go is not None:
             if let_go.is_final:
                 self._leaving.set()
-            await self._workers.close()
+            await self._workers.let_go()
             return let_go.reason
         return self._silence or "the server has closed the connection"
 
@@ -214,6 +230,7 @@ class _Agent:
         try:
             executor = await self._workers.begin(begin, self.on_loading)
         except (WorkerStartFailed, OSError) as error:
+            self.has_failed = True
             self._channel.send(StartFailed(str(error)))
             return
         self._files = FileServer(executor.blobs.path, self._token, self._channel.epoch)
@@ -334,30 +351,28 @@ class _Agent:
     # Blobs of other nodes.
 
     def _fetch(self, executor: NodeExecutor, message: FetchBlobs) -> None:
-        task = self._begin_task(self._fetch_all(executor, message))
+        fetched = list[StateBlob]()
+        task = self._begin_task(self._fetch_all(executor, message, fetched))
         self._fetches[task] = message.origin
         self._coming |= {blob.name: task for blob in message.blobs}
-        task.add_done_callback(lambda _: self._fetches.pop(task, None))
+        task.add_done_callback(partial(self._answer_fetch, message, fetched, time.monotonic_ns()))
 
-    async def _fetch_all(self, executor: NodeExecutor, message: FetchBlobs) -> None:
-        """Fetch one blob after another; without one the others are of no use."""
-        fetched: list[StateBlob] = []
-        reason, begin_ns = "", time.monotonic_ns()
+    async def _fetch_all(self, executor: NodeExecutor, message: FetchBlobs, fetched: list[StateBlob]) -> None:
+        """Fetch one blob after another into `fetched`. Raises FetchFailed: without one the others are of no use."""
         for blob in message.blobs:
-            try:
-                await fetch_file(
-                    message.origin, self._token, blob.name, executor.blobs.path / blob.name, message.timeout_s
-                )
-            except FetchFailed as error:
-                reason = str(error)
-                break
-            except asyncio.CancelledError:
-                reason = "its node was lost"
-                break
+            path = executor.blobs.path / blob.name
+            await fetch_file(message.origin, self._token, blob.name, path, message.timeout_s)
             executor.blobs.add(blob)
             fetched.append(blob)
+
+    def _answer_fetch(
+        self, message: FetchBlobs, fetched: list[StateBlob], begin_ns: int, task: asyncio.Task[None]
+    ) -> None:
+        """Tell how a fetch ended, also of one that was cancelled before it could begin."""
+        del self._fetches[task]
         for blob in message.blobs:
-            self._coming.pop(blob.name, None)
+            del self._coming[blob.name]
+        reason = "its node was lost" if task.cancelled() else str(task.exception() or "")
         run_ns = time.monotonic_ns() - begin_ns
         self._channel.send(BlobsFetched(message.fetch_id, tuple(fetched), run_ns, reason))
 

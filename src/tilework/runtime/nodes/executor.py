@@ -309,6 +309,7 @@ class NodesExecutor:
                 self._on_started(node, message)
             case StartFailed(reason):
                 self._fail_start(f"node {node.node} could not start: {reason}")
+                self.dismiss(node.node, f"node {node.node} could not start: {reason}", is_final=False)
             case Loading():
                 if not self._ready.done():
                     self._listener.on_loading(sum(len(one.up) for one in self._nodes.values()) + message.num_ready)
@@ -391,6 +392,9 @@ class NodesExecutor:
             case WorkersLeft(left):
                 node.left = frozenset(left)
                 self._listener.on_given_up(self._left())
+                if not left:
+                    reason = "its workers were lost, and none could be started again"
+                    self.dismiss(node.node, reason, is_final=False)
 
     def _left(self) -> Collection[int]:
         """The devices that are not given up; none if all accelerators are, or all CPU slots."""
@@ -398,17 +402,18 @@ class NodesExecutor:
         kinds = range(self.num_devices), range(self.num_devices, self.num_devices + self.num_slots)
         return () if any(kind and left.isdisjoint(kind) for kind in kinds) else left
 
-    def dismiss(self, place: int, reason: str) -> None:
+    def dismiss(self, place: int, reason: str, *, is_final: bool = True) -> None:
         """Let the node at this place leave: it gets no further works, and goes when its states are on other nodes.
 
-        Nothing happens if there is none, or if it is leaving already.
+        Its agent ends if that `is_final`; else it may connect again, with new workers. Nothing happens if there is no
+        node, or if it is leaving already.
         """
         node = self._nodes.get(place)
         if node is None or node.leaves_because:
             return
-        node.leaves_because = reason
+        node.leaves_because, node.leaves_for_good = reason, is_final
         if node.started is None or not self._ready.done():
-            node.tell(Leave(reason, is_final=True))
+            node.tell(Leave(reason, is_final=is_final))
             return
         _log.warning("node %d leaves: %s", place, reason)
         up = tuple(sorted(self._numbers.of(place, one) for one in node.up))

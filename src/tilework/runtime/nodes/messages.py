@@ -107,7 +107,10 @@ class Ping:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """End the workers; the server has ended, or has no place for this node. If it `is_final`, the agent ends, too."""
+    """End the workers: the server has ended, has no place for this node, or has no use for it as it is.
+
+    If it `is_final`, the agent ends, too.
+    """
 
     reason: str
     is_final: bool = False

@@ -79,7 +79,9 @@ class NodeWorkers:
         self._has_changed = True
 
     def wait(self, groups: Iterable[GroupRef]) -> None:
-        """The session has broken off, with these groups."""
+        """The session has broken off, with these groups. If they wait already, it never had them."""
+        if self._timer is not None:
+            return
         was_attached, self._session = self._session is not None, None
         if self._models is None or not self._wait_s:
             self._begin_chore(self.end())
@@ -89,7 +91,13 @@ class NodeWorkers:
             self._begin_chore(self._start_over(tuple(groups)))
         self._timer = asyncio.get_running_loop().call_later(self._wait_s, self._give_up)
 
+    async def let_go(self) -> None:
+        """The server lets the node go: they end, but for those that wait and that it never had."""
+        if self._timer is None:
+            await self.close()
+
     def _give_up(self) -> None:
+        self._timer = None
         _log.warning("no server has come within %g s: the workers of this node end", self._wait_s)
         self._begin_chore(self.end())
 
@@ -113,6 +121,7 @@ class NodeWorkers:
     async def _finish_chore(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
         if self._chore is not None:
             await asyncio.shield(self._chore)  # It goes on if a session that waits for it breaks off.
             self._chore = None

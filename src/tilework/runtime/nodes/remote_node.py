@@ -42,6 +42,7 @@ class RemoteNode:
         self.resident_bytes: Mapping[str, int] = {}  # Of its workers, as `Executor.resident_bytes`.
         self.readings: Mapping[str, DeviceReading] = {}
         self.leaves_because = ""  # Not empty if it is about to leave.
+        self.leaves_for_good = True
         self._ping_s, self._silence_s = ping_s, silence_s
         self._outboxes: dict[int, Outbox] = {}
         self._awaited: list[tuple[type, asyncio.Future[Any]]] = []
