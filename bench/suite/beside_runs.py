@@ -58,7 +58,7 @@ class PictureBesideRuns:
     def _sent(self, run: Callable[[], object], when: str) -> Cost:
         """Of one picture, after a run of which the time is that of one alone."""
         alone_ns = _timed_ns(run)
-        sender = Sender[Image](lambda image: send_message(self._theirs, image))
+        sender = Sender[Image](lambda image: send_message(self._theirs, image), print)
         start_ns = time.monotonic_ns()
         if when == "before":
             sender.send(self._image)

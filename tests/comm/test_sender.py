@@ -25,6 +25,10 @@ class Written:
         self.threads.append(threading.current_thread().name)
 
 
+def unexpected(error: Exception) -> None:
+    raise error
+
+
 def held(message: str, until: Event) -> Callable[[], str]:
     """Makes a message when it may."""
 
@@ -37,7 +41,7 @@ def held(message: str, until: Event) -> Callable[[], str]:
 
 def test_a_message_goes_at_once_and_by_the_thread_that_sends_it() -> None:
     written = Written()
-    sender = Sender(written)
+    sender = Sender(written, unexpected)
     sender.send("short")
     assert written.messages == ["short"]
     assert written.threads == [threading.current_thread().name]
@@ -46,7 +50,7 @@ def test_a_message_goes_at_once_and_by_the_thread_that_sends_it() -> None:
 
 def test_what_follows_a_message_in_the_making_waits_and_its_sender_does_not() -> None:
     written, may = Written(), Event()
-    sender = Sender(written)
+    sender = Sender(written, unexpected)
     sender.send("first")
     sender.send_made(held("made", may))
     sender.send("behind")
@@ -61,7 +65,7 @@ def test_what_follows_a_message_in_the_making_waits_and_its_sender_does_not() ->
 
 def test_when_none_waits_messages_go_at_once_again() -> None:
     written = Written()
-    sender = Sender(written)
+    sender = Sender(written, unexpected)
     sender.send_made(lambda: "made")
     sender.finish()
     sender.send("short")
@@ -78,7 +82,7 @@ def test_messages_are_made_where_the_thread_has_entered() -> None:
         yield
 
     written = Written()
-    sender = Sender(written, entering)
+    sender = Sender(written, unexpected, entering)
     sender.send_made(lambda: str(getattr(entered, "is_here", False)))
     sender.finish()
     assert written.messages == ["True"]
@@ -90,8 +94,30 @@ def test_what_a_message_was_made_of_is_let_go_though_none_follows() -> None:
 
     tensor, was_freed = Tensor(), Event()
     weakref.finalize(tensor, was_freed.set)
-    sender = Sender[str](lambda message: None)
+    sender = Sender[str](lambda message: None, unexpected)
     sender.send_made(lambda one=tensor: str(type(one)))  # type: ignore[misc]
     del tensor
     assert was_freed.wait(PATIENCE_S)
     sender.finish()
+
+
+def test_a_thread_that_cannot_go_on_says_why() -> None:
+    """Else its messages would wait for ever, and nobody would know."""
+    written, errors = Written(), list[Exception]()
+
+    @contextmanager
+    def failing() -> Iterator[None]:
+        raise RuntimeError("no stream")
+        yield
+
+    sender = Sender(written, errors.append, failing)
+    sender.send_made(lambda: "made")
+    sender.finish()
+    assert [str(error) for error in errors] == ["no stream"]
+
+    sender = Sender(written, errors.append)
+    sender.send_made(lambda: str(1 // 0))
+    sender.send_made(lambda: "behind")
+    sender.finish()
+    assert isinstance(errors[1], ZeroDivisionError)
+    assert not written.messages

@@ -157,7 +157,7 @@ def test_results_by_a_thread_with_a_stream_of_its_own_are_the_same(directory: Pa
     (outputs,) = family.run(family.info.graph.stages[-1].name, [tiny.spec()], [values])
     torch.cuda.synchronize()  # As a worker does at the end of a run.
     images: list[Image] = []
-    sender = Sender(images.append, partial(_side_stream, family.device, 0))
+    sender = Sender(images.append, print, partial(_side_stream, family.device, 0))
     matrix = torch.randn(8192, 8192, device=family.device)
     for _ in range(50):
         matrix @ matrix  # The next run.

@@ -152,6 +152,14 @@ def test_a_report_that_cannot_be_sent_ends_the_process() -> None:
     assert ours.recv(1) == b""
 
 
+def test_results_that_cannot_be_sent_end_the_process_with_a_reason() -> None:
+    ours, theirs = socket.socketpair()
+    link = _Link(theirs, Groups(0, ""))
+    link.fail(RuntimeError("no stream"))
+    assert link.queue.get(timeout=PATIENCE_S) == Quit()
+    assert list(receive_messages(ours)) == [LoadFailed("its results cannot be sent: RuntimeError: no stream")]
+
+
 def test_results_leave_by_a_stream_of_their_own_of_the_workers_device(monkeypatch: pytest.MonkeyPatch) -> None:
     streams, devices = LazyStreams(), list[torch.device]()
     monkeypatch.setattr(process, "CudaStreams", lambda device: (devices.append(device), streams)[1])

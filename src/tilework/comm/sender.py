@@ -16,13 +16,16 @@ class Sender(Generic[_T]):
 
     `send` writes a message at once if none waits, and else lets it wait for its turn. `send_made` leaves it to the
     sender's own thread to make a message and to write it. That thread enters `entered` first, such as a stream of a
-    device.
+    device. If that or a message fails, nothing more is written, and `failed` is called with the error, on that thread.
     """
 
     def __init__(
-        self, write: Callable[[_T], None], entered: Callable[[], AbstractContextManager[object]] = nullcontext
+        self,
+        write: Callable[[_T], None],
+        failed: Callable[[Exception], object],
+        entered: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        self._write, self._entered = write, entered
+        self._write, self._failed, self._entered = write, failed, entered
         self._waiting: SimpleQueue[Callable[[], _T] | None] = SimpleQueue()
         self._num_waiting, self._lock = 0, Lock()
         self._thread: Thread | None = None
@@ -51,9 +54,15 @@ class Sender(Generic[_T]):
             self._thread.join()
 
     def _run(self) -> None:
-        with self._entered():
-            while (make := self._waiting.get()) is not None:
-                self._write(make())
-                del make  # It may hold memory of a device.
-                with self._lock:
-                    self._num_waiting -= 1
+        try:
+            with self._entered():
+                self._write_all()
+        except Exception as error:
+            self._failed(error)
+
+    def _write_all(self) -> None:
+        while (make := self._waiting.get()) is not None:
+            self._write(make())
+            del make  # It may hold memory of a device.
+            with self._lock:
+                self._num_waiting -= 1

@@ -6,7 +6,7 @@ import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
@@ -104,7 +104,7 @@ def serve(connection: socket.socket, sources: Sequence[Source], site: Site) -> N
     link.send(loaded)
     report_readings(models.device, link.send)
     blobs = StateBlobs(Path(site.blobs), site.device_id, copies=copies or DIRECT)
-    sender = Sender(link.send, partial(_side_stream, models.device, site.device_id))
+    sender = Sender(link.send, link.fail, partial(_side_stream, models.device, site.device_id))
     worker = Worker(
         models,
         link.works,
@@ -293,6 +293,12 @@ class _Link:
             except BaseException:  # Perhaps a part has been sent, which nothing can follow. The process ends as above.
                 self._connection.shutdown(socket.SHUT_RDWR)
                 raise
+
+    def fail(self, error: Exception) -> None:
+        """Say why nothing more can be sent, and end the process as above."""
+        self.send(LoadFailed(f"its results cannot be sent: {describe(error)}"))
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
 
     def _receive(self) -> None:
         try:
