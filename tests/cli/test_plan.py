@@ -69,7 +69,7 @@ def test_tables_say_what_was_tried_and_where_the_error_is_from(folder: Path) -> 
     words = " ".join(invoke("plan", *arguments, "--samples", 1).stdout.split())
     assert f"80.0% on time: 3 devices of {folder / COSTS}" in words
     assert "95% interval" in words
-    assert "+6.7 points (91.7% simulated, 85.0% live, 60 requests; bench/results/modelled" in words
+    assert "+1.1 points (93.3% simulated, 92.2% live, 180 requests; bench/results/modelled" in words
 
 
 def test_a_server_asks_what_the_command_understands(folder: Path) -> None:
