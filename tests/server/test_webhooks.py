@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -141,9 +141,9 @@ def test_it_is_tried_again_until_it_is_taken(receiver: Receiver) -> None:
         assert {path for path, _, _ in receiver.got} == {"/"}, "a redirect is not followed"
 
 
-@pytest.mark.slow
-def test_the_head_of_an_answer_is_enough() -> None:
-    """A receiver that never ends its answers holds up no other notice, and no stop."""
+@contextmanager
+def notified() -> Iterator[tuple[Served, socket.socket]]:
+    """A server that has sent a notice, and the connection by which it waits for the answer; that ends last."""
     with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as stack:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         with serving(FakeEngine(), webhook_origins=url, webhook_secret=SECRET) as server:
@@ -151,24 +151,25 @@ def test_the_head_of_an_answer_is_enough() -> None:
             connection, _ = listener.accept()
             stack.enter_context(connection)
             assert connection.recv(1 << 16).startswith(b"POST / ")
-            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\nthanks")
-            eventually(lambda: server.metric('tilework_webhook_attempts_total{result="taken"}') == 1, timeout_s=5)
+            yield server, connection
+
+
+@pytest.mark.slow
+def test_the_head_of_an_answer_is_enough() -> None:
+    """A receiver that never ends its answers holds up no other notice, and no stop."""
+    with notified() as (server, connection):
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\nthanks")
+        eventually(lambda: server.metric('tilework_webhook_attempts_total{result="taken"}') == 1, timeout_s=5)
 
 
 @pytest.mark.slow
 def test_an_attempt_has_ten_seconds_however_slowly_its_answer_comes() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as stack:
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        with serving(FakeEngine(), webhook_origins=url, webhook_secret=SECRET) as server:
-            uid_of(server.post({"prompt": "x", "webhook": url}))
-            connection, _ = listener.accept()
-            stack.enter_context(connection)
-            assert connection.recv(1 << 16).startswith(b"POST / ")
-            for _ in range(2):
-                connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
-                time.sleep(0.1)
-                server.skip(6)
-            eventually(lambda: has_failed(server, 1), timeout_s=3)
+    with notified() as (server, connection):
+        for _ in range(2):
+            connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+            time.sleep(0.1)
+            server.skip(6)
+        eventually(lambda: has_failed(server, 1), timeout_s=3)
 
 
 @pytest.mark.slow
