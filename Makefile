@@ -5,6 +5,8 @@ TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
 OUT ?= out/demo
 ARGS ?=
+# Of the matrices of tests that are too large for every commit: the part whose turn it is, or its number (tests/sampling.py).
+PART ?= commit
 
 # Each test file runs in one process, so that its fixtures are set up once; files start in the order of their names. If
 # ARGS names tests, they run in pytest's own process: --pdb and -s work there, and a single test starts faster.
@@ -15,7 +17,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-cluster test test-gpu slow lint check ring-check bench docs site serve clean
+.PHONY: help demo demo-cluster test test-gpu slow exhaustive lint check ring-check bench docs site serve clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -32,10 +34,13 @@ demo-cluster: $(VENV)/serve ## Serve a workflow over two nodes of this machine, 
 	@$(BIN)/tilework demo --nodes 2 --workers 1 --requests 12 --workflow examples/poster.py:poster --out $(OUT) $(ARGS)
 
 test: $(VENV)/dev ## Run the tests; ARGS is passed to pytest
-	@$(BIN)/python -m pytest $(IN_PARALLEL) -m "not slow" $(ARGS)
+	@$(BIN)/python -m pytest $(IN_PARALLEL) -m "not slow and not exhaustive" $(ARGS)
 
-slow: $(VENV)/dev ## Run the tests that take minutes, in which workers and servers are killed
-	@$(BIN)/python -m pytest $(IN_PARALLEL) -m slow $(ARGS)
+slow: $(VENV)/dev ## Run the tests that take minutes, in which workers and servers are killed, and a part of the matrices
+	@$(BIN)/python -m pytest $(IN_PARALLEL) -m "slow or exhaustive" --part $(PART) $(ARGS)
+
+exhaustive: $(VENV)/dev ## Run all cases of the matrices of models, policies and seeds: before a release, or after a change of those
+	@$(BIN)/python -m pytest $(IN_PARALLEL) -m exhaustive $(ARGS)
 
 test-gpu: $(VENV)/dev $(VENV)/quantize ## Run the tests that need a CUDA device
 	@$(BIN)/python -m pytest -m gpu -rs $$(grep -rl --include='test_*.py' pytest.mark.gpu tests) $(ARGS)

@@ -10,7 +10,10 @@ import os
 import signal
 import tempfile
 
+import pytest
 from hypothesis import settings
+
+import sampling
 
 settings.register_profile("tests", deadline=None, print_blob=True)
 settings.load_profile("tests")
@@ -19,3 +22,38 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 if "PYTEST_XDIST_WORKER" not in os.environ:
     _cache = tempfile.TemporaryDirectory(prefix="tilework-tests-")  # Removed when the run ends.
     os.environ["XDG_CACHE_HOME"] = _cache.name
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    help_text = f"of the matrices marked exhaustive: {sampling.ALL}, {sampling.BY_COMMIT} (its turn), or a number below"
+    parser.addoption("--part", default=sampling.ALL, help=f"{help_text} {sampling.PARTS}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """xdist hands the options on: its workers get the number, and ask no git."""
+    part = sampling.part_from(config.option.part, sampling.git)
+    config.option.part = sampling.ALL if part is None else str(part)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"matrices marked exhaustive: {_part_in_words(config)}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.option.part != sampling.ALL:
+        items[:], others = sampling.split(items, int(config.option.part))
+        config.hook.pytest_deselected(items=others)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.option.part == sampling.ALL:
+        return
+    terminalreporter.write_line(f"matrices marked exhaustive: {_part_in_words(config)}")
+    if failed := [one.nodeid for what in ("failed", "error") for one in terminalreporter.getreports(what)]:
+        for line in sampling.how_to_repeat(int(config.option.part), failed):
+            terminalreporter.write_line(line)
+
+
+def _part_in_words(config: pytest.Config) -> str:
+    part = config.option.part
+    return "all cases" if part == sampling.ALL else f"part {part} of 0 to {sampling.PARTS - 1}"

@@ -9,7 +9,7 @@ import pytest
 
 
 def quick(chosen: Collection[Any], values: Iterable[Any]) -> list[Any]:
-    """`values` for `parametrize`, of which all but the `chosen` are slow.
+    """`values` for `parametrize`, of which all but the `chosen` are cases of an exhaustive matrix (`sampling.py`).
 
     Raises:
         ValueError: a chosen one is none of them.
@@ -17,4 +17,4 @@ def quick(chosen: Collection[Any], values: Iterable[Any]) -> list[Any]:
     values = list(values)
     if unknown := [one for one in chosen if one not in values]:
         raise ValueError(f"{unknown} are none of the parameters")
-    return [one if one in chosen else pytest.param(one, marks=pytest.mark.slow) for one in values]
+    return [one if one in chosen else pytest.param(one, marks=pytest.mark.exhaustive) for one in values]

@@ -259,7 +259,7 @@ class NoGuard(ReservationGuard):
         return None
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("policy", FEW_POLICIES)
 def test_without_promises_the_guard_changes_nothing(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def traced(*requests: Request) -> Trace:

@@ -188,7 +188,7 @@ def test_any_mix_is_predicted_as_if_each_were_alone(name: str, data: st.DataObje
     check(name, data.draw(members(name, st.integers(2, 8))), data.draw(caps))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", FAMILIES)
 @settings(max_examples=150)
 @given(data=st.data())

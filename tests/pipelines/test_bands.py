@@ -153,8 +153,8 @@ def tiled(comm: Comm | None, name: str, dtype: torch.dtype) -> Tensor:
     ("name", "dtype"),
     [
         ("wan", torch.float32),
-        pytest.param("wan", torch.bfloat16, marks=pytest.mark.slow),
-        *(pytest.param(name, torch.float32, marks=pytest.mark.slow) for name in BUILDERS if name != "wan"),
+        pytest.param("wan", torch.bfloat16, marks=pytest.mark.exhaustive),
+        *(pytest.param(name, torch.float32, marks=pytest.mark.exhaustive) for name in BUILDERS if name != "wan"),
     ],
 )
 def test_tiles_of_several_ranks_are_those_of_one_bit_for_bit(ranks: Ranks, name: str, dtype: torch.dtype) -> None:

@@ -120,7 +120,11 @@ def test_a_clip_in_parts_is_the_stock_clip(name: str, more: int) -> None:
 
 @pytest.mark.parametrize(
     ("name", "sides"),
-    [("wan", (4, 5)), ("wan", (7, 4)), *(pytest.param(name, (5, 6), marks=pytest.mark.slow) for name in BUILDERS)],
+    [
+        ("wan", (4, 5)),
+        ("wan", (7, 4)),
+        *(pytest.param(name, (5, 6), marks=pytest.mark.exhaustive) for name in BUILDERS),
+    ],
 )
 def test_a_clip_in_tiles_is_the_stock_clip_in_tiles(name: str, sides: tuple[int, int]) -> None:
     """Also where the last tile is no wider than a seam, and where one side needs no tiles."""
@@ -159,7 +163,7 @@ def test_an_interrupted_decode_keeps_no_frames_of_the_last_one() -> None:
     assert not any(isinstance(one, Tensor) for one in vae._feat_map)
 
 
-@pytest.mark.parametrize("name", ["wan21", "cosmos25", pytest.param("cosmos2-image", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["wan21", "cosmos25", pytest.param("cosmos2-image", marks=pytest.mark.exhaustive)])
 def test_a_stock_call_gets_its_clip_as_it_wants_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A clip that the stock call changes, or makes no pictures of, is decoded as a whole; no frame is made twice."""
     model, made = ZOO[name], StockPipeline(build(ZOO[name]), name, {}, "")

@@ -137,7 +137,7 @@ def test_a_picture_with_a_cache_is_the_stock_picture_with_its_hook(case: tuple[s
 @pytest.mark.parametrize("choice", [FBCACHE, TAYLORSEER], ids=str)
 @pytest.mark.parametrize(
     ("kind", "stock"),
-    [(StableDiffusion3, tiny.build_sd3), pytest.param(Flux, tiny.build_flux, marks=pytest.mark.slow)],
+    [(StableDiffusion3, tiny.build_sd3), pytest.param(Flux, tiny.build_flux, marks=pytest.mark.exhaustive)],
 )
 def test_the_same_of_families_that_call_the_denoiser_themselves(
     kind: Callable[..., Any], stock: Callable[[], Any], choice: CacheChoice

@@ -32,6 +32,7 @@ QUICK = (
     *("qwen-image21", "wan22", "wan21-video", "cogvideox", "modular-wan22"),
 )
 NAMED_QUICKLY = ("sd1-image", "wan22")
+SERVED = [name for name, model in ZOO.items() if model.class_name in served_classes()]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -59,14 +60,7 @@ def test_stages_and_steps_that_move_and_take_turns_equal_the_stock_call(name: st
         assert not found.is_served, "it is served now: python -m zoo.support"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[] if name in NAMED_QUICKLY else pytest.mark.slow)
-        for name, model in ZOO.items()
-        if model.class_name in served_classes()
-    ],
-)
+@pytest.mark.parametrize("name", quick(NAMED_QUICKLY, SERVED))
 def test_each_stage_names_the_components_that_it_calls(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     called: set[str] = set()
     stock_run = ComponentCall.run
@@ -160,14 +154,7 @@ def _that_remembers(call: Any) -> Any:
     return stock
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow)
-        for name, model in ZOO.items()
-        if model.class_name in served_classes()
-    ],
-)
+@pytest.mark.parametrize("name", quick(QUICK, SERVED))
 def test_what_is_encoded_for_any_seed_gives_the_stock_picture_of_another(name: str) -> None:
     """A request may begin behind the encode of one with another seed, as another process gets that."""
     made = StockPipeline(build(ZOO[name]), name, {}, "")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import tiny
+from quick import quick
 from ranks import Ranks
 from tilework.core.comm import Comm, GroupBroken
 from tilework.pipelines.parallel import Parallel
@@ -25,7 +26,7 @@ from zoo.registry import ZOO, build
 
 TOLERANCE = 1e-5
 QUICK = ("qwen-image", "wan22")
-SLOW = ("z-image", "cogvideox", "flux2-klein-base", "ltx", "chroma", "hunyuan-video15")
+ALL = (*QUICK, "z-image", "cogvideox", "flux2-klein-base", "ltx", "chroma", "hunyuan-video15")
 ONE_PASS = ("z-image", "wan22", "ltx")
 """Models whose shared steps happen to give the same bits, or may."""
 Moved = tuple[dict[str, Any], dict[str, Any]]
@@ -77,7 +78,7 @@ def difference(one: Tensor, other: Tensor) -> float:
     return float((one - other).abs().max() / other.abs().max())
 
 
-@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(one, marks=pytest.mark.slow) for one in SLOW)])
+@pytest.mark.parametrize("name", quick(QUICK, ALL))
 def test_a_request_whose_degree_changes_differs_by_rounding_only(ranks: Ranks, name: str) -> None:
     steps = ZOO[name].inputs["num_inference_steps"]
     alone, elastic = drawn(ranks, name, (1, 1, 1, 1)[:steps]), drawn(ranks, name, (1, 2, 3, 1)[:steps])
@@ -115,7 +116,7 @@ def shown_step(comm: Comm | None, name: str, moved: Moved) -> tuple[Moved, bytes
     return (requests.shipped(values), requests.shipped(made.export(state))), b"".join(images)
 
 
-@pytest.mark.parametrize("name", ["qwen-image", pytest.param("wan22", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["qwen-image", pytest.param("wan22", marks=pytest.mark.exhaustive)])
 def test_in_a_group_the_first_draws_previews_and_nothing_changes(ranks: Ranks, name: str) -> None:
     first = made_step(None, name, None)
     plain = ranks.run(2, made_step, name, first)
@@ -131,7 +132,7 @@ def test_in_a_group_the_first_draws_previews_and_nothing_changes(ranks: Ranks, n
 # Two passes of one step, each by half of a group.
 
 
-@pytest.mark.parametrize("name", ["qwen-image", "wan22", pytest.param("chroma", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["qwen-image", "wan22", pytest.param("chroma", marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("degree", [2, 4])
 def test_the_halves_of_a_group_make_a_pass_each(ranks: Ranks, name: str, degree: int) -> None:
     first = made_step(None, name, None)

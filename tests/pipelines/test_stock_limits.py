@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import tiny
+from quick import quick
 from tilework.core.model import TRUE_SCALE, ModelInfo
 from tilework.core.request import DEFAULT_TERMS
 from tilework.core.wire.spec import Spec
@@ -50,10 +51,7 @@ def _one_of_each_class() -> list[str]:
     return list({model.class_name: model.name for model in reversed(models)}.values())
 
 
-CLASSES = [
-    pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow)
-    for name in dict.fromkeys((*QUICK, *_one_of_each_class()))
-]
+CLASSES = tuple(dict.fromkeys((*QUICK, *_one_of_each_class())))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -62,7 +60,7 @@ def _prepared() -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", [each for each in CLASSES if each.values[0] not in _ODD_SIZES])
+@pytest.mark.parametrize("name", quick(QUICK, [each for each in CLASSES if each not in _ODD_SIZES]))
 def test_a_size_that_is_taken_is_made_and_the_least_that_is_not_is_not(name: str) -> None:
     model, pipeline = ZOO[name], build(ZOO[name])
     info = StockPipeline(build(model), name, {}, "").info
@@ -79,7 +77,7 @@ def test_a_size_that_is_taken_is_made_and_the_least_that_is_not_is_not(name: str
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("name", quick(QUICK, CLASSES))
 def test_a_number_of_frames_that_is_taken_is_made_and_the_next_is_not(name: str) -> None:
     model, pipeline = ZOO[name], build(ZOO[name])
     info = StockPipeline(build(model), name, {}, "").info

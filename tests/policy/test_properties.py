@@ -133,7 +133,7 @@ def test_gaps_are_found() -> None:
     assert max(gaps_ns(case.run("tetriserve"))) > MOVE_NS
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("policy", POLICIES)
 @settings(max_examples=30)
 @given(case=cases(promises=False))

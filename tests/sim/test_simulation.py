@@ -104,7 +104,7 @@ def test_every_trace_is_legal(policy: str, data: st.DataObject) -> None:
     check_drawn(policy, data)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("policy", POLICIES)
 @given(data=st.data())
 def test_many_traces_are_legal(policy: str, data: st.DataObject) -> None:

@@ -144,7 +144,7 @@ def check_stock_call(model: ZooModel, directory: Path) -> None:
 def served(*, clips: bool) -> Iterable[Any]:
     """Parameters of tests: the models of the zoo that Tilework serves, and that make clips or pictures."""
     return (
-        pytest.param(model, id=name, marks=[] if name in QUICK else pytest.mark.slow)
+        pytest.param(model, id=name, marks=[] if name in QUICK else pytest.mark.exhaustive)
         for name, model in ZOO.items()
         if model.class_name in served_classes() and model.kind.endswith("video") == clips
     )

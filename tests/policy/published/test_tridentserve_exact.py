@@ -127,7 +127,7 @@ def served(requests: Sequence[Request], policy: str) -> tuple[int, NewPlacement]
     return on_time, placement
 
 
-@pytest.mark.parametrize("solver", [solve_quickly, pytest.param(solve_by_ilp, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("solver", [solve_quickly, pytest.param(solve_by_ilp, marks=pytest.mark.exhaustive)])
 def test_it_is_never_ahead_of_the_exact_model_and_seldom_behind(
     solver: Solver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

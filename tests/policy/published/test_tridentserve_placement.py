@@ -333,7 +333,9 @@ def test_without_the_scheduler_the_shortest_goes_first() -> None:
 # No request starves.
 
 
-@pytest.mark.parametrize("policy", ["tridentserve", pytest.param("tridentserve-wo-scheduler", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "policy", ["tridentserve", pytest.param("tridentserve-wo-scheduler", marks=pytest.mark.exhaustive)]
+)
 def test_a_large_late_request_gets_its_turn(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small requests that can be on time keep all devices busy; the large one is late from the beginning."""
     made, order = registry.make_policy(policy), DeadlineOrder(late_patience_ns=40 * NS_PER_S)

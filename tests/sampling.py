@@ -1,0 +1,75 @@
+"""Which cases of the exhaustive matrices a run has: all, or the part whose turn it is at this commit.
+
+A case belongs to one of `PARTS` parts by its name. Consecutive commits take the parts in turn, so that each case runs
+within `PARTS` commits. The hash of the commit would give no such bound: after ten draws of one in ten, a third of the
+cases have not run. It decides only where the history is not at hand, as in a shallow clone.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from zlib import crc32
+
+import pytest
+
+PARTS = 10
+ALL, BY_COMMIT = "all", "commit"
+_ROOT = Path(__file__).parents[1]
+
+
+def part_of(case: str) -> int:
+    """The part that a case belongs to: it depends on nothing but the name of the case."""
+    return crc32(case.encode()) % PARTS
+
+
+def part_from(text: str, git: Callable[..., str]) -> int | None:
+    """The part that `--part` names; None for all.
+
+    Raises:
+        pytest.UsageError: it names none.
+    """
+    if text == ALL:
+        return None
+    if text == BY_COMMIT:
+        return _turn(git)
+    if text.isascii() and text.isdecimal() and int(text) < PARTS:
+        return int(text)
+    raise pytest.UsageError(f"--part {text}: choose {ALL}, {BY_COMMIT}, or a number from 0 to {PARTS - 1}")
+
+
+def git(*words: str) -> str:
+    """The answer of git about this checkout.
+
+    Raises:
+        pytest.UsageError: there is no history to ask for.
+    """
+    try:
+        return subprocess.run(["git", *words], cwd=_ROOT, check=True, capture_output=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise pytest.UsageError(
+            f"--part {BY_COMMIT} needs git and a checkout; give --part {ALL} or a number"
+        ) from error
+
+
+def _turn(git: Callable[..., str]) -> int:
+    if git("rev-parse", "--is-shallow-repository") == "true":
+        return int(git("rev-parse", "HEAD"), 16) % PARTS
+    return int(git("rev-list", "--count", "HEAD")) % PARTS
+
+
+def split(items: Iterable[pytest.Item], part: int) -> tuple[list[pytest.Item], list[pytest.Item]]:
+    """Those that run, and those of the matrices whose turn it is not."""
+    kept: list[pytest.Item] = []
+    others: list[pytest.Item] = []
+    for item in items:
+        is_out = item.get_closest_marker("exhaustive") is not None and part_of(item.nodeid) != part
+        (others if is_out else kept).append(item)
+    return kept, others
+
+
+def how_to_repeat(part: int, failed: Iterable[str]) -> list[str]:
+    """Lines that say how the cases that failed, and the whole part, run again."""
+    cases = " ".join(f"'{case}'" for case in dict.fromkeys(failed))
+    return [f"these again: .venv/bin/python -m pytest {cases}", f"the whole part: make slow PART={part}"]
