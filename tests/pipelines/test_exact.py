@@ -12,6 +12,7 @@ import torch
 
 import tilework
 import tiny
+from quick import quick
 from tilework.core.model import ModelSource
 from tilework.core.wire.spec import Spec
 from tilework.pipelines.families.sd import StableDiffusion
@@ -42,6 +43,7 @@ STOCK = {
     "sdxl-distilled": partial(tiny.build_sdxl, distilled=True),
     "sd": tiny.build_sd,
 }
+QUICK = ("sd3-dpm", "sd3.5", "flux", "sdxl-noisy", "sd", "shapes")
 
 
 class Model:
@@ -56,7 +58,7 @@ class Model:
         return tiny.run_stock(self.stock, spec, self.max_sequence_length)
 
 
-@pytest.fixture(scope="module", params=[*STOCK, "shapes", "shapes-dpm"])
+@pytest.fixture(scope="module", params=quick(QUICK, [*STOCK, "shapes", "shapes-dpm"]))
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     directory = tmp_path_factory.mktemp(request.param)
     if request.param in STOCK:
@@ -110,7 +112,7 @@ def test_a_moved_state_does_not_change_the_original(model: Model) -> None:
     assert_same(model.here, state, model.run_stock(SPECS["guided"]))
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", quick(("bfloat16",), ("bfloat16", "float16")))
 @pytest.mark.parametrize("name", ["sd3-dpm", "sd3.5", "flux", "sdxl-noisy", "sd"])
 def test_in_half_precision_a_request_that_moves_equals_the_stock_pipeline(
     name: str, dtype: str, tmp_path: Path

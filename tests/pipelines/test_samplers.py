@@ -75,7 +75,15 @@ CASES = [
     *(("sdxl", name) for name in sorted(XL_COMPATIBLE) if name != "DPMSolverSDEScheduler"),
     *(("sdxl", name) for name in XL_EXTRA),
 ]
-every_sampler = pytest.mark.parametrize(("kind", "name"), CASES, ids=[f"{kind}-{name}" for kind, name in CASES])
+QUICK = (
+    *(("sd3", name) for name in ("euler-stochastic", "heun", "dpm-sde")),
+    *(("flux", name) for name in ("lcm", "unipc")),
+    *(("sdxl", name) for name in ("EulerAncestralDiscreteScheduler", "PNDMScheduler", "dpm-karras", "tcd")),
+)
+every_sampler = pytest.mark.parametrize(
+    ("kind", "name"),
+    [pytest.param(*one, id="-".join(one), marks=[] if one in QUICK else pytest.mark.exhaustive) for one in CASES],
+)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import tiny
+from quick import quick
 from ranks import Ranks, Spoilt
 from tilework.core.comm import Comm
 from tilework.pipelines.errors import UnsupportedModel
@@ -43,6 +44,7 @@ def ranks() -> Iterator[Ranks]:
     ranks.close()
 
 
+QUICK = ("flux", "sd3.5", "qwen-short", "z_image", "wan-i2v", "ltx2", "cogvideox")
 Rank = tuple[list[Tensor], list[int]]
 
 
@@ -73,7 +75,7 @@ def error(results: list[Tensor], references: list[Tensor]) -> float:
     )
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", quick(QUICK, CASES))
 def test_a_shared_prediction_equals_that_of_one_process(ranks: Ranks, name: str) -> None:
     references = predict(build(name), name)
     assert all(reference.std() > 0.1 for reference in references), "a flat reference would prove nothing"
@@ -88,13 +90,13 @@ def test_a_shared_prediction_equals_that_of_one_process(ranks: Ranks, name: str)
         assert all(max(counts) - min(counts) <= 1 for counts in zip(*shares, strict=True))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", quick(QUICK, CASES))
 def test_an_exchange_that_goes_wrong_is_seen(ranks: Ranks, name: str) -> None:
     results = ranks.run(4, predict_together, name, True)
     assert error(results[0][0], predict(build(name), name)) > 1e-3
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", quick(QUICK, CASES))
 def test_at_degree_1_the_stock_code_runs(name: str) -> None:
     model, parallel = shared(name)
     parallel.join(Silent(), guided=False)  # type: ignore[arg-type]

@@ -118,6 +118,7 @@ def test_reads_ahead_of_need_fail() -> None:
     assert any(result.fault_counts["read"] for result in results)
 
 
+@pytest.mark.slow
 def test_the_seeds_of_the_hour_keep_the_invariants() -> None:
     """Other seeds every hour. A failure names its seed, which keeps failing until the bug is fixed."""
     first = 1_000_000 + int(time.time() // 3600) * 8
