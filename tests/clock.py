@@ -31,6 +31,10 @@ class ManualLoop(asyncio.SelectorEventLoop):
         """Let this much time pass; timers that are due run when the loop comes to them."""
         self._now_s += seconds
 
+    async def until_idle(self) -> None:
+        """Let all go on that waits neither for time nor for another thread or process."""
+        await until_idle(self)
+
     async def until(self, condition: Callable[[], Any]) -> None:
         """Let everything go on, except for time, until the condition holds."""
         await waiting.until(condition, pause_s=0)
@@ -49,6 +53,22 @@ class SkippingLoop(asyncio.SelectorEventLoop):
     def skip(self, seconds: float) -> None:
         """Move the time ahead, on the loop's own thread."""
         self._skipped_s += seconds
+
+
+async def until_idle(loop: asyncio.SelectorEventLoop) -> None:
+    """Until no callback is ready, no timer due and no socket readable, but for the task that waits here."""
+    timers, selector = loop._scheduled, loop._selector  # type: ignore[attr-defined]
+    while True:
+        await asyncio.sleep(0)
+        is_due = any(timer._when <= loop.time() and not timer._cancelled for timer in timers)
+        if not (loop._ready or is_due or selector.select(0)):  # type: ignore[attr-defined]
+            return
+
+
+async def sleep(seconds: float) -> None:
+    """Wait on the test's clock, which the loop must have."""
+    assert isinstance(asyncio.get_running_loop(), ManualLoop)
+    await asyncio.sleep(seconds)
 
 
 def run(scenario: Callable[[ManualLoop], Awaitable[T]]) -> T:

@@ -20,6 +20,7 @@ from tilework.comm.rendezvous import Rendezvous
 from tilework.core.comm import COLLECTIVES, Comm, GroupBroken
 from tilework.core.wire.commands import GroupRef
 from tilework.runtime.worker_process import forkserver_context
+from waiting import PATIENCE_S
 
 CONTEXT = forkserver_context()
 ANSWER_S = 30.0
@@ -51,7 +52,7 @@ class Member:
 
     def end(self) -> None:
         self._connection.close()
-        self.process.join(5)
+        self.process.join(PATIENCE_S)
         assert self.process.exitcode is not None
 
 

@@ -27,6 +27,7 @@ from tilework.cli.app import app
 from tilework.core.request import Shape
 from tilework.formats.schedule import read_schedule
 from tilework.formats.workload import WorkloadRequest, read_workload, write_workload
+from waiting import PATIENCE_S
 
 CARD = {"id": "fake", "tilework": {"default_size": "96x64", "default_steps": 7}}
 PICTURE = "cGljdHVyZQ=="
@@ -98,7 +99,7 @@ def running() -> Any:
     fake.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     yield fake
     server.should_exit = server.force_exit = True
-    thread.join(10)
+    thread.join(PATIENCE_S)
 
 
 @pytest.fixture

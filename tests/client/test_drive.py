@@ -21,6 +21,7 @@ from tilework.client.record import Ending
 from tilework.core.lora import UsedLora
 from tilework.core.request import OnMiss
 from tilework.formats.workload import WorkloadRequest
+from waiting import PATIENCE_S
 
 TIMELINE = {"uid": "u-1", "eta_s": 0.2, "on_time": True, "segments": []}
 seen: list[tuple[dict, dict]] = []
@@ -95,7 +96,7 @@ def server():
         time.sleep(0.01)
     yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     running.should_exit = True
-    thread.join(10)
+    thread.join(PATIENCE_S)
 
 
 @pytest.fixture(autouse=True)

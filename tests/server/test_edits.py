@@ -26,7 +26,7 @@ from tilework.server.calls.call import Call
 from tilework.server.calls.parsing.form import form_fields
 from tilework.server.calls.parsing.image_call import ImageCall
 from tilework.server.http.body import MAX_FIELDS, MAX_FILES
-from waiting import eventually
+from waiting import PATIENCE_S, eventually
 
 EDITS = "/v1/images/edits"
 ASYNC = {"Prefer": "respond-async"}
@@ -303,7 +303,7 @@ def begin_form(server: Served, num_bytes: int) -> socket.socket:
     """A connection that has sent this much of a form, and sends no more."""
     body = form_of(plain() + bytes(2 * num_bytes))
     head = f"POST {EDITS} HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=b\r\n"
-    connection = socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=10)
+    connection = socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=PATIENCE_S)
     connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:num_bytes])
     return connection
 
