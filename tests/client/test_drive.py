@@ -9,12 +9,14 @@ import re
 import socket
 import threading
 
+import httpx
 import pytest
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 import clock
+from tilework.client import pool
 from tilework.client.dialect import Dialect
 from tilework.client.drive import drive
 from tilework.client.record import Ending
@@ -235,9 +237,10 @@ def test_the_lag_of_the_client_is_reported_beside_the_latency(server):
     assert punctual.lag_s == 0
 
 
-def test_a_connection_serves_one_request_after_the_other(server):
+def test_a_connection_serves_one_request_after_the_other(server, monkeypatch):
     """Requests of which each comes after the answer to the former use one connection; at once, each has its own."""
     done = []
+    monkeypatch.setattr(pool, "_ONE", httpx.Limits(max_connections=1))  # None is closed after a while.
 
     async def one_by_one(loop):
         workload = [request("draw 0", arrival_s=0.05 * i) for i in range(20)]
