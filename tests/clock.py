@@ -9,11 +9,11 @@ limits of minutes, beside which what a slow machine takes does not count.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-PATIENCE_S = 30.0
+import waiting
+
 T = TypeVar("T")
 
 
@@ -33,10 +33,7 @@ class ManualLoop(asyncio.SelectorEventLoop):
 
     async def until(self, condition: Callable[[], Any]) -> None:
         """Let everything go on, except for time, until the condition holds."""
-        end_s = time.monotonic() + PATIENCE_S
-        while not condition():
-            assert time.monotonic() < end_s, "the condition did not come true"
-            await asyncio.sleep(0)
+        await waiting.until(condition, pause_s=0)
 
 
 class SkippingLoop(asyncio.SelectorEventLoop):

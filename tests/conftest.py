@@ -2,21 +2,25 @@
 
 Hypothesis sets no time limit per example, since test machines are shared and slow. Servers that tests start keep what
 they measure in a place of this run, not in the user's cache; the processes of a run share it. They run on CPUs, also
-where there are other devices. Ctrl-C works as in a terminal, also if the tests were started in the background of a
-shell, which ignores it.
+where there are other devices. httpx waits as long as tests do, not its own 5 s. Ctrl-C works as in a terminal, also if
+the tests were started in the background of a shell, which ignores it.
 """
 
 import os
 import signal
 import tempfile
 
+import httpx
 import pytest
 from hypothesis import settings
 
 import sampling
+from waiting import PATIENCE_S
 
 settings.register_profile("tests", deadline=None, print_blob=True)
 settings.load_profile("tests")
+for _wait in ("connect", "read", "write", "pool"):
+    setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _wait, PATIENCE_S)
 os.environ["TILEWORK_DEVICE"] = "cpu"
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if "PYTEST_XDIST_WORKER" not in os.environ:

@@ -468,11 +468,3 @@ def serving(
                 served.stop()
     thread.join(15)
     assert not thread.is_alive(), "the server did not stop"
-
-
-def eventually(condition: Any, timeout_s: float = 20.0) -> None:
-    """Wait until the condition holds."""
-    end_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end_s, "the condition did not come true in time"
-        time.sleep(0.01)

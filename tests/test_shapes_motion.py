@@ -73,7 +73,6 @@ def test_a_window_shows_some_of_the_shape() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # Two and a half minutes beside other work.
 def test_training_goes_on_where_it_stopped_and_the_stock_pipeline_loads_what_it_saves(tmp_path: Path) -> None:
     whole = Recipe(autoencoder_steps=2, crop_share=1.0, steps=3, batch_latents=6, pool=10)
     train(whole, tmp_path / "whole", tmp_path / "at once")
@@ -90,7 +89,6 @@ def test_training_goes_on_where_it_stopped_and_the_stock_pipeline_loads_what_it_
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_the_shipped_model_draws_what_its_score_says() -> None:
     published = json.loads((score.HERE / "score.json").read_text())["frames"]
     pipeline = score.load(score.MODEL)

@@ -22,7 +22,7 @@ import pytest
 import tilework
 import tiny
 from builders import POLICIES, poisson
-from runtime.rig import PingPong, Rig, assert_nothing_is_left, kill, until
+from runtime.rig import PingPong, Rig, assert_nothing_is_left, kill
 from tilework.control.controller import ControllerConfig
 from tilework.control.log import replay
 from tilework.core.cost_row import CostRow
@@ -48,6 +48,7 @@ from tilework.sim.runs import Run
 from tilework.sim.scenarios import Scenario
 from tilework.sim.simulation import Simulation
 from tilework.sim.trace import Trace
+from waiting import until
 
 PIPELINE = "toy"
 HALF = 0.5

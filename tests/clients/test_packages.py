@@ -15,7 +15,7 @@ import pytest
 from clients.installed import from_npm, from_pypi
 from fake_engine import FakeEngine, Served, serving
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 LITELLM = ("litellm<2", "python-dotenv", "tiktoken", "fastuuid", "h2", "hyperframe", "hpack")
 PNG = "iVBORw0K"

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from threading import Event
 
 from tilework.comm.sender import Sender
-
-PATIENCE_S = 30.0
+from waiting import PATIENCE_S
 
 
 class Written:

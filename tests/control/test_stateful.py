@@ -413,7 +413,7 @@ class HostileDriverOfAny(HostileDriver):
 
 # Many seconds of CPU, and a machine may be slow.
 SETTINGS = settings(max_examples=40, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck))
-TestHostileDriver = pytest.mark.timeout(400)(HostileDriver.TestCase)
+TestHostileDriver = HostileDriver.TestCase
 TestHostileDriver.settings = SETTINGS
 TestHostileDriverOfAny = pytest.mark.slow(pytest.mark.timeout(1000)(HostileDriverOfAny.TestCase))
 TestHostileDriverOfAny.settings = settings(SETTINGS, max_examples=450)

@@ -6,7 +6,7 @@ import asyncio
 import io
 import os
 import signal
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,11 +132,6 @@ class Rig:
     def close(self) -> None:
         self.run(self.engine.stop())
         self.runner.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.002)
 
 
 def left_behind(executor: LocalExecutor) -> list[Path]:

@@ -15,15 +15,14 @@ import httpx
 import pytest
 
 import tiny
-from fake_engine import eventually
 from live.pages import live_server
 from tilework.control.log import replay
+from waiting import PATIENCE_S, eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.slow
 
 SEED = 20261127
 NUM_CALLS = 200
-PATIENCE_S = 120.0
 SIDES = {"shapes": (64, 128, 192), "shapes-motion": (32, 48, 64), "sd3": (32, 64), "flux": (32, 64), "sdxl": (32, 64)}
 CACHES = ("patch", "image", "fbcache", "taylorseer", "if_late", "off")
 ENDED = ("done", "failed", "cancelled")

@@ -11,7 +11,7 @@ import pytest
 import tiny
 from batching import batching  # noqa: F401
 from quick import quick
-from runtime.rig import Rig, assert_nothing_is_left, kill, until
+from runtime.rig import Rig, assert_nothing_is_left, kill
 from stages import DIFFUSE, ENCODE, STAGES, stage_of
 from tilework.control.log import read_log, replay
 from tilework.core.actions import Accept
@@ -21,6 +21,7 @@ from tilework.core.model import ModelSource, SimulatedSource
 from tilework.core.request import Shape, Status
 from tilework.core.wire.spec import Spec
 from tilework.runtime.ticket import Outcome, Ticket
+from waiting import until
 
 BUILD = {
     "sd3-dpm": lambda: tiny.build_sd3("dpm"),

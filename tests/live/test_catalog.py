@@ -18,7 +18,7 @@ import torch
 import tilework
 import tiny
 from loras import denoiser_of, save_lora, use_stock
-from runtime.rig import Rig, assert_nothing_is_left, until
+from runtime.rig import Rig, assert_nothing_is_left
 from tilework.control.log import replay
 from tilework.core.actions import Reject
 from tilework.core.lora import UsedLora
@@ -28,6 +28,7 @@ from tilework.core.wire.spec import Spec
 from tilework.cost.profiles import Profiles
 from tilework.runtime.executor import ModelRefused
 from tilework.runtime.models.costs import CostCache
+from waiting import until
 
 ADAPTER = """
 from tilework.pipelines.families.sd3 import StableDiffusion3

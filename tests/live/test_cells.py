@@ -21,7 +21,7 @@ import tiny
 from builders import table
 from live.test_many_models import actions
 from live.test_stock import Served, Turns, assert_pictures
-from runtime.rig import Rig, assert_nothing_is_left, until
+from runtime.rig import Rig, assert_nothing_is_left
 from stages import DIFFUSE, STAGES
 from tilework.control.log import replay
 from tilework.core.component import LoadSource
@@ -35,6 +35,7 @@ from tilework.runtime.cell_executor import CellExecutor
 from tilework.runtime.executor import WorkerStartFailed
 from tilework.runtime.models.cell_choice import sizes_of, smallest_cell
 from tilework.runtime.ticket import Outcome, Ticket
+from waiting import until
 from zoo.registry import ZOO, build, quiet
 
 WHOLE = 5_330_880

@@ -27,7 +27,6 @@ import pytest
 from PIL import Image
 
 from builders import table
-from fake_engine import eventually
 from stages import DIFFUSE
 from tilework.control.controller import ControllerConfig
 from tilework.control.watchdog import WatchdogConfig
@@ -39,11 +38,11 @@ from tilework.runtime.local_executor import LocalConfig, LocalExecutor
 from tilework.runtime.log_file import LogFile
 from tilework.server.config import ServerConfig
 from tilework.server.main import StopSignals, serve
+from waiting import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.slow
 LOSSES = "tilework_device_losses_total"
 STUCK_S = 2.0
-PATIENCE_S = 60.0
 # Steps of 128 px are predicted to take 0.05 s, about what they take, so that a chunk has a few.
 COSTS = table(encode_s=0.02, step_s=0.05, decode_s=0.05, degrees=(1, 2), pipeline="shapes")
 
@@ -100,12 +99,12 @@ class Service:
             found[:] = sorted(device for device, steps in self.running().items() if steps >= least_steps)
             return found
 
-        eventually(look, PATIENCE_S)
+        eventually(look)
         return found
 
     def until_back(self, num_losses: float) -> None:
         """So many workers have been lost in all, and all are up again."""
-        eventually(lambda: self.metric(LOSSES) >= num_losses and self.metric("tilework_devices_up") == 2, PATIENCE_S)
+        eventually(lambda: self.metric(LOSSES) >= num_losses and self.metric("tilework_devices_up") == 2)
 
 
 @contextmanager
@@ -200,7 +199,6 @@ def test_workers_killed_and_stopped_under_load_cost_no_picture(service: Service,
     assert service.ready()["open_requests"] == 0
 
 
-@pytest.mark.timeout(300)
 def test_workers_killed_while_every_state_spills_cost_no_picture(undisturbed: list[np.ndarray]) -> None:
     """Requests with ever earlier deadlines interrupt those before them, which wait without their tensors."""
     rng, returns, answers = Random(1), 0.0, list[Future[httpx.Response]]()

@@ -16,7 +16,7 @@ import tiny
 from builders import Idle
 from live.test_workflows import costs_of
 from loras import save_lora, use_stock
-from runtime.rig import Rig, assert_nothing_is_left, kill, until
+from runtime.rig import Rig, assert_nothing_is_left, kill
 from tilework.control.log import replay
 from tilework.core.component import num_bytes
 from tilework.core.interfaces import ClusterView, CostModel
@@ -31,6 +31,7 @@ from tilework.pipelines.workflow.source import read_workflow
 from tilework.policy import registry
 from tilework.runtime.ticket import Outcome, Ticket
 from tilework.worker.models.weights import KeptWeights
+from waiting import until
 
 pytestmark = pytest.mark.slow
 FLOW = """

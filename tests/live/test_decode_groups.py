@@ -12,7 +12,7 @@ import pytest
 import tilework
 import tiny
 from builders import Idle, table
-from runtime.rig import Rig, assert_nothing_is_left, kill, until
+from runtime.rig import Rig, assert_nothing_is_left, kill
 from stages import DECODE
 from tilework.control.log import replay
 from tilework.core.interfaces import ClusterView, CostModel
@@ -25,6 +25,7 @@ from tilework.cost.table_costs import TableCosts
 from tilework.pipelines.loading import load
 from tilework.policy import registry
 from tilework.runtime.ticket import Outcome, Ticket
+from waiting import until
 from zoo import requests
 from zoo.registry import ZOO, build, quiet
 

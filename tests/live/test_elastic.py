@@ -18,7 +18,7 @@ import torch
 
 import tilework
 import tiny
-from live.route import NUM_WORKERS, ROUTE, STEPS, STEPS_EACH, Rig, left_behind, registered, until
+from live.route import NUM_WORKERS, ROUTE, STEPS, STEPS_EACH, Rig, left_behind, registered
 from quick import quick
 from stages import DIFFUSE, stage_of
 from tilework.control.log import replay
@@ -29,6 +29,7 @@ from tilework.core.wire.reports import Ended
 from tilework.core.wire.spec import Spec
 from tilework.core.work import Group
 from tilework.runtime.ticket import Outcome
+from waiting import until
 
 # Relative to the largest value. Over two steps, the stock pipeline in float32 is itself up to 2.5e-6 away from the one
 # in float64 (`shapes`, the request of these tests).

@@ -32,7 +32,6 @@ from zoo.registry import ZOO, build
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.timeout(600),  # Kernels are compiled, and some hosts are slow.
 ]
 
 

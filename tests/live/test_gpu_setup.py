@@ -27,7 +27,6 @@ from tilework.worker.models.weights import Weights
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.timeout(600),  # Kernels are compiled, and some hosts are slow.
 ]
 SETUPS: dict[str, dict[str, Any]] = {
     "int8": {"quantize": "int8"},

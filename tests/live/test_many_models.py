@@ -21,7 +21,7 @@ import pytest
 import tilework
 import tiny
 from builders import table
-from runtime.rig import Rig, assert_nothing_is_left, until
+from runtime.rig import Rig, assert_nothing_is_left
 from tilework.control.log import replay
 from tilework.core.component import LoadSource
 from tilework.core.model import ModelSource
@@ -32,9 +32,9 @@ from tilework.cost.table import CostTable, merged
 from tilework.runtime.executor import WorkerStartFailed
 from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.ticket import Outcome, Ticket
+from waiting import until
 
 BUILD: dict[str, Callable[[], Any]] = {"sd3": tiny.build_sd3, "flux": tiny.build_flux, "sdxl": tiny.build_sdxl}
-PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 import tiny
-from live.route import NUM_WORKERS, ROUTE, STEPS, Rig, left_behind, registered, until
+from live.route import NUM_WORKERS, ROUTE, STEPS, Rig, left_behind, registered
 from tilework.control.log import replay
 from tilework.core.request import Status
 from tilework.runtime.ticket import Outcome
+from waiting import until
 
 pytestmark = pytest.mark.slow
 

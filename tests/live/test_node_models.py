@@ -25,7 +25,7 @@ from tilework.runtime.nodes.config import NodesConfig
 from tilework.runtime.nodes.executor import NodesExecutor
 from tilework.runtime.ticket import Ticket
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 INK = (UsedLora("ink", 0.8),)
 
 

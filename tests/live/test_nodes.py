@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import pairwise
@@ -28,8 +28,9 @@ from tilework.runtime.local_executor import LocalConfig, LocalExecutor
 from tilework.runtime.nodes.config import NodesConfig
 from tilework.runtime.nodes.executor import NodesExecutor
 from tilework.runtime.ticket import Outcome, Ticket
+from waiting import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 NUM_REQUESTS = 8
 STEPS_EACH = 3
 ROUTE = (0,), (2, 3), (1,), (2,)
@@ -132,12 +133,6 @@ async def serving(log: io.StringIO, **options: Any) -> AsyncIterator[tuple[Engin
             yield engine, executor, running
         finally:
             await engine.stop()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Without a limit of its own: an agent takes long to start on a busy machine."""
-    while not condition():
-        await asyncio.sleep(0.01)
 
 
 def crossed_twice(engine: Engine) -> bool:

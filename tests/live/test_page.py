@@ -24,7 +24,7 @@ import torch
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from builders import PIPELINE, request, table
-from fake_engine import EDITOR, INFO, VIDEOS, FakeEngine, Plan, Served, eventually, serving
+from fake_engine import EDITOR, INFO, VIDEOS, FakeEngine, Plan, Served, serving
 from live.pages import MODELLED, live_server, opened
 from server.picture_files import plain
 from stages import DIFFUSE, stage_of
@@ -38,6 +38,7 @@ from tilework.cost.table_file import table_json
 from tilework.pipelines.video.export import video_file
 from tilework.report.similarity import psnr_db
 from tilework.runtime.observer import EndedWork
+from waiting import eventually
 
 pytestmark = pytest.mark.slow
 HELD = Plan(is_held=True)
@@ -235,7 +236,6 @@ def pixels_of(picture: Locator) -> np.ndarray:
     return np.asarray(PIL.Image.open(BytesIO(base64.b64decode(data))).convert("RGB"))
 
 
-@pytest.mark.timeout(300)
 def test_a_comparison_shows_savings_beside_their_quality(browser: Browser, tmp_path: Path) -> None:
     costs = tmp_path / "costs.json"
     costs.write_text(json.dumps(table_json(table(0.02, 0.02, 0.02, pipeline="shapes"))))
@@ -462,7 +462,6 @@ def test_it_says_when_the_server_has_gone_and_comes_back(browser: Browser) -> No
 # A live server.
 
 
-@pytest.mark.timeout(300)
 def test_a_live_server_with_front_ends_shows_what_it_did(browser: Browser) -> None:
     with (
         live_server(*MODELLED, "--frontends", "2") as url,

@@ -76,7 +76,6 @@ def test_what_the_plan_lacks_is_told(browser: Browser) -> None:
         expect(page.get_by_role("alert")).to_contain_text("0 requests with a deadline have come")
 
 
-@pytest.mark.timeout(300)
 def test_a_live_server_plans_from_what_it_served(browser: Browser) -> None:
     with (
         live_server(*MODELLED) as url,

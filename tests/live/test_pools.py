@@ -10,13 +10,14 @@ import pytest
 
 import tiny
 from builders import table
-from runtime.rig import Rig, kill, until
+from runtime.rig import Rig, kill
 from tilework.core.actions import Reject
 from tilework.core.model import ModelSource
 from tilework.core.request import RefusalCode, Status
 from tilework.core.wire.commands import LoadWeights
 from tilework.cost.table import CostTable, merged
 from tilework.runtime.ticket import Outcome
+from waiting import until
 
 NAMES = ("first", "second")
 SOURCES = tuple(ModelSource(path="shapes", name=name, devices=(index,)) for index, name in enumerate(NAMES))

@@ -31,6 +31,7 @@ from tilework.runtime.nodes.config import NodesConfig
 from tilework.runtime.nodes.executor import NodesExecutor
 from tilework.runtime.nodes.ray_agents import RayAgents, new_token
 from tilework.runtime.ticket import Outcome, Ticket
+from waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 # Ray asks for a token on every address but loopback, which it avoids. It reads these when it is imported.
@@ -162,12 +163,6 @@ class Load:
 
 def spec_of(number: int) -> Spec:
     return tiny.spec(prompt=("red circle", "green square")[number % 2], seed=number, steps=6, exact=True)
-
-
-async def until(condition: Callable[[], bool], seconds: float = 240) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 @pytest.fixture(scope="module")

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from builders import table
-from fake_engine import eventually
 from live.test_durable import Server, kept_step, uid_of
 from live.test_ray import descendants
 from tilework.cli.local_agents import free_port
 from tilework.cli.nodes import kept_name
 from tilework.cost.table_file import table_json
 from tilework.runtime.nodes.ray_agents import NAMESPACE
+from waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ray = pytest.importorskip("ray")
@@ -76,13 +76,13 @@ def test_ray_goes_on_with_a_server_that_is_killed(tmp_path: Path) -> None:
         ray.init(address=started.address, namespace=NAMESPACE, log_to_driver=False, _node_ip_address="127.0.0.1")
         keeper = ray.get_actor(kept_name(state.resolve()))
         raylets = [node.all_processes["raylet"][0].process.pid for node in started.list_all_nodes()]
-        eventually(lambda: all(workers_of(pid) for pid in raylets), 60)
+        eventually(lambda: all(workers_of(pid) for pid in raylets))
         workers = [workers_of(pid) for pid in raylets]
         uids = [uid_of(server.later(seed)) for seed in range(NUM_CALLS)]
-        eventually(lambda: kept_step(state, f"{uids[0]}-0") > 0, 60)
+        eventually(lambda: kept_step(state, f"{uids[0]}-0") > 0)
         killed = ray.get(keeper.serving_pid.remote())
         os.kill(killed, signal.SIGKILL)
-        eventually(lambda: ray.get(keeper.serving_pid.remote()) not in (None, killed), 120)
+        eventually(lambda: ray.get(keeper.serving_pid.remote()) not in (None, killed))
         assert [server.pictures(uid) for uid in uids] == expected
         assert [workers_of(pid) for pid in raylets] == workers, "they are those of before"
         first.process.kill()
@@ -91,4 +91,4 @@ def test_ray_goes_on_with_a_server_that_is_killed(tmp_path: Path) -> None:
         assert server.pictures(uids[0]) == expected[0]
         second.process.send_signal(signal.SIGTERM)
         assert second.process.wait(60) == 0
-        eventually(lambda: not any(workers_of(pid) for pid in raylets), 30)
+        eventually(lambda: not any(workers_of(pid) for pid in raylets))

@@ -7,8 +7,7 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,13 +23,12 @@ from tilework.cli.local_agents import session
 from tilework.client.drive import drive
 from tilework.client.record import Ending
 from tilework.formats.workload import WorkloadRequest
+from waiting import eventually
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(300),
     pytest.mark.skipif(not has("etcd", "etcd-server"), reason="needs the Debian package etcd-server"),
 ]
-PATIENCE_S = 120.0
 WINDOW_S = 5
 ASYNC = {"Prefer": "respond-async"}
 MODEL = "flux.1-dev"
@@ -108,15 +106,6 @@ def cluster(directory: Path) -> Iterator[Cluster]:
             yield running
         finally:
             running.close()
-
-
-def eventually(condition: Callable[[], Any]) -> float:
-    """Wait until the condition holds; how long that took."""
-    start_s = time.monotonic()
-    while not condition():
-        assert time.monotonic() < start_s + PATIENCE_S, "it did not come true"
-        time.sleep(0.05)
-    return time.monotonic() - start_s
 
 
 def fill(url: str) -> None:

@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 
 from builders import table
-from fake_engine import eventually
 from live.nodes import TOKEN
 from live.test_durable import Server, entries, first_steps, kept_step, kept_steps, uid_of
 from tilework.cli.local_agents import LocalAgents, free_port, local_agents, session
 from tilework.cli.options.nodes import TOKEN as TOKEN_VARIABLE
 from tilework.core.actions import Finish
 from tilework.cost.table_file import table_json
+from waiting import eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 NUM_KILLS = 2
 NUM_CALLS = 6
 
@@ -82,7 +82,7 @@ def test_a_standby_goes_on_where_a_killed_server_was(tmp_path: Path) -> None:
         for _ in range(NUM_KILLS):
             standby = start()
             uids = [uid_of(server.later(seed)) for seed in range(NUM_CALLS)]
-            eventually(lambda one=f"{uids[0]}-0": kept_step(state, one) > 0, 60)  # type: ignore[misc]
+            eventually(lambda one=f"{uids[0]}-0": kept_step(state, one) > 0)  # type: ignore[misc]
             server.stop(signal.SIGKILL)
             server = standby.ready()
             assert server.restored > 0

@@ -22,7 +22,7 @@ import pytest
 import tilework
 import tiny
 from builders import Idle, table
-from runtime.rig import Rig, assert_nothing_is_left, until
+from runtime.rig import Rig, assert_nothing_is_left
 from stages import DIFFUSE
 from tilework.control.log import replay
 from tilework.core.actions import RunWork
@@ -34,6 +34,7 @@ from tilework.core.work import Group, Plan, Start, Work
 from tilework.pipelines.stock.stock_pipeline import StockPipeline
 from tilework.policy import registry
 from tilework.runtime.ticket import Outcome, Ticket
+from waiting import until
 from zoo import requests
 from zoo.model import ZooModel
 from zoo.parts import vision_processor

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import tiny
-from runtime.rig import Rig, assert_nothing_is_left, kill, until
+from runtime.rig import Rig, assert_nothing_is_left, kill
 from tilework.control.log import replay
 from tilework.core.component import LoadSource
 from tilework.core.cost_row import CostRow
@@ -26,6 +26,7 @@ from tilework.core.wire.spec import File, Spec, VideoFormat
 from tilework.cost.table import CostTable
 from tilework.pipelines.video.export import EXPORT
 from tilework.runtime.ticket import Outcome, Preview, Ticket
+from waiting import until
 from zoo.registry import ZOO, build
 
 pytestmark = pytest.mark.slow

@@ -22,7 +22,7 @@ from PIL import Image as Picture
 
 import tilework
 import tiny
-from runtime.rig import PingPong, Rig, assert_nothing_is_left, kill, until
+from runtime.rig import PingPong, Rig, assert_nothing_is_left, kill
 from tilework.control.log import replay
 from tilework.core.actions import Reject
 from tilework.core.component import LoadSource
@@ -37,6 +37,7 @@ from tilework.pipelines.workflow.source import read_workflow
 from tilework.policy import registry
 from tilework.runtime.ticket import Outcome, Ticket
 from tilework.worker.models.weights import KeptWeights
+from waiting import until
 from zoo.registry import ZOO, build
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

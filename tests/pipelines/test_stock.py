@@ -47,7 +47,6 @@ def test_the_record_has_every_class_of_the_zoo_and_serves_no_other() -> None:
     assert {ZOO[name].class_name for name in QUICK} <= served_classes()
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", quick(QUICK, ZOO))
 def test_stages_and_steps_that_move_and_take_turns_equal_the_stock_call(name: str, tmp_path: Path) -> None:
     """Each model does what the record says of its class; a class that is not served has a model that shows why."""

@@ -59,7 +59,6 @@ def _prepared() -> None:
     tiny.prepare()
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", quick(QUICK, [each for each in CLASSES if each not in _ODD_SIZES]))
 def test_a_size_that_is_taken_is_made_and_the_least_that_is_not_is_not(name: str) -> None:
     model, pipeline = ZOO[name], build(ZOO[name])
@@ -76,7 +75,6 @@ def test_a_size_that_is_taken_is_made_and_the_least_that_is_not_is_not(name: str
     )
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", quick(QUICK, CLASSES))
 def test_a_number_of_frames_that_is_taken_is_made_and_the_next_is_not(name: str) -> None:
     model, pipeline = ZOO[name], build(ZOO[name])

@@ -6,7 +6,7 @@ import asyncio
 import io
 import os
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +25,7 @@ from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.local_executor import LocalConfig
 from tilework.runtime.models.costs import CostCache
 from tilework.runtime.ticket import Outcome, Ticket
+from waiting import until
 
 T = TypeVar("T")
 
@@ -111,11 +112,6 @@ class Rig:
     def close(self) -> None:
         self.run(self.engine.stop())
         self.runner.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.005)
 
 
 def kill(rig: Rig, device_id: int) -> None:

@@ -16,7 +16,7 @@ import pytest
 import tilework
 import tiny
 from quick import quick
-from runtime.rig import PingPong, Rig, assert_nothing_is_left, kill, until
+from runtime.rig import PingPong, Rig, assert_nothing_is_left, kill
 from stages import DIFFUSE
 from tilework.control.log import replay
 from tilework.core.actions import Action, Reject
@@ -29,6 +29,7 @@ from tilework.policy import registry
 from tilework.runtime.control_loop import FAILED
 from tilework.runtime.executor import WorkerStartFailed
 from tilework.runtime.ticket import Outcome, Ticket
+from waiting import until
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from runtime.test_worker_process import Listener, run, until
+from runtime.test_worker_process import Listener, run
 from stages import DIFFUSE, stage_of
 from tilework.core.actions import ReadComponents
 from tilework.core.model import ModelSource
@@ -16,6 +16,7 @@ from tilework.core.wire.reports import WeightsLoaded, WeightsRead
 from tilework.pipelines.model_index import shipped_directory
 from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.models.host_reader import HostReader
+from waiting import until
 
 SOURCE = ModelSource(path=str(shipped_directory()), threads=1)
 FEW = {"source": SOURCE, "weights_bytes": 1 << 30}

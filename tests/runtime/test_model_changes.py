@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from tilework.core.model import LoraSource, ModelSource
 from tilework.core.wire.commands import AddLora, AddModel, Command
 from tilework.core.wire.reports import LoraAdded, ModelAdded
 from tilework.runtime.models.changes import ModelChanges
+from waiting import until
 
 SOURCE, LORA = ModelSource(path="m", name="m"), LoraSource("ink", "ink.safetensors")
 
@@ -34,12 +34,6 @@ class Workers:
         self.skeleton = path / "m.skeleton"
         self.skeleton.touch()
         self.changes._skeletons["m"] = self.skeleton
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("is_restarted", [True, False])

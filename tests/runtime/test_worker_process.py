@@ -31,6 +31,7 @@ from tilework.pipelines.model_index import shipped_directory
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.executor import WorkerStartFailed
 from tilework.runtime.local_executor import LocalConfig, LocalExecutor
+from waiting import until
 
 ROWS = (CostRow(pipeline=MODEL, stage=DIFFUSE, height=64, width=64, seconds=0.01),)
 MODELLED = SimulatedSource(pipeline=MODEL, hardware="none", steps=5, rows=ROWS)
@@ -79,12 +80,6 @@ class Pulse:
             await asyncio.sleep(0.01)
             now_s = time.monotonic()
             self.longest_s, before_s = max(self.longest_s, now_s - before_s), now_s
-
-
-async def until(condition: Callable[[], Any], patience_s: float = 60) -> None:
-    async with asyncio.timeout(patience_s):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 def run(

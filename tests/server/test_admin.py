@@ -14,12 +14,13 @@ from typing import Any
 import httpx
 import pytest
 
-from fake_engine import INFO, FakeEngine, Served, eventually, serving
+from fake_engine import INFO, FakeEngine, Served, serving
 from tilework.core.model import LoraSource, ModelInfo, NewModel
 from tilework.runtime.executor import ModelRefused
 from tilework.server.config import ConfigError, ServerConfig
 from tilework.server.main import CLOSE_S
 from tilework.server.tenants import load_tenants
+from waiting import eventually
 
 ADMIN = {"Authorization": "Bearer admin-key"}
 

@@ -20,10 +20,11 @@ import openai
 import pytest
 from PIL import Image
 
-from fake_engine import INFO, FakeEngine, Plan, Served, eventually, serving
+from fake_engine import INFO, FakeEngine, Plan, Served, serving
 from tilework.core.request import RefusalCode
 from tilework.server.http.connection import unless_gone
 from tilework.server.schema import answers, live, plan, video_answers
+from waiting import eventually
 
 KEY = "tw-test-key"
 

@@ -16,7 +16,7 @@ from unittest.mock import patch
 import httpx
 import pytest
 
-from fake_engine import EDITOR, VIDEOS, FakeEngine, Plan, Served, eventually, serving
+from fake_engine import EDITOR, VIDEOS, FakeEngine, Plan, Served, serving
 from server.test_plan import DOCUMENT
 from tilework.server.api.app import create_app
 from tilework.server.api.examples import ERRORS, UID
@@ -24,6 +24,7 @@ from tilework.server.api.reference import in_lines, reference
 from tilework.server.config import ServerConfig
 from tilework.server.planning.planner import Job, Planner
 from tilework.server.planning.recent import Traffic
+from waiting import eventually
 
 FIXED = {"object", "type", "role", "status", "state", "kind", "code"}  # Fields that have the printed value.
 FILE = Path(__file__).parents[2] / "docs" / "api.md"

@@ -16,11 +16,12 @@ import torch
 from hypothesis import HealthCheck, settings
 from schemathesis.checks import CHECKS, load_all_checks
 
-from fake_engine import EDITOR, VIDEOS, FakeEngine, Plan, Served, eventually, serving
+from fake_engine import EDITOR, VIDEOS, FakeEngine, Plan, Served, serving
 from tilework.core.wire.spec import VideoFormat
 from tilework.pipelines.video.export import video_file
 from tilework.server.api.app import create_app
 from tilework.server.config import ServerConfig
+from waiting import eventually
 
 NUM_CALLS = int(os.environ.get("SCHEMA_CALLS", "25"))
 CALLS = settings(max_examples=NUM_CALLS, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))

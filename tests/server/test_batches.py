@@ -14,11 +14,12 @@ import openai
 import pytest
 from PIL import Image
 
-from fake_engine import FakeEngine, Plan, Served, eventually, serving
+from fake_engine import FakeEngine, Plan, Served, serving
 from tilework.core.request import RefusalCode
 from tilework.server.batches.lines import answered, check
 from tilework.server.batches.runner import AT_ONCE
 from tilework.server.batches.shelf import BatchShelf, ShelfFull
+from waiting import eventually
 
 URL = "/v1/images/generations"
 

@@ -15,7 +15,8 @@ import openai
 import pytest
 from PIL import Image
 
-from fake_engine import EDITOR, INFO, FakeEngine, Plan, Served, eventually, serving
+from fake_engine import EDITOR, INFO, FakeEngine, Plan, Served, serving
+from waiting import eventually
 
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "a cat"}], "stream": True, "seed": 8}
 

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from fake_engine import CLIPS, INFO, FakeEngine, Plan, Served, eventually, serving
+from fake_engine import CLIPS, INFO, FakeEngine, Plan, Served, serving
 from tilework.core.model import PictureInput
+from waiting import eventually
 
 GENERATIONS = "/v1/images/generations"
 ASYNC = {"Prefer": "respond-async"}

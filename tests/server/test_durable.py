@@ -21,7 +21,7 @@ from unittest.mock import Mock
 import httpx
 import pytest
 
-from fake_engine import FakeEngine, Plan, Served, eventually, serving
+from fake_engine import FakeEngine, Plan, Served, serving
 from tilework.core.checkpoint import Checkpoint
 from tilework.core.wire.blobs import SavedState, StateBlob
 from tilework.runtime.state_blobs import StateBlobDirectory
@@ -31,6 +31,7 @@ from tilework.store.durable import DurableDirectory
 from tilework.store.files import FileStore
 from tilework.store.journal import Ended, Journal, JournalUnusable, NotWritten, OpenCall
 from tilework.store.results import Unwritten
+from waiting import eventually
 
 ASYNC = {"Prefer": "respond-async"}
 NEW = {"a-0": Checkpoint(), "a-1": Checkpoint()}

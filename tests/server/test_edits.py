@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from fake_engine import EDITOR, FakeEngine, Plan, Served, eventually, serving
+from fake_engine import EDITOR, FakeEngine, Plan, Served, serving
 from server.picture_files import BLACK, BLUE, RED, WHITE, data_url, file_of, halves, plain
 from tilework.core.model import PictureInput
 from tilework.core.request import OnMiss
@@ -26,6 +26,7 @@ from tilework.server.calls.call import Call
 from tilework.server.calls.parsing.form import form_fields
 from tilework.server.calls.parsing.image_call import ImageCall
 from tilework.server.http.body import MAX_FIELDS, MAX_FILES
+from waiting import eventually
 
 EDITS = "/v1/images/edits"
 ASYNC = {"Prefer": "respond-async"}

@@ -17,7 +17,7 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import clock
-from fake_engine import FakeEngine, eventually, serving
+from fake_engine import FakeEngine, serving
 from tilework.comm.net.channel import Channel
 from tilework.core.actions import Reject
 from tilework.core.request import RefusalCode
@@ -29,6 +29,7 @@ from tilework.server.frontends.relay import Relay
 from tilework.server.frontends.relayed import RelayedRequests
 from tilework.server.http.pieces import PIECE_BYTES
 from tilework.server.standing_answer import standing_answer
+from waiting import eventually
 
 T = TypeVar("T")
 START: Message = {"type": "http.response.start", "status": 200, "headers": [(b"x-one", b"1")]}

@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from fake_engine import EDITOR, FakeEngine, Plan, Served, eventually, serving
+from fake_engine import EDITOR, FakeEngine, Plan, Served, serving
 from tilework.core.actions import Reject
 from tilework.core.request import RefusalCode
 from tilework.core.wire.spec import Spec
@@ -32,6 +32,7 @@ from tilework.server.calls.call import Call
 from tilework.server.schema.chat_request import EXAMPLE as CHAT
 from tilework.server.schema.edit_request import EXAMPLE as EDIT_EXAMPLE
 from tilework.server.schema.image_request import EXAMPLE as IMAGES
+from waiting import eventually
 
 NUM_BODIES = int(os.environ.get("HOSTILE_BODIES", "2500"))
 NUM_CLIENTS = 4

@@ -12,9 +12,10 @@ from datetime import UTC, datetime, timedelta, tzinfo
 import httpx
 import pytest
 
-from fake_engine import FakeEngine, Plan, Served, eventually, serving
+from fake_engine import FakeEngine, Plan, Served, serving
 from tilework.server.calls.call import Call
 from tilework.server.calls.submitter import CallSubmitter
+from waiting import eventually
 
 HELD = Plan(is_held=True)
 RECONNECT_S = 600.0

@@ -29,10 +29,11 @@ from fastapi import FastAPI
 from uvicorn.server import ServerState
 
 import clock
-from fake_engine import FakeEngine, Plan, Served, eventually, serving
+from fake_engine import FakeEngine, Plan, Served, serving
 from tilework.core.request import RefusalCode
 from tilework.server.config import ServerConfig
 from tilework.server.http.protocol import LEAST_BYTES_PER_S, LimitedProtocol, protocol_class
+from waiting import eventually
 
 TESTS = Path(__file__).parents[1]
 MIB = 1 << 20

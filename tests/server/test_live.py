@@ -22,7 +22,7 @@ import pytest
 
 import clock
 from builders import PIPELINE, request
-from fake_engine import FakeEngine, Plan, Served, eventually, serving
+from fake_engine import FakeEngine, Plan, Served, serving
 from stages import DIFFUSE, stage_of
 from tilework.control.driver.result import Ending
 from tilework.core.component import LoadSource
@@ -37,6 +37,7 @@ from tilework.server.live.feed import MOST_KEPT, EndedRequest, Feed, Tile
 from tilework.server.live.frames import MOST_PAST, MOST_REQUESTS, Viewer, frame
 from tilework.server.live.watchers import MOST_WATCHERS, PERIOD_S, Watchers
 from tilework.server.schema.live import LiveState
+from waiting import eventually
 
 KEYS = '[tenants.anna]\nkeys = ["anna"]\n\n[tenants.ben]\nkeys = ["ben"]\n'
 HELD = Plan(is_held=True)

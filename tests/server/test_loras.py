@@ -13,12 +13,13 @@ import httpx
 import openai
 import pytest
 
-from fake_engine import EDITOR, INFO, FakeEngine, Plan, Served, eventually, serving
+from fake_engine import EDITOR, INFO, FakeEngine, Plan, Served, serving
 from server.picture_files import data_url, plain
 from tilework.core.lora import UsedLora
 from tilework.server.config import ConfigError
 from tilework.server.lora_directory import loras_in
 from tilework.server.models_file import read_models
+from waiting import eventually
 
 NAMES = tuple(f"n{index}" for index in range(9))
 DRAWING = replace(INFO, loras=("ink", "chalk.v2", *NAMES))

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -36,6 +35,7 @@ from tilework.runtime.local_executor import LocalConfig, LocalExecutor
 from tilework.runtime.ticket import Ticket
 from tilework.server.api.app import create_app
 from tilework.server.config import ServerConfig
+from waiting import until
 
 DOCS = Path(__file__).parents[2] / "docs"
 DATA = Path(tilework.__file__).parent / "data"
@@ -121,11 +121,6 @@ CARD = CardReading(
 ALLOCATOR = AllocatorReading(
     reserved_bytes=9, allocated_bytes=7, peak_bytes=8, split_bytes=2, num_retries=3, num_failures=1
 )
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.005)
 
 
 class Rig:

@@ -25,7 +25,7 @@ import openai
 import pytest
 from PIL import Image
 
-from fake_engine import INFO, FakeEngine, Plan, Served, eventually, serving
+from fake_engine import INFO, FakeEngine, Plan, Served, serving
 from tilework.core.model import ModelInfo
 from tilework.core.request import OnMiss
 from tilework.server.api.app import create_app
@@ -33,6 +33,7 @@ from tilework.server.api.chat import image_part
 from tilework.server.calls.readiness import Readiness
 from tilework.server.config import ServerConfig
 from tilework.server.schema.answers import RequestTimeline, SegmentModel
+from waiting import eventually
 
 KEYLESS = {"Authorization": "Bearer EMPTY"}
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from builders import request
-from fake_engine import FakeEngine, Plan, Served, eventually, serving
+from fake_engine import FakeEngine, Plan, Served, serving
 from server.plans import DOCUMENT, POINT, running, says
 from tilework.core.lora import UsedLora
 from tilework.core.request import OnMiss, RefusalCode, Status
@@ -22,6 +22,7 @@ from tilework.server.api.examples import EXAMPLES
 from tilework.server.planning.planner import LEAST_DUE
 from tilework.server.planning.recent import WINDOW_NS, RecentTraffic
 from tilework.server.schema.plan import PlanState
+from waiting import eventually
 
 SLOW = "import time; time.sleep(60)"
 FAILS = "import sys; sys.exit('error: the table has no rows')"

@@ -13,9 +13,10 @@ import httpx
 import pytest
 from PIL import Image
 
-from fake_engine import CLIPS, EDITOR, INFO, VIDEOS, FakeEngine, eventually, serving
+from fake_engine import CLIPS, EDITOR, INFO, VIDEOS, FakeEngine, serving
 from tilework.core.model import ModelInfo
 from tilework.server.schema.provenance import PictureMetadata
+from waiting import eventually
 
 SECRET = "a secret wish"
 

@@ -12,8 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from fake_engine import FakeEngine, Plan, Served, eventually, serving
+from fake_engine import FakeEngine, Plan, Served, serving
 from tilework.server.calls import finish
+from waiting import eventually
 
 ASYNC = {"Prefer": "respond-async"}
 HELD = Plan(is_held=True)

@@ -14,10 +14,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from fake_engine import FakeEngine, Plan, Served, eventually, serving
+from fake_engine import FakeEngine, Plan, Served, serving
 from tilework.server.config import ServerConfig
 from tilework.server.http.server import AddressInUse
 from tilework.server.main import StopSignals, serve
+from waiting import eventually
 
 TESTS = Path(__file__).parents[1]
 
@@ -135,7 +136,7 @@ def test_drain_does_not_wait_for_pictures_that_have_expired() -> None:
         server.skip(500)
         assert "stopped" not in server.engine.log, "it can still be fetched"
         server.skip(150)
-        eventually(lambda: "stopped" in server.engine.log, timeout_s=10)
+        eventually(lambda: "stopped" in server.engine.log)
 
 
 def test_drain_does_not_wait_for_pictures_that_made_room_for_newer_ones() -> None:
@@ -148,7 +149,7 @@ def test_drain_does_not_wait_for_pictures_that_made_room_for_newer_ones() -> Non
         assert httpx.head(pictures[0]).status_code == 410
         assert httpx.get(pictures[1]).status_code == 200
         server.stop()
-        eventually(lambda: "stopped" in server.engine.log, timeout_s=10)
+        eventually(lambda: "stopped" in server.engine.log)
 
 
 def test_drain_does_not_wait_for_pictures_that_were_deleted() -> None:
@@ -157,7 +158,7 @@ def test_drain_does_not_wait_for_pictures_that_were_deleted() -> None:
         eventually(lambda: httpx.get(url).json()["status"] == "done")
         httpx.delete(url)
         server.stop()
-        eventually(lambda: "stopped" in server.engine.log, timeout_s=10)
+        eventually(lambda: "stopped" in server.engine.log)
 
 
 def test_head_has_no_effects() -> None:

@@ -10,11 +10,12 @@ import pytest
 import torch
 from PIL import Image
 
-from fake_engine import CLIPS, VIDEOS, FakeEngine, Plan, Served, eventually, serving
+from fake_engine import CLIPS, VIDEOS, FakeEngine, Plan, Served, serving
 from tilework.core.wire.spec import VideoFormat
 from tilework.pipelines.video.export import video_file
 from tilework.server.config import ConfigError, ServerConfig
 from tilework.server.safety_filter import load_safety_filter
+from waiting import eventually
 
 LATER = {"Prefer": "respond-async"}
 

@@ -15,8 +15,9 @@ import openai
 import pytest
 from PIL import Image
 
-from fake_engine import FakeEngine, Plan, Served, eventually, serving
+from fake_engine import FakeEngine, Plan, Served, serving
 from tilework.core.request import RefusalCode
+from waiting import eventually
 
 HELD = Plan(is_held=True)
 

@@ -9,9 +9,10 @@ import httpx
 import openai
 import pytest
 
-from fake_engine import FakeEngine, Plan, Served, eventually, serving
+from fake_engine import FakeEngine, Plan, Served, serving
 from tilework.server.config import ConfigError, ServerConfig
 from tilework.server.tenants import load_tenants
+from waiting import eventually
 
 FILE = """
 [tenants.anna]

@@ -16,11 +16,12 @@ import pytest
 import torch
 from PIL import Image
 
-from fake_engine import VIDEOS, FakeEngine, Plan, Served, eventually, serving
+from fake_engine import VIDEOS, FakeEngine, Plan, Served, serving
 from server.video_calls import FPS, created, post, serving_videos, when_done
 from tilework.core.request import OnMiss
 from tilework.core.wire.spec import VideoFormat
 from tilework.pipelines.video.export import video_file
+from waiting import eventually
 
 
 @pytest.fixture(scope="module")

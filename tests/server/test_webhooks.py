@@ -19,11 +19,12 @@ import httpx
 import openai
 import pytest
 
-from fake_engine import VIDEOS, FakeEngine, Plan, Served, eventually, serving
+from fake_engine import VIDEOS, FakeEngine, Plan, Served, serving
 from listener import Post, listening
 from tilework.server.config import ConfigError, load_config
 from tilework.server.webhooks.notice import notice
 from tilework.server.webhooks.sender import AT_ONCE
+from waiting import eventually
 
 SECRET = "whsec_" + base64.b64encode(bytes(range(24))).decode()
 OTHER = "whsec_" + base64.b64encode(bytes(range(1, 25))).decode()
@@ -159,7 +160,7 @@ def test_the_head_of_an_answer_is_enough() -> None:
     """A receiver that never ends its answers holds up no other notice, and no stop."""
     with notified() as (server, connection):
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\nthanks")
-        eventually(lambda: server.metric('tilework_webhook_attempts_total{result="taken"}') == 1, timeout_s=5)
+        eventually(lambda: server.metric('tilework_webhook_attempts_total{result="taken"}') == 1)
 
 
 @pytest.mark.slow
@@ -169,7 +170,7 @@ def test_an_attempt_has_ten_seconds_however_slowly_its_answer_comes() -> None:
             connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
             time.sleep(0.1)
             server.skip(6)
-        eventually(lambda: has_failed(server, 1), timeout_s=3)
+        eventually(lambda: has_failed(server, 1))
 
 
 @pytest.mark.slow

@@ -9,7 +9,8 @@ from typing import Any
 
 import httpx
 
-from fake_engine import CLIPS, INFO, VIDEOS, FakeEngine, Served, eventually, serving
+from fake_engine import CLIPS, INFO, VIDEOS, FakeEngine, Served, serving
+from waiting import eventually
 
 FPS = 4.0
 

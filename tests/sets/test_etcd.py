@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -16,13 +16,12 @@ from tilework.sets.directory import Directory
 from tilework.sets.etcd import EtcdRegistry
 from tilework.sets.member import Member
 from tilework.sets.registry import Guard, RegistryLost
+from waiting import until
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(120),
     pytest.mark.skipif(not has("etcd", "etcd-server"), reason="needs the Debian package etcd-server"),
 ]
-PATIENCE_S = 30
 
 
 @pytest.fixture(scope="module")
@@ -82,13 +81,13 @@ def test_it_goes_on_when_a_member_is_killed(members: Etcd) -> None:
             directory._take = lambda entries: seen.append({key: one.value for key, one in entries.items()})  # type: ignore[method-assign]
             tasks = [asyncio.ensure_future(chore) for chore in (owner.run(), directory.follow())]
             try:
-                await _until(lambda: seen and seen[-1] == {"sets/a": b"1"})
+                await until(lambda: seen and seen[-1] == {"sets/a": b"1"})
                 created, leading = owner.created, members.leader()
                 for opened in (one, two):
                     opened._first = leading
                 members.kill(leading)
                 value = b"2"
-                await _until(lambda: seen[-1] == {"sets/a": b"2"})
+                await until(lambda: seen[-1] == {"sets/a": b"2"})
                 assert owner.created == created
             finally:
                 for task in tasks:
@@ -106,10 +105,3 @@ def test_a_registry_that_does_not_answer_is_named() -> None:
         await lost.close()
 
     run(test())
-
-
-async def _until(condition: Any) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            with suppress(TimeoutError):
-                await asyncio.sleep(0.05)

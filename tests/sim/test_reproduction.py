@@ -96,7 +96,6 @@ def test_a_seed_is_the_same_scenario_in_the_bench() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_every_figure_is_on_the_page_and_can_be_remade() -> None:
     asked = [command[len(BENCH) :] for command in commands() if tuple(command[:2]) == BENCH]
     figures = sorted({figure for command in asked for figure in figures_of(command)})

@@ -10,7 +10,6 @@ from worker.handoff import check_stock_call, served
 from zoo.model import ZooModel
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("model", served(clips=True))
 def test_of_stock_calls(model: ZooModel, tmp_path: Path) -> None:
     check_stock_call(model, tmp_path)

@@ -31,9 +31,9 @@ from tilework.worker import process
 from tilework.worker import worker as executing
 from tilework.worker.anew import begin_anew
 from tilework.worker.process import _Link, _side_stream, serve
+from waiting import PATIENCE_S
 
 SITE = Site(device_id=0, blobs=tempfile.mkdtemp(prefix="tilework-test-"))
-PATIENCE_S = 30.0
 
 
 def drive(connection: socket.socket, worker: socket.socket) -> None:

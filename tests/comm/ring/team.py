@@ -20,12 +20,12 @@ from tilework.comm.ring.produce import reserve
 from tilework.comm.ring.producer import Producer
 from tilework.comm.ring.transport import Transport
 from tilework.comm.ring.verbs import Buffer, carry_out
+from waiting import PATIENCE_S
 
 CONTEXT = multiprocessing.get_context("forkserver")
 NUMBER = struct.Struct("<IQI")
 """Header: the sender, its message's number, and what the payload is made of."""
 LONGEST = 60_000
-PATIENCE_S = 60.0
 
 
 def payload_of(seed: int, size: int) -> bytes:

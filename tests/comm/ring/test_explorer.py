@@ -16,7 +16,6 @@ def test_no_interleaving_breaks_a_small_ring(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", LONG)
 def test_no_interleaving_breaks_a_ring(name: str) -> None:
     Explorer(setting(**LONG[name])).run()

@@ -7,7 +7,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from threading import Thread
@@ -28,8 +28,7 @@ from tilework.comm.ring import transport
 from tilework.comm.ring.consumer import Ring
 from tilework.comm.ring.errors import RingClosed, RingCorrupted, RingError, RingFull
 from tilework.comm.ring.producer import Producer
-
-PATIENCE_S = 60.0
+from waiting import PATIENCE_S, eventually
 
 
 @pytest.fixture(params=["extension", "lock"])
@@ -40,13 +39,6 @@ def directory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, t
     elif not transport.has_extension():
         pytest.skip("the C extension was not built: no compiler")
     return tmp_path / "ring"
-
-
-def until(condition: Callable[[], object]) -> None:
-    end_s = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(1e-3)
 
 
 def abandon(ring: Ring) -> None:
@@ -106,7 +98,7 @@ def test_producers_go_on_and_connect_to_the_new_consumer(directory: Path) -> Non
                 got += receive(again, 1)
             thread.join()
             assert got[:-1] == [b"%d" % number for number in range(len(got) - 1)]
-            until(lambda: again.poll() is None and again.stats.producers == 1)
+            eventually(lambda: again.poll() is None and again.stats.producers == 1)
             assert not again._members.adopted
 
 
@@ -120,7 +112,7 @@ def test_a_consumer_that_does_not_answer_is_written_to_as_before(directory: Path
             producer._look_at_ns = 0
             producer.send(b"in vain")
             assert (producer.owner, receive(again, 1)) == (before, [b"in vain"])
-            until(lambda: again.poll() is None and not again._members.ended)
+            eventually(lambda: again.poll() is None and not again._members.ended)
             assert again.stats.producers == 1
 
 
@@ -157,7 +149,7 @@ def test_an_entry_of_a_producer_that_ended_meanwhile_is_given_up_at_once(directo
     stopped.kill()
     stopped.join()
     with Ring.resume(directory, abandon_after_s=60) as again:
-        until(lambda: again.poll() is None and not again.stats.used_bytes)
+        eventually(lambda: again.poll() is None and not again.stats.used_bytes)
         assert (again.stats.lost, again.stats.abandoned, again.stats.producers) == (1, 0, 0)
 
 
@@ -167,11 +159,11 @@ def test_an_entry_of_a_producer_that_still_lives_is_kept_free_until_it_is_killed
     stopped = _stopped_producer(ring)
     abandon(ring)
     with Ring.resume(directory, abandon_after_s=0.01, fence_after_s=None) as again:
-        until(lambda: again.poll() is None and again.stats.quarantined_bytes)
+        eventually(lambda: again.poll() is None and again.stats.quarantined_bytes)
         assert again.stats.producers == 1
         abandon(again)
     with Ring.resume(directory, abandon_after_s=0.01, fence_after_s=0.02) as again:
-        until(lambda: again.poll() is None and not again.stats.used_bytes)
+        eventually(lambda: again.poll() is None and not again.stats.used_bytes)
         stopped.join()
         assert stopped.exitcode == -signal.SIGKILL
         assert (again.stats.fenced, again.stats.lost, again.stats.producers) == (1, 1, 0)
@@ -187,7 +179,7 @@ def test_a_process_of_the_same_number_is_not_killed_for_another(directory: Path)
     record[-8:] = (12345).to_bytes(8, "little")  # It began at another time.
     file.write_bytes(record)
     with Ring.resume(directory, abandon_after_s=0.01, fence_after_s=0.01) as again:
-        until(lambda: again.poll() is None and again.stats.quarantined_bytes)
+        eventually(lambda: again.poll() is None and again.stats.quarantined_bytes)
         for _ in range(50):
             assert again.recv(timeout_s=1e-3) is None
         assert (again.stats.fenced, stopped.exitcode) == (0, None)
@@ -203,7 +195,7 @@ def test_ids_of_former_producers_are_given_away_again(directory: Path) -> None:
     with Ring.resume(directory) as again:
         assert producer.owner[0] not in again._members._free, "its message is in the ring"
         assert receive(again, 1) == [b"last words"]
-        until(lambda: again.poll() is None and not again._members.ended)
+        eventually(lambda: again.poll() is None and not again._members.ended)
         assert producer.owner[0] in again._members._free
 
 
@@ -316,9 +308,9 @@ def test_60_rounds_of_killed_consumers_and_producers(tmp_path: Path) -> None:
         return int.from_bytes(progress[sender * 8 : sender * 8 + 8], "little")
 
     consumer = start(consume_for_ever, str(place), str(received), True, next(seeds))
-    until((place / "ring").exists)
+    eventually((place / "ring").exists)
     senders = [start(send_for_ever, str(place / "ring"), one, str(progress_path), next(seeds)) for one in range(3)]
-    until(lambda: all(sent(one) > 5 for one in range(3)))
+    eventually(lambda: all(sent(one) > 5 for one in range(3)))
     killed = set()
     for number in range(60):
         time.sleep(rng.random() * 0.05)
@@ -332,11 +324,11 @@ def test_60_rounds_of_killed_consumers_and_producers(tmp_path: Path) -> None:
         time.sleep(rng.random() * 0.02)
         consumer = start(consume_for_ever, str(place), str(received), False, next(seeds))
         size = received.stat().st_size
-        until(lambda size=size: received.stat().st_size > size or len(killed) == 3)  # type: ignore[misc]
+        eventually(lambda size=size: received.stat().st_size > size or len(killed) == 3)  # type: ignore[misc]
     for process in senders:
         process.kill()
         process.join()
-    until(lambda: all(max(got, default=-1) >= sent(one) - 1 for one, got in enumerate(_received(received, 3))))
+    eventually(lambda: all(max(got, default=-1) >= sent(one) - 1 for one, got in enumerate(_received(received, 3))))
     consumer.kill()
     consumer.join()
     for sender, got in enumerate(_received(received, 3)):

@@ -18,7 +18,6 @@ EXTENSION = "tilework/comm/ring/_native.abi3.so"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("compiler", ["cc", "/does/not/exist"])
 def test_the_wheel_has_the_extension_where_there_is_a_compiler(compiler: str, tmp_path: Path) -> None:
     has_compiler = shutil.which(compiler) is not None

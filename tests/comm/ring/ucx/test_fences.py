@@ -89,7 +89,6 @@ def test_a_killed_producer_holds_no_bytes(network: Network) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_4_rounds_of_killed_and_fenced_producers(tmp_path: Path) -> None:
     """Every committed message arrives once, intact, and in each producer's order."""
     rng = random.Random(3)
