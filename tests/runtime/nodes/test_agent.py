@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Coroutine
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -97,6 +98,12 @@ def run(test: Coroutine[Any, Any, None]) -> None:
     asyncio.run(test)
 
 
+async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Since Python 3.13 asyncio closes a connection whose writer is not referenced."""
+    with closing(writer):
+        await reader.read()
+
+
 def groups_of(rig: Rig) -> list[int]:
     return [one.group.group_id for one in rig.executor.got if one.group is not None]  # type: ignore[union-attr]
 
@@ -158,7 +165,7 @@ def test_an_import_whose_blobs_do_not_come_is_passed_on(tmp_path: Path, is_left:
     """The worker says that it lacks them. A node that is lost is not waited for."""
 
     async def test() -> None:
-        silent = await asyncio.start_server(lambda reader, _: reader.read(), "127.0.0.1", 0)
+        silent = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
         origin = Origin("127.0.0.1", silent.sockets[0].getsockname()[1], EPOCH)
         rig = Rig(tmp_path)
         rig.tell(FetchBlobs(5, (A, B), origin, 60.0 if is_left else 0.02))
