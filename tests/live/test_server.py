@@ -135,6 +135,11 @@ def test_a_client_that_goes_away_frees_its_devices(server: Server) -> None:
     assert server.metric('tilework_jobs_queued{class="standard"}') == 0
 
 
+def test_the_server_itself_has_no_torch(server: Server) -> None:
+    """Its workers have. It would double the time until they start, and need 300 MB."""
+    assert "libtorch" not in Path(f"/proc/{server.process.pid}/maps").read_text()
+
+
 def test_sigterm_lets_a_running_request_finish_and_the_log_replays(server: Server) -> None:
     """Last, since it stops the server."""
     body = {"prompt": PROMPT, "size": "128x128"}

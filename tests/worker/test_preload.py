@@ -16,7 +16,7 @@ class Finder:
             os._exit(0)
 
 sys.meta_path.insert(0, Finder())
-import tilework.worker.preload
+import tilework.worker.start.preload
 """
 
 

@@ -29,8 +29,8 @@ from tilework.core.wire.reports import Ended, Loaded, LoadFailed, Progress, Repo
 from tilework.runtime.worker_process import forkserver_context
 from tilework.worker import process
 from tilework.worker import worker as executing
-from tilework.worker.anew import begin_anew
 from tilework.worker.process import _Link, _side_stream, serve
+from tilework.worker.start.anew import begin_anew
 from waiting import PATIENCE_S
 
 SITE = Site(device_id=0, blobs=tempfile.mkdtemp(prefix="tilework-test-"))
