@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from tilework.comm.messages import receive_messages, send_message
 from tilework.core.model import ModelSource
 from tilework.core.wire.commands import Command, Quit, Site, StartOver, StopWork
 from tilework.core.wire.reports import Ended, Loaded, LoadFailed, Progress, Report, StartedOver
+from tilework.pipelines.errors import LibraryMissing
 from tilework.runtime.worker_process import forkserver_context
 from tilework.worker import process
 from tilework.worker import worker as executing
@@ -126,6 +128,12 @@ def test_a_request_through_the_pipe_equals_the_stock_pipeline(source: ModelSourc
     assert np.array_equal(tiny.pixels(reports[-1].images[1]), tiny.run_stock(stock, tiny.spec()).pixels)
     worker.send(Quit())
     assert worker.exit_code() == 0
+
+
+def test_a_worker_without_pyav_refuses_a_model_of_clips_before_any_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(LibraryMissing, match="PyAV"):
+        process._load((ModelSource(path="shapes-motion"),), SITE, 0, None)
 
 
 def test_a_worker_that_quits_has_sent_its_results(worker: Child) -> None:
