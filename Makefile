@@ -5,7 +5,7 @@ TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
 OUT ?= out/demo
 ARGS ?=
-# Of the matrices of tests that are too large for every commit: the part whose turn it is, or its number (tests/sampling.py).
+# Of the matrices of tests that are too large for every commit: the part that is due, or its number (tests/sampling.py).
 PART ?= commit
 
 # Each test file runs in one process, so that its fixtures are set up once; files start in the order of their names. If

@@ -6,7 +6,7 @@ import time
 
 from tilework.comm.messages import send_message
 
-MARKER = "tilework.worker.preload"
+MARKER = "tilework.worker.start.preload"
 
 
 def report_birth(connection: socket.socket) -> None:

@@ -425,8 +425,13 @@ class Served:
         asyncio.run_coroutine_threadsafe(until_idle(self.loop), self.loop).result(PATIENCE_S)
 
     def tasks(self) -> set[asyncio.Task[Any]]:
-        """Those of the server, but for the one that looks."""
-        return self.on_loop(lambda: asyncio.all_tasks() - {asyncio.current_task()})
+        """Those of the server, but for the one that looks and for that of sse-starlette, which stays."""
+
+        def found() -> set[asyncio.Task[Any]]:
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            return {one for one in tasks if one.get_coro().__qualname__ != "_shutdown_watcher"}
+
+        return self.on_loop(found)
 
     def stop(self) -> None:
         """Send a signal and wait until it has come: a second one means something else."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from suite.documents import Block, blocks_of, files_of
 from suite.page_reader import Ending, PageReader
+
+import debian
 
 PAGE = """
 ```console
@@ -83,14 +86,28 @@ def test_a_server_must_become_ready_and_one_that_ends_is_named(tmp_path: Path) -
     assert (one.ending, one.output) == (Ending.FAILED, "no model\n")
 
 
+_SERVES_A_FILE = """\
+#!/bin/sh
+mkdir -p w; echo ok > w/ready; cd w; exec python -m http.server --bind 127.0.0.1 "$TILEWORK_PORT"
+"""
+
+
 def test_a_block_that_calls_a_server_finds_one(tmp_path: Path) -> None:
     typed = reader(tmp_path)
-    serve = 'mkdir -p w; echo ok > w/ready; cd w; exec python -m http.server --bind 127.0.0.1 "$TILEWORK_PORT"'
-    (tmp_path / "programs" / "tilework").write_text(f"#!/bin/sh\n{serve}\n")
-    found = list(typed.read(block("curl -s http://127.0.0.1:8000/ready > said", "curl -s $URL/nothing")))
+    (tmp_path / "programs" / "tilework").write_text(_SERVES_A_FILE)
+    fetch = "python -c 'import sys; from urllib.request import urlopen; print(urlopen(sys.argv[1]).read().decode())'"
+    found = list(typed.read(block(f"{fetch} http://127.0.0.1:8000/ready > said", f"{fetch} $URL/nothing")))
     assert [(one.command.split()[0], one.ending) for one in found] == [
         ("tilework", Ending.DONE),
-        ("curl", Ending.DONE),
-        ("curl", Ending.FAILED),
+        ("python", Ending.DONE),
+        ("python", Ending.FAILED),
     ]
-    assert (tmp_path / "checkout" / "said").read_text() == "ok\n"
+    assert (tmp_path / "checkout" / "said").read_text() == "ok\n\n"
+
+
+@pytest.mark.skipif(not debian.has("curl", "curl"), reason="needs the Debian package curl")
+def test_curl_fails_when_a_server_answers_with_an_error(tmp_path: Path) -> None:
+    typed = reader(tmp_path)
+    (tmp_path / "programs" / "tilework").write_text(_SERVES_A_FILE)
+    found = list(typed.read(block("curl -s $URL/ready", "curl -s $URL/nothing", "touch never")))
+    assert [one.ending for one in found] == [Ending.DONE, Ending.DONE, Ending.FAILED]

@@ -46,6 +46,7 @@ from suite.cases.reports import ReportCost
 from suite.cases.residency import Residency
 from suite.cases.ring import RingSpeed
 from suite.cases.robust import Robust
+from suite.cases.sampled import Sampled
 from suite.cases.sets import SetsOfServers
 from suite.cases.simspeed import SimSpeed
 from suite.cases.simulate import Simulate
@@ -108,6 +109,7 @@ CASES: Cases = {
     "chaos": ("Workers killed under load: nothing is lost, and how soon requests continue", Chaos),
     "forming": ("A member killed while its group forms: how soon the survivors are free", Forming),
     "fuzz": ("Scenarios where things go wrong, simulated: is anything violated that must hold", Fuzz),
+    "sampled": ("Bugs injected into server, runtime, workers, pipelines: what a commit's tests miss of them", Sampled),
     "mutations": ("Bugs injected into controller and policies: does simulation or a test catch them", Mutations),
     "soak": ("Mixed traffic with random kills for twenty minutes: memory and attainment", Soak),
     "ring": (

@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from suite.case import Case, CaseFailed
+from suite.case import CaseFailed, Maker
 from suite.cases.papers import FIGURES, Papers
 from suite.environment import environment
 from suite.results import Result, show, write
@@ -26,8 +26,8 @@ RESULTS = Path(__file__).parents[1] / "results"
 _out = Console(width=None if sys.stdout.isatty() else 160)
 _err = Console(stderr=True, soft_wrap=True)
 
-Cases = Mapping[str, tuple[str, type[Case]]]
-"""Title and class of each case by name."""
+Cases = Mapping[str, tuple[str, Maker]]
+"""Title of each case by name, and what makes it."""
 
 
 def application(cases: Cases, script: str, about: str, example: str) -> typer.Typer:
@@ -44,9 +44,10 @@ def application(cases: Cases, script: str, about: str, example: str) -> typer.Ty
             bool, typer.Option("--quick", help="Short and rough, to try the bench itself; cannot be written.")
         ] = False,
         json: Annotated[bool, typer.Option("--json", help="Print one JSON object per case instead of tables.")] = False,
-        save: Annotated[
-            bool, typer.Option("--write", help="Write bench/results/<theme>_<hardware>_<yyyymm>.md.")
-        ] = False,
+        save: Annotated[bool, typer.Option("--write", help="Write <theme>_<hardware>_<yyyymm>.md.")] = False,
+        out: Annotated[
+            Path, typer.Option(help="With --write, the folder of the files.", show_default="bench/results")
+        ] = RESULTS,
         figure: Annotated[
             list[str] | None, typer.Option(help=f"Of papers, only this: {', '.join(FIGURES)}; repeatable.")
         ] = None,
@@ -67,7 +68,7 @@ def application(cases: Cases, script: str, about: str, example: str) -> typer.Ty
             else:
                 show(result, _out)
             if save:
-                _err.print(f"wrote {write(result, RESULTS).name}")
+                _err.print(f"wrote {write(result, out).name}")
         if failed and len(chosen) > 1:
             _err.print(f"[red]not measured:[/red] {', '.join(failed)}", highlight=False)
         raise typer.Exit(2 if failed else 0 if passed else 1)

@@ -91,3 +91,9 @@ class Case(Protocol):
     def make(cls, quick: bool) -> Case: ...
     def measure(self, note: Note) -> Finding:
         """Raises CaseFailed."""
+
+
+class Maker(Protocol):
+    """Makes a case: its class, or what stands for it with settings."""
+
+    def make(self, quick: bool) -> Case: ...

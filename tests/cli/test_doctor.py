@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from tilework.cli.doctor import libraries, machine, served
 from tilework.cli.doctor.finding import Finding, Level
 from tilework.pipelines.cuda.state import CudaState
 from tilework.pipelines.setup import host_memory
-from tilework.pipelines.video import export
+from tilework.pipelines.video import mp4
 
 GB = 10**9
 
@@ -195,7 +196,14 @@ def test_without_the_extension_it_serves(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_an_encoder_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert served.videos_finding().level is Level.OK
-    monkeypatch.setattr(export, "_AAC", "an-encoder-that-is-not")
+    monkeypatch.setattr(mp4, "_AAC", "an-encoder-that-is-not")
     found = served.videos_finding()
     assert found.level is Level.ERROR
     assert "lacks an-encoder-that-is-not" in found.found
+
+
+def test_without_pyav_pictures_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "av", None)
+    found = served.videos_finding()
+    assert found.level is Level.WARNING
+    assert "tilework[serve]" in found.remedy

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 from dataclasses import replace
 
 import av
@@ -16,9 +18,10 @@ from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.graph.stage import DeviceKind
 from tilework.core.model import ModelInfo, ModelSource, SimulatedSource
 from tilework.core.wire.spec import File, Spec, VideoCodec, VideoFormat
-from tilework.pipelines.errors import ModelError
+from tilework.pipelines.errors import LibraryMissing, ModelError
 from tilework.pipelines.video.export import EXPORT, EXPORT_WITH_SOUND, Sound, sound_values, video_file
-from tilework.pipelines.video.exporter import Exporter, can_export
+from tilework.pipelines.video.exporter import Exporter, can_export, check_export
+from tilework.pipelines.video.stills import thumbnail
 from tilework.worker.process import _family as family_of_worker
 from tilework.worker.simulated import SimulatedFamily
 
@@ -156,6 +159,21 @@ def test_a_slot_reads_no_model_that_it_only_exports_for() -> None:
     assert isinstance(family_of_worker(nowhere, INFO, None), Exporter)
     with pytest.raises(ModelError, match="/nowhere"):
         family_of_worker(nowhere, None, None)
+
+
+def test_without_pyav_what_makes_videos_is_refused_with_the_extra_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "av", None)
+    check_export(replace(INFO, stages=INFO.stages[:3]))  # Pictures need none.
+    refused = [lambda: check_export(INFO), lambda: video_file(clip(), VideoFormat(8)), lambda: thumbnail(b"")]
+    for ask in refused:
+        with pytest.raises(LibraryMissing, match=r"pip install 'tilework\[serve\]'"):
+            ask()
+
+
+def test_all_that_serves_pictures_is_imported_without_pyav() -> None:
+    names = ("tilework.cli.serving", "tilework.server.main", "tilework.worker.preload", "tilework.cli.commands.demo")
+    line = f"import sys; sys.modules['av'] = None; import {', '.join(names)}"
+    subprocess.run([sys.executable, "-c", line], check=True)
 
 
 @pytest.mark.parametrize("makes_videos", [False, True])

@@ -313,9 +313,6 @@ def test_pictures_that_no_call_asked_to_keep_are_gone(server: Served) -> None:
 
 
 def test_events_go_from_the_present_state_to_the_end(server: Served) -> None:
-    events_of(
-        server, server.post({"prompt": "x"}).headers["x-request-id"]
-    )  # sse-starlette's own task begins, and stays.
     uid = begun(server, num_inference_steps=8, preview_every=3)
     engine, image = server.engine, f"{uid}-0"
     server.on_loop(engine.begin, image)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tilework.worker import anew
+from tilework.worker.start import anew
 
 
 def test_torch_says_whether_cuda_was_touched(monkeypatch: pytest.MonkeyPatch) -> None:

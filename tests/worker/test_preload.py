@@ -12,11 +12,11 @@ import os, sys
 class Finder:
     def find_spec(self, name, path=None, target=None):
         if name == "torch":
-            print(os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK"))
+            print(os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK"), flush=True)
             os._exit(0)
 
 sys.meta_path.insert(0, Finder())
-import tilework.worker.preload
+import tilework.worker.start.preload
 """
 
 

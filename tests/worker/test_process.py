@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
@@ -26,11 +26,12 @@ from tilework.comm.messages import receive_messages, send_message
 from tilework.core.model import ModelSource
 from tilework.core.wire.commands import Command, Quit, Site, StartOver, StopWork
 from tilework.core.wire.reports import Ended, Loaded, LoadFailed, Progress, Report, StartedOver
+from tilework.pipelines.errors import LibraryMissing
 from tilework.runtime.worker_process import forkserver_context
 from tilework.worker import process
 from tilework.worker import worker as executing
-from tilework.worker.anew import begin_anew
 from tilework.worker.process import _Link, _side_stream, serve
+from tilework.worker.start.anew import begin_anew
 from waiting import PATIENCE_S
 
 SITE = Site(device_id=0, blobs=tempfile.mkdtemp(prefix="tilework-test-"))
@@ -45,7 +46,7 @@ def drive(connection: socket.socket, worker: socket.socket) -> None:
         if report == Progress(2, 1):
             break
     send_message(connection, "begun")
-    time.sleep(PATIENCE_S)
+    signal.pause()
 
 
 def serve_interruptibly(connection: socket.socket, source: ModelSource) -> None:
@@ -126,6 +127,12 @@ def test_a_request_through_the_pipe_equals_the_stock_pipeline(source: ModelSourc
     assert np.array_equal(tiny.pixels(reports[-1].images[1]), tiny.run_stock(stock, tiny.spec()).pixels)
     worker.send(Quit())
     assert worker.exit_code() == 0
+
+
+def test_a_worker_without_pyav_refuses_a_model_of_clips_before_any_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(LibraryMissing, match="PyAV"):
+        process._load((ModelSource(path="shapes-motion"),), SITE, 0, None)
 
 
 def test_a_worker_that_quits_has_sent_its_results(worker: Child) -> None:
@@ -257,7 +264,6 @@ def test_a_device_that_does_not_exist_is_reported(source: ModelSource) -> None:
 @pytest.mark.slow
 def test_a_worker_that_begins_anew_serves_in_the_same_process(source: ModelSource) -> None:
     child = Child(begin_anew, (source,), SITE)
-    child.connection.settimeout(4 * PATIENCE_S)  # It imports all libraries again.
     loaded = child.receive()
     assert isinstance(loaded, Loaded)
     assert loaded.models[0].info.name == MODEL

@@ -16,7 +16,6 @@ from suite.stats import exact
 
 ROOT = Path(__file__).parents[3]
 _MARK = "pytest.mark.gpu"
-_QUICK = "test_gpu"
 _NO_TESTS = 5  # Pytest's exit code.
 _PARTS = {"error": "failed", "failure": "failed", "skipped": "skipped"}
 """What a test has in JUnit's format, and what is said of it."""
@@ -30,14 +29,16 @@ def files_with_gpu_tests() -> list[Path]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exactness:
-    """The tests of the mark `gpu` in these `files`. Without a GPU all of them are skipped."""
+    """The tests of the mark `gpu` in these `files`. Without a GPU they are skipped."""
 
     files: tuple[str, ...]
     device: str
 
     @classmethod
-    def make(cls, quick: bool) -> Exactness:
-        files = tuple(str(path) for path in files_with_gpu_tests() if not quick or path.stem == _QUICK)
+    def make(cls, quick: bool, only: tuple[str, ...] = (), without: tuple[str, ...] = ()) -> Exactness:
+        """`only` these files, by their stems, or all `without` those. A quick case is the same."""
+        chosen = [path for path in files_with_gpu_tests() if path.stem not in without]
+        files = tuple(str(path) for path in chosen if not only or path.stem in only)
         return cls(files=files, device="cuda" if on_gpu() else "cpu")
 
     def measure(self, note: Note) -> Finding:

@@ -12,6 +12,8 @@ from suite.gpu.models import TOY, folder_of, on_gpu
 from suite.server import serving, tilework_json
 from suite.stats import exact
 
+_POLICIES = ("tilework", "edf", "patchedserve")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LivePolicies:
@@ -27,15 +29,16 @@ class LivePolicies:
     load: float = 1.0
     times: float = 3.0
     requests: int = 40
-    policies: tuple[str, ...] = ("tilework", "edf", "patchedserve")
+    policies: tuple[str, ...] = _POLICIES
     seed: int = 1
 
     @classmethod
-    def make(cls, quick: bool) -> LivePolicies:
+    def make(cls, quick: bool, policies: tuple[str, ...] = _POLICIES) -> LivePolicies:
         if not on_gpu():
-            return cls(device="cpu", model=TOY.model, sizes=((64, 1), (96, 1), (128, 1)), steps=4, requests=8)
-        sizes = (512, 3), (768, 2), (1024, 1)
-        return cls(device="cuda", model="SDXL", sizes=sizes, steps=30, requests=12 if quick else 40)
+            sizes = (64, 1), (96, 1), (128, 1)
+            return cls(device="cpu", model=TOY.model, sizes=sizes, steps=4, requests=8, policies=policies)
+        sizes, requests = ((512, 3), (768, 2), (1024, 1)), 12 if quick else 40
+        return cls(device="cuda", model="SDXL", sizes=sizes, steps=30, requests=requests, policies=policies)
 
     def measure(self, note: Note) -> Finding:
         folder = folder_of(self.model, note)

@@ -20,7 +20,8 @@ from suite.gpu.models import on_gpu
 from suite.stats import extremes, median
 from tilework.pipelines.cuda.copies import CudaStreams, SideCopies
 from tilework.worker.models.pinned import PinnedFiles
-from tilework.worker.models.shared_weights import RESERVE_BYTES, Form, SharedWeights
+from tilework.worker.models.room import RESERVE_BYTES
+from tilework.worker.models.shared_weights import Form, SharedWeights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ class Served:
 
     device: str
     dtype: str
-    drawn: tuple[Drawn, ...]
+    drawn: Drawn
     guidance_scale: float = 5.0
     queued: int = 4
     most: float = 1.02
@@ -37,27 +37,14 @@ class Served:
     prompt: str = "a large red circle on a blue background"
 
     @classmethod
-    def make(cls, quick: bool) -> Served:
+    def make(cls, quick: bool, model: str, steps: int, rounds: int) -> Served:
         if not on_gpu():
-            return cls(device="cpu", dtype="float32", drawn=(TOY,), queued=2)
-        if quick:
-            return cls(device="cuda", dtype="bfloat16", drawn=cls.models()[:1])
-        return cls(device="cuda", dtype="bfloat16", drawn=cls.models())
-
-    @classmethod
-    def models(cls) -> tuple[Drawn, ...]:
-        return (
-            Drawn(model="SDXL", side=1024, steps=30, rounds=5),
-            Drawn(model="SD3.5-medium", side=1024, steps=28, rounds=3),
-        )
+            return cls(device="cpu", dtype="float32", drawn=TOY, queued=2)
+        drawn = Drawn(model=model, side=1024, steps=steps, rounds=1 if quick else rounds)
+        return cls(device="cuda", dtype="bfloat16", drawn=drawn)
 
     def measure(self, note: Note) -> Finding:
-        checks: list[Check] = []
-        rows = []
-        for one in self.drawn:
-            of_model, row = self._model(one, note)
-            checks += of_model
-            rows.append(row)
+        checks, row = self._model(self.drawn, note)
         return Finding(
             checks=tuple(checks),
             method=(
@@ -86,7 +73,7 @@ class Served:
                         "equal to stock",
                         "start, s",
                     ),
-                    rows=tuple(rows),
+                    rows=(row,),
                 ),
             ),
         )
@@ -172,19 +159,6 @@ class Served:
         first_s, last_s = min(each["start_s"] for each in segments), max(each["end_s"] for each in segments)
         busy_s = sum((each["end_s"] - each["start_s"]) / each["batch"] for each in segments)
         return seconds, busy_s / (last_s - first_s)
-
-
-class ServedFlux(Served):
-    """With FLUX, of which a step is longer, and which can draw in few of them."""
-
-    __slots__ = ()
-
-    @classmethod
-    def models(cls) -> tuple[Drawn, ...]:
-        return (
-            Drawn(model="FLUX.1-dev", side=1024, steps=28, rounds=2),
-            Drawn(model="FLUX.1-schnell", side=1024, steps=4, rounds=5),
-        )
 
 
 @dataclass(frozen=True, slots=True)

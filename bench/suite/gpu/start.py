@@ -37,13 +37,10 @@ class Setup:
 
 
 _LAYERS = Setup(options=("--offload", "layers"), reference={"offload": "layers"})
-_ON_GPU = (
-    Setup(),
-    Setup(options=("--cuda-graphs",)),
-    Setup(options=("--offload", "components", "--copy-stream")),
-    _LAYERS,
-)
-_ON_CPU = (Setup(), Setup(options=("--offload", "components", "--weights-memory", "32MB")), _LAYERS)
+_ON_GPU = (Setup(), Setup(options=("--cuda-graphs",)))
+_OFFLOADS_ON_GPU = (Setup(options=("--offload", "components", "--copy-stream")), _LAYERS)
+_ON_CPU = (Setup(),)
+_OFFLOADS_ON_CPU = (Setup(options=("--offload", "components", "--weights-memory", "32MB")), _LAYERS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +60,11 @@ class Start:
     prompt: str = "a large red circle on a blue background"
 
     @classmethod
-    def make(cls, quick: bool) -> Start:
+    def make(cls, quick: bool, offloads: bool = False) -> Start:
         if not on_gpu():
-            return cls(setups=_ON_CPU, found="cpu", dtype="float32")
-        return cls(setups=_ON_GPU[: 2 if quick else None], found="cuda", dtype="bfloat16")
+            return cls(setups=_OFFLOADS_ON_CPU if offloads else _ON_CPU, found="cpu", dtype="float32")
+        setups = _OFFLOADS_ON_GPU if offloads else _ON_GPU
+        return cls(setups=setups[: 1 if quick else None], found="cuda", dtype="bfloat16")
 
     def measure(self, note: Note) -> Finding:
         quiet()

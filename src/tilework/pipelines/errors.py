@@ -17,6 +17,10 @@ class UnsupportedModel(ModelError):
     """The model is a diffusers pipeline, but not one that can be served step by step here."""
 
 
+class LibraryMissing(ModelError):
+    """What a model makes needs a package that is not installed; the message has the command."""
+
+
 class UnsafeWeights(ModelError):
     """The weights are pickled, so that reading them could run arbitrary code."""
 

@@ -162,7 +162,7 @@ class LocalExecutor:
     def host_bytes(self) -> int | None:
         if self.weights_bytes is None:
             return None
-        from tilework.worker.models.shared_weights import capacity_bytes
+        from tilework.worker.models.room import capacity_bytes
 
         return capacity_bytes(self._blobs.path / WEIGHTS)
 

@@ -17,8 +17,9 @@ from tilework.core.model import Source
 from tilework.core.wire.commands import Command, Quit, Site
 from tilework.core.wire.reports import Report
 from tilework.runtime.outbox import Outbox, Outgoing
+from tilework.worker.start.entry import run
 
-PRELOAD = "tilework.worker.preload"
+PRELOAD = "tilework.worker.start.preload"
 _EXIT_S = 5.0
 """How long a process may take to end after it has closed its pipe."""
 
@@ -46,8 +47,6 @@ class WorkerProcess(asyncio.BufferedProtocol):
         on_report: Callable[[Report], None],
         on_exit: Callable[[str], None],
     ) -> None:
-        from tilework.worker.process import serve
-
         self._on_report, self._on_exit = on_report, on_exit
         self._loop = asyncio.get_running_loop()
         self._outbox = Outbox(self._write)
@@ -59,7 +58,7 @@ class WorkerProcess(asyncio.BufferedProtocol):
         self.pid: int | None = None  # Until the process has started.
         ours, theirs = socket.socketpair()
         self._process = forkserver_context().Process(
-            target=serve, args=(theirs, sources, site), name=f"tilework-worker-{site.device_id}", daemon=True
+            target=run, args=(theirs, sources, site), name=f"tilework-worker-{site.device_id}", daemon=True
         )
         self._task = self._loop.create_task(self._run(ours, theirs))
 

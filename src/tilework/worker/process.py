@@ -39,10 +39,9 @@ from tilework.pipelines.errors import InvalidSource
 from tilework.pipelines.family import Family
 from tilework.pipelines.loading import load, load_component, quiet
 from tilework.pipelines.numerics import pin_numerics
-from tilework.pipelines.video.exporter import Exporter, can_export
+from tilework.pipelines.video.exporter import Exporter, can_export, check_export
 from tilework.pipelines.workflow.loading import load_on_slot
 from tilework.pipelines.workflow.source import is_workflow
-from tilework.worker.anew import begin_anew, was_born_with_cuda
 from tilework.worker.hardware import DeviceFailed, describe_hardware
 from tilework.worker.memory import Budget
 from tilework.worker.models.cell import Cell
@@ -58,6 +57,7 @@ from tilework.worker.models.skeleton import leave_skeleton, take_over
 from tilework.worker.models.weights import Weights
 from tilework.worker.readings import report_readings
 from tilework.worker.simulated import SimulatedFamily
+from tilework.worker.start.anew import begin_anew, was_born_with_cuda
 from tilework.worker.state_blobs import StateBlobs
 from tilework.worker.worker import Worker, describe
 from tilework.worker.works import OpenWorks
@@ -167,6 +167,7 @@ def _load(sources: Sequence[Source], site: Site, start_ns: int, copies: SideCopi
                 family, model, parts = _split(source, site, weights, loras)
             else:
                 family, model, parts = _whole(source, info, files, weights, loras)
+            check_export(family.info)
         except Exception as error:
             if not site.replaces or (source is sources[-1] and not families):
                 raise

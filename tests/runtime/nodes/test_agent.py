@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Coroutine
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -96,6 +97,12 @@ def run(test: Coroutine[Any, Any, None]) -> None:
     asyncio.run(test)
 
 
+async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Since Python 3.13 asyncio closes a connection whose writer is not referenced."""
+    with closing(writer):
+        await reader.read()
+
+
 def groups_of(rig: Rig) -> list[int]:
     return [one.group.group_id for one in rig.executor.got if one.group is not None]  # type: ignore[union-attr]
 
@@ -158,11 +165,11 @@ def test_an_import_whose_blobs_do_not_come_is_passed_on(tmp_path: Path, is_left:
     async def test() -> None:
         is_asked = asyncio.Event()
 
-        async def say_nothing(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+        async def be_asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             is_asked.set()
-            await reader.read()
+            await say_nothing(reader, writer)
 
-        silent = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
+        silent = await asyncio.start_server(be_asked, "127.0.0.1", 0)
         origin = Origin("127.0.0.1", silent.sockets[0].getsockname()[1], EPOCH)
         rig = Rig(tmp_path)
         rig.tell(FetchBlobs(5, (A, B), origin, 60.0 if is_left else 0.02))

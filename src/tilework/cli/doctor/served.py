@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tilework.cli.doctor.finding import Finding, error, gigabytes, ok
+from tilework.cli.doctor.finding import Finding, error, gigabytes, ok, warning
 from tilework.cli.models import named_model
 
 
@@ -38,9 +38,11 @@ def videos_finding() -> Finding:
     try:
         import av
 
-        from tilework.pipelines.video.export import missing_encoders
+        from tilework.pipelines.video.mp4 import missing_encoders
     except ImportError as problem:
-        return error("videos", f"PyAV cannot be imported: {problem}", "pip install 'tilework[serve]'")
+        return warning(
+            "videos", f"PyAV cannot be imported: {problem}; pictures need none", "pip install 'tilework[serve]'"
+        )
     missing = missing_encoders()
     if missing:
         found = f"PyAV {av.__version__} lacks {', '.join(missing)}"

@@ -5,23 +5,14 @@ It needs no accelerator.
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from fractions import Fraction
-from pathlib import Path
 
-import av
-import torch
-from av.audio.stream import AudioStream
-from av.container import OutputContainer
-from av.video.reformatter import ColorPrimaries, ColorRange, Colorspace, ColorTrc
-from av.video.stream import VideoStream
 from torch import Tensor
 
 from tilework.core.graph.stage import DeviceKind, ResultKind, StageSpec
-from tilework.core.wire.spec import File, Spec, VideoCodec, VideoFormat
+from tilework.core.wire.spec import File, Spec, VideoFormat
 from tilework.pipelines.family import Values
+from tilework.pipelines.video.pyav import pyav
 
 EXPORT = StageSpec(
     name="export",
@@ -34,31 +25,6 @@ EXPORT = StageSpec(
 SOUND = "sound"
 """The name of what a decode writes beside the frames, if the model makes sound: see `sound_values`."""
 EXPORT_WITH_SOUND = replace(EXPORT, inputs=(*EXPORT.inputs, SOUND))
-_MOST_DENOMINATOR = 1001  # 29.97 frames a second are 30000/1001.
-_AAC = "aac"
-_AAC_RATES = (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000, 64_000, 88_200, 96_000)
-_AAC_BITS = 96_000  # A second, for each channel.
-_LAYOUTS = {1: "mono", 2: "stereo"}
-_ENCODERS: Mapping[VideoCodec, tuple[str, dict[str, str]]] = {
-    VideoCodec.H264: ("libx264", {"preset": "veryfast", "crf": "18"}),
-    VideoCodec.VP9: ("libvpx-vp9", {"crf": "24", "b": "0", "deadline": "realtime", "cpu-used": "6"}),
-}
-"""The encoder of each codec, and a quality at which hardly a difference can be seen.
-
-Rejected: libx265 and libsvtav1, as PyAV 18 brings them. At small sizes the first ends the process, and the other hangs.
-"""
-
-
-def missing_encoders() -> tuple[str, ...]:
-    """The names of encoders that the installed PyAV lacks."""
-    return tuple(name for name in (*(encoder for encoder, _ in _ENCODERS.values()), _AAC) if not _has_encoder(name))
-
-
-def _has_encoder(name: str) -> bool:
-    try:
-        return bool(av.Codec(name, "w").is_encoder)
-    except av.codec.codec.UnknownCodecError:
-        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,52 +40,14 @@ def video_file(frames: Tensor, video: VideoFormat, sound: Sound | None = None) -
 
     Its head comes first, so that a player can begin before it has all. The same frames give the same bytes, with the
     same number of threads (`torch.get_num_threads`). Colours are those of BT.709, at half of the resolution.
+
+    Raises:
+        LibraryMissing: PyAV is not installed.
     """
-    with tempfile.TemporaryDirectory(prefix="tilework-video-") as directory:
-        path = Path(directory) / "video.mp4"  # A container whose head moves to the front cannot be written to memory.
-        with av.open(str(path), "w", format="mp4", options={"movflags": "+faststart"}) as container:
-            stream = _add_pictures(container, frames.shape[1], frames.shape[2], video)
-            voice = None if sound is None else _add_sound(container, sound)
-            for frame in frames.cpu().numpy():
-                picture = av.VideoFrame.from_ndarray(frame, format="rgb24").reformat(
-                    format="yuv420p", dst_colorspace=Colorspace.ITU709, dst_color_range=ColorRange.MPEG
-                )
-                container.mux(stream.encode(picture))
-            container.mux(stream.encode())
-            if sound is not None and voice is not None:
-                container.mux(voice.encode(_audio_frame(sound)))
-                container.mux(voice.encode())
-        return File(path.read_bytes(), "video/mp4")
+    pyav()
+    from tilework.pipelines.video.mp4 import mp4
 
-
-def _add_pictures(container: OutputContainer, rows: int, columns: int, video: VideoFormat) -> VideoStream:
-    encoder, options = _ENCODERS[video.codec]
-    rate = Fraction(video.fps).limit_denominator(_MOST_DENOMINATOR)
-    stream = container.add_stream(encoder, rate=rate, options=options)
-    assert isinstance(stream, VideoStream)
-    stream.height, stream.width, stream.pix_fmt = rows, columns, "yuv420p"
-    context = stream.codec_context
-    context.thread_count = torch.get_num_threads()
-    context.colorspace, context.color_primaries = Colorspace.ITU709, ColorPrimaries.BT709
-    context.color_trc, context.color_range = ColorTrc.BT709, ColorRange.MPEG
-    return stream
-
-
-def _add_sound(container: OutputContainer, sound: Sound) -> AudioStream:
-    """A stream at the rate of the sound; one that AAC does not know is raised to one that it knows."""
-    rate = next((one for one in _AAC_RATES if one >= sound.rate), _AAC_RATES[-1])
-    stream = container.add_stream(_AAC, rate=rate)
-    assert isinstance(stream, AudioStream)
-    stream.codec_context.layout = _LAYOUTS[len(sound.samples)]
-    stream.bit_rate = _AAC_BITS * len(sound.samples)
-    return stream
-
-
-def _audio_frame(sound: Sound) -> av.AudioFrame:
-    samples = sound.samples.clamp(-1, 1).contiguous().numpy()
-    frame = av.AudioFrame.from_ndarray(samples, format="fltp", layout=_LAYOUTS[len(samples)])
-    frame.sample_rate = sound.rate
-    return frame
+    return File(mp4(frames, video, sound), "video/mp4")
 
 
 def sound_values(sound: Sound) -> Values:

@@ -8,13 +8,14 @@ from typing import Any, NoReturn
 import torch
 
 from tilework.core.comm import Comm
-from tilework.core.graph.stage import DeviceKind
+from tilework.core.graph.stage import DeviceKind, ResultKind
 from tilework.core.model import ModelInfo
 from tilework.core.packing import Pack
 from tilework.core.wire.spec import File, Image, Spec
 from tilework.pipelines.family import Values, Watch
 from tilework.pipelines.parallel import Parallel
 from tilework.pipelines.video.export import EXPORT, EXPORT_WITH_SOUND, exported, exported_file
+from tilework.pipelines.video.pyav import pyav
 
 
 class Exporter:
@@ -60,6 +61,16 @@ class Exporter:
 def can_export(info: ModelInfo) -> bool:
     """Whether the stages of a model that run on CPU slots need nothing of it."""
     return all(stage.spec in (EXPORT, EXPORT_WITH_SOUND) for stage in info.graph.stages if stage.kind is DeviceKind.CPU)
+
+
+def check_export(info: ModelInfo) -> None:
+    """A model that makes videos is refused when it is loaded, not after a clip has been computed.
+
+    Raises:
+        LibraryMissing: PyAV is not installed.
+    """
+    if any(stage.spec.result is ResultKind.VIDEO for stage in info.graph.stages):
+        pyav()
 
 
 def _no_steps() -> RuntimeError:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import math
+from typing import Any
 
-import av
 from PIL import Image as Pillow
 
 from tilework.core.preview import spread
 from tilework.core.wire.spec import File
+from tilework.pipelines.video.pyav import pyav
 
 _THUMBNAIL_SIDE, _TILE_SIDE = 512, 160
 _MOST_TILES = 25
@@ -18,7 +19,7 @@ _QUALITY = 85
 
 def thumbnail(content: bytes) -> File:
     """The first frame of a video, which fits into 512 x 512, as WebP."""
-    with av.open(io.BytesIO(content), "r") as container:
+    with pyav().open(io.BytesIO(content), "r") as container:
         first = _picture(next(container.decode(video=0)))
     first.thumbnail((_THUMBNAIL_SIDE, _THUMBNAIL_SIDE))
     return _file(first, "webp")
@@ -26,7 +27,7 @@ def thumbnail(content: bytes) -> File:
 
 def some_frames(content: bytes) -> list[Pillow.Image]:
     """Up to 25 frames of a video, spread evenly, the first and the last included."""
-    with av.open(io.BytesIO(content), "r") as container:
+    with pyav().open(io.BytesIO(content), "r") as container:
         wanted = set(spread(container.streams.video[0].frames, _MOST_TILES))
         return [_picture(frame) for index, frame in enumerate(container.decode(video=0)) if index in wanted]
 
@@ -48,7 +49,7 @@ def spritesheet(content: bytes) -> File:
     return _file(sheet, "jpeg")
 
 
-def _picture(frame: av.VideoFrame) -> Pillow.Image:
+def _picture(frame: Any) -> Pillow.Image:
     return Pillow.fromarray(frame.to_ndarray(format="rgb24"))
 
 

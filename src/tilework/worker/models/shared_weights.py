@@ -21,18 +21,11 @@ from tilework.core.component import ALIGNMENT, Component
 from tilework.pipelines.components import weights_of
 from tilework.pipelines.cuda.copies import Sending, SideCopies
 from tilework.worker.models.pinned import PinnedFiles, bytes_of
+from tilework.worker.models.room import RESERVE_BYTES
 
 _log = logging.getLogger(__name__)
 _MADV_POPULATE_READ = 22  # Since Linux 5.14; Python has no name for it.
 _BLOCK_BYTES = 64 << 20  # What is mapped at once: a multiple of any page size, and some hundredths of a second.
-RESERVE_BYTES = 1 << 30  # Left free for the states of jobs, which lie on the same device.
-
-
-def capacity_bytes(directory: Path) -> int:
-    """How much of weights the directory can have: what is there, and what is free but for the reserve."""
-    there = sum(path.stat().st_size for path in directory.iterdir() if not path.suffix) if directory.is_dir() else 0
-    free = shutil.disk_usage(directory if directory.is_dir() else directory.parent).free
-    return max(0, there + free - RESERVE_BYTES)
 
 
 class NoRoom(OSError):

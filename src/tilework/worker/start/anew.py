@@ -25,7 +25,7 @@ from tilework.core.wire.commands import Site
 _OPEN_FILES = Path("/proc/self/fd")
 _OF_CUDA = "/dev/nvidia-uvm"
 """What a process opens that initialises CUDA, and one that asks NVML does not."""
-_PROGRAM = "import sys; sys.path[:] = {path!r}; from tilework.worker.anew import resume; resume({pipe}, {memory})"
+_PROGRAM = "import sys; sys.path[:] = {path!r}; from tilework.worker.start.anew import resume; resume({pipe}, {memory})"
 
 
 def was_born_with_cuda() -> bool:

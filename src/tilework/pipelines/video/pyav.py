@@ -1,0 +1,22 @@
+"""PyAV, which reads and writes videos. It is imported when a video is made: pictures are served without it."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from tilework.pipelines.errors import LibraryMissing
+
+
+def pyav() -> ModuleType:
+    """The package `av`.
+
+    Raises:
+        LibraryMissing: it is not installed.
+    """
+    try:
+        import av
+    except ImportError as error:
+        raise LibraryMissing(
+            f"videos are compressed by PyAV, which cannot be imported ({error}); run: pip install 'tilework[serve]'"
+        ) from error
+    return av

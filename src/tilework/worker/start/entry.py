@@ -1,0 +1,19 @@
+"""Where a worker begins: a module of its own, so that the process that starts workers needs no torch.
+
+`multiprocessing` asks for the function itself, and then gives the new process no more than its name.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+
+from tilework.core.model import Source
+from tilework.core.wire.commands import Site
+
+
+def run(connection: socket.socket, sources: Sequence[Source], site: Site) -> None:
+    """`worker.process.serve`, which is imported in the new process, where it is there already."""
+    from tilework.worker.process import serve
+
+    serve(connection, sources, site)
