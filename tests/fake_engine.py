@@ -138,7 +138,7 @@ class FakeEngine:
     draining: bool = False
     is_measuring: bool = False
     starting: str = "loading the model"
-    start_s: float = 0.0
+    starts: bool = True
     keeps: bool = True
     loop: asyncio.AbstractEventLoop | None = None
     specs: list[Spec] = field(default_factory=list)
@@ -287,7 +287,8 @@ class FakeEngine:
 
     async def start(self) -> None:
         self.loop = asyncio.get_running_loop()
-        await asyncio.sleep(self.start_s)
+        if not self.starts:
+            await asyncio.Event().wait()
         self.log.append("started")
 
     async def stop(self) -> None:

@@ -224,7 +224,7 @@ def test_reader_of_events_sees_the_end_of_a_drain() -> None:
 
 
 def test_until_the_engine_has_started_the_server_says_so() -> None:
-    engine = FakeEngine(start_s=60)
+    engine = FakeEngine(starts=False)
     signals = StopSignals()
     port = free_port()
     thread = threading.Thread(
