@@ -2,7 +2,6 @@
 
 import socket
 import sys
-import time
 
 from tilework.comm.messages import send_message
 
@@ -10,12 +9,12 @@ MARKER = "tilework.worker.start.preload"
 
 
 def report_birth(connection: socket.socket) -> None:
-    """Body of a process that says whether it has the marker, and what processor time it took until it could serve."""
-    marker = sys.modules.get(MARKER)
+    """Body of a process that says whether it has the marker, and which modules it had to import to serve."""
+    marker, before = sys.modules.get(MARKER), set(sys.modules)
     import tilework.pipelines.families.flux
     import tilework.pipelines.families.sd
     import tilework.pipelines.families.sd3
     import tilework.pipelines.families.sdxl
     import tilework.worker.process  # noqa: F401  All of them should be here already.
 
-    send_message(connection, (getattr(marker, "PRELOADED", False), time.process_time()))
+    send_message(connection, (getattr(marker, "PRELOADED", False), sorted(sys.modules.keys() - before)))

@@ -30,7 +30,7 @@ SLEEPS = {"time.sleep", "asyncio.sleep"}
 WAITS = {"wait": 0, "join": 0, "result": 0, "poll": 0, "settimeout": 0, "timeout": 0, "wait_for": 1, "select": 3}
 """By last name of the call: the place of the limit among its arguments."""
 LIMITS = ("timeout", "timeout_s", "within_s", "patience_s")
-POLLS = {"until", "until_on_loop"}
+POLLS = {"until", "eventually"}
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ class _Finder(ast.NodeVisitor):
         self.found: list[Use] = []
         self._around: list[str] = []
         self._expected = 0
+        self._counted = set[ast.expr]()
         self._line: int | None = None
         self._full_names = dict(_imported(tree))
         self._numbers = {
@@ -109,18 +110,22 @@ class _Finder(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Constant(self, node: ast.Constant) -> None:
-        if self._line is None and isinstance(node.value, str) and "import" in node.value:
+        if self._line is None and isinstance(node.value, str) and "time" in node.value:
             with suppress(SyntaxError):
                 program = ast.parse(dedent(node.value))
-                self._line = node.lineno
-                self.visit(program)
-                self._line = None
+                if any(isinstance(one, ast.Import | ast.ImportFrom) for one in program.body):
+                    self._line = node.lineno
+                    self.visit(program)
+                    self._line = None
 
     def visit_Call(self, node: ast.Call) -> None:
         name = self._name(node.func)
         last = name.rpartition(".")[2]
-        if last == "wait_for_timeout" or (name in SLEEPS and [ast.unparse(one) for one in node.args] != ["0"]):
+        if name in SLEEPS and [ast.unparse(one) for one in node.args] == ["0"]:
+            return
+        if name in SLEEPS or last == "wait_for_timeout":
             self._add("sleep", node)
+            self._counted.add(node.func)
         if name in CLOCKS:
             self._add("clock", node)
         listed = ast.unparse(node.args[0]) if last == "listdir" and node.args else ""
@@ -130,6 +135,12 @@ class _Finder(ast.NodeVisitor):
             self._add("fall", node)
         if not self._expected and any(map(self._is_short, _limits(last, node))):
             self._add("limit", node)
+        self.generic_visit(node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        """A function that sleeps may be given to another one that calls it."""
+        if node not in self._counted and self._name(node) in SLEEPS:
+            self._add("sleep", node)
         self.generic_visit(node)
 
     def _name(self, node: ast.expr) -> str:
@@ -162,6 +173,6 @@ def _limits(last: str, node: ast.Call) -> Iterator[ast.expr]:
 
 
 def _falls(node: ast.expr) -> bool:
-    """Whether a condition wants a number to be below another one."""
+    """Whether a condition wants a number to be below another one; what compares sets is called `issubset`."""
     compared = [one for one in ast.walk(node) if isinstance(one, ast.Compare)]
     return any(isinstance(op, ast.Lt | ast.LtE) for one in compared for op in one.ops)

@@ -306,16 +306,33 @@ def pixels(page: Page) -> bytes:
     return page.locator(".plot").screenshot()
 
 
+def still_pixels(page: Page) -> bytes:
+    """As soon as the plot is twice the same."""
+    seen = [b""]
+
+    def stands_still() -> bool:
+        seen.append(pixels(page))
+        return seen[-1] == seen[-2]
+
+    eventually(stands_still)
+    return seen[-1]
+
+
 def hovered(page: Page) -> tuple[float, float]:
     """Move the pointer along the first lane, from now to the past, until it is on a tile; returns where."""
-    page.wait_for_timeout(1_000)  # For a frame with it.
-    box = page.locator(".plot").bounding_box()
-    assert box is not None
-    for x in range(int(box["width"]) - 4, 100, -12):
-        page.mouse.move(box["x"] + x, box["y"] + 30)
-        if page.locator(".tip").count():
-            return box["x"] + x, box["y"] + 30
-    raise AssertionError("there is no tile in the first lane")
+
+    def found() -> tuple[float, float] | None:
+        box = page.locator(".plot").bounding_box()
+        assert box is not None
+        for x in range(int(box["width"]) - 4, 100, -12):
+            page.mouse.move(box["x"] + x, box["y"] + 30)
+            if page.locator(".tip").count():
+                return box["x"] + x, box["y"] + 30
+        return None  # There is no frame with it yet.
+
+    place = eventually(found)
+    assert place is not None
+    return place
 
 
 def test_the_timeline_is_hovered_paused_moved_and_chosen_from(browser: Browser) -> None:
@@ -336,8 +353,7 @@ def test_the_timeline_is_hovered_paused_moved_and_chosen_from(browser: Browser) 
         for _ in range(2):
             page.keyboard.press("ArrowLeft")  # So that the line of the present time is out of view.
         page.mouse.move(5, 5)
-        page.wait_for_timeout(700)
-        still = pixels(page)
+        still = still_pixels(page)
         page.wait_for_timeout(700)
         assert pixels(page) == still, "a paused view stands still"
 
@@ -348,29 +364,24 @@ def test_the_timeline_is_hovered_paused_moved_and_chosen_from(browser: Browser) 
         expect(card).to_contain_text(one.uid)
         expect(card).to_contain_text("accepted; expected to be done")
         page.mouse.move(5, 5)
-        assert pixels(page) != still, "the others are pale"
+        eventually(lambda: pixels(page) != still)  # The others are pale.
 
         plot.focus()
         page.keyboard.press("Escape")
         expect(card).to_have_count(0)
-        page.wait_for_timeout(300)
-        before = pixels(page)
+        before = still_pixels(page)
         page.keyboard.press("ArrowLeft")
-        page.wait_for_timeout(300)
-        moved = pixels(page)
-        assert moved != before
+        eventually(lambda: pixels(page) != before)
+        moved = still_pixels(page)
         page.keyboard.press("ArrowRight")
         page.keyboard.press("+")
-        page.wait_for_timeout(300)
-        assert pixels(page) not in (before, moved)
+        eventually(lambda: pixels(page) not in (before, moved))
         page.keyboard.press("]")
         expect(card).to_be_visible()
         page.keyboard.press("End")
         expect(page.get_by_role("button", name="Pause")).to_be_visible()
-        page.wait_for_timeout(100)
         first = pixels(page)
-        page.wait_for_timeout(700)
-        assert pixels(page) != first, "a view that follows moves on"
+        eventually(lambda: pixels(page) != first)  # A view that follows moves on.
 
 
 def test_sizes_keep_their_colours_when_the_page_is_loaded_again(browser: Browser) -> None:
@@ -444,8 +455,9 @@ def test_it_fits_any_screen_and_reads_well(browser: Browser, server: Served, sch
     size: Any = {"width": width, "height": 844}
     with opened(browser, server.url, viewport=size, color_scheme=scheme) as page:
         for name, title in VIEWS.items():
-            page.get_by_role("link", name=title, exact=True).click()
-            page.wait_for_timeout(100)
+            link = page.get_by_role("link", name=title, exact=True)
+            link.click()
+            expect(link).to_have_attribute("aria-current", "page")
             wide = page.evaluate("[document.scrollingElement.scrollWidth, innerWidth]")
             assert wide[0] <= wide[1], f"{name} is wider than the screen"
         colour = page.evaluate("getComputedStyle(document.body).backgroundColor")

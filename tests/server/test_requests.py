@@ -60,7 +60,7 @@ def events_of(server: Served, uid: str) -> list[dict[str, Any]]:
 
 
 def test_async_call_is_accepted_with_an_eta_and_outlives_its_connection(server: Served) -> None:
-    server.engine.plan = HELD
+    server.engine.plan, before = HELD, datetime.now(UTC)
     with httpx.Client(base_url=server.url) as client:
         answer = client.post("/v1/images/generations", json={"prompt": "x", "n": 2, "seed": 5}, headers=ASYNC)
     assert answer.status_code == 202
@@ -71,7 +71,7 @@ def test_async_call_is_accepted_with_an_eta_and_outlives_its_connection(server: 
     assert answer.headers["x-request-id"] == uid
     assert (body["status"], body["eta_s"], len(body["images"])) == ("queued", pytest.approx(0.25, abs=0.2), 2)
     arrived = datetime.fromisoformat(body["arrived"])
-    assert abs(arrived - datetime.now(UTC)) < timedelta(seconds=10)
+    assert before <= arrived <= datetime.now(UTC)
     eta_s = (datetime.fromisoformat(body["eta"]) - arrived).total_seconds()
     assert eta_s == pytest.approx(body["eta_s"], abs=0.002)
     early = server.http.get(f"/v1/requests/{uid}/content")
@@ -326,7 +326,7 @@ def test_events_go_from_the_present_state_to_the_end(server: Served) -> None:
         assert (kinds[1]["step"], kinds[2]["step"], kinds[2]["steps"], kinds[2]["state"]) == (3, 3, 8, "running")
         server.on_loop(engine.step, image, 4)
         assert next(told)["step"] == 4
-    eventually(lambda: server.tasks() <= tasks)
+    eventually(lambda: tasks.issuperset(server.tasks()))
     # The reader has gone, which cancels nothing; another one begins with the present state.
     assert image not in engine.cancelled
     server.on_loop(engine.finish, image)

@@ -161,7 +161,7 @@ def test_a_replica_answers_while_the_first_server_is_down(tmp_path: Path) -> Non
         with redis_server(tmp_path, "--replicaof", "127.0.0.1", port) as (replica, _):
             with Redis.from_url(first) as client:
                 client.set("any", "thing")
-                eventually(lambda: client.wait(1, 1000))
+                eventually(lambda: client.wait(num_replicas=1, timeout=1000))
             asyncio.run(run(first, replica, process))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -21,6 +21,7 @@ from tilework.core.comm import GroupBroken
 from tilework.core.cost_row import Batch, CostRow
 from tilework.core.model import ModelInfo, ModelSource
 from tilework.core.request import Shape
+from tilework.core.time import NS_PER_S
 from tilework.pipelines.family import LIVE
 from tilework.pipelines.identity import model_identity
 from tilework.pipelines.stock.stock_pipeline import StockPipeline
@@ -48,6 +49,27 @@ ONE_SMALL, ONE_LARGE = (SMALL,), (LARGE,)
 
 
 # What a worker times.
+
+
+class OwnTime(threading.local):
+    """A clock of each thread, which goes on when the thread waits, and a little when it is read."""
+
+    now_ns = 0
+
+    def monotonic_ns(self) -> int:
+        self.now_ns += 1000
+        return self.now_ns
+
+    def wait(self, seconds: float) -> None:
+        self.now_ns += round(seconds * NS_PER_S)
+
+
+TIME = OwnTime()
+
+
+@pytest.fixture(autouse=True)
+def _own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tilework.worker.calibrate.time", TIME)
 
 
 class Room:
@@ -120,7 +142,7 @@ class FakeFamily:
     specs: list[Any] = field(default_factory=list)
     batches: list[int] = field(default_factory=list)
     decoded_in: list[int] = field(default_factory=list)
-    wait: Callable[[float], None] = time.sleep
+    wait: Callable[[float], None] = TIME.wait
 
     @property
     def device(self) -> torch.device:
@@ -208,14 +230,23 @@ def test_stages_that_are_known_are_run_but_not_timed() -> None:
     assert calibrate(family, (ONE_SMALL,), known=frozenset({ENCODE, DIFFUSE, DECODE})) == ()
 
 
-def test_a_pipeline_that_is_served_by_its_stock_call_is_timed() -> None:
+def test_a_pipeline_that_is_served_by_its_stock_call_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """It decodes what all steps have made, each time anew."""
     tiny.prepare()
-    family = StockPipeline(build(ZOO["z-image"]), "z-image", {}, "")
+    pipeline = build(ZOO["z-image"])
+    decode, now_ns = pipeline.vae.decode, 0
+
+    def slowly(*arguments: Any, **options: Any) -> Any:
+        nonlocal now_ns
+        now_ns += NS_PER_S // 4
+        return decode(*arguments, **options)
+
+    pipeline.vae.decode = slowly
+    monkeypatch.setattr(calibrate_module, "time", SimpleNamespace(monotonic_ns=lambda: now_ns))
+    family = StockPipeline(pipeline, "z-image", {}, "")
     rows = calibrate(family, (ONE_SMALL,), num_runs=3)
     assert {row.stage for row in rows} == set(STAGES)
-    decode = next(row for row in rows if row.stage == DECODE)
-    assert decode.seconds > 1e-3, "not what is left of a call that has ended"
+    assert {row.seconds for row in rows if row.stage == DECODE} == {0.25}, "not what is left of a call that has ended"
 
 
 @pytest.mark.parametrize("most", [1, 2])
@@ -337,7 +368,7 @@ def test_all_members_of_a_group_make_the_same_number_of_runs(slow_rank: int) -> 
     """One of them is held up in the first run that counts. By its own clock, the other would go on without it."""
     families = [FakeFamily(), FakeFamily()]
     slow = families[slow_rank]
-    slow.wait = lambda _seconds: time.sleep(0.6 if slow.calls.count(DIFFUSE) == 1 else 0)
+    slow.wait = lambda _seconds: TIME.wait(0.6 if slow.calls.count(DIFFUSE) == 1 else 0)
     results = in_group(families, ONE_SMALL)
     expected = 1 if slow_rank == 0 else 5
     assert [[row.num_runs for row in rows] for rows in results] == [[expected], [expected]], "by the first one's clock"

@@ -15,6 +15,7 @@ from tilework.comm.ring import transport
 from tilework.comm.ring.consumer import Ring
 from tilework.comm.ring.errors import RingFull
 from tilework.comm.ring.producer import Producer
+from waiting import eventually
 
 if not transport.has_extension():
     pytest.skip("the C extension was not built: no compiler", allow_module_level=True)
@@ -43,13 +44,11 @@ def test_a_stopped_producer_is_killed_so_that_its_bytes_are_used_again() -> None
 def test_bytes_that_may_still_be_written_are_not_used_again() -> None:
     with Ring.create(1 << 14, 16, abandon_after_s=0.01, fence_after_s=None) as ring:
         stopped = _stopped_producer(ring)
-        while not ring.stats.quarantined_bytes:
-            ring.recv(timeout_s=0.01)
+        eventually(lambda: ring.poll() is None and ring.stats.quarantined_bytes)
         assert (ring.stats.abandoned, ring.stats.used_bytes) == (1, ring.stats.quarantined_bytes)
         assert stopped.pid is not None
         os.kill(stopped.pid, signal.SIGCONT)  # It ends.
-        while ring.stats.used_bytes:
-            ring.recv(timeout_s=0.01)
+        eventually(lambda: ring.poll() is None and not ring.stats.used_bytes)
         assert (ring.stats.lost, ring.stats.fenced) == (1, 0)
 
 
