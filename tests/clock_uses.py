@@ -75,17 +75,15 @@ class _Finder(ast.NodeVisitor):
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         arguments = node.args
-        last = [*arguments.posonlyargs, *arguments.args][-len(arguments.defaults) :] if arguments.defaults else []
-        values = [
-            *zip(last, arguments.defaults, strict=True),
-            *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
-        ]
+        places = [*arguments.posonlyargs, *arguments.args]
+        with_default = [*places[len(places) - len(arguments.defaults) :], *arguments.kwonlyargs]
+        values = [*arguments.defaults, *arguments.kw_defaults]
         self._around.append(node.name)
-        for argument, value in values:
+        for argument, value in zip(with_default, values, strict=True):
             if argument.arg in LIMITS and value is not None and self._is_short(value):
                 self._add("limit", argument)
+        self.generic_visit(node)
         self._around.pop()
-        self._inside(node)
 
     def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
         self.visit_FunctionDef(node)

@@ -20,9 +20,10 @@ from tilework.comm.rendezvous import Rendezvous
 from tilework.core.comm import COLLECTIVES, Comm, GroupBroken
 from tilework.core.wire.commands import GroupRef
 from tilework.runtime.worker_process import forkserver_context
+from waiting import PATIENCE_S
 
 CONTEXT = forkserver_context()
-ANSWER_S = 30.0
+ANSWER_S = PATIENCE_S
 
 
 class Member:
@@ -51,8 +52,16 @@ class Member:
 
     def end(self) -> None:
         self._connection.close()
-        self.process.join(5)
+        self.process.join(PATIENCE_S)
         assert self.process.exitcode is not None
+
+
+def let_them_wait() -> None:
+    """Let members that were told something come to where they wait for others. Nothing shows that they have.
+
+    One that comes there later is told the same when it does, so a test that is early is right, too.
+    """
+    time.sleep(0.2)
 
 
 class Team:

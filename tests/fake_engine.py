@@ -16,7 +16,7 @@ from unittest.mock import patch
 import httpx
 
 from builders import table
-from clock import SkippingLoop
+from clock import SkippingLoop, until_idle
 from tilework.core.actions import Accept, Reject
 from tilework.core.checkpoint import Checkpoint
 from tilework.core.graph.stage import DeviceKind, ResultKind, StageSpec
@@ -31,6 +31,7 @@ from tilework.runtime.ticket import Outcome, Preview, Segment, Ticket, Wanted
 from tilework.server.config import ServerConfig
 from tilework.server.main import StopSignals, serve
 from tilework.store.durable import DurableDirectory
+from waiting import PATIENCE_S
 
 INFO = ModelInfo(
     name="tiny-shapes",
@@ -137,7 +138,7 @@ class FakeEngine:
     draining: bool = False
     is_measuring: bool = False
     starting: str = "loading the model"
-    start_s: float = 0.0
+    starts: bool = True
     keeps: bool = True
     loop: asyncio.AbstractEventLoop | None = None
     specs: list[Spec] = field(default_factory=list)
@@ -286,7 +287,8 @@ class FakeEngine:
 
     async def start(self) -> None:
         self.loop = asyncio.get_running_loop()
-        await asyncio.sleep(self.start_s)
+        if not self.starts:
+            await asyncio.Event().wait()
         self.log.append("started")
 
     async def stop(self) -> None:
@@ -412,18 +414,25 @@ class Served:
         async def call() -> Any:
             return function(*args)
 
-        return asyncio.run_coroutine_threadsafe(call(), self.loop).result(5)
+        return asyncio.run_coroutine_threadsafe(call(), self.loop).result(PATIENCE_S)
 
     def skip(self, seconds: float) -> None:
         """Let this much time pass on the server's clock at once, and everything that is due by then happen."""
         self.on_loop(self.loop.skip, seconds)
-        self.on_loop(lambda: None)
+        self.until_idle()
 
-    def num_tasks(self) -> int:
-        async def count() -> int:
-            return len(asyncio.all_tasks()) - 1  # Without this one.
+    def until_idle(self) -> None:
+        """Let all happen that waits neither for time nor for another thread."""
+        asyncio.run_coroutine_threadsafe(until_idle(self.loop), self.loop).result(PATIENCE_S)
 
-        return asyncio.run_coroutine_threadsafe(count(), self.loop).result(5)
+    def tasks(self) -> set[asyncio.Task[Any]]:
+        """Those of the server, but for the one that looks and for that of sse-starlette, which stays."""
+
+        def found() -> set[asyncio.Task[Any]]:
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            return {one for one in tasks if one.get_coro().__qualname__ != "_shutdown_watcher"}
+
+        return self.on_loop(found)
 
     def stop(self) -> None:
         """Send a signal and wait until it has come: a second one means something else."""
@@ -457,14 +466,14 @@ def serving(
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    assert started.wait(10)
+    assert started.wait(PATIENCE_S)
     assert parts, "the server did not start"
-    with httpx.Client(base_url=parts["url"], timeout=10) as client:
+    with httpx.Client(base_url=parts["url"]) as client:
         served = Served(parts["url"], engine, parts["loop"], signals, client)
         try:
             yield served
         finally:
             if thread.is_alive() and not signals.stop.is_set():
                 served.stop()
-    thread.join(15)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive(), "the server did not stop"

@@ -18,6 +18,7 @@ from tilework.comm.sockets import SocketComm
 from tilework.core.comm import Comm
 from tilework.core.wire.commands import GroupRef
 from tilework.runtime.worker_process import forkserver_context
+from waiting import PATIENCE_S
 
 
 class Ranks:
@@ -55,7 +56,7 @@ class Ranks:
         for pipe in self._pipes:
             pipe.send(None)
         for process in self._processes:
-            process.join(10)
+            process.join(PATIENCE_S)
             process.kill()
         self._rendezvous.close()
 

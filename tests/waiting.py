@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from inspect import isawaitable
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 PATIENCE_S = 240.0
@@ -25,13 +26,12 @@ def eventually(condition: Callable[[], T]) -> T:
     return found
 
 
-async def until(condition: Callable[[], T], pause_s: float = POLL_S) -> T:
-    """The same on an event loop."""
+async def until(condition: Callable[[], Any], pause_s: float = POLL_S) -> None:
+    """The same on an event loop; the condition may be a coroutine function."""
     end_s = time.monotonic() + PATIENCE_S
-    while not (found := condition()):
+    while not (await found if isawaitable(found := condition()) else found):
         _check_patience(end_s)
         await asyncio.sleep(pause_s)
-    return found
 
 
 def _check_patience(end_s: float) -> None:

@@ -1,32 +1,46 @@
-"""`tilework bench` against a small image server in this process whose latencies and faults are known."""
+"""`tilework bench` against a small image server in this process whose latencies and faults are known.
+
+Where figures are compared, both run on one loop, whose time passes as the server says (`timed`).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
+import os
 import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
+from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from PIL import Image
+from starlette.types import Receive, Scope, Send
 from typer.main import get_command
 from typer.testing import CliRunner
 
+import clock
+from tilework.cli import bench_run
 from tilework.cli import console as output
 from tilework.cli.app import app
+from tilework.client import drive
+from tilework.client.record import Record
 from tilework.core.request import Shape
 from tilework.formats.schedule import read_schedule
 from tilework.formats.workload import WorkloadRequest, read_workload, write_workload
+from waiting import PATIENCE_S, eventually
 
 CARD = {"id": "fake", "tilework": {"default_size": "96x64", "default_steps": 7}}
 PICTURE = "cGljdHVyZQ=="
@@ -37,7 +51,21 @@ class Fake:
 
     def __init__(self) -> None:
         self.url = ""
+        self.app = FastAPI()
+        self.app.post("/v1/images/generations")(self.draw)
+        self.app.get("/v1/models")(self.models)
+        self.app.get("/ready")(self.ready)
         self.reset()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.app(scope, receive, send)
+        self.num_drawn += scope["type"] == "http" and scope["method"] == "POST"
+
+    async def models(self) -> Any:
+        return {"data": self.cards}
+
+    async def ready(self) -> Any:
+        return {"devices": 3}
 
     def reset(self) -> None:
         self.delays_s: dict[int, float] = {}
@@ -45,6 +73,7 @@ class Fake:
         self.cards: list[dict[str, Any]] = [{"id": "fake"}]
         self.seen: list[dict[str, Any]] = []
         self.keys: set[str | None] = set()
+        self.num_drawn = 0
         self.turn = asyncio.Lock()
 
     async def draw(self, http: Request) -> Any:
@@ -52,11 +81,14 @@ class Fake:
         self.seen.append(body)
         self.keys.add(http.headers.get("authorization"))
         width = int(body["size"].split("x")[0])
-        if self.one_by_one:
-            async with self.turn:
-                await asyncio.sleep(self.delays_s.get(width, 0.0))
-        else:
-            await asyncio.sleep(self.delays_s.get(width, 0.0))
+        async with self.turn if self.one_by_one else nullcontext():
+            match self.delays_s.get(width):
+                case None:
+                    pass
+                case math.inf:
+                    await asyncio.Event().wait()
+                case delay_s:
+                    await clock.sleep(delay_s)
         return await self.answer(body)
 
     async def answer(self, body: dict[str, Any]) -> Any:
@@ -70,7 +102,7 @@ class Fake:
             case "cut":
                 return Response(b"x", headers={"content-length": "100"})
             case "hang":
-                await asyncio.sleep(5)
+                await asyncio.Event().wait()
         picture = {"url": "http://x/1"} if body.get("response_format") == "url" else {"b64_json": PICTURE}
         timeline = {"queue_s": 0.01, "segments": self.segments()} if "tilework" in self.cards[0] else None
         return {"data": [picture | ({} if timeline is None else {"tilework": timeline})]}
@@ -85,26 +117,38 @@ class Fake:
 
 @pytest.fixture(scope="module")
 def running() -> Any:
-    fake, server_app = Fake(), FastAPI()
-    server_app.post("/v1/images/generations")(fake.draw)
-    server_app.get("/v1/models")(lambda: {"data": fake.cards})
-    server_app.get("/ready")(lambda: {"devices": 3})
+    fake = Fake()
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(server_app, log_level="critical"))
+    server = uvicorn.Server(uvicorn.Config(fake, log_level="critical"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
-    while not server.started:
-        time.sleep(0.01)
+    eventually(lambda: server.started)
     fake.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     yield fake
     server.should_exit = server.force_exit = True
-    thread.join(10)
+    thread.join(PATIENCE_S)
 
 
 @pytest.fixture
 def fake(running: Fake) -> Fake:
     running.reset()
     return running
+
+
+@pytest.fixture
+def timed(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> Fake:
+    """The server is on the loop of its client, whose time leaps, so that each latency is what the server makes it."""
+    run_on(clock.LeapingLoop, monkeypatch)
+    monkeypatch.setattr(drive, "Connections", lambda _tls: httpx.ASGITransport(fake))
+    return fake
+
+
+def run_on(loop_factory: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(main: Coroutine[Any, Any, Any]) -> Any:
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            return runner.run(main)
+
+    monkeypatch.setattr(bench_run, "asyncio", SimpleNamespace(run=run, CancelledError=asyncio.CancelledError))
 
 
 @pytest.fixture(autouse=True)
@@ -137,40 +181,51 @@ def trace(path: Path, *prompts: str, slo_s: float | None = None) -> Path:
     return path
 
 
-def test_figures_are_those_of_the_server_by_size_and_in_all(fake):
+def test_figures_are_those_of_the_server_by_size_and_in_all(timed):
     """64 px in 0.05 s within 0.3 s; 128 px in 0.45 s, never within 0.3 s."""
-    fake.delays_s = {64: 0.05, 128: 0.45}
+    timed.delays_s = {64: 0.05, 128: 0.45}
     arguments = ["--rate", 40, "--num-requests", 20, "--sizes", "64:3,128", "--slo", "0.3", "--warmup", 0]
-    result = measured(fake.url, *arguments)["result"]
+    result = measured(timed.url, *arguments)["result"]
     small, large = result["by_size"]["64x64"], result["by_size"]["128x128"]
     assert (small["requests"], small["on_time"], large["requests"], large["on_time"]) == (15, 15, 5, 0)
     assert (result["attainment"], small["attainment"], large["attainment"]) == (0.75, 1.0, 0.0)
-    assert 0.05 <= small["latency_s"]["p50"] < 0.25
-    assert 0.45 <= large["latency_s"]["p50"] < 0.65
+    assert small["latency_s"]["p50"] == pytest.approx(0.05)
+    assert large["latency_s"]["p99"] == pytest.approx(0.45)
     assert result["goodput_per_s"] == pytest.approx(0.75 * result["throughput_per_s"])
     megapixels = (15 * 64 * 64 + 5 * 128 * 128) / 1e6
     assert result["megapixels_per_s"] == pytest.approx(megapixels * result["throughput_per_s"] / 20)
     assert small["throughput_per_s"] == pytest.approx(0.75 * result["throughput_per_s"])
 
 
-def test_a_queue_in_the_server_shows_in_latency(fake):
+def test_a_queue_in_the_server_shows_in_latency(timed):
     """One at a time, 0.1 s each, but 50 per second arrive: request i waits for i others, whatever the client saw."""
-    fake.delays_s, fake.one_by_one = {64: 0.1}, True
+    timed.delays_s, timed.one_by_one = {64: 0.1}, True
     arguments = ["--rate", 50, "--arrivals", "constant", "--num-requests", 10, "--sizes", 64, "--warmup", 0]
-    latency = measured(fake.url, *arguments)["result"]["latency_s"]
-    assert 0.1 * 10 - 0.02 * 9 - 0.02 < latency["p99"] < 1.3
-    assert latency["mean"] == pytest.approx(sum(0.1 * (i + 1) - 0.02 * i for i in range(10)) / 10, abs=0.15)
+    latency = measured(timed.url, *arguments)["result"]["latency_s"]
+    expected = [0.1 * (i + 1) - 0.02 * i for i in range(10)]
+    assert latency["mean"] == pytest.approx(sum(expected) / 10)
+    assert expected[-2] < latency["p99"] < expected[-1] + 1e-6
 
 
-def test_every_failure_is_counted_by_its_cause_and_counts_as_late(fake, tmp_path):
+def test_every_failure_is_counted_by_its_cause_and_counts_as_late(fake, tmp_path, monkeypatch):
+    """The time of those that hang is over when all others have ended."""
+    see = bench_run._Live.see
+
+    def see_and_skip(live: bench_run._Live, record: Record) -> None:
+        see(live, record)
+        if len(live.records) == 6:
+            asyncio.get_running_loop().skip(600.0)
+
+    run_on(clock.SkippingLoop, monkeypatch)
+    monkeypatch.setattr(bench_run._Live, "see", see_and_skip)
     faults = ("busy", "broken", "garbage", "cut", "hang", "hang")
-    path = trace(tmp_path / "t.jsonl", *faults, "fine", "fine", slo_s=5.0)
-    result = measured(fake.url, "--requests", path, "--timeout", 0.5, "--warmup", 0)
+    path = trace(tmp_path / "t.jsonl", *faults, "fine", "fine", slo_s=500.0)
+    result = measured(fake.url, "--requests", path, "--timeout", 600, "--warmup", 0)
     expected = {"http 429": 1, "http 503": 1, "answer": 1, "connection": 1, "timeout": 2}
     assert result["causes"] == expected
     assert result["result"]["not_done"] == {"error": 4, "failed": 1, "rejected": 1}
     assert result["result"]["attainment"] == 2 / 8
-    text = bench(fake.url, "--requests", path, "--timeout", 0.5, "--warmup", 0).stdout
+    text = bench(fake.url, "--requests", path, "--timeout", 600, "--warmup", 0).stdout
     assert "1 x http 429: HTTP 429 deadline_unreachable: later" in text
     assert "2 x timeout" in text
 
@@ -241,16 +296,14 @@ def test_fields_of_vendors_and_formats(fake):
     assert fake.seen[-1]["response_format"] == "url"
 
 
-def test_auto_deadlines_come_from_the_idle_server(fake):
-    fake.delays_s = {64: 0.1, 128: 0.3}
+def test_auto_deadlines_come_from_the_idle_server(timed):
+    timed.delays_s = {64: 0.1, 128: 0.3}
     arguments = ["--rate", 100, "--num-requests", 4, "--sizes", "64,128", "--slo", "auto:2", "--slo-scale", "2"]
-    result = measured(fake.url, *arguments, "--tilework")
-    assert len(fake.seen) == 2 * 2 + 4
-    unloaded_s = result["unloaded_s"]
-    assert 0.1 <= unloaded_s["64x64"] < 0.25
-    assert 0.3 <= unloaded_s["128x128"] < 0.45
-    due = {body["size"]: body["slo_s"] for body in fake.seen[4:]}
-    assert due == pytest.approx({size: 4 * seconds for size, seconds in unloaded_s.items()})
+    result = measured(timed.url, *arguments, "--tilework")
+    assert len(timed.seen) == 2 * 2 + 4
+    assert result["unloaded_s"] == pytest.approx({"64x64": 0.1, "128x128": 0.3})
+    due = {body["size"]: body["slo_s"] for body in timed.seen[4:]}
+    assert due == pytest.approx({"64x64": 0.4, "128x128": 1.2})
 
 
 def test_the_directory_holds_pictures_records_and_the_resolved_configuration(fake, tmp_path):
@@ -271,9 +324,9 @@ def test_the_directory_holds_pictures_records_and_the_resolved_configuration(fak
             assert len(picture.convert("RGB").getcolors(1 << 20) or ()) > 20
 
 
-def test_compare_shows_ratios_and_what_was_different(fake, tmp_path):
-    fake.delays_s = {64: 0.05, 128: 0.2}
-    common = [fake.url, "--rate", 100, "--num-requests", 4, "--slo", 0.15, "--warmup", 0]
+def test_compare_shows_ratios_and_what_was_different(timed, tmp_path):
+    timed.delays_s = {64: 0.05, 128: 0.2}
+    common = [timed.url, "--rate", 100, "--num-requests", 4, "--slo", 0.15, "--warmup", 0]
     measured(*common, "--sizes", "64", "--out", tmp_path / "a")
     measured(*common, "--sizes", "64,128", "--out", tmp_path / "b")
     paths = [tmp_path / name / "result.json" for name in "ab"]
@@ -322,10 +375,19 @@ def test_no_url_no_server_and_no_picture_are_reported(fake, tmp_path):
     assert "give --model" in refused(fake.url, "--rate", 1)
 
 
+def has_read_all(pid: int) -> bool:
+    """Whether a process has taken all that its connections brought, and sleeps."""
+    stat = Path(f"/proc/{pid}/stat").read_text("ascii")
+    links = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()]
+    rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text("ascii").splitlines()[1:]]
+    waiting = [row[4].partition(":")[2] for row in rows if f"socket:[{row[9]}]" in links]
+    return len(waiting) > 0 and not any(int(one, 16) for one in waiting) and stat.rpartition(")")[2].split()[0] == "S"
+
+
 @pytest.mark.slow
 def test_ctrl_c_keeps_what_was_measured(fake, tmp_path):
     """Two sizes: the small pictures have come when the interrupt does, the large ones have not."""
-    fake.delays_s = {64: 0.01, 128: 30.0}
+    fake.delays_s = {128: math.inf}
     lines = [
         {"arrival_s": 0.02 * i, "pipeline": "p", "height": s, "width": s, "steps": 1, "slo_s": 5.0}
         for i, s in enumerate((64, 128, 64, 128))
@@ -334,10 +396,8 @@ def test_ctrl_c_keeps_what_was_measured(fake, tmp_path):
     requests.write_text("".join(json.dumps(line) + "\n" for line in lines))
     command = [sys.executable, "-m", "tilework", "bench", fake.url, "--requests", str(requests), "--warmup", "0"]
     process = subprocess.Popen([*command, "--out", str(tmp_path / "out"), "--json"], stdout=subprocess.PIPE, text=True)
-    while len(fake.seen) < len(lines):
-        assert process.poll() is None
-        time.sleep(0.02)
-    time.sleep(0.3)  # For the answers to the small ones to arrive.
+    eventually(lambda: process.poll() is not None or (len(fake.seen) == 4 and fake.num_drawn == 2))
+    eventually(lambda: has_read_all(process.pid))
     process.send_signal(signal.SIGINT)
     printed, _ = process.communicate(timeout=60)
     assert process.returncode == 130

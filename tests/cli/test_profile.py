@@ -336,7 +336,7 @@ def test_an_interrupted_profile_keeps_what_was_measured(monkeypatch: pytest.Monk
     async def interrupted(self: FakeMeasurer, *arguments: Any) -> tuple[CostRow, ...]:
         if len(self.asked) == 5:
             os.kill(os.getpid(), signal.SIGINT)
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()  # For its end.
         return await calibrate(self, *arguments)
 
     monkeypatch.setattr(FakeMeasurer, "calibrate", interrupted)

@@ -3,24 +3,27 @@
 import asyncio
 import base64
 import contextlib
+import cProfile
 import json
 import re
 import socket
 import threading
-import time
 
+import httpx
 import pytest
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 import clock
+from tilework.client import pool
 from tilework.client.dialect import Dialect
 from tilework.client.drive import drive
 from tilework.client.record import Ending
 from tilework.core.lora import UsedLora
 from tilework.core.request import OnMiss
 from tilework.formats.workload import WorkloadRequest
+from waiting import PATIENCE_S, eventually, until
 
 TIMELINE = {"uid": "u-1", "eta_s": 0.2, "on_time": True, "segments": []}
 seen: list[tuple[dict, dict]] = []
@@ -35,8 +38,7 @@ async def answer(request: Request):
     seen.append((body, dict(request.headers)))
     busy["now"] += 1
     busy["peak"] = max(busy["peak"], busy["now"])
-    while body["prompt"] in held:
-        await asyncio.sleep(0.001)
+    await until(lambda: body["prompt"] not in held)
     busy["now"] -= 1
     picture = {"b64_json": base64.b64encode(b"png").decode()}
     match body["prompt"].split()[0]:
@@ -91,11 +93,10 @@ def server():
     running = uvicorn.Server(uvicorn.Config(app, log_level="error"))
     thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
-    while not running.started:
-        time.sleep(0.01)
+    eventually(lambda: running.started)
     yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     running.should_exit = True
-    thread.join(10)
+    thread.join(PATIENCE_S)
 
 
 @pytest.fixture(autouse=True)
@@ -236,9 +237,10 @@ def test_the_lag_of_the_client_is_reported_beside_the_latency(server):
     assert punctual.lag_s == 0
 
 
-def test_a_connection_serves_one_request_after_the_other(server):
+def test_a_connection_serves_one_request_after_the_other(server, monkeypatch):
     """Requests of which each comes after the answer to the former use one connection; at once, each has its own."""
     done = []
+    monkeypatch.setattr(pool, "_ONE", httpx.Limits(max_connections=1))  # None is closed after a while.
 
     async def one_by_one(loop):
         workload = [request("draw 0", arrival_s=0.05 * i) for i in range(20)]
@@ -267,34 +269,53 @@ def test_a_connection_serves_one_request_after_the_other(server):
     assert len(ports) == 20
 
 
-@pytest.mark.slow
 def test_a_request_costs_the_same_with_few_and_with_many_open_connections():
-    """CPU time per request, with the server's, where 50 and where 500 are in flight.
+    """Calls of functions for 20 requests, with the server's, beside 25 and beside 250 that are in flight.
 
-    httpx's own pool walks over all connections, idle ones with a system call each: over 4 times the cost.
+    httpx's own pool walks over all connections, idle ones with a system call each.
     """
     body = json.dumps({"data": [{"b64_json": base64.b64encode(b"png").decode()}]}).encode()
     answer = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
 
-    async def serve(reader, writer):
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-            while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                await reader.readexactly(int(re.search(rb"content-length: (\d+)", head.lower())[1]))
-                await asyncio.sleep(1)
-                writer.write(answer)
+    def num_calls(num_held):
+        waiting, all_wait, may_go, done = [], asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-    async def cost_s(rate, count):
-        server = await asyncio.start_server(serve, "127.0.0.1", 0, backlog=1024)
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        start_s = time.process_time()
-        records = await drive(url, [request("draw", arrival_s=i / rate) for i in range(count)])
-        server.close()
-        assert {record.status for record in records} == {Ending.DONE}
-        return (time.process_time() - start_s) / count
+        async def serve(reader, writer):
+            with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+                while True:
+                    head = await reader.readuntil(b"\r\n\r\n")
+                    asked = await reader.readexactly(int(re.search(rb"content-length: (\d+)", head.lower())[1]))
+                    if b"held" in asked:
+                        waiting.append(writer)
+                        if len(waiting) == num_held:
+                            all_wait.set()
+                        await may_go.wait()
+                    writer.write(answer)
 
-    few_s, many_s = asyncio.run(cost_s(50, 100)), asyncio.run(cost_s(500, 1000))
-    assert many_s < 2 * few_s
+        async def scenario(loop):
+            ended = []
+
+            def note(record):
+                ended.append(record)
+                if len(ended) == 20:
+                    done.set()
+
+            server = await asyncio.start_server(serve, "127.0.0.1", 0, backlog=1024)
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            workload = [*[request("draw held")] * num_held, *[request("draw", arrival_s=1.0)] * 20]
+            driving = asyncio.create_task(drive(url, workload, on_result=note))
+            await all_wait.wait()
+            with cProfile.Profile() as profile:
+                loop.advance(1.0)
+                await done.wait()
+            may_go.set()
+            assert {record.status for record in await driving} == {Ending.DONE}
+            server.close()
+            return sum(one.callcount for one in profile.getstats())
+
+        return clock.run(scenario)
+
+    assert num_calls(250) < 1.5 * num_calls(25)
 
 
 def test_waiting_ends_at_the_timeout_counted_from_the_planned_arrival(server):

@@ -7,7 +7,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import permutations
@@ -30,6 +29,7 @@ from comm_team import (
     broadcast,
     close,
     keep_error,
+    let_them_wait,
     open_and_close,
     raised,
     relay,
@@ -46,7 +46,6 @@ from tilework.comm.rendezvous import Meeting
 from tilework.comm.sockets import SocketComm
 from tilework.core.comm import GroupBroken
 
-SOON_S = 8.0  # What breaks off does so at once; on a busy machine a process may wait for its turn.
 NO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 WAYS = ["sockets", pytest.param("gloo", marks=pytest.mark.slow), pytest.param("nccl", marks=[NO_GPUS, pytest.mark.gpu])]
 PIECES = {
@@ -135,9 +134,9 @@ def test_breaking_off_ends_a_call_whose_peer_never_joins(team: Team) -> None:
     ref = team.new_group(0, 1, 2)
     assert team.ask(ref.devices, talk, ref) == [True] * 3
     team.tell((0, 1), talk, ref)
-    time.sleep(0.2)
+    let_them_wait()
     team.tell((0, 1), break_off, ref.group_id)
-    assert [type(team.members[device_id].answer(SOON_S)) for device_id in (0, 1)] == [GroupBroken] * 2
+    assert [type(team.members[device_id].answer()) for device_id in (0, 1)] == [GroupBroken] * 2
     # The third is told by the connections alone, also when it comes much later.
     assert isinstance(team.members[2].ask(talk, ref), GroupBroken)
 
@@ -147,18 +146,18 @@ def test_one_member_breaking_off_ends_the_calls_of_those_that_wait_for_it(team: 
     ref = team.new_group(0, 1)
     assert team.ask(ref.devices, talk, ref) == [True] * 2
     team.members[0].tell(talk, ref)
-    time.sleep(0.2)
+    let_them_wait()
     team.members[1].tell(break_off, ref.group_id)
-    assert isinstance(team.members[0].answer(SOON_S), GroupBroken)
+    assert isinstance(team.members[0].answer(), GroupBroken)
 
 
 @pytest.mark.parametrize("team", ["sockets"], indirect=True)
 def test_breaking_off_ends_the_wait_for_members_that_never_come(team: Team) -> None:
     ref = team.new_group(0, 1, 2)
     team.tell((0, 1), talk, ref)
-    time.sleep(0.2)
+    let_them_wait()
     team.tell((0, 1), break_off, ref.group_id)
-    assert [type(team.members[device_id].answer(SOON_S)) for device_id in (0, 1)] == [GroupBroken] * 2
+    assert [type(team.members[device_id].answer()) for device_id in (0, 1)] == [GroupBroken] * 2
 
 
 @pytest.mark.parametrize("team", ["sockets"], indirect=True)
@@ -191,9 +190,9 @@ def test_closed_groups_leave_nothing_behind(team: Team) -> None:
 def test_a_killed_member_is_seen_by_those_in_a_collective_with_it(mortals: Team) -> None:
     ref = mortals.new_group(0, 1, 2)
     mortals.tell(ref.devices, talk_for_ever, ref)
-    time.sleep(0.5)
+    let_them_wait()
     mortals.members[2].kill()
-    assert [type(mortals.members[device_id].answer(SOON_S)) for device_id in (0, 1)] == [GroupBroken] * 2
+    assert [type(mortals.members[device_id].answer()) for device_id in (0, 1)] == [GroupBroken] * 2
     survivors = mortals.new_group(0, 1)
     assert mortals.ask((0, 1), talk, survivors) == [True] * 2
 
@@ -202,9 +201,9 @@ def test_a_loss_is_passed_on_to_those_that_wait_for_a_survivor(mortals: Team) ->
     ref = mortals.new_group(0, 1, 2)
     assert mortals.ask(ref.devices, talk, ref) == [True] * 3
     mortals.tell((1, 2), relay, ref, torch.float32, 1)
-    time.sleep(0.2)
+    let_them_wait()
     mortals.members[0].kill()
-    assert [type(mortals.members[device_id].answer(SOON_S)) for device_id in (1, 2)] == [GroupBroken] * 2
+    assert [type(mortals.members[device_id].answer()) for device_id in (1, 2)] == [GroupBroken] * 2
 
 
 def test_broken_groups_leave_nothing_but_their_number(mortals: Team) -> None:
@@ -219,7 +218,7 @@ def test_broken_groups_leave_nothing_but_their_number(mortals: Team) -> None:
         assert mortals.ask((0, 1), close, ref.group_id) == [None] * 2
     never = mortals.new_group(0, 1, 2)
     mortals.members[0].tell(talk, never)
-    time.sleep(0.1)
+    let_them_wait()
     mortals.members[0].tell(break_off, never.group_id)
     assert isinstance(mortals.members[0].answer(), GroupBroken)
     mortals.members[0].ask(close, never.group_id)
@@ -242,9 +241,9 @@ def test_breaking_off_ends_the_wait_for_a_member_that_was_lost_while_connecting(
         directory = Meeting(mortals.rendezvous.address, lost.group_id).path
         with Joining(directory, 1, 3), Joining(directory, 2, 3):
             mortals.members[0].tell(talk, lost)
-            time.sleep(0.2)
+            let_them_wait()
             mortals.members[0].tell(break_off, lost.group_id)
-            assert isinstance(mortals.members[0].answer(SOON_S), GroupBroken)
+            assert isinstance(mortals.members[0].answer(), GroupBroken)
         mortals.members[0].ask(close, lost.group_id)
     survivors = mortals.new_group(0, 1)
     assert mortals.ask((0, 1), talk, survivors) == [True] * 2
@@ -363,9 +362,9 @@ def test_breaking_all_ends_current_and_later_calls(mortals: Team) -> None:
     assert mortals.ask(ref.devices, talk, ref) == [True] * 3
     mortals.members[0].tell(talk, ref)
     mortals.members[1].tell(talk, forming)
-    time.sleep(0.2)
+    let_them_wait()
     mortals.tell((0, 1), break_all)
-    assert [type(mortals.members[device_id].answer(SOON_S)) for device_id in (0, 1)] == [GroupBroken] * 2
+    assert [type(mortals.members[device_id].answer()) for device_id in (0, 1)] == [GroupBroken] * 2
     assert [type(answer) for answer in mortals.ask((0, 1), talk, later)] == [GroupBroken] * 2
 
 
@@ -373,9 +372,9 @@ def test_break_off_ends_the_wait_for_a_dead_member(mortals: Team) -> None:
     ref = mortals.new_group(0, 1, 2)
     mortals.members[2].kill()
     mortals.tell((0, 1), talk, ref)
-    time.sleep(0.2)
+    let_them_wait()
     mortals.tell((0, 1), break_off, ref.group_id)
-    assert [type(mortals.members[device_id].answer(SOON_S)) for device_id in (0, 1)] == [GroupBroken] * 2
+    assert [type(mortals.members[device_id].answer()) for device_id in (0, 1)] == [GroupBroken] * 2
 
 
 def test_a_member_that_missed_the_loss_learns_of_it_in_its_next_call(mortals: Team) -> None:

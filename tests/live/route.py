@@ -29,6 +29,7 @@ from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.local_executor import LocalConfig, LocalExecutor
 from tilework.runtime.ticket import Outcome, Ticket
 from tilework.worker.state_blobs import StateBlobs
+from waiting import PATIENCE_S
 
 T = TypeVar("T")
 NUM_WORKERS = 4
@@ -110,7 +111,7 @@ class Rig:
         self.run(self.engine.start())
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return self.runner.run(asyncio.wait_for(work, 60))
+        return self.runner.run(asyncio.wait_for(work, PATIENCE_S))
 
     def submit(self, spec: Spec, uid: str) -> Ticket:
         answer = self.engine.submit({uid: spec})

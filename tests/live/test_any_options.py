@@ -17,7 +17,7 @@ import pytest
 import tiny
 from live.pages import live_server
 from tilework.control.log import replay
-from waiting import PATIENCE_S, eventually
+from waiting import PATIENCE_S, eventually, until
 
 pytestmark = pytest.mark.slow
 
@@ -86,11 +86,14 @@ async def answered(client: httpx.AsyncClient, random: Random) -> tuple[dict[str,
         return call, 0, ""
     if answer.status_code == 202:
         uid = answer.json()["uid"]
-        for _ in range(int(PATIENCE_S / 0.1)):
-            if (state := (await client.get(f"/v1/requests/{uid}")).json())["status"] in ENDED:
-                return call, 202, "" if state["status"] == "done" else str(state["error"])
-            await asyncio.sleep(0.1)
-        pytest.fail(f"{call} has not ended")
+        states: list[dict[str, Any]] = []
+
+        async def has_ended() -> bool:
+            states.append((await client.get(f"/v1/requests/{uid}")).json())
+            return states[-1]["status"] in ENDED
+
+        await until(has_ended)
+        return call, 202, "" if states[-1]["status"] == "done" else str(states[-1]["error"])
     return (
         call,
         answer.status_code,

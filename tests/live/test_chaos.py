@@ -62,7 +62,7 @@ class Service:
 
     def ready(self) -> dict[str, Any]:
         """Raises unless the answer is 200 and comes at once."""
-        answer = self.http.get("/ready", timeout=5)
+        answer = self.http.get("/ready")
         answer.raise_for_status()
         found: dict[str, Any] = answer.json()
         return found
@@ -132,7 +132,7 @@ def serving(policy: str = "edf", log: TextIO | None = None, states_bytes: int = 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     assert started.wait(PATIENCE_S)
-    with httpx.Client(base_url=urls[0], timeout=PATIENCE_S) as http:
+    with httpx.Client(base_url=urls[0]) as http:
         try:
             yield Service(urls[0], engine, executor, loops[0], http)
         finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ import tiny
 from builders import Idle
 from live.test_workflows import costs_of
 from loras import save_lora, use_stock
-from runtime.rig import Rig, assert_nothing_is_left, kill
+from runtime.rig import Rig, assert_nothing_is_left
 from tilework.control.log import replay
 from tilework.core.component import num_bytes
 from tilework.core.interfaces import ClusterView, CostModel
@@ -24,7 +23,7 @@ from tilework.core.lora import UsedLora
 from tilework.core.model import LoraSource, ModelSource
 from tilework.core.request import Status
 from tilework.core.wire.spec import Spec
-from tilework.core.work import Plan, Start, Work
+from tilework.core.work import Plan, Start
 from tilework.cost.table import merged
 from tilework.pipelines.loading import load
 from tilework.pipelines.workflow.source import read_workflow
@@ -35,7 +34,9 @@ from waiting import until
 
 pytestmark = pytest.mark.slow
 FLOW = """
-import time
+import os
+import pathlib
+import signal
 
 import numpy
 import torch
@@ -57,7 +58,10 @@ class enlarged:
     def __call__(self, picture, prompt, part, parts):
         if prompt == "fail" and part == 1:
             raise RuntimeError("out of paint")
-        time.sleep(0.5 if "slow" in prompt else 0)
+        lost = pathlib.Path(__file__).with_name("lost")
+        if "lost" in prompt and part == 1 and not lost.exists():
+            lost.write_text(f"{os.getpid()}")
+            signal.pause()  # For its end.
         pixels = torch.from_numpy(numpy.array(picture)).permute(2, 0, 1).float() / 255
         large = torch.nn.functional.interpolate(pixels[None], scale_factor=2, mode="nearest")
         rows = self.net(large)[0].sigmoid() * 255
@@ -174,18 +178,14 @@ def test_an_error_in_one_part_fails_the_request_with_the_name_of_the_stage(place
 
 
 def test_a_member_that_is_lost_costs_its_request_that_stage(place: Place, wide: Rig) -> None:
-    spec = tiny.spec(prompt="a slow red circle", steps=2)
+    spec = tiny.spec(prompt="a lost red circle", steps=2)
+    lost = Path(place.source.path).with_name("lost")
 
     async def scenario() -> Outcome:
         ticket = wide.submit(spec, "lost")
         assert isinstance(ticket, Ticket)
-
-        def running() -> list[Work]:
-            return [work for device in wide.engine._controller.tracker.devices for work in device.works[:1]]
-
-        await until(lambda: any(one.stage.name == STAGE and len(one.devices) == 2 for one in running()))
-        await asyncio.sleep(0.2)
-        kill(wide, 1)
+        await until(lambda: lost.exists() and lost.read_text())
+        os.kill(int(lost.read_text()), signal.SIGKILL)
         return await ticket.outcome
 
     outcome = wide.run(scenario())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from tilework.core.request import Status
 from tilework.core.wire.spec import Spec
 from tilework.pipelines.stock.stock_pipeline import StockPipeline
 from tilework.runtime.ticket import Outcome, Ticket
+from waiting import until
 from zoo import requests
 from zoo.registry import ZOO, build, quiet
 
@@ -106,8 +106,7 @@ def test_a_request_that_begins_behind_its_encode_survives_the_loss_of_its_worker
     async def killed() -> Outcome:
         ticket = rig.submit(again, "killed")
         assert isinstance(ticket, Ticket)
-        while not ticket.steps_done:
-            await asyncio.sleep(0.001)
+        await until(lambda: ticket.steps_done)
         kill(rig, 0)
         return await ticket.outcome
 

@@ -25,6 +25,7 @@ from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.local_executor import LocalConfig, LocalExecutor
 from tilework.runtime.ticket import Outcome
 from tilework.worker.simulated import SimulatedFamily
+from waiting import PATIENCE_S
 
 T = TypeVar("T")
 STEP_S = {1: 0.08, 2: 0.05, 4: 0.03}
@@ -57,7 +58,7 @@ class Rig:
         self.run(self.engine.start())
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return self.runner.run(asyncio.wait_for(work, 60))
+        return self.runner.run(asyncio.wait_for(work, PATIENCE_S))
 
     async def outcome(self, uid: str, **changes: Any) -> Outcome:
         spec = tiny.spec(**({"height": 512, "width": 512, "steps": 5, "guidance_scale": 1.0} | changes))

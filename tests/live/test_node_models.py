@@ -24,6 +24,7 @@ from tilework.runtime.local_executor import LocalConfig
 from tilework.runtime.nodes.config import NodesConfig
 from tilework.runtime.nodes.executor import NodesExecutor
 from tilework.runtime.ticket import Ticket
+from waiting import until
 
 pytestmark = pytest.mark.slow
 INK = (UsedLora("ink", 0.8),)
@@ -61,9 +62,9 @@ def test_each_node_is_a_cell_that_serves_a_model_of_its_own(tmp_path: Path) -> N
                     (device_id,) = {one for part in outcome.segments for one in part.devices}
                     assert names[device_id] == outcome.uid
                 running.kill(running.processes[0])
-                await until_up(executor, 1)
+                await until(lambda: len(executor.devices_up) == 1)
                 running.start()
-                await until_up(executor, 2)
+                await until(lambda: len(executor.devices_up) == 2)
                 assert (await submitted(engine, "first").outcome).status is Status.DONE
             finally:
                 await engine.stop()
@@ -75,12 +76,6 @@ def submitted(engine: Engine, name: str) -> Ticket:
     answer = engine.submit({name: tiny.spec()}, model=name)
     assert isinstance(answer, tuple), answer
     return answer[0]
-
-
-async def until_up(executor: NodesExecutor, count: int) -> None:
-    async with asyncio.timeout(90):
-        while len(executor.devices_up) != count:
-            await asyncio.sleep(0.01)
 
 
 def test_both_nodes_serve_what_was_added_and_so_does_one_that_comes_later(tmp_path: Path) -> None:
@@ -118,8 +113,8 @@ def test_both_nodes_serve_what_was_added_and_so_does_one_that_comes_later(tmp_pa
                 assert await devices_of(engine, "a") == {0, 1}
                 running.kill(running.processes[0])
                 running.start()
-                await until_up(executor, 1)
-                await until_up(executor, 2)
+                await until(lambda: len(executor.devices_up) == 1)
+                await until(lambda: len(executor.devices_up) == 2)
                 assert await devices_of(engine, "b") == {0, 1}
                 await engine.catalog.remove("second")
                 assert list(engine.models) == ["first"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 
 from builders import table
-from live.test_durable import Server, kept_step, uid_of
+from live.test_durable import Server, kept_step, kill_amid, uid_of
 from live.test_ray import descendants
 from tilework.cli.local_agents import free_port
 from tilework.cli.nodes import kept_name
@@ -79,9 +78,8 @@ def test_ray_goes_on_with_a_server_that_is_killed(tmp_path: Path) -> None:
         eventually(lambda: all(workers_of(pid) for pid in raylets))
         workers = [workers_of(pid) for pid in raylets]
         uids = [uid_of(server.later(seed)) for seed in range(NUM_CALLS)]
-        eventually(lambda: kept_step(state, f"{uids[0]}-0") > 0)
         killed = ray.get(keeper.serving_pid.remote())
-        os.kill(killed, signal.SIGKILL)
+        kill_amid(killed, lambda: any(kept_step(state, f"{uid}-0") > 0 for uid in uids))
         eventually(lambda: ray.get(keeper.serving_pid.remote()) not in (None, killed))
         assert [server.pictures(uid) for uid in uids] == expected
         assert [workers_of(pid) for pid in raylets] == workers, "they are those of before"

@@ -36,6 +36,7 @@ from tilework.policy.published.tridentserve.policy import TridentServe
 from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.observer import Observer
 from tilework.runtime.ticket import Outcome, Ticket
+from waiting import until
 
 NUM_WORKERS = 3
 NUM_WAITING = 128
@@ -177,8 +178,7 @@ def test_devices_change_their_stages_under_traffic_and_no_request_is_lost(
         async def scenario() -> tuple[dict[str, Spec], dict[str, Outcome]]:
             asked, tickets = dict[str, Spec](), dict[str, Ticket]()
             for uid, spec in mixed(lambda: disturbance.device_id is None):
-                while sum(not one.outcome.done() for one in tickets.values()) >= NUM_WAITING:
-                    await asyncio.sleep(0.01)
+                await until(lambda: sum(not one.outcome.done() for one in tickets.values()) < NUM_WAITING)
                 ticket = rig.submit(spec, uid)
                 assert isinstance(ticket, Ticket)
                 asked[uid], tickets[uid] = spec, ticket

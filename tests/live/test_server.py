@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from tilework.core.model import ModelSource
 from tilework.pipelines.draw import draw
 from tilework.pipelines.loading import load
 from training.shapes.judge import judge
+from waiting import eventually
 
 pytestmark = pytest.mark.slow  # The server that all tests share takes half a minute to start, as a user's.
 
@@ -149,7 +149,7 @@ def test_sigterm_lets_a_running_request_finish_and_the_log_replays(server: Serve
         answers: list[httpx.Response] = []
         sender = threading.Thread(target=lambda: answers.append(client.send(request)))
         sender.start()
-        time.sleep(0.3)
+        eventually(lambda: server.metric('tilework_jobs_running{class="standard"}'))
         server.process.send_signal(signal.SIGTERM)
         sender.join(60)
     assert [answer.status_code for answer in answers] == [200]

@@ -79,7 +79,7 @@ class Cluster:
         self.agents.append(self._start("agent"))
 
     def sets(self, by: str) -> Any:
-        return httpx.get(f"{self.urls[by]}/v1/sets", timeout=10).json()
+        return httpx.get(f"{self.urls[by]}/v1/sets").json()
 
     def nodes(self, by: str, name: str) -> list[Any]:
         """The nodes of a set that are up, as a server knows it."""

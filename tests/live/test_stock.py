@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -188,11 +189,19 @@ async def kill_in_a_step(rig: Rig, victim: int, num_devices: int) -> Work:
         await until(lambda: bool(running()))
         os.kill(pid, signal.SIGSTOP)
         (seen,) = running()
-        await asyncio.sleep(0.05)  # For the report of a step that has ended just now.
+        await until(lambda: stands_still(pid))
+        await asyncio.sleep(0)  # The loop reads the report of a step that has ended just now,
+        await asyncio.sleep(0)  # and takes it.
         if seen in running():
             os.kill(pid, signal.SIGKILL)
             return seen
         os.kill(pid, signal.SIGCONT)
+
+
+def stands_still(pid: int) -> bool:
+    """Whether all threads of a process are stopped."""
+    stats = [path.read_text("ascii") for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return all(one.rpartition(")")[2].split()[0] == "T" for one in stats)
 
 
 def assert_pictures(outcomes: list[Outcome], asked: Mapping[str, tuple[Spec, np.ndarray]]) -> None:

@@ -22,6 +22,7 @@ from tilework.pipelines.workflow.definition import Function
 from tilework.pipelines.workflow.exchange import from_all
 from tilework.pipelines.workflow.functions import LoadedFunction, StageFailed, StageRefused
 from tilework.pipelines.workflow.pictures import from_user
+from waiting import PATIENCE_S
 
 CPU = torch.device("cpu")
 PICTURE = Picture.fromarray(np.random.default_rng(0).integers(0, 256, (37, 11, 3), dtype=np.uint8))
@@ -32,7 +33,7 @@ class Threads:
 
     def __init__(self, size: int) -> None:
         self.size, self._sent = size, dict[int, Tensor]()
-        self._meet = threading.Barrier(size, timeout=20)
+        self._meet = threading.Barrier(size, timeout=PATIENCE_S)
 
     def of(self, rank: int) -> Any:
         return _Rank(self, rank)

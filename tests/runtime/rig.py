@@ -25,7 +25,7 @@ from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.local_executor import LocalConfig
 from tilework.runtime.models.costs import CostCache
 from tilework.runtime.ticket import Outcome, Ticket
-from waiting import until
+from waiting import PATIENCE_S, until
 
 T = TypeVar("T")
 
@@ -88,7 +88,7 @@ class Rig:
         self.engine = Engine(config, self.executor, self.log)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return self.runner.run(asyncio.wait_for(work, 60))
+        return self.runner.run(asyncio.wait_for(work, PATIENCE_S))
 
     def submit(self, spec: Spec, uid: str, **options: Any) -> Ticket | Reject:
         answer = self.engine.submit({uid: spec}, **options)

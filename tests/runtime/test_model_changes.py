@@ -12,7 +12,7 @@ from tilework.core.model import LoraSource, ModelSource
 from tilework.core.wire.commands import AddLora, AddModel, Command
 from tilework.core.wire.reports import LoraAdded, ModelAdded
 from tilework.runtime.models.changes import ModelChanges
-from waiting import until
+from waiting import PATIENCE_S, until
 
 SOURCE, LORA = ModelSource(path="m", name="m"), LoraSource("ink", "ink.safetensors")
 
@@ -24,7 +24,7 @@ class Workers:
         self.up, self.sent = [0], list[tuple[int, Command]]()
         self.changes = ModelChanges(
             directory=path,
-            timeout_s=1.0,
+            timeout_s=PATIENCE_S,
             grace_s=1.0,
             cell_size=1,
             up=lambda: self.up,

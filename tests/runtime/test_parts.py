@@ -119,8 +119,8 @@ def test_unreported_blobs_of_a_lost_worker_are_removed(tmp_path: Path) -> None:
 
 
 def test_a_killed_process_leaves_no_blobs_behind(tmp_path: Path) -> None:
-    code = "import sys, time; from pathlib import Path; from tilework.runtime.state_blobs import StateBlobDirectory\n"
-    code += "print(StateBlobDirectory(Path(sys.argv[1])).path, flush=True); time.sleep(60)"
+    code = "import signal, sys; from pathlib import Path; from tilework.runtime.state_blobs import StateBlobDirectory\n"
+    code += "print(StateBlobDirectory(Path(sys.argv[1])).path, flush=True); signal.pause()"
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     theirs = Path(process.stdout.readline().strip())

@@ -20,7 +20,7 @@ from tilework.runtime.executor import ModelRefused
 from tilework.server.config import ConfigError, ServerConfig
 from tilework.server.main import CLOSE_S
 from tilework.server.tenants import load_tenants
-from waiting import eventually
+from waiting import PATIENCE_S, eventually
 
 ADMIN = {"Authorization": "Bearer admin-key"}
 
@@ -58,7 +58,7 @@ class Gate:
 
     def refuse_texts(self, _texts: object) -> None:
         self.is_asked.set()
-        assert self.may_answer.wait(10)
+        assert self.may_answer.wait(PATIENCE_S)
 
     def refuse_picture(self, _picture: object) -> None: ...
 
@@ -186,10 +186,10 @@ def test_a_model_may_go_while_a_request_for_it_is_checked() -> None:
     with start(safety_filter=f"{__name__}:Gate") as server, ThreadPoolExecutor(1) as pool:
         assert add(server, path="./sdxl", name="sdxl").status_code == 201
         asking = pool.submit(server.post, {"prompt": "x", "model": "sdxl"})
-        assert Gate.is_asked.wait(10)
+        assert Gate.is_asked.wait(PATIENCE_S)
         assert server.http.delete("/v1/admin/models/sdxl", headers=ADMIN).status_code == 200
         Gate.may_answer.set()
-        answer = asking.result(10)
+        answer = asking.result(PATIENCE_S)
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
 
 
@@ -211,9 +211,9 @@ def test_a_stop_waits_no_longer_for_a_model_that_never_comes(server: Served) -> 
 
     with ThreadPoolExecutor(1) as pool:
         asking = pool.submit(cut_off)
-        assert asked.wait(10)
+        assert asked.wait(PATIENCE_S)
         server.stop()
         eventually(lambda: "stopped" in server.engine.log)
         server.skip(ServerConfig().drain_s)
         server.skip(CLOSE_S)
-        asking.result(20)
+        asking.result(PATIENCE_S)

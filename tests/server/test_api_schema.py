@@ -21,11 +21,10 @@ from tilework.core.wire.spec import VideoFormat
 from tilework.pipelines.video.export import video_file
 from tilework.server.api.app import create_app
 from tilework.server.config import ServerConfig
-from waiting import eventually
+from waiting import PATIENCE_S, eventually
 
 NUM_CALLS = int(os.environ.get("SCHEMA_CALLS", "25"))
 CALLS = settings(max_examples=NUM_CALLS, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
-TIMEOUT_S = 20
 DONE = Plan(video=video_file(torch.zeros(3, 16, 16, 3, dtype=torch.uint8), VideoFormat(4)).content)
 """Videos are files of which pictures can be made."""
 
@@ -68,7 +67,7 @@ def next_uid(server: Served) -> Callable[..., str]:
 @schema.parametrize()
 @CALLS
 def test_every_answer_is_as_documented(case: schemathesis.Case, server: Served) -> None:
-    case.validate_response(case.call(base_url=server.url, timeout=TIMEOUT_S), excluded_checks=EXCLUDED)
+    case.validate_response(case.call(base_url=server.url, timeout=PATIENCE_S), excluded_checks=EXCLUDED)
 
 
 @schema.include(path_regex="{uid}").parametrize()
@@ -77,7 +76,7 @@ def test_every_answer_about_a_call_is_as_documented(
     case: schemathesis.Case, server: Served, next_uid: Callable[..., str]
 ) -> None:
     case.path_parameters["uid"] = next_uid()
-    answer = case.call(base_url=server.url, timeout=TIMEOUT_S)
+    answer = case.call(base_url=server.url, timeout=PATIENCE_S)
     case.validate_response(answer, excluded_checks=EXCLUDED)
     assert answer.status_code != 404 or case.query
 
@@ -88,6 +87,6 @@ def test_every_answer_about_a_video_is_as_documented(
     case: schemathesis.Case, server: Served, next_uid: Callable[..., str]
 ) -> None:
     case.path_parameters["video_id"] = next_uid("/v1/videos")
-    answer = case.call(base_url=server.url, timeout=TIMEOUT_S)
+    answer = case.call(base_url=server.url, timeout=PATIENCE_S)
     case.validate_response(answer, excluded_checks=EXCLUDED)
     assert answer.status_code != 404

@@ -120,7 +120,7 @@ def test_only_so_many_wait_at_a_time_and_a_full_queue_is_waited_for(tmp_path: Pa
         eventually(lambda: len(engine.tickets) == AT_ONCE - 2)
         server.skip(2)
         eventually(lambda: len(engine.tickets) == AT_ONCE)
-        time.sleep(0.05)
+        server.until_idle()
         assert len(engine.tickets) == AT_ONCE
         engine.plan = Plan()
         for uid in list(engine.tickets):

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from fake_engine import EDITOR, INFO, FakeEngine, Plan, Served, serving
-from waiting import eventually
+from waiting import PATIENCE_S, eventually
 
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "a cat"}], "stream": True, "seed": 8}
 
@@ -50,9 +50,9 @@ def test_progress_is_told_before_the_picture(server: Served) -> None:
         uid = next(iter(server.engine.tickets))
         server.on_loop(server.engine.begin, uid)
         for step in (1, 3):
-            assert told.acquire(timeout=10)
+            assert told.acquire(timeout=PATIENCE_S)
             server.on_loop(server.engine.step, uid, step)
-        assert told.acquire(timeout=10)
+        assert told.acquire(timeout=PATIENCE_S)
         server.on_loop(server.engine.finish, uid)
 
     stepper = threading.Thread(target=steps)
@@ -71,7 +71,7 @@ def test_progress_is_told_before_the_picture(server: Served) -> None:
             if "step" in reason:
                 told.release()
         assert (chunk.model, chunk.object) == (INFO.name, "chat.completion.chunk")
-    stepper.join(10)
+    stepper.join(PATIENCE_S)
     assert re.match(r"1 picture, about 0\.[0-9] s left\n", reasons[0])
     told_steps = [f"step {step} of 4" for step in (0, 1, 3, 4)]
     assert [re.split("[,\n]", reason)[0] for reason in reasons[1:]] == ["queued", *told_steps]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from threading import Event
 
 import httpx
 import pytest
@@ -20,6 +21,7 @@ from tilework.pipelines.loading import load
 from tilework.server.calls.decode_plans import DecodePlans, planned_elsewhere
 from tilework.server.calls.errors import InvalidValue
 from tilework.worker.models.describe import described
+from waiting import PATIENCE_S, until
 from zoo.autoencoders import kl_wan
 
 MEMORY = DecodeMemory(
@@ -35,9 +37,14 @@ class Plans:
 
     plans: list[Shape] = field(default_factory=list)
     fails: bool = False
+    may_answer: Event = field(default_factory=Event)
+
+    def __post_init__(self) -> None:
+        self.may_answer.set()
 
     def __call__(self, memory: DecodeMemory, shape: Shape, degree: int) -> int:
         self.plans.append(shape)
+        assert self.may_answer.wait(PATIENCE_S)
         if self.fails:
             raise OSError("no process")
         return shape.pixels // degree
@@ -77,8 +84,13 @@ def test_requests_that_come_together_wait_for_one_plan() -> None:
     plan = Plans()
     plans, spec = DecodePlans(lambda _: 1, plan), tiny.spec(height=10, width=10, frames=5)
 
+    plan.may_answer.clear()
+
     async def both() -> list[bool]:
-        return await asyncio.gather(plans.check(INFO, spec), plans.check(INFO, spec))
+        checks = [asyncio.create_task(plans.check(INFO, spec)) for _ in range(2)]
+        await until(lambda: plan.plans and plans._lock._waiters)
+        plan.may_answer.set()
+        return await asyncio.gather(*checks)
 
     assert asyncio.run(both()) == [True, True]
     assert len(plan.plans) == 1

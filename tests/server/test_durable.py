@@ -31,7 +31,7 @@ from tilework.store.durable import DurableDirectory
 from tilework.store.files import FileStore
 from tilework.store.journal import Ended, Journal, JournalUnusable, NotWritten, OpenCall
 from tilework.store.results import Unwritten
-from waiting import eventually
+from waiting import PATIENCE_S, eventually
 
 ASYNC = {"Prefer": "respond-async"}
 NEW = {"a-0": Checkpoint(), "a-1": Checkpoint()}
@@ -159,7 +159,7 @@ def test_a_standby_has_the_directory_when_its_server_has_ended(tmp_path: Path) -
     assert others.get(timeout=10) is None, "it says that it waits"
     assert waiting.is_alive()
     first.close()
-    second = others.get(timeout=10)
+    second = others.get(timeout=PATIENCE_S)
     assert second is not None
     second.close()
 
@@ -383,7 +383,7 @@ def test_stop_leaves_what_is_open_to_the_next_start(tmp_path: Path) -> None:
         )
         waiter.start()
         eventually(lambda: len(server.http.get("/v1/requests").json()["data"]) == 2)
-    waiter.join(5)
+    waiter.join(PATIENCE_S)
     (answer,) = answers
     assert (answer.status_code, answer.json()["error"]["code"], answer.headers["x-should-retry"]) == (
         503,

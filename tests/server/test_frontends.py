@@ -198,8 +198,7 @@ def test_an_answer_goes_on_only_when_the_client_has_taken_what_was_sent() -> Non
         client.takes.clear()
         asking = client.ask()
         await joined.loop.until(lambda: client.answer)
-        for _ in range(100):
-            await asyncio.sleep(0)
+        await joined.loop.until_idle()
         held_up = len(sent)
         client.takes.set()
         await asking

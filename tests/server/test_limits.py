@@ -5,7 +5,6 @@ Limits of time are minutes on the server's clock, which the tests move when the 
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import json
 import os
@@ -33,7 +32,7 @@ from fake_engine import FakeEngine, Plan, Served, serving
 from tilework.core.request import RefusalCode
 from tilework.server.config import ServerConfig
 from tilework.server.http.protocol import LEAST_BYTES_PER_S, LimitedProtocol, protocol_class
-from waiting import eventually
+from waiting import PATIENCE_S, eventually
 
 TESTS = Path(__file__).parents[1]
 MIB = 1 << 20
@@ -46,7 +45,7 @@ def connect(url: str, receive_bytes: int | None = None) -> socket.socket:
     connection = socket.socket()
     if receive_bytes is not None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-    connection.settimeout(10)
+    connection.settimeout(PATIENCE_S)
     connection.connect((parts.hostname, parts.port))
     return connection
 
@@ -334,8 +333,7 @@ def test_reader_that_took_everything_in_between_is_not_slow(has_taken_all: bool)
         protocol.write(b"x" * 100)
         protocol.pause_writing()
         loop.advance(LIMIT_S / 2)
-        for _ in range(3):
-            await asyncio.sleep(0)
+        await loop.until_idle()
         is_aborted = wire.is_aborted
         protocol.connection_lost(None)
         return is_aborted
@@ -378,7 +376,7 @@ def rss(pid: int) -> int:
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
 @pytest.mark.slow
 def test_memory_does_not_grow_with_what_clients_send_or_leave() -> None:
-    with process() as (url, pid), httpx.Client(base_url=url, timeout=20) as client:
+    with process() as (url, pid), httpx.Client(base_url=url) as client:
         body = {"prompt": "x", "size": "512x512", "response_format": "url"}
 
         def serve_some(number: int) -> None:

@@ -203,9 +203,9 @@ def test_a_client_that_does_not_read_is_cut_off_and_delays_no_other() -> None:
         parts = urlsplit(served.url)
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         deaf.connect((parts.hostname, parts.port))
-        alone = served.num_tasks()
+        alone = served.tasks()
         deaf.sendall(b"GET /v1/live HTTP/1.1\r\nHost: x\r\nAccept: text/event-stream\r\n\r\n")
-        eventually(lambda: served.num_tasks() > alone)
+        eventually(lambda: served.tasks() - alone)
         with served.http.stream("GET", "/v1/live", headers=STREAM) as answer:
             told = (line for line in answer.iter_lines() if line.startswith("data: "))
             next(told)
@@ -216,7 +216,7 @@ def test_a_client_that_does_not_read_is_cut_off_and_delays_no_other() -> None:
                     break
             else:
                 raise AssertionError("who does not read is not cut off")
-        eventually(lambda: served.num_tasks() <= alone)
+        eventually(lambda: served.tasks() <= alone)
 
 
 def _is_cut_off(connection: socket.socket) -> bool:
@@ -317,13 +317,13 @@ def test_watchers_share_frames_and_a_slow_one_misses_nothing() -> None:
         engine.num_frames = 0
         for number in range(4):
             feed.on_weights_loaded(number, LoadSource.HOST, 1, 1)
-            both = await asleep(fast, also_fast)
+            both = await asleep(loop, fast, also_fast)
             loop.advance(PERIOD_S)
             first, second = [_state(await one) for one in both]
             assert first == second
             assert [tile["devices"] for tile in first["tiles"]] == [[number]]
         assert engine.num_frames == 4, "one for both each time"
-        quick, late = await asleep(fast, slow)
+        quick, late = await asleep(loop, fast, slow)
         loop.advance(PERIOD_S)
         assert _state(await quick)["tiles"] == []
         assert [tile["devices"] for tile in _state(await late)["tiles"]] == [[0], [1], [2], [3]]
@@ -333,15 +333,14 @@ def test_watchers_share_frames_and_a_slow_one_misses_nothing() -> None:
     clock.run(scenario)
 
 
-async def asleep(*streams: AsyncGenerator[bytes, None]) -> list[asyncio.Task[bytes]]:
+async def asleep(loop: clock.ManualLoop, *streams: AsyncGenerator[bytes, None]) -> list[asyncio.Task[bytes]]:
     """The next event of each stream, which waits for its time."""
 
     async def following(stream: AsyncGenerator[bytes, None]) -> bytes:
         return await anext(stream)
 
     tasks = [asyncio.create_task(following(stream)) for stream in streams]
-    for _ in range(3):
-        await asyncio.sleep(0)
+    await loop.until_idle()
     return tasks
 
 

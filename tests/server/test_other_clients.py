@@ -33,7 +33,7 @@ from tilework.server.api.chat import image_part
 from tilework.server.calls.readiness import Readiness
 from tilework.server.config import ServerConfig
 from tilework.server.schema.answers import RequestTimeline, SegmentModel
-from waiting import eventually
+from waiting import PATIENCE_S, eventually
 
 KEYLESS = {"Authorization": "Bearer EMPTY"}
 
@@ -313,8 +313,8 @@ def test_omni_chat_waits_for_the_models() -> None:
 
 def test_sglang_benchmark(server: Served, tmp_path: Path) -> None:
     """`benchmark`: it waits for /health, names its model as /v1/model_info does, in each request, too."""
-    assert server.http.get("/health", timeout=1).status_code == 200
-    info = server.http.get("/v1/model_info", timeout=5).json()
+    assert server.http.get("/health").status_code == 200
+    info = server.http.get("/v1/model_info").json()
     model = info["model_path"]
     assert not os.path.exists(model), "no answer names a path of the server"
     payload = {"model": model, "prompt": "a cat", "n": 1, "response_format": "b64_json", "size": "64x32"}
@@ -380,7 +380,7 @@ def test_openai_stream(server: Served) -> None:
     for event in events:
         kinds.append(event.type)
         seen.release()
-    stepper.join(10)
+    stepper.join(PATIENCE_S)
     assert kinds == ["image_generation.partial_image", "image_generation.completed"]
     assert Image.open(io.BytesIO(base64.b64decode(event.b64_json))).getpixel((0, 0)) == (8, 0, 0)
 
@@ -390,7 +390,7 @@ def _step(server: Served, seen: threading.Semaphore) -> None:
     uid = next(iter(server.engine.tickets))
     server.on_loop(server.engine.begin, uid)
     server.on_loop(server.engine.step, uid, 2)
-    assert seen.acquire(timeout=10)
+    assert seen.acquire(timeout=PATIENCE_S)
     server.on_loop(server.engine.finish, uid)
 
 

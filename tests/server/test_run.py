@@ -18,7 +18,7 @@ from fake_engine import FakeEngine, Plan, Served, serving
 from tilework.server.config import ServerConfig
 from tilework.server.http.server import AddressInUse
 from tilework.server.main import StopSignals, serve
-from waiting import eventually
+from waiting import PATIENCE_S, eventually
 
 TESTS = Path(__file__).parents[1]
 
@@ -40,10 +40,10 @@ class Caller(threading.Thread):
         eventually(lambda: server.engine.requests)
 
     def run(self) -> None:
-        self.answer = httpx.post(f"{self.server.url}/v1/images/generations", json={"prompt": "x"}, timeout=20)
+        self.answer = httpx.post(f"{self.server.url}/v1/images/generations", json={"prompt": "x"})
 
     def status(self) -> int:
-        self.join(15)
+        self.join(PATIENCE_S)
         assert self.answer is not None
         return self.answer.status_code
 
@@ -224,7 +224,7 @@ def test_reader_of_events_sees_the_end_of_a_drain() -> None:
 
 
 def test_until_the_engine_has_started_the_server_says_so() -> None:
-    engine = FakeEngine(start_s=60)
+    engine = FakeEngine(starts=False)
     signals = StopSignals()
     port = free_port()
     thread = threading.Thread(
@@ -252,7 +252,7 @@ def test_until_the_engine_has_started_the_server_says_so() -> None:
     engine_loop = engine.loop
     assert engine_loop is not None
     engine_loop.call_soon_threadsafe(signals.send)
-    thread.join(10)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive()
     assert engine.log == ["stopped"]
 
@@ -338,7 +338,7 @@ def test_signal_drains_a_process_that_never_imports_torch(number: signal.Signals
     eventually(lambda: httpx.get(f"{url}/v1/requests").json()["data"])
     os.kill(process.pid, number)
     out, err = process.communicate(timeout=60)
-    caller.join(5)
+    caller.join(PATIENCE_S)
     assert [answer.status_code for answer in answers] == [200]
     assert out.split()[:4] == ["False", "started", "draining", "stopped"]
     assert (process.returncode, err) == (0, "")

@@ -73,8 +73,7 @@ def test_a_chunk_is_made_only_when_the_client_has_taken_the_one_before() -> None
         async with client.answered(client.events(b"a", b"b")):
             for number, log in enumerate([[], ["chunk 0"], ["chunk 0", "chunk 1"]]):
                 await loop.until(lambda number=number: len(client.sent) == number + 1)  # type: ignore[misc]
-                for _ in range(10):
-                    await asyncio.sleep(0)
+                await loop.until_idle()
                 assert client.log == log
                 client.take(1)
             client.take(1)
@@ -92,8 +91,7 @@ def test_a_comment_does_not_come_between_the_pieces_of_an_event() -> None:
             await loop.until(lambda: client.body)
             assert len(client.body) == PIECE_BYTES
             loop.advance(KEEP_ALIVE_S)
-            for _ in range(10):
-                await asyncio.sleep(0)
+            await loop.until_idle()
             client.take(99)
         assert client.body == LARGE + COMMENT
 

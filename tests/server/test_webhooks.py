@@ -24,7 +24,7 @@ from listener import Post, listening
 from tilework.server.config import ConfigError, load_config
 from tilework.server.webhooks.notice import notice
 from tilework.server.webhooks.sender import AT_ONCE
-from waiting import eventually
+from waiting import PATIENCE_S, eventually
 
 SECRET = "whsec_" + base64.b64encode(bytes(range(24))).decode()
 OTHER = "whsec_" + base64.b64encode(bytes(range(1, 25))).decode()
@@ -51,7 +51,7 @@ def receiver() -> Iterator[Receiver]:
 
     def answer(post: Post) -> tuple[int, dict[str, str]]:
         found.got.append(post)
-        assert found.may_answer.wait(10)
+        assert found.may_answer.wait(PATIENCE_S)
         return found.statuses.pop(0) if found.statuses else 200, {"Location": f"{found.url}/other"}
 
     with listening(answer) as found.url:
@@ -168,7 +168,7 @@ def test_an_attempt_has_ten_seconds_however_slowly_its_answer_comes() -> None:
     with notified() as (server, connection):
         for _ in range(2):
             connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
-            time.sleep(0.1)
+            server.until_idle()
             server.skip(6)
         eventually(lambda: has_failed(server, 1))
 

@@ -62,7 +62,7 @@ class Run:
                 self.shared.violations.append(f"{name} is at {self.at[name]} and {address}")
             self.obeyed[name], self.at[name] = seen, address
             await leaving.wait()
-            await asyncio.sleep(self.random.uniform(0.0, 3.0))
+            await clock.sleep(self.random.uniform(0.0, 3.0))
             self.at[name] = None
 
         agent = RoutedAgent(self.registry(), name, serve)

@@ -41,8 +41,7 @@ async def passes(loop: ManualLoop, seconds: float, step_s: float = 0.25) -> None
     """Let time pass in steps, so that all timers run at their time."""
     for _ in range(int(seconds / step_s)):
         loop.advance(step_s)
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await loop.until_idle()
 
 
 def keep(registry: LocalRegistry, name: str, record: SetRecord) -> Member:
@@ -260,7 +259,7 @@ def _goes(addresses: list[str]) -> Serve:
     async def serve(address: str, leaving: asyncio.Event) -> None:
         addresses.append(address)
         await leaving.wait()
-        await asyncio.sleep(1.0)  # A server lets it go only then.
+        await clock.sleep(1.0)  # A server lets it go only then.
         addresses.append(f"left {address}")
 
     return serve

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 from random import Random
 from typing import TypeVar
 
+import clock
 from tilework.sets.local import LocalRegistry
 from tilework.sets.records import LEADER, ROUTES, Route, decoded
 from tilework.sets.registry import Entries, Guard, RegistryLost
@@ -48,7 +48,7 @@ class Unsteady:
     async def _call(self, call: Callable[[], Awaitable[T]]) -> T:
         """The answer; or none, and then it may have been done."""
         if self.random.random() < self.share:
-            await asyncio.sleep(self.random.choice((0.5, 2.0, 6.0)))
+            await clock.sleep(self.random.choice((0.5, 2.0, 6.0)))
         if self.is_cut or self.random.random() < self.share / 4:
             raise RegistryLost("it was not reached")
         answer = await call()
@@ -84,7 +84,7 @@ class Unsteady:
             yield self.shared.past[-self.random.randint(1, min(20, len(self.shared.past)))]
         async for entries in self.shared.registry.watch():
             if self.random.random() < self.share:
-                await asyncio.sleep(self.random.uniform(0.0, 1.0))
+                await clock.sleep(self.random.uniform(0.0, 1.0))
             if self.is_cut or self.random.random() < self.share / 8:
                 raise RegistryLost("it was not reached")
             yield dict(entries)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from fake_engine import FakeEngine, serving
 from tilework.core.time import NS_PER_S
 from tilework.store.redis_results import CHUNK_BYTES, RedisStore
 from tilework.store.results import Stored, StoreUnreachable, TooLarge, Unwritten
+from waiting import eventually, until
 
 pytestmark = pytest.mark.slow
 TTL_NS = 100 * NS_PER_S
@@ -47,13 +47,15 @@ def redis_server(directory: Path, *options: str) -> Iterator[tuple[str, subproce
 
 def _wait_until_up(port: int, process: subprocess.Popen[bytes]) -> None:
     with Redis(port=port) as client:
-        while True:
+
+        def is_up() -> bool:
+            assert process.poll() is None
             try:
-                client.ping()
-                return
+                return bool(client.ping())
             except NotUp:
-                assert process.poll() is None
-                time.sleep(0.01)
+                return False
+
+        eventually(is_up)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -75,6 +77,10 @@ def store_of(*urls: str, max_bytes: int = 1 << 30, ttl_ns: int = TTL_NS) -> Redi
 async def content(store: RedisStore, uid: str, part: range | None = None) -> bytes | None:
     result = await store.get(uid, 0)
     return None if result is None else await result.read(part)
+
+
+async def has_expired(store: RedisStore, uid: str) -> bool:
+    return await store.get(uid, 0) is None
 
 
 def test_all_parts_of_a_long_result_are_what_was_put(url: str) -> None:
@@ -124,8 +130,7 @@ def test_redis_lets_a_result_expire_and_its_chunks_a_minute_later(url: str) -> N
         with closing(Redis.from_url(url)) as client:
             (chunk,) = client.keys("*:0")
             assert 50_000 < client.pttl(chunk) <= 60_050
-            while await store.get("a", 0) is not None:
-                await asyncio.sleep(0.01)
+            await until(lambda: has_expired(store, "a"))
             assert client.get(chunk) == b"content"
         await store.close()
 
@@ -156,8 +161,7 @@ def test_a_replica_answers_while_the_first_server_is_down(tmp_path: Path) -> Non
         with redis_server(tmp_path, "--replicaof", "127.0.0.1", port) as (replica, _):
             with Redis.from_url(first) as client:
                 client.set("any", "thing")
-                while not client.wait(1, 1000):
-                    pass
+                eventually(lambda: client.wait(1, 1000))
             asyncio.run(run(first, replica, process))
 
 

@@ -27,6 +27,7 @@ from tilework.pipelines.stock.stock_pipeline import StockPipeline
 from tilework.worker import calibrate as calibrate_module
 from tilework.worker.calibrate import calibrate
 from tilework.worker.hardware import cpu_name, describe_hardware
+from waiting import PATIENCE_S
 from zoo.registry import ZOO, build
 
 INFO = ModelInfo(
@@ -59,7 +60,7 @@ class Room:
 
     def meet(self) -> None:
         try:
-            self.barrier.wait(10)
+            self.barrier.wait(PATIENCE_S)
         except BrokenBarrierError:
             raise GroupBroken("somebody has gone") from None
 

@@ -47,6 +47,7 @@ from tilework.worker.models.models import Models
 from tilework.worker.state_blobs import StateBlobs
 from tilework.worker.worker import Worker
 from tilework.worker.works import OpenWorks
+from waiting import until
 
 MIB = 1 << 20
 STEPS, PICTURE = stage_of("m", DIFFUSE), stage_of("m", DECODE)
@@ -450,18 +451,20 @@ def test_a_request_restarts_when_its_blobs_are_missing(
     async def disturbed() -> Outcome:
         """Whatever is put down is taken away, until the request has had to begin anew."""
         [ticket] = rig.submit("disturbed", spec)
-        while ticket.steps_done < 2:
-            await asyncio.sleep(0.002)
-        while encodings(ticket) < 2:
+        await until(lambda: ticket.steps_done >= 2)
+
+        def begins_anew() -> bool:
             for path in rig.executor._blobs.path.iterdir():
                 if path.name[0].isdigit():
                     path.unlink(missing_ok=True)
-            await asyncio.sleep(0.001)
+            return encodings(ticket) == 2
+
+        await until(begins_anew)
         outcome: Outcome = await ticket.outcome
         return outcome
 
     try:
-        outcome = rig.runner.run(asyncio.wait_for(disturbed(), 30))
+        outcome = rig.runner.run(disturbed())
         assert outcome.status is Status.DONE, outcome.reason
         assert outcome.image == tiny.decode(family, state)
         assert [segment.stage for segment in outcome.segments].count("encode") == 2

@@ -7,7 +7,6 @@ import signal
 import socket
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
@@ -47,7 +46,7 @@ def drive(connection: socket.socket, worker: socket.socket) -> None:
         if report == Progress(2, 1):
             break
     send_message(connection, "begun")
-    time.sleep(PATIENCE_S)
+    signal.pause()
 
 
 def serve_interruptibly(connection: socket.socket, source: ModelSource) -> None:
@@ -265,7 +264,6 @@ def test_a_device_that_does_not_exist_is_reported(source: ModelSource) -> None:
 @pytest.mark.slow
 def test_a_worker_that_begins_anew_serves_in_the_same_process(source: ModelSource) -> None:
     child = Child(begin_anew, (source,), SITE)
-    child.connection.settimeout(4 * PATIENCE_S)  # It imports all libraries again.
     loaded = child.receive()
     assert isinstance(loaded, Loaded)
     assert loaded.models[0].info.name == MODEL

@@ -6,7 +6,6 @@ import asyncio
 import os
 import subprocess
 import sys
-import time
 from threading import Thread
 
 import numpy as np
@@ -18,6 +17,7 @@ from tilework.comm.ring.consumer import Ring
 from tilework.comm.ring.errors import RingClosed, RingCorrupted, RingError, RingFull
 from tilework.comm.ring.network import Network
 from tilework.comm.ring.producer import Producer
+from waiting import eventually
 
 
 @pytest.fixture(params=["extension", "lock", pytest.param("network", marks=pytest.mark.slow)])
@@ -65,7 +65,7 @@ def test_a_payload_keeps_its_bytes_until_it_is_released(ring: Ring) -> None:
         message.release()
         with pytest.raises(ValueError, match="released"):
             message.payload.tobytes()
-        producer.send(b"", b"y" * 20_000, timeout_s=0.01)
+        producer.send(b"", b"y" * 20_000)
 
 
 def test_order_and_contents_over_many_laps(ring: Ring) -> None:
@@ -91,7 +91,7 @@ def test_a_full_ring_makes_producers_wait(ring: Ring) -> None:
         assert 1 < sent < 10
         assert producer.stats.waits == 1
         assert len(ring.take()) == sent
-        producer.send(b"", bytes(20_000), timeout_s=0.01)
+        producer.send(b"", bytes(20_000))
 
 
 def test_a_message_longer_than_half_of_the_ring_is_refused(ring: Ring) -> None:
@@ -140,9 +140,7 @@ def test_what_a_producer_sent_before_it_left_arrives(ring: Ring) -> None:
     with connected(ring) as producer:
         producer.send(b"last", b"words")
     assert ring.take() == [(b"last", b"words")]
-    while ring.stats.producers:
-        ring.poll()
-        time.sleep(1e-3)
+    eventually(lambda: ring.poll() is None and not ring.stats.producers)
     with connected(ring) as again:
         assert again.owner != producer.owner
 

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from itertools import count
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from threading import Thread
@@ -117,11 +118,13 @@ def test_a_consumer_that_does_not_answer_is_written_to_as_before(directory: Path
 
 
 def _send_until_rejoined(producer: Producer) -> None:
-    before, number = producer.owner, 0
-    while producer.owner == before:
-        producer.send(b"%d" % number)
-        number += 1
-        time.sleep(1e-3)
+    before, numbers = producer.owner, count()
+
+    def has_rejoined() -> bool:
+        producer.send(b"%d" % next(numbers))
+        return producer.owner != before
+
+    eventually(has_rejoined)
     producer.send(b"rejoined")
 
 

@@ -25,6 +25,7 @@ from tilework.runtime.nodes.messages import (
     Started,
     node_codec,
 )
+from waiting import PATIENCE_S, until
 
 TOKEN = b"known to both"
 T = TypeVar("T")
@@ -79,9 +80,7 @@ class Heard:
 
     async def hears(self, *expected: tuple[Any, ...]) -> None:
         """Wait until it has been told at least as much; then this was the last of it."""
-        async with asyncio.timeout(10):
-            while not set(map(repr, expected)) <= set(map(repr, self.all)):
-                await asyncio.sleep(0.001)
+        await until(lambda: set(map(repr, self.all)).issuperset(map(repr, expected)))
         assert self.all[-len(expected) :] == list(expected)
 
 
@@ -109,7 +108,7 @@ class PlayedAgent:
         return message
 
     async def hears_for(self, device_id: int) -> Any:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             address, message = await self.told.get()
         assert address == device_id, (address, message)
         return message
@@ -128,7 +127,7 @@ def begin() -> Begin:
     """What an agent of two workers is told first."""
     return Begin(
         node=0,
-        silence_s=10,
+        silence_s=PATIENCE_S,
         models=(ModelSource(path="toy"),),
         simulated=(),
         num_workers=2,
@@ -151,7 +150,7 @@ async def connect(executor: NodesExecutor, begins: bool = True, key: ProfileKey 
 
 
 def config(**options: Any) -> NodesConfig:
-    each = LocalConfig(num_workers=2, sources=(ModelSource(path="toy"),), start_timeout_s=10, stop_grace_s=0.1)
+    each = LocalConfig(num_workers=2, sources=(ModelSource(path="toy"),), start_timeout_s=PATIENCE_S, stop_grace_s=0.1)
     return NodesConfig(**({"num_nodes": 2, "each": each, "token": TOKEN} | options))
 
 

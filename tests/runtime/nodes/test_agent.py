@@ -36,6 +36,7 @@ from tilework.runtime.nodes.messages import (
 )
 from tilework.runtime.nodes.node_workers import NodeWorkers
 from tilework.runtime.outbox import Outbox, Outgoing
+from waiting import PATIENCE_S, until
 
 TOKEN, EPOCH = b"known to both", 3
 
@@ -87,9 +88,7 @@ class Rig:
         self.agent._handle(address, message)
 
     async def says(self) -> Any:
-        async with asyncio.timeout(10):
-            while not self.said:
-                await asyncio.sleep(0.001)
+        await until(lambda: self.said)
         await asyncio.sleep(0)
         return self.said.pop(0)
 
@@ -143,15 +142,14 @@ def test_an_import_waits_for_its_blobs_and_nothing_overtakes_it(tmp_path: Path) 
     async def test() -> None:
         rig, files = Rig(here), FileServer(there, TOKEN, EPOCH)
         await files.start("127.0.0.1")
-        rig.tell(FetchBlobs(5, (A, B), Origin("127.0.0.1", files.port, EPOCH), 5.0))
+        rig.tell(FetchBlobs(5, (A, B), Origin("127.0.0.1", files.port, EPOCH), 60.0))
         rig.tell(imported(A, B), 0)
         rig.tell(Forget(1), 0)
         assert rig.executor.got == []
         said = await rig.says()
         assert (said.fetch_id, said.blobs, said.reason) == (5, (A, B), "")
         assert said.run_ns > 0
-        while not rig.executor.got:
-            await asyncio.sleep(0.001)
+        await until(lambda: rig.executor.got)
         assert rig.executor.got == [imported(A, B), Forget(1)]
         assert [(here / name).read_text() for name in "ab"] == ["the state a", "the state b"]
         assert rig.executor.kept == [A, B]
@@ -165,20 +163,25 @@ def test_an_import_whose_blobs_do_not_come_is_passed_on(tmp_path: Path, is_left:
     """The worker says that it lacks them. A node that is lost is not waited for."""
 
     async def test() -> None:
-        silent = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
+        is_asked = asyncio.Event()
+
+        async def be_asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            is_asked.set()
+            await say_nothing(reader, writer)
+
+        silent = await asyncio.start_server(be_asked, "127.0.0.1", 0)
         origin = Origin("127.0.0.1", silent.sockets[0].getsockname()[1], EPOCH)
         rig = Rig(tmp_path)
         rig.tell(FetchBlobs(5, (A, B), origin, 60.0 if is_left else 0.02))
         rig.tell(imported(A, B), 0)
-        await asyncio.sleep(0.01)
         if is_left:
+            await is_asked.wait()
             rig.tell(LeaveOrigin(Origin("127.0.0.1", 1, EPOCH)))
             rig.tell(LeaveOrigin(origin))
         said = await rig.says()
         assert (said.fetch_id, said.blobs) == (5, ())
         assert ("its node was lost" if is_left else "within 0.02 s") in said.reason
-        while not rig.executor.got:
-            await asyncio.sleep(0.001)
+        await until(lambda: rig.executor.got)
         assert rig.executor.got == [imported(A, B)]
         assert list(tmp_path.iterdir()) == []
         silent.close()
@@ -196,8 +199,7 @@ def test_a_fetch_from_a_node_that_is_lost_before_it_begins_is_answered(tmp_path:
         rig.tell(imported(A), 0)
         said = await rig.says()
         assert (said.fetch_id, said.blobs, said.reason) == (5, (), "its node was lost")
-        while not rig.executor.got:
-            await asyncio.sleep(0.001)
+        await until(lambda: rig.executor.got)
         assert rig.agent._coming == {}
 
     run(test())
@@ -232,7 +234,7 @@ def test_an_agent_ends_when_it_is_let_go(asks: bool, tmp_path: Path, monkeypatch
 
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         node = asyncio.create_task(serve_node(Servers([server.sockets[0].getsockname()], TOKEN), leaving))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             (await sessions.get()).send(Leave("come back"))
             channel = await sessions.get()
             channel.send(begin())
@@ -276,7 +278,7 @@ def test_workers_that_could_not_start_are_started_again_after_a_while(
             writer.close()
 
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             await serve_node(Servers([server.sockets[0].getsockname()], TOKEN), leaving)
         assert failures == ["no memory"] * 3
         server.close()
@@ -298,7 +300,7 @@ def test_an_address_that_does_not_answer_does_not_keep_an_agent_from_the_next(mo
             server = await asyncio.start_server(lambda *_: come.set(), "127.0.0.1", 0)
             addresses = [silent.getsockname(), server.sockets[0].getsockname()]
             node = asyncio.create_task(serve_node(Servers(addresses, TOKEN), leaving))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 await come.wait()
             node.cancel()
             server.close()
@@ -328,8 +330,7 @@ def test_a_server_that_says_nothing_is_gone(tmp_path: Path, monkeypatch: pytest.
         channels[1].send(imported(A), 0)
         assert await running == "the server has said nothing for 0.2 s"
         played.send(0, Forget(1))
-        while not played.got:
-            await asyncio.sleep(0.001)
+        await until(lambda: played.got)
         assert played.got == [Forget(1)]
         channels[1].close()
         server.close()

@@ -48,6 +48,7 @@ from tilework.runtime.nodes.messages import (
     WorkerLost,
     WorkersLeft,
 )
+from waiting import until
 
 
 def with_devices(*devices: int, weights_bytes: int | None = None) -> LocalConfig:
@@ -191,9 +192,7 @@ def test_what_waits_for_a_lost_worker_is_not_sent_to_the_next() -> None:
 def test_a_node_that_says_nothing_is_lost() -> None:
     async def test() -> None:
         async with nodes(ping_s=0.01, silence_s=0.05) as (_, heard, _):
-            async with asyncio.timeout(10):
-                while not any(one[:2] == ("node lost", 1) for one in heard.all):
-                    await asyncio.sleep(0.01)
+            await until(lambda: any(one[:2] == ("node lost", 1) for one in heard.all))
 
     run(test())
 

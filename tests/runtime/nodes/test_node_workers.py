@@ -15,6 +15,7 @@ from tilework.core.wire.commands import Command, DropWeights, GroupRef, StartOve
 from tilework.core.wire.reports import LoadedModel, StartedOver
 from tilework.core.work import Group
 from tilework.runtime.nodes.node_workers import NodeWorkers
+from waiting import PATIENCE_S, until
 
 GROUP = GroupRef(3, (0, 1))
 BEGIN = begin()
@@ -82,7 +83,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[PlayedWorkers]:
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(test, 10))
+    asyncio.run(asyncio.wait_for(test, PATIENCE_S))
 
 
 async def broken_off(workers: NodeWorkers) -> Heard:
@@ -134,8 +135,7 @@ def test_workers_that_no_server_wants_end(started: list[PlayedWorkers]) -> None:
         for wait_s in (0.0, 0.001):
             workers = NodeWorkers(wait_s)
             await broken_off(workers)
-            while not started[-1].has_ended:
-                await asyncio.sleep(0.001)
+            await until(lambda: started[-1].has_ended)
         await workers.begin(BEGIN, lambda _num: None)
         assert len(started) == 3
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tilework.runtime.nodes.ray_server import ServerKeeper
+from waiting import PATIENCE_S, until
 
 SERVER = """
 exec 9> {lock}
@@ -32,12 +33,14 @@ def test_the_standby_serves_when_the_server_is_killed_and_there_is_another_one_t
     async def test() -> None:
         kept = keeper(SERVER.format(lock=tmp_path / "lock"))
         pids = [int((await kept.ready()).split()[1])]
+
+        async def is_replaced() -> bool:
+            return await kept.serving_pid() not in (None, pids[-1])
+
         for _ in range(3):
             os.kill(pids[-1], signal.SIGKILL)
-            while (pid := await kept.serving_pid()) in (None, pids[-1]):
-                await asyncio.sleep(0.005)
-            assert pid is not None
-            pids.append(pid)
+            await until(is_replaced)
+            pids.append(await kept.serving_pid())
         assert len(set(pids)) == 4
         await kept.end()
         assert await kept.ended() == ""
@@ -45,7 +48,7 @@ def test_the_standby_serves_when_the_server_is_killed_and_there_is_another_one_t
             with pytest.raises(ProcessLookupError):
                 os.kill(pid, 0)
 
-    asyncio.run(asyncio.wait_for(test(), 20))
+    asyncio.run(asyncio.wait_for(test(), PATIENCE_S))
 
 
 def test_a_server_that_cannot_start_is_given_up_with_what_it_said() -> None:
@@ -54,4 +57,4 @@ def test_a_server_that_cannot_start_is_given_up_with_what_it_said() -> None:
         assert await kept.ready() == ""
         assert "there is no such model" in await kept.ended()
 
-    asyncio.run(asyncio.wait_for(test(), 20))
+    asyncio.run(asyncio.wait_for(test(), PATIENCE_S))

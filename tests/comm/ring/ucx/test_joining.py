@@ -18,6 +18,7 @@ from tilework.comm.ring.network import Network
 from tilework.comm.ring.producer import Producer
 from tilework.comm.ring.ucx import joining
 from tilework.comm.ring.ucx.library import Context, version
+from waiting import PATIENCE_S
 
 HERE = Network(host="127.0.0.1")
 
@@ -28,7 +29,7 @@ def refusal(ring: Ring, address: str) -> str:
 
     def connect() -> None:
         try:
-            Producer.connect(address, timeout_s=10)
+            Producer.connect(address, timeout_s=PATIENCE_S)
         except RingError as error:
             errors.append(error)
 

@@ -6,12 +6,12 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import pytest
 
 import tilework
+from waiting import eventually
 
 pytest.importorskip("tilework.comm.ring._native", reason="the C extension was not built: no compiler")
 pytest.importorskip("libucx", reason="the extra ucx is not installed")
@@ -59,11 +59,8 @@ class Nodes:
         ):
             result = ip(*arguments)
             assert result.returncode == 0, result.stderr
-        deadline_s = time.monotonic() + 30
-        while not all("state UP" in ip("-n", name, "link", "show", "wire").stdout for name in self.names):
-            # The kernel may take a second to see that both ends are up. UCX passes over a link that is not.
-            assert time.monotonic() < deadline_s, "the wire did not come up"
-            time.sleep(0.01)
+        # The kernel may take a second to see that both ends are up. UCX passes over a link that is not.
+        eventually(lambda: all("state UP" in ip("-n", name, "link", "show", "wire").stdout for name in self.names))
 
     def start(self, node: int, program: str, *arguments: str, **variables: str) -> subprocess.Popen[str]:
         command = ["ip", "netns", "exec", self.names[node], sys.executable, "-c", program, *arguments]
