@@ -1,5 +1,6 @@
 """What a process is born with; in a module of its own, which imports nothing else that takes time."""
 
+import gc
 import socket
 import sys
 import time
@@ -10,7 +11,10 @@ MARKER = "tilework.worker.start.preload"
 
 
 def report_birth(connection: socket.socket) -> None:
-    """Body of a process that says whether it has the marker, and what processor time it took until it could serve."""
+    """Body of a process that says whether it has the marker, and what processor time it took until it could serve.
+
+    It has the marker if that is exempt from collections, with all that was imported.
+    """
     marker = sys.modules.get(MARKER)
     import tilework.pipelines.families.flux
     import tilework.pipelines.families.sd
@@ -18,4 +22,4 @@ def report_birth(connection: socket.socket) -> None:
     import tilework.pipelines.families.sdxl
     import tilework.worker.process  # noqa: F401  All of them should be here already.
 
-    send_message(connection, (getattr(marker, "PRELOADED", False), time.process_time()))
+    send_message(connection, (getattr(marker, "PRELOADED", False) and gc.get_freeze_count() > 0, time.process_time()))
