@@ -42,7 +42,8 @@ def on_gpu() -> bool:
 def folder_of(model: str, note: Note) -> str:
     """The folder of a model of `tilework fake`, which is written if it is not there; the shipped one has none.
 
-    Models lie there one at a time: a server and the stock pipeline need the host's memory, too. It appears under its name when it is whole. What a run that was cut off has left of it is written anew.
+    Models lie there one at a time: a server and the stock pipeline need the host's memory, too. One appears under its
+    name when it is whole. What a run that was cut off has left of it is written anew.
 
     Raises:
         CaseFailed: it cannot be written.
