@@ -17,7 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 from suite.gpu.parts import PARTS, Part
 from suite.quarter import command, kept, limited, measuring, status, wheels
-from suite.quarter.course import Course, Ending, parts_from
+from suite.quarter.course import Course, Ending, UnknownPart, parts_from
 from suite.quarter.limited import GRACE_S
 
 NAMES = [part.name for part in PARTS]
@@ -63,7 +63,7 @@ class TestCourse:
         parts = [part("a"), part("b"), part("c")]
         assert [one.name for one in parts_from(parts, "b")] == ["b", "c"]
         assert parts_from(parts, "") == parts
-        with pytest.raises(ValueError, match="'d' is no part; choose from a, b, c"):
+        with pytest.raises(UnknownPart, match="'d' is no part; choose from a, b, c"):
             parts_from(parts, "d")
 
     def test_the_first_parts_of_the_table_are_those_that_matter_most(self) -> None:

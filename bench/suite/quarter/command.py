@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from suite.gpu.parts import PARTS
 from suite.quarter import status
-from suite.quarter.course import BEGUN, Course, Ending, Outcome, parts_from
+from suite.quarter.course import BEGUN, Course, Ending, Outcome, UnknownPart, parts_from
 from suite.quarter.kept import ARCHIVE, Kept
 from suite.quarter.machine import cards
 from suite.quarter.measuring import Measuring
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if asked.rehearse:
             return _rehearse(asked.python or sys.executable)
         return _measure(asked, start_s)
-    except (PackFailed, RehearsalFailed, ValueError) as error:
+    except (PackFailed, RehearsalFailed, UnknownPart) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 

@@ -11,6 +11,10 @@ from suite.gpu.parts import Part
 from suite.quarter.limited import GRACE_S
 
 
+class UnknownPart(ValueError):
+    """The message has the name, and those to choose from."""
+
+
 class Ending(StrEnum):
     MEASURED = "measured"
     MISSED = "measured, and a goal is missed"
@@ -64,9 +68,9 @@ def parts_from(parts: Sequence[Part], name: str) -> Sequence[Part]:
     """The part of this name and those after it; all if there is no name.
 
     Raises:
-        ValueError: no part has the name.
+        UnknownPart: no part has the name.
     """
     names = [part.name for part in parts]
     if name and name not in names:
-        raise ValueError(f"{name!r} is no part; choose from {', '.join(names)}")
+        raise UnknownPart(f"{name!r} is no part; choose from {', '.join(names)}")
     return parts[names.index(name) :] if name else parts

@@ -68,8 +68,8 @@ def _environment(place: Path, python: str) -> Path:
     _run([python, "-m", "venv", str(place)])
     fresh = place / "bin" / "python"
     wanted = [f"{name}=={version}" if version else name for name, version in THERE.items() if name != "torch"]
-    pip = [str(fresh), "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    _run([*pip, "install", TORCH, *wanted])
+    pip = [str(fresh), "-m", "pip", "--disable-pip-version-check"]
+    _run([*pip, "install", "--quiet", TORCH, *wanted])
     listed = [name_of(one["name"]) for one in json.loads(_run([*pip, "list", "--format", "json"]))]
     others = [name for name in listed if name not in THERE and not name.startswith(_OF_TORCH)]
     if others:
