@@ -36,8 +36,21 @@ THERE = {
     "triton": "3.6.0",
     **dict.fromkeys(
         (
-            *("annotated-doc", "anyio", "certifi", "charset-normalizer", "click", "contourpy", "cycler", "filelock"),
-            *("fonttools", "fsspec", "h11", "hf-xet", "httpcore", "httpx", "hypothesis", "idna", "iniconfig", "jinja2"),
+            *("annotated-doc", "anyio", "certifi", "charset-normalizer", "click", "cloudpickle", "contourpy"),
+            *(
+                "cycler",
+                "filelock",
+                "fonttools",
+                "fsspec",
+                "h11",
+                "hf-xet",
+                "httpcore",
+                "httpx",
+                "hypothesis",
+                "idna",
+                "iniconfig",
+                "jinja2",
+            ),
             *("joblib", "kiwisolver", "markdown-it-py", "markupsafe", "matplotlib", "mdurl", "mpmath", "msgpack"),
             *("narwhals", "networkx", "nvidia-ml-py", "packaging", "peft", "pillow", "pip", "pluggy"),
             *("prometheus-client", "psutil", "pygments", "pyparsing", "pytest", "pytest-timeout", "python-dateutil"),
