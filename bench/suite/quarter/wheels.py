@@ -81,14 +81,17 @@ PACKED = (
     "setproctitle",
     "sse-starlette",
     "starlette",
-    "torchao",
     "typing-inspection",
     "uvicorn",
     "wcwidth",
 )
 """What travels, with all that these need."""
 
-LEFT_OUT = {"av": "35 MB; no case serves a clip", "bitsandbytes": "60 MB; only nf4 needs it"}
+LEFT_OUT = {
+    "av": "35 MB; no case serves a clip",
+    "bitsandbytes": "60 MB; nf4 alone needs it",
+    "torchao": "every process would import it, and each of its versions is built for one of torch",
+}
 """What does not, and why."""
 
 
