@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -23,8 +24,8 @@ from suite.quarter.limited import GRACE_S
 NAMES = [part.name for part in PARTS]
 
 
-def part(name: str, limit_s: int = 10, num_cards: int = 1) -> Part:
-    return Part(name=name, answers=name, limit_s=limit_s, case="none:None", num_cards=num_cards)
+def part(name: str, limit_s: int = 10, **others: Any) -> Part:
+    return Part(name=name, answers=name, limit_s=limit_s, case="none:None", **others)
 
 
 @dataclass
@@ -52,12 +53,18 @@ class TestCourse:
         assert clock.begun == ["slow", "short"]
         assert clock.now_s + GRACE_S <= 100 + 40 + 2 * GRACE_S
 
-    def test_what_was_measured_and_what_needs_more_cards_is_passed_over(self) -> None:
+    def test_what_was_measured_and_what_needs_more_than_is_there_is_passed_over(self) -> None:
         clock = Clock()
-        parts = [part("before"), part("cards", num_cards=2), part("now")]
+        parts = [
+            part("before"),
+            part("cards", num_cards=2),
+            part("packages", packages=("json", "a_package_that_is_not")),
+            part("fewer", packages=("a_package_that_is_not",), can_do_without=True),
+            part("there", packages=("json",)),
+        ]
         outcomes = list(clock.course(1e9, before={"before"}).run(parts))
-        assert [one.ending for one in outcomes] == [Ending.BEFORE, Ending.NO_CARDS, Ending.MEASURED]
-        assert clock.begun == ["now"]
+        assert [one.ending for one in outcomes[:3]] == [Ending.BEFORE, Ending.NO_CARDS, Ending.NO_PACKAGES]
+        assert clock.begun == ["fewer", "there"]
 
     def test_it_goes_on_at_a_part(self) -> None:
         parts = [part("a"), part("b"), part("c")]
@@ -153,7 +160,7 @@ import pathlib, sys
 name, folder = sys.argv[1], sys.argv[sys.argv.index("--out") + 1]
 print("log of", name)
 if name == "broken":
-    raise SystemExit(2)
+    raise RuntimeError("it cannot be imported")
 pathlib.Path(folder, f"{name}_cpu_202611.md").write_text(f"# {name}\\n")
 raise SystemExit(name == "missed")
 """

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib.util import find_spec
 
 from suite.gpu.parts import Part
 from suite.quarter.limited import GRACE_S
@@ -22,10 +23,15 @@ class Ending(StrEnum):
     PAST_LIMIT = "ended at its limit"
     BEFORE = "measured before"
     NO_CARDS = "needs more cards"
+    NO_PACKAGES = "needs packages that are not there"
     NO_TIME = "not begun: it might not end in time"
 
 
 BEGUN = (Ending.MEASURED, Ending.MISSED, Ending.FAILED, Ending.PAST_LIMIT)
+
+
+def has_package(name: str) -> bool:
+    return find_spec(name) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,13 +45,15 @@ class Outcome:
 class Course:
     """Measures parts until `end_s` of the `clock`, and none past it: one that might take longer is not begun.
 
-    Parts in `before` were measured already, and a part for more cards than `num_cards` cannot be.
+    Parts in `before` were measured already. One for more cards than `num_cards` cannot be, nor one whose packages
+    `has_package` does not find.
     """
 
     end_s: float
     measure: Callable[[Part], Ending]
     before: Collection[str] = ()
     num_cards: int = 1
+    has_package: Callable[[str], bool] = has_package
     clock: Callable[[], float] = time.monotonic
 
     def run(self, parts: Sequence[Part]) -> Iterator[Outcome]:
@@ -59,6 +67,8 @@ class Course:
             return Ending.BEFORE
         if part.num_cards > self.num_cards:
             return Ending.NO_CARDS
+        if not part.can_do_without and not all(map(self.has_package, part.packages)):
+            return Ending.NO_PACKAGES
         if now_s + part.limit_s + GRACE_S > self.end_s:
             return Ending.NO_TIME
         return None

@@ -37,6 +37,8 @@ class Measuring:
             command = [sys.executable, script, part.name, "--write", "--out", str(results)]
             code = run(command, part.limit_s, log, self._environment(), ROOT)
             ending = _ENDINGS.get(code, Ending.FAILED)
+            if ending in (Ending.MEASURED, Ending.MISSED) and not any(results.iterdir()):
+                ending = Ending.FAILED  # Python's own exit code for an error is that of a missed goal.
             self.kept.add_results(results)
             if part.leaves and (folder := self._models / part.leaves).is_dir():
                 shutil.copytree(folder, others / part.leaves)

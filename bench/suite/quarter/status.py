@@ -47,8 +47,10 @@ def table(found: dict[str, Measured], parts: Iterable[Part] = PARTS) -> str:
     for part in parts:
         one = found.get(part.name)
         where = _NEVER if one is None else f"[{one.card}, {one.month}](../bench/results/{one.file})"
-        needs = f" ({part.needs})" if part.needs else ""
-        lines.append(f"| `{part.name}` | {part.answers}{needs} | {where} |")
+        packages = (
+            f" ({'more with' if part.can_do_without else 'needs'} {', '.join(part.packages)})" if part.packages else ""
+        )
+        lines.append(f"| `{part.name}` | {part.answers}{packages} | {where} |")
     return "\n".join(lines)
 
 
@@ -56,6 +58,6 @@ def as_json(found: dict[str, Measured], parts: Iterable[Part] = PARTS) -> list[d
     rows = []
     for part in parts:
         one = found.get(part.name)
-        row = {"part": part.name, "answers": part.answers, "limit_s": part.limit_s, "needs": part.needs or None}
+        row = {"part": part.name, "answers": part.answers, "limit_s": part.limit_s, "packages": list(part.packages)}
         rows.append(row | {"result": one.file if one else None, "card": one.card if one else None})
     return rows

@@ -36,8 +36,21 @@ THERE = {
     "triton": "3.6.0",
     **dict.fromkeys(
         (
-            *("annotated-doc", "anyio", "certifi", "charset-normalizer", "click", "contourpy", "cycler", "filelock"),
-            *("fonttools", "fsspec", "h11", "hf-xet", "httpcore", "httpx", "hypothesis", "idna", "iniconfig", "jinja2"),
+            *("annotated-doc", "anyio", "certifi", "charset-normalizer", "click", "cloudpickle", "contourpy"),
+            *(
+                "cycler",
+                "filelock",
+                "fonttools",
+                "fsspec",
+                "h11",
+                "hf-xet",
+                "httpcore",
+                "httpx",
+                "hypothesis",
+                "idna",
+                "iniconfig",
+                "jinja2",
+            ),
             *("joblib", "kiwisolver", "markdown-it-py", "markupsafe", "matplotlib", "mdurl", "mpmath", "msgpack"),
             *("narwhals", "networkx", "nvidia-ml-py", "packaging", "peft", "pillow", "pip", "pluggy"),
             *("prometheus-client", "psutil", "pygments", "pyparsing", "pytest", "pytest-timeout", "python-dateutil"),
@@ -68,14 +81,17 @@ PACKED = (
     "setproctitle",
     "sse-starlette",
     "starlette",
-    "torchao",
     "typing-inspection",
     "uvicorn",
     "wcwidth",
 )
 """What travels, with all that these need."""
 
-LEFT_OUT = {"av": "35 MB; no case serves a clip", "bitsandbytes": "60 MB; only nf4 needs it"}
+LEFT_OUT = {
+    "av": "35 MB; no case serves a clip",
+    "bitsandbytes": "60 MB; nf4 alone needs it",
+    "torchao": "every process would import it, and each of its versions is built for one of torch",
+}
 """What does not, and why."""
 
 
