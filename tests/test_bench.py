@@ -65,13 +65,10 @@ def test_a_run_that_is_ended_leaves_by_way_of_its_cases(tmp_path: Path) -> None:
     assert left == ["stopped"]
 
 
-def test_a_case_that_fails_does_not_keep_others_from_being_measured_and_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(application, "RESULTS", tmp_path)
+def test_a_case_that_fails_does_not_keep_others_from_being_measured_and_written(tmp_path: Path) -> None:
     kinds = {"unable": Unable, "first": Good, "broken": Broken, "last": Good}
     app = application.application({name: (name, kind) for name, kind in kinds.items()}, "x.py", "", "")
-    done = CliRunner().invoke(app, ["--write"])
+    done = CliRunner().invoke(app, ["--write", "--out", str(tmp_path)])
     assert done.exit_code == 2
     assert sorted(path.name.partition("_")[0] for path in tmp_path.iterdir()) == ["first", "last"]
     assert CliRunner().invoke(app, ["first"]).exit_code == 0
@@ -96,10 +93,23 @@ class TestFolder:
 
         monkeypatch.setattr(models, "tilework_json", fake)
         (folder / "SDXL.part" / "unet").mkdir(parents=True)  # Of a run that was killed.
+        (folder / "profiles").mkdir()
         for _ in range(2):
             assert models.folder_of("SDXL", lambda text: None) == str(folder / "SDXL")
-        assert [path.name for path in folder.rglob("*")] == ["SDXL", "model_index.json"]
+        assert sorted(path.name for path in folder.rglob("*")) == ["SDXL", "model_index.json", "profiles"]
         assert len(asked) == 1
+
+    def test_it_takes_the_place_of_another_model(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fake(arguments: list[str]) -> None:
+            assert not (folder / "SDXL").exists(), "memory is short while the next is written"
+            Path(arguments[2]).mkdir()
+
+        (folder / "SDXL").mkdir(parents=True)
+        (folder / "SDXL" / "model_index.json").write_text("{}")
+        (folder / "profiles").mkdir()
+        monkeypatch.setattr(models, "tilework_json", fake)
+        models.folder_of("FLUX.1-dev", lambda text: None)
+        assert sorted(path.name for path in folder.iterdir()) == ["FLUX.1-dev", "profiles"]
 
     def test_what_could_not_be_written_is_removed_and_the_room_is_named(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -170,8 +180,8 @@ def test_a_server_in_each_setup_that_fails_is_a_miss_and_costs_no_other(monkeypa
 
     monkeypatch.setattr(start.Start, "_served", served)
     monkeypatch.setattr(start, "tilework_json", lambda *_, **__: {"checks": []})
-    found = start.Start.make(quick=False).measure(lambda text: None)
-    assert [check.passed for check in found.checks] == [True, True, True, False]
+    found = start.Start.make(quick=False, offloads=True).measure(lambda text: None)
+    assert [check.passed for check in found.checks] == [True, True, False]
 
 
 def test_requests_come_as_fast_as_the_device_draws_them_one_by_one() -> None:

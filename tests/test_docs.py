@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from suite.documents import PAGES as WITH_COMMANDS
 from suite.documents import TITLES, blocks_of, files_of
+from suite.gpu.parts import PARTS
+from suite.quarter import status
 from typer.main import get_command
 
 from tilework.cli.app import app
@@ -176,9 +178,12 @@ def test_bench_has_the_cases_that_the_page_uses(page: Path) -> None:
     assert used <= cases
 
 
-def test_the_list_for_a_gpu_has_each_of_its_cases_once() -> None:
-    script = (ROOT / "bench" / "gpu" / "run.py").read_text("utf-8")
-    cases = re.findall(r'^        "(\w+)": \(', script, re.MULTILINE)
-    page = (ROOT / "bench" / "README.md").read_text("utf-8")
-    listed = re.findall(r"^python bench/gpu/run\.py ([a-z ]+?) --write", page, re.MULTILINE)
-    assert sorted(name for line in listed for name in line.split()) == sorted(cases)
+def test_the_page_of_the_bench_has_each_case_for_a_gpu_once() -> None:
+    page = (ROOT / "bench" / "README.md").read_text("utf-8").partition("\n## On a GPU\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`[^|]+) \|", page, re.MULTILINE)
+    assert [name for row in rows for name in re.findall(r"`(\w+)`", row)] == [part.name for part in PARTS]
+
+
+def test_the_page_of_what_was_measured_has_what_ran_on_a_card() -> None:
+    page = (ROOT / "docs" / "measured.md").read_text("utf-8")
+    assert status.table(status.measured()) in page, "run: python bench/gpu/quarter.py --status"

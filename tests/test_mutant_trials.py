@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from suite import mutant_trials
 from suite.cases import mutations
-from suite.mutant_trials import Copies, Mutated, all_cases, of_a_commit
+from suite.cases.sampled import Sampled
+from suite.mutant_trials import Copies, Mutated, all_cases, of_a_commit, until_one_fails
 from suite.mutants import mutants_of
 
 import sampling
@@ -57,14 +58,25 @@ def mutated(module: str, text: str) -> Mutated:
 def test_a_mistake_is_noticed_by_the_tests_that_fail(copies: Copies) -> None:
     mistakes = [mutated("sums.py", SUMS), mutated("sides.py", SIDES)]
     assert copies.first_to_notice([of_a_commit(0, ["tests/test_small.py"])], 60.0, mistakes) is None
-    notice = copies.first_to_notice([all_cases(["tests"], first_only=False)], 60.0, mistakes)
+    notice = copies.first_to_notice([all_cases(["tests"])], 60.0, mistakes)
     assert notice is not None
+    assert notice.again is not None
     assert notice.tests == ("tests/test_all.py::test_least", "tests/test_all.py::test_square")
-    assert copies.first_to_notice([all_cases(["tests"])], 60.0) is None, "the mistakes outlive their trial"
+    first = copies.first_to_notice([until_one_fails(notice.again)], 60.0, mistakes)
+    assert first is not None
+    assert first.tests == notice.tests[:1]
+    assert copies.first_to_notice([notice.again], 60.0) is None, "the mistakes outlive their trial"
 
 
 def test_a_trial_without_tests_notices_nothing(copies: Copies) -> None:
     assert copies.first_to_notice([all_cases(["tests/test_small.py"])], 60.0, [mutated("sums.py", SUMS)]) is None
+
+
+def test_of_several_mistakes_those_live_that_no_test_notices_alone(copies: Copies) -> None:
+    seen, unseen = mutated("sums.py", SUMS), mutated("sides.py", SIDES)
+    trial = all_cases(["tests", "--deselect", "tests/test_all.py::test_square"])
+    assert Sampled()._unnoticed(copies, [seen, unseen], trial) == [unseen]
+    assert Sampled()._unnoticed(copies, [unseen], trial) == [unseen]
 
 
 def test_parts_and_files_are_those_of_the_tests() -> None:

@@ -45,14 +45,19 @@ class Trial:
     words: tuple[str, ...] = field(repr=False)
 
 
-def of_a_commit(part: int, tests: Sequence[str]) -> Trial:
-    """These files of tests as a commit runs them: with one part of the matrices. The first failure ends it."""
-    return Trial(THE_COMMIT, (*_PYTEST, "-x", "--part", str(part), *tests))
+def of_a_commit(part: int, tests: Iterable[str]) -> Trial:
+    """These tests as a commit runs them: with one part of the matrices."""
+    return Trial(THE_COMMIT, (*_PYTEST, "--part", str(part), *tests))
 
 
-def all_cases(tests: Sequence[str], *, first_only: bool = True) -> Trial:
-    """The matrices in these files of tests, in full."""
-    return Trial(ALL_CASES, (*_PYTEST, *(("-x",) if first_only else ()), "-m", "exhaustive", *tests))
+def all_cases(tests: Iterable[str]) -> Trial:
+    """The matrices in these tests, in full."""
+    return Trial(ALL_CASES, (*_PYTEST, "-m", "exhaustive", *tests))
+
+
+def until_one_fails(trial: Trial) -> Trial:
+    """The same tests; the first that fails ends them."""
+    return Trial(trial.name, (*trial.words, "-x"))
 
 
 def population(packages: Sequence[str]) -> list[Mutated]:
@@ -77,6 +82,11 @@ class Notice:
     trial: str
     tests: tuple[str, ...]
     said: str
+
+    @property
+    def again(self) -> Trial | None:
+        """The tests that failed; None if it ended without saying which."""
+        return Trial(self.trial, (*_PYTEST, *self.tests)) if self.tests else None
 
 
 class Copies:

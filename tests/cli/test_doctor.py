@@ -203,7 +203,11 @@ def test_an_encoder_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_without_pyav_pictures_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = libraries._version
     monkeypatch.setitem(sys.modules, "av", None)
+    monkeypatch.setattr(libraries, "_version", lambda name: None if name == "av" else installed(name))
+    (packages,) = (one for one in libraries.library_findings() if one.what == "packages of [serve]")
+    assert packages.level is Level.OK
     found = served.videos_finding()
     assert found.level is Level.WARNING
     assert "tilework[serve]" in found.remedy

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from collections import Counter
 
 import clock
 from tilework.server import garbage
@@ -15,8 +16,25 @@ def test_what_is_there_is_left_alone_until_the_end() -> None:
     before, num_frozen = gc.get_threshold(), gc.get_freeze_count()
     with rare_collections():
         assert gc.get_freeze_count() > num_frozen + 1000
-        assert gc.get_threshold()[0] > before[0]
     assert (gc.get_threshold(), gc.get_freeze_count()) == (before, 0)
+
+
+def test_full_collections_are_rare_and_others_as_often_as_by_default() -> None:
+    young, middle, full = gc.get_threshold()
+    num_young = 2 * (middle + 1) * (full + 1)  # By default, one or two of them are full.
+    collected = Counter[int]()
+
+    def note(phase: str, of: dict[str, int]) -> None:
+        collected[of["generation"]] += phase == "start"
+
+    with rare_collections():
+        gc.collect()
+        gc.callbacks.append(note)
+        kept = [[] for _ in range(num_young * young)]
+        gc.callbacks.remove(note)
+    assert len(kept) == num_young * young
+    assert collected[2] == 0
+    assert num_young // 2 <= collected.total() <= num_young + 2
 
 
 class _Cycle:

@@ -11,7 +11,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from suite.case import CaseFailed, Check, Finding, Note, Table
-from suite.mutant_trials import NUM_PARTS, Copies, Mutated, Trial, all_cases, drawn, of_a_commit, population
+from suite.mutant_trials import (
+    NUM_PARTS,
+    Copies,
+    Mutated,
+    Trial,
+    all_cases,
+    drawn,
+    of_a_commit,
+    population,
+    until_one_fails,
+)
 from suite.stats import exact
 
 # The fastest first; a mutant is dead when the first of them fails. Tests that start processes are left out.
@@ -89,7 +99,7 @@ class Mutations:
     def _trials(self, part: int) -> tuple[Trial, ...]:
         tests = tuple(f"tests/{name}" for name in TESTS)
         fuzz = Trial("simulation", ("-c", _FUZZ, str(self.fuzz_seeds)))
-        return fuzz, of_a_commit(part, tests), all_cases(tests)
+        return fuzz, until_one_fails(of_a_commit(part, tests)), until_one_fails(all_cases(tests))
 
     def _finding(self, fates: list[_Fate], num_possible: int) -> Finding:
         killers = Counter(fate.killer for fate in fates)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 from suite.case import CaseFailed, Check, Finding, Note, Table
@@ -17,10 +19,12 @@ from suite.mutant_trials import (
     THE_COMMIT,
     Copies,
     Mutated,
+    Notice,
     Trial,
     all_cases,
     drawn,
     of_a_commit,
+    until_one_fails,
 )
 from suite.stats import exact
 
@@ -49,52 +53,55 @@ class Sampled:
             copies = Copies(Path(scratch), self.num_processes)
             for room in sorted({_room(one) for one in chosen}):
                 note(f"{room}: its tests without any mistake")
-                sound = copies.first_to_notice([of_a_commit(0, [f"tests/{room}"])], None)
-                if sound is not None:
-                    raise CaseFailed(f"without any mistake, a test of tests/{room} fails: {' '.join(sound.tests)}")
-            living: list[Mutated] = []
-            trials = [tuple(_trials(one, index % NUM_PARTS)) for index, one in enumerate(chosen)]
-            notices = pool.map(
-                lambda one, trials: copies.first_to_notice(trials, self.timeout_s, [one]), chosen, trials
-            )
-            for number, (mutated, notice) in enumerate(zip(chosen, notices, strict=True), 1):
-                if notice is None:
-                    living.append(mutated)
-                first = " ".join(notice.tests) or notice.said if notice else "alive"
-                note(f"{number} of {self.num_mutants}, line {mutated.row[1]} of {mutated.module}: {first}")
-            found = pool.map(lambda group: self._by_all_cases(copies, group), _rounds(living))
-            lost = [mutated for group in found for mutated in group]
-        return self._finding(living, lost)
+                if (failed := copies.first_to_notice([_of_room(room, 0)], None)) is not None:
+                    raise CaseFailed(f"without any mistake, a test of tests/{room} fails: {' '.join(failed.tests)}")
+            notices = pool.map(partial(self._by_nearest, copies), chosen, range(len(chosen)))
+            living = [one for one, notice in _told(chosen, notices, note) if notice is None]
+            note(f"{len(living)} alive: the other tests of their rooms, with one part")
+            groups = _groups(living)
+            missed = _flat(pool.map(partial(self._unnoticed, copies), groups, map(_of_group, groups, count())))
+            note(f"{len(missed)} alive: all cases of their rooms")
+            groups = _groups(missed)
+            never = _flat(pool.map(partial(self._unnoticed, copies), groups, map(_in_full, groups)))
+        return self._finding(missed, never)
 
-    def _by_all_cases(self, copies: Copies, group: Sequence[Mutated]) -> list[Mutated]:
-        """Those that all cases of their room catch: tried together, and one by one only if something fails."""
-        room = [f"tests/{_room(group[0])}"]
-        together = copies.first_to_notice([all_cases(room, first_only=False)], self.timeout_s, group)
+    def _by_nearest(self, copies: Copies, mutated: Mutated, index: int) -> Notice | None:
+        """What the files of tests that name its module say: most mutants end here."""
+        module = mutated.module.removesuffix(".py").replace("/", ".")
+        files = sorted((ROOT / "tests" / _room(mutated)).rglob("test_*.py"))
+        near = [str(path.relative_to(ROOT)) for path in files if module in path.read_text("utf-8")]
+        trial = until_one_fails(of_a_commit(index % NUM_PARTS, near))
+        return copies.first_to_notice([trial], self.timeout_s, [mutated]) if near else None
+
+    def _unnoticed(self, copies: Copies, group: Sequence[Mutated], trial: Trial) -> Sequence[Mutated]:
+        """Those that a trial does not notice: tried together, and each alone by the tests that failed."""
+        together = copies.first_to_notice([trial], self.timeout_s, group)
         if together is None:
-            return []
-        alone = all_cases(together.tests or room)
-        return [one for one in group if copies.first_to_notice([alone], self.timeout_s, [one]) is not None]
+            return group
+        alone = until_one_fails(together.again or trial)
+        return [one for one in group if copies.first_to_notice([alone], self.timeout_s, [one]) is None]
 
-    def _finding(self, living: list[Mutated], lost: list[Mutated]) -> Finding:
-        by_commit = self.num_mutants - len(living)
+    def _finding(self, missed: Sequence[Mutated], never: Sequence[Mutated]) -> Finding:
+        num_lost = len(missed) - len(never)
+        num_caught = self.num_mutants - len(missed)
         return Finding(
-            checks=(Check(what="mutants that only all cases catch", measured=exact(len(lost)), high=0),),
+            checks=(Check(what="mutants that only all cases catch", measured=exact(num_lost), high=0),),
             method=(
                 "A comparison, operator, number, condition or call that is another, or a statement that is missing, in "
                 f"{', '.join(self.packages)}. Each is tried by the tests of its room (tests/ mirrors src/tilework), "
                 "slow ones included: first with one of ten parts of the matrices, the parts in turn; what lives, then "
-                "with all cases.",
+                "with all cases. Those that live long are tried together, each in another module.",
             ),
             facts={
                 "mutants": self.num_mutants,
-                f"caught by {THE_COMMIT}": by_commit,
-                f"caught by {ALL_CASES}": by_commit + len(lost),
+                f"caught by {THE_COMMIT}": num_caught,
+                f"caught by {ALL_CASES}": num_caught + num_lost,
             },
             tables=(
                 Table(
                     title=f"Not caught by {THE_COMMIT}",
                     columns=("module", "line", "was", "is", "caught by"),
-                    rows=tuple((*one.row, ALL_CASES if one in lost else "none") for one in living),
+                    rows=tuple((*one.row, "none" if one in never else ALL_CASES) for one in missed),
                 ),
             ),
         )
@@ -105,20 +112,31 @@ def _room(mutated: Mutated) -> str:
     return Path(mutated.module).parts[1]
 
 
-def _trials(mutated: Mutated, part: int) -> Iterator[Trial]:
-    """The tests of its room, in files that name the module before the others: most mutants end early."""
-    module = mutated.module.removesuffix(".py").replace("/", ".")
-    files = sorted((ROOT / "tests" / _room(mutated)).rglob("test_*.py"))
-    near = [path for path in files if module in path.read_text("utf-8")]
-    for some in (near, [path for path in files if path not in near]):
-        if some:
-            yield of_a_commit(part, [str(path.relative_to(ROOT)) for path in some])
+def _of_room(room: str, part: int) -> Trial:
+    return of_a_commit(part, [f"tests/{room}"])
 
 
-def _rounds(living: Sequence[Mutated]) -> list[list[Mutated]]:
-    """Groups within a room whose mutants are each of another module, so that they can live in one copy."""
+def _of_group(group: Sequence[Mutated], number: int) -> Trial:
+    return _of_room(_room(group[0]), number % NUM_PARTS)
+
+
+def _in_full(group: Sequence[Mutated]) -> Trial:
+    return all_cases([f"tests/{_room(group[0])}"])
+
+
+def _told(
+    chosen: Sequence[Mutated], notices: Iterable[Notice | None], note: Note
+) -> Iterator[tuple[Mutated, Notice | None]]:
+    for number, (mutated, notice) in enumerate(zip(chosen, notices, strict=True), 1):
+        by = (" ".join(notice.tests) or notice.said) if notice else "alive"
+        note(f"{number} of {len(chosen)}, line {mutated.row[1]} of {mutated.module}: {by}")
+        yield mutated, notice
+
+
+def _groups(mutants: Sequence[Mutated]) -> list[list[Mutated]]:
+    """Groups of mutants of one room, each of another module, so that they can live in one copy."""
     groups: list[list[Mutated]] = []
-    for one in living:
+    for one in mutants:
         fits = (
             group
             for group in groups
@@ -128,3 +146,7 @@ def _rounds(living: Sequence[Mutated]) -> list[list[Mutated]]:
             groups.append(group := [])
         group.append(one)
     return groups
+
+
+def _flat(groups: Iterable[Sequence[Mutated]]) -> list[Mutated]:
+    return [one for group in groups for one in group]

@@ -21,6 +21,16 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
+class _Busy:
+    """Events that overlap or follow each other at once; `first` begins it, and `last` ends it."""
+
+    start_ns: int
+    end_ns: int
+    first: str
+    last: str
+
+
+@dataclass(frozen=True, slots=True)
 class Gap:
     """Between two events of a device; `did` is what the host did in its middle."""
 
@@ -49,13 +59,13 @@ class Recorded:
         host = sorted((Span(*one) for one in values["host"]), key=lambda one: (one.start_ns, -one.end_ns))
         device = sorted((Span(*one) for one in values["device"]), key=lambda one: one.start_ns)
         busy = list(_busy(device or host))
-        pairs = [(before, after) for before, after in pairwise(busy) if after.start_ns > before.end_ns]
+        pairs = list(pairwise(busy))
         middles = [(before.end_ns + after.start_ns) // 2 for before, after in pairs]
         samples = [
             (at_ns, f"{inner} < {own}" if own not in ("", inner) else inner) for at_ns, inner, own in values["samples"]
         ]
         gaps = tuple(
-            Gap(before.end_ns, after.start_ns, before.name, after.name, operator or _sampled(samples, middle_ns))
+            Gap(before.end_ns, after.start_ns, before.last, after.first, operator or _sampled(samples, middle_ns))
             for (before, after), middle_ns, operator in zip(pairs, middles, _innermost(host, middles), strict=True)
         )
         return cls(busy[-1].end_ns - busy[0].start_ns if busy else 0, len(device or busy), gaps)
@@ -73,17 +83,16 @@ class Recorded:
         return [(did, counts[did], num_ns) for did, num_ns in lengths.most_common()]
 
 
-def _busy(events: Sequence[Span]) -> Iterator[Span]:
-    """Events that overlap as one, with the name of that which ends last. `events` are in the order of their starts."""
-    current: Span | None = None
+def _busy(events: Sequence[Span]) -> Iterator[_Busy]:
+    """`events` are in the order of their starts."""
+    current: _Busy | None = None
     for one in events:
-        if current is None:
-            current = one
-        elif one.start_ns > current.end_ns:
-            yield current
-            current = one
+        if current is None or one.start_ns > current.end_ns:
+            if current is not None:
+                yield current
+            current = _Busy(one.start_ns, one.end_ns, one.name, one.name)
         elif one.end_ns > current.end_ns:
-            current = Span(current.start_ns, one.end_ns, one.name)
+            current = _Busy(current.start_ns, one.end_ns, current.first, one.name)
     if current is not None:
         yield current
 

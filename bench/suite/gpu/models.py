@@ -42,7 +42,8 @@ def on_gpu() -> bool:
 def folder_of(model: str, note: Note) -> str:
     """The folder of a model of `tilework fake`, which is written if it is not there; the shipped one has none.
 
-    It appears under its name when it is whole. What a run that was cut off has left of it is written anew.
+    Models lie there one at a time: a server and the stock pipeline need the host's memory, too. One appears under its
+    name when it is whole. What a run that was cut off has left of it is written anew.
 
     Raises:
         CaseFailed: it cannot be written.
@@ -52,7 +53,8 @@ def folder_of(model: str, note: Note) -> str:
     folder, part = FOLDER / model, FOLDER / f"{model}.part"
     if folder.exists():
         return str(folder)
-    shutil.rmtree(part, ignore_errors=True)
+    for other in (part, *(index.parent for index in FOLDER.glob("*/model_index.json"))):
+        shutil.rmtree(other, ignore_errors=True)
     FOLDER.mkdir(parents=True, exist_ok=True)
     note(f"writing {folder}")
     try:
@@ -61,8 +63,7 @@ def folder_of(model: str, note: Note) -> str:
         free_gb = shutil.disk_usage(FOLDER).free / 1e9
         shutil.rmtree(part, ignore_errors=True)
         raise CaseFailed(
-            f"{error}; {FOLDER} had {free_gb:.0f} GB left: if that is too little, remove models from it, or name "
-            "another folder with BENCH_MODELS"
+            f"{error}; {FOLDER} had {free_gb:.0f} GB left: if that is too little, name another folder with BENCH_MODELS"
         ) from error
     part.rename(folder)
     return str(folder)

@@ -21,7 +21,8 @@ class Part:
     Attributes:
         limit_s: what it may take in a quarter of an hour, with the writing of its model; then it is ended.
         case: MODULE:CLASS, which is made with `settings`.
-        needs: what of it is left out on a machine without a package.
+        packages: without one of them it measures nothing, or less; see `can_do_without`.
+        can_do_without: whether it measures what it can without its `packages`.
         num_cards: it needs as many.
         leaves: a folder of this name beside the models is kept with its result.
     """
@@ -31,7 +32,8 @@ class Part:
     limit_s: int
     case: str
     settings: Mapping[str, Any] = field(default_factory=dict)
-    needs: str = ""
+    packages: tuple[str, ...] = ()
+    can_do_without: bool = False
     num_cards: int = 1
     leaves: str = ""
 
@@ -114,7 +116,8 @@ PARTS = (
         limit_s=300,
         case="suite.gpu.exactness:Exactness",
         settings={"without": ("test_gpu",)},
-        needs="bitsandbytes: nf4 is skipped without it",
+        packages=("torchao", "bitsandbytes"),
+        can_do_without=True,
     ),
     Part(
         name="schnell",
@@ -159,7 +162,7 @@ PARTS = (
         answers="Plans of memory with quantised weights",
         limit_s=420,
         case="suite.gpu.fits:FitsQuantized",
-        needs="bitsandbytes: nf4 is left out without it",
+        packages=("torchao", "bitsandbytes"),
     ),
     Part(
         name="offloaded",

@@ -15,6 +15,8 @@ from tilework.cli.doctor.finding import Finding, error, ok, warning
 _BASE = ""
 _OPTIONAL = ("cluster", "gguf", "nvml", "quantize", "redis", "solve", "ucx")
 """Extras that a server can do without."""
+_OF_VIDEOS = "av"
+"""A server of pictures can do without it, too: `served.videos_finding` is about it."""
 _EXTENSION = "tilework.comm.ring._native"
 
 
@@ -22,7 +24,7 @@ def library_findings() -> Iterator[Finding]:
     """Python, the packages of the base install and of each extra, and the C extension."""
     wanted = SpecifierSet(metadata("tilework")["Requires-Python"] or "")
     yield python_finding(platform.python_version(), wanted)
-    asked = [Requirement(text) for text in requires("tilework") or ()]
+    asked = [one for text in requires("tilework") or () if (one := Requirement(text)).name != _OF_VIDEOS]
     for extra in (_BASE, "serve", *_OPTIONAL):
         if named := _of(asked, extra):
             yield packages_finding(extra, named)

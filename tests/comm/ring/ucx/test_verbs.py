@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Iterator
 from mmap import mmap
@@ -74,6 +75,16 @@ def test_a_verb_that_is_not_answered_ends_at_its_deadline(ends: Ends) -> None:
     assert verbs.get(0, 8, deadline_ns=soon()) == bytes(8)
     with lane._lanes._lock, pytest.raises(VerbTimeout):  # The consumer's thread stands still.
         verbs.get(0, 8, deadline_ns=soon(0.05))
+
+
+def test_a_verb_under_way_fails_as_soon_as_the_other_end_has_gone(ends: Ends) -> None:
+    _, lane, verbs = ends
+    ours, theirs = socket.socketpair()
+    beside = UcxMemory(verbs._remote, ours)
+    assert beside.get(0, 8, deadline_ns=soon()) == bytes(8)
+    theirs.close()
+    with ours, lane._lanes._lock, pytest.raises(VerbFailed, match="gone"):
+        beside.get(0, 8, deadline_ns=1 << 62)
 
 
 def test_a_process_forked_from_a_user_of_ucx_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

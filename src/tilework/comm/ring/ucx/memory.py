@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import select
+import socket
 import time
 from mmap import mmap
 
 from tilework.comm.ring import _native
-from tilework.comm.ring.errors import VerbTimeout
+from tilework.comm.ring.errors import VerbFailed, VerbTimeout
 from tilework.comm.ring.ucx.library import Remote
 from tilework.comm.ring.verbs import Buffer
 
@@ -20,18 +21,23 @@ class UcxMemory:
     """Verbs on `remote`, each of which is done, or has failed, when it returns, but for a put.
 
     Bytes pass through a stage of this memory's own, so that a put that is cut off by its deadline reads none of the
-    caller's later. After a VerbTimeout no verb may follow.
+    caller's later. After a VerbFailed no verb may follow.
+
+    UCX does not say that the other end has closed its lane: a verb is then never done. The end of a `connection` to it
+    says so, if there is one, so that the verb fails at once and not at its deadline, which may be a minute away.
     """
 
     is_one_sided = True
 
-    def __init__(self, remote: Remote) -> None:
+    def __init__(self, remote: Remote, connection: socket.socket | None = None) -> None:
         self._remote, self._worker = remote, remote.worker
         self._stage = mmap(-1, _STAGE)
         self._view = memoryview(self._stage)
         self._at = ctypes.addressof(ctypes.c_char.from_buffer(self._stage))
         self._poll = select.poll()
         self._poll.register(self._worker.fd, select.POLLIN)
+        if connection is not None:
+            self._poll.register(connection, select.POLLRDHUP)
 
     def get(self, offset: int, size: int, *, deadline_ns: int) -> bytes:
         assert size <= _STAGE
@@ -82,4 +88,6 @@ class UcxMemory:
                 raise VerbTimeout(f"a {verb} over UCX was not done by its deadline")
             spin_until_ns = spin_until_ns or now_ns + _SPIN_NS
             if now_ns > spin_until_ns and self._worker.arm():
-                self._poll.poll(min(1e3, (deadline_ns - now_ns) / 1e6))
+                events = self._poll.poll(min(1e3, (deadline_ns - now_ns) / 1e6))
+                if any(fd != self._worker.fd for fd, _ in events) and not is_done(request):
+                    raise VerbFailed(f"the other end has gone while a {verb} over UCX was under way")

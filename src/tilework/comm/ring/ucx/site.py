@@ -171,7 +171,7 @@ def attach(address: str, timeout_s: float) -> Attachment:
         joining.send(connection, hello)
         offer = _answer(connection)
         layout = Layout(offer["slots"], offer["units"])
-        reach = _Reach(offer)
+        reach = _Reach(offer, connection)
         reach.memory.get(layout.head, 8, deadline_ns=deadline_ns)
         joining.send(connection, {"ready": True})
         given = _answer(connection)
@@ -213,7 +213,7 @@ def _no_answer(address: str, timeout_s: float, error: OSError) -> RingClosed:
 class _Reach:
     """A producer's way to the memory that was offered. Raises RingError."""
 
-    def __init__(self, offer: dict[str, Any]) -> None:
+    def __init__(self, offer: dict[str, Any], connection: socket.socket) -> None:
         lane, key = bytes.fromhex(offer["lane"]), bytes.fromhex(offer["key"])
         with ExitStack() as made:
             context = Context(offer["transports"])
@@ -223,4 +223,4 @@ class _Reach:
             remote = Remote(worker, lane, offer["base"], key)
             made.callback(remote.close)
             self.close = made.pop_all().close
-        self.memory = UcxMemory(remote)
+        self.memory = UcxMemory(remote, connection)

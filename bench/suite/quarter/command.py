@@ -1,0 +1,132 @@
+"""The command line of `bench/gpu/quarter.py`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from suite.gpu.parts import PARTS
+from suite.quarter import status
+from suite.quarter.course import BEGUN, Course, Ending, Outcome, UnknownPart, parts_from
+from suite.quarter.kept import ARCHIVE, Kept
+from suite.quarter.machine import cards
+from suite.quarter.measuring import Measuring
+from suite.quarter.rehearsal import RehearsalFailed, rehearse
+from suite.quarter.wheels import PYTHON, ROOT, PackFailed, folder_for, install, pack
+
+_EPILOG = """\
+examples:
+  python bench/gpu/quarter.py pack                     # where there is a network: wheels into bench/gpu/wheels
+  python bench/gpu/quarter.py --minutes 11 --out DIR   # on the machine with the card: what has never been measured
+  python bench/gpu/quarter.py --from live --out DIR    # the next time
+  python bench/gpu/quarter.py --rehearse               # without a card, from an empty environment to files
+  python bench/gpu/quarter.py --status --json          # what has run on a card
+
+parts, in their order, with the limit of each:
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit status: 1 if a goal is missed, 2 if a part failed or was ended, or the call cannot be carried out."""
+    start_s = time.monotonic()
+    asked = _parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, _leave)  # So that the part that runs is ended, too.
+    try:
+        if asked.status:
+            return _status(asked.json)
+        if asked.action == "pack":
+            return _pack(asked.python or PYTHON)
+        if asked.rehearse:
+            return _rehearse(asked.python or sys.executable)
+        return _measure(asked, start_s)
+    except (PackFailed, RehearsalFailed, UnknownPart) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    listed = "\n".join(f"  {part.name:<11}{part.limit_s:>4} s  {part.answers}" for part in PARTS)
+    parser = argparse.ArgumentParser(
+        prog="quarter.py",
+        description="Measure on a bare machine with one card, without a network, in the minutes that there are.",
+        epilog=_EPILOG + listed,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("action", nargs="?", choices=("pack",), help="fetch the wheels that the machine lacks")
+    parser.add_argument("--minutes", type=float, default=11.0, help="end by then (default: 11)")
+    parser.add_argument("--from", dest="first", default="", metavar="PART", help="begin with this one")
+    parser.add_argument("--again", action="store_true", help="measure, too, what has a result already")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=ROOT / "out" / "quarter",
+        metavar="DIR",
+        help="where files go (default: out/quarter)",
+    )
+    parser.add_argument("--rehearse", action="store_true", help="all but the card, in out/rehearsal")
+    parser.add_argument("--status", action="store_true", help="print which parts have run on a card")
+    parser.add_argument("--json", action="store_true", help="with --status: one JSON object")
+    parser.add_argument(
+        "--python", metavar="PYTHON", help=f"pack: a version (default: {PYTHON}); --rehearse: an interpreter"
+    )
+    return parser
+
+
+def _leave(*_: object) -> NoReturn:
+    raise SystemExit(128 + signal.SIGTERM)
+
+
+def _status(as_json: bool) -> int:
+    found = status.measured()
+    print(json.dumps({"parts": status.as_json(found)}) if as_json else status.table(found))
+    return 0
+
+
+def _pack(python: str) -> int:
+    done = pack(python)
+    native = "with" if done.native else "WITHOUT (no C compiler)"
+    print(f"{folder_for(python)}: {done.num_bytes / 1e6:.1f} MB, {len(done.versions)} wheels, {native} the extension")
+    return 0
+
+
+def _rehearse(python: str) -> int:
+    done = rehearse(ROOT / "out" / "rehearsal", python)
+    phases = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in done.seconds.items())
+    print(f"{sum(done.seconds.values()):.0f} s: {phases}; wheels {done.packed_bytes / 1e6:.1f} MB")
+    print(f"files: {', '.join(done.files)}")
+    return done.code
+
+
+def _measure(asked: argparse.Namespace, start_s: float) -> int:
+    parts, kept, there = parts_from(PARTS, asked.first), Kept(folder=asked.out), cards()
+    before = set() if asked.again else {name.partition("_")[0] for name in kept.result_names()}
+    if there and not asked.again:
+        before |= set(status.measured())
+    if not there:
+        print("no card: all parts run small, as a rehearsal", flush=True)
+    measuring = Measuring(kept=kept, packed=install())
+    course = Course(
+        end_s=start_s + 60 * asked.minutes,
+        measure=measuring.measure,
+        before=before,
+        num_cards=len(there) or max(part.num_cards for part in PARTS),
+    )
+    outcomes = list[Outcome]()
+    for one in course.run(parts):
+        outcomes.append(one)
+        kept.write_page(measuring.page(outcomes))
+        print(f"{time.monotonic() - start_s:6.1f} s  {one.part.name}: {one.ending} ({one.seconds:.1f} s)", flush=True)
+    print(f"to keep the results: tar xzf {asked.out / ARCHIVE} -C bench/results", flush=True)
+    return _exit_status([one.ending for one in outcomes if one.ending in BEGUN])
+
+
+def _exit_status(endings: Sequence[Ending]) -> int:
+    if {Ending.FAILED, Ending.PAST_LIMIT} & set(endings):
+        return 2
+    return 1 if Ending.MISSED in endings else 0

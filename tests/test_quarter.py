@@ -1,0 +1,316 @@
+"""A quarter of an hour with a bare machine that has a card: `bench/gpu/quarter.py`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from suite.gpu.parts import PARTS, Part
+from suite.quarter import command, kept, limited, measuring, status, wheels
+from suite.quarter.course import Course, Ending, UnknownPart, parts_from
+from suite.quarter.limited import GRACE_S
+
+NAMES = [part.name for part in PARTS]
+
+
+def part(name: str, limit_s: int = 10, **others: Any) -> Part:
+    return Part(name=name, answers=name, limit_s=limit_s, case="none:None", **others)
+
+
+@dataclass
+class Clock:
+    """A course whose parts take as long as they may."""
+
+    now_s: float = 0.0
+    begun: list[str] = field(default_factory=list)
+
+    def measure(self, one: Part) -> Ending:
+        self.begun.append(one.name)
+        self.now_s += one.limit_s
+        return Ending.PAST_LIMIT if one.name == "slow" else Ending.MEASURED
+
+    def course(self, end_s: float, **others: object) -> Course:
+        return Course(end_s=end_s, measure=self.measure, clock=lambda: self.now_s, **others)  # type: ignore[arg-type]
+
+
+class TestCourse:
+    def test_a_part_that_might_not_end_in_time_is_not_begun_and_a_shorter_one_is(self) -> None:
+        clock = Clock()
+        parts = [part("slow", 100), part("long", 60), part("short", 40)]
+        outcomes = list(clock.course(100 + 40 + 2 * GRACE_S).run(parts))
+        assert [one.ending for one in outcomes] == [Ending.PAST_LIMIT, Ending.NO_TIME, Ending.MEASURED]
+        assert clock.begun == ["slow", "short"]
+        assert clock.now_s + GRACE_S <= 100 + 40 + 2 * GRACE_S
+
+    def test_what_was_measured_and_what_needs_more_than_is_there_is_passed_over(self) -> None:
+        clock = Clock()
+        parts = [
+            part("before"),
+            part("cards", num_cards=2),
+            part("packages", packages=("json", "a_package_that_is_not")),
+            part("fewer", packages=("a_package_that_is_not",), can_do_without=True),
+            part("there", packages=("json",)),
+        ]
+        outcomes = list(clock.course(1e9, before={"before"}).run(parts))
+        assert [one.ending for one in outcomes[:3]] == [Ending.BEFORE, Ending.NO_CARDS, Ending.NO_PACKAGES]
+        assert clock.begun == ["fewer", "there"]
+
+    def test_it_goes_on_at_a_part(self) -> None:
+        parts = [part("a"), part("b"), part("c")]
+        assert [one.name for one in parts_from(parts, "b")] == ["b", "c"]
+        assert parts_from(parts, "") == parts
+        with pytest.raises(UnknownPart, match="'d' is no part; choose from a, b, c"):
+            parts_from(parts, "d")
+
+    def test_the_first_parts_of_the_table_are_those_that_matter_most(self) -> None:
+        assert NAMES[:7] == ["start", "exact", "sdxl", "sd35", "flux", "idle", "live"]
+        assert all(one.limit_s + GRACE_S < 11 * 60 for one in PARTS), "each can be begun in eleven minutes"
+
+    def test_each_part_makes_its_case(self) -> None:
+        for one in PARTS:
+            assert one.make(quick=True)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def until(holds: Callable[[], bool], seconds: float = 60.0) -> bool:
+    end_s = time.monotonic() + seconds
+    while not holds() and time.monotonic() < end_s:
+        time.sleep(0.01)
+    return holds()
+
+
+class TestLimit:
+    """The process of a part, which has started another, whose number it writes."""
+
+    CHILD = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('on', flush=True); time.sleep(600)"
+    )
+    PARENT = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE)
+child.stdout.readline()
+open(sys.argv[2], "w").write(str(child.pid))
+"""
+
+    def run(self, tmp_path: Path, then: str, limit_s: float) -> tuple[int | None, int]:
+        run = [sys.executable, "-c", self.PARENT + then, self.CHILD, str(tmp_path / "pid")]
+        code = limited.run(run, limit_s, tmp_path / "log", dict(os.environ), tmp_path)
+        return code, int((tmp_path / "pid").read_text())
+
+    def test_past_it_the_part_is_ended_with_its_children_even_deaf_ones(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(limited, "GRACE_S", 0.2)
+        code, child = self.run(tmp_path, "print('begun', flush=True); child.wait()", limit_s=5.0)
+        assert code is None
+        assert until(lambda: not alive(child))
+        assert (tmp_path / "log").read_text() == "begun\n"
+
+    def test_a_part_that_ends_leaves_no_child(self, tmp_path: Path) -> None:
+        code, child = self.run(tmp_path, "sys.exit(3)", limit_s=60.0)
+        assert code == 3
+        assert until(lambda: not alive(child))
+
+
+class TestKept:
+    def test_many_results_are_two_files_that_are_whole_at_any_time(self, tmp_path: Path) -> None:
+        folder = kept.Kept(folder=tmp_path / "out")
+        for name in NAMES:
+            source = tmp_path / name
+            source.mkdir()
+            (source / f"{name}_h100_202611.md").write_text(f"# {name}\n")
+            (source / f"{name}_h100_202611_a.png").write_bytes(b"png")
+            folder.add_results(source)
+            folder.write_page(name)
+        assert sorted(path.name for path in folder.folder.iterdir()) == ["quarter.md", "results.tar.gz"]
+        assert len(folder.result_names()) == 2 * len(PARTS)
+        assert folder.documents() == [f"# {name}\n" for name in sorted(NAMES)]
+
+    def test_a_result_takes_the_place_of_an_older_one(self, tmp_path: Path) -> None:
+        folder = kept.Kept(folder=tmp_path / "out")
+        for text in ("old", "new"):
+            (tmp_path / "source").mkdir(exist_ok=True)
+            (tmp_path / "source" / "a_h100_202611.md").write_text(text)
+            folder.add_results(tmp_path / "source")
+        assert folder.documents() == ["new"]
+
+
+class TestCommand:
+    """The whole command, with parts that only write what they were called with."""
+
+    SCRIPT = """
+import pathlib, sys
+name, folder = sys.argv[1], sys.argv[sys.argv.index("--out") + 1]
+print("log of", name)
+if name == "broken":
+    raise RuntimeError("it cannot be imported")
+pathlib.Path(folder, f"{name}_cpu_202611.md").write_text(f"# {name}\\n")
+raise SystemExit(name == "missed")
+"""
+
+    @pytest.fixture
+    def out(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        (tmp_path / "bench" / "gpu").mkdir(parents=True)
+        (tmp_path / "bench" / "gpu" / "run.py").write_text(self.SCRIPT)
+        packed = wheels.Pack(python="3.12", commit="abc", native=True, versions={}, num_bytes=0)
+        monkeypatch.setattr(command, "PARTS", [part(name) for name in ("first", "broken", "missed", "last")])
+        monkeypatch.setattr(command, "install", lambda: packed)
+        monkeypatch.setattr(command, "cards", list)
+        monkeypatch.setattr(command.signal, "signal", lambda *_: None)
+        monkeypatch.setattr(measuring, "ROOT", tmp_path)
+        return tmp_path / "out"
+
+    def test_a_part_that_fails_is_said_and_the_others_follow(
+        self, out: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert command.main(["--out", str(out)]) == 2
+        assert sorted(path.name for path in out.iterdir()) == ["others.tar.gz", "quarter.md", "results.tar.gz"]
+        said = capsys.readouterr().out
+        assert "log of broken" in said
+        assert "log of first" not in said
+        page = (out / "quarter.md").read_text()
+        endings = {"first": "measured", "broken": "failed", "missed": "measured, and a goal is missed"}
+        for name, ending in endings.items():
+            assert f"| `{name}` | {ending} |" in page
+        assert all(f"# {name}\n" in page for name in ("first", "missed", "last"))
+
+    def test_what_has_a_result_is_not_measured_again_unless_it_is_asked_for(
+        self, out: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        command.main(["--out", str(out), "--from", "missed"])
+        capsys.readouterr()
+        assert command.main(["--out", str(out), "--from", "missed"]) == 0
+        assert len(re.findall(r"(missed|last): measured before", capsys.readouterr().out)) == 2
+        assert command.main(["--out", str(out), "--from", "missed", "--again"]) == 1
+        assert "before" not in capsys.readouterr().out
+
+    def test_a_mistake_is_an_error_and_no_traceback(self, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert command.main(["--out", str(out), "--from", "nothing"]) == 2
+        assert "error: 'nothing' is no part" in capsys.readouterr().err
+
+    def test_help_has_examples_and_every_part(self, capsys: pytest.CaptureFixture[str]) -> None:
+        for arguments in (["--help"], ["pack", "--help"]):
+            with pytest.raises(SystemExit):
+                command.main(arguments)
+            said = capsys.readouterr().out
+            assert "python bench/gpu/quarter.py --minutes" in said
+            assert all(re.search(rf"^  {name} ", said, re.MULTILINE) for name in NAMES)
+
+
+def test_it_runs_where_nothing_is_installed() -> None:
+    script = Path(__file__).parents[1] / "bench" / "gpu" / "quarter.py"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", str(script), "--status", "--json"], capture_output=True, check=True
+    )
+    rows = json.loads(done.stdout)["parts"]
+    assert [row["part"] for row in rows] == NAMES
+    assert next(row for row in rows if row["part"] == "mixed")["card"].startswith("NVIDIA")
+
+
+def test_only_results_of_a_card_count(tmp_path: Path) -> None:
+    for name, fact in {
+        "clips_2-core-amd-epyc_202611.md": "cpu: AMD",
+        "mixed_nvidia-h100_202609.md": "gpu: NVIDIA H100",
+        "mixed_nvidia-h200_202611.md": "gpu: NVIDIA H200",
+        "live_other_nvidia-h100_202611.md": "gpu: NVIDIA H100",
+    }.items():
+        (tmp_path / name).write_text(f"- date: {name[-9:-5]}-{name[-5:-3]}-01 10:00 UTC\n- {fact}\n")
+    found = status.measured(tmp_path)
+    assert list(found) == ["mixed"]
+    assert found["mixed"].card == "NVIDIA H200", "the newest"
+
+
+class TestPack:
+    @staticmethod
+    def needed(names: set[str]) -> set[str]:
+        """These packages and all that they need beyond what is there, by what is installed here."""
+        marker = {"python_version": "3.12", "python_full_version": "3.12.3", "extra": ""}
+        seen, coming = set[str](), sorted(names)
+        while coming:
+            name = coming.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            if name in wheels.THERE:
+                continue
+            try:
+                lines = importlib.metadata.requires(name) or []
+            except importlib.metadata.PackageNotFoundError:
+                continue  # Of the extra quantize, which is not installed everywhere.
+            asked = [Requirement(line) for line in lines]
+            coming += [wheels.name_of(one.name) for one in asked if one.marker is None or one.marker.evaluate(marker)]
+        return seen
+
+    def test_all_that_a_server_needs_travels_is_there_or_is_left_out_for_a_reason(self) -> None:
+        direct = set(wheels.requirements())
+        assert direct >= {"torch", "diffusers", "fastapi", "av", "msgspec", "numpy", "torchao"}
+        assert direct <= {*wheels.PACKED, *wheels.THERE, *wheels.LEFT_OUT}
+        for_packed = self.needed(direct & set(wheels.PACKED)) - set(wheels.LEFT_OUT)
+        assert for_packed <= {*wheels.PACKED, *wheels.THERE}, "and what these need"
+
+    def test_each_package_is_on_one_list(self) -> None:
+        names = [*wheels.PACKED, *wheels.THERE, *wheels.LEFT_OUT]
+        assert len(names) == len(set(names))
+
+    def test_names_are_read_from_requirements(self) -> None:
+        lines = ["Typing_Extensions>=4; python_version < '3.13'", "sse-starlette", "moto[s3]>=5,<6", "zope.x==1"]
+        assert [wheels.name_of(line) for line in lines] == ["typing-extensions", "sse-starlette", "moto", "zope-x"]
+
+    def test_a_package_on_no_list_and_one_that_nothing_needs_are_named(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        found = [*wheels.PACKED, "numpy"]
+
+        def pip(arguments: list[str]) -> None:
+            report = {"install": [{"metadata": {"name": name, "version": "1"}} for name in found]}
+            Path(arguments[arguments.index("--report") + 1]).write_text(json.dumps(report))
+
+        monkeypatch.setattr(wheels, "_pip", pip)
+        assert set(wheels._resolve(tmp_path)) == set(wheels.PACKED)
+        found.append("new-one")
+        with pytest.raises(wheels.PackFailed, match="new-one would be needed there"):
+            wheels._resolve(tmp_path)
+        found[:] = list(wheels.PACKED[1:])
+        with pytest.raises(wheels.PackFailed, match=f"nothing needs {wheels.PACKED[0]}"):
+            wheels._resolve(tmp_path)
+
+    def test_more_than_may_travel_is_refused_and_the_old_folder_stays(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def download(versions: dict[str, str], python: str, folder: Path) -> None:
+            (folder / "large.whl").write_bytes(bytes(2000))
+
+        monkeypatch.setattr(wheels, "FOLDER", tmp_path)
+        monkeypatch.setattr(wheels, "_resolve", lambda _: {"large": "1"})
+        monkeypatch.setattr(wheels, "_download", download)
+        monkeypatch.setattr(wheels, "_take_own", lambda *_: False)
+        done = wheels.pack("3.12")
+        assert done.num_bytes == 2000
+        monkeypatch.setattr(wheels, "MOST_BYTES", 1000)
+        with pytest.raises(wheels.PackFailed, match=r"0\.0 MB, and 0 may travel"):
+            wheels.pack("3.12")
+        assert json.loads((tmp_path / "3.12" / "pack.json").read_text())["num_bytes"] == 2000
+
+    def test_without_wheels_for_this_python_the_command_that_fetches_them_is_named(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(wheels, "FOLDER", tmp_path)
+        with pytest.raises(wheels.PackFailed, match=r"quarter\.py pack --python 3\.\d+"):
+            wheels.install()
