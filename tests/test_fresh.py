@@ -246,7 +246,7 @@ def test_mounts_and_processes_end_with_the_program_that_made_them(tmp_path: Path
             assert run(Step(what="a program", words=words), tmp_path / "log") == 0
     finally:
         signal.signal(signal.SIGUSR1, before)
-    watching.join(10)
+    watching.join()
     assert seen == [b""]
     assert list(mounted.iterdir()) == []
 
