@@ -10,24 +10,16 @@ MARKER = "tilework.worker.start.preload"
 
 
 def report_birth(connection: socket.socket) -> None:
-<<<<<<< HEAD
-    """Body of a process that says whether it has the marker, and which modules it had to import to serve."""
-    marker, before = sys.modules.get(MARKER), set(sys.modules)
-=======
-    """Body of a process that says whether it has the marker, and what processor time it took until it could serve.
+    """Body of a process that says whether it has the marker, and which modules it had to import to serve.
 
     It has the marker if that is exempt from collections, with all that was imported.
     """
-    marker = sys.modules.get(MARKER)
->>>>>>> origin/main
+    marker, before = sys.modules.get(MARKER), set(sys.modules)
     import tilework.pipelines.families.flux
     import tilework.pipelines.families.sd
     import tilework.pipelines.families.sd3
     import tilework.pipelines.families.sdxl
     import tilework.worker.process  # noqa: F401  All of them should be here already.
 
-<<<<<<< HEAD
-    send_message(connection, (getattr(marker, "PRELOADED", False), sorted(sys.modules.keys() - before)))
-=======
-    send_message(connection, (getattr(marker, "PRELOADED", False) and gc.get_freeze_count() > 0, time.process_time()))
->>>>>>> origin/main
+    is_preloaded = getattr(marker, "PRELOADED", False) and gc.get_freeze_count() > 0
+    send_message(connection, (is_preloaded, sorted(sys.modules.keys() - before)))

@@ -34,7 +34,6 @@ ALLOWED = {
     "comm/ring/test_restart.py test_a_new_consumer_wakes_for_a_producer_that_rings_the_old_bell": {"sleep": SHOWS_LESS},
     "comm/ring/test_restart.py test_60_rounds_of_killed_consumers_and_producers": {"sleep": RANDOM},
     "comm/ring/test_restart.py consume_for_ever": {"limit": "goes on when nothing has come"},
-    "comm/ring/ucx/test_fences.py write_late": {"clock": "the time of a verb's end is one of this clock"},
     "comm/ring/ucx/test_verbs.py soon": {"clock": "the time of a verb's end is one of this clock"},
     "comm_team.py let_them_wait": {"sleep": SHOWS_LESS},
     "comm_team.py talk_late": {"sleep": SHOWS_LESS},

@@ -8,8 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,8 @@ from suite.gpu.parts import PARTS, Part
 from suite.quarter import command, kept, limited, measuring, status, wheels
 from suite.quarter.course import Course, Ending, UnknownPart, parts_from
 from suite.quarter.limited import GRACE_S
+
+from waiting import eventually
 
 NAMES = [part.name for part in PARTS]
 
@@ -89,19 +89,10 @@ def alive(pid: int) -> bool:
         return False
 
 
-def until(holds: Callable[[], bool], seconds: float = 60.0) -> bool:
-    end_s = time.monotonic() + seconds
-    while not holds() and time.monotonic() < end_s:
-        time.sleep(0.01)
-    return holds()
-
-
 class TestLimit:
     """The process of a part, which has started another, whose number it writes."""
 
-    CHILD = (
-        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('on', flush=True); time.sleep(600)"
-    )
+    CHILD = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('on', flush=True); signal.pause()"
     PARENT = """
 import subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE)
@@ -120,13 +111,13 @@ open(sys.argv[2], "w").write(str(child.pid))
         monkeypatch.setattr(limited, "GRACE_S", 0.2)
         code, child = self.run(tmp_path, "print('begun', flush=True); child.wait()", limit_s=5.0)
         assert code is None
-        assert until(lambda: not alive(child))
+        eventually(lambda: not alive(child))
         assert (tmp_path / "log").read_text() == "begun\n"
 
     def test_a_part_that_ends_leaves_no_child(self, tmp_path: Path) -> None:
         code, child = self.run(tmp_path, "sys.exit(3)", limit_s=60.0)
         assert code == 3
-        assert until(lambda: not alive(child))
+        eventually(lambda: not alive(child))
 
 
 class TestKept:
