@@ -310,15 +310,15 @@ class Engine(FakeEngine):
     async def start(self):
         print("begun", flush=True)
         await super().start()
-engine = Engine(plan=Plan(delay_s=0.5), start_s=float(sys.argv[2]))
+engine = Engine(plan=Plan(delay_s=0.5), starts=sys.argv[2] == "True")
 asyncio.run(serve(engine, ServerConfig(port=0), on_ready=lambda url: print(url, flush=True)))
 print("torch" in sys.modules, *engine.log, flush=True)
 """
 
 
-def start_process(start_s: float) -> subprocess.Popen[str]:
-    """A server whose engine takes so long to start; it has begun to, and signals are handled."""
-    command = [sys.executable, "-c", SCRIPT, str(TESTS), str(start_s)]
+def start_process(starts: bool) -> subprocess.Popen[str]:
+    """A server whose engine has begun to start, and does or does not; signals are handled."""
+    command = [sys.executable, "-c", SCRIPT, str(TESTS), str(starts)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "begun\n"
@@ -327,7 +327,7 @@ def start_process(start_s: float) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_drains_a_process_that_never_imports_torch(number: signal.Signals) -> None:
-    process = start_process(0)
+    process = start_process(starts=True)
     assert process.stdout is not None
     url = process.stdout.readline().strip()
     answers: list[httpx.Response] = []
@@ -345,7 +345,7 @@ def test_signal_drains_a_process_that_never_imports_torch(number: signal.Signals
 
 
 def test_signal_while_the_engine_starts_stops_it() -> None:
-    process = start_process(60)
+    process = start_process(starts=False)
     process.terminate()
     out, err = process.communicate(timeout=60)
     assert out.split() == ["False", "stopped"]
