@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -151,10 +151,15 @@ def test_a_worker_that_quits_has_sent_its_results(worker: Child) -> None:
 
 def test_a_report_that_cannot_be_sent_ends_the_process() -> None:
     """Also if a thread of its own sends it: nobody would see that the work has ended."""
+
+    class Unsendable:
+        def __reduce__(self) -> NoReturn:
+            raise ValueError("as a tensor that is gone")
+
     ours, theirs = socket.socketpair()
     link = _Link(theirs, Groups(0, ""))
-    with pytest.raises(AttributeError, match="pickle"):
-        link.send(lambda: None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="as a tensor that is gone"):
+        link.send(Unsendable())  # type: ignore[arg-type]
     assert link.queue.get(timeout=PATIENCE_S) == Quit()
     assert ours.recv(1) == b""
 
