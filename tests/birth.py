@@ -21,5 +21,5 @@ def report_birth(connection: socket.socket) -> None:
     import tilework.pipelines.families.sdxl
     import tilework.worker.process  # noqa: F401  All of them should be here already.
 
-    is_preloaded = getattr(marker, "PRELOADED", False) and gc.get_freeze_count() > 0
-    send_message(connection, (is_preloaded, sorted(sys.modules.keys() - before)))
+    has_it = getattr(marker, "PRELOADED", False) and gc.get_freeze_count() > 0
+    send_message(connection, (has_it, sorted(sys.modules.keys() - before)))

@@ -19,8 +19,6 @@ from suite import fresh
 from suite.fresh_machine import Machine, Step, index_settings, run
 from typer.testing import CliRunner, Result
 
-from waiting import PATIENCE_S
-
 _UNSHARE = """\
 #!/bin/sh
 for word; do
@@ -248,7 +246,7 @@ def test_mounts_and_processes_end_with_the_program_that_made_them(tmp_path: Path
             assert run(Step(what="a program", words=words), tmp_path / "log") == 0
     finally:
         signal.signal(signal.SIGUSR1, before)
-    watching.join(PATIENCE_S)
+    watching.join()
     assert seen == [b""]
     assert list(mounted.iterdir()) == []
 

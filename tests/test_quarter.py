@@ -100,22 +100,31 @@ child.stdout.readline()
 open(sys.argv[2], "w").write(str(child.pid))
 """
 
-    def run(self, tmp_path: Path, then: str, limit_s: float) -> tuple[int | None, int]:
+    def run(self, tmp_path: Path, then: str) -> tuple[int | None, int]:
         run = [sys.executable, "-c", self.PARENT + then, self.CHILD, str(tmp_path / "pid")]
-        code = limited.run(run, limit_s, tmp_path / "log", dict(os.environ), tmp_path)
+        code = limited.run(run, 300.0, tmp_path / "log", dict(os.environ), tmp_path)
         return code, int((tmp_path / "pid").read_text())
 
     def test_past_it_the_part_is_ended_with_its_children_even_deaf_ones(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        class PastItsLimit(subprocess.Popen[bytes]):
+            """Once the child is there."""
+
+            def wait(self, timeout: float | None = None) -> int:
+                if timeout is None:
+                    return super().wait()
+                eventually(lambda: (tmp_path / "log").read_text() == "begun\n")
+                raise subprocess.TimeoutExpired(self.args, timeout)
+
+        monkeypatch.setattr(limited.subprocess, "Popen", PastItsLimit)
         monkeypatch.setattr(limited, "GRACE_S", 0.2)
-        code, child = self.run(tmp_path, "print('begun', flush=True); child.wait()", limit_s=5.0)
+        code, child = self.run(tmp_path, "print('begun', flush=True); child.wait()")
         assert code is None
         eventually(lambda: not alive(child))
-        assert (tmp_path / "log").read_text() == "begun\n"
 
     def test_a_part_that_ends_leaves_no_child(self, tmp_path: Path) -> None:
-        code, child = self.run(tmp_path, "sys.exit(3)", limit_s=60.0)
+        code, child = self.run(tmp_path, "sys.exit(3)")
         assert code == 3
         eventually(lambda: not alive(child))
 

@@ -136,8 +136,15 @@ def test_a_model_with_an_adapter_of_its_own_is_served_by_cells(tmp_path: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("policy", ["fixed-sp1", "fixed-sp2"])
+@pytest.mark.parametrize(
+    ("policy", "rank"),
+    [
+        ("fixed-sp1", 0),
+        ("fixed-sp2", 1),
+        pytest.param("fixed-sp1", 1, marks=pytest.mark.exhaustive),
+        pytest.param("fixed-sp2", 0, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_a_cell_that_loses_a_worker_is_started_again_and_its_request_resumes(
     source: ModelSource, stock: Callable[[Spec], np.ndarray], policy: str, rank: int
 ) -> None:

@@ -8,7 +8,7 @@ import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import pytest
@@ -38,6 +38,7 @@ ROUTE = (0,), (2, 3), (1,), (2,)
 COSTS = table(encode_s=0.02, step_s=0.05, decode_s=0.05, degrees=(1, 2), pipeline="shapes")
 EACH = LocalConfig(num_workers=2, sources=(ModelSource(path="shapes"),), start_timeout_s=120)
 Pictures = dict[bool, list[bytes]]
+NUMBERS = count()
 COLOURS = ("red", "green", "blue", "yellow")
 
 
@@ -104,7 +105,7 @@ def expected() -> Pictures:
 def submit(engine: Engine, exact: bool) -> list[Ticket]:
     tickets = []
     for seed in range(NUM_REQUESTS):
-        answer = engine.submit({f"{exact}-{seed}": spec(seed, exact)})
+        answer = engine.submit({f"{next(NUMBERS)}": spec(seed, exact)})
         assert isinstance(answer, tuple)
         tickets += answer
     return tickets
@@ -149,47 +150,51 @@ def of_nodes(log: io.StringIO) -> list[dict[str, Any]]:
     return [event for event in events if event["is"] in ("NodeCordoned", "NodeLost")]
 
 
-def test_requests_cross_nodes_and_survive_the_loss_of_one(expected: Pictures) -> None:
-    """All are done once, with the pictures of one machine, group and all; another agent takes the lost node's place."""
+def test_requests_cross_nodes_and_survive_the_loss_of_one_and_the_leave_of_another(expected: Pictures) -> None:
+    """All are done once, with the pictures of one machine, group and all."""
 
     async def run() -> None:
         log = io.StringIO()
         async with serving(log) as (engine, executor, running):
-            tickets = submit(engine, exact=False)
-            assert await drawn(tickets) == expected[False]
-            parts = (await tickets[0].outcome).segments
-            assert {part.devices for part in parts} >= set(ROUTE), "it crossed three times, and was on a group"
-            assert all(first.end_ns <= second.start_ns for first, second in pairwise(parts))
-            await until(lambda: engine.usage().resident_bytes.keys() >= {"0", "1", "2", "3"})
-            assert min(engine.usage().resident_bytes.values()) > 1 << 20
-            tickets = submit(engine, exact=True)
-            await until(lambda: crossed_twice(engine))
-            running.kill(running.processes[0])
-            assert await drawn(tickets) == expected[True]
-            running.start()
-            await until(lambda: len(executor.devices_up) == 4)
-            assert await drawn(submit(engine, exact=False)) == expected[False]
-        (event,) = of_nodes(log)
-        assert event["device_ids"] in ([0, 1], [2, 3])
+            await cross(engine, expected)
+            await lose_a_node(engine, executor, running, expected)
+            await tell_a_node_to_end(engine, running, expected)
+        lost, leaving, left = of_nodes(log)
+        assert lost["device_ids"] in ([0, 1], [2, 3])
+        assert (leaving["is"], left["is"], left["positions"]) == ("NodeCordoned", "NodeLost", [])
 
     asyncio.run(run())
 
 
-def test_no_step_is_lost_with_a_node_that_is_told_to_end(expected: Pictures) -> None:
+async def cross(engine: Engine, expected: Pictures) -> None:
+    """They go from node to node, and are on a group between."""
+    tickets = submit(engine, exact=False)
+    assert await drawn(tickets) == expected[False]
+    parts = (await tickets[0].outcome).segments
+    assert {part.devices for part in parts} >= set(ROUTE), "it crossed three times, and was on a group"
+    assert all(first.end_ns <= second.start_ns for first, second in pairwise(parts))
+    await until(lambda: engine.usage().resident_bytes.keys() >= {"0", "1", "2", "3"})
+    assert min(engine.usage().resident_bytes.values()) > 1 << 20
+
+
+async def lose_a_node(engine: Engine, executor: NodesExecutor, running: Agents, expected: Pictures) -> None:
+    """Another agent takes the place of one that is killed under requests."""
+    tickets = submit(engine, exact=True)
+    await until(lambda: crossed_twice(engine))
+    running.kill(running.processes[0])
+    assert await drawn(tickets) == expected[True]
+    running.start()
+    await until(lambda: len(executor.devices_up) == 4)
+    assert await drawn(submit(engine, exact=False)) == expected[False]
+
+
+async def tell_a_node_to_end(engine: Engine, running: Agents, expected: Pictures) -> None:
     """Its agent gets SIGTERM while requests run on it. Each step is made once, and the agent ends by itself."""
-
-    async def run() -> None:
-        log = io.StringIO()
-        async with serving(log) as (engine, _, running):
-            tickets = submit(engine, exact=True)
-            await until(lambda: crossed_twice(engine))
-            running.processes[0].terminate()
-            assert await drawn(tickets) == expected[True]
-            await until(lambda: running.processes[0].poll() is not None)
-            assert running.processes[0].returncode == 0
-            parts = [part for ticket in tickets for part in (await ticket.outcome).segments]
-            assert sum(part.num_steps for part in parts) == 12 * NUM_REQUESTS
-        leaving, lost = of_nodes(log)
-        assert (leaving["is"], lost["is"], lost["positions"]) == ("NodeCordoned", "NodeLost", [])
-
-    asyncio.run(run())
+    tickets, leaving = submit(engine, exact=True), running.processes[-1]
+    await until(lambda: crossed_twice(engine))
+    leaving.terminate()
+    assert await drawn(tickets) == expected[True]
+    await until(lambda: leaving.poll() is not None)
+    assert leaving.returncode == 0
+    parts = [part for ticket in tickets for part in (await ticket.outcome).segments]
+    assert sum(part.num_steps for part in parts) == 12 * NUM_REQUESTS

@@ -143,10 +143,6 @@ class Disturbance(Observer):
             asyncio.get_running_loop().call_soon(self.do, self.rig, device_id)
 
 
-def leave_alone(rig: Rig, device_id: int) -> None:
-    """Nothing happens."""
-
-
 def kill_worker(rig: Rig, device_id: int) -> None:
     os.kill(rig.executor.pid(device_id) or 0, signal.SIGKILL)
 
@@ -160,7 +156,7 @@ def cancel_request(rig: Rig, device_id: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("do", [leave_alone, kill_worker, cancel_request])
+@pytest.mark.parametrize("do", [kill_worker, cancel_request])
 def test_devices_change_their_stages_under_traffic_and_no_request_is_lost(
     source: ModelSource,
     stock: Callable[[Spec], np.ndarray],

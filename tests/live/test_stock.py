@@ -145,7 +145,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.parametrize(
-    ("victim", "is_shared"), [pytest.param(1, False, marks=pytest.mark.slow), (0, True)], ids=["alone", "shared"]
+    ("victim", "is_shared"), [(0, True), pytest.param(1, False, marks=pytest.mark.exhaustive)], ids=["shared", "alone"]
 )
 def test_pictures_stay_the_stock_pipelines_when_a_worker_is_killed_in_the_loop(
     served: Served, victim: int, is_shared: bool

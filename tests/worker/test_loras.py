@@ -17,10 +17,14 @@ from tilework.core.lora import Lora, UsedLora
 from tilework.core.model import LoraSource
 from tilework.core.wire.reports import Ended, Failed
 from tilework.core.wire.spec import Spec
+from tilework.pipelines.components import weights_of
 from tilework.pipelines.draw import draw
+from tilework.pipelines.families.flux import Flux
 from tilework.pipelines.families.sd3 import StableDiffusion3
 from tilework.pipelines.lora import InvalidLora
 from tilework.worker.models.loras import LoraChanged, WorkerLoras
+from tilework.worker.models.shared_weights import SharedWeights
+from tilework.worker.models.weights import Weights
 from worker.worker_bench import WorkerBench
 
 INK, CHALK = UsedLora("ink", 1.0), UsedLora("chalk", 0.5)
@@ -84,6 +88,25 @@ def test_loras_come_and_go_with_their_memory(family: StableDiffusion3, files: Ma
     loras.drop([digest(known["chalk"]), digest(known["ink"]), "of no model here"])
     assert num_bytes(family) == before
     assert loras.use(MODEL, family, DENOISER, [CHALK]) == ["chalk"]
+
+
+def test_a_lora_is_read_while_the_weights_that_it_changes_are_not_here(tmp_path: Path) -> None:
+    """For FLUX diffusers compares its shape with theirs."""
+    tiny.prepare()
+    file = save_lora(tiny.build_flux(), tmp_path / "ink.safetensors", 1)
+    family = Flux(tiny.build_flux(), MODEL, {}, "")
+    transformer, weights = family.modules["transformer"], Weights(SharedWeights(tmp_path / "weights"))
+    before = [weight.detach().clone() for weight in weights_of(transformer)]
+    component = weights.add(transformer, lambda: transformer)
+    loras = WorkerLoras(on_demand=True)
+    with weights.shaped():
+        lora = loras.add(MODEL, family, LoraSource("ink", str(file)))
+        loras.load([digest(lora)])
+    assert loras.use(MODEL, family, DENOISER, [INK]) == []
+    for _ in weights.loading(component.digest):
+        pass
+    loras.drop([digest(lora)])
+    assert all(map(torch.equal, weights_of(transformer), before))
 
 
 def test_only_stages_that_a_lora_changes_miss_it(family: StableDiffusion3, files: Mapping[str, Path]) -> None:

@@ -24,15 +24,19 @@ async def sweep(num_closed: Callable[[], int]) -> None:
     requests/s. Walking all objects takes 2 s with 20,000 requests waiting, and rarely frees anything: what answers
     leave is freed without it, and a closed connection leaves 1 KB, or 10 KB if it was closed before its answer.
     """
-    gc.set_threshold(*gc.get_threshold()[:2], _NEVER)
+    before = gc.get_threshold()
+    gc.set_threshold(*before[:2], _NEVER)
     num_swept = num_closed()
-    while True:
-        await asyncio.sleep(_NEW_S)
-        if num_closed() - num_swept < _MANY_CLOSED:
-            gc.collect(1)
-        else:
-            num_swept = num_closed()
-            gc.collect()
+    try:
+        while True:
+            await asyncio.sleep(_NEW_S)
+            if num_closed() - num_swept < _MANY_CLOSED:
+                gc.collect(1)
+            else:
+                num_swept = num_closed()
+                gc.collect()
+    finally:
+        gc.set_threshold(*before)
 
 
 def give_back_large_blocks() -> None:

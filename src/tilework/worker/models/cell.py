@@ -136,11 +136,10 @@ class SplitModule:
 
     @contextmanager
     def shaped(self) -> Iterator[None]:
-        """While entered, the weights of blocks have their shapes, and no memory: for libraries that look at shapes."""
+        """While entered, the weights of blocks have their shapes, and no memory."""
         indices = [index for block in self.blocks for index in block.indices]
         for index in indices:
-            form = self.forms[index]
-            self.weights[index].data = torch.empty((), dtype=form.dtype, device=form.device).expand(form.shape)
+            self.weights[index].data = self.forms[index].shaped()
         try:
             yield
         finally:

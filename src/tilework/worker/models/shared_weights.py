@@ -230,6 +230,10 @@ class Form:
         """A weight without memory."""
         return torch.empty(0, dtype=self.dtype, device=self.device)
 
+    def shaped(self) -> Tensor:
+        """A weight without memory but for one element, for libraries that look at shapes."""
+        return torch.empty((), dtype=self.dtype, device=self.device).expand(self.shape)
+
 
 def digest_of(tensors: Sequence[Tensor]) -> str:
     """A hash of the types, shapes and bits of weights."""

@@ -1,7 +1,7 @@
 """The weights of a worker's components: which lie on its device, and from where the others can be loaded.
 
 Weights that are not on the device lie in files that the workers of a node share (`shared_weights`), as long as these
-have room for them, and in the directory of their model. A module without its weights keeps their types and shapes.
+have room for them, and in the directory of their model. A module without its weights keeps their types.
 """
 
 from __future__ import annotations
@@ -114,11 +114,10 @@ class Weights:
 
     @contextmanager
     def shaped(self) -> Iterator[None]:
-        """While entered, modules that are split in a cell have weights of their shapes."""
+        """While entered, weights that are not on the device have their shapes, for libraries that look at these."""
         with ExitStack() as stack:
             for module in (one for known in self._known.values() for one in known.modules):
-                if module.split is not None:
-                    stack.enter_context(module.split.shaped())
+                stack.enter_context(_shaped(module) if module.split is None else module.split.shaped())
             yield
 
     def remove(self, module: nn.Module) -> None:
@@ -231,3 +230,17 @@ def _share(first: _Module, other: _Module) -> None:
 def _empty(module: _Module) -> None:
     for weight, form in zip(module.weights, module.forms, strict=True):
         weight.data = form.empty()
+
+
+@contextmanager
+def _shaped(module: _Module) -> Iterator[None]:
+    """While entered, those weights of a module that have no memory have their shapes."""
+    pairs = zip(module.weights, module.forms, strict=True)
+    lacking = [(weight, form) for weight, form in pairs if weight.numel() < form.count]
+    for weight, form in lacking:
+        weight.data = form.shaped()
+    try:
+        yield
+    finally:
+        for weight, form in lacking:
+            weight.data = form.empty()
