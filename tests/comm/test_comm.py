@@ -46,6 +46,8 @@ from tilework.comm.rendezvous import Meeting
 from tilework.comm.sockets import SocketComm
 from tilework.core.comm import GroupBroken
 
+SOON_S = 40.0  # Sooner than `CONNECT_S`, after which members that wait break off by themselves.
+
 NO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 WAYS = ["sockets", pytest.param("gloo", marks=pytest.mark.slow), pytest.param("nccl", marks=[NO_GPUS, pytest.mark.gpu])]
 PIECES = {
@@ -136,7 +138,7 @@ def test_breaking_off_ends_a_call_whose_peer_never_joins(team: Team) -> None:
     team.tell((0, 1), talk, ref)
     let_them_wait()
     team.tell((0, 1), break_off, ref.group_id)
-    assert [type(team.members[device_id].answer()) for device_id in (0, 1)] == [GroupBroken] * 2
+    assert [type(team.members[device_id].answer(SOON_S)) for device_id in (0, 1)] == [GroupBroken] * 2
     # The third is told by the connections alone, also when it comes much later.
     assert isinstance(team.members[2].ask(talk, ref), GroupBroken)
 
@@ -148,7 +150,7 @@ def test_one_member_breaking_off_ends_the_calls_of_those_that_wait_for_it(team: 
     team.members[0].tell(talk, ref)
     let_them_wait()
     team.members[1].tell(break_off, ref.group_id)
-    assert isinstance(team.members[0].answer(), GroupBroken)
+    assert isinstance(team.members[0].answer(SOON_S), GroupBroken)
 
 
 @pytest.mark.parametrize("team", ["sockets"], indirect=True)
@@ -157,7 +159,7 @@ def test_breaking_off_ends_the_wait_for_members_that_never_come(team: Team) -> N
     team.tell((0, 1), talk, ref)
     let_them_wait()
     team.tell((0, 1), break_off, ref.group_id)
-    assert [type(team.members[device_id].answer()) for device_id in (0, 1)] == [GroupBroken] * 2
+    assert [type(team.members[device_id].answer(SOON_S)) for device_id in (0, 1)] == [GroupBroken] * 2
 
 
 @pytest.mark.parametrize("team", ["sockets"], indirect=True)
@@ -192,7 +194,7 @@ def test_a_killed_member_is_seen_by_those_in_a_collective_with_it(mortals: Team)
     mortals.tell(ref.devices, talk_for_ever, ref)
     let_them_wait()
     mortals.members[2].kill()
-    assert [type(mortals.members[device_id].answer()) for device_id in (0, 1)] == [GroupBroken] * 2
+    assert [type(mortals.members[device_id].answer(SOON_S)) for device_id in (0, 1)] == [GroupBroken] * 2
     survivors = mortals.new_group(0, 1)
     assert mortals.ask((0, 1), talk, survivors) == [True] * 2
 
@@ -203,7 +205,7 @@ def test_a_loss_is_passed_on_to_those_that_wait_for_a_survivor(mortals: Team) ->
     mortals.tell((1, 2), relay, ref, torch.float32, 1)
     let_them_wait()
     mortals.members[0].kill()
-    assert [type(mortals.members[device_id].answer()) for device_id in (1, 2)] == [GroupBroken] * 2
+    assert [type(mortals.members[device_id].answer(SOON_S)) for device_id in (1, 2)] == [GroupBroken] * 2
 
 
 def test_broken_groups_leave_nothing_but_their_number(mortals: Team) -> None:
@@ -243,7 +245,7 @@ def test_breaking_off_ends_the_wait_for_a_member_that_was_lost_while_connecting(
             mortals.members[0].tell(talk, lost)
             let_them_wait()
             mortals.members[0].tell(break_off, lost.group_id)
-            assert isinstance(mortals.members[0].answer(), GroupBroken)
+            assert isinstance(mortals.members[0].answer(SOON_S), GroupBroken)
         mortals.members[0].ask(close, lost.group_id)
     survivors = mortals.new_group(0, 1)
     assert mortals.ask((0, 1), talk, survivors) == [True] * 2
@@ -364,7 +366,7 @@ def test_breaking_all_ends_current_and_later_calls(mortals: Team) -> None:
     mortals.members[1].tell(talk, forming)
     let_them_wait()
     mortals.tell((0, 1), break_all)
-    assert [type(mortals.members[device_id].answer()) for device_id in (0, 1)] == [GroupBroken] * 2
+    assert [type(mortals.members[device_id].answer(SOON_S)) for device_id in (0, 1)] == [GroupBroken] * 2
     assert [type(answer) for answer in mortals.ask((0, 1), talk, later)] == [GroupBroken] * 2
 
 
@@ -374,7 +376,7 @@ def test_break_off_ends_the_wait_for_a_dead_member(mortals: Team) -> None:
     mortals.tell((0, 1), talk, ref)
     let_them_wait()
     mortals.tell((0, 1), break_off, ref.group_id)
-    assert [type(mortals.members[device_id].answer()) for device_id in (0, 1)] == [GroupBroken] * 2
+    assert [type(mortals.members[device_id].answer(SOON_S)) for device_id in (0, 1)] == [GroupBroken] * 2
 
 
 def test_a_member_that_missed_the_loss_learns_of_it_in_its_next_call(mortals: Team) -> None:

@@ -140,7 +140,7 @@ def test_drain_does_not_wait_for_pictures_that_have_expired() -> None:
 
 
 def test_drain_does_not_wait_for_pictures_that_made_room_for_newer_ones() -> None:
-    with serving(FakeEngine(plan=Plan(is_noise=True)), drain_s=60, result_bytes=1 << 20) as server:
+    with serving(FakeEngine(plan=Plan(is_noise=True)), drain_s=6000, result_bytes=1 << 20) as server:
         pictures: list[str] = []
         for _ in range(2):
             uid = server.post({"prompt": "x", "size": "512x512"}, headers=ASYNC).json()["uid"]
@@ -153,7 +153,7 @@ def test_drain_does_not_wait_for_pictures_that_made_room_for_newer_ones() -> Non
 
 
 def test_drain_does_not_wait_for_pictures_that_were_deleted() -> None:
-    with serving(FakeEngine(), drain_s=60) as server:
+    with serving(FakeEngine(), drain_s=6000) as server:
         url = f"{server.url}/v1/requests/{server.post({'prompt': 'x'}, headers=ASYNC).json()['uid']}"
         eventually(lambda: httpx.get(url).json()["status"] == "done")
         httpx.delete(url)

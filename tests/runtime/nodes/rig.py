@@ -151,7 +151,7 @@ async def connect(executor: NodesExecutor, begins: bool = True, key: ProfileKey 
 
 def config(**options: Any) -> NodesConfig:
     each = LocalConfig(num_workers=2, sources=(ModelSource(path="toy"),), start_timeout_s=PATIENCE_S, stop_grace_s=0.1)
-    return NodesConfig(**({"num_nodes": 2, "each": each, "token": TOKEN} | options))
+    return NodesConfig(**({"num_nodes": 2, "each": each, "token": TOKEN, "silence_s": 2 * PATIENCE_S} | options))
 
 
 @asynccontextmanager
