@@ -39,19 +39,29 @@ START: Message = {"type": "http.response.start", "status": 200, "headers": [(b"x
 class Client:
     """A connection as a front end's HTTP server has it. The body ends with an empty piece."""
 
-    loop: clock.ManualLoop
     relay: Relay
     body: list[bytes] = field(default_factory=list)
     answer: list[Message] = field(default_factory=list)
     takes: asyncio.Event = field(default_factory=asyncio.Event)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
     num_read: int = 0
     has_gone: bool = False
 
     def ask(self, **scope: Any) -> asyncio.Task[None]:
         return asyncio.create_task(self.relay(SCOPE | scope, self._receive, self._send))
 
+    def go(self) -> None:
+        self.has_gone = True
+        self.changed.set()
+
+    def add(self, piece: bytes) -> None:
+        self.body.append(piece)
+        self.changed.set()
+
     async def _receive(self) -> Message:
-        await self.loop.until(lambda: self.has_gone or self.num_read < len(self.body))
+        while not self.has_gone and self.num_read == len(self.body):
+            self.changed.clear()
+            await self.changed.wait()
         if self.has_gone:
             return {"type": "http.disconnect"}
         piece = self.body[self.num_read]
@@ -97,7 +107,7 @@ class Joined:
     channel: Channel
 
     def client(self, *body: bytes) -> Client:
-        client = Client(self.loop, self.relay, list(body))
+        client = Client(self.relay, list(body))
         client.takes.set()
         return client
 
@@ -244,13 +254,13 @@ def test_the_application_hears_that_its_client_has_gone(is_lost: bool, body: tup
         if is_lost:
             joined.channel.abort()
         else:
-            client.has_gone = True
+            client.go()
         await joined.loop.until(lambda: heard == ["request", "gone"])
         await joined.loop.until(lambda: joined.relayed.num_cut_off == 1)
         if not is_lost:
             await asking
         asking.cancel()
-        client.has_gone = True
+        client.go()
 
     run(app, scenario)
 
@@ -283,7 +293,7 @@ def test_exchanges_do_not_wait_for_each_other() -> None:
         slow, fast = joined.client(b"begin"), joined.client(b"")
         first = slow.ask(path="/slow")
         await fast.ask(path="/fast")
-        slow.body.append(b"")
+        slow.add(b"")
         await first
         return slow.content, fast.content
 
