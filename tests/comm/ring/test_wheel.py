@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,14 @@ import tilework
 
 ROOT = Path(tilework.__file__).parents[2]
 EXTENSION = "tilework/comm/ring/_native.abi3.so"
+
+
+def test_a_build_by_one_python_serves_all() -> None:
+    """A format with '#', compiled by Python 3.13 or later, is an error in 3.11 and 3.12."""
+    source = (ROOT / "src/tilework/comm/ring/_native.c").read_text("utf-8")
+    formats = re.findall(r'Py(?:Arg_\w+|_BuildValue)\([^"]*"([^"]*)"', source)
+    assert len(formats) >= 5
+    assert not [one for one in formats if "#" in one]
 
 
 @pytest.mark.slow

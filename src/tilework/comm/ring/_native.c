@@ -13,8 +13,8 @@
  * Bytes of entries are copied by memcpy. They are written at the same time only if the memory is damaged; then the
  * checksum tells, and all lengths are read once, checked, and used from the copy.
  */
+/* One build serves all versions. A format with '#' does not: compiled by 3.13 or later it is an error in 3.11 and 3.12. */
 #define Py_LIMITED_API 0x030B0000
-#define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <errno.h>
 #include <stdint.h>
@@ -655,8 +655,8 @@ static PyObject *native_copies(PyObject *module, PyObject *const *args, Py_ssize
         if (state_of(word) != READY || header_bytes < 0) continue;
         const char *entry = (const char *)entry_at(&ring, (uint32_t)unit);
         size_t start = payload_bytes ? payload_offset((uint64_t)header_bytes) : 0;
-        PyObject *message = Py_BuildValue("y#y#", entry + PROLOGUE, (Py_ssize_t)header_bytes, entry + start,
-                                          (Py_ssize_t)payload_bytes);
+        PyObject *message = Py_BuildValue("NN", PyBytes_FromStringAndSize(entry + PROLOGUE, (Py_ssize_t)header_bytes),
+                                          PyBytes_FromStringAndSize(entry + start, (Py_ssize_t)payload_bytes));
         if (!message || PyList_Append(result, message) < 0) Py_CLEAR(result);
         Py_XDECREF(message);
     }
