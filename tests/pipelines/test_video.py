@@ -171,7 +171,12 @@ def test_without_pyav_what_makes_videos_is_refused_with_the_extra_that_has_it(mo
 
 
 def test_all_that_serves_pictures_is_imported_without_pyav() -> None:
-    names = ("tilework.cli.serving", "tilework.server.main", "tilework.worker.start.preload", "tilework.cli.commands.demo")
+    names = (
+        "tilework.cli.serving",
+        "tilework.server.main",
+        "tilework.worker.start.preload",
+        "tilework.cli.commands.demo",
+    )
     line = f"import sys; sys.modules['av'] = None; import {', '.join(names)}"
     subprocess.run([sys.executable, "-c", line], check=True)
 
