@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
 from random import Random
@@ -20,6 +21,7 @@ SOURCE = ROOT / "src" / "tilework"
 NUM_PARTS = 10  # of the matrices: `tests/sampling.py`
 THE_COMMIT, ALL_CASES = "the tests of a commit", "all cases"
 _PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
+_later_s = count(1)
 _NO_TESTS = 5  # exit status of pytest when it selected none
 _FOLDERS = ("src", "tests", "bench", "docs", "training", "deploy", "examples")
 
@@ -121,17 +123,21 @@ class Copies:
 @contextmanager
 def _in_place_of(place: Path, mutated: Mutated) -> Iterator[None]:
     path = place / "src" / mutated.module
-    original = path.read_text("utf-8")
-    path.write_text(mutated.mutant.text, "utf-8")
+    original, time_s = path.read_text("utf-8"), int(path.stat().st_mtime)
+    _write(path, mutated.mutant.text, time_s + next(_later_s))
     try:
         yield
     finally:
-        path.write_text(original, "utf-8")
+        _write(path, original, time_s)
+
+
+def _write(path: Path, text: str, time_s: int) -> None:
+    """With a time of its own, in seconds, by which Python tells whether what it has compiled is of this text."""
+    path.write_text(text, "utf-8")
+    os.utime(path, (time_s, time_s))
 
 
 def _tried(place: Path, timeout_s: float | None, trial: Trial) -> Notice | None:
-    # Python keeps compiled files: it tells a mistake from what stood there by the time of the file, in seconds, and a
-    # trial takes longer than one.
     environment = {**os.environ, "PYTHONPATH": str(place / "src")}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [sys.executable, *trial.words]
