@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from threading import Barrier, BrokenBarrierError
 from types import SimpleNamespace
 from typing import Any
 
@@ -73,18 +72,34 @@ def _own_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Room:
-    """Where the members of a group meet; nobody waits for ever."""
+    """Where the members of a group meet; nobody waits for ever.
+
+    Who has met goes on, also if another one breaks off at once: `threading.Barrier` would let it fail.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.barrier = Barrier(size)
         self.told = 0
+        self._changed = threading.Condition()
+        self._num_here = 0
+        self._num_met = 0
+        self._is_broken = False
 
     def meet(self) -> None:
-        try:
-            self.barrier.wait(PATIENCE_S)
-        except BrokenBarrierError:
-            raise GroupBroken("somebody has gone") from None
+        with self._changed:
+            before = self._num_met
+            self._num_here += 1
+            if self._num_here == self.size and not self._is_broken:
+                self._num_here, self._num_met = 0, before + 1
+                self._changed.notify_all()
+            self._changed.wait_for(lambda: self._num_met > before or self._is_broken, PATIENCE_S)
+            if self._num_met == before:
+                raise GroupBroken("somebody has gone")
+
+    def break_off(self) -> None:
+        with self._changed:
+            self._is_broken = True
+            self._changed.notify_all()
 
 
 @dataclass
@@ -106,7 +121,7 @@ class FakeComm:
 
     def abort(self) -> None:
         self.num_aborts += 1
-        self.room.barrier.abort()
+        self.room.break_off()
 
 
 @dataclass
