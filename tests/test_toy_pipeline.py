@@ -21,7 +21,8 @@ import pytest
 
 import tilework
 import tiny
-from builders import POLICIES, poisson
+from builders import FEW_POLICIES, POLICIES, poisson
+from quick import quick
 from runtime.rig import PingPong, Rig, assert_nothing_is_left, kill
 from tilework.control.controller import ControllerConfig
 from tilework.control.log import replay
@@ -175,7 +176,7 @@ def test_both_stages_with_steps_are_widened_for_a_tight_deadline() -> None:
 
 
 @pytest.mark.parametrize("draw_s", [0.02, 0.4])
-@pytest.mark.parametrize("policy", ["tilework", "edf", "tetriserve"])
+@pytest.mark.parametrize("policy", quick(("tilework",), ("tilework", "edf", "tetriserve")))
 def test_promises_hold(policy: str, draw_s: float) -> None:
     """Also when the CPU slot is what there is too little of."""
     for seed in range(5):
@@ -186,7 +187,7 @@ def test_promises_hold(policy: str, draw_s: float) -> None:
         assert {ending.status for ending in endings} <= {Status.DONE, Status.REJECTED}
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", FEW_POLICIES)
 def test_faults_break_no_invariant(policy: str) -> None:
     """Kills, moves, stops, late messages and lost blobs: each step runs once, in one lineage, for every request."""
     faults = parse_faults(["crash", "hang", "oom", "error", "checkpoint", "doubled", "delayed"])

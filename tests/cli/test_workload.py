@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from quick import quick
 from tilework.cli import console as output
 from tilework.cli.app import app
 from tilework.formats.workload import WorkloadRequest, read_workload, write_workload
@@ -86,7 +87,7 @@ def test_list_of_one_shows_its_parameters_and_what_is_ours(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name == "gentd26" else ()) for name in workload_names()]
+    "name", quick(("tetriserve", "tridentserve-flux", "patchedserve-sdxl", "mixes", "flood"), workload_names())
 )
 def test_a_made_file_is_the_workload_and_runs_on_its_table(name: str, tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"

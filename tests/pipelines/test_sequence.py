@@ -44,7 +44,7 @@ def ranks() -> Iterator[Ranks]:
     ranks.close()
 
 
-QUICK = ("flux", "sd3.5", "qwen-short", "z_image", "wan-i2v", "ltx2", "cogvideox")
+QUICK = ("flux", "qwen-short", "wan-i2v", "cogvideox")
 Rank = tuple[list[Tensor], list[int]]
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builders import POLICIES, assert_legal, profile, request, table
+from builders import FEW_POLICIES, POLICIES, assert_legal, profile, request, table
 from stages import DECODE, DIFFUSE, ENCODE, stage_of
 from tilework.control.controller import ControllerConfig
 from tilework.core.request import OnMiss, Request
@@ -95,7 +95,7 @@ def cases(draw: st.DrawFn, promises: bool = True) -> Case:
     return Case(requests=asked, costs=costs, num_devices=num_devices, degrees=degrees)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", FEW_POLICIES)
 @settings(max_examples=30)
 @given(case=cases())
 def test_every_schedule_keeps_the_laws(policy: str, case: Case) -> None:

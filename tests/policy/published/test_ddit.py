@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import CLIP_STEPS_S, clip, finished, groups, poisson, profile, request, simulate, table
+from quick import quick
 from tilework.core.request import Request, Status
 from tilework.core.time import NS_PER_S
 from tilework.core.work import Group
@@ -60,7 +61,7 @@ def test_requests_that_are_late_anyway_may_be_dropped_to_best_effort(policy: str
     assert finished(simulate(requests, policy, num_devices=1)) == order
 
 
-@pytest.mark.parametrize("policy", ["ddit", "ddit-drop", "bucketed", "spci", "dpci", "dp"])
+@pytest.mark.parametrize("policy", quick(("ddit", "bucketed"), ("ddit", "ddit-drop", "bucketed", "spci", "dpci", "dp")))
 @settings(max_examples=8)
 @given(seed=st.integers(0, 1000), rate=st.floats(0.5, 4), num_devices=st.integers(1, 5))
 def test_every_request_is_served_and_each_simulation_is_the_same(

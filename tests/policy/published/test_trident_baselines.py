@@ -11,6 +11,7 @@ import pytest
 
 from builders import PIPELINE, finished, groups, job, planned, poisson, profile, request, shipped, simulate, table
 from policy.published.l20_requests import TABLES, C, D, E, notes, of_size
+from quick import quick
 from stages import DECODE, DIFFUSE, ENCODE, at_start
 from tilework.control.cluster.tracker import Tracker
 from tilework.control.controller import Controller, ControllerConfig
@@ -156,7 +157,7 @@ def test_degrees(policy: str, of_d: dict[int, int], of_c: dict[int, int]) -> Non
     assert set(stage_widths(trace, ENCODE).values()) == {1}
 
 
-@pytest.mark.parametrize("policy", ALL)
+@pytest.mark.parametrize("policy", quick(("trident-b4", "trident-b6"), ALL))
 def test_every_request_ends_and_each_work_is_on_devices_of_its_stage(policy: str) -> None:
     """A minute of FLUX at more than 32 devices can do; the requests at the end wait long."""
     costs = shipped("flux1_l20")
@@ -326,7 +327,7 @@ def test_devices_that_join_or_are_lost_are_divided_again() -> None:
 # Memory.
 
 
-@pytest.mark.parametrize("policy", ALL)
+@pytest.mark.parametrize("policy", quick(("trident-b1", "trident-b5"), ALL))
 @pytest.mark.parametrize("name", TABLES)
 def test_what_does_not_fit_fails_and_nothing_else(name: str, policy: str) -> None:
     """As in the paper: the largest size of FLUX.1 and of HunyuanVideo, where all stages are on each device."""
