@@ -311,7 +311,7 @@ def test_a_start_that_is_cancelled_is_quiet(num_workers: int) -> None:
         starting.cancel()
         await asyncio.wait({starting})
         await until(lambda: len(executor._up) == num_workers)
-        os.kill(executor.pid(0) or 0, signal.SIGKILL)
+        send_signal(executor, 0, signal.SIGKILL)
         await until(lambda: 0 not in executor._up)
         await engine.stop()
 
