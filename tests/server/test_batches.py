@@ -247,7 +247,7 @@ def test_a_batch_goes_on_when_its_answers_can_be_written_again(
         batch_id = begun(server, *map(call, range(40)))
         eventually(lambda: "No space left on device" in caplog.text)
         is_full = False
-        server.skip(60)
+        server.on_loop(server.loop.skip, 60)
         batch = ended(server, batch_id)
         assert batch.request_counts.model_dump() == {"total": 40, "completed": 40, "failed": 0}
         assert len(answers(server, batch.output_file_id)) == 40

@@ -81,7 +81,7 @@ def test_it_goes_on_when_a_member_is_killed(members: Etcd) -> None:
             directory._take = lambda entries: seen.append({key: one.value for key, one in entries.items()})  # type: ignore[method-assign]
             tasks = [asyncio.ensure_future(chore) for chore in (owner.run(), directory.follow())]
             try:
-                await until(lambda: seen and seen[-1] == {"sets/a": b"1"})
+                await until(lambda: owner.created and seen and seen[-1] == {"sets/a": b"1"})
                 created, leading = owner.created, members.leader()
                 for opened in (one, two):
                     opened._first = leading
