@@ -27,7 +27,7 @@ def eventually(condition: Callable[[], T]) -> T:
 
 
 async def until(condition: Callable[[], Any], pause_s: float = POLL_S) -> None:
-    """The same on an event loop; the condition may be a coroutine function."""
+    """Wait on an event loop until the condition holds, which may be a coroutine function."""
     end_s = time.monotonic() + PATIENCE_S
     while not (await found if isawaitable(found := condition()) else found):
         _check_patience(end_s)
