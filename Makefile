@@ -10,7 +10,8 @@ PART ?= commit
 
 # Each test file runs in one process, so that its fixtures are set up once; files start in the order of their names. If
 # ARGS names tests, they run in pytest's own process: --pdb and -s work there, and a single test starts faster.
-IN_PARALLEL = $(if $(filter tests/%,$(ARGS)),,-n 2 --dist loadfile --no-loadscope-reorder)
+PROCESSES = 2
+IN_PARALLEL = $(if $(filter tests/%,$(ARGS)),,-n $(PROCESSES) --dist loadfile --no-loadscope-reorder)
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -36,6 +37,9 @@ demo-cluster: $(VENV)/serve ## Serve a workflow over two nodes of this machine, 
 test: $(VENV)/dev ## Run the tests; ARGS is passed to pytest
 	@$(BIN)/python -m pytest $(IN_PARALLEL) -m "not slow and not exhaustive" $(ARGS)
 
+# They wait for processes that they start.
+slow exhaustive: PROCESSES = 3
+
 slow: $(VENV)/dev ## Run the tests that take minutes, in which workers and servers are killed, and a part of the matrices
 	@$(BIN)/python -m pytest $(IN_PARALLEL) -m "slow or exhaustive" --part $(PART) $(ARGS)
 
@@ -50,7 +54,7 @@ lint: $(VENV)/dev ## Check style, format and types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-check: lint test slow ## Run all that a change must pass: lint, test, slow
+check: lint test ring-check slow ## Run all that a change must pass: lint, test, ring-check, slow
 
 ring-check: $(VENV)/dev ## Check the protocol of the ring: its models with SPIN, its steps in all interleavings
 	@PYTHONPATH=tests $(BIN)/python -m comm.ring.check

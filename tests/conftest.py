@@ -6,6 +6,7 @@ where there are other devices. httpx waits as long as tests do, not its own 5 s.
 the tests were started in the background of a shell, which ignores it.
 """
 
+import gc
 import os
 import signal
 import tempfile
@@ -47,6 +48,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.option.part != sampling.ALL:
         items[:], others = sampling.split(items, int(config.option.part))
         config.hook.pytest_deselected(items=others)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What was imported stays until the end: no full collection goes through it again, neither ours nor a test's."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -14,7 +14,16 @@ def quick(chosen: Collection[Any], values: Iterable[Any]) -> list[Any]:
     Raises:
         ValueError: a chosen one is none of them.
     """
-    values = list(values)
-    if unknown := [one for one in chosen if one not in values]:
+    return quick_rows([(one,) for one in chosen], [(one,) for one in values])
+
+
+def quick_rows(chosen: Collection[tuple[Any, ...]], rows: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """As `quick`, for a test with several parameters.
+
+    Raises:
+        ValueError: a chosen one is none of them.
+    """
+    rows = list(rows)
+    if unknown := [one for one in chosen if one not in rows]:
         raise ValueError(f"{unknown} are none of the parameters")
-    return [one if one in chosen else pytest.param(one, marks=pytest.mark.exhaustive) for one in values]
+    return [pytest.param(*one, marks=[] if one in chosen else pytest.mark.exhaustive) for one in rows]

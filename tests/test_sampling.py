@@ -38,7 +38,7 @@ def passed(output: str) -> list[str]:
     return [line.removeprefix("PASSED ") for line in output.splitlines() if line.startswith("PASSED ")]
 
 
-@pytest.mark.parametrize("options", [(), ("-p", "xdist.plugin", "-n", "2")])
+@pytest.mark.parametrize("options", [pytest.param((), marks=pytest.mark.slow), ("-p", "xdist.plugin", "-n", "2")])
 def test_a_run_has_its_part_of_the_matrix_and_all_that_is_in_none(tmp_path: Path, options: Sequence[str]) -> None:
     cases = [f"test_matrix.py::test_of_a_matrix[{number}]" for number in range(200)]
     expected = {case for case in cases if sampling.part_of(case) == 3}

@@ -72,7 +72,7 @@ def test_a_window_shows_some_of_the_shape() -> None:
         assert crop(clip, rng).std((1, 2, 3)).max() > 0.1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_training_goes_on_where_it_stopped_and_the_stock_pipeline_loads_what_it_saves(tmp_path: Path) -> None:
     whole = Recipe(autoencoder_steps=2, crop_share=1.0, steps=3, batch_latents=6, pool=10)
     train(whole, tmp_path / "whole", tmp_path / "at once")
@@ -88,7 +88,7 @@ def test_training_goes_on_where_it_stopped_and_the_stock_pipeline_loads_what_it_
     assert not np.array_equal(clips[1], score.generate(score.load(tmp_path / "third"), CAPTIONS[:2], frames=5, seed=1))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_shipped_model_draws_what_its_score_says() -> None:
     published = json.loads((score.HERE / "score.json").read_text())["frames"]
     pipeline = score.load(score.MODEL)

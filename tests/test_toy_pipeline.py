@@ -175,7 +175,7 @@ def test_both_stages_with_steps_are_widened_for_a_tight_deadline() -> None:
         assert max(len(run.devices) for run in runs_of(trace, one.uid) if run.work.stage.name == name) > 1
 
 
-@pytest.mark.parametrize("draw_s", [0.02, 0.4])
+@pytest.mark.parametrize("draw_s", quick((0.4,), (0.02, 0.4)))
 @pytest.mark.parametrize("policy", quick(("tilework",), ("tilework", "edf", "tetriserve")))
 def test_promises_hold(policy: str, draw_s: float) -> None:
     """Also when the CPU slot is what there is too little of."""

@@ -18,7 +18,7 @@ import pytest
 
 from clients.installed import from_pypi, source_from_pypi
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(900)]
 
 SGLANG = ("sglang==0.5.23", "orjson", "pybase64", "ipython", "traitlets", "opencv-python-headless")
 VLLM_OMNI = "vllm-omni==0.20.0"

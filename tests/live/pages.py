@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 
 from playwright.sync_api import Browser, Page
 
+from waiting import PATIENCE_S
+
 MODELLED = ("--backend", "modelled", "--devices", "2", "--cost", "flux1dev_h100_eager", "--default-slo", "3x")
 
 
@@ -30,7 +32,7 @@ def opened(browser: Browser, url: str, *, allows: int = 0, **options: Any) -> It
     page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
     own = (f"http://{urlsplit(url).netloc}/", "data:", "blob:")
     page.on("request", lambda asked: None if asked.url.startswith(own) else strays.append(asked.url))
-    page.set_default_timeout(30_000)
+    page.set_default_timeout(1000 * PATIENCE_S)
     page.goto(url)
     yield page
     context.close()

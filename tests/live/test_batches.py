@@ -23,6 +23,8 @@ from tilework.core.wire.spec import Spec
 from tilework.runtime.ticket import Outcome, Ticket
 from waiting import until
 
+pytestmark = pytest.mark.slow
+
 BUILD = {
     "sd3-dpm": lambda: tiny.build_sd3("dpm"),
     "sd3-heun": lambda: tiny.build_sd3("heun"),
@@ -105,7 +107,6 @@ def test_pictures_of_mixed_batches_are_the_stock_pipelines(start: Callable[..., 
     assert_nothing_is_left(rig.engine)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("policy", quick(("tilework",), ("patchedserve", "tilework")))
 def test_policies_that_batch_draw_the_stock_pipelines_pictures(start: Callable[..., Rig], policy: str) -> None:
     rig, specs = start("sd3-dpm", policy), mixed_specs("sd3-dpm")
@@ -138,7 +139,6 @@ def is_shared(ticket: Ticket) -> bool:
     return any(segment.batch > 1 for segment in ticket.segments) and ticket.steps_done < ticket.request.steps - 4
 
 
-@pytest.mark.slow
 def test_a_member_that_is_cancelled_midway_costs_the_others_nothing(start: Callable[..., Rig]) -> None:
     rig, specs = start("sd3-dpm", "entangled"), mixed_specs("sd3-dpm", 6, steps=20)
 
@@ -157,8 +157,7 @@ def test_a_member_that_is_cancelled_midway_costs_the_others_nothing(start: Calla
     assert replay(rig.log.getvalue().splitlines())[1] is None
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", [pytest.param("batches", marks=pytest.mark.slow), "entangled"])
+@pytest.mark.parametrize("policy", ["batches", "entangled"])
 def test_a_worker_that_is_killed_midway_loses_no_member(start: Callable[..., Rig], policy: str) -> None:
     rig, specs = start("sdxl", policy), mixed_specs("sdxl", 6, steps=20)
 
@@ -183,7 +182,6 @@ def test_a_worker_that_is_killed_midway_loses_no_member(start: Callable[..., Rig
     assert replay(rig.log.getvalue().splitlines())[1] is None
 
 
-@pytest.mark.slow
 def test_requests_that_do_not_fit_together_run_in_smaller_batches() -> None:
     """A large one takes 4 MB, a small one 1, and there are 9."""
     rows = [
@@ -208,7 +206,6 @@ def test_requests_that_do_not_fit_together_run_in_smaller_batches() -> None:
     rig.close()
 
 
-@pytest.mark.slow
 def test_each_member_is_shown_its_own_previews(start: Callable[..., Rig]) -> None:
     rig, specs = start("sd3-dpm"), mixed_specs("sd3-dpm", 4)
     seen: dict[str, set[tuple[int, int, int]]] = {uid: set() for uid in specs}

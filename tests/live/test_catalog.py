@@ -167,6 +167,7 @@ def test_a_model_is_added_to_a_server_whose_stages_have_no_weights(
         is_known = True
 
 
+@pytest.mark.slow
 def test_a_broken_model_is_refused_and_disturbs_nobody(
     places: dict[str, Path], stock: Callable[[str, Spec], np.ndarray]
 ) -> None:
@@ -185,6 +186,7 @@ def test_a_broken_model_is_refused_and_disturbs_nobody(
         assert np.array_equal(rig.run(scenario()), stock("first", tiny.spec(exact=True)))
 
 
+@pytest.mark.slow
 def test_loras_come_and_go(places: dict[str, Path], stock: Callable[[str, Spec], np.ndarray]) -> None:
     with_ink = tiny.spec(exact=True, loras=(UsedLora("ink", 0.8),))
     with serving(places) as rig:
@@ -259,6 +261,7 @@ def test_a_worker_that_is_started_again_serves_what_was_added(
         assert np.array_equal(rig.run(scenario()), expected)
 
 
+@pytest.mark.slow
 def test_without_a_limit_of_weights_nothing_comes_or_goes(places: dict[str, Path]) -> None:
     rig = Rig((ModelSource(path=str(places["first"]), name="first"),), "tilework", 1)
     rig.run(rig.engine.start())

@@ -12,7 +12,7 @@ import pytest
 from tilework.cli.views.charts import chart_of_history
 from tilework.control.history_recorder import read_history
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.exhaustive
 POSTER = f"{Path(__file__).parents[2] / 'examples' / 'poster.py'}:poster"
 COUNT = 6
 

@@ -31,6 +31,8 @@ from tilework.core.work import Group
 from tilework.runtime.ticket import Outcome
 from waiting import until
 
+pytestmark = pytest.mark.slow
+
 # Relative to the largest value. Over two steps, the stock pipeline in float32 is itself up to 2.5e-6 away from the one
 # in float64 (`shapes`, the request of these tests).
 TOLERANCE = 1e-5
@@ -142,7 +144,6 @@ def test_overlapping_groups_of_many_requests_do_not_wait_for_each_other(rig: Rig
     assert replay(rig.log.getvalue().splitlines())[1] is None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_a_killed_member_costs_its_group_no_more_than_a_chunk(rig: Rig, seed: int) -> None:
     """One of four devices is killed in the middle of the request; two others run beside it."""

@@ -25,6 +25,8 @@ from waiting import until
 from zoo import requests
 from zoo.registry import ZOO, build, quiet
 
+pytestmark = pytest.mark.slow
+
 ROOM = 64 << 20
 
 

@@ -47,6 +47,8 @@ USES: tuple[tuple[str, Mapping[str, float]], ...] = (
     ("shapes", {"ink": 0.9}),
     ("shapes", {}),
 )
+
+pytestmark = pytest.mark.slow
 OF_TINY = range(6)
 Drawn = dict[str, tuple[int, Ticket]]
 
@@ -161,7 +163,6 @@ def test_pictures_with_loras_are_stock_while_models_and_loras_come_and_go(place:
         assert_stock(rig, place, tickets, outcomes)
 
 
-@pytest.mark.slow
 def test_nothing_is_lost_of_mixed_traffic_with_kills_and_cancels_during_loads(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,7 +190,6 @@ def test_nothing_is_lost_of_mixed_traffic_with_kills_and_cancels_during_loads(
         assert_stock(rig, place, tickets, outcomes)
 
 
-@pytest.mark.slow
 def test_without_a_limit_loras_stay_on_all_devices(place: Place) -> None:
     with serving(place, 2, None) as rig:
         tickets, outcomes = drawn(rig, lambda: submitted(rig, 8))
@@ -197,7 +197,6 @@ def test_without_a_limit_loras_stay_on_all_devices(place: Place) -> None:
         assert_stock(rig, place, tickets, outcomes)
 
 
-@pytest.mark.slow
 def test_a_worker_that_is_killed_during_a_load_costs_no_picture(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(place, 2, int(1.05 * place.model_bytes) + place.lora_bytes) as rig:
         send, sent = rig.executor.send, list[int]()
@@ -223,7 +222,6 @@ def test_promises_hold_through_loads(place: Place) -> None:
         assert_stock(rig, place, tickets, outcomes)
 
 
-@pytest.mark.slow
 def test_a_lora_whose_file_has_changed_fails_alone(place: Place, tmp_path: Path) -> None:
     first, *others = place.sources
     ink, chalk = first.loras
@@ -239,7 +237,6 @@ def test_a_lora_whose_file_has_changed_fails_alone(place: Place, tmp_path: Path)
         assert_stock(rig, changed, tickets, outcomes)
 
 
-@pytest.mark.slow
 def test_a_device_without_memory_for_a_load_costs_no_picture(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process may take no more memory from its third load on, so that this fails; the next process may again."""
     with serving(place, 1, int(1.05 * place.model_bytes) + place.lora_bytes) as rig:

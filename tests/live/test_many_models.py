@@ -34,6 +34,8 @@ from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.ticket import Outcome, Ticket
 from waiting import until
 
+pytestmark = pytest.mark.slow
+
 BUILD: dict[str, Callable[[], Any]] = {"sd3": tiny.build_sd3, "flux": tiny.build_flux, "sdxl": tiny.build_sdxl}
 
 
@@ -129,7 +131,7 @@ def changes(rig: Rig) -> list[str]:
     return [name for name in actions if name in ("LoadComponents", "DropComponents")]
 
 
-@pytest.mark.parametrize("num_workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_workers", [1, 2])
 def test_each_picture_is_its_models_own_while_weights_come_and_go(
     sources: tuple[ModelSource, ...], stock: Callable[[str, Spec], np.ndarray], num_workers: int
 ) -> None:
@@ -150,7 +152,6 @@ def test_each_picture_is_its_models_own_while_weights_come_and_go(
         assert_drawn(rig, tickets, outcomes, stock)
 
 
-@pytest.mark.slow
 def test_without_a_limit_all_models_stay_on_all_devices(
     sources: tuple[ModelSource, ...], stock: Callable[[str, Spec], np.ndarray]
 ) -> None:
@@ -167,7 +168,6 @@ def test_without_a_limit_all_models_stay_on_all_devices(
         assert_drawn(rig, tickets, outcomes, stock)
 
 
-@pytest.mark.slow
 def test_a_worker_that_is_killed_during_a_load_costs_time_but_no_picture(
     sources: tuple[ModelSource, ...], stock: Callable[[str, Spec], np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,7 +191,6 @@ def test_a_worker_that_is_killed_during_a_load_costs_time_but_no_picture(
         assert_drawn(rig, tickets, outcomes, stock)
 
 
-@pytest.mark.slow
 def test_a_model_whose_files_are_damaged_fails_alone_when_a_worker_is_restarted(
     sources: tuple[ModelSource, ...], stock: Callable[[str, Spec], np.ndarray], tmp_path: Path
 ) -> None:
@@ -212,7 +211,6 @@ def test_a_model_whose_files_are_damaged_fails_alone_when_a_worker_is_restarted(
         assert_drawn(rig, tickets, outcomes, stock)
 
 
-@pytest.mark.slow
 def test_a_request_that_is_cancelled_during_its_load_disturbs_no_other(
     sources: tuple[ModelSource, ...], stock: Callable[[str, Spec], np.ndarray]
 ) -> None:
@@ -246,7 +244,6 @@ def test_two_models_of_one_name_are_refused(sources: tuple[ModelSource, ...]) ->
     rig.close()
 
 
-@pytest.mark.slow
 def test_the_host_reads_what_waits_while_its_device_works(
     sources: tuple[ModelSource, ...], stock: Callable[[str, Spec], np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -293,7 +290,6 @@ def test_the_host_reads_what_waits_while_its_device_works(
         assert_drawn(rig, tickets, outcomes, stock)
 
 
-@pytest.mark.slow
 def test_a_device_that_waits_for_its_weights_holds_up_no_other(
     sources: tuple[ModelSource, ...], stock: Callable[[str, Spec], np.ndarray]
 ) -> None:

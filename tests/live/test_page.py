@@ -244,7 +244,7 @@ def test_a_comparison_shows_savings_beside_their_quality(browser: Browser, tmp_p
     with live_server(*options) as url, opened(browser, url, viewport=size) as page:
         page.get_by_label("Steps").fill("8")
         comparison = compared(page, "patch")
-        expect(comparison.locator("circle")).to_have_count(4, timeout=120_000)
+        expect(comparison.locator("circle")).to_have_count(4)
         shown = comparison.locator("figure").all()
         plain, *others = (pixels_of(one.get_by_role("img")) for one in shown)
         assert all(is_drawn(one.get_by_role("img")) for one in shown)
@@ -490,7 +490,7 @@ def test_a_live_server_with_front_ends_shows_what_it_did(browser: Browser) -> No
         ]
         queue = page.get_by_role("region", name="Queue")
         expect(queue.get_by_role("button", name="flux.1-dev 256x256")).to_have_count(2)
-        expect(queue.locator("tbody.ended tr")).to_have_count(3, timeout=60_000)
+        expect(queue.locator("tbody.ended tr")).to_have_count(3)
         state = http.get("/v1/live").json()
         numbers = {one["uid"]: one["number"] for one in state["ended"]}
         for uid in uids:

@@ -33,7 +33,7 @@ from tilework.runtime.nodes.ray_agents import RayAgents, new_token
 from tilework.runtime.ticket import Outcome, Ticket
 from waiting import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(900)]
 # Ray asks for a token on every address but loopback, which it avoids. It reads these when it is imported.
 os.environ |= {
     "RAY_AUTH_MODE": "token",

@@ -120,7 +120,8 @@ def _registered() -> Iterator[None]:
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(model, id=model.name, marks=[] if model.name == QUICK else pytest.mark.slow) for model in MODELS
+        pytest.param(model, id=model.name, marks=[] if model.name == QUICK else pytest.mark.exhaustive)
+        for model in MODELS
     ],
 )
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:

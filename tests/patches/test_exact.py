@@ -361,7 +361,9 @@ def run_together(model: StagedPipeline, joining: dict[int, list[Spec]]) -> dict[
     return done
 
 
-@pytest.mark.parametrize("name", ["sd3", "sd3.5", "flux", "sdxl", "sdxl-deep", "sd"])
+@pytest.mark.parametrize(
+    "name", quick(("sd3.5", "flux", "sdxl-deep"), ("sd3", "sd3.5", "flux", "sdxl", "sdxl-deep", "sd"))
+)
 def test_pictures_do_not_change_when_others_join_or_leave(name: str) -> None:
     model = family(name)
     long, short, late = (

@@ -206,7 +206,7 @@ def test_more_frames_take_no_more_than_their_pixels() -> None:
     assert 0 < many - few <= 3 * (81 - 17) * 16 * 16 * 3, "8 bits twice, and the latents"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("tiled", [False, True])
 @pytest.mark.parametrize("name", ["wan", "cogvideox", "ltx", "hunyuan-video15"])
 def test_long_clips_stay_within_their_plan(name: str, tiled: bool) -> None:

@@ -73,7 +73,7 @@ def assert_same(family: Family, state: tiny.LatentState, stock: tiny.Stock) -> N
     assert np.array_equal(tiny.pixels(tiny.decode(family, state)), stock.pixels)
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", quick(("guided", "wide"), SPECS))
 def test_every_iteration_and_the_picture_equal_the_stock_pipeline(model: Model, name: str) -> None:
     stock = model.run_stock(SPECS[name])
     state = tiny.begin(model.here, SPECS[name])
@@ -113,7 +113,7 @@ def test_a_moved_state_does_not_change_the_original(model: Model) -> None:
 
 
 @pytest.mark.parametrize("dtype", quick(("bfloat16",), ("bfloat16", "float16")))
-@pytest.mark.parametrize("name", ["sd3-dpm", "sd3.5", "flux", "sdxl-noisy", "sd"])
+@pytest.mark.parametrize("name", quick(("flux", "sdxl-noisy"), ("sd3-dpm", "sd3.5", "flux", "sdxl-noisy", "sd")))
 def test_in_half_precision_a_request_that_moves_equals_the_stock_pipeline(
     name: str, dtype: str, tmp_path: Path
 ) -> None:

@@ -112,7 +112,7 @@ def assert_close(results: list[Tensor], reference: Tensor) -> None:
 
 @pytest.mark.parametrize("size", quick([ODD], [SMALL, ODD]), ids=["64x64", "240x272"])
 @pytest.mark.parametrize("scale", quick([4.0], [4.0, 1.0]), ids=["guided", "unguided"])
-@pytest.mark.parametrize("name", TRANSFORMERS)
+@pytest.mark.parametrize("name", quick(("sd3.5", "flux"), TRANSFORMERS))
 def test_a_shared_prediction_equals_that_of_one_process(
     ranks: Ranks, name: str, scale: float, size: tuple[int, int]
 ) -> None:
@@ -181,7 +181,7 @@ def take_steps(comm: Comm, name: str, spec: Spec, box: Box | None, num_steps: in
 
 
 @pytest.mark.parametrize("size", quick([ODD], [SMALL, ODD]), ids=["64x64", "240x272"])
-@pytest.mark.parametrize("name", [*TRANSFORMERS, "sdxl", "sdxl-noisy"])
+@pytest.mark.parametrize("name", quick(("sd3", "shapes", "sdxl-noisy"), [*TRANSFORMERS, "sdxl", "sdxl-noisy"]))
 def test_a_request_whose_degree_changes_ends_as_the_stock_pipeline(
     ranks: Ranks, name: str, size: tuple[int, int]
 ) -> None:

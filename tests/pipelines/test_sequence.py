@@ -44,7 +44,7 @@ def ranks() -> Iterator[Ranks]:
     ranks.close()
 
 
-QUICK = ("flux", "qwen-short", "wan-i2v", "cogvideox")
+QUICK = ("flux", "qwen-short", "wan-i2v")
 Rank = tuple[list[Tensor], list[int]]
 
 

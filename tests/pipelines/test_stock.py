@@ -27,7 +27,7 @@ from tilework.pipelines.support.record import read_record, served_classes
 from zoo import requests, support
 from zoo.registry import ZOO, build
 
-QUICK = (*("qwen-image", "z-image", "flux2-klein", "sd1-image", "wan22", "modular-wan22"),)
+QUICK = ("qwen-image", "sd1-image", "modular-wan22")
 NAMED_QUICKLY = ("sd1-image", "wan22")
 SERVED = [name for name, model in ZOO.items() if model.class_name in served_classes()]
 

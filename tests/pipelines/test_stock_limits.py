@@ -26,7 +26,7 @@ from zoo import requests
 from zoo.model import ZooModel
 from zoo.registry import ZOO, build
 
-QUICK = ("flux-kontext", "cogvideox", "kandinsky3", "sdxl-adapter")
+QUICK = ("flux-kontext", "cogvideox")
 GUIDED = ("qwen-image", "flux2-klein-base", "flux2-klein", "z-image", "chroma", "sana", "lcm", "hunyuan-video-guided")
 _ODD_SIZES = {
     "sd2-upscale": "it makes four pixels of each",

@@ -170,6 +170,7 @@ def test_without_pyav_what_makes_videos_is_refused_with_the_extra_that_has_it(mo
             ask()
 
 
+@pytest.mark.slow
 def test_all_that_serves_pictures_is_imported_without_pyav() -> None:
     names = (
         "tilework.cli.serving",

@@ -175,6 +175,7 @@ def test_the_log_of_everything_so_far_replays(rig: Rig) -> None:
     assert "circle" not in rig.log.getvalue(), "prompts stay out of the log"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", quick((0,), range(2)))
 def test_a_killed_worker_costs_time_but_no_picture(
     start: Callable[..., Rig], stock: Callable[[Spec], np.ndarray], seed: int
@@ -224,6 +225,7 @@ def test_a_worker_killed_while_states_move_costs_no_picture(
     assert_nothing_is_left(rig.engine)
 
 
+@pytest.mark.slow
 def test_when_no_worker_can_be_started_again_open_requests_end(directory: Path, tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.symlink_to(directory)
@@ -273,6 +275,7 @@ def test_stopping_ends_open_requests_and_all_processes(start: Callable[..., Rig]
             os.kill(pid, 0)
 
 
+@pytest.mark.slow
 def test_when_the_scheduler_fails_requests_end_and_the_engine_can_only_be_stopped(
     start: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -326,6 +326,7 @@ def test_sglang_benchmark(server: Served, tmp_path: Path) -> None:
     assert server.http.get(f"/v1/models/{model}").json()["id"] == INFO.name
 
 
+@pytest.mark.slow
 def test_sglang_model_without_a_path_goes_by_its_name(simulated_url: str) -> None:
     name = httpx.get(f"{simulated_url}/v1/models").json()["data"][0]["id"]
     assert httpx.get(f"{simulated_url}/v1/model_info").json() == {"model_path": name}
@@ -336,6 +337,7 @@ def test_sglang_model_without_a_path_goes_by_its_name(simulated_url: str) -> Non
 # OpenAI's library.
 
 
+@pytest.mark.slow
 def test_openai_user_is_in_the_log(modelled: Modelled) -> None:
     client = openai.OpenAI(base_url=f"{modelled.url}/v1", api_key="EMPTY", max_retries=0)
     call = client.images.with_raw_response.generate(prompt="secret wish", user="anna\n7", size="256x256")

@@ -109,6 +109,7 @@ def worker(source: ModelSource) -> Iterator[Child]:
     child.process.join()
 
 
+@pytest.mark.slow
 def test_the_preload_took_effect() -> None:
     Child(report_birth).receive()
     child = Child(report_birth)

@@ -41,6 +41,7 @@ def test_a_stopped_producer_is_killed_so_that_its_bytes_are_used_again() -> None
         assert (ring.stats.lost, ring.stats.fenced, ring.stats.quarantined_bytes) == (1, 1, 0)
 
 
+@pytest.mark.slow
 def test_bytes_that_may_still_be_written_are_not_used_again() -> None:
     with Ring.create(1 << 14, 16, abandon_after_s=0.01, fence_after_s=None) as ring:
         stopped = _stopped_producer(ring)
@@ -79,7 +80,7 @@ def _try_to_send(producer: Producer, number: int) -> bool:
     return True
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(900)
 def test_500_rounds_of_killed_and_stopped_producers(tmp_path: Path) -> None:
     """Every committed message arrives once, intact, and in each producer's order."""

@@ -172,6 +172,7 @@ def test_an_entry_of_a_producer_that_still_lives_is_kept_free_until_it_is_killed
         assert (again.stats.fenced, again.stats.lost, again.stats.producers) == (1, 1, 0)
 
 
+@pytest.mark.slow
 def test_a_process_of_the_same_number_is_not_killed_for_another(directory: Path) -> None:
     """An owner's file is held by a fork of its process, and the number is a later process's."""
     ring = create(directory)

@@ -99,7 +99,7 @@ def assert_in_order(trace: Trace) -> None:
             positions[job_id] = position + run.work.num_steps
 
 
-@pytest.mark.parametrize("table", [FLUX, VIDEO], ids=["flux", "video"])
+@pytest.mark.parametrize("table", [pytest.param(FLUX, marks=pytest.mark.exhaustive), VIDEO], ids=["flux", "video"])
 @pytest.mark.parametrize("policy", quick(("tridentserve",), [*NAMES, "tridentserve-ilp"]))
 def test_stages_run_where_they_are_resident_and_fit(policy: str, table: CostTable) -> None:
     for seed, rate in ((1, 0.05), (2, 0.4)):
