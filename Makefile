@@ -5,7 +5,7 @@ TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
 OUT ?= out/demo
 ARGS ?=
-# Of the matrices of tests that are too large for every commit: the part that is due, or its number (tests/sampling.py).
+# Of the tests that take turns, being too many for every commit: the part that is due, or its number (tests/sampling.py).
 PART ?= commit
 
 # Each test file runs in one process, so that its fixtures are set up once; files start in the order of their names. If
@@ -40,10 +40,10 @@ test: $(VENV)/dev ## Run the tests; ARGS is passed to pytest
 # They wait for processes that they start.
 slow exhaustive: PROCESSES = 3
 
-slow: $(VENV)/dev ## Run the tests that take minutes, in which workers and servers are killed, and a part of the matrices
+slow: $(VENV)/dev ## Run the tests that take minutes, in which workers and servers are killed, and a part of the exhaustive ones
 	@$(BIN)/python -m pytest $(IN_PARALLEL) -m "slow or exhaustive" --part $(PART) $(ARGS)
 
-exhaustive: $(VENV)/dev ## Run all cases of the matrices of models, policies and seeds: before a release, or after a change of those
+exhaustive: $(VENV)/dev ## Run all tests that take turns at commits, in full: before a release, or after a change of what they cover
 	@$(BIN)/python -m pytest $(IN_PARALLEL) -m exhaustive $(ARGS)
 
 test-gpu: $(VENV)/dev $(VENV)/quantize ## Run the tests that need a CUDA device

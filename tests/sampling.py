@@ -1,4 +1,4 @@
-"""Which cases of the exhaustive matrices a run has: all, or the part that is due at this commit.
+"""Which of the tests marked exhaustive a run has: all, or the part that is due at this commit.
 
 A case belongs to one of `PARTS` parts by its name. Consecutive commits take the parts in turn, so that each case runs
 within `PARTS` commits. The hash of the commit would give no such bound: after ten draws of one in ten, a third of the
@@ -60,7 +60,7 @@ def _turn(git: Callable[..., str]) -> int:
 
 
 def split(items: Iterable[pytest.Item], part: int) -> tuple[list[pytest.Item], list[pytest.Item]]:
-    """Those that run, and those of the matrices that are not due."""
+    """Those that run, and those that are not due."""
     kept: list[pytest.Item] = []
     others: list[pytest.Item] = []
     for item in items:

@@ -22,6 +22,7 @@ ALLOWED = {
     "waiting.py eventually": {"clock": "the one wait", "sleep": "the one wait"},
     "waiting.py until": {"clock": "the one wait", "sleep": "the one wait"},
     "waiting.py _check_patience": {"clock": "the one wait"},
+    "conftest.py _sleep_shorter": {"sleep": "a pause of uvicorn's, cut short"},
     "clock.py sleep": {"sleep": "its loop has a clock of the test's"},
     "cli/test_profile.py test_a_profile_is_printed_kept_and_exported": {"clock": DATE},
     "client/test_drive.py test_waiting_ends_at_the_timeout_counted_from_the_planned_arrival.scenario": {

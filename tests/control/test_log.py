@@ -41,7 +41,7 @@ KINDS = {kind.__name__: kind for union in (Event, Action) for kind in get_args(u
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
 @given(data=st.data())
-@settings(max_examples=30)
+@settings(max_examples=12)
 def test_every_event_and_action_survives_its_line(kind: str, data: st.DataObject) -> None:
     stages, loras = st.sampled_from(latent_diffusion(PIPELINE).stages), st.lists(USED_LORAS, max_size=3)
     caches = st.lists(st.builds(CacheChoice, st.sampled_from(CacheKind), st.floats(0, 1)), max_size=1)
