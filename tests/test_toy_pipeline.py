@@ -264,6 +264,7 @@ def assert_equal_to_stock(outcomes: list[Outcome], specs: dict[str, Spec], stock
         assert all((segment.devices == (2,)) == (segment.stage == "draw") for segment in outcome.segments)
 
 
+@pytest.mark.slow
 def test_live_pictures_equal_the_stock_pipelines_while_they_move_after_every_step(
     start: Callable[..., Rig], stock: Callable[[Spec], np.ndarray]
 ) -> None:

@@ -96,6 +96,7 @@ def test_steps_take_the_time_of_the_table(policy: str, degree: int) -> None:
     assert replay(rig.log.getvalue().splitlines())[1] is None
 
 
+@pytest.mark.slow
 def test_workers_have_all_components_of_their_model() -> None:
     """A table may say that devices are too small for all; workers that serve have loaded all, and load nothing more."""
     components = {"pretended": {"denoiser": Component("d", 8), "vae": Component("v", 2)}}

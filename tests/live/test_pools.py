@@ -65,6 +65,7 @@ def test_each_model_is_drawn_by_its_worker_which_alone_has_it() -> None:
         ]
 
 
+@pytest.mark.slow
 def test_a_model_whose_worker_is_lost_is_refused_with_the_reason_and_the_other_goes_on() -> None:
     with serving(merged([table(pipeline=name) for name in NAMES])) as rig:
         kill(rig, 0)

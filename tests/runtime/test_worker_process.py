@@ -274,6 +274,7 @@ def test_when_the_forkserver_is_killed_the_workers_live_and_new_ones_can_be_star
     assert threading.get_ident() not in threads, "the event loop has waited for it"
 
 
+@pytest.mark.slow
 def test_workers_that_outlive_the_forkserver_end_with_the_executor() -> None:
     """Also one that has stopped: multiprocessing takes both for dead."""
     pids: list[int] = []

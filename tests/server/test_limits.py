@@ -463,6 +463,7 @@ def test_refused_body_does_not_reset_the_connection(server: Served) -> None:
         assert error_of(everything(connection)) == (413, "body_too_large")
 
 
+@pytest.mark.slow
 def test_answer_to_a_body_too_large_reaches_its_client() -> None:
     with serving(FakeEngine(), drain_s=0) as server:
         for content in (b" " * (30 * MIB), (b" " * MIB for _ in range(30))):

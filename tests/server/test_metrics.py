@@ -242,12 +242,14 @@ def texts() -> list[str]:
     return rig.texts
 
 
+@pytest.mark.slow
 def test_what_is_exported_is_documented(texts: list[str]) -> None:
     found, known = exported(texts[-1]), documented()
     labels = {name: known[name].labels for name in PLACEMENT}  # They have no values here that would show theirs.
     assert found | {name: replace(found[name], labels=its) for name, its in labels.items()} == known
 
 
+@pytest.mark.slow
 def test_every_documented_metric_moves(texts: list[str]) -> None:
     kinds = kinds_of(texts[-1])
     moved = {
@@ -262,6 +264,7 @@ def test_every_documented_metric_moves(texts: list[str]) -> None:
     assert value(texts[-1], "tilework_devices") == 2
 
 
+@pytest.mark.slow
 def test_it_counts_what_has_happened(texts: list[str]) -> None:
     last = texts[-1]
 
@@ -293,6 +296,7 @@ def test_it_counts_what_has_happened(texts: list[str]) -> None:
     assert min(samples(text)["tilework_devices_up", frozenset()] for text in texts) == 1
 
 
+@pytest.mark.slow
 def test_memory_of_devices_is_as_they_said_until_they_are_lost(texts: list[str]) -> None:
     def told(text: str, what: str = "memory_bytes") -> dict[str, float]:
         found = samples(text).items()
@@ -306,6 +310,7 @@ def test_memory_of_devices_is_as_they_said_until_they_are_lost(texts: list[str])
     assert len(told(texts[-1])) == 1, "one worker was lost"
 
 
+@pytest.mark.slow
 def test_devices_are_busy_for_as_long_as_works_ran(texts: list[str]) -> None:
     last = samples(texts[-1])
     busy_s = sum(number for (name, _), number in last.items() if name == "tilework_device_busy_seconds_total")
@@ -314,6 +319,7 @@ def test_devices_are_busy_for_as_long_as_works_ran(texts: list[str]) -> None:
     assert done_s >= (5 + 5 + 4 + 5 + 60 + 60 + 75) * STEP_S
 
 
+@pytest.mark.slow
 def test_known_labels_are_there_from_the_start(texts: list[str]) -> None:
     first = samples(texts[0])
     for name in DEFAULT_CLASSES:
@@ -350,6 +356,7 @@ def test_the_dashboard_names_metrics_and_labels_that_exist() -> None:
     assert {f"tilework_{name}" for name in needed.split()} <= used
 
 
+@pytest.mark.slow
 def test_cards_say_whose_memory_it_is_and_what_slows_them(texts: list[str]) -> None:
     last = texts[-1]
     used = {labels: number for (name, labels), number in samples(last).items() if name == "tilework_card_memory_bytes"}

@@ -325,7 +325,7 @@ def start_process(starts: bool) -> subprocess.Popen[str]:
     return process
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_signal_drains_a_process_that_never_imports_torch(number: signal.Signals) -> None:
     process = start_process(starts=True)
     assert process.stdout is not None

@@ -12,7 +12,9 @@ from pathlib import Path
 
 from suite.case import CaseFailed, Check, Finding, Note, Table
 from suite.mutant_trials import (
+    ALL_CASES,
     NUM_PARTS,
+    THE_COMMIT,
     Copies,
     Mutated,
     Trial,
@@ -49,6 +51,7 @@ TESTS = (
     "sim/test_simulation.py",
     "admission/test_reservation_guard.py",
 )
+_SIMULATION = "simulation"
 _FUZZ = (
     "import sys; from tilework.sim.fuzz import run_seeds; "
     "sys.exit(any(v.violation for v in run_seeds(range(int(sys.argv[1])), None, None, 1)))"
@@ -98,22 +101,29 @@ class Mutations:
 
     def _trials(self, part: int) -> tuple[Trial, ...]:
         tests = tuple(f"tests/{name}" for name in TESTS)
-        fuzz = Trial("simulation", ("-c", _FUZZ, str(self.fuzz_seeds)))
+        fuzz = Trial(_SIMULATION, ("-c", _FUZZ, str(self.fuzz_seeds)))
         return fuzz, until_one_fails(of_a_commit(part, tests)), until_one_fails(all_cases(tests))
 
     def _finding(self, fates: list[_Fate], num_possible: int) -> Finding:
         killers = Counter(fate.killer for fate in fates)
         share = 100 * (len(fates) - killers[None]) / len(fates)
-        checks = (Check(what="mutants killed", measured=exact(share), low=90.0, unit="%"),)
+        checks = (
+            Check(what="mutants killed", measured=exact(share), low=90.0, unit="%"),
+            Check(what="mutants that only all cases catch", measured=exact(killers[ALL_CASES]), high=0),
+        )
         rows = tuple(fate.mutated.row for fate in fates if fate.killer is None)
         return Finding(
             checks=checks,
             method=(
                 f"{len(fates)} of {num_possible} mutants, drawn at random: a comparison, operator, number, condition "
                 "or call that is another, or a statement that is missing. Texts, assertions and errors are left alone.",
-                f"Each is run on {self.fuzz_seeds} fuzz scenarios; what lives is run against {len(TESTS)} test files.",
+                f"Each is run on {self.fuzz_seeds} fuzz scenarios; what lives is run against {len(TESTS)} test files, "
+                "with one of ten parts of their matrices, the parts in turn, and what still lives with all cases.",
                 "Some of the living are no mistakes: they decide the same, or do the same more slowly.",
             ),
-            facts={"by simulation": killers["simulation"], "by tests": killers["tests"], "alive": killers[None]},
+            facts={
+                **{f"caught by {name}": killers[name] for name in (_SIMULATION, THE_COMMIT)},
+                "alive": killers[None],
+            },
             tables=(Table(title="Alive", columns=("module", "line", "was", "is"), rows=rows),),
         )
