@@ -23,7 +23,7 @@ THE_COMMIT, ALL_CASES = "the tests of a commit", "all cases"
 _PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
 _later_s = count(1)
 _NO_TESTS = 5  # exit status of pytest when it selected none
-_FOLDERS = ("src", "tests", "bench", "docs", "training", "deploy", "examples")
+_FOLDERS = ("src", "tests", "bench", "docs", "training", "deploy", "examples", "web")
 
 
 @dataclass(frozen=True, slots=True)
