@@ -22,6 +22,7 @@ NUM_PARTS = 10  # of the matrices: `tests/sampling.py`
 THE_COMMIT, ALL_CASES = "the tests of a commit", "all cases"
 _PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
 _later_s = count(1)
+_PATIENCE_S = "60"  # Of a wait in a test: a mistake often shows by what never comes.
 _NO_TESTS = 5  # exit status of pytest when it selected none
 _FOLDERS = ("src", "tests", "bench", "docs", "training", "deploy", "examples", "web")
 
@@ -138,7 +139,7 @@ def _write(path: Path, text: str, time_s: int) -> None:
 
 
 def _tried(place: Path, timeout_s: float | None, trial: Trial) -> Notice | None:
-    environment = {**os.environ, "PYTHONPATH": str(place / "src")}
+    environment = {**os.environ, "PYTHONPATH": str(place / "src"), "TILEWORK_TESTS_PATIENCE_S": _PATIENCE_S}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [sys.executable, *trial.words]
     try:
