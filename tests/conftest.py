@@ -43,7 +43,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    help_text = f"of what is marked exhaustive: {sampling.ALL}, {sampling.BY_COMMIT} (its turn), or a number below"
+    help_text = f"of the tests marked exhaustive: {sampling.ALL}, {sampling.BY_COMMIT} (its turn), or a number below"
     parser.addoption("--part", default=sampling.ALL, help=f"{help_text} {sampling.PARTS}")
 
 
@@ -54,7 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    return f"of what is marked exhaustive: {_part_in_words(config)}"
+    return f"tests marked exhaustive: {_part_in_words(config)}"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -72,7 +72,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if config.option.part == sampling.ALL:
         return
-    terminalreporter.write_line(f"of what is marked exhaustive: {_part_in_words(config)}")
+    terminalreporter.write_line(f"tests marked exhaustive: {_part_in_words(config)}")
     if failed := [one.nodeid for what in ("failed", "error") for one in terminalreporter.getreports(what)]:
         for line in sampling.how_to_repeat(int(config.option.part), failed):
             terminalreporter.write_line(line)

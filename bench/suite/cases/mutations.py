@@ -111,7 +111,7 @@ class Mutations:
             Check(what="mutants killed", measured=exact(share), low=90.0, unit="%"),
             Check(what="mutants that only all cases catch", measured=exact(killers[ALL_CASES]), high=0),
         )
-        rows = tuple(fate.mutated.row for fate in fates if fate.killer is None)
+        rows = tuple((*fate.mutated.row, fate.killer or "none") for fate in fates if fate.killer in (None, ALL_CASES))
         return Finding(
             checks=checks,
             method=(
@@ -125,5 +125,9 @@ class Mutations:
                 **{f"caught by {name}": killers[name] for name in (_SIMULATION, THE_COMMIT)},
                 "alive": killers[None],
             },
-            tables=(Table(title="Alive", columns=("module", "line", "was", "is"), rows=rows),),
+            tables=(
+                Table(
+                    title=f"Not caught by {THE_COMMIT}", columns=("module", "line", "was", "is", "caught by"), rows=rows
+                ),
+            ),
         )
