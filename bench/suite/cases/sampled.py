@@ -51,9 +51,10 @@ class Sampled:
         chosen = drawn(self.packages, self.num_mutants, self.seed)
         with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(self.num_processes) as pool:
             copies = Copies(Path(scratch), self.num_processes)
-            for room in sorted({_room(one) for one in chosen}):
-                note(f"{room}: its tests without any mistake")
-                if (failed := copies.first_to_notice([_of_room(room, 0)], None)) is not None:
+            rooms = sorted({_room(one) for one in chosen})
+            note(f"{', '.join(rooms)}: their tests without any mistake")
+            for room, failed in zip(rooms, pool.map(partial(_unharmed, copies), rooms), strict=True):
+                if failed is not None:
                     raise CaseFailed(f"without any mistake, a test of tests/{room} fails: {' '.join(failed.tests)}")
             notices = pool.map(partial(self._by_nearest, copies), chosen, range(len(chosen)))
             living = [one for one, notice in _told(chosen, notices, note) if notice is None]
@@ -110,6 +111,10 @@ class Sampled:
 def _room(mutated: Mutated) -> str:
     """The folder of tests for a module: `server` for `tilework/server/calls/table.py`."""
     return Path(mutated.module).parts[1]
+
+
+def _unharmed(copies: Copies, room: str) -> Notice | None:
+    return copies.first_to_notice([_of_room(room, 0)], None)
 
 
 def _of_room(room: str, part: int) -> Trial:
