@@ -48,7 +48,7 @@ ALLOWED = {
         "sleep": "the watchdog's clock is that of the machine, and must go on while it stands still"
     },
     "live/test_chaos.py test_clients_that_drop_their_connections_leave_nothing_behind": {"sleep": SHOWS_LESS},
-    "live/test_page.py test_the_timeline_is_hovered_paused_moved_and_chosen_from": {
+    "live/test_page.py still_pixels.stands_still": {
         "sleep": "a view stands still while time passes in the browser"
     },
     "live/test_replacement.py test_devices_change_their_stages_under_traffic_and_no_request_is_lost.scenario": {
