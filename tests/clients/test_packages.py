@@ -15,7 +15,7 @@ import pytest
 from clients.installed import from_npm, from_pypi
 from fake_engine import FakeEngine, Served, serving
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.exhaustive
 
 LITELLM = ("litellm<2", "python-dotenv", "tiktoken", "fastuuid", "h2", "hyperframe", "hpack")
 PNG = "iVBORw0K"

@@ -112,7 +112,7 @@ def test_without_the_class_the_error_says_what_to_name(directory: str) -> None:
         load(ModelSource(path=directory, adapter="tilework.pipelines.stock.stock_pipeline:StockPipeline"))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_commands_of_the_page_serve_it(directory: str, specs: list[Spec], stock: list[np.ndarray]) -> None:
     """Devices are measured, and a deadline is promised."""
     command = [sys.executable, "-m", "tilework", "serve", directory, "--adapter", ADAPTER, "--port", "0", "--json"]
