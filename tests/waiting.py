@@ -13,7 +13,7 @@ from inspect import isawaitable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-PATIENCE_S = float(os.environ.get("TILEWORK_TESTS_PATIENCE_S", "240"))
+PATIENCE_S = float(os.environ.get("TESTS_PATIENCE_S", "240"))
 """What has not come by then will not. Below the time limit of a test, so that the test says what it waited for.
 
 Less where code is known to be wrong, as in `bench/suite/mutant_trials.py`.

@@ -139,7 +139,7 @@ def _write(path: Path, text: str, time_s: int) -> None:
 
 
 def _tried(place: Path, timeout_s: float | None, trial: Trial) -> Notice | None:
-    environment = {**os.environ, "PYTHONPATH": str(place / "src"), "TILEWORK_TESTS_PATIENCE_S": _PATIENCE_S}
+    environment = {**os.environ, "PYTHONPATH": str(place / "src"), "TESTS_PATIENCE_S": _PATIENCE_S}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [sys.executable, *trial.words]
     try:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import gc
 import io
 import json
 import socket
+import termios
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -300,11 +302,13 @@ def iter_of(content: bytes) -> Iterator[bytes]:
 
 
 def begin_form(server: Served, num_bytes: int) -> socket.socket:
-    """A connection that has sent this much of a form, and sends no more."""
+    """A connection that has sent this much of a form, which the server has read, and sends no more."""
     body = form_of(plain() + bytes(2 * num_bytes))
     head = f"POST {EDITS} HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=b\r\n"
     connection = socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=PATIENCE_S)
     connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:num_bytes])
+    eventually(lambda: not any(fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4))))  # All have left this end.
+    server.until_idle()
     return connection
 
 
@@ -322,8 +326,8 @@ def test_large_bodies_that_are_read_at_a_time_have_a_bound() -> None:
         with begin_form(server, 200_000), begin_form(server, 90_000):
             noise = file_of(Image.effect_noise((200, 200), 90))
             assert len(noise) > 20_000
-            eventually(lambda: edit(server, {}, ("image", noise)).status_code == 503)
             answer = edit(server, {}, ("image", noise))
+            assert answer.status_code == 503
             assert (answer.json()["error"]["code"], answer.headers["retry-after"]) == ("too_many_bodies", "1")
             assert edit(server, {}).status_code == 200, "small ones have their own room"
         eventually(lambda: edit(server, {}, ("image", noise)).status_code == 200)
