@@ -69,13 +69,18 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Let it go: nanobind, of Triton, prints a page of what it calls leaks about modules that are there at the exit."""
+    gc.unfreeze()
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if config.option.part == sampling.ALL:
-        return
-    terminalreporter.write_line(f"tests marked exhaustive: {_part_in_words(config)}")
-    if failed := [one.nodeid for what in ("failed", "error") for one in terminalreporter.getreports(what)]:
-        for line in sampling.how_to_repeat(int(config.option.part), failed):
-            terminalreporter.write_line(line)
+    part = None if config.option.part == sampling.ALL else int(config.option.part)
+    if part is not None:
+        terminalreporter.write_line(f"tests marked exhaustive: {_part_in_words(config)}")
+    failed = [one.nodeid for what in ("failed", "error") for one in terminalreporter.getreports(what)]
+    for line in sampling.how_to_repeat(part, failed):
+        terminalreporter.write_line(line)
 
 
 def _part_in_words(config: pytest.Config) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from shlex import quote
 from zlib import crc32
 
 import pytest
@@ -69,7 +70,10 @@ def split(items: Iterable[pytest.Item], part: int) -> tuple[list[pytest.Item], l
     return kept, others
 
 
-def how_to_repeat(part: int, failed: Iterable[str]) -> list[str]:
-    """Lines that say how the cases that failed, and the whole part, run again."""
-    cases = " ".join(f"'{case}'" for case in dict.fromkeys(failed))
-    return [f"these again: .venv/bin/python -m pytest {cases}", f"the whole part: make slow PART={part}"]
+def how_to_repeat(part: int | None, failed: Iterable[str]) -> list[str]:
+    """Lines that say how the cases that failed run again, and how their part does when others are due."""
+    cases = " ".join(quote(case) for case in dict.fromkeys(failed))
+    if not cases:
+        return []
+    again = f"these again: .venv/bin/python -m pytest {cases}"
+    return [again] if part is None else [again, f"the same part at the next commit: make slow PART={part}"]

@@ -48,9 +48,7 @@ ALLOWED = {
         "sleep": "the watchdog's clock is that of the machine, and must go on while it stands still"
     },
     "live/test_chaos.py test_clients_that_drop_their_connections_leave_nothing_behind": {"sleep": SHOWS_LESS},
-    "live/test_page.py still_pixels.stands_still": {
-        "sleep": "a view stands still while time passes in the browser"
-    },
+    "live/test_page.py still_pixels.stands_still": {"sleep": "a view stands still while time passes in the browser"},
     "live/test_replacement.py test_devices_change_their_stages_under_traffic_and_no_request_is_lost.scenario": {
         "fall": "none but this loop adds to them"
     },
@@ -91,19 +89,22 @@ def found() -> dict[str, dict[str, list[str]]]:
 
 def test_tests_wait_for_states_and_read_no_clock() -> None:
     strays = [
-        line
+        f"{line}  ({place!r})"
         for place, kinds in found().items()
         for kind, lines in kinds.items()
         if kind not in ALLOWED.get(place, {})
         for line in lines
     ]
-    assert not strays, "wait for a state, by waiting.py:\n" + "\n".join(strays)
+    remedy = (
+        "wait for a state (tests/README.md); if it must be, name the place and the kind in ALLOWED, with the reason"
+    )
+    assert not strays, f"{remedy}:\n" + "\n".join(strays)
 
 
 def test_each_exception_is_needed() -> None:
     there = found()
     unused = [f"{place}: {kind}" for place, kinds in ALLOWED.items() for kind in kinds if kind not in there[place]]
-    assert not unused, "\n".join(unused)
+    assert not unused, "take out of ALLOWED:\n" + "\n".join(unused)
 
 
 @pytest.mark.parametrize(

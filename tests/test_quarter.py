@@ -204,6 +204,10 @@ raise SystemExit(name == "missed")
     def test_a_mistake_is_an_error_and_no_traceback(self, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert command.main(["--out", str(out), "--from", "nothing"]) == 2
         assert "error: 'nothing' is no part" in capsys.readouterr().err
+        for minutes in ("-1", "0", "nan", "inf", "some"):
+            with pytest.raises(SystemExit):
+                command.main(["--out", str(out), f"--minutes={minutes}"])
+            assert "--minutes" in capsys.readouterr().err
 
     def test_help_has_examples_and_every_part(self, capsys: pytest.CaptureFixture[str]) -> None:
         for arguments in (["--help"], ["pack", "--help"]):

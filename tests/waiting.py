@@ -39,4 +39,4 @@ async def until(condition: Callable[[], Any], pause_s: float = POLL_S) -> None:
 
 
 def _check_patience(end_s: float) -> None:
-    assert time.monotonic() < end_s, f"the condition did not come true within {PATIENCE_S:.0f} s"
+    assert time.monotonic() < end_s, f"the condition did not come true within {PATIENCE_S:g} s"

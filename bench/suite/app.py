@@ -139,7 +139,8 @@ CASES: Cases = {
 app = application(
     CASES,
     "bench/run.py",
-    "Measure speed and memory; without CASES all of them, which takes about an hour on two cores, forty of "
-    "them for modelled. The machine should do nothing else. Exit status 1 if a goal is missed.",
+    "Measure speed and memory; without CASES all of them, which takes hours on two cores, most of them "
+    "for mutations, sampled, fuzz, soak and load. The machine should do nothing else. Exit status 1 if a goal is "
+    "missed.",
     "stack bubbles --write",
 )

@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("action", nargs="?", choices=("pack",), help="fetch the wheels that the machine lacks")
-    parser.add_argument("--minutes", type=float, default=11.0, help="end by then (default: 11)")
+    parser.add_argument("--minutes", type=_minutes, default=11.0, help="end by then (default: 11)")
     parser.add_argument("--from", dest="first", default="", metavar="PART", help="begin with this one")
     parser.add_argument("--again", action="store_true", help="measure, too, what has a result already")
     parser.add_argument(
@@ -79,6 +79,13 @@ def _parser() -> argparse.ArgumentParser:
         "--python", metavar="PYTHON", help=f"pack: a version (default: {PYTHON}); --rehearse: an interpreter"
     )
     return parser
+
+
+def _minutes(text: str) -> float:
+    minutes = float(text)
+    if not 0 < minutes < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text}: give a number above 0")
+    return minutes
 
 
 def _leave(*_: object) -> NoReturn:
@@ -112,9 +119,10 @@ def _measure(asked: argparse.Namespace, start_s: float) -> int:
     if there and not asked.again:
         before |= set(status.measured())
     if not there:
-        print("no card: all parts run small, as a rehearsal", flush=True)
         parts = [replace(part, limit_s=_WITHOUT_CARD * part.limit_s) for part in parts]
     measuring = Measuring(kept=kept, packed=install())
+    if not there:
+        print("no card: all parts run small, as a rehearsal", flush=True)
     course = Course(
         end_s=start_s + 60 * asked.minutes,
         measure=measuring.measure,
