@@ -23,7 +23,7 @@ from tilework.pipelines.support.record import served_classes
 from zoo import requests
 from zoo.registry import ZOO, build
 
-QUICK = ("ltx-condition", "z-image")
+QUICK = ("ltx-condition", "ltx2", "z-image")
 SERVED = [name for name, model in ZOO.items() if model.class_name in served_classes()]
 NOISY = {"sd2": 8, "sd1-pag-inpaint": 6, "text-to-video-video": 16, "hunyuan-dit": 6, "hunyuan-dit-pag": 6}
 """Levels of 255 by which the last step of a sampler moves away from what the model believes in."""
