@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pytest
 from suite import mutant_trials
-from suite.cases import mutations
-from suite.cases.sampled import Sampled
+from suite.cases.mutations import Sampled
 from suite.mutant_trials import Copies, Mutated, all_cases, of_a_commit, until_one_fails
 from suite.mutants import mutants_of
 
 import sampling
 
-TESTS = Path(__file__).parent
 SUMS = "def least(a, b):\n    return min(a, b)\n"
 SIDES = "def is_wide(width, height):\n    return width > height\n"
 CONFTEST = "def pytest_addoption(parser):\n    parser.addoption('--part')\n"
@@ -49,6 +47,7 @@ def copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Copies:
         (root / name).write_text(text)
     monkeypatch.setattr(mutant_trials, "ROOT", root)
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # They take longer than the tests.
+    monkeypatch.setenv("PYTEST_PLUGINS", "pytest_timeout")
     return Copies(tmp_path / "copies", 1)
 
 
@@ -79,6 +78,5 @@ def test_of_several_mistakes_those_live_that_no_test_notices_alone(copies: Copie
     assert Sampled()._unnoticed(copies, [seen, unseen], trial) == [unseen]
 
 
-def test_parts_and_files_are_those_of_the_tests() -> None:
+def test_parts_are_those_of_the_tests() -> None:
     assert mutant_trials.NUM_PARTS == sampling.PARTS
-    assert not [name for name in mutations.TESTS if not (TESTS / name).is_file()]

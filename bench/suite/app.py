@@ -26,7 +26,7 @@ from suite.cases.load import Load
 from suite.cases.loras import Loras
 from suite.cases.manynodes import ManyNodes
 from suite.cases.modelled import Modelled
-from suite.cases.mutations import Mutations
+from suite.cases.mutations import Mutations, Sampled
 from suite.cases.nodes import Nodes
 from suite.cases.observe import Observe
 from suite.cases.opensora import OpenSora
@@ -46,7 +46,6 @@ from suite.cases.reports import ReportCost
 from suite.cases.residency import Residency
 from suite.cases.ring import RingSpeed
 from suite.cases.robust import Robust
-from suite.cases.sampled import Sampled
 from suite.cases.sets import SetsOfServers
 from suite.cases.simspeed import SimSpeed
 from suite.cases.simulate import Simulate

@@ -20,7 +20,8 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "tilework"
 NUM_PARTS = 10  # of the matrices: `tests/sampling.py`
 THE_COMMIT, ALL_CASES = "the tests of a commit", "all cases"
-_PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "timeout_method=thread")  # Ends deaf threads, too.
+_LIMIT = ("--timeout", "200", "--timeout-method", "thread")  # Of one test; it ends deaf threads, too.
+_PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", *_LIMIT)
 _later_s = count(1)
 _PATIENCE_S = "60"  # Of a wait in a test: a mistake often shows by what never comes.
 _NO_TESTS = 5  # exit status of pytest when it selected none
