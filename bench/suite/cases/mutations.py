@@ -43,8 +43,8 @@ class Mutations:
     """`num_mutants` drawn from `packages`: each is tried by the tests of its room, those of a commit, then all cases.
 
     The tests of a commit are those of `make test` and `make slow`, with one part of the matrices: the parts take turns.
-    `fuzz_seeds` scenarios are simulated, too, if there are any. What takes more than `timeout_s`, or `patience` times as
-    long to simulate as without a mistake, has noticed.
+    `fuzz_seeds` scenarios are simulated, too, if there are any. What takes more than `timeout_s`, or `patience` times
+    as long to simulate as without a mistake, has noticed.
     """
 
     packages: tuple[str, ...] = ("admission", "control", "policy")
@@ -121,9 +121,9 @@ class Mutations:
             method=(
                 "A comparison, operator, number, condition or call that is another, or a statement that is missing, in "
                 f"{', '.join(self.packages)}. Texts, assertions and errors are left alone.",
-                "Each is tried by the tests of its room (tests/ mirrors src/tilework), slow ones included, first by the "
-                f"files that name its module, with one of ten parts of the matrices, the parts in turn.{simulated} What "
-                "lives is tried by the other tests of its room, then by all cases; those that live long are tried "
+                "Each is tried by the tests of its room (tests/ mirrors src/tilework), slow ones included, first by "
+                f"the files that name its module, with one of ten parts of the matrices, the parts in turn.{simulated} "
+                "What lives is tried by the other tests of its room, then by all cases; those that live long are tried "
                 "together, each in another module.",
                 "Some of the living are no mistakes: they decide the same, or do the same more slowly.",
             ),
