@@ -31,6 +31,16 @@ def test_least():
 def test_square():
     assert not is_wide(1, 1)
 """
+DEADLY = """
+import os
+import pytest
+from sums import least
+
+@pytest.mark.exhaustive
+def test_least():
+    if least(1, 2) != 1:
+        os._exit(1)
+"""
 PYPROJECT = "[tool.pytest.ini_options]\nmarkers = ['exhaustive: in full']\n"
 
 
@@ -42,6 +52,7 @@ def copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Copies:
     texts = {"README.md": "", "CHANGELOG.md": "", "Makefile": "", "pyproject.toml": PYPROJECT}
     texts |= {"src/sums.py": SUMS, "src/sides.py": SIDES}
     texts |= {"tests/conftest.py": CONFTEST, "tests/test_all.py": IN_FULL}
+    texts["tests/test_deadly.py"] = DEADLY
     texts["tests/test_small.py"] = "def test_nothing():\n    pass\n"
     for name, text in texts.items():
         (root / name).write_text(text)
@@ -58,7 +69,7 @@ def mutated(module: str, text: str) -> Mutated:
 def test_a_mistake_is_noticed_by_the_tests_that_fail(copies: Copies) -> None:
     mistakes = [mutated("sums.py", SUMS), mutated("sides.py", SIDES)]
     assert copies.first_to_notice([of_a_commit(0, ["tests/test_small.py"])], 60.0, mistakes) is None
-    notice = copies.first_to_notice([all_cases(["tests"])], 60.0, mistakes)
+    notice = copies.first_to_notice([all_cases(["tests/test_all.py"])], 60.0, mistakes)
     assert notice is not None
     assert notice.again is not None
     assert notice.tests == ("tests/test_all.py::test_least", "tests/test_all.py::test_square")
@@ -74,8 +85,9 @@ def test_a_trial_without_tests_notices_nothing(copies: Copies) -> None:
 
 def test_of_several_mistakes_those_live_that_no_test_notices_alone(copies: Copies) -> None:
     seen, unseen = mutated("sums.py", SUMS), mutated("sides.py", SIDES)
-    trial = all_cases(["tests", "--deselect", "tests/test_all.py::test_square"])
+    trial = all_cases(["tests/test_all.py", "--deselect", "tests/test_all.py::test_square"])
     assert Sampled()._unnoticed(copies, [seen, unseen], trial) == [unseen]
+    assert Sampled()._unnoticed(copies, [seen, unseen], all_cases(["tests/test_deadly.py"])) == [unseen]
 
 
 def test_parts_are_those_of_the_tests() -> None:

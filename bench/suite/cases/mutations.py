@@ -101,11 +101,18 @@ class Mutations:
         return notice or copies.first_to_notice(self._fuzz(), fuzz_s, [mutated])
 
     def _unnoticed(self, copies: Copies, group: Sequence[Mutated], trial: Trial) -> Sequence[Mutated]:
-        """Those that a trial does not notice: tried together, and each alone by the tests that failed."""
+        """Those that a trial does not notice: tried together, and each alone by the tests that failed.
+
+        Where none is said to have failed, as when the process has died, each half is tried.
+        """
         together = copies.first_to_notice([trial], self.timeout_s, group)
         if together is None:
             return group
-        alone = until_one_fails(together.again or trial)
+        if together.again is None:
+            middle = len(group) // 2
+            halves = (group[:middle], group[middle:]) if middle else ()
+            return [one for half in halves for one in self._unnoticed(copies, half, trial)]
+        alone = until_one_fails(together.again)
         return [one for one in group if copies.first_to_notice([alone], self.timeout_s, [one]) is None]
 
     def _finding(self, by_simulation: int, missed: Sequence[Mutated], never: Sequence[Mutated]) -> Finding:
