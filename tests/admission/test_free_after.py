@@ -17,6 +17,7 @@ SHAPED = st.builds(
     st.tuples(*[st.integers(0, 9)] * 3),
 )
 BLOCKS = st.one_of(FLAT, SHAPED)
+RUNNING = st.tuples(st.integers(0, 9), TIMES, BLOCKS)
 DEVICES = st.lists(TIMES, min_size=1, max_size=12).map(sorted)
 
 
@@ -69,7 +70,7 @@ def test_devices_that_are_free_at_the_same_time_are_no_exception(
 @settings(max_examples=50)
 @given(
     free_ns=DEVICES,
-    running=st.lists(st.tuples(st.integers(0, 9), TIMES, BLOCKS), max_size=80),
+    running=st.one_of(st.lists(RUNNING, max_size=80), st.lists(RUNNING, min_size=70, max_size=80)),
     keys=st.lists(st.integers(0, 10), min_size=1, max_size=6),
 )
 def test_running_jobs_are_placed_in_order_of_service_up_to_any_place(
