@@ -207,7 +207,7 @@ raise SystemExit(name == "missed")
         for minutes in ("-1", "0", "nan", "inf", "some"):
             with pytest.raises(SystemExit):
                 command.main(["--out", str(out), f"--minutes={minutes}"])
-            assert "--minutes" in capsys.readouterr().err
+            assert f"--minutes: {minutes}: give a number above 0" in capsys.readouterr().err
 
     def test_help_has_examples_and_every_part(self, capsys: pytest.CaptureFixture[str]) -> None:
         for arguments in (["--help"], ["pack", "--help"]):

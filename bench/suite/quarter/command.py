@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -82,10 +83,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _minutes(text: str) -> float:
-    minutes = float(text)
-    if not 0 < minutes < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text}: give a number above 0")
-    return minutes
+    with suppress(ValueError):
+        if 0 < (minutes := float(text)) < float("inf"):
+            return minutes
+    raise argparse.ArgumentTypeError(f"{text}: give a number above 0")
 
 
 def _leave(*_: object) -> NoReturn:
