@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -58,7 +58,9 @@ class Mutations:
 
     @classmethod
     def make(cls, quick: bool) -> Self:
-        return cls(packages=("core",), num_mutants=4, fuzz_seeds=8) if quick else cls()
+        case = cls()
+        few_seeds = min(8, case.fuzz_seeds)
+        return replace(case, packages=("core",), num_mutants=4, fuzz_seeds=few_seeds) if quick else case
 
     def measure(self, note: Note) -> Finding:
         chosen = drawn(self.packages, self.num_mutants, self.seed)
