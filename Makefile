@@ -41,10 +41,11 @@ test: $(VENV)/dev ## Run the tests; ARGS is passed to pytest
 slow exhaustive: PROCESSES = 3
 
 slow: $(VENV)/dev ## Run the tests that take minutes, in which workers and servers are killed, and a part of the exhaustive ones
-	@$(BIN)/python -m pytest $(IN_PARALLEL) -m "slow or exhaustive" --part $(PART) $(ARGS)
+	@$(BIN)/python -m pytest $(IN_PARALLEL) -m "slow or exhaustive" --part "$(PART)" $(ARGS)
 
+exhaustive: PART = all
 exhaustive: $(VENV)/dev ## Run all tests that take turns at commits, in full: before a release, or after a change of what they cover
-	@$(BIN)/python -m pytest $(IN_PARALLEL) -m exhaustive $(ARGS)
+	@$(BIN)/python -m pytest $(IN_PARALLEL) -m exhaustive --part "$(PART)" $(ARGS)
 
 test-gpu: $(VENV)/dev $(VENV)/quantize ## Run the tests that need a CUDA device
 	@$(BIN)/python -m pytest -m gpu -rs $$(grep -rl --include='test_*.py' pytest.mark.gpu tests) $(ARGS)

@@ -17,7 +17,7 @@ import pytest
 
 PARTS = 10
 ALL, BY_COMMIT = "all", "commit"
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).resolve().parents[1]
 
 
 def part_of(case: str) -> int:
@@ -49,12 +49,19 @@ def git(*words: str) -> str:
     try:
         return subprocess.run(["git", *words], cwd=_ROOT, check=True, capture_output=True, text=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError) as error:
-        raise pytest.UsageError(
-            f"--part {BY_COMMIT} needs git and a checkout; give --part {ALL} or a number"
-        ) from error
+        reason = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else error.strerror
+        raise _no_history(str(reason)) from error
+
+
+def _no_history(reason: str) -> pytest.UsageError:
+    return pytest.UsageError(
+        f"--part {BY_COMMIT} needs git and a checkout ({reason}); give --part {ALL} or a number (make slow PART=...)"
+    )
 
 
 def _turn(git: Callable[..., str]) -> int:
+    if (other := Path(git("rev-parse", "--show-toplevel"))) != _ROOT:
+        raise _no_history(f"{_ROOT} lies in another one, {other}")
     if git("rev-parse", "--is-shallow-repository") == "true":
         return int(git("rev-parse", "HEAD"), 16) % PARTS
     return int(git("rev-list", "--count", "HEAD")) % PARTS

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib.metadata
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -14,12 +16,13 @@ from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
+from suite import children
+from suite.children import GRACE_S
 from suite.gpu.parts import PARTS, Part
-from suite.quarter import command, kept, limited, measuring, status, wheels
+from suite.quarter import command, kept, measuring, status, wheels
 from suite.quarter.course import Course, Ending, UnknownPart, parts_from
-from suite.quarter.limited import GRACE_S
 
-from waiting import eventually
+from waiting import PATIENCE_S, eventually
 
 NAMES = [part.name for part in PARTS]
 
@@ -102,7 +105,7 @@ open(sys.argv[2], "w").write(str(child.pid))
 
     def run(self, tmp_path: Path, then: str) -> tuple[int | None, int]:
         run = [sys.executable, "-c", self.PARENT + then, self.CHILD, str(tmp_path / "pid")]
-        code = limited.run(run, 300.0, tmp_path / "log", dict(os.environ), tmp_path)
+        code = children.run(run, 300.0, tmp_path / "log", dict(os.environ), tmp_path)
         return code, int((tmp_path / "pid").read_text())
 
     def test_past_it_the_part_is_ended_with_its_children_even_deaf_ones(
@@ -117,16 +120,40 @@ open(sys.argv[2], "w").write(str(child.pid))
                 eventually(lambda: (tmp_path / "log").read_text() == "begun\n")
                 raise subprocess.TimeoutExpired(self.args, timeout)
 
-        monkeypatch.setattr(limited.subprocess, "Popen", PastItsLimit)
-        monkeypatch.setattr(limited, "GRACE_S", 0.2)
+        monkeypatch.setattr(children.subprocess, "Popen", PastItsLimit)
+        monkeypatch.setattr(children, "GRACE_S", 0.2)
         code, child = self.run(tmp_path, "print('begun', flush=True); child.wait()")
         assert code is None
         eventually(lambda: not alive(child))
 
-    def test_a_part_that_ends_leaves_no_child(self, tmp_path: Path) -> None:
+    def test_a_part_that_ends_leaves_no_child(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(children, "GRACE_S", 0.2)
         code, child = self.run(tmp_path, "sys.exit(3)")
         assert code == 3
         eventually(lambda: not alive(child))
+
+    BENCH = """
+import os, pathlib, signal, sys
+from suite.children import leave_on, run
+leave_on(signal.SIGTERM, signal.SIGINT)
+run([sys.executable, "-c", sys.argv[1]], 300.0, pathlib.Path("log"), dict(os.environ), pathlib.Path.cwd())
+"""
+    PART = """
+import signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("its servers have stopped", flush=True)))
+print("begun", flush=True)
+signal.pause()
+"""
+
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+    def test_a_part_stops_its_servers_when_the_bench_is_ended(self, tmp_path: Path, number: signal.Signals) -> None:
+        there = os.environ | {"PYTHONPATH": str(Path(children.__file__).parents[1])}
+        bench = subprocess.Popen([sys.executable, "-c", self.BENCH, self.PART], cwd=tmp_path, env=there)
+        log = tmp_path / "log"
+        eventually(lambda: log.exists() and log.read_text() == "begun\n")
+        bench.send_signal(number)
+        assert bench.wait(PATIENCE_S) == (-number if number == signal.SIGKILL else 128 + number)
+        eventually(lambda: log.read_text() == "begun\nits servers have stopped\n")
 
 
 class TestKept:
@@ -141,7 +168,7 @@ class TestKept:
             folder.write_page(name)
         assert sorted(path.name for path in folder.folder.iterdir()) == ["quarter.md", "results.tar.gz"]
         assert len(folder.result_names()) == 2 * len(PARTS)
-        assert folder.documents() == [f"# {name}\n" for name in sorted(NAMES)]
+        assert list(folder.documents().values()) == [f"# {name}\n" for name in sorted(NAMES)]
 
     def test_a_result_takes_the_place_of_an_older_one(self, tmp_path: Path) -> None:
         folder = kept.Kept(folder=tmp_path / "out")
@@ -149,7 +176,24 @@ class TestKept:
             (tmp_path / "source").mkdir(exist_ok=True)
             (tmp_path / "source" / "a_h100_202611.md").write_text(text)
             folder.add_results(tmp_path / "source")
-        assert folder.documents() == ["new"]
+        assert folder.documents() == {"a_h100_202611.md": "new"}
+
+    @pytest.mark.parametrize("content", [b"", b"none", gzip.compress(b"none"), gzip.compress(bytes(3000))[:-20], None])
+    def test_what_cannot_be_read_is_said_before_anything_is_measured(
+        self, tmp_path: Path, content: bytes | None
+    ) -> None:
+        archive = tmp_path / "results.tar.gz"
+        archive.mkdir() if content is None else archive.write_bytes(content)
+        with pytest.raises(kept.UnusableFolder, match=r"--out .*results\.tar\.gz"):
+            kept.Kept(folder=tmp_path).check()
+
+    def test_so_is_a_folder_that_cannot_be_written(self, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        for folder in (tmp_path / "file", Path("/proc/out")):
+            with pytest.raises(kept.UnusableFolder, match=f"--out {folder}: .*name another folder"):
+                kept.Kept(folder=folder).check()
+        kept.Kept(folder=tmp_path / "a" / "new").check()
+        assert not list((tmp_path / "a" / "new").iterdir())
 
 
 class TestCommand:
@@ -161,7 +205,7 @@ name, folder = sys.argv[1], sys.argv[sys.argv.index("--out") + 1]
 print("log of", name)
 if name == "broken":
     raise RuntimeError("it cannot be imported")
-pathlib.Path(folder, f"{name}_cpu_202611.md").write_text(f"# {name}\\n")
+pathlib.Path(folder, f"{name}_cpu_202611.md").write_text(f"# {name}\\n- cpu: two cores\\n")
 raise SystemExit(name == "missed")
 """
 
@@ -173,7 +217,8 @@ raise SystemExit(name == "missed")
         monkeypatch.setattr(command, "PARTS", [part(name) for name in ("first", "broken", "missed", "last")])
         monkeypatch.setattr(command, "install", lambda: packed)
         monkeypatch.setattr(command, "cards", list)
-        monkeypatch.setattr(command.signal, "signal", lambda *_: None)
+        monkeypatch.setattr(command, "leave_on", lambda *_: None)
+        monkeypatch.setattr(wheels, "FOLDER", tmp_path / "wheels")
         monkeypatch.setattr(measuring, "ROOT", tmp_path)
         return tmp_path / "out"
 
@@ -201,13 +246,51 @@ raise SystemExit(name == "missed")
         assert command.main(["--out", str(out), "--from", "missed", "--again"]) == 1
         assert "before" not in capsys.readouterr().out
 
+    def test_a_rehearsal_is_no_result_of_a_card(
+        self, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        command.main(["--out", str(out), "--from", "last"])
+        monkeypatch.setattr(command, "cards", lambda: ["NVIDIA H100"])
+        capsys.readouterr()
+        assert command.main(["--out", str(out), "--from", "last"]) == 0
+        assert "last: measured (" in capsys.readouterr().out
+
+    def test_only_one_is_at_work_in_a_checkout(self, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        with wheels.alone_with_wheels():
+            assert command.main(["--out", str(out)]) == 2
+        assert "another quarter.py is at work" in capsys.readouterr().err
+        assert not out.exists()
+
     def test_a_mistake_is_an_error_and_no_traceback(self, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert command.main(["--out", str(out), "--from", "nothing"]) == 2
         assert "error: 'nothing' is no part" in capsys.readouterr().err
         for minutes in ("-1", "0", "nan", "inf", "some"):
             with pytest.raises(SystemExit):
                 command.main(["--out", str(out), f"--minutes={minutes}"])
-            assert f"--minutes: {minutes}: give a number above 0" in capsys.readouterr().err
+            assert f"--minutes: {minutes}: give minutes above 0" in capsys.readouterr().err
+        for arguments, message in {
+            ("pack", "--rehearse"): "pack and --rehearse: choose one of them",
+            ("--json",): "--json: it goes with --status",
+        }.items():
+            with pytest.raises(SystemExit):
+                command.main(arguments)
+            assert message in capsys.readouterr().err
+        assert command.main(["pack", "--python", "3.12.4"]) == 2
+        assert "--python 3.12.4: give a version such as 3.12" in capsys.readouterr().err
+
+    def test_without_a_result_no_command_keeps_them(self, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        command.main(["--out", str(out), "--minutes", "0.01"])
+        assert "tar xzf" not in capsys.readouterr().out
+        command.main(["--out", f"{out} 2", "--from", "last"])
+        assert f"tar xzf '{out} 2/results.tar.gz' -C bench/results" in capsys.readouterr().out
+
+    def test_a_folder_that_cannot_keep_results_is_refused_before_anything_is_installed(
+        self, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr(command, "install", lambda: pytest.fail("it is installed"))
+        out.touch()
+        assert command.main(["--out", str(out)]) == 2
+        assert f"error: --out {out}: " in capsys.readouterr().err
 
     def test_help_has_examples_and_every_part(self, capsys: pytest.CaptureFixture[str]) -> None:
         for arguments in (["--help"], ["pack", "--help"]):
@@ -236,6 +319,8 @@ def test_only_results_of_a_card_count(tmp_path: Path) -> None:
         "live_other_nvidia-h100_202611.md": "gpu: NVIDIA H100",
     }.items():
         (tmp_path / name).write_text(f"- date: {name[-9:-5]}-{name[-5:-3]}-01 10:00 UTC\n- {fact}\n")
+    (tmp_path / "live_cut_202611.md").write_bytes(b"\xff- date")
+    (tmp_path / "idle_folder_202611.md").mkdir()
     found = status.measured(tmp_path)
     assert list(found) == ["mixed"]
     assert found["mixed"].card == "NVIDIA H200", "the newest"
@@ -318,3 +403,32 @@ class TestPack:
         monkeypatch.setattr(wheels, "FOLDER", tmp_path)
         with pytest.raises(wheels.PackFailed, match=r"quarter\.py pack --python 3\.\d+"):
             wheels.install()
+
+    def test_a_damaged_folder_of_wheels_is_said(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(wheels, "FOLDER", tmp_path)
+        monkeypatch.setattr(wheels, "SITE", tmp_path / "site")
+        folder = wheels.folder_for(f"{sys.version_info.major}.{sys.version_info.minor}")
+        folder.mkdir()
+        note = {"python": "3", "commit": "a", "native": False, "versions": {"a-b": "1", "uvicorn": "2"}, "num_bytes": 1}
+        (folder / "A_b-1-py3-none-any.whl").touch()
+        for text, message in {
+            "": r"pack\.json is damaged",
+            "{}": r"pack\.json is damaged",
+            json.dumps(note): "lacks the wheels of uvicorn; where there is a network, run again",
+        }.items():
+            (folder / "pack.json").write_text(text)
+            with pytest.raises(wheels.PackFailed, match=message):
+                wheels.install()
+
+    def test_what_a_killed_one_left_is_removed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(wheels, "FOLDER", tmp_path)
+        (tmp_path / ".pack-killed").mkdir()
+        monkeypatch.setattr(wheels, "_resolve", lambda _: {})
+        monkeypatch.setattr(wheels, "_download", lambda *_: None)
+        monkeypatch.setattr(wheels, "_take_own", lambda *_: False)
+        wheels.pack("3.12")
+        assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "3.12"]
+        tmp_path.joinpath("file").touch()
+        monkeypatch.setattr(wheels, "FOLDER", tmp_path / "file")
+        with pytest.raises(wheels.PackFailed, match=r"file/\.lock cannot be written"):
+            wheels.pack("3.12")

@@ -64,10 +64,15 @@ def test_a_part_that_fails_says_how_to_run_the_case_and_the_part_again(tmp_path:
     assert f"make slow PART={part}" in output
 
 
+def due(answers: dict[tuple[str, ...], str]) -> int | None:
+    """The part by what git answers."""
+    here = {("rev-parse", "--show-toplevel"): str(Path(sampling.__file__).resolve().parents[1])}
+    return sampling.part_from(sampling.BY_COMMIT, lambda *words: (here | answers)[words])
+
+
 def test_consecutive_commits_take_all_parts() -> None:
     def history(count: int) -> int | None:
-        answers = {("rev-parse", "--is-shallow-repository"): "false", ("rev-list", "--count", "HEAD"): str(count)}
-        return sampling.part_from(sampling.BY_COMMIT, lambda *words: answers[words])
+        return due({("rev-parse", "--is-shallow-repository"): "false", ("rev-list", "--count", "HEAD"): str(count)})
 
     for first in (1, 7, 1234):
         assert {history(count) for count in range(first, first + sampling.PARTS)} == set(range(sampling.PARTS))
@@ -75,7 +80,12 @@ def test_consecutive_commits_take_all_parts() -> None:
 
 def test_a_shallow_clone_takes_a_part_by_the_hash_of_its_commit() -> None:
     answers = {("rev-parse", "--is-shallow-repository"): "true", ("rev-parse", "HEAD"): "2b"}
-    assert sampling.part_from(sampling.BY_COMMIT, lambda *words: answers[words]) == 0x2B % sampling.PARTS
+    assert due(answers) == 0x2B % sampling.PARTS
+
+
+def test_the_history_of_a_repository_around_the_tree_says_nothing(tmp_path: Path) -> None:
+    with pytest.raises(pytest.UsageError, match=f"lies in another one, {tmp_path}"):
+        due({("rev-parse", "--show-toplevel"): str(tmp_path)})
 
 
 @pytest.mark.parametrize("text", ["10", "-1", "some", "²"])
@@ -86,5 +96,11 @@ def test_a_part_that_is_none_is_refused(text: str) -> None:
 
 def test_without_git_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(pytest.UsageError, match="give --part all or a number"):
+    with pytest.raises(pytest.UsageError, match=r"No such file or directory.*give --part all or a number"):
+        sampling.part_from(sampling.BY_COMMIT, sampling.git)
+
+
+def test_the_reason_of_git_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_DIR", "/nonexistent")
+    with pytest.raises(pytest.UsageError, match="not a git repository: '/nonexistent'"):
         sampling.part_from(sampling.BY_COMMIT, sampling.git)

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -19,6 +19,7 @@ from rich.markup import escape
 
 from suite.case import CaseFailed, Maker
 from suite.cases.papers import FIGURES, Papers
+from suite.children import leave_on
 from suite.environment import environment
 from suite.results import Result, show, write
 
@@ -54,7 +55,7 @@ def application(cases: Cases, script: str, about: str, example: str) -> typer.Ty
     ) -> None:
         chosen, figures = list(dict.fromkeys(names or cases)), tuple(dict.fromkeys(figure or ()))
         _check(cases, chosen, figures, quick and save)
-        signal.signal(signal.SIGTERM, _leave)  # By which `timeout` ends a run: servers must not outlive it.
+        leave_on(signal.SIGTERM)  # By which `timeout` ends a run: servers must not outlive it.
         passed, failed = True, list[str]()
         for name in chosen:
             result = _measure(cases, name, quick, figures, _command_line(script, name, quick, save, figures))
@@ -121,10 +122,6 @@ def _measure(cases: Cases, name: str, quick: bool, figures: tuple[str, ...], com
         quick=quick,
         finding=finding,
     )
-
-
-def _leave(*_: object) -> NoReturn:
-    raise SystemExit(128 + signal.SIGTERM)
 
 
 def _free_memory() -> None:

@@ -14,10 +14,11 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
+from suite.children import leave_on
 from suite.fresh_machine import Machine, Step, index_settings, pip_config, run
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -65,7 +66,7 @@ def command(
     there is no machine.
     """
     folder = _folder()
-    signal.signal(signal.SIGTERM, _leave)
+    leave_on(signal.SIGTERM)
     settings = {"TORCH": torch, "TORCH_INDEX": torch_index}
     machine = Machine(
         suite=suite,
@@ -144,7 +145,3 @@ def _minutes(seconds: float) -> str:
 def _revision() -> str:
     words = ["git", "-c", "safe.directory=*", "-C", str(_CHECKOUT), "describe", "--always", "--abbrev=10"]
     return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
-
-
-def _leave(*_: object) -> NoReturn:
-    raise SystemExit(128 + signal.SIGTERM)

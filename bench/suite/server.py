@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -20,11 +19,11 @@ from typing import Any
 import httpx
 
 from suite.case import CaseFailed
+from suite.children import end_with_parent
 
 READY_TIMEOUT_S = 300.0
 """Large models load for a minute."""
 _STOP_TIMEOUT_S = 60.0
-_PR_SET_PDEATHSIG = 1
 _PROFILES = TemporaryDirectory(prefix="tilework-bench-")  # Not the user's: what was measured long ago is no part of it.
 
 
@@ -81,7 +80,7 @@ def _started(arguments: Sequence[str], settings: Mapping[str, object] | None = N
         stdout=subprocess.PIPE,
         text=True,
         env=environment,
-        preexec_fn=_end_with_parent,  # noqa: PLW1509  It takes no lock.
+        preexec_fn=end_with_parent,  # noqa: PLW1509  It would keep its device's memory from the next one.
     )
     limit = Timer(READY_TIMEOUT_S, process.kill)
     limit.start()
@@ -97,11 +96,6 @@ def _started(arguments: Sequence[str], settings: Mapping[str, object] | None = N
     finally:
         limit.cancel()
         _stop(process)
-
-
-def _end_with_parent() -> None:
-    """Let the kernel end a server whose bench is killed: it would keep its device's memory from the next one."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def serve_arguments(workers: int, model: str = "shapes", device: str = "cpu") -> list[str]:

@@ -34,7 +34,7 @@ from tilework.worker.process import _Link, _side_stream, serve
 from tilework.worker.start.anew import begin_anew
 from waiting import PATIENCE_S
 
-SITE = Site(device_id=0, blobs=tempfile.mkdtemp(prefix="tilework-test-"))
+SITE = Site(device_id=0, blobs=tempfile.mkdtemp(prefix="blobs-", dir=os.environ["XDG_CACHE_HOME"]))
 
 
 def drive(connection: socket.socket, worker: socket.socket) -> None:

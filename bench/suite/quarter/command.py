@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import signal
 import sys
 import time
@@ -11,16 +12,16 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
 
-from suite.gpu.parts import PARTS
+from suite.children import Signalled, leave_on
+from suite.gpu.parts import PARTS, Part
 from suite.quarter import status
 from suite.quarter.course import BEGUN, Course, Ending, Outcome, UnknownPart, parts_from
-from suite.quarter.kept import ARCHIVE, Kept
+from suite.quarter.kept import ARCHIVE, Kept, UnusableFolder
 from suite.quarter.machine import cards
 from suite.quarter.measuring import Measuring
 from suite.quarter.rehearsal import RehearsalFailed, rehearse
-from suite.quarter.wheels import PYTHON, ROOT, PackFailed, folder_for, install, pack
+from suite.quarter.wheels import PYTHON, ROOT, PackFailed, alone_with_wheels, folder_for, install, pack
 
 _WITHOUT_CARD = 4
 """Limits are those of a host with a card. Two cores that others use, too, take as many times as long."""
@@ -37,10 +38,13 @@ parts, in their order, with the limit of each:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status: 1 if a goal is missed, 2 if a part failed or was ended, or the call cannot be carried out."""
+    """The exit status: 1 if a goal is missed, 2 if a part failed or was ended, or the call cannot be carried out.
+
+    128 and its number for a signal that ends it.
+    """
     start_s = time.monotonic()
-    asked = _parser().parse_args(arguments)
-    signal.signal(signal.SIGTERM, _leave)  # So that the part that runs is ended, too.
+    asked = _asked(arguments)
+    leave_on(signal.SIGTERM, signal.SIGINT)  # So that the part that runs is ended, too.
     try:
         if asked.status:
             return _status(asked.json)
@@ -48,10 +52,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _pack(asked.python or PYTHON)
         if asked.rehearse:
             return _rehearse(asked.python or sys.executable)
-        return _measure(asked, start_s)
-    except (PackFailed, RehearsalFailed, UnknownPart) as error:
+        with alone_with_wheels():
+            return _measure(asked, start_s)
+    except (PackFailed, RehearsalFailed, UnknownPart, UnusableFolder) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except Signalled as signalled:
+        print(f"ended by {signal.Signals(signalled.number).name}; parts that had ended are kept", file=sys.stderr)
+        return 128 + signalled.number
+
+
+def _asked(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = _parser()
+    asked = parser.parse_args(arguments)
+    modes = {"pack": asked.action == "pack", "--rehearse": asked.rehearse, "--status": asked.status}
+    if sum(modes.values()) > 1:
+        parser.error(f"{' and '.join(name for name, is_asked in modes.items() if is_asked)}: choose one of them")
+    if asked.json and not asked.status:
+        parser.error("--json: it goes with --status")
+    return asked
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -73,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="where files go (default: out/quarter)",
     )
-    parser.add_argument("--rehearse", action="store_true", help="all but the card, in out/rehearsal")
+    parser.add_argument("--rehearse", action="store_true", help="all but the card; makes out/rehearsal anew")
     parser.add_argument("--status", action="store_true", help="print which parts have run on a card")
     parser.add_argument("--json", action="store_true", help="with --status: one JSON object")
     parser.add_argument(
@@ -86,11 +105,7 @@ def _minutes(text: str) -> float:
     with suppress(ValueError):
         if 0 < (minutes := float(text)) < float("inf"):
             return minutes
-    raise argparse.ArgumentTypeError(f"{text}: give a number above 0")
-
-
-def _leave(*_: object) -> NoReturn:
-    raise SystemExit(128 + signal.SIGTERM)
+    raise argparse.ArgumentTypeError(f"{text}: give minutes above 0, such as 11")
 
 
 def _status(as_json: bool) -> int:
@@ -116,9 +131,8 @@ def _rehearse(python: str) -> int:
 
 def _measure(asked: argparse.Namespace, start_s: float) -> int:
     parts, kept, there = parts_from(PARTS, asked.first), Kept(folder=asked.out), cards()
-    before = set() if asked.again else {name.partition("_")[0] for name in kept.result_names()}
-    if there and not asked.again:
-        before |= set(status.measured())
+    kept.check()
+    before = set() if asked.again else _measured_before(parts, kept, bool(there))
     if not there:
         parts = [replace(part, limit_s=_WITHOUT_CARD * part.limit_s) for part in parts]
     measuring = Measuring(kept=kept, packed=install())
@@ -135,8 +149,16 @@ def _measure(asked: argparse.Namespace, start_s: float) -> int:
         outcomes.append(one)
         kept.write_page(measuring.page(outcomes))
         print(f"{time.monotonic() - start_s:6.1f} s  {one.part.name}: {one.ending} ({one.seconds:.1f} s)", flush=True)
-    print(f"to keep the results: tar xzf {asked.out / ARCHIVE} -C bench/results", flush=True)
+    if kept.result_names():
+        print(f"to keep the results: tar xzf {shlex.quote(str(asked.out / ARCHIVE))} -C bench/results", flush=True)
     return _exit_status([one.ending for one in outcomes if one.ending in BEGUN])
+
+
+def _measured_before(parts: Sequence[Part], kept: Kept, on_card: bool) -> set[str]:
+    """Those with a result of a card, if there is one here, and else of a machine without."""
+    pages = kept.documents()
+    before = {part.name for part in parts if any(bool(one.card) is on_card for one in status.read(part.name, pages))}
+    return before | set(status.measured()) if on_card else before
 
 
 def _exit_status(endings: Sequence[Ending]) -> int:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from importlib.util import find_spec
 
+from suite.children import GRACE_S
 from suite.gpu.parts import Part
-from suite.quarter.limited import GRACE_S
 
 
 class UnknownPart(ValueError):

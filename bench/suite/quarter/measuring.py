@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from suite.children import run
 from suite.gpu.parts import Part
 from suite.quarter.course import Ending, Outcome
 from suite.quarter.kept import Kept
-from suite.quarter.limited import run
 from suite.quarter.wheels import ROOT, SITE, Pack
 
 _MODELS = Path("/dev/shm/tilework-bench")
@@ -52,7 +52,7 @@ class Measuring:
         rows = [f"| `{one.part.name}` | {one.ending} | {one.seconds:.0f} |" for one in outcomes]
         head = f"# A quarter of an hour\n\nRevision {self.packed.commit}, Python {self.packed.python}.\n"
         table = "\n".join(["| part | | s |", "|---|---|---|", *rows])
-        return "\n\n".join([head, table, *self.kept.documents()]) + "\n"
+        return "\n\n".join([head, table, *self.kept.documents().values()]) + "\n"
 
     @property
     def _models(self) -> Path:

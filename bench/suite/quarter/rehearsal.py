@@ -7,11 +7,13 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from suite.quarter.wheels import ROOT, THERE, name_of, pack
+from suite.children import GRACE_S, child
+from suite.quarter.wheels import ROOT, THERE, alone, name_of, pack
 
 TORCH = "torch==2.13.0"
 """In place of the build for cards."""
@@ -41,21 +43,28 @@ def rehearse(folder: Path, python: str) -> Rehearsal:
     Raises:
         RehearsalFailed, PackFailed: it did not come to measuring.
     """
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    version, seconds = _version_of(python), dict[str, float]()
-    start_s = time.monotonic()
-    fresh = _environment(folder / "venv", python)
-    seconds["environment"] = time.monotonic() - start_s
-    start_s = time.monotonic()
-    packed = pack(version)
-    seconds["pack"] = time.monotonic() - start_s
-    start_s = time.monotonic()
-    run = [str(fresh), str(_SCRIPT), "--minutes", str(_MINUTES), "--out", str(folder / "results")]
-    code = subprocess.run(run, check=False, env=_bare(), cwd=ROOT).returncode
-    seconds["parts"] = time.monotonic() - start_s
-    files = tuple(sorted(path.name for path in (folder / "results").iterdir()))
+    seconds: dict[str, float] = {}
+    with alone(folder.with_suffix(".lock")):
+        with _timed(seconds, "removal of the last one"):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+        with _timed(seconds, "environment"):
+            version, fresh = _version_of(python), _environment(folder / "venv", python)
+        with _timed(seconds, "pack"):
+            packed = pack(version)
+        run = [str(fresh), str(_SCRIPT), "--minutes", str(_MINUTES), "--out", str(folder / "results")]
+        with _timed(seconds, "parts"), child(run, _bare(), ROOT, grace_s=2 * GRACE_S) as parts:
+            code = parts.wait()
+    files = tuple(sorted(path.name for path in (folder / "results").glob("*")))
     return Rehearsal(seconds=seconds, code=code, packed_bytes=packed.num_bytes, files=files)
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
+    print(f"rehearsal: {phase} ...", flush=True)
+    start_s = time.monotonic()
+    yield
+    seconds[phase] = time.monotonic() - start_s
 
 
 def _version_of(python: str) -> str:

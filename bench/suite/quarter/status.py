@@ -1,9 +1,9 @@
-"""Which parts have been measured on a card, by the files of bench/results."""
+"""Which parts have been measured on a card, by the pages of their results."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,30 +15,31 @@ _NEVER = "never"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """A result: its `file`, the `card`, and the `month`, such as "2026-11"."""
+    """A result: its `file`, the `card` (empty: without one), and the `month`, such as "2026-11"."""
 
     file: str
     card: str
     month: str
 
 
-def measured(folder: Path = RESULTS, parts: Sequence[Part] = PARTS) -> dict[str, Measured]:
-    """The newest result of each part that has run on a card, by its name."""
-    found: dict[str, Measured] = {}
-    for part in parts:
-        results = [one for path in folder.glob(f"{part.name}_*.md") if (one := _read(path, part.name)) is not None]
-        if results:
-            found[part.name] = max(results, key=lambda one: (one.month, one.file))
+def read(name: str, pages: Mapping[str, str]) -> list[Measured]:
+    """The results of the part of this name among pages, by the names of their files. Other pages are none."""
+    found = []
+    for file, page in pages.items():
+        if own := re.fullmatch(rf"{name}_[a-z0-9-]+_(\d{{4}})(\d{{2}})\.md", file):
+            card = re.search(r"^- gpu: (.+)$", page, re.MULTILINE)
+            found.append(Measured(file=file, card=card[1] if card else "", month=f"{own[1]}-{own[2]}"))
     return found
 
 
-def _read(path: Path, name: str) -> Measured | None:
-    """None of a result of another case, and of one without a card."""
-    facts = dict(re.findall(r"^- (\w+): (.+)$", path.read_text("utf-8"), re.MULTILINE))
-    is_own = re.fullmatch(rf"{name}_[a-z0-9-]+_\d{{6}}\.md", path.name)
-    if not is_own or "gpu" not in facts:
-        return None
-    return Measured(file=path.name, card=facts["gpu"], month=facts["date"][:7])
+def measured(folder: Path = RESULTS, parts: Sequence[Part] = PARTS) -> dict[str, Measured]:
+    """The newest result of each part that has run on a card, by its name."""
+    pages = {path.name: path.read_text("utf-8", "replace") for path in folder.glob("*.md") if path.is_file()}
+    found: dict[str, Measured] = {}
+    for part in parts:
+        if results := [one for one in read(part.name, pages) if one.card]:
+            found[part.name] = max(results, key=lambda one: (one.month, one.file))
+    return found
 
 
 def table(found: dict[str, Measured], parts: Iterable[Part] = PARTS) -> str:

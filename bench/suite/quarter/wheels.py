@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import tomllib
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +26,7 @@ PYTHON = "3.12"
 MOST_BYTES = 30_000_000
 _NATIVE = Path("src/tilework/comm/ring/_native.abi3.so")
 _NOTE = "pack.json"
+_UNFINISHED = ".pack-"
 _PLATFORMS = ("2_28", "2_27", "2_24", "2_17", "2_12", "2_5")
 
 THERE = {
@@ -136,32 +141,70 @@ def pack(python: str) -> Pack:
     extension, which one build serves for all Pythons, and what tells the version.
 
     Raises:
-        PackFailed: something cannot be had, is on no list of this file, or the folder is larger than it may be.
+        PackFailed: something cannot be had, is on no list of this file, or the folder is larger than it may be or
+            cannot be written; or another run uses the wheels.
     """
-    folder = folder_for(python)
-    with tempfile.TemporaryDirectory(prefix="tilework-pack-") as temporary:
-        fresh = Path(temporary) / "wheels"
+    if not re.fullmatch(r"3\.\d+", python):
+        raise PackFailed(f"--python {python}: give a version such as {PYTHON}")
+    with alone_with_wheels(), _beside_them() as temporary:
+        fresh = temporary / "wheels"
         fresh.mkdir()
-        versions = _resolve(Path(temporary))
+        versions = _resolve(temporary)
         _download(versions, python, fresh)
-        native = _take_own(Path(temporary), fresh)
+        native = _take_own(temporary, fresh)
         num_bytes = _size_of(fresh)
         done = Pack(python=python, commit=_revision(), native=native, versions=versions, num_bytes=num_bytes)
         note = {name: getattr(done, name) for name in done.__slots__}
         (fresh / _NOTE).write_text(json.dumps(note, indent=2) + "\n", "utf-8")
         if num_bytes > MOST_BYTES:
             raise PackFailed(f"the wheels have {num_bytes / 1e6:.1f} MB, and {MOST_BYTES / 1e6:.0f} may travel")
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copytree(fresh, folder)
+        shutil.rmtree(folder := folder_for(python), ignore_errors=True)
+        try:
+            fresh.rename(folder)
+        except OSError as error:
+            raise PackFailed(f"{folder} cannot be replaced: {error.strerror}") from error
     return done
+
+
+@contextmanager
+def alone(lock: Path) -> Iterator[None]:
+    """Hold a file as the only process that does.
+
+    Raises:
+        PackFailed: another one holds it, or it cannot be written.
+    """
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        file = lock.open("w")
+    except OSError as error:
+        raise PackFailed(f"{lock} cannot be written: {error.strerror}") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise PackFailed("another quarter.py is at work in this checkout: wait for its end, or end it") from None
+        yield
+
+
+def alone_with_wheels() -> AbstractContextManager[None]:
+    """`alone`, of what changes or uses FOLDER and SITE."""
+    return alone(FOLDER / ".lock")
+
+
+@contextmanager
+def _beside_them() -> Iterator[Path]:
+    """A new folder from which wheels can be moved to their place. Those of runs that were killed are removed."""
+    for left in FOLDER.glob(f"{_UNFINISHED}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=FOLDER) as temporary:
+        yield Path(temporary)
 
 
 def install() -> Pack:
     """Install the wheels for this Python into SITE.
 
     Raises:
-        PackFailed: there are none for it, or pip cannot.
+        PackFailed: there are none for it, some are missing or damaged, or pip cannot.
     """
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     folder = folder_for(python)
@@ -170,10 +213,16 @@ def install() -> Pack:
             f"there are no wheels for Python {python} in {FOLDER}; where there is a network, run: "
             f"python bench/gpu/quarter.py pack --python {python}"
         )
-    done = Pack(**json.loads((folder / _NOTE).read_text("utf-8")))
+    again = f"where there is a network, run again: python bench/gpu/quarter.py pack --python {python}"
+    try:
+        done = Pack(**json.loads((folder / _NOTE).read_text("utf-8")))
+    except (ValueError, TypeError) as error:
+        raise PackFailed(f"{folder / _NOTE} is damaged ({error}); {again}") from error
+    wheels = sorted(folder.glob("*.whl"))
+    if lacking := sorted(set(done.versions) - {name_of(path.name.partition("-")[0]) for path in wheels}):
+        raise PackFailed(f"{folder} lacks the wheels of {', '.join(lacking)}; {again}")
     shutil.rmtree(SITE, ignore_errors=True)
-    wheels = [str(path) for path in sorted(folder.glob("*.whl"))]
-    _pip(["install", "--no-index", "--no-deps", "--no-compile", "--target", str(SITE), *wheels])
+    _pip(["install", "--no-index", "--no-deps", "--no-compile", "--target", str(SITE), *map(str, wheels)])
     for info in folder.glob("*.dist-info"):
         shutil.copytree(info, SITE / info.name)
     if done.native:
@@ -238,6 +287,8 @@ def _revision() -> str:
 
 def _pip(arguments: Sequence[str], python: str = sys.executable) -> None:
     run = [python, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
-    done = subprocess.run(run, capture_output=True, text=True, check=False)
+    with tempfile.TemporaryDirectory(prefix="tilework-pip-") as temporary:  # pip leaves its own ones if it is killed.
+        there = os.environ | {"TMPDIR": temporary}
+        done = subprocess.run(run, capture_output=True, text=True, check=False, env=there)
     if done.returncode:
         raise PackFailed(f"pip {arguments[0]} failed:\n{done.stderr.strip()[-2000:]}")
