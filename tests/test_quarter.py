@@ -22,6 +22,7 @@ from suite.gpu.parts import PARTS, Part
 from suite.quarter import command, kept, measuring, status, wheels
 from suite.quarter.course import Course, Ending, UnknownPart, parts_from
 
+from processes import is_alive
 from waiting import PATIENCE_S, eventually
 
 NAMES = [part.name for part in PARTS]
@@ -85,13 +86,6 @@ class TestCourse:
             assert one.make(quick=True)
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 class TestLimit:
     """The process of a part, which has started another, whose number it writes."""
 
@@ -124,13 +118,13 @@ open(sys.argv[2], "w").write(str(child.pid))
         monkeypatch.setattr(children, "GRACE_S", 0.2)
         code, child = self.run(tmp_path, "print('begun', flush=True); child.wait()")
         assert code is None
-        eventually(lambda: not alive(child))
+        eventually(lambda: not is_alive(child))
 
     def test_a_part_that_ends_leaves_no_child(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(children, "GRACE_S", 0.2)
         code, child = self.run(tmp_path, "sys.exit(3)")
         assert code == 3
-        eventually(lambda: not alive(child))
+        eventually(lambda: not is_alive(child))
 
     BENCH = """
 import os, pathlib, signal, sys

@@ -19,6 +19,7 @@ import httpx
 import pytest
 
 from builders import table
+from processes import title
 from tilework.control.log import read_log, replay
 from tilework.core.actions import Accept, Finish
 from tilework.cost.table_file import table_json
@@ -36,7 +37,7 @@ class Server:
     def front_ends(self) -> list[int]:
         """Process ids."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return [int(pid) for pid in children if b"front end" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        return [int(pid) for pid in children if "front end" in title(pid)]
 
     def get(self, path: str) -> httpx.Response:
         """On a connection of its own, so that either front end may take it."""

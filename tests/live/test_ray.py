@@ -17,7 +17,9 @@ import pytest
 import debian
 import tilework
 import tiny
+from live.ray_here import ray
 from live.test_workflows import POSTER, costs_of
+from processes import descendants, title
 from runtime.rig import PingPong
 from store.test_redis import free_port, redis_server
 from tilework.control.controller import ControllerConfig
@@ -34,17 +36,6 @@ from tilework.runtime.ticket import Outcome, Ticket
 from waiting import until
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(900)]
-# Ray asks for a token on every address but loopback, which it avoids. It reads these when it is imported.
-os.environ |= {
-    "RAY_AUTH_MODE": "token",
-    "RAY_AUTH_TOKEN": "0123456789abcdef" * 4,
-    "RAY_worker_niceness": "0",
-    "RAY_health_check_initial_delay_ms": "1000",
-    "RAY_health_check_period_ms": "1000",
-    "RAY_health_check_timeout_ms": "2000",
-    "RAY_health_check_failure_threshold": "3",
-}
-ray = pytest.importorskip("ray")
 EACH = LocalConfig(num_workers=1, num_slots=1, sources=(ModelSource(path=POSTER),), start_timeout_s=240)
 NUM_SPECS = 4
 IN_FLIGHT = 3
@@ -71,23 +62,6 @@ class Cluster:
         self.ray.head_node.start_gcs_server()
 
 
-def descendants(pid: int) -> list[int]:
-    """The processes that a process has started, and those that these have started."""
-    parents: dict[int, list[int]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        parents.setdefault(int(fields[1]), []).append(int(path.parent.name))
-    found = list[int]()
-    pending = parents.get(pid, [])
-    while pending:
-        found.append(pending.pop())
-        pending += parents.get(found[-1], [])
-    return found
-
-
 def kill_all(pids: list[int]) -> None:
     for pid in pids:
         try:
@@ -98,7 +72,7 @@ def kill_all(pids: list[int]) -> None:
 
 def kill_worker(cluster: Cluster, _agents: RayAgents) -> None:
     of_node = descendants(cluster.second.all_processes["raylet"][0].process.pid)
-    workers = [pid for pid in of_node if "tilework: worker 0" in Path(f"/proc/{pid}/cmdline").read_text()]
+    workers = [pid for pid in of_node if "tilework: worker 0" in title(pid)]
     assert len(workers) == 1
     kill_all(workers)
 

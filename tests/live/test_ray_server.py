@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from builders import table
+from live.ray_here import ray
 from live.test_durable import Server, kept_step, kill_amid, uid_of
-from live.test_ray import descendants
+from processes import descendants, title
 from tilework.cli.local_agents import free_port
 from tilework.cli.nodes import kept_name
 from tilework.cost.table_file import table_json
@@ -23,7 +24,6 @@ from tilework.runtime.nodes.ray_agents import NAMESPACE
 from waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-ray = pytest.importorskip("ray")
 NUM_CALLS = 4
 
 
@@ -60,8 +60,7 @@ class Command:
 
 def workers_of(pid: int) -> set[int]:
     """The worker processes below a process."""
-    names = {one: Path(f"/proc/{one}/cmdline").read_text() for one in descendants(pid)}
-    return {one for one, name in names.items() if "tilework: worker" in name}
+    return {one for one in descendants(pid) if "tilework: worker" in title(one)}
 
 
 def test_ray_goes_on_with_a_server_that_is_killed(tmp_path: Path) -> None:

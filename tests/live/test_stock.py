@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ import pytest
 import tilework
 import tiny
 from builders import Idle, table
+from processes import stands_still
 from runtime.rig import Rig, assert_nothing_is_left
 from stages import DIFFUSE
 from tilework.control.log import replay
@@ -197,12 +197,6 @@ async def kill_in_a_step(rig: Rig, victim: int, num_devices: int) -> Work:
             os.kill(pid, signal.SIGKILL)
             return seen
         os.kill(pid, signal.SIGCONT)
-
-
-def stands_still(pid: int) -> bool:
-    """Whether all threads of a process are stopped."""
-    stats = [path.read_text("ascii") for path in Path(f"/proc/{pid}/task").glob("*/stat")]
-    return all(one.rpartition(")")[2].split()[0] == "T" for one in stats)
 
 
 def assert_pictures(outcomes: list[Outcome], asked: Mapping[str, tuple[Spec, np.ndarray]]) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from commands import MODEL, decode, encode, steps
+from processes import is_alive
 from stages import DIFFUSE
 from tilework.core.cost_row import CostRow
 from tilework.core.model import ModelSource, SimulatedSource, Source
@@ -287,14 +288,6 @@ def test_workers_that_outlive_the_forkserver_end_with_the_executor() -> None:
     run(scenario, num_workers=2)
     assert len(pids) == 2
     eventually(lambda: not any(map(is_alive, pids)))  # They are killed, but nobody's children, to be waited for.
-
-
-def is_alive(pid: int) -> bool:
-    """Zombies are not; whoever inherits an orphan may take its time to bury it."""
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text("ascii")
-    except FileNotFoundError:
-        return False
 
 
 @pytest.mark.slow
