@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
@@ -98,3 +98,17 @@ def _signal(group: int, number: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def worker_pids(server_pid: int) -> list[int]:
+    """The children of the server's children: workers come from a forkserver."""
+    return [pid for child in _children(server_pid) for pid in _children(child)]
+
+
+def _children(pid: int) -> list[int]:
+    """Of all its threads; none if it has just ended."""
+    found: list[int] = []
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found += map(int, children.read_text("ascii").split())
+    return found

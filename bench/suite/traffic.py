@@ -11,9 +11,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from random import Random
 from statistics import fmean
 from typing import Any
@@ -21,6 +19,7 @@ from typing import Any
 import aiohttp
 
 from suite.case import CaseFailed
+from suite.children import worker_pids
 
 URL = "/v1/images/generations"
 KINDS: Mapping[str, float] = {"plain": 4, "deadline": 3, "promise": 2, "cancelled": 1, "streamed": 1}
@@ -146,17 +145,3 @@ def _last_event(text: str) -> dict[str, Any]:
     data = text.rpartition("event: image_generation.completed")[2].partition("data: ")[2]
     event: dict[str, Any] = json.loads(data.partition("\n")[0])
     return event
-
-
-def worker_pids(server_pid: int) -> list[int]:
-    """The children of the server's children: workers come from a forkserver."""
-    return [pid for child in _children(server_pid) for pid in _children(child)]
-
-
-def _children(pid: int) -> list[int]:
-    """Of all its threads; none if it has just ended."""
-    found: list[int] = []
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(FileNotFoundError, ProcessLookupError):
-            found += map(int, children.read_text("ascii").split())
-    return found

@@ -22,6 +22,8 @@ from typing import Any
 
 import httpx
 
+from suite.children import worker_pids
+
 _IMAGES, _REQUESTS = "/v1/images/generations", "/v1/requests"
 _STOP_TIMEOUT_S = 60.0
 
@@ -220,16 +222,6 @@ async def _kill(server_pid: int, run: LiveRun) -> None:
     random = Random(run.seed + 1)
     while run.kill_s is not None:
         await asyncio.sleep(random.uniform(0.5, 1.5) * run.kill_s)
-        workers = [pid for child in _children(server_pid) for pid in _children(child)]
-        if workers:
+        if workers := worker_pids(server_pid):
             with suppress(ProcessLookupError):
                 os.kill(random.choice(workers), signal.SIGKILL)
-
-
-def _children(pid: int) -> list[int]:
-    """Those of all threads of a process; workers are children of the server's forkserver."""
-    found: list[int] = []
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(FileNotFoundError, ProcessLookupError):
-            found += map(int, children.read_text("ascii").split())
-    return found
