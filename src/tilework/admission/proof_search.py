@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from tilework.admission.loads import in_order, moved, reserve
 from tilework.admission.reservation_timeline import DeviceTimes, latest_ends, nodes_within, run_in_order
 from tilework.admission.what_if import WhatIf, due
-from tilework.core.interfaces import Block, CostModel, JobView
+from tilework.core.interfaces import Block, CostModel, DeviceView, JobView
 from tilework.core.request import Request
 from tilework.core.time import NEVER_NS
 from tilework.policy.toolkit.demand import reserved_at
@@ -38,13 +38,12 @@ class ProofSearch:
 
     @staticmethod
     def of_all(what_if: WhatIf, *, devices_changed: bool) -> ProofSearch:
-        """The search over all reservations; those whose groups have lost a device get new ones."""
+        """The search over all reservations; those whose groups are not whole any more get new ones."""
         never_ns = dict.fromkeys(what_if.free_ns, NEVER_NS)
         search = ProofSearch.of_first(len(what_if.view.promised()), what_if, never_ns, {})
         if devices_changed:
-            up = what_if.up.keys()
             for index, (job, block) in enumerate(zip(search.jobs, search.blocks, strict=True)):
-                if not up >= {one for one, _, _ in block.windows()}:
+                if not _is_whole(block, what_if.up):
                     search.blocks[index] = what_if.changed[job.job_id] = moved(block, (), None)
         return search
 
@@ -163,6 +162,13 @@ class Candidate:
     @property
     def is_in_time(self) -> bool:
         return self.leaves_room and not any(self.lates_ns)
+
+
+def _is_whole(block: Block, up: Mapping[int, DeviceView]) -> bool:
+    """Whether all devices of a reservation are up, as many as it wants, and its group still lies in one pool."""
+    if not up.keys() >= {one for one, _, _ in block.windows()} or len(block.devices) < block.demand.width:
+        return False
+    return len({up[one].pool for one in block.devices}) == 1
 
 
 def _lateness(candidate: Candidate) -> tuple[bool, int, int]:

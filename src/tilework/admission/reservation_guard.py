@@ -40,7 +40,7 @@ class ReservationGuard:
 
     chunk_ns: int = 200 * NS_PER_MS
     _known: FeasibilityProof | None = field(default=None, init=False)
-    _up: frozenset[int] = field(default=frozenset(), init=False)
+    _up: Mapping[int, int] = field(default_factory=dict, init=False)  # The pools of the devices that were up.
     _due_from_ns: int | None = field(default=None, init=False)
 
     def recheck(self) -> None:
@@ -68,9 +68,10 @@ class ReservationGuard:
             if found.leaves_room:
                 self._known = known.followed_by(search, found)
                 return search.adopted(found)
-        search = ProofSearch.of_all(what_if, devices_changed=self._up != what_if.free_ns.keys())
+        up = {device_id: device.pool for device_id, device in what_if.up.items()}
+        search = ProofSearch.of_all(what_if, devices_changed=self._up != up)
         found = search.in_time() or search.least_late(degrees)
-        self._up = frozenset(what_if.free_ns)
+        self._up = up
         self._known = FeasibilityProof.after(search, found)
         return search.adopted(found)
 

@@ -43,6 +43,7 @@ from tilework.core.events import (
     DeviceLost,
     Event,
     LeftOut,
+    LinksChanged,
     ModelRemoved,
     ModelServed,
     NodeCordoned,
@@ -109,7 +110,7 @@ class Controller:
         self.policy = policy = policy or make_policy(config.policy)
         limits = AdmissionLimits(max_jobs=config.max_jobs, max_backlog_ns=config.max_backlog_ns)
         self._rule = rule or Admission(limits=limits)
-        guard = ReservationGuard()
+        self._guard = guard = ReservationGuard()
         self.tracker = Tracker(policy, self.costs)
         self._recovery = Recovery(self.tracker, guard, config.max_attempts)
         expiry = Expiry(policy, self.costs, self.tracker, self._recovery)
@@ -178,7 +179,7 @@ class Controller:
                 if job_id is None:
                     return []
                 return self._recovery.end(self.tracker.jobs[job_id], Status.CANCELLED, reason)
-            case DeviceJoined() | NodeCordoned() | StatesFetched():
+            case DeviceJoined() | LinksChanged() | NodeCordoned() | StatesFetched():
                 self._learn_of_nodes(event)
                 return []
             case ComponentsLoaded() | ComponentsRead():
@@ -192,11 +193,15 @@ class Controller:
                 self._planner.on_woke(now_ns)
                 return []
 
-    def _learn_of_nodes(self, event: DeviceJoined | NodeCordoned | StatesFetched) -> None:
-        """Count on a device from now on, or not any more; or learn how far two nodes are from each other."""
+    def _learn_of_nodes(self, event: DeviceJoined | LinksChanged | NodeCordoned | StatesFetched) -> None:
+        """Count on a device, or on groups, from now on or not any more; or learn how far two nodes are apart."""
         match event:
             case DeviceJoined():
                 self._components.join(event)
+                self.tracker.unpark()
+            case LinksChanged(alone, is_linking):
+                self.tracker.change_links(alone, is_linking=is_linking)
+                self._guard.recheck()
                 self.tracker.unpark()
             case NodeCordoned(_, device_ids):
                 for device_id in device_ids:

@@ -25,8 +25,9 @@ from tilework.cost.table import CostTable
 from tilework.cost.table_file import parse_table, table_json
 from tilework.policy.registry import check_live
 
-FORMAT = 16
-"""Before format 16 no request got a cache after it was accepted, and cost tables said nothing of caches.
+FORMAT = 17
+"""Before format 17 all accelerators of a node could always form groups.
+Before format 16 no request got a cache after it was accepted, and cost tables said nothing of caches.
 Before format 15 no request had a cache.
 Before format 14 no node left before it was gone, and no time of a move between nodes was measured.
 Before format 13 no node was lost as a whole.

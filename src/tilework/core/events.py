@@ -187,6 +187,17 @@ class DeviceLost:
 
 
 @dataclass(frozen=True, slots=True)
+class LinksChanged:
+    """From now on each of the accelerators `alone`, up or not, runs in no group; all others of a node may share one.
+
+    `is_linking`: some of them are being connected with others of their node, which takes seconds.
+    """
+
+    alone: Group
+    is_linking: bool
+
+
+@dataclass(frozen=True, slots=True)
 class NodeCordoned:
     """A node is about to leave: these devices, which are up, get no further works.
 
@@ -260,6 +271,7 @@ Event = (
     | OutOfMemory
     | Broken
     | DeviceJoined
+    | LinksChanged
     | ComponentsLoaded
     | ComponentsRead
     | DeviceLost

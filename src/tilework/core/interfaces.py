@@ -155,7 +155,10 @@ class DeviceView(Protocol):
     def node(self) -> int: ...
     @property
     def pool(self) -> int:
-        """The number of its pool (`core.pools.Pools`): a group lies in one. As a rule that of its node."""
+        """The number of its pool (`core.pools.Pools`): a group lies in one. As a rule that of its node.
+
+        An accelerator that is not connected with the others of its node is a pool of its own.
+        """
 
     @property
     def works(self) -> Sequence[Work]:
@@ -203,6 +206,10 @@ class ClusterView(Protocol):
     @property
     def slots(self) -> Sequence[DeviceView]:
         """CPU slots that are up, by id."""
+
+    @property
+    def is_linking(self) -> bool:
+        """Whether accelerators that are alone in their pools now will be in wider ones within seconds."""
 
     @property
     def needs_loads(self) -> bool:

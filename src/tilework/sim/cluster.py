@@ -38,6 +38,7 @@ from tilework.sim.device import Hosts
 from tilework.sim.faults import FaultInjector
 from tilework.sim.fleet import Fleet
 from tilework.sim.network import Network
+from tilework.sim.nodes.links import SimLinks
 from tilework.sim.nodes.nodes import SimNodes
 from tilework.sim.nodes.session import NodeSession
 from tilework.sim.nodes.transfers import StateTransfers
@@ -107,6 +108,7 @@ class Cluster:
             on_given_up=on_given_up,
             on_cut=self._schedule,
         )
+        self._links = SimLinks(self._workers.after, on_event)
         self._network = Network(clock, injector, layout.node)
         self.nodes = SimNodes(layout.num_nodes, clock, injector, self._network, config.state_copies, self._on_fetched)
         self._transfers = StateTransfers(clock, self.nodes, layout, self._begin_next)
@@ -147,6 +149,7 @@ class Cluster:
         self._controller = controller
         self._core = DriverCore(controller, WatchdogConfig())
         self.nodes.begin_server()
+        self._links.restart()
         self._begin_nodes()
 
     def lose_all(self) -> dict[int, Checkpoint]:
@@ -441,6 +444,10 @@ class Cluster:
         return partial(self.nodes.to_server, session, partial(self._lose, device_id, why))
 
     def _lose(self, device_id: int, why: str) -> None:
+        if self._injector.injects("links"):
+            node = self._layout.node(device_id)
+            accelerators = [one for one in self._layout.all_of(node) if one < self._layout.num_devices]
+            self._links.cut(accelerators, round(self._injector.magnitude("links") * NS_PER_S))
         self._apply(self._core.on_device_lost(device_id, why))
 
     def _on_node_dead(self, node: int, devices: Group, why: str) -> Callable[[], None]:

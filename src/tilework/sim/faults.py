@@ -101,6 +101,13 @@ FAULTS: Mapping[str, FaultType] = {
         probability=0.01,
         usual_size=5.0,
     ),
+    "links": FaultType(
+        text="after a loss the other accelerators of the node have to be connected anew, and form no groups until then",
+        per="loss of a device",
+        size="seconds",
+        probability=0.5,
+        usual_size=2.0,
+    ),
     "late": FaultType(
         text="a node, but the first, comes later than the server, without what it had kept for it",
         per="node and start of the server",

@@ -29,6 +29,7 @@ from tilework.core.events import (
     DeviceLost,
     Event,
     LeftOut,
+    LinksChanged,
     NodeCordoned,
     NodeLost,
     OutOfMemory,
@@ -81,6 +82,7 @@ class Invariants:
         self._ended: set[str] = set()
         self._up: dict[int, int] = {}
         self._cordoned: set[int] = set()
+        self._alone: frozenset[int] = frozenset()
         self._kinds: dict[int, DeviceKind] = {}
         self._weights: dict[int, set[str]] = {}  # Digests of the components of each device, at the end of its queue.
         self._memory_bytes: dict[int, int | None] = {}
@@ -126,6 +128,7 @@ class Invariants:
             table.clear()
         self._reading.clear()
         self._cordoned.clear()
+        self._alone = frozenset()
 
     def _record(self, event: Event, actions: tuple[Action, ...], now_ns: int) -> None:
         match event:
@@ -143,8 +146,8 @@ class Invariants:
             case ComponentsRead(read_id):
                 node = next(node for node, one in self._reading.items() if one == read_id)
                 del self._reading[node]
-            case DeviceLost() | NodeLost() | NodeCordoned():
-                self._lose_devices(event)
+            case DeviceLost() | NodeLost() | NodeCordoned() | LinksChanged():
+                self._change_devices(event)
             case LeftOut(work_id, job_id):
                 self._num_interruptions += 1
                 self._interruptions[job_id] += 1
@@ -161,7 +164,10 @@ class Invariants:
             case _:
                 pass
 
-    def _lose_devices(self, event: DeviceLost | NodeLost | NodeCordoned) -> None:
+    def _change_devices(self, event: DeviceLost | NodeLost | NodeCordoned | LinksChanged) -> None:
+        if isinstance(event, LinksChanged):
+            self._alone = frozenset(event.alone)
+            return
         if isinstance(event, NodeCordoned):
             self._cordoned.update(event.device_ids)
             return
@@ -262,6 +268,9 @@ class Invariants:
         self._check_open(work.devices, f"work {number} is sent")
         kinds = {self._kinds[device_id] for device_id in work.devices}
         require(kinds == {work.stage.kind}, f"{work.stage} runs on {work.stage.kind} devices, not on {work.devices}")
+        require(
+            len(work.devices) == 1 or self._alone.isdisjoint(work.devices), f"work {number} needs links that are cut"
+        )
         require(len(nodes) == 1, f"the group {work.devices} of work {number} spans nodes")
         require(len(work.devices) == 1 or len(work.job_ids) == 1, f"work {number} has several jobs and several devices")
         for job_id, attempt in zip(work.job_ids, work.attempts, strict=True):

@@ -29,7 +29,7 @@ _STEP_S, _OTHERS_S = 0.1, (0.01, 0.05)  # A step, and the stages without steps, 
 _MEAN_S = 0.8  # Rough mean time of a request on one device.
 _WEIGHTS_UNIT = 1 << 20  # Bytes.
 _SPEEDUP = 1.6  # By each doubling of the degree.
-_LATER_FAULTS = ("leave", "partition", "fetch", "clock", "frontend"), ("late",)
+_LATER_FAULTS = ("leave", "partition", "fetch", "clock", "frontend"), ("late",), ("links",)
 """What came later is drawn by itself, so that a seed keeps its other faults."""
 
 

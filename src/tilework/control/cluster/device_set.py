@@ -102,14 +102,18 @@ class DeviceSet:
         self._by_node[device.node] = tuple(one for one in self.on_node(device.node) if one is not device)
         self._set_pool(device.pool, self._pools[device.pool] - {device.device_id})
 
-    def regroup(self, pool_of: Callable[[Device], int]) -> None:
-        """Put the accelerators into pools anew, if one belongs into another."""
+    def regroup(self, pool_of: Callable[[Device], int], *, for_good: bool = True) -> None:
+        """Put the accelerators into pools anew, if one belongs into another.
+
+        Not `for_good`: what `widest` has found still counts.
+        """
         if all(device.pool == pool_of(device) for device in self.ordered):
             return
         devices, self.ordered = self.ordered, ()
         self._pools.clear()
-        self._most.clear()
-        self._widest.clear()
+        if for_good:
+            self._most.clear()
+            self._widest.clear()
         for device in devices:
             device.pool = pool_of(device)
             self._set_pool(device.pool, self._pools.get(device.pool, frozenset()) | {device.device_id})

@@ -17,6 +17,7 @@ def check_start(jobs: Sequence[Job], start: Start, devices: Sequence[Device], po
     node, kind = devices[0].node, start.stage.kind
     for device in devices:
         assert device.node == node, f"{start.devices} spans nodes"
+        assert device.pool == devices[0].pool or device.kind is DeviceKind.CPU, f"{start.devices} spans pools"
         assert device.kind is kind, f"{start.stage} runs on {kind} devices, and is started on {start.devices}"
         is_served = kind is DeviceKind.CPU or pools.serves(device.device_id, start.stage.pipeline)
         assert is_served, f"{start.stage} is started on device {device.device_id}, which does not serve it"

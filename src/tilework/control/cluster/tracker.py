@@ -52,6 +52,8 @@ class Tracker:
         self._parked: dict[int, Job] = {}
         self.next_work_id = 1
         self._num_changes = 0  # Of the jobs that have works or wait for CPU slots.
+        self._alone: frozenset[int] = frozenset()  # Accelerators that form no groups.
+        self.is_linking = False
         self._lacking: set[int] = set()  # Devices that lack a component, or have not the memory for all.
         self.needs_loads = False
 
@@ -192,7 +194,7 @@ class Tracker:
         kind: DeviceKind = DeviceKind.ACCELERATOR,
         memory: Memory = NO_COMPONENTS,
     ) -> None:
-        pool = self._costs.pools.number(node, device_id)
+        pool = self._pool(node, device_id)
         device = Device(device_id=device_id, node=node, pool=pool, kind=kind, now=self._now, memory=memory)
         self._devices.add(device)
         self.sources.changed(node)
@@ -214,9 +216,16 @@ class Tracker:
 
     def models_changed(self) -> None:
         """Note that other models are served, or need other components."""
-        pools = self._costs.pools
-        self._devices.regroup(lambda device: pools.number(device.node, device.device_id))
+        self._devices.regroup(lambda device: self._pool(device.node, device.device_id))
         self.check_loads()
+
+    def change_links(self, alone: Group, *, is_linking: bool) -> None:
+        """Note which accelerators form no groups, each a pool of its own, and whether that changes soon."""
+        self._alone, self.is_linking = frozenset(alone), is_linking
+        self._devices.regroup(lambda device: self._pool(device.node, device.device_id), for_good=False)
+
+    def _pool(self, node: int, device_id: int) -> int:
+        return -1 - device_id if device_id in self._alone else self._costs.pools.number(node, device_id)
 
     def check_loads(self) -> None:
         """Note that components of devices, or what stages need, have changed."""

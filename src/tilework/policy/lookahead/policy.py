@@ -108,7 +108,7 @@ class LookaheadPolicy(DeadlinePolicy):
         committed = assignment.committed()
         changed = sorted(table.changed - committed.keys())
         unreachable = [each for number in changed for each in assignment.at(number).node.unreachable()]
-        if unreachable:
+        if unreachable and not view.is_linking:  # A wider group may be there soon enough.
             return Plan(dropped_to_best_effort=tuple(unreachable))
         for number, jobs in committed.items():
             table.set_committed(number, (job.request.arrival_ns for job in jobs))

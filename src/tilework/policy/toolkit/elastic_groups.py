@@ -78,39 +78,39 @@ class DevicePool:
             self._coming.pop(device_id, None)
 
     def take_beside(self, group: Group, width: int) -> bool:
-        """Take this many more devices of the node of a group; returns whether that many were open."""
-        nodes_of = {self._devices[device_id].node for device_id in group if device_id in self._devices}
-        node = [device.device_id for device in self.view.devices if device.node in nodes_of]
+        """Take this many more devices of the pool of a group; returns whether that many were open."""
+        pools = {self._devices[device_id].pool for device_id in group if device_id in self._devices}
+        node = [device.device_id for device in self.view.devices if device.pool in pools]
         if self.allocator.num_free_of(node) < width:
             return False
         self.allocator.take_some(node, width)
         return True
 
     def hold(self, width: int, preferred: Group = ()) -> bool:
-        """Hold open devices of a node for a job that waits for `width` devices; False if no node has that many.
+        """Hold open devices of a pool for a job that waits for `width` devices; False if no pool has that many.
 
-        The node is the one that has them first. Its open devices are held, and those that open soonest.
+        The pool is the one that has them first. Its open devices are held, and those that open soonest.
         """
         best: tuple[int, int, list[DeviceView]] | None = None
-        for node in sorted({device.node for device in self._devices.values()}):
-            num_open = self.allocator.num_free_of(self._ids_of(node))
+        for pool in sorted({device.pool for device in self._devices.values()}):
+            num_open = self.allocator.num_free_of(self._ids_of(pool))
             coming = sorted(
-                (device for device in self._coming.values() if device.node == node),
+                (device for device in self._coming.values() if device.pool == pool),
                 key=lambda device: (device.device_id not in preferred, device.free_ns, device.device_id),
             )[: max(0, width - num_open)]
             if num_open + len(coming) >= width:
                 come_ns = max([self.now_ns, *(device.free_ns for device in coming)])
-                if best is None or (come_ns, node) < best[:2]:
-                    best = come_ns, node, coming
+                if best is None or (come_ns, pool) < best[:2]:
+                    best = come_ns, pool, coming
         if best is None:
             return False
-        _, node, coming = best
-        self.allocator.take_some(self._ids_of(node), width - len(coming))
+        _, pool, coming = best
+        self.allocator.take_some(self._ids_of(pool), width - len(coming))
         self.keep(tuple(device.device_id for device in coming))
         return True
 
-    def _ids_of(self, node: int) -> list[int]:
-        return [device.device_id for device in self.view.devices if device.node == node]
+    def _ids_of(self, pool: int) -> list[int]:
+        return [device.device_id for device in self.view.devices if device.pool == pool]
 
     # The plan.
 

@@ -125,7 +125,7 @@ class TridentBaseline(ArrivalOrdered):
         self._laid_out = view.devices, self._seen.occasion
         nodes: dict[int, list[int]] = {}
         for device in view.devices:
-            nodes.setdefault(device.node, []).append(device.device_id)
+            nodes.setdefault(device.pool, []).append(device.device_id)
         lines = self.layout.lines(dict(sorted(nodes.items())), self._seen)
         if lines == self._lines:
             return False

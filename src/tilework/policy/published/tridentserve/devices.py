@@ -33,7 +33,7 @@ class Devices:
         for device in self.up.open():
             pool = self.layout.pool_of(device.device_id)
             if pool is not None and device.device_id not in self.closed:
-                found.setdefault(pool, {}).setdefault(device.node, []).append(device.device_id)
+                found.setdefault(pool, {}).setdefault(device.pool, []).append(device.device_id)
         self._open = {pool: Allocator(rows.values()) for pool, rows in found.items()}
 
     def _free_ns(self, device_id: int) -> int:

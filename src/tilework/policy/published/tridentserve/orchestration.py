@@ -145,7 +145,7 @@ class Orchestration:
             return False
         self._devices, rows = view.devices, dict[int, list[int]]()
         for device in view.devices:
-            rows.setdefault(device.node, []).append(device.device_id)
+            rows.setdefault(device.pool, []).append(device.device_id)
         limits = [one.memory.total_bytes for one in view.devices if one.memory.total_bytes is not None]
         self.profiles.set_devices(min(limits, default=None), max(map(len, rows.values()), default=0), len(view.devices))
         if self._now is None:
