@@ -17,13 +17,15 @@ import torch
 
 from tilework.comm.groups import Groups
 from tilework.comm.rendezvous import Rendezvous
-from tilework.core.comm import COLLECTIVES, Comm, GroupBroken
+from tilework.core.comm import COLLECTIVES, SOCKETS, Comm, GroupBroken
 from tilework.core.wire.commands import GroupRef
+from tilework.core.wire.reports import NodeFormed
 from tilework.runtime.worker_process import forkserver_context
 from waiting import PATIENCE_S
 
 CONTEXT = forkserver_context()
 ANSWER_S = PATIENCE_S
+FORMED: SimpleQueue[NodeFormed] = SimpleQueue()
 
 
 class Member:
@@ -69,16 +71,21 @@ class Team:
 
     def __init__(self, collectives: str, size: int) -> None:
         self.rendezvous, self._last_id = Rendezvous(), 0
+        self._collectives, self._node_id = collectives, None
         self.members = [Member(device_id, self.rendezvous.address, collectives) for device_id in range(size)]
         self.enter(*range(size))
 
     def enter(self, *devices: int) -> None:
-        """Let these members be a new node."""
-        assert self.ask(devices, enter, self.new_group(*devices)) == [None] * len(devices)
+        """Let these members be a new node, if groups are parts of one."""
+        if self._collectives != SOCKETS:
+            self._node_id = None
+            node = self.new_group(*devices)
+            assert self.ask(devices, enter, node) == [""] * len(devices)
+            self._node_id = node.group_id
 
     def new_group(self, *devices: int) -> GroupRef:
         self._last_id += 1
-        return GroupRef(self._last_id, devices)
+        return GroupRef(self._last_id, devices, self._node_id)
 
     def tell(self, devices: Sequence[int], call: Callable[..., Any], *args: Any) -> None:
         for device_id in devices:
@@ -101,7 +108,7 @@ def serve(connection: Connection, device_id: int, address: str, collectives: str
     torch.set_num_threads(1)
     if COLLECTIVES[collectives] == "cuda":
         torch.cuda.set_device(device_id)
-    groups = Groups(device_id, address, collectives)
+    groups = Groups(device_id, address, collectives, tell=FORMED.put)
     calls: SimpleQueue[Any] = SimpleQueue()
     Thread(target=receive, args=(connection, groups, calls), daemon=True).start()
     while (item := calls.get()) is not None:
@@ -110,6 +117,7 @@ def serve(connection: Connection, device_id: int, address: str, collectives: str
             answer = call(groups, *args)
         except Exception as error:
             answer = type(error)(str(error))
+        groups.rest()
         connection.send(answer)
 
 
@@ -127,8 +135,10 @@ def receive(connection: Connection, groups: Groups, calls: SimpleQueue[Any]) -> 
         calls.put(None)
 
 
-def enter(groups: Groups, node: GroupRef) -> None:
+def enter(groups: Groups, node: GroupRef) -> str:
+    """Why the node could not form; empty if it stands."""
     groups.enter(node)
+    return FORMED.get(timeout=ANSWER_S).error
 
 
 def break_off(groups: Groups, group_id: int) -> None:

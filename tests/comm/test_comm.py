@@ -11,9 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import permutations
 from pathlib import Path
-from threading import Condition, Event, Thread, Timer
-from types import SimpleNamespace
-from typing import Any
+from threading import Thread, Timer
 
 import numpy as np
 import pytest
@@ -39,14 +37,12 @@ from comm_team import (
     talk_late,
     values,
 )
-from tilework.comm import connecting
-from tilework.comm.connecting import Connecting
 from tilework.comm.joining import Joining
 from tilework.comm.rendezvous import Meeting
 from tilework.comm.sockets import SocketComm
 from tilework.core.comm import GroupBroken
 
-SOON_S = 40.0  # Sooner than `CONNECT_S`, after which members that wait break off by themselves.
+SOON_S = 30.0  # Sooner than LINK_TIMEOUT_S, after which the members of a node break off by themselves.
 
 NO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 WAYS = ["sockets", pytest.param("gloo", marks=pytest.mark.slow), pytest.param("nccl", marks=[NO_GPUS, pytest.mark.gpu])]
@@ -314,48 +310,6 @@ def test_a_connection_that_breaks_wakes_who_waits_for_it(when: str) -> None:
     with pytest.raises(GroupBroken):
         comm.exchange(*calls[when])
     comm.close()
-
-
-def test_connecting_can_be_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For back ends whose constructor cannot be interrupted. What comes too late is closed."""
-    go_on, closed = Event(), Event()
-
-    def connect() -> Any:
-        go_on.wait()
-        return SimpleNamespace(close=closed.set)
-
-    monkeypatch.setattr(connecting, "CONNECT_S", 0.05)
-    with pytest.raises(GroupBroken, match="not connected within"):
-        Connecting(connect, Condition()).wait(lambda: None)
-    assert not closed.is_set()
-    go_on.set()
-    assert closed.wait(ANSWER_S)
-    comm: Any = SocketComm(0, {})
-    assert Connecting(lambda: comm, Condition()).wait(lambda: None) is comm
-
-
-def test_breaking_off_ends_connecting_long_before_its_limit() -> None:
-    """NCCL may take long to look at a host, so that the limit is long; a lost member must not take as long."""
-    changed, is_broken = Condition(), Event()
-
-    def check() -> None:
-        if is_broken.is_set():
-            raise GroupBroken("broken off")
-
-    def break_off() -> None:
-        with changed:
-            is_broken.set()
-            changed.notify_all()
-
-    def connect() -> Any:
-        is_over.wait()
-        return SimpleNamespace(close=lambda: None)
-
-    is_over = Event()
-    Timer(0.05, break_off).start()
-    with pytest.raises(GroupBroken, match="broken off"):
-        Connecting(connect, changed).wait(check)
-    is_over.set()
 
 
 def test_breaking_all_ends_current_and_later_calls(mortals: Team) -> None:

@@ -43,7 +43,7 @@ class Route(Idle):
     """Runs the steps of every job on the groups of ROUTE, two on each; encodes on device 0, decodes on 1.
 
     Two works of a job are under way at a time, so that each state is awaited where the job goes next. A job goes on
-    with what devices are left of a group.
+    with what devices are left of a group, and are connected with each other.
     """
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
@@ -56,7 +56,7 @@ class Route(Idle):
                     break
                 done = left.num_steps_done
                 wanted = {ENCODE: (0,), DECODE: (1,)}.get(left.stage.name) or ROUTE[done // STEPS_EACH]
-                devices = tuple(device_id for device_id in wanted if device_id in room) or (min(room, default=0),)
+                devices = _connected(wanted, view) or (min(room, default=0),)
                 if not all(room.get(device_id) for device_id in devices):
                     break
                 steps = STEPS_EACH - done % STEPS_EACH if left.stage.name == DIFFUSE else 1
@@ -66,6 +66,12 @@ class Route(Idle):
                 left = left.advanced(steps)
                 room |= {device_id: room[device_id] - 1 for device_id in devices}
         return Plan(starts=tuple(starts))
+
+
+def _connected(wanted: Group, view: ClusterView) -> Group:
+    """Those of the wanted devices that are up and can form a group with the first of them."""
+    up = [device for device_id in wanted if (device := view.device(device_id)) is not None]
+    return tuple(device.device_id for device in up if device.pool == up[0].pool)
 
 
 @contextmanager
@@ -124,6 +130,11 @@ class Rig:
 
         self.executor.latents.clear()
         return self.run(all_of_them())
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all workers are up and connected with each other."""
+        return self.engine.health().num_devices_up == NUM_WORKERS and not self.executor.alone
 
     def kill(self, device_id: int) -> None:
         pid = self.executor.pid(device_id)

@@ -103,15 +103,27 @@ class Service:
         return found
 
     def until_back(self, num_losses: float) -> None:
-        """So many workers have been lost in all, and all are up again."""
+        """So many workers have been lost in all, and all are up again, and connected."""
         eventually(lambda: self.metric(LOSSES) >= num_losses and self.metric("tilework_devices_up") == 2)
+        eventually(lambda: not self.executor.alone)
 
 
 @contextmanager
-def serving(policy: str = "edf", log: TextIO | None = None, states_bytes: int = STATES_BYTES) -> Iterator[Service]:
+def serving(
+    policy: str = "edf",
+    log: TextIO | None = None,
+    states_bytes: int = STATES_BYTES,
+    collectives: str | None = None,
+) -> Iterator[Service]:
     """Two workers with `shapes`; what stops for STUCK_S is stuck."""
-    sources = (ModelSource(path="shapes"),)
-    executor = LocalExecutor(LocalConfig(num_workers=2, sources=sources, states_bytes=states_bytes, stop_grace_s=2.0))
+    config = LocalConfig(
+        num_workers=2,
+        sources=(ModelSource(path="shapes"),),
+        states_bytes=states_bytes,
+        collectives=collectives,
+        stop_grace_s=2.0,
+    )
+    executor = LocalExecutor(config)
     watchdog = WatchdogConfig(tick_ns=100 * NS_PER_MS, least_ns=int(STUCK_S * 1e9))
     engine = Engine(
         EngineConfig(controller=ControllerConfig(policy=policy), table=COSTS, watchdog=watchdog), executor, log
@@ -286,10 +298,10 @@ def test_a_member_killed_while_its_group_forms_costs_no_picture(wide: Service) -
     wide.until_back(losses + 3)
 
 
-@pytest.fixture(scope="module")
-def wide() -> Iterator[Service]:
-    """Every request runs on both workers."""
-    with serving("fixed-sp2") as service:
+@pytest.fixture(scope="module", params=["sockets", "gloo"])
+def wide(request: pytest.FixtureRequest) -> Iterator[Service]:
+    """Every request runs on both workers: by sockets, and as with NCCL."""
+    with serving("fixed-sp2", collectives=request.param) as service:
         yield service
 
 

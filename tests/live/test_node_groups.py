@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tiny
-from live.route import NUM_WORKERS, ROUTE, STEPS, Rig, left_behind, registered
+from live.route import ROUTE, STEPS, Rig, left_behind, registered
 from tilework.control.log import replay
 from tilework.core.request import Status
 from tilework.runtime.ticket import Outcome
@@ -49,7 +49,7 @@ def test_pictures_are_those_of_sockets_bit_for_bit_also_after_a_worker_was_lost(
         await until(lambda: ticket.steps_done >= 5)  # On all four devices.
         rig.kill(3)
         outcome = await ticket.outcome
-        await until(lambda: rig.engine.health().num_devices_up == NUM_WORKERS)
+        await until(lambda: rig.is_whole)
         return outcome
 
     for uid in ("before", "after"):

@@ -58,6 +58,7 @@ class Listener:
     def on_lost(self, device_id: int, reason: str) -> None:
         self.lost.append((device_id, reason))
 
+    def on_links_changed(self) -> None: ...
     def on_joined(self, device_id: int) -> None:
         self.joined.append(device_id)
 

@@ -82,6 +82,8 @@ class EchoGroups:
     def break_off(self, group_id: int) -> None:
         self.broken.append(group_id)
 
+    def rest(self) -> None: ...
+
 
 class Member:
     def __init__(self, family: Family, directory: Path) -> None:

@@ -21,8 +21,8 @@ Piece = tuple[int, Tensor]
 class ExchangeComm(ABC):
     """core.comm.Comm, but for `exchange`, `abort` and `close`. A group of one sends nothing and copies.
 
-    Rejected: the backends' own collectives. A communicator that is shared by a whole node (NCCL) offers its subsets
-    point-to-point messages only.
+    A communicator that is shared by a whole node (NCCL) offers its subsets point-to-point messages only. For subsets
+    with a communicator of their own `NodePart` uses collectives of the backend.
     """
 
     def __init__(self, rank: int, size: int) -> None:

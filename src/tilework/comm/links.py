@@ -9,11 +9,13 @@ from threading import Thread
 from typing import Any
 
 import torch
-from torch.distributed import Store  # type: ignore[attr-defined]
+from torch import Tensor
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from tilework.comm.exchange import PATIENCE, Piece
 from tilework.comm.node import Link
 
+_WHOLE: Mapping[str, Any] = {}
 _ANY_BYTE = 255  # A float of such bytes is not a number.
 
 
@@ -21,22 +23,31 @@ class NcclLink:
     """NCCL by torch. Messages go only inside of a group of operations: outside of one torch would make a communicator
     for each pair of ranks.
 
+    The thread that makes one gets a stream of its own: on the device's usual one its first messages would wait for the
+    run of another thread. So it is made on a thread that does nothing else.
+
     That a peer is lost is for the runtime to say, which sees its process end. Where NCCL reports it, too, torch would
     end the process of each survivor; it is told not to.
 
     It has been run on no host with several GPUs yet.
     """
 
-    def __init__(self, store: Store, rank: int, size: int, device_id: int) -> None:
+    def __init__(self, store: Store, rank: int, size: int, device_id: int, split: Mapping[str, Any] = _WHOLE) -> None:
         from torch.distributed import ProcessGroupNCCL
 
+        self._store, self._rank = store, rank
+        self._device = torch.device("cuda", device_id)
         # Each thread has a current card of its own: on the first one this process would take memory for nothing.
         torch.cuda.set_device(device_id)
+        if not split:
+            torch.cuda.set_stream(torch.cuda.Stream(self._device))  # type: ignore[no-untyped-call]
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
         options = ProcessGroupNCCL.Options()
         options._timeout = PATIENCE
+        for name, value in split.items():
+            setattr(options, name, value)
         self._backend: Any = ProcessGroupNCCL(store, rank, size, options)
-        self._backend.eager_connect_single_device(torch.device("cuda", device_id))
+        self._backend.eager_connect_single_device(self._device)
 
     def exchange(self, sends: Sequence[Piece], receives: Sequence[Piece]) -> None:
         """Queue these on the current stream, which waits for them; the host does not."""
@@ -46,6 +57,22 @@ class NcclLink:
         for rank, tensor in receives:
             self._backend.recv([tensor], rank, 0)
         self._backend._end_coalescing().wait()
+
+    def all_to_all(self, output: Tensor, source: Tensor, output_splits: list[int], source_splits: list[int]) -> None:
+        self._backend.alltoall_base(output, source, output_splits, source_splits).wait()
+
+    def all_gather(self, output: Tensor, source: Tensor) -> None:
+        self._backend._allgather_base(output, source).wait()
+
+    def split(self, parts: Sequence[Sequence[int]]) -> NcclLink | None:
+        """By ncclCommSplit, which all ranks of the node call together."""
+        mine = _own_part(parts, self._rank)
+        if mine is None:
+            self._backend.perform_nocolor_split(self._device)
+            return None
+        options = {"split_from": self._backend, "split_color": parts.index(mine)}
+        assert self._device.index is not None
+        return NcclLink(_store_of(self._store, mine), mine.index(self._rank), len(mine), self._device.index, options)
 
     def abort(self) -> None:
         self._backend.abort()
@@ -61,30 +88,65 @@ class GlooLink:
     def __init__(self, store: Store, rank: int, size: int, device_id: int) -> None:
         from torch.distributed import ProcessGroupGloo
 
+        self._store, self._rank, self._device_id = store, rank, device_id
         self._backend: Any = ProcessGroupGloo(store, rank, size, PATIENCE)
         self._aborted: Future[None] = Future()
 
     def exchange(self, sends: Sequence[Piece], receives: Sequence[Piece]) -> None:
-        done: Future[None] = Future()
-        # The thread of a call that is aborted waits on: gloo wakes it when a connection breaks, or never.
-        Thread(target=self._transfer, args=(sends, receives, done), name="gloo", daemon=True).start()
-        wait((done, self._aborted), return_when=FIRST_COMPLETED)
-        if not done.done():
-            for _, tensor in receives:
-                tensor.view(-1).view(torch.uint8).fill_(_ANY_BYTE)
+        def begin() -> list[Any]:
+            works = [self._backend.send([tensor], rank, 0) for rank, tensor in sends]
+            return works + [self._backend.recv([tensor], rank, 0) for rank, tensor in receives]
+
+        self._call(begin, [tensor for _, tensor in receives])
+
+    def all_to_all(self, output: Tensor, source: Tensor, output_splits: list[int], source_splits: list[int]) -> None:
+        size, call = source.element_size(), self._backend.alltoall_base
+        splits = [[size * length for length in lengths] for lengths in (output_splits, source_splits)]
+        self._call(lambda: [call(_bytes(output), _bytes(source), *splits)], [output])
+
+    def all_gather(self, output: Tensor, source: Tensor) -> None:
+        self._call(lambda: [self._backend._allgather_base(_bytes(output), _bytes(source))], [output])
+
+    def split(self, parts: Sequence[Sequence[int]]) -> GlooLink | None:
+        mine = _own_part(parts, self._rank)
+        if mine is None:
+            return None
+        return GlooLink(_store_of(self._store, mine), mine.index(self._rank), len(mine), self._device_id)
 
     def abort(self) -> None:
         self._aborted.set_result(None)
 
-    def _transfer(self, sends: Sequence[Piece], receives: Sequence[Piece], done: Future[None]) -> None:
-        try:
-            works = [self._backend.send([tensor], rank, 0) for rank, tensor in sends]
-            works += [self._backend.recv([tensor], rank, 0) for rank, tensor in receives]
-            for work in works:
-                work.wait()
-        except RuntimeError:  # A peer is lost, which NCCL would not say.
-            return
-        done.set_result(None)
+    def _call(self, begin: Callable[[], Sequence[Any]], outputs: Sequence[Tensor]) -> None:
+        done: Future[None] = Future()
+        # The thread of a call that is aborted waits on: gloo wakes it when a connection breaks, or never.
+        Thread(target=_transfer, args=(begin, done), name="gloo", daemon=True).start()
+        wait((done, self._aborted), return_when=FIRST_COMPLETED)
+        if not done.done():
+            for tensor in outputs:
+                _bytes(tensor).fill_(_ANY_BYTE)
+
+
+def _transfer(begin: Callable[[], Sequence[Any]], done: Future[None]) -> None:
+    try:
+        for work in begin():
+            work.wait()
+    except RuntimeError:  # A peer is lost, which NCCL would not say.
+        return
+    done.set_result(None)
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.view(-1).view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8)
+
+
+def _own_part(parts: Sequence[Sequence[int]], rank: int) -> Sequence[int] | None:
+    return next((part for part in parts if rank in part), None)
+
+
+def _store_of(store: Store, part: Sequence[int]) -> Store:
+    """Where the members of a part exchange addresses."""
+    whole: Store = PrefixStore("part-" + "-".join(map(str, part)), store)
+    return whole
 
 
 LINKS: Mapping[str, Callable[[Store, int, int, int], Link]] = {"nccl": NcclLink, "gloo": GlooLink}

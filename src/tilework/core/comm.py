@@ -10,6 +10,12 @@ COLLECTIVES = {SOCKETS: "cpu", "gloo": "cpu", "nccl": "cuda"}
 """What the members of a group can talk by, and whose tensors it takes: sockets between each two of them, or one
 communicator of their node.
 """
+LINK_TIMEOUT_S = 40.0
+"""How long the workers of a node may take to connect, and to exchange their first messages.
+
+They all begin at once, whatever they run, and with eight cards NCCL looks at the host's links for seconds. A member
+that is lost ends it sooner.
+"""
 USUAL_COLLECTIVES = {"cpu": SOCKETS, "cuda": "nccl"}
 """By device, of `core.model.DEVICES`."""
 

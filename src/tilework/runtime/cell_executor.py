@@ -80,6 +80,14 @@ class CellExecutor:
         return 0
 
     @property
+    def alone(self) -> Group:
+        return tuple(sorted(set(map(self._device, self._inner.alone))))
+
+    @property
+    def is_linking(self) -> bool:
+        return self._inner.is_linking
+
+    @property
     def serving(self) -> Mapping[str, tuple[int, ...]]:
         return {model: tuple(sorted(set(map(self._device, of)))) for model, of in self._inner.serving.items()}
 
@@ -255,6 +263,9 @@ class CellExecutor:
         elif self._is_whole(device_id):
             self._up.add(device_id)
             self._listener.on_joined(device_id)
+
+    def on_links_changed(self) -> None:
+        self._listener.on_links_changed()
 
     def on_read(self, read: WeightsRead) -> None:
         self._listener.on_read(read)

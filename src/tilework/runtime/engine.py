@@ -24,6 +24,7 @@ from tilework.core.events import (
     Cancelled,
     ComponentsRead,
     DeviceJoined,
+    LinksChanged,
     NodeCordoned,
     Restored,
     StatesFetched,
@@ -128,6 +129,7 @@ class Engine:
         self._draining = False
         self._stopped = False
         self._observer = Observer()
+        self._links = LinksChanged((), False)
         self.failed, self.failure = asyncio.Event(), ""
 
     # For the server.
@@ -206,6 +208,7 @@ class Engine:
             join=self._join,
         )
         self._started = True
+        self.on_links_changed()
         for device_id in (*self._executor.devices_up, *self._executor.slots_up):
             self.on_joined(device_id)
 
@@ -485,6 +488,12 @@ class Engine:
         read = tuple(component.digest for component in self._controller.costs.all_components)  # When it started.
         there = () if room is not None else read
         self._control.handle(DeviceJoined(device_id, self._executor.node(device_id), kind, there, room, read))
+
+    def on_links_changed(self) -> None:
+        links = LinksChanged(self._executor.alone, self._executor.is_linking)
+        if self._started and not self._stopped and links != self._links:
+            self._links = links
+            self._control.handle(links)
 
     def on_lost(self, device_id: int, reason: str) -> None:
         if self._started and device_id in self._dispatcher.up:

@@ -40,6 +40,9 @@ class Listener(Protocol):
     def on_report(self, device_id: int, report: Report) -> None: ...
     def on_lost(self, device_id: int, reason: str) -> None: ...
     def on_joined(self, device_id: int) -> None: ...
+    def on_links_changed(self) -> None:
+        """Other accelerators than before are alone (`Executor.alone`), or it is known whether that changes soon."""
+
     def on_read(self, read: WeightsRead) -> None:
         """The host has read ahead of need, or could not."""
 
@@ -88,6 +91,14 @@ class Executor(Protocol):
 
     def node(self, device_id: int) -> int:
         """The node of an accelerator or CPU slot: groups lie on one node, and states are quicker there."""
+
+    @property
+    def alone(self) -> Group:
+        """The accelerators that can run in no group now, up or not: none of their node is connected with them."""
+
+    @property
+    def is_linking(self) -> bool:
+        """Whether some of them are being connected, which takes seconds."""
 
     @property
     def serving(self) -> Mapping[str, tuple[int, ...]]:

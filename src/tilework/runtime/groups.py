@@ -22,19 +22,25 @@ class GroupTable:
         self._refs: OrderedDict[Group, GroupRef] = OrderedDict()
         self._next_id = 1
 
-    def use(self, devices: Group) -> tuple[GroupRef, list[GroupRef]]:
-        """The group of these devices, and the groups to close before using it."""
-        if devices in self._refs:
+    def use(self, devices: Group, node_id: int | None = None) -> tuple[GroupRef, list[GroupRef]]:
+        """The group of these devices, as a part of this node, and the groups to close before using it."""
+        known = self._refs.get(devices)
+        if known is not None and known.node_id == node_id:
             self._refs.move_to_end(devices)
-            return self._refs[devices], []
-        closed = [self._close_oldest(device_id) for device_id in devices if self._count(device_id) >= self._max]
-        ref = self._refs[devices] = self.new_ref(devices)
-        return ref, [old for old in closed if old is not None]
+            return known, []
+        closed = [] if known is None else [self._refs.pop(devices)]
+        oldest = [self._close_oldest(device_id) for device_id in devices if self._count(device_id) >= self._max]
+        ref = self._refs[devices] = self.new_ref(devices, node_id)
+        return ref, closed + [old for old in oldest if old is not None]
 
-    def new_ref(self, devices: Group) -> GroupRef:
+    def new_ref(self, devices: Group, node_id: int | None = None) -> GroupRef:
         """A new id for these devices, which `use` does not return."""
         self._next_id += 1
-        return GroupRef(self._next_id - 1, devices)
+        return GroupRef(self._next_id - 1, devices, node_id)
+
+    def forget_parts(self, node_id: int) -> list[GroupRef]:
+        """Remove the groups that are parts of a node; returns them."""
+        return [self._refs.pop(devices) for devices, ref in list(self._refs.items()) if ref.node_id == node_id]
 
     def forget_device(self, device_id: int) -> list[GroupRef]:
         """Remove the groups of a lost device; returns them."""

@@ -9,11 +9,10 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from tilework.comm.rendezvous import Rendezvous
 from tilework.core.actions import ReadComponents
-from tilework.core.comm import SOCKETS, USUAL_COLLECTIVES
+from tilework.core.comm import LINK_TIMEOUT_S, SOCKETS, USUAL_COLLECTIVES
 from tilework.core.component import LoadSource
 from tilework.core.cost_row import Batch, CostRow
 from tilework.core.lora import Lora, UsedLora
@@ -26,7 +25,6 @@ from tilework.core.wire.commands import (
     BreakGroup,
     Calibrate,
     CloseGroup,
-    EnterNode,
     GroupRef,
     RemoveLora,
     Site,
@@ -40,17 +38,20 @@ from tilework.core.wire.reports import (
     LoadFailed,
     LoraAdded,
     ModelAdded,
+    NodeFormed,
     Report,
     WeightsLoaded,
 )
 from tilework.core.work import Group
 from tilework.cost.profile import ProfileKey
+from tilework.runtime.calibration import COMPILING_S, FACTOR, LEAST_S, Calibration
 from tilework.runtime.executor import Listener, WorkerStartFailed
 from tilework.runtime.groups import GroupTable
 from tilework.runtime.models.calibration_weights import CalibrationWeights
 from tilework.runtime.models.changes import ModelChanges
 from tilework.runtime.models.costs import profile_key
 from tilework.runtime.models.host_reader import HostReader
+from tilework.runtime.node_communicator import NodeCommunicator
 from tilework.runtime.outbox import Outgoing
 from tilework.runtime.state_blobs import StateBlobDirectory
 from tilework.runtime.worker_process import WorkerProcess, resident_bytes_of
@@ -66,7 +67,8 @@ class LocalConfig:
     from the start; with `weights_bytes` it knows all, and an accelerator holds no more weights than that at a time.
     Of jobs that have no work there each worker keeps `states_bytes` at most, and of the steps of requests with a cache
     `cache_bytes`. Accelerators are in cells of `cell_size`, which divides their number: see `CellExecutor`. Groups of
-    them talk by `collectives`, of `core.comm`; None: by what is usual for the device.
+    them talk by `collectives`, of `core.comm`; None: by what is usual for the device. Where that is a communicator of
+    their node, it has to form within `link_timeout_s`; else they run alone.
 
     A worker that dies is restarted after `restart_delay_s`. From the third death in a row without a finished work the
     delay doubles each time, up to `max_delay_s`, so that a broken device does not interrupt one request after another.
@@ -82,6 +84,7 @@ class LocalConfig:
     cache_bytes: int = CACHE_BYTES
     cell_size: int = 1
     collectives: str | None = None
+    link_timeout_s: float = LINK_TIMEOUT_S
     restart_delay_s: float = 0.5
     max_delay_s: float = 30.0
     max_restarts: int = 6
@@ -104,10 +107,11 @@ class LocalExecutor:
         self._up: set[int] = set()
         self._loaded: dict[int, asyncio.Future[Loaded]] = {}
         self._readings: dict[int, DeviceReading] = {}
-        self._calibrated: dict[int, asyncio.Future[tuple[CostRow, ...]]] = {}
+        self._calibration: Calibration | None = None
+        self._alone_s: dict[str, float] = {}  # How long measuring a model has taken on one device, at most.
         self._started_with: dict[int, tuple[Source, ...]] = {}
         self._groups = GroupTable()
-        self._node: GroupRef | None = None
+        self._communicator: NodeCommunicator | None = None  # None: each group connects by itself.
         self._resources = ExitStack()
         self._stopping = False
         self._num_slots = 0
@@ -223,8 +227,42 @@ class LocalExecutor:
             self._reader.know(source, one)
         self._hardware = first.hardware
         self._measuring.add(first)
-        self._form_node_group()
+        await self._form_groups()
         return first.models
+
+    async def _form_groups(self) -> None:
+        """Let the workers form their node's communicator. One that does not form leaves all of them alone.
+
+        Raises WorkerStartFailed if they are cells, which need it.
+        """
+        if self._collectives == SOCKETS:
+            return
+        self._communicator = NodeCommunicator(
+            self._groups,
+            self.send,
+            self.kill,
+            self._on_links_changed,
+            self._loop.call_later,
+            self._config.link_timeout_s,
+        )
+        self._communicator.form(self.devices_up)
+        await self._communicator.settled()
+        if self._communicator.failure and self._config.cell_size > 1:
+            await self.stop()
+            raise WorkerStartFailed(f"the workers of a cell cannot talk to each other: {self._communicator.failure}")
+
+    @property
+    def alone(self) -> Group:
+        linked = range(self.num_devices) if self._communicator is None else self._communicator.linked
+        return tuple(one for one in range(self.num_devices) if one not in linked)
+
+    @property
+    def is_linking(self) -> bool:
+        return self._communicator is not None and self._communicator.is_forming
+
+    def _on_links_changed(self) -> None:
+        if not self._stopping:
+            self._listener.on_links_changed()
 
     async def calibrate(
         self,
@@ -237,22 +275,33 @@ class LocalExecutor:
     ) -> tuple[CostRow, ...]:
         served = set(self.serving.get(model, self.devices_up)) & self._up
         up = [device_id for device_id in sorted(served) if served.issuperset(self._cell(device_id))]
+        if degree > 1 and self._communicator is not None:
+            await self._communicator.settled()
+            up = [device_id for device_id in up if device_id in self._communicator.linked]
         for command in self._measuring.commands(model, loras):
             for device_id in up:
                 self.send(device_id, command)
-        groups = [tuple(up[first : first + degree]) for first in range(0, len(up) - degree + 1, degree)]
-        self._calibrated = {device_id: self._loop.create_future() for group in groups for device_id in group}
-        refs = {group: None if degree == 1 else self.group(group) for group in groups}
+        members = [tuple(up[first : first + degree]) for first in range(0, len(up) - degree + 1, degree)]
+        refs = {group: None if degree == 1 else self.group(group) for group in members}
         weights = self._measuring.by_stage(model, loras)
+        begin_s = self._loop.time()
+        self._calibration = Calibration(refs, self._limit_s(model, degree), self.break_off, self.kill)
         for group, ref in refs.items():
             for device_id in group:
                 self.send(device_id, Calibrate(model, batches, ref, num_runs, loras, weights, known))
-        await asyncio.gather(*self._calibrated.values())
-        for group, ref in refs.items():
-            found = [{row.shapes for row in self._calibrated[device_id].result()} for device_id in group]
-            if ref is not None and any(len(shapes) < len(batches) for shapes in found):
-                self.break_off(ref)  # A member that could not run a shape has left the group.
-        return tuple(row for future in self._calibrated.values() for row in future.result())
+        rows = await self._calibration.rows()
+        if degree == 1:
+            self._alone_s[model] = max(self._alone_s.get(model, 0.0), self._loop.time() - begin_s)
+        return rows
+
+    def _limit_s(self, model: str, degree: int) -> float:
+        """How long it may take to measure this model. What compiles for a size compiles for each degree, too."""
+        if degree == 1:
+            return self._config.start_timeout_s
+        least_s = (
+            COMPILING_S if any(isinstance(one, ModelSource) and one.compiles for one in self._sources) else LEAST_S
+        )
+        return max(least_s, FACTOR * self._alone_s.get(model, 0.0))
 
     async def end_calibration(self) -> Mapping[LoadSource, float]:
         for command in self._measuring.last_commands():
@@ -328,7 +377,8 @@ class LocalExecutor:
             self._workers[device_id].kill(reason)
 
     def group(self, devices: Group) -> GroupRef:
-        ref, closed = self._groups.use(devices)
+        communicator = self._communicator
+        ref, closed = self._groups.use(devices, None if communicator is None else communicator.node_id(devices))
         for old in closed:
             self._send_all(old, CloseGroup(old.group_id))
         return ref
@@ -336,7 +386,8 @@ class LocalExecutor:
     def break_off(self, ref: GroupRef) -> None:
         if self._groups.forget(ref):
             self._break(ref)
-            self._form_node_group()  # Breaking a part of the node's communicator ends all of it.
+            if self._communicator is not None:
+                self._communicator.break_off(ref)
 
     def _break(self, ref: GroupRef) -> None:
         """End what runs in the group now, and close it after the commands that are queued for it."""
@@ -359,6 +410,8 @@ class LocalExecutor:
 
     async def stop(self) -> None:
         self._stopping = True
+        if self._communicator is not None:
+            self._communicator.stop()
         for device_id in list(self._start_timers):
             self._end_start_timer(device_id)
         grace_s = self._config.stop_grace_s
@@ -414,6 +467,7 @@ class LocalExecutor:
             infos=self._infos if is_slot else (),
             cell=() if is_slot or self._config.cell_size == 1 else self._cell(device_id),
             collectives=SOCKETS if is_slot else self._collectives,
+            link_timeout_s=self._config.link_timeout_s,
         )
         worker = self._workers[device_id] = WorkerProcess(
             site, sources, partial(self._report, device_id), partial(self._on_exit, device_id)
@@ -432,9 +486,12 @@ class LocalExecutor:
                 self._readings[device_id] = report
             case ModelAdded() | LoraAdded():
                 self._changes.answered(device_id, report)
-            case Calibrated(rows):
-                if not self._calibrated[device_id].done():  # It is done if the caller was cancelled.
-                    self._calibrated[device_id].set_result(rows)
+            case Calibrated():
+                if self._calibration is not None:
+                    self._calibration.answered(device_id, report)
+            case NodeFormed():
+                if self._communicator is not None:
+                    self._communicator.answered(device_id, report)
             case _:
                 if isinstance(report, Ended):
                     self._deaths.pop(device_id, None)
@@ -449,21 +506,20 @@ class LocalExecutor:
         if self._started_with[device_id] != self._sources_of(device_id) and self._loaded[device_id].done():
             self.kill(device_id, "the models have changed while it was started")
         elif self._loaded[device_id].done():
-            self._form_node_group()
+            self._links_of(device_id)
             self._listener.on_joined(device_id)
         else:
             self._loaded[device_id].set_result(loaded)
             self._listener.on_loading(len(self._up))
 
-    def _form_node_group(self) -> None:
-        """Let the workers that are up form the node's communicator, if groups are parts of one."""
-        up = self.devices_up
-        self._node = None
-        if self._collectives == SOCKETS or len(up) < 2:
+    def _links_of(self, device_id: int) -> None:
+        """A worker has joined, or is lost."""
+        if self._communicator is None or device_id >= self.num_devices:
             return
-        self._node = self._groups.new_ref(up)
-        for device_id in up:
-            self.send(device_id, EnterNode(self._node))
+        if device_id in self._up:
+            self._communicator.form(self.devices_up)
+        else:
+            self._communicator.lose(device_id, self.devices_up)
 
     def _on_exit(self, device_id: int, reason: str) -> None:
         if self._stopping:
@@ -476,9 +532,7 @@ class LocalExecutor:
         self._changes.lost(device_id)
         for ref in self._groups.forget_device(device_id):
             self._break(ref)
-        if self._node is not None and device_id in self._node.devices:  # The others may wait for this one to enter.
-            self._send_all(self._node, BreakGroup(self._node.group_id, unless_formed=True))
-        self._form_node_group()
+        self._links_of(device_id)
         self._listener.on_lost(device_id, reason)
         if not self._stopping:
             self._schedule_restart(device_id, reason)
@@ -488,11 +542,11 @@ class LocalExecutor:
 
         One that serves, and measures a model that is added, goes on without that.
         """
-        awaited: list[asyncio.Future[Any]] = [*self._loaded.values(), *self._calibrated.values()]
-        for future in awaited:
-            if not future.done():
-                self._stopping = not self._is_serving
-                future.set_exception(error)
+        loading = [future for future in self._loaded.values() if not future.done()]
+        for future in loading:
+            future.set_exception(error)
+        if (self._calibration is not None and self._calibration.fail(error)) or loading:
+            self._stopping = not self._is_serving
 
     def _schedule_restart(self, device_id: int, reason: str) -> None:
         failed, deaths = self._failed_starts.get(device_id, 0) + 1, self._deaths.get(device_id, 0) + 1

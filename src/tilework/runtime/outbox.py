@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
-from tilework.core.wire.commands import BreakGroup, Command, Execute, StopWork
+from tilework.core.wire.commands import BreakGroup, Command, EnterNode, Execute, StopWork
 
 Outgoing = Command | asyncio.Future[Command | None]
 """A command, or the future of one. Commands sent after a future wait for it.
@@ -19,8 +19,8 @@ It may resolve to None, or be cancelled: then there is no command.
 class Outbox:
     """Calls `write` with one command after the other, from `open` on.
 
-    `StopWork` and `BreakGroup` do not wait for unresolved futures. `StopWork` of a work that waits for one marks it as
-    revoked.
+    `StopWork`, `BreakGroup` and `EnterNode` do not wait for unresolved futures. `StopWork` of a work that waits for one
+    marks it as revoked.
     """
 
     def __init__(self, write: Callable[[Command], None]) -> None:
@@ -36,7 +36,7 @@ class Outbox:
         """Send a command after the earlier ones."""
         if isinstance(outgoing, StopWork) and self._revoke(outgoing.work_id):
             return
-        if isinstance(outgoing, StopWork | BreakGroup):
+        if isinstance(outgoing, StopWork | BreakGroup | EnterNode):
             self._write(outgoing)
         else:
             self._waiting.append(outgoing)

@@ -47,6 +47,7 @@ def calibrate(
     prepare: Callable[[str], None] = lambda _stage: None,
     cell_size: int = 1,
     known: frozenset[str] = frozenset(),
+    on_error: Callable[[str], None] = lambda _error: None,
 ) -> tuple[CostRow, ...]:
     """Time the stages for every batch, with guidance; rows in the order of `batches`.
 
@@ -55,8 +56,8 @@ def calibrate(
 
     With a `comm`: stages that several devices may share, for single outputs, at the degree of the group; in that of a
     single cell, which has `cell_size` ranks and counts as one device, every stage. All ranks make the same call, and
-    each returns rows of its own. A batch that cannot run on one rank breaks the group, since the
-    others wait for that rank; the rows so far are returned.
+    each returns rows of its own. A batch that cannot run on one rank breaks the group here, and `on_error` is told: the
+    others may wait for that rank until the group is broken off for them, too. The rows so far are returned.
 
     `num_runs` runs follow three warm-up runs; None means one warm-up run, two on CUDA, and then up to five within a
     second. Before it runs a stage it calls `prepare` with its name, which is not timed. Stages that are `known` are not
@@ -68,9 +69,11 @@ def calibrate(
         timings: dict[str, _Timing] = {}
         try:
             _time_stages(family, batch, comm, degree, num_runs, timings, prepare, known)
-        except Exception:
-            _log.exception("%s cannot run here; it is left out of the calibration", " + ".join(map(str, batch)))
+        except Exception as error:
+            shapes = " + ".join(map(str, batch))
+            _log.exception("%s cannot run here; it is left out of the calibration", shapes)
             if comm is not None:
+                on_error(f"{shapes} cannot run here ({type(error).__name__}: {error})")
                 comm.abort()
                 break
             if len(batch) == 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -26,6 +26,7 @@ from tilework.core.wire.commands import (
     WEIGHTS,
     BreakGroup,
     Command,
+    EnterNode,
     Execute,
     Quit,
     ReadWeights,
@@ -78,8 +79,7 @@ def serve(connection: socket.socket, sources: Sequence[Source], site: Site) -> N
         begin_anew(connection, sources, site)
     place = f", cell of {', '.join(map(str, site.cell))}" if site.cell else ""
     setproctitle(f"tilework: worker {site.device_id} ({_device_name(source, site.device_id)}{place})")
-    groups = Groups(site.device_id, site.rendezvous, site.collectives)
-    link = _Link(connection, groups)
+    link = _Link(connection, partial(Groups, site.device_id, site.rendezvous, site.collectives, site.link_timeout_s))
     start_ns = time.monotonic_ns()
     try:
         _prepare(source, site.device_id)
@@ -108,7 +108,7 @@ def serve(connection: socket.socket, sources: Sequence[Source], site: Site) -> N
     worker = Worker(
         models,
         link.works,
-        groups,
+        link.groups,
         blobs,
         sender.send,
         budget,
@@ -272,8 +272,8 @@ def _prepare(source: Source, device_id: int) -> None:
 class _Link:
     """The worker's end of the pipe. A separate thread receives, so that some commands overtake queued ones."""
 
-    def __init__(self, connection: socket.socket, groups: Groups) -> None:
-        self._groups = groups
+    def __init__(self, connection: socket.socket, groups: Callable[[Callable[[Report], None]], Groups]) -> None:
+        self.groups = groups(self.send)
         self.queue: SimpleQueue[Command] = SimpleQueue()
         self.works = OpenWorks()
         self.loads_ahead = LoadsAhead()
@@ -306,7 +306,7 @@ class _Link:
             for command in receive_messages(self._connection):
                 self._route(command)
             self.works.stop_all()
-            self._groups.break_all()
+            self.groups.break_all()
         finally:
             self.queue.put(Quit())
 
@@ -315,7 +315,9 @@ class _Link:
             case StopWork():
                 self.works.stop(command.work_id)
             case BreakGroup():
-                self._groups.break_off(command.group_id, unless_formed=command.unless_formed)
+                self.groups.break_off(command.group_id, unless_formed=command.unless_formed)
+            case EnterNode():
+                self.groups.enter(command.node)
             case Execute():
                 self.works.open(command.work_id, dict(command.members), command.revoked)
                 self._queue_up(command)

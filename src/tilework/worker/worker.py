@@ -11,7 +11,6 @@ from functools import partial
 from tilework.comm.groups import Groups
 from tilework.core.cache import CacheUse
 from tilework.core.comm import Comm, GroupBroken
-from tilework.core.cost_row import CostRow
 from tilework.core.wire.commands import (
     CACHE_BYTES,
     STATES_BYTES,
@@ -21,10 +20,8 @@ from tilework.core.wire.commands import (
     CloseGroup,
     Command,
     DropWeights,
-    EnterNode,
     Execute,
     Forget,
-    GroupRef,
     ImportState,
     LoadWeights,
     NoteSaved,
@@ -111,7 +108,7 @@ class Worker:
         return len(self._jobs)
 
     def execute(self, command: Command) -> None:
-        """Execute a command; the receiver handles `StopWork`, `BreakGroup` and `Quit`.
+        """Execute a command; the receiver handles `StopWork`, `BreakGroup`, `EnterNode` and `Quit`.
 
         Raises:
             WeightsNotLoaded: weights that it needs cannot be loaded.
@@ -129,8 +126,6 @@ class Worker:
                 self._import(command)
             case Forget() | NoteSaved() | StartOver():
                 self._update_kept(command)
-            case EnterNode():
-                self._enter(command.node)
             case CloseGroup():
                 self._groups.close(command.group_id)
             case LoadWeights():
@@ -139,7 +134,7 @@ class Worker:
                 self._loads.drop(components)
             case Calibrate():
                 self._await_all_weights()
-                self._emit(Calibrated(self._calibrate(command)))
+                self._emit(self._calibrate(command))
             case AddModel() | AddLora() | RemoveModel() | RemoveLora():
                 self._await_all_weights()
                 if (answer := self._models.change(command)) is not None:
@@ -301,6 +296,8 @@ class Worker:
         except Exception:
             self._groups.break_off(command.group.group_id)
             raise
+        finally:
+            self._groups.rest()
 
     def _run_at_once(self, command: Execute, comm: Comm | None) -> Ended:
         """Run a stage without steps."""
@@ -432,13 +429,8 @@ class Worker:
             self._check_device(error)
             self._jobs.lose(job_id, f"its import failed with {describe(error)}")
 
-    def _enter(self, node: GroupRef) -> None:
-        try:
-            self._groups.enter(node)
-        except GroupBroken as error:  # A worker was lost; the next node is about to be announced.
-            _log.warning("the workers of this node did not meet: %s", error)
-
-    def _calibrate(self, command: Calibrate) -> tuple[CostRow, ...]:
+    def _calibrate(self, command: Calibrate) -> Calibrated:
+        errors: list[str] = []
         measure = partial(
             calibrate,
             self._models[command.model],
@@ -447,17 +439,20 @@ class Worker:
             prepare=partial(self._prepare, command),
             cell_size=self._models.cell_size,
             known=command.known,
+            on_error=errors.append,
         )
         if command.group is None:
             with self._budget.hold():
-                return measure()
+                return Calibrated(measure())
         try:
             comm = self._groups.open(command.group)
             with self._models.running(comm, command.group), self._budget.hold():
-                return measure(comm=comm)
-        except GroupBroken:
-            _log.warning("a measurement broke off with its group")
-            return ()
+                rows = measure(comm=comm)
+        except GroupBroken as error:
+            return Calibrated((), str(error))
+        finally:
+            self._groups.rest()
+        return Calibrated(rows, *errors)
 
     def _prepare(self, command: Calibrate, stage: str) -> None:
         """Bring the weights of a stage to the device, if it has no room for all, and compute with the LoRAs."""

@@ -69,6 +69,7 @@ class Heard:
         self.all.append(("node leaving", node, device_ids, reason))
         self.let_go = let_go
 
+    def on_links_changed(self) -> None: ...
     def on_joined(self, device_id: int) -> None:
         self.all.append(("joined", device_id))
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tilework.core.cache import CacheChoice
-from tilework.core.comm import SOCKETS
+from tilework.core.comm import LINK_TIMEOUT_S, SOCKETS
 from tilework.core.component import Component
 from tilework.core.cost_row import Batch
 from tilework.core.lora import UsedLora
@@ -56,14 +56,19 @@ class Site:
     infos: tuple[ModelInfo, ...] = ()
     cell: Group = ()
     collectives: str = SOCKETS
+    link_timeout_s: float = LINK_TIMEOUT_S
 
 
 @dataclass(frozen=True, slots=True)
 class GroupRef:
-    """A group that can communicate. An id is never used again, so no worker can meet a former member under it."""
+    """A group that can communicate. An id is never used again, so no worker can meet a former member under it.
+
+    It is a part of the communicator of a node that was entered as `node_id`; None: its members connect by themselves.
+    """
 
     group_id: int
     devices: Group
+    node_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +125,10 @@ class NoteSaved:
 
 @dataclass(frozen=True, slots=True)
 class EnterNode:
-    """Connect with all workers of the node; later groups are subsets of it. Groups that talk by sockets need none."""
+    """Connect with all workers of the node, beside what runs; answered by `NodeFormed`.
+
+    Groups that name it are subsets of it. Those that talk by sockets need none.
+    """
 
     node: GroupRef
 

@@ -144,8 +144,20 @@ class StartedOver:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeFormed:
+    """The answer to `EnterNode`: the node's communicator stands, after `run_ns`; or `error` says why it does not."""
+
+    group_id: int
+    run_ns: int
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Calibrated:
+    """The answer to `Calibrate`. With an `error` it stands for what this worker could not run, or not go on with."""
+
     rows: tuple[CostRow, ...]
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +306,7 @@ Report = (
     | ModelAdded
     | LoraAdded
     | StartedOver
+    | NodeFormed
     | Calibrated
     | Progress
     | Preview

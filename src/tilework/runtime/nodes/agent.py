@@ -43,6 +43,7 @@ from tilework.runtime.nodes.messages import (
     KillWorker,
     Leave,
     Leaving,
+    Links,
     Loading,
     LoadSpeeds,
     LoraRead,
@@ -389,6 +390,10 @@ class _Agent:
 
     def on_joined(self, device_id: int) -> None:
         self._channel.send(WorkerJoined(device_id))
+
+    def on_links_changed(self) -> None:
+        if self._executor is not None:
+            self._channel.send(Links(self._executor.alone, self._executor.is_linking))
 
     def on_read(self, read: WeightsRead) -> None:
         self._channel.send(read)

@@ -39,6 +39,7 @@ from tilework.runtime.nodes.messages import (
     KillWorker,
     Leave,
     Leaving,
+    Links,
     Loading,
     Measure,
     Started,
@@ -123,6 +124,15 @@ class NodesExecutor:
     @property
     def slots_up(self) -> Group:
         return tuple(device_id for device_id in self._up() if device_id >= self.num_devices)
+
+    @property
+    def alone(self) -> Group:
+        nodes = self._nodes.values()
+        return tuple(sorted(self._numbers.of(node.node, one) for node in nodes for one in node.links.alone))
+
+    @property
+    def is_linking(self) -> bool:
+        return any(node.links.is_linking for node in self._nodes.values())
 
     def _up(self) -> list[int]:
         staying = (node for node in self._nodes.values() if not node.leaves_because)
@@ -287,6 +297,7 @@ class NodesExecutor:
             states_bytes=each.states_bytes,
             cache_bytes=each.cache_bytes,
             cell_size=each.cell_size,
+            collectives=each.collectives,
         )
 
     def _on_node(self, source: ModelSource, place: int) -> ModelSource:
@@ -317,6 +328,9 @@ class NodesExecutor:
                 self._on_workers(node, message)
             case BlobsFetched():
                 self._on_fetched(node, message)
+            case Links():
+                node.links = message
+                self._listener.on_links_changed()
             case Leaving(reason):
                 self.dismiss(node.node, reason)
             case WeightsRead():

@@ -42,6 +42,7 @@ class Begin:
     states_bytes: int
     cache_bytes: int
     cell_size: int
+    collectives: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +159,14 @@ class WorkerJoined:
 
 
 @dataclass(frozen=True, slots=True)
+class Links:
+    """See `Executor.alone` and `Executor.is_linking`; until the first one, none is alone."""
+
+    alone: Group
+    is_linking: bool
+
+
+@dataclass(frozen=True, slots=True)
 class WorkersLeft:
     """A worker was given up; these are left, none if it was the last of its kind."""
 
@@ -257,6 +266,7 @@ FromNode = (
     | Loading
     | WorkerLost
     | WorkerJoined
+    | Links
     | WorkersLeft
     | BlobsFetched
     | Leaving

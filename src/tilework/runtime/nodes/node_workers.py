@@ -71,6 +71,7 @@ class NodeWorkers:
         for device_id in range(self._executor.num_devices + self._executor.num_slots):
             if device_id not in up:
                 session.on_lost(device_id, "its worker is started again")
+        session.on_links_changed()
         if self._left is not None:
             session.on_given_up(self._left)
 
@@ -171,6 +172,10 @@ class NodeWorkers:
         if self._session is not None:
             self._session.on_joined(device_id)
 
+    def on_links_changed(self) -> None:
+        if self._session is not None:
+            self._session.on_links_changed()
+
     def on_read(self, read: WeightsRead) -> None:
         if self._session is not None:
             self._session.on_read(read)
@@ -202,4 +207,5 @@ def _config(begin: Begin) -> LocalConfig:
         states_bytes=begin.states_bytes,
         cache_bytes=begin.cache_bytes,
         cell_size=begin.cell_size,
+        collectives=begin.collectives,
     )

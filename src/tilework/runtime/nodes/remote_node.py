@@ -16,7 +16,7 @@ from tilework.core.wire.commands import Command, Execute, GroupRef
 from tilework.core.wire.node_blobs import FetchBlobs, Origin
 from tilework.core.wire.reports import DeviceReading, Ended
 from tilework.runtime.executor import WorkerStartFailed
-from tilework.runtime.nodes.messages import THE_NODE, Memory, Ping, Pong, Started
+from tilework.runtime.nodes.messages import THE_NODE, Links, Memory, Ping, Pong, Started
 from tilework.runtime.outbox import Outbox, Outgoing
 
 _FIRST_PINGS = 8
@@ -36,6 +36,7 @@ class RemoteNode:
         self.clock = ClockOffset()
         self.started: Started | None = None
         self.up: set[int] = set()  # As they are called on the node, and so everywhere here.
+        self.links = Links((), False)
         self.left: frozenset[int] = frozenset()
         self.fetches: dict[int, FetchBlobs] = {}  # What it was told to fetch, by id.
         self.reads: set[int] = set()  # Reads ahead of need that it has not answered.

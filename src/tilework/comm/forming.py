@@ -1,0 +1,149 @@
+"""The forming of a node's communicator, on a thread of its own, while the worker runs works."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from threading import Condition, Thread, Timer
+
+from torch.distributed import FileStore  # type: ignore[attr-defined]
+
+from tilework.comm.links import LINKS
+from tilework.comm.node import Node, NodePart
+from tilework.comm.rendezvous import Meeting
+from tilework.core.comm import COLLECTIVES, GroupBroken
+from tilework.core.wire.commands import GroupRef
+from tilework.core.wire.reports import NodeFormed
+from tilework.core.work import Group
+
+_LEAST_PAUSE_S, _LONGEST_PAUSE_S = 50e-6, 4e-3
+_TRY = {
+    "nccl": "; if it stays so, try NCCL_P2P_DISABLE=1 (wrong IOMMU or ACS settings), a larger /dev/shm "
+    "(docker run --shm-size=1g or --ipc=host), and NCCL_DEBUG=WARN, which says more"
+}
+
+
+class Forming:
+    """The communicator of the workers of `node`, from now on: `tell` gets a report when it stands, or will not.
+
+    It has to within `timeout_s`.
+
+    `wait` may be called by one other thread. `break_off` may come from any, at any time: neither what connects nor a
+    first message can be interrupted, so the thread is left behind, and closes what it makes if it ever ends.
+    """
+
+    def __init__(
+        self,
+        node: GroupRef,
+        device_id: int,
+        meeting: Meeting,
+        collectives: str,
+        timeout_s: float,
+        tell: Callable[[NodeFormed], None],
+    ) -> None:
+        self._ref, self._device_id, self._meeting, self._collectives = node, device_id, meeting, collectives
+        self._tell = tell
+        self._changed = Condition()
+        self._node: Node | None = None  # Its link has connected.
+        self._stands = False
+        self._failure = ""
+        self._doing = "the workers have not come together"
+        self._timeout_s, self._limit = timeout_s, Timer(timeout_s, self._give_up)
+        self._limit.daemon = True
+
+    def begin(self) -> None:
+        self._limit.start()
+        Thread(target=self._run, name="node", daemon=True).start()
+
+    @property
+    def devices(self) -> Group:
+        return self._ref.devices
+
+    @property
+    def stands(self) -> bool:
+        """Whether its members have all met, and it was not broken off."""
+        return self._stands and not self._failure
+
+    def wait(self, is_given_up: Callable[[], bool]) -> Node:
+        """The node's communicator, once it stands. Raises GroupBroken if it will not, or is given up by the caller."""
+        with self._changed:
+            while not self._stands:
+                if self._failure or is_given_up():
+                    raise GroupBroken(self._failure or "the group was broken off")
+                self._changed.wait(_LONGEST_PAUSE_S)
+            assert self._node is not None
+            return self._node
+
+    def break_off(self) -> None:
+        """End it, also when it stands."""
+        self._end("the node was broken off")
+
+    def _give_up(self) -> None:
+        if not self._stands:
+            self._fail(f"{self._doing} within {self._timeout_s:g} s")
+
+    def _fail(self, why: str) -> None:
+        reason = f"{why}{_TRY.get(self._collectives, '')}"
+        if self._end(reason):
+            self._tell(NodeFormed(self._ref.group_id, 0, reason))
+
+    def _end(self, reason: str) -> bool:
+        """Returns whether it had not ended before."""
+        with self._changed:
+            is_first = not self._failure
+            self._failure = self._failure or reason
+            node = self._node
+            self._changed.notify_all()
+        self._limit.cancel()
+        if node is not None:
+            node.abort()
+        return is_first
+
+    def _run(self) -> None:
+        begin_ns = time.monotonic_ns()
+        try:
+            self._await_all()
+            self._connect()
+        except (GroupBroken, FileNotFoundError, RuntimeError) as error:
+            self._fail(f"{self._doing}: {_said(error)}")
+            return
+        with self._changed:
+            self._stands = not self._failure
+            self._changed.notify_all()
+        self._limit.cancel()
+        if self._stands:
+            self._tell(NodeFormed(self._ref.group_id, time.monotonic_ns() - begin_ns))
+
+    def _await_all(self) -> None:
+        self._meeting.come(self._device_id)
+        pause_s, missing = _LEAST_PAUSE_S, list(self._ref.devices)
+        while missing := [one for one in missing if not self._meeting.has_come(one)]:
+            self._doing = f"worker{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))} did not come"
+            with self._changed:
+                if self._failure:
+                    raise GroupBroken(self._failure)
+                self._changed.wait(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _connect(self) -> None:
+        self._doing = "the workers could not connect"
+        devices, kind = self._ref.devices, COLLECTIVES[self._collectives]
+        rank, size = devices.index(self._device_id), len(devices)
+        link = LINKS[self._collectives](FileStore(self._meeting.store), rank, size, self._device_id)
+        node = Node(link, rank)
+        with self._changed:
+            self._node = node
+            is_left = bool(self._failure)
+        if is_left:
+            node.abort()
+            return
+        self._doing = "the workers have connected, but their first messages did not arrive"
+        NodePart(node, rank, range(size)).meet(kind)
+        node.split(devices, kind)
+
+
+def _said(error: Exception) -> str:
+    """What an error says, without the stack that torch appends, and what NCCL says of it."""
+    first, _, others = str(error).partition("\n")
+    last = others.partition("Last error:")[2].strip().partition("\n")[0]
+    return f"{first} ({last})" if last else first

@@ -1,0 +1,83 @@
+"""One measurement on all workers that serve a model, and how long its groups may take."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+from tilework.core.cost_row import CostRow
+from tilework.core.wire.commands import GroupRef
+from tilework.core.wire.reports import Calibrated
+from tilework.core.work import Group
+from tilework.runtime.executor import WorkerStartFailed
+
+_log = logging.getLogger(__name__)
+LEAST_S, FACTOR = 40.0, 10.0
+"""A group may take `FACTOR` times as long as its workers alone, and at least `LEAST_S`."""
+COMPILING_S = 600.0
+_END_S = 10.0  # For a worker whose group was broken off, to say so.
+
+
+class Calibration:
+    """The answers of workers, some in groups. A group ends when one of its workers could not go on, or after `limit_s`.
+
+    In a collective the others would wait for that worker for ever. `break_off` ends a group for all of them; `kill`
+    ends a worker that does not even answer then.
+    """
+
+    def __init__(
+        self,
+        groups: Mapping[Group, GroupRef | None],
+        limit_s: float,
+        break_off: Callable[[GroupRef], None],
+        kill: Callable[[int, str], None],
+    ) -> None:
+        self._groups, self._break_off, self._kill = groups, break_off, kill
+        self._limit_s = limit_s
+        self._broken: set[Group] = set()
+        loop = asyncio.get_running_loop()
+        self._answers = {one: loop.create_future() for group in groups for one in group}
+        self._timer = loop.call_later(limit_s, self._time_out)
+
+    async def rows(self) -> tuple[CostRow, ...]:
+        """What all of them have measured. Raises WorkerStartFailed if one is lost."""
+        try:
+            found: list[Calibrated] = await asyncio.gather(*self._answers.values())
+        finally:
+            self._timer.cancel()
+        return tuple(row for one in found for row in one.rows)
+
+    def answered(self, device_id: int, report: Calibrated) -> None:
+        answer = self._answers.get(device_id)
+        if answer is None or answer.done():  # It is done if the caller was cancelled.
+            return
+        answer.set_result(report)
+        if report.error:
+            self._end(next(group for group in self._groups if device_id in group), report.error)
+
+    def fail(self, error: WorkerStartFailed) -> bool:
+        """End it; returns whether an answer was waited for."""
+        waiting = [one for one in self._answers.values() if not one.done()]
+        for one in waiting:
+            one.set_exception(error)
+        return bool(waiting)
+
+    def _end(self, group: Group, why: str) -> None:
+        ref = self._groups[group]
+        if ref is not None and group not in self._broken:
+            self._broken.add(group)
+            _log.warning("devices %s are not measured together: %s", ", ".join(map(str, group)), why)
+            self._break_off(ref)
+
+    def _time_out(self) -> None:
+        for group in self._groups:
+            if late := [one for one in group if not self._answers[one].done()]:
+                workers = f"worker{'s' if len(late) > 1 else ''} {', '.join(map(str, late))}"
+                self._end(group, f"{workers} did not answer within {self._limit_s:g} s")
+        self._timer = asyncio.get_running_loop().call_later(_END_S, self._kill_late)
+
+    def _kill_late(self) -> None:
+        for one, answer in self._answers.items():
+            if not answer.done():
+                self._kill(one, f"it did not end a measurement within {self._limit_s:g} s")

@@ -1,0 +1,180 @@
+"""The communicator of a node's workers: when it forms, stands and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from tilework.core.comm import LINK_TIMEOUT_S
+from tilework.core.time import s_from_ns
+from tilework.core.wire.commands import BreakGroup, CloseGroup, EnterNode, GroupRef
+from tilework.core.wire.reports import NodeFormed
+from tilework.core.work import Group
+from tilework.runtime.groups import GroupTable
+
+_log = logging.getLogger(__name__)
+_ANSWER_S = 5.0
+"""How much longer than they wait for each other the workers may take to say that it stands, or does not."""
+_AGAIN_S, _MOST_AGAIN_S = 5.0, 300.0
+
+Sent = EnterNode | BreakGroup | CloseGroup
+
+
+class NodeCommunicator:
+    """What the groups of a node are parts of, where they do not connect by themselves.
+
+    It forms beside what its workers run, and waits for none of it. It stands until a worker of it is lost, or a group
+    of it is broken off, which aborts it on the members of that group. What runs in its other groups goes on: it is
+    closed behind all that is queued. While a worker joins, the one that stands serves until the next one does. So a
+    loss ends it once, and the next one forms at once.
+
+    One that did not form is tried again after a while, and after twice as long each time. A worker that does not even
+    answer is killed.
+    """
+
+    def __init__(
+        self,
+        groups: GroupTable,
+        send: Callable[[int, Sent], None],
+        kill: Callable[[int, str], None],
+        on_changed: Callable[[], None],
+        call_later: Callable[[float, Callable[[], None]], asyncio.TimerHandle],
+        timeout_s: float = LINK_TIMEOUT_S,
+    ) -> None:
+        self._timeout_s = timeout_s + _ANSWER_S
+        self._groups, self._send, self._kill = groups, send, kill
+        self._on_changed, self._call_later = on_changed, call_later
+        self._up: Group = ()
+        self._standing: GroupRef | None = None
+        self._forming: GroupRef | None = None
+        self._answers: dict[int, str] = {}  # By worker: why it could not enter the one that forms; empty if it has.
+        self._num_failed = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._settled = asyncio.Event()
+        self.failure = ""
+        """Why it does not stand, if it could not form."""
+
+    @property
+    def linked(self) -> Group:
+        """The workers that can run in groups with each other now."""
+        return () if self._standing is None else self._standing.devices
+
+    @property
+    def is_forming(self) -> bool:
+        return self._forming is not None
+
+    async def settled(self) -> None:
+        """Return when it stands, or it is known why not."""
+        await self._settled.wait()
+
+    def node_id(self, devices: Group) -> int:
+        """Of which node a group of these workers is a part: of the one that forms, if it is a part of no other."""
+        if self._standing is not None and set(devices) <= set(self._standing.devices):
+            return self._standing.group_id
+        return 0 if self._forming is None else self._forming.group_id
+
+    def form(self, up: Group) -> None:
+        """Let it be one of these workers, which are those that are up."""
+        self._give_up()
+        self._up = up
+        if len(up) > 1 and up != self.linked:
+            self._forming, self._answers = self._groups.new_ref(up), {}
+            self._settled.clear()
+            for device_id in up:
+                self._send(device_id, EnterNode(self._forming))
+            self._set_timer(self._timeout_s, self._time_out)
+        else:
+            self._settled.set()
+        self._on_changed()
+
+    def lose(self, device_id: int, up: Group) -> None:
+        """A worker is lost; these are left."""
+        if device_id in self.linked:
+            self._retire()
+        self.form(up)
+
+    def break_off(self, ref: GroupRef) -> None:
+        """A group was broken off."""
+        if self._standing is not None and ref.node_id == self._standing.group_id:
+            self._retire()
+            self.form(self._up)
+        elif self._forming is not None and ref.node_id == self._forming.group_id:
+            self.form(self._up)
+
+    def answered(self, device_id: int, report: NodeFormed) -> None:
+        """A worker has entered it, or could not. Then those that say nothing have little time left to."""
+        if self._forming is None or report.group_id != self._forming.group_id:
+            return
+        had_failed = any(self._answers.values())
+        self._answers[device_id] = report.error
+        is_last = len(self._answers) == len(self._forming.devices)
+        if any(self._answers.values()):
+            if is_last:
+                self._fail()
+            elif not had_failed:
+                self._set_timer(_ANSWER_S, self._time_out)
+        elif is_last:
+            self._stand(self._forming, report.run_ns)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _stand(self, formed: GroupRef, run_ns: int) -> None:
+        self.stop()
+        self._retire()
+        self._standing, self._forming = formed, None
+        self._num_failed, self.failure = 0, ""
+        _log.info("workers %s can form groups, after %.3g s", _numbers(formed.devices), s_from_ns(run_ns))
+        self._settled.set()
+        self._on_changed()
+
+    def _time_out(self) -> None:
+        """Kill the workers that do not even answer: what follows is that they are lost."""
+        assert self._forming is not None
+        for device_id in self._forming.devices:
+            if device_id not in self._answers:
+                self._kill(device_id, "it did not answer while the workers of its node were to be connected")
+
+    def _fail(self) -> None:
+        assert self._forming is not None
+        without = [one for one in self._forming.devices if one not in self.linked]
+        self.failure = next(f"worker {one}: {error}" for one, error in sorted(self._answers.items()) if error)
+        self._give_up()
+        again_s = min(_AGAIN_S * 2**self._num_failed, _MOST_AGAIN_S)
+        self._num_failed += 1
+        _log.error(
+            "workers %s cannot form groups, and serve each request on one device: %s; this is tried again in %g s",
+            *(_numbers(tuple(without)), self.failure, again_s),
+        )
+        self._set_timer(again_s, lambda: self.form(self._up))
+        self._settled.set()
+        self._on_changed()
+
+    def _set_timer(self, delay_s: float, call: Callable[[], None]) -> None:
+        self.stop()
+        self._timer = self._call_later(delay_s, call)
+
+    def _give_up(self) -> None:
+        """Let nobody wait for the one that forms, if there is one."""
+        self.stop()
+        forming, self._forming = self._forming, None
+        if forming is None:
+            return
+        for device_id in forming.devices:
+            self._send(device_id, BreakGroup(forming.group_id))
+            self._send(device_id, CloseGroup(forming.group_id))
+
+    def _retire(self) -> None:
+        """Close the one that stands behind all that is queued for its groups."""
+        retired, self._standing = self._standing, None
+        if retired is None:
+            return
+        for ref in (*self._groups.forget_parts(retired.group_id), retired):
+            for device_id in ref.devices:
+                self._send(device_id, CloseGroup(ref.group_id))
+
+
+def _numbers(devices: Group) -> str:
+    return ", ".join(map(str, devices))

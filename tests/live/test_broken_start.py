@@ -1,0 +1,159 @@
+"""Starts with one broken worker of four, whose groups talk as with NCCL: nobody waits for it for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+from runtime.test_worker_process import Listener
+from tilework.core.model import ModelSource
+from tilework.core.request import Shape, Status
+from tilework.core.wire.commands import Calibrate, EnterNode
+from tilework.runtime import calibration
+from tilework.runtime.engine import Engine, EngineConfig
+from tilework.runtime.executor import WorkerStartFailed
+from tilework.runtime.local_executor import LocalConfig, LocalExecutor
+from tilework.runtime.outbox import Outgoing
+from waiting import until
+
+pytestmark = pytest.mark.slow
+SHAPES = ModelSource(path="shapes")
+BROKEN = 2
+
+
+class OneBroken(LocalExecutor):
+    """One worker cannot run what groups measure: it fails before its first message, or stands still."""
+
+    stands_still = False
+
+    def send(self, device_id: int, outgoing: Outgoing) -> None:
+        if isinstance(outgoing, Calibrate) and outgoing.group is not None and device_id == BROKEN:
+            if self.stands_still:
+                stop(self, BROKEN, signal.SIGSTOP)
+            outgoing = replace(outgoing, batches=((Shape(-64, 64),),))
+        super().send(device_id, outgoing)
+
+
+class OneFrozen(LocalExecutor):
+    """One worker stands still when the node is to form."""
+
+    async def _form_groups(self) -> None:
+        stop(self, BROKEN, signal.SIGSTOP)
+        await super()._form_groups()
+
+
+class OneDeaf(LocalExecutor):
+    """One worker comes to another meeting than the others, until that is mended."""
+
+    is_mended = False
+
+    def send(self, device_id: int, outgoing: Outgoing) -> None:
+        if isinstance(outgoing, EnterNode) and device_id == BROKEN and not self.is_mended:
+            (Path(self._rendezvous.address) / str(outgoing.node.group_id)).mkdir(exist_ok=True)
+            come = Path(self._rendezvous.address) / str(outgoing.node.group_id) / f"device-{BROKEN}"
+            come.touch()
+            outgoing = EnterNode(replace(outgoing.node, devices=(BROKEN, 9)))
+        super().send(device_id, outgoing)
+
+
+def stop(executor: LocalExecutor, device_id: int, number: signal.Signals) -> None:
+    pid = executor.pid(device_id)
+    assert pid is not None
+    os.kill(pid, number)
+
+
+def config(**options: Any) -> LocalConfig:
+    return LocalConfig(num_workers=4, sources=(SHAPES,), collectives="gloo", stop_grace_s=0.5, **options)
+
+
+async def draws(engine: Engine, uid: str) -> set[int]:
+    """On how many devices its steps ran."""
+    answer = engine.submit({uid: tiny.spec(height=64, width=64, steps=4)})
+    assert isinstance(answer, tuple), answer
+    outcome = await answer[0].outcome
+    assert outcome.status is Status.DONE, outcome.reason
+    return {len(segment.devices) for segment in outcome.segments}
+
+
+@pytest.mark.parametrize("stands_still", [False, True], ids=["fails", "stands still"])
+def test_a_worker_that_cannot_measure_in_a_group_ends_that_for_its_group_alone(
+    stands_still: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By gloo and NCCL the others waited for ever. One that does not even answer then is lost, as the start says."""
+    monkeypatch.setattr(calibration, "LEAST_S", 3.0)
+    monkeypatch.setattr("tilework.runtime.local_executor.LEAST_S", 3.0)
+    monkeypatch.setattr(calibration, "_END_S", 1.0)
+
+    async def start() -> None:
+        executor = OneBroken(config())
+        executor.stands_still = stands_still
+        engine = Engine(EngineConfig(), executor)
+        try:
+            await engine.start()
+            assert 1 in await draws(engine, "alone")
+        finally:
+            await engine.stop()
+
+    if stands_still:
+        with pytest.raises(WorkerStartFailed, match=f"worker {BROKEN} .*did not end a measurement"):
+            asyncio.run(start())
+        assert "worker 2 did not answer within" in caplog.text or "workers 2, 3 did not answer within" in caplog.text
+        return
+    asyncio.run(start())
+    (said,) = {line for line in caplog.text.splitlines() if "devices 2, 3 are not measured together" in line}
+    assert "64x-64 cannot run here" in said or "-64x64 cannot run here" in said
+
+
+def test_a_worker_that_stands_still_while_the_node_forms_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    async def start() -> None:
+        executor = OneFrozen(config(link_timeout_s=1.0))
+        engine = Engine(EngineConfig(), executor)
+        try:
+            await engine.start()
+            assert await draws(engine, "without it")
+            await until(lambda: len(executor.devices_up) == 4 and not executor.alone)
+        finally:
+            await engine.stop()
+
+    asyncio.run(start())
+    assert (
+        f"worker {BROKEN} was lost: it did not answer while the workers of its node were to be connected" in caplog.text
+    )
+
+
+def test_workers_that_cannot_talk_serve_each_request_on_one_device(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with wrong settings of a host, until someone mends them."""
+    monkeypatch.setattr("tilework.runtime.node_communicator._AGAIN_S", 0.2)
+
+    async def start() -> None:
+        executor = OneDeaf(config(link_timeout_s=1.0))
+        engine = Engine(EngineConfig(), executor)
+        try:
+            await engine.start()
+            assert executor.alone == (0, 1, 2, 3)
+            assert await draws(engine, "alone") == {1}
+            executor.is_mended = True
+            await until(lambda: not executor.alone)
+        finally:
+            await engine.stop()
+
+    asyncio.run(start())
+    assert "serve each request on one device: worker 0: the workers could not connect within 1 s" in caplog.text
+    assert "was lost" not in caplog.text
+
+
+def test_cells_do_not_start_without_a_communicator() -> None:
+    async def start() -> None:
+        with pytest.raises(WorkerStartFailed, match="cell cannot talk to each other: worker 0: the workers could not"):
+            await OneDeaf(config(link_timeout_s=1.0, weights_bytes=10**9, cell_size=2)).start(Listener())
+
+    asyncio.run(start())
