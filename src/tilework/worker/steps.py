@@ -16,8 +16,9 @@ from tilework.core.wire.reports import Progress, Report
 from tilework.core.wire.spec import Image
 from tilework.pipelines.family import Family, StepState
 from tilework.worker.jobs import Job
+from tilework.worker.launched_steps import LaunchedSteps
 from tilework.worker.previews import Previews
-from tilework.worker.synchronize import synchronize
+from tilework.worker.synchronize import Mark, synchronize
 from tilework.worker.works import OpenWorks
 
 
@@ -40,6 +41,10 @@ class Steps:
     jobs with a cache, too; a group, which has a `comm`, runs one job, in lockstep.
 
     A worker that leads (alone, or rank 0 of its group) reports progress and previews.
+
+    With `mark` the host of a worker that is alone runs ahead of short steps (`LaunchedSteps`). In a group it never
+    does: a stop is read from each step (`Parallel.stop_agreed`), for which the host has to wait, and ranks that measure
+    different times would launch different numbers of steps.
     """
 
     def __init__(
@@ -51,6 +56,7 @@ class Steps:
         works: OpenWorks,
         emit: Callable[[Report], None],
         pack: Pack,
+        mark: Mark | None = None,
     ) -> None:
         self._family = family
         self._jobs = jobs
@@ -60,30 +66,61 @@ class Steps:
         self._emit = emit
         shares = len(jobs) > 1 or jobs[0].job.spec.cache is not None
         self._pack = pack if shares else None
+        self._launched = LaunchedSteps(partial(synchronize, family.device, comm), mark if comm is None else None)
+        self._num_reported = 0
         self._previews = {
             job.job_id: Previews(work_id, job.job_id, job.job, _every(job, self._leads), emit) for job in jobs
         }
 
     def run(self, most: int, before_each: Callable[[], None] = lambda: None) -> int:
-        """Run up to `most` steps; returns how many were done, which is fewer after a stop.
+        """Run up to `most` steps; returns how many were done, which is fewer after a stop. To be called once.
+
+        The device has done all of them then, and after an error all that were launched. A stop ends the work after the
+        step that was launched last, which may be one after the step that runs.
 
         Raises:
             GroupBroken: the states are those of the latest whole step, or dropped if they may be wrong.
         """
         begun = [(job, self._begun(job.job)) for job in self._jobs]
-        parallel = self._family.parallel
-        for steps_done in count(1):
+        with kept_if_right([job.job for job in self._jobs], self._comm):
+            try:
+                return self._run(begun, most, before_each)
+            finally:
+                self._wait(most_left=0)
+
+    def _run(self, begun: Sequence[tuple[WorkJob, StepState]], most: int, before_each: Callable[[], None]) -> int:
+        """Launch the steps; returns how many. Progress is told of those that are done and not the last one."""
+        for num_launched in count(1):
             before_each()
-            with synchronized([job.job for job, _ in begun], self._family.device, self._comm):
-                self._step(begun)
-            if steps_done == most:
+            self._step(begun)
+            self._launched.add()
+            self._wait(most_left=1)
+            self._report()
+            self._wait(most_left=self._launched.most_ahead)
+            if num_launched == most or self._is_stopped():
                 break
-            parallel.wants_stop = self._works.is_stopped(self._work_id)  # At degree 1 this decides.
-            if parallel.stop_agreed:
-                break
-            if self._leads:
-                self._emit(Progress(self._work_id, steps_done))
-        return steps_done
+            self._report()
+        return num_launched
+
+    def _is_stopped(self) -> bool:
+        parallel = self._family.parallel
+        parallel.wants_stop = self._works.is_stopped(self._work_id)  # At degree 1 this decides.
+        return parallel.stop_agreed
+
+    def _wait(self, most_left: int) -> None:
+        """Wait for the launched steps but `most_left`. If the device fails in one, the jobs keep nothing of theirs."""
+        try:
+            self._launched.wait(most_left)
+        except Exception:
+            for job in self._jobs:
+                job.job.drop_progress()
+            raise
+
+    def _report(self) -> None:
+        """Report progress if a step has been done since the last time."""
+        if self._leads and self._launched.num_done > self._num_reported:
+            self._num_reported = self._launched.num_done
+            self._emit(Progress(self._work_id, self._num_reported))
 
     def _begun(self, job: Job) -> StepState:
         state = job.state = job.state or self._family.begin(job.stage.name, job.spec, job.values)
@@ -117,12 +154,23 @@ def synchronized(jobs: Iterable[Job], device: torch.device, comm: Comm | None) -
     """While entered, something is computed of these jobs; left when the device has done it.
 
     Raises:
+        GroupBroken: see `kept_if_right`.
+    """
+    with kept_if_right(jobs, comm):
+        yield
+        synchronize(device, comm)
+
+
+@contextmanager
+def kept_if_right(jobs: Iterable[Job], comm: Comm | None) -> Iterator[None]:
+    """While entered, something is computed of these jobs, and the device is waited for.
+
+    Raises:
         GroupBroken: messages that it was computed of may be wrong, whatever error followed from that. The jobs keep
             nothing of it.
     """
     try:
         yield
-        synchronize(device, comm)
     except Exception as error:
         if comm is None or not comm.has_aborted_calls:
             raise

@@ -1,15 +1,20 @@
 """The one place where a worker waits for its device."""
 
+from collections.abc import Callable
+
 import torch
 
 from tilework.core.comm import Comm, GroupBroken
+
+Wait = Callable[[], None]
+Mark = Callable[[], Wait]
+"""Marks the end of what a device has been told to do; the answer waits until the device is there, and for no more."""
 
 
 def synchronize(device: torch.device, comm: Comm | None = None) -> None:
     """Wait until `device` has finished what is queued on the current stream; on a CPU this returns at once.
 
-    Between steps this keeps the host from running ahead of an accelerator, so that a stop takes effect in time. Copies
-    by a stream of their own are not waited for: weights that come beside a run would hold up its steps.
+    Copies by a stream of their own are not waited for: weights that come beside a run would hold up its steps.
 
     Raises:
         GroupBroken: what the group exchanged meanwhile may be wrong.
@@ -18,3 +23,14 @@ def synchronize(device: torch.device, comm: Comm | None = None) -> None:
         torch.cuda.current_stream(device).synchronize()
     if comm is not None and comm.has_aborted_calls:
         raise GroupBroken("the group was broken off while messages were under way")
+
+
+def events_on(device: torch.device) -> Mark | None:
+    """Marks by events on the current stream of `device`; None for a CPU, which has no queue."""
+    return (lambda: _recorded(device)) if device.type == "cuda" else None
+
+
+def _recorded(device: torch.device) -> Wait:
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return event.synchronize

@@ -46,7 +46,7 @@ from tilework.worker.moving import import_job, write_states
 from tilework.worker.state_blobs import StateBlobs, TruncatedStateBlob
 from tilework.worker.steps import Steps, WorkJob, leads, synchronized
 from tilework.worker.sync_members import MemberCheck, sync_members
-from tilework.worker.synchronize import synchronize
+from tilework.worker.synchronize import events_on, synchronize
 from tilework.worker.works import OpenWorks
 
 _log = logging.getLogger(__name__)
@@ -377,7 +377,8 @@ class Worker:
             (member,) = check.present
             family.join(comm, member.job.spec)
         most = min(command.num_steps, *(member.num_steps_left for member in check.present))
-        steps = Steps(family, check.present, command.work_id, comm, self._works, self._emit, self._cache)
+        mark = events_on(family.device)
+        steps = Steps(family, check.present, command.work_id, comm, self._works, self._emit, self._cache, mark)
         try:
             with self._budget.hold():
                 steps_done = steps.run(most, self._begin_loads)

@@ -32,7 +32,7 @@ class OpenWorks:
             return {job_id for job_ids in self._jobs.values() for job_id in job_ids}
 
     def stop(self, work_id: int) -> None:
-        """Ask a work to end at its next step boundary; does nothing if the work is not open."""
+        """Ask a work to end after the step that is launched by then; does nothing if the work is not open."""
         with self._lock:
             if work_id in self._stopped:
                 self._stopped[work_id] = True

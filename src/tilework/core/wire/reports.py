@@ -162,7 +162,7 @@ class Calibrated:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A step of a running work has ended; sent between steps, not at the end of a work."""
+    """A step of a running work has ended; not sent of its last one."""
 
     work_id: int
     steps_done: int
