@@ -31,7 +31,10 @@ _LONGEST, _CAUSES, _WIDTH = 12, 12, 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Idle:
-    """`clients` ask a server with one worker for pictures, one after another, while it records `seconds`."""
+    """`clients` ask a server with one worker for pictures, one after another, while it records `seconds`, twice.
+
+    The second time the worker waits for each step before it launches the next.
+    """
 
     device: str
     model: str
@@ -46,7 +49,7 @@ class Idle:
     def make(cls, quick: bool) -> Idle:
         if not on_gpu():
             return cls(device="cpu", model=TOY.model, side=TOY.side, steps=TOY.steps, seconds=1.0)
-        return cls(device="cuda", model="SDXL", side=1024, steps=30, seconds=1.0 if quick else 4.0)
+        return cls(device="cuda", model="SDXL", side=1024, steps=30, seconds=1.0 if quick else 2.0)
 
     def measure(self, note: Note) -> Finding:
         folder = folder_of(self.model, note)
@@ -54,15 +57,17 @@ class Idle:
             file = Path(temporary) / "recording.json"
             with _recorder(file, self.seconds), serving(1, model=folder, device=self.device) as server:
                 note(f"ready after {server.ready_s:.1f} s")
-                self._record(server, file)
+                self._draw(server.url, 0)  # Warms up, and ends before anything is recorded.
+                recorded = self._record(server, file)
+                os.kill(_worker_of(server.pid), signal.SIGUSR1)
+                waiting = self._record(server, file)
             note("recorded")
-            recorded = Recorded.read(json.loads(file.read_text("utf-8")))
-        return self._found(recorded)
+        return self._found(recorded, waiting)
 
-    def _record(self, server: Server, file: Path) -> None:
+    def _record(self, server: Server, file: Path) -> Recorded:
         """Ask for pictures until the recording of some of them is there."""
+        file.unlink(missing_ok=True)
         ended = Event()
-        self._draw(server.url, 0)  # Warms up, and ends before anything is recorded.
         with ThreadPoolExecutor(self.clients) as pool:
             asking = [pool.submit(self._draw_until, server.url, seed, ended) for seed in range(self.clients)]
             try:
@@ -72,6 +77,7 @@ class Idle:
                         done.pop().result()
             finally:
                 ended.set()
+        return Recorded.read(json.loads(file.read_text("utf-8")))
 
     def _draw_until(self, url: str, seed: int, ended: Event) -> None:
         while not ended.is_set():
@@ -89,7 +95,7 @@ class Idle:
         if answer.status_code != 200:
             raise CaseFailed(f"the server answered HTTP {answer.status_code}: {answer.text[:200]}")
 
-    def _found(self, recorded: Recorded) -> Finding:
+    def _found(self, recorded: Recorded, waiting: Recorded) -> Finding:
         idle_ns = recorded.idle_ns or 1
         by_length = [[gap for gap in recorded.gaps if low * _US <= gap.num_ns < high * _US] for low, high in _BOUNDS]
         longest = sorted(recorded.gaps, key=lambda gap: -gap.num_ns)[:_LONGEST]
@@ -101,21 +107,14 @@ class Idle:
                 "which its main thread is. The profiler slows the host, so that the device idles more than without it.",
                 "Busy: the device runs a kernel or copies. A gap lies between two of these. The host did what its "
                 "innermost operator or call of CUDA was in the middle of the gap; else the sampled function.",
+                "Of short steps the host launches one before the last is done; for the second row it is told not to.",
                 *(() if self.device == "cuda" else ("Without a GPU, the host's outermost operators are its device.",)),
             ),
             tables=(
                 Table(
                     title=f"{self.model}, {self.side} px, {self.steps} steps",
-                    columns=("recorded, s", "busy", "events of the device", "gaps", "idle, s"),
-                    rows=(
-                        (
-                            f"{recorded.num_ns / 1e9:.2f}",
-                            f"{1 - idle_ns / recorded.num_ns:.3f}",
-                            str(recorded.num_events),
-                            str(len(recorded.gaps)),
-                            f"{idle_ns / 1e9:.3f}",
-                        ),
-                    ),
+                    columns=("the host", "recorded, s", "busy", "events of the device", "gaps", "idle, s"),
+                    rows=(_row("runs ahead by a step", recorded), _row("waits for each step", waiting)),
                 ),
                 Table(
                     title="Gaps by length",
@@ -146,6 +145,17 @@ class Idle:
                 ),
             ),
         )
+
+
+def _row(host: str, recorded: Recorded) -> tuple[str, ...]:
+    return (
+        host,
+        f"{recorded.num_ns / 1e9:.2f}",
+        f"{1 - recorded.idle_ns / (recorded.num_ns or 1):.3f}",
+        str(recorded.num_events),
+        str(len(recorded.gaps)),
+        f"{recorded.idle_ns / 1e9:.3f}",
+    )
 
 
 @contextmanager

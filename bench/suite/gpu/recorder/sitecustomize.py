@@ -3,7 +3,7 @@
 Python imports this in each process whose PYTHONPATH has this folder. SIGUSR2 begins a recording of BENCH_RECORD_S
 seconds. Then BENCH_RECORD_FILE appears, a JSON object: the events of the `device` and of the `host`, each [start, end,
 name]; and `samples` of the main thread, each [time, innermost function, that of Tilework]. Times are nanoseconds of the
-system's clock.
+system's clock. After SIGUSR1 the worker waits for each step before it launches the next.
 """
 
 from __future__ import annotations
@@ -73,7 +73,14 @@ def _signalled(*_: object) -> None:
         _open.append(Recording(float(os.environ["BENCH_RECORD_S"]), os.environ["BENCH_RECORD_FILE"]))
 
 
+def _wait_for_each_step(*_: object) -> None:
+    from tilework.worker import launched_steps
+
+    launched_steps.SHORT_STEP_NS = 0
+
+
 def _listen() -> None:
+    signal.signal(signal.SIGUSR1, _wait_for_each_step)
     signal.signal(signal.SIGUSR2, _signalled)
 
 
