@@ -176,8 +176,9 @@ def test_what_is_heard_wrong_of_the_other_member_is_not_believed(member: Member)
     assert (ended.steps_done, ended.broken, ended.stopped) == (0, True, False)
 
 
+@pytest.mark.parametrize("right_steps", [0, 1])
 def test_an_error_that_follows_from_wrong_messages_is_none_of_the_model(
-    member: Member, monkeypatch: pytest.MonkeyPatch
+    member: Member, monkeypatch: pytest.MonkeyPatch, right_steps: int
 ) -> None:
     predict = member.family.predict  # type: ignore[attr-defined]
 
@@ -188,9 +189,9 @@ def test_an_error_that_follows_from_wrong_messages_is_none_of_the_model(
         return predictions
 
     monkeypatch.setattr(member.family, "predict", fail)
-    (ended,) = member.run(steps(2, ((JOB, 0),), 3, GROUP), right_calls=MUSTER)
+    *_, ended = member.run(steps(2, ((JOB, 0),), 3, GROUP), right_calls=MUSTER + right_steps * STEP)
     assert isinstance(ended, Ended)
-    assert (ended.steps_done, ended.broken) == (0, True)
+    assert (ended.steps_done, ended.broken, ended.blobs) == (0, True, {})
 
 
 def test_a_group_that_breaks_before_the_first_step_leaves_nothing(member: Member) -> None:
