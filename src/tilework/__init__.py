@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
+
+from tilework.distribution import version
 
 if TYPE_CHECKING:
     from tilework.pipelines.reference import reference
     from tilework.pipelines.workflow.definition import Pipeline, Refused, Workflow, stage
 
-__version__ = version("tilework")
+__version__ = version()
 _WORKFLOW = "tilework.pipelines.workflow.definition"
 _MODULES = {
     "reference": "tilework.pipelines.reference",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable, Iterator, Sequence
-from importlib.metadata import PackageNotFoundError, metadata, requires, version
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from tilework.cli.doctor.finding import Finding, error, ok, warning
+from tilework.distribution import python_wanted, requirements
 
 _BASE = ""
 _OPTIONAL = ("cluster", "gguf", "nvml", "quantize", "redis", "solve", "ucx")
@@ -22,9 +23,8 @@ _EXTENSION = "tilework.comm.ring._native"
 
 def library_findings() -> Iterator[Finding]:
     """Python, the packages of the base install and of each extra, and the C extension."""
-    wanted = SpecifierSet(metadata("tilework")["Requires-Python"] or "")
-    yield python_finding(platform.python_version(), wanted)
-    asked = [one for text in requires("tilework") or () if (one := Requirement(text)).name != _OF_VIDEOS]
+    yield python_finding(platform.python_version(), SpecifierSet(python_wanted()))
+    asked = [one for text in requirements() if (one := Requirement(text)).name != _OF_VIDEOS]
     for extra in (_BASE, "serve", *_OPTIONAL):
         if named := _of(asked, extra):
             yield packages_finding(extra, named)

@@ -1,0 +1,83 @@
+"""A checkout that was never installed, as on a machine that only lends its card: it knows its version and needs."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import tilework
+from tilework import distribution
+
+ROOT = Path(tilework.__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All that is installed here but Tilework."""
+    folder = tmp_path_factory.mktemp("others")
+    for path in map(Path, sys.path):
+        for one in path.iterdir() if any(path.glob("*.dist-info")) else ():
+            place = folder / one.name
+            if not one.name.startswith("tilework") and one.suffix != ".pth" and not place.exists():
+                place.symlink_to(one)
+    return folder
+
+
+def run(arguments: Sequence[str], paths: Iterable[Path], folder: Path) -> str:
+    there = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
+    done = subprocess.run(
+        [sys.executable, "-S", *arguments], cwd=folder, env=there, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_it_can_be_imported_and_knows_its_version(tmp_path: Path) -> None:
+    assert run(["-c", "import tilework; print(tilework.__version__)"], [ROOT / "src"], tmp_path) == "0.1.0\n"
+
+
+def test_its_commands_can_be_run(others: Path, tmp_path: Path) -> None:
+    paths = [ROOT / "src", others]
+    assert "tilework serve" in run(["-m", "tilework", "--help"], paths, tmp_path)
+    assert run(["-m", "tilework", "--version"], paths, tmp_path) == "0.1.0\n"
+
+
+def nothing_installed(name: str) -> str:
+    raise PackageNotFoundError(name)
+
+
+@pytest.fixture
+def never_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("version", "metadata", "requires"):
+        monkeypatch.setattr(importlib.metadata, name, nothing_installed)
+
+
+def test_it_says_the_same_as_when_it_is_installed(request: pytest.FixtureRequest) -> None:
+    def said() -> tuple[str, str, set[Requirement]]:
+        asked = map(Requirement, distribution.requirements())
+        for_users = {one for one in asked if 'extra == "dev"' not in str(one.marker)}  # It repeats other extras.
+        return distribution.version(), distribution.python_wanted(), for_users
+
+    installed = said()
+    request.getfixturevalue("never_installed")
+    assert said() == installed
+
+
+@pytest.mark.usefixtures("never_installed")
+@pytest.mark.parametrize("text", ["", "[project]\nname = 'another'\nversion = '7'", None])
+def test_another_project_around_it_says_nothing_of_it(
+    text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if text is not None:
+        (tmp_path / "pyproject.toml").write_text(text)
+    monkeypatch.setattr(distribution, "_PROJECT", tmp_path / "pyproject.toml")
+    with pytest.raises(PackageNotFoundError, match="tilework"):
+        distribution.version()
