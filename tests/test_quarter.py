@@ -10,6 +10,8 @@ import re
 import signal
 import subprocess
 import sys
+import zipfile
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -352,6 +354,42 @@ class TestPack:
         names = [*wheels.PACKED, *wheels.THERE, *wheels.LEFT_OUT]
         assert len(names) == len(set(names))
 
+    def test_what_travels_is_small_enough(self) -> None:
+        """Of each package what is installed here, compressed as in a wheel."""
+        paths = [path for name in wheels.PACKED for path in importlib.metadata.files(name) or ()]
+        files = [path.locate() for path in paths if path.suffix != ".pyc"]
+        assert sum(len(zlib.compress(Path(file).read_bytes())) for file in files) < wheels.MOST_BYTES <= 30e6
+
+    def test_a_checkout_may_travel_with_as_many_wheels_as_there_may_be(self) -> None:
+        if not (wheels.ROOT / ".git").exists():
+            pytest.skip("not a git checkout")
+        run = ["git", "-C", str(wheels.ROOT), "ls-files", "-z"]
+        names = os.fsdecode(subprocess.run(run, capture_output=True, check=True).stdout).split("\0")
+        tree = sum(path.stat().st_size for name in names if (path := wheels.ROOT / name).is_file())
+        assert tree + wheels.MOST_BYTES < 64 << 20
+
+    def test_of_its_own_wheel_the_extension_alone_travels(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        has_compiler = True
+
+        def pip(arguments: list[str]) -> None:
+            folder = Path(arguments[arguments.index("--wheel-dir") + 1])
+            folder.mkdir(exist_ok=True)
+            with zipfile.ZipFile(folder / "tilework-0.1.0-py3-none-any.whl", "w") as wheel:
+                for name in ("models/shapes/vae/model.safetensors", "comm/ring/_native.c", "core/time.py"):
+                    wheel.writestr(f"tilework/{name}", "other")
+                wheel.writestr("tilework-0.1.0.dist-info/METADATA", "other")
+                if has_compiler:
+                    wheel.writestr("tilework/comm/ring/_native.abi3.so", "compiled")
+
+        monkeypatch.setattr(wheels, "_pip", pip)
+        (folder := tmp_path / "folder").mkdir()
+        assert wheels._take_extension(tmp_path, folder)
+        assert {path.name: path.read_text() for path in folder.rglob("*")} == {"_native.abi3.so": "compiled"}
+        has_compiler = False
+        assert not wheels._take_extension(tmp_path, folder)
+
     def test_names_are_read_from_requirements(self) -> None:
         lines = ["Typing_Extensions>=4; python_version < '3.13'", "sse-starlette", "moto[s3]>=5,<6", "zope.x==1"]
         assert [wheels.name_of(line) for line in lines] == ["typing-extensions", "sse-starlette", "moto", "zope-x"]
@@ -383,7 +421,7 @@ class TestPack:
         monkeypatch.setattr(wheels, "FOLDER", tmp_path)
         monkeypatch.setattr(wheels, "_resolve", lambda _: {"large": "1"})
         monkeypatch.setattr(wheels, "_download", download)
-        monkeypatch.setattr(wheels, "_take_own", lambda *_: False)
+        monkeypatch.setattr(wheels, "_take_extension", lambda *_: False)
         done = wheels.pack("3.12")
         assert done.num_bytes == 2000
         monkeypatch.setattr(wheels, "MOST_BYTES", 1000)
@@ -419,7 +457,7 @@ class TestPack:
         (tmp_path / ".pack-killed").mkdir()
         monkeypatch.setattr(wheels, "_resolve", lambda _: {})
         monkeypatch.setattr(wheels, "_download", lambda *_: None)
-        monkeypatch.setattr(wheels, "_take_own", lambda *_: False)
+        monkeypatch.setattr(wheels, "_take_extension", lambda *_: False)
         wheels.pack("3.12")
         assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "3.12"]
         tmp_path.joinpath("file").touch()

@@ -137,8 +137,8 @@ def folder_for(python: str) -> Path:
 def pack(python: str) -> Pack:
     """Fill the folder for a Python such as "3.12" with wheels, and with what is compiled of Tilework.
 
-    Tilework's own wheel stays here: 15 MB of it are the shipped models, which the checkout has. Of it travel the
-    extension, which one build serves for all Pythons, and what tells the version.
+    Tilework's own wheel stays here: nearly all of its 15 MB are the shipped models, which the checkout has. Of it
+    travels the extension, of which one build serves for all Pythons.
 
     Raises:
         PackFailed: something cannot be had, is on no list of this file, or the folder is larger than it may be or
@@ -151,7 +151,7 @@ def pack(python: str) -> Pack:
         fresh.mkdir()
         versions = _resolve(temporary)
         _download(versions, python, fresh)
-        native = _take_own(temporary, fresh)
+        native = _take_extension(temporary, fresh)
         num_bytes = _size_of(fresh)
         done = Pack(python=python, commit=_revision(), native=native, versions=versions, num_bytes=num_bytes)
         note = {name: getattr(done, name) for name in done.__slots__}
@@ -223,8 +223,6 @@ def install() -> Pack:
         raise PackFailed(f"{folder} lacks the wheels of {', '.join(lacking)}; {again}")
     shutil.rmtree(SITE, ignore_errors=True)
     _pip(["install", "--no-index", "--no-deps", "--no-compile", "--target", str(SITE), *map(str, wheels)])
-    for info in folder.glob("*.dist-info"):
-        shutil.copytree(info, SITE / info.name)
     if done.native:
         shutil.copyfile(folder / _NATIVE.name, ROOT / _NATIVE)
     return done
@@ -258,19 +256,15 @@ def _download(versions: dict[str, str], python: str, folder: Path) -> None:
     _pip(["download", *options, *platforms, *others, "--dest", str(folder), *wheels])
 
 
-def _take_own(temporary: Path, folder: Path) -> bool:
+def _take_extension(temporary: Path, folder: Path) -> bool:
     """Whether Tilework's wheel has the extension: without a compiler it has none, and works."""
     _pip(["wheel", "--no-deps", "--wheel-dir", str(temporary / "own"), str(ROOT)])
     (wheel,) = (temporary / "own").glob("*.whl")
-    native = False
     with zipfile.ZipFile(wheel) as archive:
-        for name in archive.namelist():
-            if ".dist-info/" in name:
-                archive.extract(name, folder)
-            elif name.endswith(_NATIVE.name):
-                (folder / _NATIVE.name).write_bytes(archive.read(name))
-                native = True
-    return native
+        found = [name for name in archive.namelist() if name.endswith(_NATIVE.name)]
+        for name in found:
+            (folder / _NATIVE.name).write_bytes(archive.read(name))
+    return bool(found)
 
 
 def _size_of(folder: Path) -> int:
