@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 
 import tiny
 from quick import quick, quick_rows
 from tilework.core.model import ModelSource
 from tilework.pipelines.fake.component import FakeModel, Weights
 from tilework.pipelines.fake.models import MODELS
-from tilework.pipelines.fake.write import build, write_model
+from tilework.pipelines.fake.write import _save_weights, build, write_model
 from tilework.pipelines.loading import load, load_stock
 from tilework.pipelines.model_index import read_model_index
 
@@ -70,6 +73,38 @@ def test_without_weights_all_names_and_shapes_are_there_and_no_room_is_taken(tmp
     assert sum(path.stat().st_blocks * 512 for path in empty.rglob("*.safetensors")) < 1e6
     unet = load_stock(ModelSource(path=str(empty))).unet
     assert not any(parameter.any() for parameter in unet.parameters())
+
+
+def test_a_host_holds_no_more_than_a_weight_beside_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which may lie in its memory, too. Each copy of a weight to the host is another tensor, as on a device."""
+    copies: list[weakref.ref[torch.Tensor]] = []
+
+    def cpu(tensor: torch.Tensor) -> torch.Tensor:
+        assert not any(one() is not None for one in copies)
+        copies.append(weakref.ref(copy := tensor.clone()))
+        return copy
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.Tensor, "cpu", cpu)
+        write(small_sdxl(), tmp_path, "cpu")
+    assert len(copies) == sum(len(_shapes(path)) for path in tmp_path.rglob("*.safetensors"))
+
+
+def test_a_file_has_the_values_of_a_module_whatever_their_types(tmp_path: Path) -> None:
+    module = torch.nn.Linear(3, 5, dtype=torch.bfloat16)
+    buffers = {"is_set": torch.tensor([True, False, True]), "index": torch.arange(7), "scale": torch.tensor(0.5)}
+    for name, value in {**buffers, "none": torch.empty(0, 4)}.items():
+        module.register_buffer(name, value)
+    module.weight.data = torch.randn(3, 5, dtype=torch.bfloat16).T
+    file = tmp_path / "model.safetensors"
+    num_bytes = _save_weights(module, file)
+    found, places = load_file(file), json.loads(file.read_bytes()[8:].partition(b"}}")[0] + b"}}")
+    assert found.keys() == module.state_dict().keys()
+    for name, value in module.state_dict().items():
+        assert (found[name].dtype, found[name].shape) == (value.dtype, value.shape)
+        assert torch.equal(found[name], value)
+        assert places[name]["data_offsets"][0] % value.itemsize == 0
+    assert num_bytes == sum(value.nbytes for value in found.values())
 
 
 def _shapes(path: Path) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +14,6 @@ from typing import Any
 import diffusers
 import torch
 import transformers
-from safetensors.torch import save_file
 
 from tilework.pipelines.fake.component import Component, FakeModel, Guider, Sampler, Tokenizer, Weights
 
@@ -110,24 +110,37 @@ def _save_config(module: Any, library: str, directory: Path) -> None:
 
 
 def _save_weights(module: torch.nn.Module, path: Path) -> int:
-    tensors = {name: tensor.contiguous() for name, tensor in _tensors(module).items()}
-    if any(tensor.is_meta for tensor in tensors.values()):
-        _save_holes(tensors, path)
-    else:
-        save_file(tensors, path, metadata={"format": "pt"})
+    """Write a safetensors file, and return the bytes of its weights; those on the device "meta" become holes.
+
+    The library's own `save_file` would copy all weights of a device to the host first, whose memory may be where the
+    folder lies.
+    """
+    tensors = _tensors(module)
+    with path.open("wb") as file:
+        file.write(_header(tensors))
+        for tensor in tensors.values():
+            if tensor.is_meta:
+                file.seek(tensor.nbytes, os.SEEK_CUR)
+            else:
+                file.write(tensor.contiguous().cpu().view(-1).view(torch.uint8).numpy().data)
+        file.truncate()
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
 def _tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """What the files of a module hold: weights that are one tensor by several names have the first of them."""
+    """What the file of a module holds, in its order: types with more bytes first, so that each value lies aligned.
+
+    Weights that are one tensor by several names have the first of them.
+    """
     parameters = dict(module.named_parameters())
     every = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     buffers = {name: tensor for name, tensor in module.state_dict().items() if name not in every}
-    return {name: parameter.detach() for name, parameter in parameters.items()} | buffers
+    found = {name: parameter.detach() for name, parameter in parameters.items()} | buffers
+    return dict(sorted(found.items(), key=lambda item: -item[1].itemsize))
 
 
-def _save_holes(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
-    """A safetensors file with the header of these tensors, and a hole in the place of their values."""
+def _header(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """What a safetensors file begins with, in which the values of these tensors follow each other."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, tensor in tensors.items():
@@ -136,6 +149,4 @@ def _save_holes(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
         end = place[1]
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        file.truncate(file.tell() + end)
+    return struct.pack("<Q", len(text)) + text
