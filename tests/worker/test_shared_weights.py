@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Barrier, BrokenBarrierError, Thread
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +16,10 @@ from torch import nn
 
 import tiny
 from tilework.core.model import ModelSource
+from tilework.pipelines import loading
+from tilework.pipelines.components import modules_of
 from tilework.pipelines.draw import draw
-from tilework.pipelines.loading import load
+from tilework.pipelines.loading import load, load_stock
 from tilework.worker.models.shared_weights import SharedWeights
 from worker.tied import Tied
 
@@ -135,3 +138,50 @@ def test_pictures_are_the_same_bit_for_bit(dtype: str, tmp_path: Path) -> None:
     assert len(set.union(*files)) == len({part for module in files for part in module}) >= 3
     spec = tiny.spec()
     assert draw(shared, spec) == draw(load(source), spec)
+
+
+def written_bytes(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+@pytest.fixture
+def flux(tmp_path: Path) -> Path:
+    tiny.prepare()
+    tiny.build_flux().save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_weights_go_from_their_files_to_an_accelerator_and_nowhere_else(
+    flux: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For which the device "meta" stands: the memory of the host has each weight once, where the folder lies there."""
+    came_from: list[set[str]] = []
+    moved = nn.Module.to
+
+    def to(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        came_from.append(mapped_files(module))
+        return moved(module, *args, **kwargs)
+
+    monkeypatch.setattr(nn.Module, "to", to)
+    monkeypatch.setattr(loading, "_device", lambda source: torch.device("meta"))
+    pipeline = load_stock(ModelSource(path=str(flux), dtype="float32"), SharedWeights(tmp_path / "weights").share)
+    assert pipeline.device.type == "meta"
+    assert set.union(*came_from) == {str(file) for file in flux.rglob("*.safetensors")}
+    assert all(len(files) == 1 for files in came_from)
+    assert written_bytes(tmp_path / "weights") == 0
+
+
+def test_layers_that_come_and_go_are_copied_from_their_files(
+    flux: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lying: list[set[str]] = []
+
+    def offload_layers(pipeline: Any, device: torch.device) -> None:
+        lying.extend(mapped_files(module) for module in modules_of(pipeline).values())
+
+    monkeypatch.setattr(loading, "_device", lambda source: torch.device("cuda", 0))
+    monkeypatch.setattr(loading, "offload_layers", offload_layers)
+    source = ModelSource(path=str(flux), dtype="float32", offload="layers")
+    load_stock(source, SharedWeights(tmp_path / "weights").share)
+    assert set.union(*lying) == {str(file) for file in flux.rglob("*.safetensors")}
+    assert written_bytes(tmp_path / "weights") == 0

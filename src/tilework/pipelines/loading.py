@@ -97,6 +97,7 @@ def load_stock(source: ModelSource, place: Place | None = None) -> Any:
     index = _index(source)
     _named(index.adapter)  # A mistake in it is named before anything is read.
     schemes = _schemes(index, source)
+    place = (place or _copy_weights) if device.type == "cpu" else None
     pipeline = _stock(index, dtype, torch.device("cpu") if source.offload == "layers" else device, schemes, place)
     if source.offload == "layers":
         offload_layers(pipeline, device)
@@ -186,6 +187,10 @@ def _stock(
     schemes: Mapping[str, str],
     place: Place | None = None,
 ) -> Any:
+    """The pipeline with its weights on the device. Without `place` those on CPUs may be mapped from their files.
+
+    An accelerator has a copy of its own anyway. So a worker that has one writes no weights to the host's memory.
+    """
     with _explained(index.path):
         models = {**_from_files(index, dtype, schemes), **_transformers_models(index, dtype, schemes)}
         if index.is_modular:
@@ -201,7 +206,8 @@ def _stock(
         pipeline.to(device)
         for module in modules.values():
             module.eval()
-            (_copy_weights if place is None or device.type != "cpu" else place)(module)
+            if place is not None:
+                place(module)
     return pipeline
 
 
@@ -254,7 +260,7 @@ def load_component(source: ModelSource, name: str) -> torch.nn.Module:
     with _explained(index.path):
         kind = _kind_of(index, name)
         if index.directory is None or index.is_modular or kind is None:  # A file that only the whole pipeline knows.
-            return modules_of(_stock(index, dtype, torch.device("cpu"), {}, lambda module: None))[name]
+            return modules_of(_stock(index, dtype, torch.device("cpu"), {}))[name]
         scheme = _schemes(index, source).get(name)
         folder = f"{index.directory}/{name}"
         if scheme is not None and is_weights_file(scheme):

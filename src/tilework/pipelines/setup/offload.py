@@ -19,8 +19,8 @@ def offload_layers(pipeline: Any, device: torch.device) -> None:
     """Keep the weights of all components on the host, and bring each layer's to the device for its run.
 
     On CUDA the next layer's are copied meanwhile, from pinned memory. A host that has no room for pinned copies of all
-    weights pins those of a layer when they are copied: the same pictures, later. It is `enable_group_offload` of the
-    stock pipeline.
+    weights pins those of a layer when they are copied, from the mapped files of the model: the same pictures, later. It
+    is `enable_group_offload` of the stock pipeline.
     """
     on_cuda = device.type == "cuda"
     pipeline.enable_group_offload(
