@@ -12,7 +12,7 @@ from typing import Any, cast
 import diffusers
 import torch
 import transformers
-from diffusers import DiffusionPipeline, PipelineQuantizationConfig
+from diffusers import DiffusionPipeline
 
 from tilework.core.model import ATTENTIONS, DEVICES, DTYPES, ModelSource, is_weights_file
 from tilework.pipelines.caching.forest import read_forest
@@ -41,11 +41,14 @@ _WRONG_WEIGHT = "{place}: its files hold no {name} of the shape that its config.
 
 
 Place = Callable[[torch.nn.Module], object]
-"""Gives the weights of a component, which may lie in a mapped file, aligned memory. It must not change them."""
+"""Puts the weights of a component, which may lie in a mapped file of the host, elsewhere. It must not change them."""
 
 
 def load(source: ModelSource, place: Place | None = None) -> Family:
-    """Load a model onto its device, ready to draw. `place` is used on CPUs; without it each weight is copied.
+    """Load a model onto its device, ready to draw.
+
+    `place` gets each component when it has been read, before anything of the model goes to the device: what it leaves
+    without memory takes none there. Without it those of a CPU lie in aligned memory of their own.
 
     `source.path` is "shapes" or "shapes-motion" (the models that come with Tilework), a diffusers directory, or a hub
     id; with the index of a modular pipeline alone it is loaded as that. A directory is read without any network; a
@@ -90,14 +93,14 @@ def load_stock(source: ModelSource, place: Place | None = None) -> Any:
     Raises:
         ModelError: as `load`.
     """
-    dtype, device = _dtype(source), _device(source)
+    dtype, device = _dtype(source), device_of(source)
     check_schemes(source.quantize, source.device, _cards(device) if source.quantize else ())
     if source.attention != ATTENTIONS[0]:
         check_attention(source.attention, source.dtype, f"the device {device}", kernels_on(device))
     index = _index(source)
     _named(index.adapter)  # A mistake in it is named before anything is read.
     schemes = _schemes(index, source)
-    place = (place or _copy_weights) if device.type == "cpu" else None
+    place = place or (_copy_weights if device.type == "cpu" else None)
     pipeline = _stock(index, dtype, torch.device("cpu") if source.offload == "layers" else device, schemes, place)
     if source.offload == "layers":
         offload_layers(pipeline, device)
@@ -146,7 +149,12 @@ def _dtype(source: ModelSource) -> torch.dtype:
     return cast(torch.dtype, getattr(torch, source.dtype))
 
 
-def _device(source: ModelSource) -> torch.device:
+def device_of(source: ModelSource) -> torch.device:
+    """The device of a model in this process.
+
+    Raises:
+        InvalidSource: there is no such device here.
+    """
     if source.device not in DEVICES:
         raise InvalidSource(f"device is {source.device!r}; choose one of {', '.join(DEVICES)}")
     if source.device != "cuda":
@@ -192,23 +200,31 @@ def _stock(
     An accelerator has a copy of its own anyway. So a worker that has one writes no weights to the host's memory.
     """
     with _explained(index.path):
-        models = {**_from_files(index, dtype, schemes), **_transformers_models(index, dtype, schemes)}
-        if index.is_modular:
-            pipeline = load_modular(index, dtype, models)
-        else:
-            pipeline = _load_classic(index, dtype, models, schemes)
+        models: dict[str, torch.nn.Module] = {}
+        for name, module in _read_singly(index, dtype, schemes):
+            models[name] = _placed(f"{index.path}/{name}", module, place)
+        pipeline = load_modular(index, dtype, models) if index.is_modular else _load_classic(index, dtype, models)
         for name in _NEEDED:
             if name in pipeline.components and pipeline.components[name] is None and not _has_other(pipeline, name):
                 raise ModelNotFound(f"{index.path}: {index.file} names no {name}, without which nothing can be drawn")
-        modules = modules_of(pipeline)
-        for name, module in modules.items():
-            _require_weights(f"{index.path}/{name}", module)
+        for name, module in modules_of(pipeline).items():
+            if name not in models:
+                _placed(f"{index.path}/{name}", module, place)
         pipeline.to(device)
-        for module in modules.values():
-            module.eval()
-            if place is not None:
-                place(module)
     return pipeline
+
+
+def _placed(name: str, module: torch.nn.Module, place: Place | None) -> torch.nn.Module:
+    """A component as it will be used, where it is to lie, or can go from to its device.
+
+    Raises:
+        ModelNotFound: a weight was in no file.
+    """
+    _require_weights(name, module)
+    module.eval()
+    if place is not None:
+        place(module)
+    return module
 
 
 def _enable_tiling(pipeline: Any, path: str) -> None:
@@ -225,7 +241,7 @@ def _has_other(pipeline: Any, name: str) -> bool:
     return name in optional and pipeline.components.get(f"{name}_2") is not None
 
 
-def _load_classic(index: ModelIndex, dtype: torch.dtype, loaded: Mapping[str, Any], schemes: Mapping[str, str]) -> Any:
+def _load_classic(index: ModelIndex, dtype: torch.dtype, loaded: Mapping[str, Any]) -> Any:
     """The stock pipeline, of whose components some are `loaded`. Those that the index leaves empty must be None."""
     kind = named if _is_pipeline(named := _named(index.adapter)) else DiffusionPipeline
     if kind is DiffusionPipeline and not hasattr(diffusers, name := index.components["_class_name"]):
@@ -234,8 +250,6 @@ def _load_classic(index: ModelIndex, dtype: torch.dtype, loaded: Mapping[str, An
             "lacks; install a version that has it, or name the class itself as the adapter, MODULE:CLASS"
         )
     absent = {name: None for name, value in index.components.items() if value == [None, None]}
-    mapping = {name: SCHEMES[one].config(diffusers) for name, one in schemes.items() if name not in loaded}
-    quantized = {"quantization_config": PipelineQuantizationConfig(quant_mapping=mapping)} if mapping else {}
     return kind.from_pretrained(
         index.path if index.directory is None else str(index.directory),
         local_files_only=index.directory is not None,
@@ -244,7 +258,6 @@ def _load_classic(index: ModelIndex, dtype: torch.dtype, loaded: Mapping[str, An
         dtype=dtype,
         **absent,
         **loaded,
-        **quantized,
     )
 
 
@@ -261,22 +274,7 @@ def load_component(source: ModelSource, name: str) -> torch.nn.Module:
         kind = _kind_of(index, name)
         if index.directory is None or index.is_modular or kind is None:  # A file that only the whole pipeline knows.
             return modules_of(_stock(index, dtype, torch.device("cpu"), {}))[name]
-        scheme = _schemes(index, source).get(name)
-        folder = f"{index.directory}/{name}"
-        if scheme is not None and is_weights_file(scheme):
-            return cast(torch.nn.Module, load_gguf(kind, scheme, str(index.directory), name, dtype))
-        if issubclass(kind, transformers.PreTrainedModel):
-            return cast(torch.nn.Module, _transformers_model(index, name, kind, dtype, scheme))
-        variant = index.variant if has_variant(Path(folder), index.variant) else None
-        module: torch.nn.Module = kind.from_pretrained(
-            folder,
-            local_files_only=True,
-            use_safetensors=True,
-            variant=variant,
-            torch_dtype=dtype,
-            **({} if scheme is None else {"quantization_config": SCHEMES[scheme].config(diffusers)}),
-        )
-        return module
+        return _read_one(index, name, dtype, _schemes(index, source).get(name))
 
 
 def _kind_of(index: ModelIndex, name: str) -> Any:
@@ -289,30 +287,44 @@ def _kind_of(index: ModelIndex, name: str) -> Any:
     return None
 
 
-def _from_files(index: ModelIndex, dtype: torch.dtype, schemes: Mapping[str, str]) -> dict[str, Any]:
-    """The components whose weights are in files of their own, by name."""
-    return {
-        name: load_gguf(_kind_of(index, name), file, str(index.directory), name, dtype)
-        for name, file in schemes.items()
-        if is_weights_file(file)
-    }
+def _read_singly(
+    index: ModelIndex, dtype: torch.dtype, schemes: Mapping[str, str]
+) -> Iterator[tuple[str, torch.nn.Module]]:
+    """The components of a directory that are read one after another, by name: the models of transformers, and those
+    that are quantised, of which some libraries put each on the device while they read it.
+
+    Raises:
+        ModelNotFound: a weight of a model of transformers is in no file, or of another shape. Loaded with the pipeline,
+            it would be drawn at random, and nothing would say so.
+    """
+    for name in index.components if index.directory is not None else ():
+        kind = _kind_of(index, name)
+        is_of_transformers = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+        if is_of_transformers or name in schemes:
+            yield name, _read_one(index, name, dtype, schemes.get(name))
 
 
-def _transformers_models(index: ModelIndex, dtype: torch.dtype, schemes: Mapping[str, str]) -> dict[str, Any]:
-    """The components of a directory that are models of transformers, by name.
-
-    Loaded with the pipeline, a weight that is in no file would be drawn at random, and nothing would say so.
+def _read_one(index: ModelIndex, name: str, dtype: torch.dtype, scheme: str | None) -> torch.nn.Module:
+    """A component of a directory, whose class is one of diffusers or transformers, on the CPU unless its library
+    quantises elsewhere.
 
     Raises:
         ModelNotFound: a weight is in no file, or of another shape.
     """
-    models: dict[str, Any] = {}
-    for name in index.components if index.directory is not None else ():
-        kind = _kind_of(index, name)
-        is_here = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
-        if is_here and not is_weights_file(schemes.get(name, "")):
-            models[name] = _transformers_model(index, name, kind, dtype, schemes.get(name))
-    return models
+    kind, folder = _kind_of(index, name), f"{index.directory}/{name}"
+    if scheme is not None and is_weights_file(scheme):
+        return cast(torch.nn.Module, load_gguf(kind, scheme, str(index.directory), name, dtype))
+    if issubclass(kind, transformers.PreTrainedModel):
+        return cast(torch.nn.Module, _transformers_model(index, name, kind, dtype, scheme))
+    module: torch.nn.Module = kind.from_pretrained(
+        folder,
+        local_files_only=True,
+        use_safetensors=True,
+        variant=index.variant if has_variant(Path(folder), index.variant) else None,
+        torch_dtype=dtype,
+        **({} if scheme is None else {"quantization_config": SCHEMES[scheme].config(diffusers)}),
+    )
+    return module
 
 
 def _transformers_model(index: ModelIndex, name: str, kind: Any, dtype: torch.dtype, scheme: str | None) -> Any:

@@ -38,7 +38,7 @@ from tilework.core.wire.reports import Loaded, LoadedModel, LoadFailed, Report, 
 from tilework.pipelines.cuda.copies import DIRECT, CudaStreams, SideCopies
 from tilework.pipelines.errors import InvalidSource
 from tilework.pipelines.family import Family
-from tilework.pipelines.loading import load, load_component, quiet
+from tilework.pipelines.loading import load, quiet
 from tilework.pipelines.numerics import pin_numerics
 from tilework.pipelines.video.exporter import Exporter, can_export, check_export
 from tilework.pipelines.workflow.loading import load_on_slot
@@ -51,6 +51,7 @@ from tilework.worker.models.loads import WeightsNotLoaded
 from tilework.worker.models.loads_ahead import LoadsAhead
 from tilework.worker.models.loras import WorkerLoras
 from tilework.worker.models.models import Models
+from tilework.worker.models.on_demand import load_on_demand
 from tilework.worker.models.reader import read_ahead
 from tilework.worker.models.shared_weights import SharedWeights
 from tilework.worker.models.sizes import size_of
@@ -152,7 +153,7 @@ def _read_for_others(link: _Link, site: Site) -> None:
 
 
 def _load(sources: Sequence[Source], site: Site, start_ns: int, copies: SideCopies | None) -> tuple[Models, Loaded]:
-    """The models, and the report about them. With `loads_on_demand` each gives its weights away before the next one."""
+    """The models, and the report about them. With `loads_on_demand` none has weights on the device."""
     files = SharedWeights(Path(site.blobs) / WEIGHTS, copies)
     weights = Weights(files, _cell(site)) if site.loads_on_demand else None
     loras = WorkerLoras(on_demand=weights is not None)
@@ -163,10 +164,12 @@ def _load(sources: Sequence[Source], site: Site, start_ns: int, copies: SideCopi
     for source, info in zip_longest(sources, site.infos):
         begin_ns = time.monotonic_ns()
         try:
-            if weights is not None and weights.cell is not None and isinstance(source, ModelSource):
-                family, model, parts = _split(source, site, weights, loras)
+            if weights is None or not isinstance(source, ModelSource):
+                family, model, parts = _whole(source, info, files, loras)
+            elif weights.cell is None:
+                family, model, parts = load_on_demand(source, weights, loras)
             else:
-                family, model, parts = _whole(source, info, files, weights, loras)
+                family, model, parts = _split(source, site, weights, loras)
             check_export(family.info)
         except Exception as error:
             if not site.replaces or (source is sources[-1] and not families):
@@ -187,17 +190,11 @@ _Read = tuple[Family, LoadedModel, Mapping[str, Component]]
 """A model, what the server must know of it, and its components by name."""
 
 
-def _whole(
-    source: Source, info: ModelInfo | None, files: SharedWeights, weights: Weights | None, loras: WorkerLoras
-) -> _Read:
-    """A model of which each device has all."""
-    family = _family(source, info, files if weights is None else None)
+def _whole(source: Source, info: ModelInfo | None, files: SharedWeights, loras: WorkerLoras) -> _Read:
+    """A model of which the device has all, all the time."""
+    family = _family(source, info, files)
     usable, refused = loras.add_all(family, source)
-    parts: dict[str, Component] = {}
-    if weights is not None and isinstance(source, ModelSource):
-        for part, module in family.modules.items():
-            parts[part] = weights.add(module, partial(load_component, source, part))
-    return family, described(family, source, parts, usable, refused), parts
+    return family, described(family, source, {}, usable, refused), {}
 
 
 def _split(source: ModelSource, site: Site, weights: Weights, loras: WorkerLoras) -> _Read:
@@ -213,8 +210,8 @@ def _cell(site: Site) -> Cell | None:
     return Cell(site.cell, site.device_id) if site.cell else None
 
 
-def _family(source: Source, info: ModelInfo | None, files: SharedWeights | None) -> Family:
-    """A model with its weights on the device, in `files` that other workers share if there are any.
+def _family(source: Source, info: ModelInfo | None, files: SharedWeights) -> Family:
+    """A model with its weights on the device: on CPUs in `files` that other workers share.
 
     A CPU slot knows what it is, and needs no weights if it does nothing but write videos or run a workflow's stages.
     """
@@ -224,7 +221,7 @@ def _family(source: Source, info: ModelInfo | None, files: SharedWeights | None)
         return Exporter(info)
     if info is not None and is_workflow(source.path):
         return load_on_slot(source, info)
-    return load(source, None if files is None else files.share)
+    return load(source, files.share if source.device == "cpu" else None)
 
 
 def _name(source: Source) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -41,8 +41,12 @@ class LoadedFunction:
     device: torch.device
 
     @staticmethod
-    def of(function: Function, device: torch.device) -> LoadedFunction:
+    def of(
+        function: Function, device: torch.device, place: Callable[[nn.Module], object] | None = None
+    ) -> LoadedFunction:
         """Make the object of a class; its modules are on the `device`, or on the CPU if its stage is.
+
+        Before they go to the device, `place` may put their weights elsewhere.
 
         Raises:
             InvalidWorkflow: the class cannot be made without arguments, or raises an error.
@@ -57,9 +61,11 @@ class LoadedFunction:
                 "without arguments, and loads its weights then"
             ) from error
         modules = modules_within(function.name, call)
-        place = torch.device("cpu") if function.settings.devices is DeviceKind.CPU else device
+        is_of_slots = function.settings.devices is DeviceKind.CPU
         for module in modules.values():
-            module.to(place).eval()
+            if place is not None and not is_of_slots:
+                place(module)
+            module.to("cpu" if is_of_slots else device).eval()
         return LoadedFunction(function, call, modules, device)
 
     @property

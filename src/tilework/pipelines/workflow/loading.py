@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from tilework.core.graph.stage import DeviceKind
 from tilework.core.model import ModelInfo, ModelSource
 from tilework.pipelines.family import Family
-from tilework.pipelines.workflow.definition import Function, Pipeline
+from tilework.pipelines.workflow.definition import Pipeline
 from tilework.pipelines.workflow.family import WorkflowFamily, describe_workflow, parts_of
 from tilework.pipelines.workflow.functions import LoadedFunction
 from tilework.pipelines.workflow.source import pipeline_path, read_workflow
@@ -24,7 +24,7 @@ def load_workflow(
 ) -> WorkflowFamily:
     """The family of the workflow that a source names, on its device; `load` gives that of a pipeline.
 
-    `place` may put the weights of the user's classes, as those of a pipeline, elsewhere in the memory of a CPU.
+    `place` may put the weights of the user's classes, as those of a pipeline, elsewhere before they go to the device.
 
     Raises:
         ModelError: the workflow, or a pipeline of it, cannot be served.
@@ -32,11 +32,7 @@ def load_workflow(
     workflow = read_workflow(source.path, source.adapter)
     families = [load(_pipeline_source(source, one)) for one in workflow.pipelines]
     device = families[0].device
-    functions = _loaded(workflow.functions, device)
-    if place is not None and device.type == "cpu":
-        for one in functions:
-            for name in one.components:
-                place(one.modules[name])
+    functions = [LoadedFunction.of(one, device, place) for one in workflow.functions]
     parts = parts_of(workflow, [family.info for family in families])
     info = describe_workflow(workflow, source.name, parts, functions)
     return WorkflowFamily(info, device, list(zip(parts, families, strict=True)), functions)
@@ -50,7 +46,7 @@ def load_on_slot(source: ModelSource, info: ModelInfo) -> WorkflowFamily:
     """
     workflow, device = read_workflow(source.path, source.adapter), torch.device("cpu")
     here = [one for one in workflow.functions if one.settings.devices is DeviceKind.CPU]
-    return WorkflowFamily(info, device, (), _loaded(here, device))
+    return WorkflowFamily(info, device, (), [LoadedFunction.of(one, device) for one in here])
 
 
 def load_workflow_component(source: ModelSource, name: str, load_component: LoadComponent) -> torch.nn.Module:
@@ -69,10 +65,6 @@ def load_workflow_component(source: ModelSource, name: str, load_component: Load
     prefix, _, inner = name.partition(".")
     (pipeline,) = (one for one in workflow.pipelines if one.name == prefix)
     return load_component(_pipeline_source(source, pipeline), inner)
-
-
-def _loaded(functions: Sequence[Function], device: torch.device) -> list[LoadedFunction]:
-    return [LoadedFunction.of(one, device) for one in functions]
 
 
 def _pipeline_source(source: ModelSource, pipeline: Pipeline) -> ModelSource:

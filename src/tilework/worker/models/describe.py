@@ -39,7 +39,7 @@ def described(
         threads=source.threads,
         loras=tuple(loras),
         vae_tiling=bool(getattr(family.modules.get("vae"), "use_tiling", False)),
-        decode=_decode_memory(family, source, all_stay=not components),
+        decode=_decode_memory(family, source, components),
     )
     return LoadedModel(
         info=info,
@@ -52,7 +52,7 @@ def described(
     )
 
 
-def _decode_memory(family: Family, source: ModelSource, *, all_stay: bool) -> DecodeMemory | None:
+def _decode_memory(family: Family, source: ModelSource, components: Mapping[str, Component]) -> DecodeMemory | None:
     """What decodes may take, if that is known: `source.memory_bytes`, or what the model leaves of an accelerator.
 
     Unless all its components stay there, the autoencoder is there alone, or nearly nothing if layers come and go.
@@ -61,9 +61,9 @@ def _decode_memory(family: Family, source: ModelSource, *, all_stay: bool) -> De
     if vae is None:
         return None
     if memory_bytes is None and family.device.type == "cuda":
-        modules = family.modules.values() if all_stay else (vae,)
-        there = () if source.offload == "layers" else modules
-        memory_bytes = torch.cuda.get_device_properties(family.device).total_memory - _num_bytes(there)
+        there = components["vae"].num_bytes if components else _num_bytes(family.modules.values())
+        held = 0 if source.offload == "layers" else there
+        memory_bytes = torch.cuda.get_device_properties(family.device).total_memory - held
     return None if memory_bytes is None else decode_memory(vae, memory_bytes)
 
 

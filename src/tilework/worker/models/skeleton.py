@@ -96,9 +96,7 @@ def take_over(
     pipeline.to(device)  # What is no weight of a component.
     family = family_of(source, pipeline)
     for name, module in modules_of(pipeline).items():
-        kept = skeleton.weights[name]
-        forms = tuple(replace(form, device=device) for form in kept.forms)
-        weights.add_empty(module, replace(kept, forms=forms), partial(load_component, source, name))
+        weights.add_empty(module, skeleton.weights[name].on(device), partial(load_component, source, name))
     for one, lora, content in skeleton.loras.values():
         loras.add_known(family.info.name, family, one, lora, content)
     return family, {name: kept.component for name, kept in skeleton.weights.items()}

@@ -9,11 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from tilework.core.component import Component
@@ -42,6 +43,10 @@ class KeptWeights:
         forms, content = tuple(Form.of(one) for one in weights), digest_of(weights)
         digest = sha256(f"{type(module).__name__} {_configuration(module)} {content}".encode()).hexdigest()[:16]
         return KeptWeights(Component(digest, sum(form.num_bytes for form in forms)), forms)
+
+    def on(self, device: torch.device) -> KeptWeights:
+        """The same for weights that are to lie on another device."""
+        return replace(self, forms=tuple(replace(form, device=device) for form in self.forms))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,6 +93,17 @@ class Weights:
             self.keep(kept, weights_of(module))
         self.add_empty(module, kept, read)
         return kept.component
+
+    def leave_on_host(self, module: nn.Module, device: torch.device) -> KeptWeights:
+        """Keep the weights of a module that was just read on the host; on the `device` it has their shapes alone then,
+        until `add_empty` takes it over."""
+        kept = KeptWeights.of(module).on(device)
+        weights = weights_of(module)
+        if kept.component.digest not in self._known:
+            self.keep(kept, weights)
+        for weight, form in zip(weights, kept.forms, strict=True):
+            weight.data = form.shaped()
+        return kept
 
     def keep(self, kept: KeptWeights, weights: Sequence[Tensor]) -> None:
         """Keep weights on the host, if it has room."""
