@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +14,12 @@ from typing import Any
 import pytest
 import torch
 
-from tilework.core.wire.reports import AllocatorReading, CardReading, DeviceReading
+from tilework.core.wire.reports import AllocatorReading, CardReading, DeviceReading, StartMemory
 from tilework.worker import readings
-from tilework.worker.readings import NvmlCard, read_allocator, report_readings, send_readings
+from tilework.worker.readings import NvmlCard, read_allocator, read_start, report_readings, send_readings
 
 GB = 10**9
+START = StartMemory(context_bytes=1, weights_bytes=2, free_bytes=3)
 
 
 class NVMLError(Exception):
@@ -116,6 +118,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
         "num_ooms": 1,
     }
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (50 * GB, 80 * GB))
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: counts if device == torch.device("cuda:1") else {})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=f"of {device}"))
 
@@ -131,29 +134,42 @@ def test_readings_come_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("tilework.worker.readings.time.sleep", wait)
     with pytest.raises(StopIteration):
-        send_readings(torch.device("cuda:1"), None, heard.append)
+        send_readings(partial(readings._read, torch.device("cuda:1"), None, START), heard.append)
     allocator = AllocatorReading(
         reserved_bytes=9, allocated_bytes=7, peak_bytes=8, split_bytes=2, num_retries=3, num_failures=1
     )
-    assert heard == [DeviceReading(card=None, allocator=allocator)] * 2
+    assert heard == [DeviceReading(card=None, allocator=allocator, start=START)] * 2
     assert waited == [readings.PERIOD_S] * 2
     assert read_allocator(torch.device("cuda:0")).num_retries == 0
 
 
 @pytest.mark.usefixtures("cuda")
 def test_they_come_from_a_thread_of_their_own_that_knows_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    heard: SimpleQueue[tuple[torch.device, Any, int]] = SimpleQueue()
+    heard: SimpleQueue[tuple[DeviceReading, int]] = SimpleQueue()
 
-    def send_some(device: torch.device, card: NvmlCard | None, send: Callable[[DeviceReading], None]) -> None:
-        heard.put((device, None if card is None else card.handle, threading.get_ident()))
+    def send_some(read: Callable[[], DeviceReading], send: Callable[[DeviceReading], None]) -> None:
+        heard.put((read(), threading.get_ident()))
 
+    handles = list[str]()
+    known = nvml(nvmlDeviceGetHandleByUUID=lambda uuid: (handles.append(uuid), uuid)[1])
     monkeypatch.setattr(readings, "send_readings", send_some)
-    monkeypatch.setitem(sys.modules, "pynvml", nvml())
+    monkeypatch.setitem(sys.modules, "pynvml", known)
     report_readings(torch.device("cuda"), lambda _reading: None)
-    device, handle, thread = heard.get(timeout=60)
-    assert device == torch.device("cuda:1"), "threads have a current device of their own"
-    assert handle == "GPU-of cuda:1"
+    reading, thread = heard.get(timeout=60)
+    assert reading.allocator == read_allocator(torch.device("cuda:1")), "threads have a current device of their own"
+    assert reading.start == read_start(torch.device("cuda:1"), NvmlCard(known, "a card"))
+    assert handles == ["GPU-of cuda:1"]
     assert thread != threading.get_ident()
+
+
+@pytest.mark.usefixtures("cuda")
+def test_what_the_start_took_is_the_context_and_the_weights() -> None:
+    """Of 80 GB are 50 GB free; the allocator has 9 bytes, of which tensors take 7."""
+    device = torch.device("cuda:1")
+    told = read_start(device, NvmlCard(nvml(), "a card"))
+    assert told == StartMemory(context_bytes=20 * GB - 9, weights_bytes=7, free_bytes=50 * GB + 2)
+    untold = read_start(device, None)
+    assert untold.context_bytes == 30 * GB - 9, "with that of other programs"
 
 
 def test_a_cpu_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,13 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from threading import Thread
 from typing import Any, TypeVar
 
 import torch
 
-from tilework.core.wire.reports import SLOWDOWNS, AllocatorReading, CardReading, DeviceReading
+from tilework.core.wire.reports import SLOWDOWNS, AllocatorReading, CardReading, DeviceReading, StartMemory
 
 PERIOD_S = 5.0
 _log = logging.getLogger(__name__)
@@ -108,16 +109,37 @@ def read_allocator(device: torch.device) -> AllocatorReading:
     )
 
 
+def read_start(device: torch.device, card: NvmlCard | None) -> StartMemory:
+    """What a device has now, when models have been loaded and nothing has run."""
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    allocator = read_allocator(device)
+    own_bytes = None if card is None else card.read().worker_bytes
+    used_bytes = total_bytes - free_bytes if own_bytes is None else own_bytes
+    return StartMemory(
+        context_bytes=used_bytes - allocator.reserved_bytes,
+        weights_bytes=allocator.allocated_bytes,
+        free_bytes=free_bytes + allocator.reserved_bytes - allocator.allocated_bytes,
+    )
+
+
 def report_readings(device: torch.device, send: Callable[[DeviceReading], None]) -> None:
-    """Send a reading of a CUDA device now and every PERIOD_S until the process ends; of others there is none."""
+    """Send a reading of a CUDA device now and every PERIOD_S until the process ends; of others there is none.
+
+    Called when the models have been loaded, and before anything runs.
+    """
     if device.type == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())  # Each thread has a current one of its own.
         card = NvmlCard.of(str(torch.cuda.get_device_properties(device).uuid))
-        Thread(target=send_readings, args=(device, card, send), name="readings", daemon=True).start()
+        reading = partial(_read, device, card, read_start(device, card))
+        Thread(target=send_readings, args=(reading, send), name="readings", daemon=True).start()
 
 
-def send_readings(device: torch.device, card: NvmlCard | None, send: Callable[[DeviceReading], None]) -> None:
+def send_readings(read: Callable[[], DeviceReading], send: Callable[[DeviceReading], None]) -> None:
     """Send a reading every PERIOD_S, for ever."""
     while True:
-        send(DeviceReading(card=None if card is None else card.read(), allocator=read_allocator(device)))
+        send(read())
         time.sleep(PERIOD_S)
+
+
+def _read(device: torch.device, card: NvmlCard | None, start: StartMemory) -> DeviceReading:
+    return DeviceReading(card=None if card is None else card.read(), allocator=read_allocator(device), start=start)

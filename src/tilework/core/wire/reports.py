@@ -290,11 +290,26 @@ class AllocatorReading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StartMemory:
+    """What a CUDA device had when its worker had loaded, in bytes.
+
+    The process had `context_bytes` beside torch's allocator, for CUDA's context and libraries; where NVML does not tell
+    of the process, those of other programs are among them. Tensors took `weights_bytes`, and could take `free_bytes`
+    more.
+    """
+
+    context_bytes: int
+    weights_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceReading:
-    """A worker's card and allocator, every few seconds; None where there is nothing that tells."""
+    """A worker's card and allocator, every few seconds, and what it had at the start; None where nothing tells."""
 
     card: CardReading | None
     allocator: AllocatorReading | None
+    start: StartMemory | None = None
 
 
 Report = (
