@@ -16,12 +16,14 @@ import tilework
 import tiny
 from tilework.core.model import ModelSource
 from tilework.core.request import Shape
+from tilework.core.wire.commands import CACHE_BYTES, STATES_BYTES
 from tilework.pipelines.clips.memory import TensorMeter
 from tilework.pipelines.components import modules_of, weights_of
 from tilework.pipelines.errors import ModelNotFound, UnsupportedModel
+from tilework.pipelines.fits.beside import NCCL_BYTES, NO_SERVER, SERVER, Beside
 from tilework.pipelines.fits.changes import CHANGES, cheapest_change, options_of
 from tilework.pipelines.fits.parts import read_parts
-from tilework.pipelines.fits.plan import RESERVE_BYTES, MemoryPlan, Planner
+from tilework.pipelines.fits.plan import MemoryPlan, Planner
 from tilework.pipelines.fits.steps import Latents, shorten, step_bytes
 from tilework.pipelines.loading import load_stock
 from zoo.registry import ZOO, build
@@ -198,9 +200,9 @@ class TestChoices:
         return Planner.of(str(flux))
 
     def plan(self, planner: Planner, beside_bytes: int, side: int = SIDE, **setup: Any) -> MemoryPlan:
-        """A plan for a device with so much beside the reserve."""
+        """A plan for a device with so much for the model."""
         source = ModelSource(path="", dtype=setup.pop("dtype", "float32"), **setup)
-        return planner.plan(source, RESERVE_BYTES + beside_bytes, Shape(side, side))
+        return planner.plan(source, SERVER.num_bytes + beside_bytes, Shape(side, side))
 
     def test_what_is_there_in_each_stage(self, planner: Planner) -> None:
         sizes = {one.name: one.num_bytes for one in self.plan(planner, 0).components}
@@ -220,8 +222,26 @@ class TestChoices:
         assert plan.weights_room_bytes >= needed
         assert plan.fits
 
+    def test_what_options_let_a_worker_keep_counts(self, planner: Planner) -> None:
+        source = ModelSource(path="", offload="components")
+        kept = Beside(states_bytes=300, cache_bytes=50, num_cards=2)
+        without, beside = (planner.plan(source, 10**10, Shape(SIDE, SIDE), one) for one in (NO_SERVER, kept))
+        more = 300 + 50 + NCCL_BYTES
+        assert beside.needed_bytes == without.needed_bytes + more
+        assert beside.weights_room_bytes == without.weights_room_bytes - more
+        assert (SERVER.states_bytes, SERVER.cache_bytes) == (STATES_BYTES, CACHE_BYTES), "those of a worker by default"
+
+    def test_changes_and_sizes_are_tried_beside_the_same(self, planner: Planner) -> None:
+        refused = planner.plan(ModelSource(path=""), 10**9, Shape(SIDE, SIDE), Beside(num_cards=2))
+        least = planner.plan(ModelSource(path="", dtype="bfloat16"), 0, refused.shape, refused.beside).needed_bytes
+        found = cheapest_change(planner, replace(refused, memory_bytes=least))
+        assert found is not None
+        assert found.needed_bytes == least
+        fitting = replace(refused, memory_bytes=refused.needed_bytes)
+        assert planner.largest(fitting) == refused.shape
+
     def test_the_largest_square_fits_and_the_next_one_does_not(self, planner: Planner) -> None:
-        beside_bytes = self.plan(planner, 0, 192).needed_bytes - RESERVE_BYTES + 10
+        beside_bytes = self.plan(planner, 0, 192).needed_bytes - SERVER.num_bytes + 10
         assert planner.largest(self.plan(planner, beside_bytes)) == Shape(192, 192)
         assert not self.plan(planner, beside_bytes, 256).fits
         assert planner.largest(self.plan(planner, 10)) is None

@@ -24,6 +24,7 @@ from tilework.core.model import ModelSource
 from tilework.core.request import Shape
 from tilework.pipelines.components import modules_of, weights_of
 from tilework.pipelines.errors import InvalidSource, ModelNotFound, UnsupportedModel
+from tilework.pipelines.fits.beside import SERVER
 from tilework.pipelines.fits.changes import cheapest_change
 from tilework.pipelines.fits.plan import Planner
 from tilework.pipelines.identity import model_identity
@@ -165,7 +166,8 @@ def test_a_plan_that_does_not_fit_names_no_other_file(tmp_path: Path) -> None:
             return SimpleNamespace(fits=False)
 
     source = source_of(tmp_path, tmp_path / "q8.gguf")
-    assert cheapest_change(Small(), SimpleNamespace(source=source, memory_bytes=0, shape=None)) is None  # type: ignore[arg-type]
+    refused: Any = SimpleNamespace(source=source, memory_bytes=0, shape=None, beside=SERVER)
+    assert cheapest_change(Small(), refused) is None  # type: ignore[arg-type]
     assert {one.offload for one in tried} == {"none", "components"}
     assert {one.quantize for one in tried} == {source.quantize}
 

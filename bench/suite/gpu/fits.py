@@ -121,6 +121,7 @@ class Fits:
         from tilework.core.model import ModelSource
         from tilework.core.request import Shape
         from tilework.pipelines.errors import ModelError
+        from tilework.pipelines.fits.beside import NO_SERVER
         from tilework.pipelines.fits.plan import Planner
         from tilework.pipelines.model_index import model_directory
         from tilework.pipelines.setup.quantize import parse_schemes
@@ -130,7 +131,7 @@ class Fits:
         schemes = parse_schemes(setup["quantize"]) if "quantize" in setup else ()
         source = ModelSource(path=folder, device=self.device, dtype=self.dtype, quantize=schemes, **given)
         shape = Shape(self.drawn.side, self.drawn.side)
-        plan = Planner.of(str(model_directory(folder))).plan(source, 0, shape)
+        plan = Planner.of(str(model_directory(folder))).plan(source, 0, shape, NO_SERVER)
         if source.offload == "layers":
             _check_host(sum(one.num_bytes for one in plan.components))
         meter = Meter(torch, self.device)

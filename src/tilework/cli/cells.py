@@ -11,6 +11,7 @@ from tilework.cli.devices import FoundDevices
 from tilework.cli.models import check_setup
 from tilework.core.component import MOST_IN_CELL
 from tilework.core.model import OFFLOADS, ModelSource, Source
+from tilework.pipelines.fits.beside import SERVER, Beside, StartPlan
 
 _CHOSEN = "auto"
 
@@ -19,16 +20,19 @@ _CHOSEN = "auto"
 class Devices:
     """How many workers there are, how many of them are one device, and what each has for weights; and CPU slots.
 
-    `cell_size` is 0 until it is `chosen` for their models.
+    `cell_size` is 0 until it is `chosen` for their models. `beside` is what each holds beside models, and `plan` what
+    is planned for each, if it is.
     """
 
     number: int
     cell_size: int
     weights_bytes: int | None
     num_slots: int = 1
+    beside: Beside = SERVER
+    plan: StartPlan | None = None
 
     @staticmethod
-    def of(number: int, cell: str, weights_bytes: int | None, num_slots: int = 1) -> Devices:
+    def of(number: int, cell: str, weights_bytes: int | None, num_slots: int = 1, beside: Beside = SERVER) -> Devices:
         """Workers in cells of a size that is given as text.
 
         Raises:
@@ -45,7 +49,7 @@ class Devices:
             raise UserError(
                 f"cell is {cell}, and --weights-memory does not say what a device has for weights; give it, as in 24GB"
             )
-        return Devices(number, size, weights_bytes, num_slots)
+        return Devices(number, size, weights_bytes, num_slots, replace(beside, num_cards=number))
 
     @property
     def num_devices(self) -> int:
@@ -65,10 +69,11 @@ class Devices:
             return self if self.cell_size else self.chosen(sources)
         if not cards:
             return self
-        from tilework.cli.memory_plan import weights_room
+        from tilework.cli.memory_plan import planned_start
 
         free_bytes = min(card.free_bytes for card in cards)
-        return replace(self, weights_bytes=weights_room(models, free_bytes, self.weights_bytes))
+        plan = planned_start(models, free_bytes, self.weights_bytes, self.beside)
+        return replace(self, weights_bytes=plan.weights_room, plan=plan)
 
     def chosen(self, sources: Sequence[Source]) -> Devices:
         """The same in the smallest cells in which these models fit; says what each device holds.

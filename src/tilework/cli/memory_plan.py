@@ -2,67 +2,103 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from tilework.cli.console import UserError, console
 from tilework.cli.views.memory_plan import plan_lines
 from tilework.core.model import ModelSource
-from tilework.pipelines.errors import ModelError
+from tilework.pipelines.errors import ModelError, UnsupportedModel
+from tilework.pipelines.fits.beside import CONTEXT_BYTES, Beside, StartPlan
 from tilework.pipelines.fits.changes import cheapest_change, options_of
 from tilework.pipelines.fits.plan import MemoryPlan, Planner
 
 
-def weights_room(models: Sequence[ModelSource], memory_bytes: int, weights_bytes: int | None) -> int | None:
-    """What a device with this free memory has for weights, if they come and go; None: all stay.
+def planned_start(
+    models: Sequence[ModelSource], memory_bytes: int, weights_bytes: int | None, beside: Beside
+) -> StartPlan:
+    """What a start plans for a device with this free memory, `beside` which models lie. Prints the plan of each model.
 
-    Prints the plan of each model. The room is `weights_bytes`, unless that is left to the plan: `--offload components`.
+    The room of weights that come and go is `weights_bytes`, unless that is left to the plan: `--offload components`. A
+    model that cannot be planned is named, and starts without a plan.
 
     Raises:
-        UserError: a model does not fit.
+        UserError: a model does not fit, or is not planned and its room is left to the plan.
     """
-    planners = dict(_planners(models))
-    comes_and_goes = weights_bytes is not None
-    planned = {
-        one: planner.plan(replace(one, offload="components") if comes_and_goes else one, memory_bytes)
-        for one, planner in planners.items()
-    }
-    room = weights_bytes
-    for source, alone in planned.items():
-        others = sum(_resident(plan) for one, plan in planned.items() if one is not source)
-        plan = replace(alone, memory_bytes=memory_bytes - others)
-        _show(source, plan, planners[source])
-        if plan.source.offload == "components" and not comes_and_goes:
-            room = plan.weights_room_bytes if room is None else min(room, plan.weights_room_bytes)
-    return room
+    planned = dict(_planned(models, memory_bytes, beside, comes_and_goes=weights_bytes is not None))
+    if weights_bytes is None:
+        _require_rooms(models, planned)
+    resident = sum(_resident(plan) for _, plan in planned.values())
+    plans: list[MemoryPlan] = []
+    for source, (planner, alone) in planned.items():
+        plans.append(replace(alone, memory_bytes=memory_bytes - resident + _resident(alone)))
+        _show(source, plans[-1], planner)
+    rooms = [one.weights_room_bytes for one in plans if one.source.offload == "components"]
+    room = min(rooms, default=None) if weights_bytes is None else weights_bytes
+    return StartPlan(
+        weights_room=room,
+        weights_bytes=resident if len(plans) == len(models) else None,
+        later_bytes=max((_coming(one, room or 0) for one in plans), default=0) + beside.num_bytes - CONTEXT_BYTES,
+    )
 
 
 def refusal(planner: Planner, plan: MemoryPlan) -> str:
-    """Why a plan does not fit, and the cheapest change that would."""
+    """Why a plan does not fit, and the cheapest changes that would."""
     short = f"needs {plan.needed_bytes / 1e9:.1f} GB for {plan.shape}, and {plan.memory_bytes / 1e9:.1f} GB are free"
-    other = cheapest_change(planner, plan)
-    if other is None:
+    remedies: list[str] = []
+    if (other := cheapest_change(planner, plan)) is not None:
+        remedies.append(f"with {options_of(other.source, plan.source)} it needs {other.needed_bytes / 1e9:.1f} GB")
+    if (bound := plan.beside.bound_bytes - (plan.needed_bytes - plan.memory_bytes)) > 0:
+        remedies.append(f"it fits if --states-memory and --cache-memory are {bound / 1e9:.1f} GB together")
+    if not remedies:
         return f"{short}; no change of dtype, --quantize or --offload would fit: take a larger device, or --cell"
-    options = options_of(other.source, plan.source)
-    return f"{short}; with {options} it needs {other.needed_bytes / 1e9:.1f} GB"
+    return f"{short}; {', or '.join(remedies)}"
 
 
-def _planners(models: Sequence[ModelSource]) -> Iterator[tuple[ModelSource, Planner]]:
-    """Of those whose files say enough; of others it is said that they are not planned."""
+def _planned(
+    models: Sequence[ModelSource], memory_bytes: int, beside: Beside, *, comes_and_goes: bool
+) -> Iterator[tuple[ModelSource, tuple[Planner, MemoryPlan]]]:
+    """The plan of each model alone; of one that has none it is said why."""
+    for one in models:
+        setup = replace(one, offload="components") if comes_and_goes else one
+        try:
+            planner = Planner.of(str(_directory(one.path)))
+            plan = planner.plan(setup, memory_bytes, beside=beside)
+        except Exception as problem:  # Configurations and classes are of others; a start does not depend on a plan.
+            reason = str(problem) if isinstance(problem, ModelError) else f"{type(problem).__name__}: {problem}"
+            text = f"{one.path}: its memory is not planned; {reason.partition(chr(10))[0]}"
+            console.print(text, soft_wrap=True, highlight=False, markup=False)
+        else:
+            yield one, (planner, plan)
+
+
+def _directory(path: str) -> Path:
+    """That of a model whose files say enough for a plan. Raises UnsupportedModel."""
     from tilework.pipelines.model_index import INDEX, model_directory
     from tilework.pipelines.workflow.source import is_workflow
 
+    directory = None if is_workflow(path) else model_directory(path)
+    if directory is None or not (directory / INDEX).is_file():
+        raise UnsupportedModel("it is no directory of a classic pipeline")
+    return directory
+
+
+def _require_rooms(models: Sequence[ModelSource], planned: Container[ModelSource]) -> None:
+    """Raises UserError if a model leaves the room of its weights to a plan that there is not."""
     for one in models:
-        directory: Path | None = None if is_workflow(one.path) else model_directory(one.path)
-        try:
-            if directory is not None and (directory / INDEX).is_file():
-                yield one, Planner.of(str(directory))
-                continue
-            reason = "it is no directory of a classic pipeline"
-        except ModelError as problem:
-            reason = str(problem)
-        console.print(f"{one.path}: its memory is not planned; {reason}", soft_wrap=True, highlight=False, markup=False)
+        if one.offload == "components" and one not in planned:
+            raise UserError(
+                f"offload is components, and the memory of {one.path} is not planned; say what each device has for "
+                "weights, as in --weights-memory 8GB"
+            )
+
+
+def _coming(plan: MemoryPlan, room: int) -> int:
+    """What comes beside what stays: a run, and weights for it, of components in their room."""
+    if plan.source.offload == "components":
+        return room + plan.largest_run_bytes
+    return plan.needed_bytes - plan.beside.num_bytes - _resident(plan)
 
 
 def _resident(plan: MemoryPlan) -> int:

@@ -20,6 +20,7 @@ from tilework.cli.console import UserError, console, out, print_json, user_error
 from tilework.cli.devices import FoundDevices
 from tilework.cli.measured import open_profiles
 from tilework.cli.models import checked_spec
+from tilework.cli.views.memory_plan import measured_lines
 from tilework.cli.views.start_times import StartTimes, process_age_s
 from tilework.cli.workers import Workers
 from tilework.control.controller import ControllerConfig
@@ -27,7 +28,9 @@ from tilework.control.watchdog import WatchdogConfig
 from tilework.core.cache import IF_LATE, CacheKind
 from tilework.core.model import ModelInfo
 from tilework.core.time import ns_from_s, s_from_ns
+from tilework.core.wire.reports import DeviceReading
 from tilework.cost.table import CostTable
+from tilework.pipelines.fits.beside import StartPlan
 from tilework.pipelines.support.record import limits_of
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.executor import Executor, WorkerStartFailed
@@ -93,6 +96,7 @@ class Serving:
 
             def on_ready(url: str) -> None:
                 status.stop()
+                _show_memory(self.workers.plan, engine.usage().readings)
                 seconds = round(time.monotonic() - started_s, 3)
                 ready: dict[str, object] = {
                     "url": url,
@@ -195,6 +199,12 @@ def _picture_s(engine: Engine) -> float | None:
         return None
     alone_ns = engine.alone_ns(model, (spec,))
     return None if alone_ns is None else s_from_ns(alone_ns)
+
+
+def _show_memory(plan: StartPlan | None, readings: Mapping[str, DeviceReading]) -> None:
+    """Say what the start has taken of each card, and what was planned for it."""
+    for line in () if plan is None else measured_lines(plan, readings):
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
 def _show(status: Status | None, text: str) -> None:

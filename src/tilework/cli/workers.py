@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tilework.cli.nodes import NodesWanted
 from tilework.core.model import SimulatedSource
+from tilework.pipelines.fits.beside import StartPlan
 from tilework.runtime.cell_executor import local_executor
 from tilework.runtime.executor import Executor
 from tilework.runtime.local_executor import LocalConfig
@@ -14,10 +15,11 @@ from tilework.runtime.local_executor import LocalConfig
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """`each` are those of this machine, or of each of the `nodes`."""
+    """`each` are those of this machine, or of each of the `nodes`; the memory of their cards has a `plan`, or none."""
 
     each: LocalConfig
     nodes: NodesWanted | None = None
+    plan: StartPlan | None = None
 
     def __str__(self) -> str:
         first = self.each.sources[0]

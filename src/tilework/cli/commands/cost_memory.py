@@ -13,9 +13,11 @@ from rich.table import Table
 from tilework.cli.console import UserError, out, print_json, require_serve_extra, user_errors
 from tilework.cli.measured import parse_size
 from tilework.cli.options.common import AsJson, Offload, Quantize, VaeTiling, examples
+from tilework.cli.options.serve import CacheMemory, StatesMemory
 from tilework.cli.sizes import parse_bytes
 from tilework.core.model import DTYPES, OFFLOADS, ModelSource
 from tilework.core.request import Shape
+from tilework.pipelines.fits.beside import Beside
 
 EXAMPLE = examples(
     "tilework cost memory ./flux-dev --gpu-memory 24GB",
@@ -46,6 +48,8 @@ def command(
     no_previews: Annotated[
         bool, typer.Option("--no-previews", help="Draw no previews, so that steps do not need the autoencoder.")
     ] = False,
+    states_memory: StatesMemory = None,
+    cache_memory: CacheMemory = None,
     json: AsJson = False,
 ) -> None:
     """Show what a model takes of a device's memory: what goes where, what is left, and what would fit.
@@ -74,19 +78,19 @@ def command(
             vae_tiling=vae_tiling,
             previews=not no_previews,
         )
-        fits = _show_plans(source, device_memory, shapes, json)
+        fits = _show_plans(source, device_memory, Beside.of(states_memory, cache_memory), shapes, json)
     if not fits:
         raise typer.Exit(1)
 
 
-def _show_plans(source: ModelSource, memory_bytes: int, shapes: Sequence[Shape], json: bool) -> bool:
+def _show_plans(source: ModelSource, memory_bytes: int, beside: Beside, shapes: Sequence[Shape], json: bool) -> bool:
     """Print a plan for each size, and say whether all fit."""
     from tilework.cli.memory_plan import refusal
     from tilework.cli.views.memory_plan import plan_json, plan_lines
     from tilework.pipelines.fits.plan import Planner
 
     planner = Planner.of(source.path)
-    plans = [planner.plan(source, memory_bytes, shape) for shape in shapes or [planner.default_shape]]
+    plans = [planner.plan(source, memory_bytes, shape, beside) for shape in shapes or [planner.default_shape]]
     documents = []
     for plan in plans:
         largest = planner.largest(plan) if plan.fits and plan.shape.frames == 1 else None

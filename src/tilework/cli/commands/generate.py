@@ -62,9 +62,10 @@ def command(
     source = model_source(model, options_of(setup, found, adapter=adapter, threads=threads))
     check_setup([source], None, memory_is_known=False)  # Components come and go in servers alone.
     if found.cards:
-        from tilework.cli.memory_plan import weights_room
+        from tilework.cli.memory_plan import planned_start
+        from tilework.pipelines.fits.beside import NO_SERVER
 
-        weights_room([source], found.cards[0].free_bytes, None)
+        planned_start([source], found.cards[0].free_bytes, None, NO_SERVER)
     found.show()
     fields: dict[str, object] = {
         "prompt": prompt,

@@ -24,7 +24,6 @@ from tilework.cli.options.groups import grouped
 from tilework.cli.options.nodes import NodeGroup
 from tilework.cli.options.setup import SetupGroup
 from tilework.core.model import SimulatedSource, Source
-from tilework.core.wire.commands import CACHE_BYTES, STATES_BYTES
 from tilework.cost.table import BadCostTable, CostTable, check_devices
 from tilework.cost.table_file import read_table
 from tilework.policy.registry import UnknownPolicy, check_live, check_pools
@@ -88,7 +87,7 @@ def command(
         memory_bytes=how.worker_memory,
         previews=not how.no_previews,
     )
-    devices = Devices.of(found.number(where.workers), where.cell, where.weights_memory, where.cpu_slots)
+    devices = Devices.of(found.number(where.workers), where.cell, where.weights_memory, where.cpu_slots, where.beside)
     if not is_modelled:
         devices = devices.planned(_sources(where, None, models, how, usual), found)
     table = _checked_table(when, _num_of_all(devices, nodes), how.models_file)
@@ -166,10 +165,10 @@ def _workers(
         sources=sources,
         num_slots=devices.num_slots,
         weights_bytes=devices.weights_bytes,
-        states_bytes=where.states_memory or STATES_BYTES,
-        cache_bytes=where.cache_memory or CACHE_BYTES,
+        states_bytes=devices.beside.states_bytes,
+        cache_bytes=devices.beside.cache_bytes,
     )
-    return Workers(each, nodes)
+    return Workers(each, nodes, devices.plan)
 
 
 def _checked_table(when: options.SchedulingGroup, num_workers: int | None, models: Path | None) -> CostTable | None:

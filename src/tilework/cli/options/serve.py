@@ -13,6 +13,7 @@ from tilework.cli.options.common import Adapter, ProfilesFile, WorkerThreads
 from tilework.cli.sizes import parse_bytes
 from tilework.control.watchdog import WatchdogConfig
 from tilework.core.time import s_from_ns
+from tilework.pipelines.fits.beside import Beside
 from tilework.policy.registry import DEFAULT_POLICY
 
 STUCK_AFTER_S = s_from_ns(WatchdogConfig().least_ns)
@@ -51,6 +52,25 @@ Cell = Annotated[
         help="Devices that have the weights of a model together, for a model that exceeds one: --devices 4 --cell 2 "
         "are two devices of twice the size; auto: as few as its stages fit into. Needs --weights-memory, which stays "
         "that of one device.",
+    ),
+]
+StatesMemory = Annotated[
+    int | None,
+    typer.Option(
+        parser=parse_bytes,
+        metavar="SIZE",
+        envvar="TILEWORK_STATES_MEMORY",
+        help="What a device keeps of requests that wait for their next work, as in 500MB; the rest lies in the memory "
+        "of the host. Default: 2GB.",
+    ),
+]
+CacheMemory = Annotated[
+    int | None,
+    typer.Option(
+        parser=parse_bytes,
+        metavar="SIZE",
+        envvar="TILEWORK_CACHE_MEMORY",
+        help="What a device keeps of the steps of requests with a cache, as in 8GB. Default: 4GB.",
     ),
 ]
 Workers = Annotated[
@@ -136,31 +156,19 @@ class DeviceGroup:
         ),
     ] = 1
     weights_memory: WeightsMemory = None
-    states_memory: Annotated[
-        int | None,
-        typer.Option(
-            parser=parse_bytes,
-            metavar="SIZE",
-            envvar="TILEWORK_STATES_MEMORY",
-            help="What a device keeps of requests that wait for their next work, as in 500MB; the rest lies in the "
-            "memory of the host. Default: 2GB.",
-        ),
-    ] = None
-    cache_memory: Annotated[
-        int | None,
-        typer.Option(
-            parser=parse_bytes,
-            metavar="SIZE",
-            envvar="TILEWORK_CACHE_MEMORY",
-            help="What a device keeps of the steps of requests with a cache, as in 8GB. Default: 4GB.",
-        ),
-    ] = None
+    states_memory: StatesMemory = None
+    cache_memory: CacheMemory = None
     backend: Annotated[
         Backend,
         typer.Option(
             "--backend", help="diffusers runs the model; modelled simulates devices that take the time of --cost."
         ),
     ] = Backend.DIFFUSERS
+
+    @property
+    def beside(self) -> Beside:
+        """What each device holds beside models."""
+        return Beside.of(self.states_memory, self.cache_memory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,14 +17,12 @@ from tilework.core.request import Shape
 from tilework.pipelines.clips.decoders import decoder_of
 from tilework.pipelines.clips.memory import TensorMeter, decode_bytes
 from tilework.pipelines.errors import UnsupportedModel
+from tilework.pipelines.fits.beside import SERVER, Beside
 from tilework.pipelines.fits.parts import Part, read_parts
 from tilework.pipelines.fits.steps import STEPS, Latents, shorten, step_bytes
 from tilework.pipelines.setup.quantize import schemes_of, shown
 
 _log = logging.getLogger(__name__)
-RESERVE_BYTES = 10**9
-"""For what is not planned: CUDA's context and libraries, what kernels take beside tensors, encodes, what the allocator
-cannot use. An assumption."""
 _STEP_PX = 64
 _MOST_PX, _MOST_OF_CLIPS_PX = 4096, 2048
 _META = torch.device("meta")
@@ -59,17 +57,18 @@ class StagePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """What a model takes of a device with `memory_bytes` to draw something of this `shape`."""
+    """What a model takes of a device with `memory_bytes` to draw something of this `shape`, and what is `beside` it."""
 
     source: ModelSource
     memory_bytes: int
     shape: Shape
     components: tuple[ComponentPlan, ...]
     stages: tuple[StagePlan, ...]
+    beside: Beside
 
     @property
     def needed_bytes(self) -> int:
-        return RESERVE_BYTES + max(stage.num_bytes for stage in self.stages)
+        return self.beside.num_bytes + max(stage.num_bytes for stage in self.stages)
 
     @property
     def fits(self) -> bool:
@@ -83,7 +82,12 @@ class MemoryPlan:
     @property
     def weights_room_bytes(self) -> int:
         """What is left for weights beside a run of this shape: those of each stage fit into it, if the plan fits."""
-        return self.memory_bytes - RESERVE_BYTES - max(stage.run_bytes or 0 for stage in self.stages)
+        return self.memory_bytes - self.beside.num_bytes - self.largest_run_bytes
+
+    @property
+    def largest_run_bytes(self) -> int:
+        """What the run of a stage takes at most beside weights, as far as it is planned."""
+        return max(stage.run_bytes or 0 for stage in self.stages)
 
 
 @dataclass(slots=True, eq=False)
@@ -110,8 +114,10 @@ class Planner:
         config: Any = denoiser.config
         return Shape(1024, 1024) if row is None else row.shape(config, self._scales[1])
 
-    def plan(self, source: ModelSource, memory_bytes: int, shape: Shape | None = None) -> MemoryPlan:
-        """How a model that is set up like this takes a device's memory; nothing is loaded.
+    def plan(
+        self, source: ModelSource, memory_bytes: int, shape: Shape | None = None, beside: Beside = SERVER
+    ) -> MemoryPlan:
+        """How a model that is set up like this takes a device's memory, and what is `beside` it; nothing is loaded.
 
         Raises:
             ModelNotFound: as `Part.num_bytes`.
@@ -138,6 +144,7 @@ class Planner:
             shape=shape,
             components=components,
             stages=tuple(self._stages(source, sizes, shape)),
+            beside=beside,
         )
 
     def largest(self, plan: MemoryPlan) -> Shape | None:
@@ -151,7 +158,7 @@ class Planner:
         while low < high:
             middle = (low + high + 1) // 2
             shape = Shape(middle * _STEP_PX, middle * _STEP_PX, frames)
-            larger = self.plan(plan.source, plan.memory_bytes, shape)
+            larger = self.plan(plan.source, plan.memory_bytes, shape, plan.beside)
             # What is known of the plan's shape and not of this one is too large for the model itself.
             fits = larger.fits and larger.num_planned >= plan.num_planned
             low, high = (middle, high) if fits else (low, middle - 1)
