@@ -73,7 +73,7 @@ class Devices:
 
         free_bytes = min(card.free_bytes for card in cards)
         plan = planned_start(models, free_bytes, self.weights_bytes, self.beside)
-        return replace(self, weights_bytes=plan.weights_room, plan=plan)
+        return replace(self, weights_bytes=plan.weights_room, plan=plan, beside=plan.beside)
 
     def chosen(self, sources: Sequence[Source]) -> Devices:
         """The same in the smallest cells in which these models fit; says what each device holds.

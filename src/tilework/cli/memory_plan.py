@@ -14,6 +14,8 @@ from tilework.pipelines.fits.beside import CONTEXT_BYTES, Beside, StartPlan
 from tilework.pipelines.fits.changes import cheapest_change, options_of
 from tilework.pipelines.fits.plan import MemoryPlan, Planner
 
+_LOWERED = "so that all fits, --cache-memory is {:.1f} GB here, and --states-memory {:.1f} GB"
+
 
 def planned_start(
     models: Sequence[ModelSource], memory_bytes: int, weights_bytes: int | None, beside: Beside
@@ -21,7 +23,8 @@ def planned_start(
     """What a start plans for a device with this free memory, `beside` which models lie. Prints the plan of each model.
 
     The room of weights that come and go is `weights_bytes`, unless that is left to the plan: `--offload components`. A
-    model that cannot be planned is named, and starts without a plan.
+    model that cannot be planned is named, and starts without a plan. What is to spare `beside` models they take, if
+    they do not fit otherwise.
 
     Raises:
         UserError: a model does not fit, or is not planned and its room is left to the plan.
@@ -30,13 +33,18 @@ def planned_start(
     if weights_bytes is None:
         _require_rooms(models, planned)
     resident = sum(_resident(plan) for _, plan in planned.values())
-    plans: list[MemoryPlan] = []
-    for source, (planner, alone) in planned.items():
-        plans.append(replace(alone, memory_bytes=memory_bytes - resident + _resident(alone)))
-        _show(source, plans[-1], planner)
+    alone = [plan for _, plan in planned.values()]
+    plans = [replace(plan, memory_bytes=memory_bytes - resident + _resident(plan)) for plan in alone]
+    lower = beside.lowered(max((plan.needed_bytes - plan.memory_bytes for plan in plans if not plan.fits), default=0))
+    if lower != beside:
+        plans, beside = [replace(plan, beside=lower) for plan in plans], lower
+        console.print(_LOWERED.format(lower.cache_bytes / 1e9, lower.states_bytes / 1e9), soft_wrap=True)
+    for source, plan in zip(planned, plans, strict=True):
+        _show(source, plan, planned[source][0])
     rooms = [one.weights_room_bytes for one in plans if one.source.offload == "components"]
     room = min(rooms, default=None) if weights_bytes is None else weights_bytes
     return StartPlan(
+        beside=beside,
         weights_room=room,
         weights_bytes=resident if len(plans) == len(models) else None,
         later_bytes=max((_coming(one, room or 0) for one in plans), default=0) + beside.num_bytes - CONTEXT_BYTES,

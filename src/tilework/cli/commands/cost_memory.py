@@ -90,7 +90,8 @@ def _show_plans(source: ModelSource, memory_bytes: int, beside: Beside, shapes: 
     from tilework.pipelines.fits.plan import Planner
 
     planner = Planner.of(source.path)
-    plans = [planner.plan(source, memory_bytes, shape, beside) for shape in shapes or [planner.default_shape]]
+    shapes = shapes or [planner.default_shape]
+    plans = [planner.plan(source, memory_bytes, shape, beside).fitted() for shape in shapes]
     documents = []
     for plan in plans:
         largest = planner.largest(plan) if plan.fits and plan.shape.frames == 1 else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,10 @@ class MemoryPlan:
     @property
     def fits(self) -> bool:
         return self.needed_bytes <= self.memory_bytes
+
+    def fitted(self) -> MemoryPlan:
+        """The same with less `beside` the model, if it fits with that alone."""
+        return replace(self, beside=self.beside.lowered(max(0, self.needed_bytes - self.memory_bytes)))
 
     @property
     def num_planned(self) -> int:
