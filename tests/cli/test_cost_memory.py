@@ -129,7 +129,7 @@ def test_a_server_prints_its_plan_and_leaves_the_room_for_weights_to_it(
     assert (lower.states_bytes, round(lower.cache_bytes / GB, 1)) == (2 * GB, 1.9), "caches give way first"
     assert "so that all fits, --cache-memory is 1.9 GB here, and --states-memory 2.0 GB" in capsys.readouterr().err
     assert served(flux, 13 * GB // 10, Beside.of(None, None)).beside.states_bytes < GB
-    with pytest.raises(UserError, match="and 1.0 GB are free; no change"):
+    with pytest.raises(UserError, match=r"and 1\.0 GB are free; no change"):
         served(flux, GB, Beside.of(None, None))
     with pytest.raises(UserError, match="if --states-memory and --cache-memory are"):
         served(flux, 4 * GB, Beside.of(None, 4 * GB))

@@ -16,10 +16,10 @@ from runtime.test_worker_process import Listener
 from tilework.core.model import ModelSource
 from tilework.core.request import Shape, Status
 from tilework.core.wire.commands import Calibrate, EnterNode
-from tilework.runtime import calibration
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.executor import WorkerStartFailed
 from tilework.runtime.local_executor import LocalConfig, LocalExecutor
+from tilework.runtime.models import calibration
 from tilework.runtime.outbox import Outgoing
 from waiting import until
 
@@ -132,7 +132,7 @@ def test_workers_that_cannot_talk_serve_each_request_on_one_device(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with wrong settings of a host, until someone mends them."""
-    monkeypatch.setattr("tilework.runtime.node_communicator._AGAIN_S", 0.2)
+    monkeypatch.setattr("tilework.runtime.links.communicator._AGAIN_S", 0.2)
 
     async def start() -> None:
         executor = OneDeaf(config(link_timeout_s=1.0))

@@ -11,8 +11,8 @@ import pytest
 from tilework.core.wire.commands import BreakGroup, CloseGroup, EnterNode, GroupRef
 from tilework.core.wire.reports import NodeFormed
 from tilework.core.work import Group
-from tilework.runtime.groups import GroupTable
-from tilework.runtime.node_communicator import NodeCommunicator
+from tilework.runtime.links.communicator import NodeCommunicator
+from tilework.runtime.links.groups import GroupTable
 
 ALL = (0, 1, 2)
 

@@ -20,7 +20,7 @@ from tilework.core.wire.commands import GroupRef
 from tilework.core.work import Group
 from tilework.pipelines import serialization
 from tilework.runtime import state_blobs
-from tilework.runtime.groups import GroupTable
+from tilework.runtime.links.groups import GroupTable
 from tilework.runtime.state_blobs import StateBlobDirectory
 from tilework.worker.state_blobs import StateBlobs
 

@@ -9,11 +9,21 @@ from dataclasses import dataclass, replace
 from tilework.cli.console import UserError, console, user_errors
 from tilework.cli.devices import FoundDevices
 from tilework.cli.models import check_setup
+from tilework.core.comm import COLLECTIVES
 from tilework.core.component import MOST_IN_CELL
 from tilework.core.model import OFFLOADS, ModelSource, Source
 from tilework.pipelines.fits.beside import SERVER, Beside, StartPlan
 
 _CHOSEN = "auto"
+
+
+def checked_collectives(name: str | None, sources: Sequence[Source]) -> str | None:
+    """How devices are to talk that share a request. Raises UserError if these models' devices cannot."""
+    device = sources[0].device
+    if name is None or COLLECTIVES.get(name) == device:
+        return name
+    known = " or ".join(one for one, takes in COLLECTIVES.items() if takes == device)
+    raise UserError(f"collectives is {name!r}; give {known} where models run on {device}, or leave it out")
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,14 +44,14 @@ from tilework.core.wire.reports import (
 )
 from tilework.core.work import Group
 from tilework.cost.profile import ProfileKey
-from tilework.runtime.calibration import COMPILING_S, FACTOR, LEAST_S, Calibration
 from tilework.runtime.executor import Listener, WorkerStartFailed
-from tilework.runtime.groups import GroupTable
+from tilework.runtime.links.communicator import NodeCommunicator
+from tilework.runtime.links.groups import GroupTable
+from tilework.runtime.models.calibration import COMPILING_S, FACTOR, LEAST_S, Calibration
 from tilework.runtime.models.calibration_weights import CalibrationWeights
 from tilework.runtime.models.changes import ModelChanges
 from tilework.runtime.models.costs import profile_key
 from tilework.runtime.models.host_reader import HostReader
-from tilework.runtime.node_communicator import NodeCommunicator
 from tilework.runtime.outbox import Outgoing
 from tilework.runtime.state_blobs import StateBlobDirectory
 from tilework.runtime.worker_process import WorkerProcess, resident_bytes_of
@@ -246,7 +246,7 @@ class LocalExecutor:
             self._config.link_timeout_s,
         )
         self._communicator.form(self.devices_up)
-        await self._communicator.settled()
+        await self._communicator.decided()
         if self._communicator.failure and self._config.cell_size > 1:
             await self.stop()
             raise WorkerStartFailed(f"the workers of a cell cannot talk to each other: {self._communicator.failure}")
@@ -276,7 +276,7 @@ class LocalExecutor:
         served = set(self.serving.get(model, self.devices_up)) & self._up
         up = [device_id for device_id in sorted(served) if served.issuperset(self._cell(device_id))]
         if degree > 1 and self._communicator is not None:
-            await self._communicator.settled()
+            await self._communicator.decided()
             up = [device_id for device_id in up if device_id in self._communicator.linked]
         for command in self._measuring.commands(model, loras):
             for device_id in up:

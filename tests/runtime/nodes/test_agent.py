@@ -23,7 +23,7 @@ from tilework.core.wire.commands import Command, Forget, GroupRef
 from tilework.core.wire.node_blobs import FetchBlobs, LeaveOrigin, Origin
 from tilework.core.work import Group
 from tilework.runtime.executor import WorkerStartFailed
-from tilework.runtime.groups import GroupTable
+from tilework.runtime.links.groups import GroupTable
 from tilework.runtime.nodes.agent import Servers, _Agent, serve_node
 from tilework.runtime.nodes.messages import (
     THE_NODE,

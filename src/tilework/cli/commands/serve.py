@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from tilework.cli.cells import Devices
+from tilework.cli.cells import Devices, checked_collectives
 from tilework.cli.console import UserError, out, print_json, require_serve_extra, user_errors
 from tilework.cli.devices import FoundDevices, found_devices
 from tilework.cli.kept import follow, is_kept
@@ -167,6 +167,7 @@ def _workers(
         weights_bytes=devices.weights_bytes,
         states_bytes=devices.beside.states_bytes,
         cache_bytes=devices.beside.cache_bytes,
+        collectives=checked_collectives(where.collectives, sources),
     )
     return Workers(each, nodes, devices.plan)
 

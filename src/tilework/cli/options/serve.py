@@ -158,6 +158,14 @@ class DeviceGroup:
     weights_memory: WeightsMemory = None
     states_memory: StatesMemory = None
     cache_memory: CacheMemory = None
+    collectives: Annotated[
+        str | None,
+        typer.Option(
+            metavar="sockets|gloo|nccl",
+            help="How devices that share a request talk. Default: NCCL on GPUs, sockets on CPUs. gloo rehearses on "
+            "CPUs what NCCL does when a worker is lost.",
+        ),
+    ] = None
     backend: Annotated[
         Backend,
         typer.Option(

@@ -46,7 +46,7 @@ class Beside:
         )
 
     def lowered(self, by: int) -> Beside:
-        """The same with so much less of what is to spare: of caches first. The same as it is if that is not enough."""
+        """The same with this much less of what is to spare, caches first. As it is, if that is not enough."""
         of_caches = min(by, self.spare_cache_bytes)
         of_states = by - of_caches
         if of_states > self.spare_states_bytes:

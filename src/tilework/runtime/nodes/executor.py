@@ -27,7 +27,7 @@ from tilework.core.wire.reports import DeviceReading, Ended, LoadedModel, Report
 from tilework.core.work import Group
 from tilework.cost.profile import ProfileKey
 from tilework.runtime.executor import NodesListener, WorkerStartFailed
-from tilework.runtime.groups import GroupTable
+from tilework.runtime.links.groups import GroupTable
 from tilework.runtime.nodes.agent_port import AgentPort
 from tilework.runtime.nodes.config import NodesConfig
 from tilework.runtime.nodes.departures import Departures

@@ -11,7 +11,7 @@ from tilework.core.time import s_from_ns
 from tilework.core.wire.commands import BreakGroup, CloseGroup, EnterNode, GroupRef
 from tilework.core.wire.reports import NodeFormed
 from tilework.core.work import Group
-from tilework.runtime.groups import GroupTable
+from tilework.runtime.links.groups import GroupTable
 
 _log = logging.getLogger(__name__)
 _ANSWER_S = 5.0
@@ -51,7 +51,7 @@ class NodeCommunicator:
         self._answers: dict[int, str] = {}  # By worker: why it could not enter the one that forms; empty if it has.
         self._num_failed = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._settled = asyncio.Event()
+        self._decided = asyncio.Event()
         self.failure = ""
         """Why it does not stand, if it could not form."""
 
@@ -64,9 +64,9 @@ class NodeCommunicator:
     def is_forming(self) -> bool:
         return self._forming is not None
 
-    async def settled(self) -> None:
+    async def decided(self) -> None:
         """Return when it stands, or it is known why not."""
-        await self._settled.wait()
+        await self._decided.wait()
 
     def node_id(self, devices: Group) -> int:
         """Of which node a group of these workers is a part: of the one that forms, if it is a part of no other."""
@@ -80,12 +80,12 @@ class NodeCommunicator:
         self._up = up
         if len(up) > 1 and up != self.linked:
             self._forming, self._answers = self._groups.new_ref(up), {}
-            self._settled.clear()
+            self._decided.clear()
             for device_id in up:
                 self._send(device_id, EnterNode(self._forming))
             self._set_timer(self._timeout_s, self._time_out)
         else:
-            self._settled.set()
+            self._decided.set()
         self._on_changed()
 
     def lose(self, device_id: int, up: Group) -> None:
@@ -127,7 +127,7 @@ class NodeCommunicator:
         self._standing, self._forming = formed, None
         self._num_failed, self.failure = 0, ""
         _log.info("workers %s can form groups, after %.3g s", _numbers(formed.devices), s_from_ns(run_ns))
-        self._settled.set()
+        self._decided.set()
         self._on_changed()
 
     def _time_out(self) -> None:
@@ -149,7 +149,7 @@ class NodeCommunicator:
             *(_numbers(tuple(without)), self.failure, again_s),
         )
         self._set_timer(again_s, lambda: self.form(self._up))
-        self._settled.set()
+        self._decided.set()
         self._on_changed()
 
     def _set_timer(self, delay_s: float, call: Callable[[], None]) -> None:
@@ -157,7 +157,7 @@ class NodeCommunicator:
         self._timer = self._call_later(delay_s, call)
 
     def _give_up(self) -> None:
-        """Let nobody wait for the one that forms, if there is one."""
+        """End the one that forms, if there is one."""
         self.stop()
         forming, self._forming = self._forming, None
         if forming is None:
