@@ -22,6 +22,7 @@ from suite.cases.frontdoor import FrontDoor
 from suite.cases.frontends import FrontEnds
 from suite.cases.fuzz import Fuzz
 from suite.cases.groups import GroupTime
+from suite.cases.links import Links
 from suite.cases.load import Load
 from suite.cases.loras import Loras
 from suite.cases.manynodes import ManyNodes
@@ -106,6 +107,7 @@ CASES: Cases = {
     "loras": ("LoRAs on a device: what they cost steps that use one, and others", Loras),
     "checkpoints": ("Many checkpoints on one device: requests on time, live and simulated", Checkpoints),
     "chaos": ("Workers killed under load: nothing is lost, and how soon requests continue", Chaos),
+    "links": ("A worker killed while another runs for minutes: how soon the others go on, and form groups", Links),
     "forming": ("A member killed while its group forms: how soon the survivors are free", Forming),
     "fuzz": ("Scenarios where things go wrong, simulated: is anything violated that must hold", Fuzz),
     "sampled": ("Bugs injected into server, runtime, workers, pipelines: what a commit's tests miss of them", Sampled),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -54,7 +55,7 @@ def test_a_load_that_had_its_turn_does_not_begin_again() -> None:
 
 def test_a_process_takes_note_of_what_comes_and_of_what_has_had_its_turn() -> None:
     parent, child = socket.socketpair()
-    link, executed = _Link(child, Groups(0, "")), list[object]()
+    link, executed = _Link(child, partial(Groups, 0, "")), list[object]()
     drop, load, later = DropWeights(("a",)), LoadWeights(1, ("b",)), LoadWeights(2, ("c",))
     for command in (drop, load):
         send_message(parent, command)

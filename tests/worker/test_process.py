@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn
 
@@ -158,7 +159,7 @@ def test_a_report_that_cannot_be_sent_ends_the_process() -> None:
             raise ValueError("as a tensor that is gone")
 
     ours, theirs = socket.socketpair()
-    link = _Link(theirs, Groups(0, ""))
+    link = _Link(theirs, partial(Groups, 0, ""))
     with pytest.raises(ValueError, match="as a tensor that is gone"):
         link.send(Unsendable())  # type: ignore[arg-type]
     assert link.queue.get(timeout=PATIENCE_S) == Quit()
@@ -167,7 +168,7 @@ def test_a_report_that_cannot_be_sent_ends_the_process() -> None:
 
 def test_results_that_cannot_be_sent_end_the_process_with_a_reason() -> None:
     ours, theirs = socket.socketpair()
-    link = _Link(theirs, Groups(0, ""))
+    link = _Link(theirs, partial(Groups, 0, ""))
     link.fail(RuntimeError("no stream"))
     assert link.queue.get(timeout=PATIENCE_S) == Quit()
     assert list(receive_messages(ours)) == [LoadFailed("its results cannot be sent: RuntimeError: no stream")]

@@ -20,6 +20,7 @@ from tilework.pipelines import loading
 from tilework.pipelines.components import modules_of
 from tilework.pipelines.draw import draw
 from tilework.pipelines.loading import load, load_stock
+from tilework.worker import process
 from tilework.worker.models.shared_weights import SharedWeights
 from worker.tied import Tied
 
@@ -151,6 +152,19 @@ def flux(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
+def place_of(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Where a worker of such a device wants the weights of a model that stays on it."""
+    wanted: list[Any] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(process, "load", lambda _source, place: wanted.append(place))
+        process._family(ModelSource(path="m", device=device), None, SharedWeights(tmp_path / "weights"))
+    return wanted[0]
+
+
+def test_workers_of_cpus_share_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert place_of("cpu", tmp_path, monkeypatch) is not None
+
+
 def test_weights_go_from_their_files_to_an_accelerator_and_nowhere_else(
     flux: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,8 +177,8 @@ def test_weights_go_from_their_files_to_an_accelerator_and_nowhere_else(
         return moved(module, *args, **kwargs)
 
     monkeypatch.setattr(nn.Module, "to", to)
-    monkeypatch.setattr(loading, "_device", lambda source: torch.device("meta"))
-    pipeline = load_stock(ModelSource(path=str(flux), dtype="float32"), SharedWeights(tmp_path / "weights").share)
+    monkeypatch.setattr(loading, "device_of", lambda source: torch.device("meta"))
+    pipeline = load_stock(ModelSource(path=str(flux), dtype="float32"), place_of("cuda", tmp_path, monkeypatch))
     assert pipeline.device.type == "meta"
     assert set.union(*came_from) == {str(file) for file in flux.rglob("*.safetensors")}
     assert all(len(files) == 1 for files in came_from)
@@ -179,9 +193,9 @@ def test_layers_that_come_and_go_are_copied_from_their_files(
     def offload_layers(pipeline: Any, device: torch.device) -> None:
         lying.extend(mapped_files(module) for module in modules_of(pipeline).values())
 
-    monkeypatch.setattr(loading, "_device", lambda source: torch.device("cuda", 0))
+    monkeypatch.setattr(loading, "device_of", lambda source: torch.device("cuda", 0))
     monkeypatch.setattr(loading, "offload_layers", offload_layers)
     source = ModelSource(path=str(flux), dtype="float32", offload="layers")
-    load_stock(source, SharedWeights(tmp_path / "weights").share)
+    load_stock(source, place_of("cuda", tmp_path, monkeypatch))
     assert set.union(*lying) == {str(file) for file in flux.rglob("*.safetensors")}
     assert written_bytes(tmp_path / "weights") == 0

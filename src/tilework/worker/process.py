@@ -269,8 +269,8 @@ def _prepare(source: Source, device_id: int) -> None:
 class _Link:
     """The worker's end of the pipe. A separate thread receives, so that some commands overtake queued ones."""
 
-    def __init__(self, connection: socket.socket, groups: Callable[[Callable[[Report], None]], Groups]) -> None:
-        self.groups = groups(self.send)
+    def __init__(self, connection: socket.socket, groups: Callable[..., Groups]) -> None:
+        self.groups = groups(tell=self.send)
         self.queue: SimpleQueue[Command] = SimpleQueue()
         self.works = OpenWorks()
         self.loads_ahead = LoadsAhead()

@@ -137,6 +137,7 @@ def begin() -> Begin:
         states_bytes=1,
         cache_bytes=1,
         cell_size=1,
+        collectives=None,
     )
 
 
