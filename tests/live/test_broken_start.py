@@ -18,6 +18,7 @@ from tilework.core.request import Shape, Status
 from tilework.core.wire.commands import Calibrate, EnterNode
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.executor import WorkerStartFailed
+from tilework.runtime.links import communicator
 from tilework.runtime.local_executor import LocalConfig, LocalExecutor
 from tilework.runtime.models import calibration
 from tilework.runtime.outbox import Outgoing
@@ -111,28 +112,32 @@ def test_a_worker_that_cannot_measure_in_a_group_ends_that_for_its_group_alone(
     assert "64x-64 cannot run here" in said or "-64x64 cannot run here" in said
 
 
-def test_a_worker_that_stands_still_while_the_node_forms_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_worker_that_stands_still_is_named_by_the_start(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others form groups without it, and do not wait for what it is to measure alone."""
+    monkeypatch.setattr(calibration, "LEAST_S", 2.0)
+    monkeypatch.setattr(calibration, "_END_S", 0.5)
+    monkeypatch.setattr(communicator, "_COME_S", 0.5)
+
     async def start() -> None:
-        executor = OneFrozen(config(link_timeout_s=1.0))
+        executor = OneFrozen(config())
         engine = Engine(EngineConfig(), executor)
         try:
             await engine.start()
-            assert await draws(engine, "without it")
-            await until(lambda: len(executor.devices_up) == 4 and not executor.alone)
         finally:
             await engine.stop()
 
-    asyncio.run(start())
-    assert (
-        f"worker {BROKEN} was lost: it did not answer while the workers of its node were to be connected" in caplog.text
-    )
+    with pytest.raises(WorkerStartFailed, match=f"worker {BROKEN} .*did not end a measurement within"):
+        asyncio.run(start())
+    assert f"workers {BROKEN} do not answer; others form groups without them" in caplog.text
 
 
 def test_workers_that_cannot_talk_serve_each_request_on_one_device(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with wrong settings of a host, until someone mends them."""
-    monkeypatch.setattr("tilework.runtime.links.communicator._AGAIN_S", 0.2)
+    monkeypatch.setattr(communicator, "_AGAIN_S", 0.2)
 
     async def start() -> None:
         executor = OneDeaf(config(link_timeout_s=1.0))

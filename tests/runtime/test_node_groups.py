@@ -22,6 +22,7 @@ class Rig:
 
     def __init__(self) -> None:
         self.sent: list[tuple[int, Any]] = []
+        self.silent: set[int] = set()
         self.killed: list[tuple[int, str]] = []
         self.links: list[tuple[Group, bool]] = []
         self.timers: list[tuple[float, Callable[[], None]]] = []
@@ -30,6 +31,7 @@ class Rig:
             self.table,
             lambda device_id, command: self.sent.append((device_id, command)),
             lambda device_id, reason: self.killed.append((device_id, reason)),
+            lambda _ref, device_id: device_id not in self.silent,
             lambda: self.links.append((self.node.linked, self.node.is_forming)),
             self._later,  # type: ignore[arg-type]
         )
@@ -176,6 +178,37 @@ def test_a_worker_that_does_not_answer_is_killed_and_no_other() -> None:
     rig.node.lose(1, (0, 2))
     rig.meet(0, 2)
     assert rig.node.linked == (0, 2)
+
+
+def test_one_that_stands_still_takes_groups_from_the_others_for_a_moment(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Until it is found and killed, which may take longer, or goes on."""
+    rig.silent = {1}
+    rig.node.break_off(rig.group(1, 2))
+    ((delay_s, go_without),) = rig.timers
+    assert delay_s == 2.0
+    go_without()
+    rig.meet(0, 2)
+    assert rig.node.linked == (0, 2)
+    for again_s in (5.0, 10.0):
+        ((delay_s, again),) = rig.timers
+        assert delay_s == again_s
+        rig.timers.clear()
+        again()
+        assert (rig.node.linked, rig.node.is_forming) == ((0, 2), True), "groups are offered while it is tried"
+        ((_, go_without),) = rig.timers
+        go_without()
+        assert (rig.node.linked, rig.node.is_forming) == ((0, 2), False)
+    rig.silent.clear()
+    ((_, again),) = rig.timers
+    again()
+    rig.meet(*ALL)
+    assert rig.node.linked == ALL
+    assert not rig.timers
+    assert not rig.killed
+    assert "workers 0, 1, 2 run alone until they are connected again" in caplog.text
+    assert "workers 0, 2 can form groups" in caplog.text
 
 
 def test_the_last_worker_is_in_no_node(rig: Rig) -> None:

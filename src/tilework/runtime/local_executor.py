@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from tilework.comm.rendezvous import Rendezvous
+from tilework.comm.rendezvous import Meeting, Rendezvous
 from tilework.core.actions import ReadComponents
 from tilework.core.comm import LINK_TIMEOUT_S, SOCKETS, USUAL_COLLECTIVES
 from tilework.core.component import LoadSource
@@ -241,6 +241,7 @@ class LocalExecutor:
             self._groups,
             self.send,
             self.kill,
+            lambda ref, device_id: Meeting(self._rendezvous.address, ref.group_id).has_come(device_id),
             self._on_links_changed,
             self._loop.call_later,
             self._config.link_timeout_s,

@@ -13,7 +13,7 @@ from statistics import median
 
 import torch
 
-from tilework.core.comm import Comm
+from tilework.core.comm import Comm, GroupBroken
 from tilework.core.cost_row import Batch, CostRow
 from tilework.core.graph.stage import ResultKind, Stage
 from tilework.core.model import ModelInfo
@@ -69,6 +69,9 @@ def calibrate(
         timings: dict[str, _Timing] = {}
         try:
             _time_stages(family, batch, comm, degree, num_runs, timings, prepare, known)
+        except GroupBroken as error:
+            on_error(str(error))
+            break
         except Exception as error:
             shapes = " + ".join(map(str, batch))
             _log.exception("%s cannot run here; it is left out of the calibration", shapes)

@@ -37,7 +37,7 @@ def cheapest_change(planner: Planner, plan: MemoryPlan) -> MemoryPlan | None:
             continue
         for more in ({}, {"vae_tiling": True}):
             settings = {**({} if change.keys() == {"vae_tiling"} else {"dtype": dtype}), **change, **more}
-            changed = planner.plan(replace(source, **settings), plan.memory_bytes, plan.shape, plan.beside)
+            changed = planner.plan(replace(source, **settings), plan.memory_bytes, plan.shape, plan.beside).fitted()
             if changed.fits:
                 return changed
     return None

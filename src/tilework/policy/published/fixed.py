@@ -60,7 +60,7 @@ class FixedDegree(ArrivalOrdered):
     def _narrower(self, lane: Lane, request: Request, costs: CostModel) -> str:
         """Why a request gets fewer devices than `degree`; empty if it gets them."""
         if len(lane.devices) < self.degree:
-            return f"; its node has only {devices_text(len(lane.devices))} left for a group"
+            return f"; only {devices_text(len(lane.devices))} of its node can form a group now"
         if request.has_single_steps:
             why = "it is exact" if request.exact else "it has a cache of whole steps"
             return "" if self.degree == 1 else f"; its steps run on one device, since {why}"

@@ -16,6 +16,8 @@ from tilework.runtime.links.groups import GroupTable
 _log = logging.getLogger(__name__)
 _ANSWER_S = 5.0
 """How much longer than they wait for each other the workers may take to say that it stands, or does not."""
+_COME_S = 2.0
+"""After which those that have come go on without others, which may stand still: all come at once, whatever they run."""
 _AGAIN_S, _MOST_AGAIN_S = 5.0, 300.0
 
 Sent = EnterNode | BreakGroup | CloseGroup
@@ -29,8 +31,8 @@ class NodeCommunicator:
     closed behind all that is queued. While a worker joins, the one that stands serves until the next one does. So a
     loss ends it once, and the next one forms at once.
 
-    One that did not form is tried again after a while, and after twice as long each time. A worker that does not even
-    answer is killed.
+    One that did not form, or not with all, is tried again after a while, and after twice as long each time. A worker
+    that does not even answer is killed, unless the others can do without it.
     """
 
     def __init__(
@@ -38,18 +40,20 @@ class NodeCommunicator:
         groups: GroupTable,
         send: Callable[[int, Sent], None],
         kill: Callable[[int, str], None],
+        has_come: Callable[[GroupRef, int], bool],
         on_changed: Callable[[], None],
         call_later: Callable[[float, Callable[[], None]], asyncio.TimerHandle],
         timeout_s: float = LINK_TIMEOUT_S,
     ) -> None:
         self._timeout_s = timeout_s + _ANSWER_S
-        self._groups, self._send, self._kill = groups, send, kill
+        self._groups, self._send, self._kill, self._has_come = groups, send, kill, has_come
         self._on_changed, self._call_later = on_changed, call_later
         self._up: Group = ()
         self._standing: GroupRef | None = None
         self._forming: GroupRef | None = None
         self._answers: dict[int, str] = {}  # By worker: why it could not enter the one that forms; empty if it has.
         self._num_failed = 0
+        self._ended = False  # One that stood, and no other has since.
         self._timer: asyncio.TimerHandle | None = None
         self._decided = asyncio.Event()
         self.failure = ""
@@ -76,28 +80,51 @@ class NodeCommunicator:
 
     def form(self, up: Group) -> None:
         """Let it be one of these workers, which are those that are up."""
-        self._give_up()
         self._up = up
-        if len(up) > 1 and up != self.linked:
-            self._forming, self._answers = self._groups.new_ref(up), {}
+        self._begin(up)
+
+    def _begin(self, members: Group) -> None:
+        self._give_up()
+        if len(members) > 1 and members != self.linked:
+            self._forming, self._answers = self._groups.new_ref(members), {}
             self._decided.clear()
-            for device_id in up:
+            for device_id in members:
                 self._send(device_id, EnterNode(self._forming))
-            self._set_timer(self._timeout_s, self._time_out)
+            self._set_timer(_COME_S, self._go_without)
         else:
             self._decided.set()
         self._on_changed()
 
+    def _go_without(self) -> None:
+        """Go on without those that have not come, if several have."""
+        assert self._forming is not None
+        members = self._forming.devices
+        come = tuple(one for one in members if self._has_come(self._forming, one))
+        if come == members or len(come) < 2:
+            self._set_timer(self._timeout_s - _COME_S, self._time_out)
+            return
+        silent = tuple(one for one in members if one not in come)
+        _log.warning("workers %s do not answer; others form groups without them", _numbers(silent))
+        self._begin(come)
+        if self._forming is None:  # They stand already, without one that joins.
+            self._try_again()
+
+    def _try_again(self) -> None:
+        """Form it later, with all that are up then."""
+        again_s = min(_AGAIN_S * 2**self._num_failed, _MOST_AGAIN_S)
+        self._num_failed += 1
+        self._set_timer(again_s, lambda: self.form(self._up))
+
     def lose(self, device_id: int, up: Group) -> None:
         """A worker is lost; these are left."""
         if device_id in self.linked:
-            self._retire()
+            self._end()
         self.form(up)
 
     def break_off(self, ref: GroupRef) -> None:
         """A group was broken off."""
         if self._standing is not None and ref.node_id == self._standing.group_id:
-            self._retire()
+            self._end()
             self.form(self._up)
         elif self._forming is not None and ref.node_id == self._forming.group_id:
             self.form(self._up)
@@ -123,10 +150,15 @@ class NodeCommunicator:
 
     def _stand(self, formed: GroupRef, run_ns: int) -> None:
         self.stop()
+        level = logging.WARNING if self._ended else logging.INFO
         self._retire()
-        self._standing, self._forming = formed, None
-        self._num_failed, self.failure = 0, ""
-        _log.info("workers %s can form groups, after %.3g s", _numbers(formed.devices), s_from_ns(run_ns))
+        self._standing, self._forming, self._ended = formed, None, False
+        self.failure = ""
+        _log.log(level, "workers %s can form groups, after %.3g s", _numbers(formed.devices), s_from_ns(run_ns))
+        if formed.devices == self._up:
+            self._num_failed = 0
+        else:
+            self._try_again()
         self._decided.set()
         self._on_changed()
 
@@ -142,13 +174,11 @@ class NodeCommunicator:
         without = [one for one in self._forming.devices if one not in self.linked]
         self.failure = next(f"worker {one}: {error}" for one, error in sorted(self._answers.items()) if error)
         self._give_up()
-        again_s = min(_AGAIN_S * 2**self._num_failed, _MOST_AGAIN_S)
-        self._num_failed += 1
         _log.error(
-            "workers %s cannot form groups, and serve each request on one device: %s; this is tried again in %g s",
-            *(_numbers(tuple(without)), self.failure, again_s),
+            "workers %s cannot form groups, and serve each request on one device: %s; this is tried again",
+            *(_numbers(tuple(without)), self.failure),
         )
-        self._set_timer(again_s, lambda: self.form(self._up))
+        self._try_again()
         self._decided.set()
         self._on_changed()
 
@@ -165,6 +195,11 @@ class NodeCommunicator:
         for device_id in forming.devices:
             self._send(device_id, BreakGroup(forming.group_id))
             self._send(device_id, CloseGroup(forming.group_id))
+
+    def _end(self) -> None:
+        _log.warning("workers %s run alone until they are connected again", _numbers(self.linked))
+        self._ended = True
+        self._retire()
 
     def _retire(self) -> None:
         """Close the one that stands behind all that is queued for its groups."""

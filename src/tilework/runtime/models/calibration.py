@@ -20,7 +20,8 @@ _END_S = 10.0  # For a worker whose group was broken off, to say so.
 
 
 class Calibration:
-    """The answers of workers, some in groups. A group ends when one of its workers could not go on, or after `limit_s`.
+    """The answers of workers, alone or in groups. A group ends when one of its workers could not go on, or after
+    `limit_s`; what a worker measures alone, when it takes far longer than half of the others did.
 
     In a collective the others would wait for that worker for ever. `break_off` ends a group for all of them; `kill`
     ends a worker that does not even answer then.
@@ -38,6 +39,8 @@ class Calibration:
         self._broken: set[Group] = set()
         loop = asyncio.get_running_loop()
         self._answers = {one: loop.create_future() for group in groups for one in group}
+        self._is_alone = not any(groups.values())
+        self._begin_s = loop.time()
         self._timer = loop.call_later(limit_s, self._time_out)
 
     async def rows(self) -> tuple[CostRow, ...]:
@@ -53,6 +56,11 @@ class Calibration:
         if answer is None or answer.done():  # It is done if the caller was cancelled.
             return
         answer.set_result(report)
+        if self._is_alone and 2 * sum(one.done() for one in self._answers.values()) >= len(self._answers):
+            took_s = asyncio.get_running_loop().time() - self._begin_s  # As long as others like it.
+            self._limit_s = min(self._limit_s, max(LEAST_S, FACTOR * took_s))
+            self._timer.cancel()
+            self._timer = asyncio.get_running_loop().call_later(self._limit_s - took_s, self._time_out)
         if report.error:
             self._end(next(group for group in self._groups if device_id in group), report.error)
 
