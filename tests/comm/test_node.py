@@ -316,27 +316,10 @@ def test_a_member_that_never_enters_is_not_waited_for_once_the_node_is_broken_of
     groups: Groups, told: SimpleQueue[NodeFormed]
 ) -> None:
     groups.enter(NODE)
-    Timer(0.05, partial(groups.break_off, NODE.group_id, unless_formed=True)).start()
+    Timer(0.05, partial(groups.break_off, NODE.group_id)).start()
     with pytest.raises(GroupBroken, match="broken off"):
         groups.open(PART)
     assert told.empty(), "the runtime knows"
     groups.close(NODE.group_id)
     with pytest.raises(GroupBroken, match="has ended"):
         groups.open(PART)
-
-
-def test_a_node_that_has_formed_goes_on_without_a_lost_worker(
-    groups: Groups, told: SimpleQueue[NodeFormed], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What runs in its other groups is not done again."""
-    monkeypatch.setitem(links.LINKS, "gloo", lambda *_: Notes())
-    monkeypatch.setattr(NodePart, "meet", lambda self, device: None)
-    groups.enter(GroupRef(7, (0,)))
-    assert told.get(timeout=PATIENCE_S).error == ""
-    part = GroupRef(8, (0,), 7)
-    kept = groups.open(part)
-    groups.break_off(7, unless_formed=True)
-    assert groups.open(part) is kept
-    assert not kept.has_aborted_calls
-    groups.break_off(7)
-    assert kept.has_aborted_calls

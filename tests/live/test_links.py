@@ -197,6 +197,27 @@ def test_a_loss_while_another_worker_decodes_for_minutes_stops_nobody(fault: sig
     play(scenario)
 
 
+def test_the_second_of_two_losses_ends_its_own_group_too() -> None:
+    """The first retires the node while the other group still runs in it: its healthy member waited, and was killed."""
+
+    async def scenario(rig: Rig) -> None:
+        before = rig.pids
+        tickets = [rig.submit(f"before {number}", SMALL, steps=200) for number in range(2)]
+        for ticket in tickets:
+            await rig.running_pair(ticket)
+        tracker = rig.engine._controller.tracker
+        pairs = {work.devices for device in tracker.devices for work in device.works[:1] if len(work.devices) > 1}
+        lost = {pair[1] for pair in pairs}
+        for device_id in lost:
+            rig.signal(device_id, signal.SIGKILL)
+            await until(lambda device_id=device_id: rig.pids[device_id] != before[device_id])
+        await rig.done(*tickets)
+        await until(lambda: not rig.executor.alone)
+        assert {one for one, pid in rig.pids.items() if pid != before[one]} == lost
+
+    play(scenario)
+
+
 def test_a_group_without_memory_ends_itself_alone() -> None:
     """Its communicator has to be aborted on its members, and with it the node's: others go on meanwhile."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from threading import Condition, Thread, Timer
 
 from torch.distributed import FileStore  # type: ignore[attr-defined]
@@ -48,21 +49,18 @@ class Forming:
         self._stands = False
         self._failure = ""
         self._doing = "the workers have not come together"
-        self._timeout_s, self._limit = timeout_s, Timer(timeout_s, self._give_up)
-        self._limit.daemon = True
+        self._timeout_s = timeout_s
+        self._limit: Timer | None = None
 
     def begin(self) -> None:
+        self._limit = Timer(self._timeout_s, self._give_up)
+        self._limit.daemon = True
         self._limit.start()
         Thread(target=self._run, name="node", daemon=True).start()
 
     @property
     def devices(self) -> Group:
         return self._ref.devices
-
-    @property
-    def stands(self) -> bool:
-        """Whether its members have all met, and it was not broken off."""
-        return self._stands and not self._failure
 
     def wait(self, is_given_up: Callable[[], bool]) -> Node:
         """The node's communicator, once it stands. Raises GroupBroken if it will not, or is given up by the caller."""
@@ -94,10 +92,16 @@ class Forming:
             self._failure = self._failure or reason
             node = self._node
             self._changed.notify_all()
-        self._limit.cancel()
+        self._cancel_limit()
         if node is not None:
             node.abort()
         return is_first
+
+    def _cancel_limit(self) -> None:
+        """It would keep this alive, and what has connected."""
+        limit, self._limit = self._limit, None
+        if limit is not None:
+            limit.cancel()
 
     def _run(self) -> None:
         begin_ns = time.monotonic_ns()
@@ -110,7 +114,7 @@ class Forming:
         with self._changed:
             self._stands = not self._failure
             self._changed.notify_all()
-        self._limit.cancel()
+        self._cancel_limit()
         if self._stands:
             self._tell(NodeFormed(self._ref.group_id, time.monotonic_ns() - begin_ns))
 
@@ -129,7 +133,9 @@ class Forming:
         self._doing = "the workers could not connect"
         devices, kind = self._ref.devices, COLLECTIVES[self._collectives]
         rank, size = devices.index(self._device_id), len(devices)
-        link = LINKS[self._collectives](FileStore(self._meeting.store), rank, size, self._device_id)
+        store = FileStore(self._meeting.store)
+        store.set_timeout(timedelta(seconds=self._timeout_s))
+        link = LINKS[self._collectives](store, rank, size, self._device_id)
         node = Node(link, rank)
         with self._changed:
             self._node = node

@@ -80,16 +80,13 @@ class Groups:
         if was_broken or node is not None:
             self._meeting(group_id).end()
 
-    def break_off(self, group_id: int, *, unless_formed: bool = False) -> None:
+    def break_off(self, group_id: int) -> None:
         """Make the call of this group that is under way, and all later ones, raise GroupBroken.
 
-        A call that is under way can be ended only with the whole node that the group is a part of. A node whose members
-        have all met is left as it is `unless_formed`: what needs no lost member goes on.
+        A call that is under way can be ended only with the whole node that the group is a part of.
         """
         with self._changed:
             comm, node = self._comms.get(group_id), self._nodes.get(group_id)
-            if unless_formed and node is not None and node.stands:
-                return
             self._broken.add(group_id)
             is_under_way = self._latest == group_id or not isinstance(comm, NodePart)
             self._changed.notify_all()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from datetime import timedelta
 from threading import Thread
 from typing import Any
 
@@ -16,6 +17,7 @@ from tilework.comm.exchange import PATIENCE, Piece
 from tilework.comm.node import Link
 
 _WHOLE: Mapping[str, Any] = {}
+_CONNECT = timedelta(seconds=60)  # How long gloo waits for a member that never connects.
 _ANY_BYTE = 255  # A float of such bytes is not a number.
 
 
@@ -89,7 +91,8 @@ class GlooLink:
         from torch.distributed import ProcessGroupGloo
 
         self._store, self._rank, self._device_id = store, rank, device_id
-        self._backend: Any = ProcessGroupGloo(store, rank, size, PATIENCE)
+        self._backend: Any = ProcessGroupGloo(store, rank, size, _CONNECT)
+        self._backend._set_default_timeout(PATIENCE)
         self._aborted: Future[None] = Future()
 
     def exchange(self, sends: Sequence[Piece], receives: Sequence[Piece]) -> None:

@@ -240,8 +240,7 @@ class LocalExecutor:
         self._communicator = NodeCommunicator(
             self._groups,
             self.send,
-            self.kill,
-            lambda ref, device_id: Meeting(self._rendezvous.address, ref.group_id).has_come(device_id),
+            partial(Meeting, self._rendezvous.address),
             self._on_links_changed,
             self._loop.call_later,
             self._config.link_timeout_s,

@@ -312,7 +312,7 @@ class _Link:
             case StopWork():
                 self.works.stop(command.work_id)
             case BreakGroup():
-                self.groups.break_off(command.group_id, unless_formed=command.unless_formed)
+                self.groups.break_off(command.group_id)
             case EnterNode():
                 self.groups.enter(command.node)
             case Execute():

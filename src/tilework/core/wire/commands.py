@@ -142,13 +142,9 @@ class CloseGroup:
 
 @dataclass(frozen=True, slots=True)
 class BreakGroup:
-    """A member of this group is lost: end the work that is running in it, and do not begin those queued for it.
-
-    A node whose workers have met goes on `unless_formed`: its groups without that member need nothing of it.
-    """
+    """A member of this group is lost: end the work that is running in it, and do not begin those queued for it."""
 
     group_id: int
-    unless_formed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from tilework.comm.rendezvous import Meeting
 from tilework.core.comm import LINK_TIMEOUT_S
 from tilework.core.time import s_from_ns
 from tilework.core.wire.commands import BreakGroup, CloseGroup, EnterNode, GroupRef
@@ -31,27 +32,25 @@ class NodeCommunicator:
     closed behind all that is queued. While a worker joins, the one that stands serves until the next one does. So a
     loss ends it once, and the next one forms at once.
 
-    One that did not form, or not with all, is tried again after a while, and after twice as long each time. A worker
-    that does not even answer is killed, unless the others can do without it.
+    One that did not form, or not with all, is tried again after a while, and after twice as long each time.
     """
 
     def __init__(
         self,
         groups: GroupTable,
         send: Callable[[int, Sent], None],
-        kill: Callable[[int, str], None],
-        has_come: Callable[[GroupRef, int], bool],
+        meeting: Callable[[int], Meeting],
         on_changed: Callable[[], None],
         call_later: Callable[[float, Callable[[], None]], asyncio.TimerHandle],
         timeout_s: float = LINK_TIMEOUT_S,
     ) -> None:
         self._timeout_s = timeout_s + _ANSWER_S
-        self._groups, self._send, self._kill, self._has_come = groups, send, kill, has_come
+        self._groups, self._send, self._meeting = groups, send, meeting
         self._on_changed, self._call_later = on_changed, call_later
         self._up: Group = ()
         self._standing: GroupRef | None = None
         self._forming: GroupRef | None = None
-        self._answers: dict[int, str] = {}  # By worker: why it could not enter the one that forms; empty if it has.
+        self._met: set[int] = set()  # The workers for which the one that forms stands.
         self._num_failed = 0
         self._ended = False  # One that stood, and no other has since.
         self._timer: asyncio.TimerHandle | None = None
@@ -86,7 +85,7 @@ class NodeCommunicator:
     def _begin(self, members: Group) -> None:
         self._give_up()
         if len(members) > 1 and members != self.linked:
-            self._forming, self._answers = self._groups.new_ref(members), {}
+            self._forming, self._met = self._groups.new_ref(members), set()
             self._decided.clear()
             for device_id in members:
                 self._send(device_id, EnterNode(self._forming))
@@ -99,7 +98,7 @@ class NodeCommunicator:
         """Go on without those that have not come, if several have."""
         assert self._forming is not None
         members = self._forming.devices
-        come = tuple(one for one in members if self._has_come(self._forming, one))
+        come = tuple(filter(self._meeting(self._forming.group_id).has_come, members))
         if come == members or len(come) < 2:
             self._set_timer(self._timeout_s - _COME_S, self._time_out)
             return
@@ -130,18 +129,14 @@ class NodeCommunicator:
             self.form(self._up)
 
     def answered(self, device_id: int, report: NodeFormed) -> None:
-        """A worker has entered it, or could not. Then those that say nothing have little time left to."""
+        """A worker has entered it, or could not: then the others do not wait for it any longer."""
         if self._forming is None or report.group_id != self._forming.group_id:
             return
-        had_failed = any(self._answers.values())
-        self._answers[device_id] = report.error
-        is_last = len(self._answers) == len(self._forming.devices)
-        if any(self._answers.values()):
-            if is_last:
-                self._fail()
-            elif not had_failed:
-                self._set_timer(_ANSWER_S, self._time_out)
-        elif is_last:
+        if report.error:
+            self._fail(f"worker {device_id}: {report.error}")
+            return
+        self._met.add(device_id)
+        if self._met.issuperset(self._forming.devices):
             self._stand(self._forming, report.run_ns)
 
     def stop(self) -> None:
@@ -153,6 +148,7 @@ class NodeCommunicator:
         level = logging.WARNING if self._ended else logging.INFO
         self._retire()
         self._standing, self._forming, self._ended = formed, None, False
+        self._meeting(formed.group_id).end()  # All have connected.
         self.failure = ""
         _log.log(level, "workers %s can form groups, after %.3g s", _numbers(formed.devices), s_from_ns(run_ns))
         if formed.devices == self._up:
@@ -163,16 +159,14 @@ class NodeCommunicator:
         self._on_changed()
 
     def _time_out(self) -> None:
-        """Kill the workers that do not even answer: what follows is that they are lost."""
         assert self._forming is not None
-        for device_id in self._forming.devices:
-            if device_id not in self._answers:
-                self._kill(device_id, "it did not answer while the workers of its node were to be connected")
+        silent = tuple(one for one in self._forming.devices if one not in self._met)
+        self._fail(f"workers {_numbers(silent)} did not answer within {self._timeout_s:g} s")
 
-    def _fail(self) -> None:
+    def _fail(self, why: str) -> None:
         assert self._forming is not None
         without = [one for one in self._forming.devices if one not in self.linked]
-        self.failure = next(f"worker {one}: {error}" for one, error in sorted(self._answers.items()) if error)
+        self.failure = why
         self._give_up()
         _log.error(
             "workers %s cannot form groups, and serve each request on one device: %s; this is tried again",
@@ -195,6 +189,7 @@ class NodeCommunicator:
         for device_id in forming.devices:
             self._send(device_id, BreakGroup(forming.group_id))
             self._send(device_id, CloseGroup(forming.group_id))
+        self._meeting(forming.group_id).end()
 
     def _end(self) -> None:
         _log.warning("workers %s run alone until they are connected again", _numbers(self.linked))
@@ -206,7 +201,7 @@ class NodeCommunicator:
         retired, self._standing = self._standing, None
         if retired is None:
             return
-        for ref in (*self._groups.forget_parts(retired.group_id), retired):
+        for ref in (*self._groups.close_parts(retired.group_id), retired):
             for device_id in ref.devices:
                 self._send(device_id, CloseGroup(ref.group_id))
 

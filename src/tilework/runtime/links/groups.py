@@ -8,6 +8,7 @@ from tilework.core.wire.commands import GroupRef
 from tilework.core.work import Group
 
 MAX_PER_WORKER = 32
+MOST_CLOSING = 1024
 
 
 class GroupTable:
@@ -20,6 +21,7 @@ class GroupTable:
     def __init__(self, max_per_worker: int = MAX_PER_WORKER) -> None:
         self._max = max_per_worker
         self._refs: OrderedDict[Group, GroupRef] = OrderedDict()
+        self._closing: OrderedDict[int, GroupRef] = OrderedDict()  # By id.
         self._next_id = 1
 
     def use(self, devices: Group, node_id: int | None = None) -> tuple[GroupRef, list[GroupRef]]:
@@ -38,16 +40,26 @@ class GroupTable:
         self._next_id += 1
         return GroupRef(self._next_id - 1, devices, node_id)
 
-    def forget_parts(self, node_id: int) -> list[GroupRef]:
-        """Remove the groups that are parts of a node; returns them."""
-        return [self._refs.pop(devices) for devices, ref in list(self._refs.items()) if ref.node_id == node_id]
+    def close_parts(self, node_id: int) -> list[GroupRef]:
+        """Remove the groups that are parts of a node; returns them. Works may still run in them, so they may be broken.
+
+        The last MOST_CLOSING are known.
+        """
+        closed = [self._refs.pop(devices) for devices, ref in list(self._refs.items()) if ref.node_id == node_id]
+        self._closing.update({ref.group_id: ref for ref in closed})
+        while len(self._closing) > MOST_CLOSING:
+            self._closing.popitem(last=False)
+        return closed
 
     def forget_device(self, device_id: int) -> list[GroupRef]:
-        """Remove the groups of a lost device; returns them."""
-        return [self._refs.pop(devices) for devices in list(self._refs) if device_id in devices]
+        """Remove the groups of a lost device, also those in which works may still run; returns them."""
+        closing = [self._closing.pop(one.group_id) for one in list(self._closing.values()) if device_id in one.devices]
+        return closing + [self._refs.pop(devices) for devices in list(self._refs) if device_id in devices]
 
     def forget(self, ref: GroupRef) -> bool:
-        """Remove a group; returns whether it was there."""
+        """Remove a group; returns whether it was there, or works may still run in it."""
+        if self._closing.pop(ref.group_id, None) is not None:
+            return True
         known = self._refs.get(ref.devices) == ref
         if known:
             del self._refs[ref.devices]

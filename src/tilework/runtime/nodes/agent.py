@@ -68,6 +68,7 @@ from tilework.runtime.nodes.node_workers import NodeExecutor, NodeWorkers
 _log = logging.getLogger(__name__)
 _RETRY_S = 0.25
 _AFTER_FAILURE_S = 5.0  # Before workers are started again that could not start.
+_MOST_WORKS = 8  # Of a group, of which it is known what they were given.
 _CONNECT_S = 5.0  # A machine that is off refuses nothing, and the kernel would go on trying for minutes.
 _READ_S = 0.05  # So long an agent that was suspended reads what has come meanwhile, before it calls a server silent.
 _FIRST_SILENCE_S = 10.0  # Until the server has said how long it may be silent.
@@ -154,7 +155,8 @@ class _Agent:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._fetches: dict[asyncio.Task[None], Origin] = {}
         self._coming: dict[str, asyncio.Task[None]] = {}  # By the name of a blob.
-        self._groups: dict[Group, tuple[int, GroupRef]] = {}  # The engine's id, and what the workers know.
+        # The engine's id, and what the workers know, by work: the members of one must know the same.
+        self._groups: dict[Group, tuple[int, dict[int, GroupRef]]] = {}
         self._broken: set[int] = set()  # Of these, those that were broken off.
 
     async def run(self) -> str:
@@ -178,7 +180,7 @@ class _Agent:
             if self._files is not None:
                 self._files.close()
             if let_go is None:
-                self._workers.wait([ref for _, ref in self._groups.values()])
+                self._workers.wait({ref for _, refs in self._groups.values() for ref in refs.values()})
         if let_go is not None:
             if let_go.is_final:
                 self._leaving.set()
@@ -256,7 +258,7 @@ class _Agent:
         """Pass a command on. An import waits for its blobs, and what comes after it for the import."""
         match command:
             case Execute(group=GroupRef() as group):
-                executor.send(device_id, replace(command, group=self._group(executor, group)))
+                executor.send(device_id, replace(command, group=self._group(executor, group, command.work_id)))
             case ImportState() if coming := self._coming_for(command):
                 executor.send(device_id, self._begin_task(_after(coming, command)))
             case _:
@@ -266,21 +268,35 @@ class _Agent:
         names = [one.blob.name for one in command.states]
         return list(dict.fromkeys(self._coming[name] for name in names if name in self._coming))
 
-    def _group(self, executor: NodeExecutor, group: GroupRef) -> GroupRef:
-        """What workers know a group as. The engine has another number for it after it was broken off."""
-        number, ref = self._groups.get(group.devices, (None, group))
+    def _group(self, executor: NodeExecutor, group: GroupRef, work_id: int) -> GroupRef:
+        """What workers know the group of a work as. The engine has another number for it after it was broken off.
+
+        One that was broken off stays so. Else it is another one when the workers have been connected anew meanwhile.
+        """
+        refs = self._refs(group)
+        if work_id not in refs:
+            is_broken = group.group_id in self._broken and refs
+            refs[work_id] = next(reversed(refs.values())) if is_broken else executor.group(group.devices)
+            if len(refs) > _MOST_WORKS:
+                del refs[next(iter(refs))]
+        return refs[work_id]
+
+    def _refs(self, group: GroupRef) -> dict[int, GroupRef]:
+        number, refs = self._groups.get(group.devices, (0, dict[int, GroupRef]()))
         if number != group.group_id:
-            self._broken.discard(number or 0)
-        if number != group.group_id or number not in self._broken:
-            ref = executor.group(group.devices)
-            self._groups[group.devices] = group.group_id, ref
-        return ref
+            self._broken.discard(number)
+            refs = {}
+            self._groups[group.devices] = group.group_id, refs
+        return refs
 
     def _break_off(self, executor: NodeExecutor, message: BreakOff) -> None:
         """End a group, also if none of its commands has come yet: those that will are for a group that is broken."""
-        ref = self._group(executor, GroupRef(message.group_id, message.devices))
+        group = GroupRef(message.group_id, message.devices)
+        if not self._refs(group):
+            self._group(executor, group, 0)
         self._broken.add(message.group_id)
-        executor.break_off(ref)
+        for ref in dict.fromkeys(self._refs(group).values()):
+            executor.break_off(ref)
 
     def _change(self, executor: NodeExecutor, message: Any) -> None:
         match message:
