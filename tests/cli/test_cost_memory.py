@@ -89,6 +89,13 @@ def test_a_plan_says_what_goes_where_and_what_is_left(flux: Path) -> None:
     assert f"the largest square that fits: {plan['largest']}" in words
 
 
+def test_a_plan_is_that_of_a_card(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned: list[ModelSource] = []
+    monkeypatch.setattr("tilework.cli.commands.cost_memory._show_plans", lambda source, *_: not planned.append(source))
+    invoke("cost", "memory", directory, "--gpu-memory", "8GB")
+    assert [one.device for one in planned] == ["cuda"]
+
+
 @pytest.mark.slow
 def test_a_plan_that_does_not_fit_names_the_cheapest_change(flux: Path) -> None:
     arguments = ["cost", "memory", str(flux), "--sizes", "128x128", "--dtype", "float32", "--json"]

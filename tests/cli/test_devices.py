@@ -78,6 +78,11 @@ def test_cards_of_this_machine_say_nothing_of_nodes(monkeypatch: pytest.MonkeyPa
         assert (found.device, found.number(8), found.dtype("auto")) == ("cuda", 8, "bfloat16")
 
 
+def test_a_machine_without_cards_may_have_nodes_with_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tilework.pipelines.cuda.look.cuda_state", lambda: replace(with_cards(), built_for=None))
+    assert found_devices("cuda", elsewhere=True) == FoundDevices("cuda")
+
+
 def test_older_cards_compute_in_float16(on: Found) -> None:
     found = on(with_cards(card(), card(capability=(7, 5))), "cuda")
     assert found.dtype("auto") == "float16"

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
 
 from cli.command_line import invoke
 from tilework.cli.commands import fake
+from tilework.cli.console import UserError
 from tilework.pipelines.fake.models import MODELS
 from tilework.pipelines.model_index import read_model_index
 
@@ -46,3 +48,12 @@ def test_what_there_is_not_is_named(tmp_path: Path, mistake: Callable[..., str])
     assert "choose one of SDXL, SD3-medium" in mistake("fake", "SDXXL", tmp_path)
     assert "dtype is 'fp8'" in mistake("fake", "SDXL", tmp_path, "--dtype", "fp8")
     assert "choose one of auto, cpu, cuda" in mistake("fake", "SDXL", tmp_path, "--device", "tpu")
+
+
+def test_weights_are_made_on_a_card_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert [fake._device(name).type for name in ("auto", "cuda", "cpu")] == ["cuda", "cuda", "cpu"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert fake._device("auto").type == "cpu"
+    with pytest.raises(UserError, match="torch sees no such device; choose cpu"):
+        fake._device("cuda")

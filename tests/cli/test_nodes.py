@@ -11,6 +11,8 @@ import pytest
 
 from cli.command_line import invoke
 from tilework.cli.nodes import NodesWanted
+from tilework.core.model import ModelSource
+from tilework.runtime.executor import WorkerStartFailed
 from tilework.runtime.local_executor import LocalConfig
 
 
@@ -40,6 +42,23 @@ def test_ray_starts_the_agents_of_a_cluster(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("tilework.cli.nodes.find_spec", lambda name: object())
     nodes, _ = wanted(monkeypatch, "--cluster", "auto")
     assert nodes == NodesWanted(num_nodes=None, host=None, port=0, state_copies=1, cluster="auto")
+
+
+@pytest.mark.parametrize(("device", "num_cards"), [("cuda", 4), ("cpu", 0)])
+def test_ray_reserves_a_card_for_each_worker_of_one(
+    monkeypatch: pytest.MonkeyPatch, device: str, num_cards: int
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def starter(**options: Any) -> Any:
+        asked.update(options)
+        raise WorkerStartFailed("no cluster")
+
+    monkeypatch.setattr("tilework.runtime.nodes.ray_agents.RayAgents", starter)
+    nodes = NodesWanted(num_nodes=None, host=None, port=0, state_copies=1, cluster="auto")
+    with pytest.raises(WorkerStartFailed):
+        nodes.executor(LocalConfig(num_workers=4, sources=(ModelSource(path="shapes", device=device),)))
+    assert (asked["num_cpus"], asked["num_accelerators"]) == (4, num_cards)
 
 
 def test_ray_keeps_a_durable_server_of_a_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -23,8 +23,10 @@ from tilework.comm.links import NcclLink
 from tilework.comm.node import Node, NodePart
 from tilework.comm.rendezvous import Meeting, Rendezvous
 from tilework.core.comm import GroupBroken
+from tilework.core.model import ModelSource
 from tilework.core.wire.commands import GroupRef
 from tilework.core.wire.reports import NodeFormed
+from tilework.runtime.local_executor import LocalConfig, LocalExecutor
 from waiting import PATIENCE_S, eventually
 
 
@@ -276,6 +278,22 @@ def test_what_keeps_nccl_from_forming_is_said_and_what_to_try(
     assert "\n" not in error
     for remedy in ("NCCL_P2P_DISABLE=1", "--shm-size", "NCCL_DEBUG"):
         assert remedy in error
+
+
+@pytest.mark.usefixtures("link")
+def test_workers_of_cards_form_a_node_of_nccl(
+    groups: Groups, told: SimpleQueue[NodeFormed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first messages are tensors of the card: NCCL takes no others."""
+    made: list[Any] = []
+    monkeypatch.setattr(NodePart, "meet", lambda part, kind: made.append(kind))
+    monkeypatch.setattr(Node, "split", lambda node, devices, kind: made.extend((type(node._link), kind)))
+    config = LocalConfig(num_workers=2, sources=(ModelSource(path="shapes", device="cuda"),))
+    groups._collectives = LocalExecutor(config)._collectives
+    Meeting(groups._address, NODE.group_id).come(1)
+    groups.enter(NODE)
+    assert told.get(timeout=PATIENCE_S).error == ""
+    assert made == ["cuda", NcclLink, "cuda"]
 
 
 def test_a_connection_that_hangs_is_left_behind_and_ended_when_it_comes(

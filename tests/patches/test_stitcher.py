@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -143,6 +144,13 @@ def test_moments_by_the_kernel(num_channels: int, side: int, dtype: torch.dtype)
     exact = patches.double().view(2, 3, -1)
     torch.testing.assert_close(mean.double(), exact.mean(dim=2), rtol=1e-5, atol=0)
     torch.testing.assert_close(variance.double(), exact.var(dim=2, correction=0) + 1e-3, rtol=1e-3, atol=1e-6)
+
+
+def test_patches_of_a_card_have_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operators, "_kernels", lambda: "the kernels")
+    there: Any = SimpleNamespace(is_cuda=True)
+    assert operators.kernels_for(there) == "the kernels"
+    assert operators.kernels_for(torch.ones(1)) is None
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import gc
 import json
 import weakref
 from collections import OrderedDict, namedtuple
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,8 +21,10 @@ from hypothesis import strategies as st
 
 import tilework
 import tiny
+from emulated_card import CARD, EmulatedCard
 from pipelines.serialized import CPU, encoded, patient
 from pipelines.test_samplers import CASES, sampler
+from tilework.pipelines.cuda.copies import DirectCopies
 from tilework.pipelines.errors import UnsupportedModel
 from tilework.pipelines.families.sdxl import StableDiffusionXL
 from tilework.pipelines.sampler import memory_of
@@ -178,6 +181,25 @@ def test_tensors_of_an_accelerator_are_placed_on_the_device_and_those_of_the_cpu
     taken = deserialize(encoded(head, serialized.buffers), torch.device("meta"))
     assert [taken[name].device.type for name in ("one", "two")] == ["cpu", "meta"]
     assert (taken["where"], taken["there"]) == (CPU, torch.device("meta"))
+
+
+def test_tensors_of_a_card_come_back_to_a_card_by_no_copy_on_the_host() -> None:
+    """A small one of the CPU is copied, or it would keep the memory of all."""
+    read: list[torch.Tensor] = []
+
+    class Noting(DirectCopies):
+        def to_device(self, tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+            read.extend(tensors)
+            return super().to_device(tensors, device)
+
+    with EmulatedCard(10**6):
+        values = {"there": torch.arange(3, device=CARD), "here": torch.arange(5)}
+        serialized = serialize(values)
+        taken = deserialize(serialized, CARD, Noting())
+        assert (taken["there"].device, taken["here"].device) == (CARD, CPU)
+    assert (taken["there"].tolist(), taken["here"].tolist()) == ([0, 1, 2], [0, 1, 2, 3, 4])
+    memory = torch.frombuffer(serialized.buffers[0], dtype=torch.uint8)
+    assert [one.data_ptr() for one in read] == [memory.data_ptr()]
 
 
 Pair = namedtuple("Pair", ["first", "second"])
