@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,14 +15,19 @@ import torch
 
 from cuda_calls import CudaCalls
 from lazy_streams import LazyStreams
+from tilework.core.component import Component
 from tilework.core.model import ModelSource
 from tilework.core.wire.commands import Site
+from tilework.pipelines.components import weights_of
 from tilework.pipelines.cuda.copies import SideCopies
 from tilework.worker import memory, process
 from tilework.worker.calibrate import _Clock
 from tilework.worker.hardware import describe_hardware, memory_in_use
 from tilework.worker.memory import Budget
+from tilework.worker.models.describe import _decode_memory
 from tilework.worker.models.pinned import PinnedFiles, register, unregister
+from tilework.worker.models.shared_weights import Form, SharedWeights, laid_out
+from zoo.autoencoders import kl_wan
 
 GB = 10**9
 CPU, CARD = torch.device("cpu"), torch.device("cuda", 1)
@@ -132,6 +138,41 @@ def test_files_are_registered_by_the_runtime_of_cuda(
     expected = [("cudart",), ("registered", 4096, 100, read_only), *kernels, ("cudart",), ("unregistered", 4096)]
     assert cuda.noted == expected
     assert (PinnedFiles().register, PinnedFiles().unregister) == (register, unregister)
+
+
+def test_only_files_that_a_card_loads_from_are_registered(tmp_path: Path) -> None:
+    registered: list[int] = []
+    pinned = PinnedFiles(lambda _address, num_bytes: not registered.append(num_bytes), lambda _address: None)
+    weights, shared = [torch.ones(3)], SharedWeights(tmp_path, pinned=pinned)
+    shared.keep("weights", weights)
+    forms = [Form.of(one) for one in weights]
+    shared.open("weights", forms)
+    assert registered == []
+    shared.open("weights", [replace(one, device=CARD) for one in forms])
+    assert registered == [laid_out(forms)[1]]
+
+
+# What decodes may take.
+
+
+def test_a_decode_may_take_what_weights_leave_of_the_card(cuda: CudaCalls) -> None:
+    vae = kl_wan()
+    num_bytes = sum(one.nbytes for one in weights_of(vae))
+    modules = {"vae": vae, "transformer": torch.nn.Linear(10**4, 10)}
+    whole = num_bytes + 4 * 10 * (10**4 + 1)
+    family: Any = SimpleNamespace(modules=modules, device=CARD)
+    comes_and_goes = {"vae": Component("digest", num_bytes)}
+
+    def left(source: ModelSource, components: Mapping[str, Component]) -> int | None:
+        memory = _decode_memory(family, source, components)
+        return None if memory is None else 80 * GB - memory.most_bytes
+
+    assert left(SOURCE, {}) == whole
+    assert left(SOURCE, comes_and_goes) == num_bytes, "it is there alone"
+    assert left(replace(SOURCE, offload="layers"), {}) == 0, "layers come and go"
+    assert left(replace(SOURCE, memory_bytes=30 * GB), {}) == 50 * GB, "the budget of a run"
+    family.device = CPU
+    assert left(SOURCE, {}) is None
 
 
 # The start of the process.
