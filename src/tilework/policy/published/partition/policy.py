@@ -151,7 +151,8 @@ class Partition(ArrivalOrdered):
     def _divide(self, view: ClusterView) -> None:
         """Divide the devices again if request classes, devices or the number of requests have changed."""
         count = sum(stats.count for stats in self._stats.values())
-        occasion = tuple(self._stats), tuple(device.device_id for device in view.devices), count.bit_length()
+        places = tuple((device.device_id, device.pool) for device in view.devices)
+        occasion = tuple(self._stats), places, count.bit_length()
         if occasion != self._divided_at:
             self._divided_at = occasion
             by_node = nodes(view.devices)

@@ -119,8 +119,13 @@ class Dispatch:
         return not task.num_steps or len(task.job.last_devices) in [speed.degree for speed in task.group_speeds]
 
     def _own_group(self, task: Task) -> Group:
-        """The devices of a task that it goes on with: all for steps, some for a decode; none if they are not for it."""
+        """The devices of a task that it goes on with: all for steps, some for a decode; none if they are not for it.
+
+        Nor does it go on with devices that cannot form a group now.
+        """
         group, role = task.job.last_devices, self._role(task.job, task.job.left)
+        if len({device.pool for one in group if (device := self.view.device(one)) is not None}) > 1:
+            return ()
         if task.num_steps:
             return group
         if role is None or not self._holds_next(task, group, task.job.left):
