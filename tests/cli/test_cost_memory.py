@@ -187,6 +187,7 @@ def test_a_model_that_cannot_be_planned_starts_with_a_warning(
 ) -> None:
     """Two ControlNets are a component whose class is made of no configuration."""
     directory = two_controlnets(tmp_path / "nets")
+    capsys.readouterr()  # What diffusers says while it saves.
     devices = served(directory, 8 * GB)
     said = capsys.readouterr().err
     assert said.startswith(

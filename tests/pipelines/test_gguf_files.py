@@ -163,7 +163,9 @@ def test_a_plan_that_does_not_fit_names_no_other_file(tmp_path: Path) -> None:
     class Small:
         def plan(self, source: ModelSource, *_: object) -> Any:
             tried.append(source)
-            return SimpleNamespace(fits=False)
+            plan: Any = SimpleNamespace(fits=False)
+            plan.fitted = lambda: plan
+            return plan
 
     source = source_of(tmp_path, tmp_path / "q8.gguf")
     refused: Any = SimpleNamespace(source=source, memory_bytes=0, shape=None, beside=SERVER)

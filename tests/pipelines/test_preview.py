@@ -338,6 +338,8 @@ class Joined:
     def break_off(self, group_id: int) -> None:
         self._comm.abort()
 
+    def rest(self) -> None: ...
+
 
 def draw_together(comm: Comm, name: str, directory: Path, every: int) -> tuple[list[Report], bytes]:
     """On each rank: the whole request in two chunks of the group; what was reported, and the picture."""

@@ -6,6 +6,7 @@ import io
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import av
 import numpy as np
@@ -22,6 +23,7 @@ from tilework.pipelines.errors import LibraryMissing, ModelError
 from tilework.pipelines.video.export import EXPORT, EXPORT_WITH_SOUND, Sound, sound_values, video_file
 from tilework.pipelines.video.exporter import Exporter, can_export, check_export
 from tilework.pipelines.video.stills import thumbnail
+from tilework.worker.models.shared_weights import SharedWeights
 from tilework.worker.process import _family as family_of_worker
 from tilework.worker.simulated import SimulatedFamily
 
@@ -154,11 +156,11 @@ def test_a_slot_that_only_exports_needs_no_model() -> None:
     assert Graph("clips", INFO.stages).needs_slots
 
 
-def test_a_slot_reads_no_model_that_it_only_exports_for() -> None:
-    nowhere = ModelSource(path="/nowhere")
-    assert isinstance(family_of_worker(nowhere, INFO, None), Exporter)
+def test_a_slot_reads_no_model_that_it_only_exports_for(tmp_path: Path) -> None:
+    nowhere, files = ModelSource(path="/nowhere"), SharedWeights(tmp_path)
+    assert isinstance(family_of_worker(nowhere, INFO, files), Exporter)
     with pytest.raises(ModelError, match="/nowhere"):
-        family_of_worker(nowhere, None, None)
+        family_of_worker(nowhere, None, files)
 
 
 def test_without_pyav_what_makes_videos_is_refused_with_the_extra_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:

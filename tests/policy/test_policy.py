@@ -223,7 +223,7 @@ def test_the_devices_of_a_node_are_divided_into_groups(devices: Any, groups: lis
     assert [start.devices for start in sorted(steps, key=lambda start: start.job_ids)] == groups
     for start in steps:
         assert start.why.startswith("keeps its group until it is finished")
-        assert start.why.endswith("left for a group") == (len(start.devices) < 4)
+        assert start.why.endswith("can form a group now") == (len(start.devices) < 4)
 
 
 def test_encode_and_decode_run_on_the_first_device_of_the_group() -> None:
