@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
+from queue import SimpleQueue
 from statistics import median
 
 import torch
@@ -18,11 +19,12 @@ from tilework.comm.groups import Groups
 from tilework.comm.rendezvous import Rendezvous
 from tilework.core.comm import COLLECTIVES, Comm
 from tilework.core.wire.commands import GroupRef
+from tilework.core.wire.reports import NodeFormed
 from tilework.core.work import Group
 from tilework.runtime.worker_process import forkserver_context
 
 _SMALL = 256  # Values that a member has for each other one, of four bytes.
-_ID_OF_ALL = 1
+_NODE_IDS = (1, 2)  # Of all devices: entered the first time, and again.
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,22 +86,25 @@ def _member(connection: Connection, device_id: int, plan: Plan, address: str) ->
     if device.type == "cuda":
         device = torch.device("cuda", device_id)
         torch.cuda.set_device(device)
-    groups, everyone = Groups(device_id, address, plan.collectives), tuple(range(plan.num_devices))
+    everyone, formed = tuple(range(plan.num_devices)), SimpleQueue[NodeFormed]()
+    groups = Groups(device_id, address, plan.collectives, tell=formed.put)
     entered_s = []
-    for node_id in (_ID_OF_ALL + 1, _ID_OF_ALL + 2):
+    for node_id in _NODE_IDS:
         with _timed(device) as seconds:
             groups.enter(GroupRef(node_id, everyone))
+            if error := formed.get().error:
+                raise CaseFailed(error)
         entered_s += seconds
-        _exchange_s(groups.open(GroupRef(_ID_OF_ALL, everyone)), 1, device)
-    whole = groups.open(GroupRef(_ID_OF_ALL, everyone))
+        whole = groups.open(GroupRef(node_id + len(_NODE_IDS), everyone, node_id))
+        _exchange_s(whole, 1, device)
     meet = partial(_exchange_s, whole, 1, device)
-    next_id, rounds = _ID_OF_ALL + 3, list[dict[Group, Exchanged]]()
+    next_id, rounds = 2 * len(_NODE_IDS) + 1, list[dict[Group, Exchanged]]()
     for at_once in plan.rounds:
         meet()
         rounds.append({})
         for group_id, group in enumerate(at_once, next_id):
             if device_id in group:
-                found = _exchange_all(groups.open(GroupRef(group_id, group)), plan, device)
+                found = _exchange_all(groups.open(GroupRef(group_id, group, _NODE_IDS[-1])), plan, device)
                 if device_id == group[0]:
                     rounds[-1][group] = found
         next_id += len(at_once)
