@@ -93,7 +93,7 @@ class Links:
         await engine.start()
         try:
             busy = await _begin_long(engine)
-            stream = asyncio.create_task(_keep_busy(engine, self.workers - 1, found))
+            stream = asyncio.create_task(_keep_busy(engine, 2 * self.workers, found))
             for number in range(1, self.rounds + 1):
                 await _until(lambda: engine.health().num_devices_up == self.workers and not executor.alone)
                 if stream.done():
