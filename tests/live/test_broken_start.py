@@ -152,13 +152,16 @@ def test_workers_that_cannot_talk_serve_each_request_on_one_device(
             await engine.stop()
 
     asyncio.run(start())
-    assert "serve each request on one device: worker 0: the workers could not connect within 1 s" in caplog.text
+    assert "the workers could not connect within 1 s" in caplog.text
+    assert "serve each request on one device: worker" in caplog.text
     assert "was lost" not in caplog.text
 
 
 def test_cells_do_not_start_without_a_communicator() -> None:
     async def start() -> None:
-        with pytest.raises(WorkerStartFailed, match="cell cannot talk to each other: worker 0: the workers could not"):
+        with pytest.raises(
+            WorkerStartFailed, match=r"cell cannot talk to each other: worker \d: the workers could not"
+        ):
             await OneDeaf(config(link_timeout_s=1.0, weights_bytes=10**9, cell_size=2)).start(Listener())
 
     asyncio.run(start())

@@ -1,6 +1,7 @@
 """Loads a model whose weights come to the device by command: none of them is there when the worker starts.
 
-Each component is read on the host, which keeps its weights, and has their shapes alone on the device. Rejected: the
+Each component is read on the host, which keeps its weights, and has their shapes alone on the device. Those that no
+stage names go there and stay. Rejected: the
 skeletons of models that are added (`skeleton`). They are pickled, which some pipelines cannot be.
 """
 
@@ -38,6 +39,8 @@ def load_on_demand(
     family = load(source, leave)
     for name, module in family.modules.items():
         weights.add_empty(module, kept[module], partial(load_component, source, name))
+    for module in kept.keys() - set(family.modules.values()):
+        weights.bring_back(module, kept[module])
     components = {name: kept[module].component for name, module in family.modules.items()}
     with weights.shaped():  # Those of LoRAs must fit the model's.
         usable, refused = loras.add_all(family, source)

@@ -105,6 +105,16 @@ class Weights:
             weight.data = form.shaped()
         return kept
 
+    def bring_back(self, module: nn.Module, kept: KeptWeights) -> None:
+        """Bring the weights of a module that was left on the host to its device, where they stay: no stage names it."""
+
+        def read() -> nn.Module:
+            raise MemoryError(f"the host has no room for the weights of {type(module).__name__}, which no stage names")
+
+        known = _Known(kept.component, [_Module(weights_of(module), kept.forms, read, None)])
+        for _ in self._bring(known, ()):
+            pass
+
     def keep(self, kept: KeptWeights, weights: Sequence[Tensor]) -> None:
         """Keep weights on the host, if it has room."""
         self._files.keep_if_possible(kept.component, weights)
