@@ -40,7 +40,7 @@ def load_on_demand(
     for name, module in family.modules.items():
         weights.add_empty(module, kept[module], partial(load_component, source, name))
     for module in kept.keys() - set(family.modules.values()):
-        weights.bring_back(module, kept[module])
+        weights.load_to_stay(module, kept[module])
     components = {name: kept[module].component for name, module in family.modules.items()}
     with weights.shaped():  # Those of LoRAs must fit the model's.
         usable, refused = loras.add_all(family, source)

@@ -105,7 +105,7 @@ class Weights:
             weight.data = form.shaped()
         return kept
 
-    def bring_back(self, module: nn.Module, kept: KeptWeights) -> None:
+    def load_to_stay(self, module: nn.Module, kept: KeptWeights) -> None:
         """Bring the weights of a module that was left on the host to its device, where they stay: no stage names it."""
 
         def read() -> nn.Module:
