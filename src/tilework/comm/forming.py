@@ -108,7 +108,7 @@ class Forming:
         try:
             self._await_all()
             self._connect()
-        except (GroupBroken, FileNotFoundError, RuntimeError) as error:
+        except Exception as error:  # Whatever a back end raises: the others wait for the reason.
             self._fail(f"{self._doing}: {_said(error)}")
             return
         with self._changed:
