@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
 from suite.case import CaseFailed, Note
+from suite.waiting import until
 from tilework.cli.local_agents import LocalAgents, local_agents
 from tilework.control.controller import ControllerConfig
 from tilework.core.actions import RunWork
@@ -18,14 +18,13 @@ from tilework.core.request import Status
 from tilework.core.wire.spec import Spec
 from tilework.core.work import Group
 from tilework.runtime.engine import Engine, EngineConfig
-from tilework.runtime.local_executor import LocalConfig
+from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.nodes.config import NodesConfig
 from tilework.runtime.nodes.executor import NodesExecutor
 from tilework.runtime.ticket import Ticket
 
 _TOKEN = "for this bench"
 _PATIENCE_S = 300.0
-_POLL_S = 0.002
 _LATEST_S = 0.5
 
 
@@ -57,7 +56,7 @@ async def lose_nodes(kills: int, spec: Spec, each: LocalConfig, seed: int, note:
         await engine.start()
         try:
             for number in range(kills):
-                await _until(lambda: len(executor.devices_up) == 2)
+                await until(lambda: len(executor.devices_up) == 2, _PATIENCE_S)
                 found.append(await _lose_one(engine, executor, agents, spec, f"{number}", rng.random() * _LATEST_S))
                 note(f"node {number + 1} was lost: its request went on after {found[-1].goes_on_s:.2f} s")
                 agents.start()
@@ -73,16 +72,16 @@ async def _lose_one(
     if not isinstance(answer, tuple):
         raise CaseFailed(f"a request was refused: {answer}")
     (ticket,) = answer
-    await _until(lambda: ticket.steps_done > 0)
+    await until(lambda: ticket.steps_done > 0, _PATIENCE_S)
     await asyncio.sleep(after_s)
     lost = _devices(ticket)
     (name,) = [name for name, devices in executor.node_names.items() if set(lost) <= set(devices)]
     (agent,) = [one for one in agents.processes if name.endswith(f"-{one.pid}")]
     agents.kill(agent)
     killed_s = time.monotonic()
-    await _until(lambda: _devices(ticket) != lost)
+    await until(lambda: _devices(ticket) != lost, _PATIENCE_S)
     made = ticket.steps_done
-    await _until(lambda: ticket.steps_done != made)
+    await until(lambda: ticket.steps_done != made, _PATIENCE_S)
     goes_on_s, first = time.monotonic() - killed_s, ticket.steps_done
     outcome = await ticket.outcome
     if outcome.status is not Status.DONE:
@@ -93,11 +92,3 @@ async def _lose_one(
 def _devices(ticket: Ticket) -> Group:
     """Where its latest work is."""
     return [action.work.devices for _, action in ticket.history if isinstance(action, RunWork)][-1]
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + _PATIENCE_S
-    while not condition():
-        if time.monotonic() > deadline_s:
-            raise CaseFailed(f"nothing happened within {_PATIENCE_S:g} s")
-        await asyncio.sleep(_POLL_S)

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,17 +13,18 @@ from random import Random
 
 from suite.case import CaseFailed, Check, Finding, Note, Table
 from suite.stats import bootstrap, exact
+from suite.waiting import until
 from tilework.control.controller import ControllerConfig
 from tilework.core.cost_row import CostRow
 from tilework.core.model import SimulatedSource
 from tilework.core.wire.spec import Spec
 from tilework.cost.table import CostTable
 from tilework.runtime.engine import Engine, EngineConfig
-from tilework.runtime.local_executor import LocalConfig, LocalExecutor
+from tilework.runtime.local_config import LocalConfig
+from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.observer import EndedWork, Observer
 
 _PATIENCE_S = 120.0
-_POLL_S = 0.0005
 _SIDE, _STEPS, _STEP_S = 512, 10, 0.1
 
 
@@ -140,7 +140,7 @@ async def _round(
     uid: str, rng: Random, case: Forming, engine: Engine, executor: LocalExecutor, watch: _Watch
 ) -> float | None:
     """Seconds from the kill until no survivor has the work any more; None if the group had formed before."""
-    await _until(lambda: engine.health().num_devices_up == case.workers)
+    await until(lambda: engine.health().num_devices_up == case.workers)
     place = Path(executor._rendezvous.address)
     known = set(place.iterdir())
     stopped, killed = (_pid(executor, rng.randrange(case.workers)) for _ in range(2))
@@ -151,7 +151,7 @@ async def _round(
     if not isinstance(answer, tuple):
         raise CaseFailed(f"a request was refused: {answer.reason}")
     (ticket,) = answer
-    await _until(lambda: not watch.to_stop and any(list(path.glob("member-?")) for path in _new(place, known)))
+    await until(lambda: not watch.to_stop and any(list(path.glob("member-?")) for path in _new(place, known)))
     meeting = max(_new(place, known), key=lambda path: int(path.name))
     early_s = rng.uniform(-case.spread_s, case.spread_s)
     if early_s < 0:
@@ -164,7 +164,7 @@ async def _round(
         await asyncio.sleep(early_s)
         with suppress(ProcessLookupError):  # It may be the one that was killed.
             os.kill(stopped, signal.SIGCONT)
-    await _until(lambda: watch.num_ended > num_ended)
+    await until(lambda: watch.num_ended > num_ended)
     took_s = time.monotonic() - killed_s
     engine.cancel(uid, "the round is over")  # Tried again, it would form the group that the next round is to form.
     await asyncio.wait_for(ticket.outcome, _PATIENCE_S)
@@ -179,11 +179,3 @@ def _pid(executor: LocalExecutor, device_id: int) -> int:
     pid = executor.pid(device_id)
     assert pid is not None
     return pid
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + _PATIENCE_S
-    while not condition():
-        if time.monotonic() > end_s:
-            raise CaseFailed(f"nothing has happened for {_PATIENCE_S:g} s")
-        await asyncio.sleep(_POLL_S)

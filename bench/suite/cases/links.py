@@ -6,13 +6,14 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from random import Random
 
 from suite.case import CaseFailed, Check, Finding, Note, Table
 from suite.stats import bootstrap, exact
+from suite.waiting import until
 from tilework.control.controller import ControllerConfig
 from tilework.core.cost_row import CostRow
 from tilework.core.model import SimulatedSource
@@ -21,11 +22,10 @@ from tilework.core.wire.reports import Ended, Progress, Report
 from tilework.core.wire.spec import Spec
 from tilework.cost.table import CostTable
 from tilework.runtime.engine import Engine, EngineConfig
-from tilework.runtime.local_executor import LocalConfig, LocalExecutor
+from tilework.runtime.local_config import LocalConfig
+from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.ticket import Ticket
 
-_PATIENCE_S = 120.0
-_POLL_S = 0.0005
 _SMALL, _LARGE, _STEPS, _STEP_S = 256, 512, 500, 0.02
 _WATCHED_S = 1.0  # After a kill.
 _RECENT_S = 0.5
@@ -95,13 +95,13 @@ class Links:
             busy = await _begin_long(engine)
             stream = asyncio.create_task(_keep_busy(engine, 2 * self.workers, found))
             for number in range(1, self.rounds + 1):
-                await _until(lambda: engine.health().num_devices_up == self.workers and not executor.alone)
+                await until(lambda: engine.health().num_devices_up == self.workers and not executor.alone)
                 if stream.done():
                     stream.result()
                 await self._round(rng, busy, executor, heard, found)
                 if not number % 10:
                     note(f"{way}: {number} rounds, median {_quantile(found.silence_s, 50):.3f} s")
-            await _until(lambda: engine.health().num_devices_up == self.workers)
+            await until(lambda: engine.health().num_devices_up == self.workers)
             stream.cancel()
         finally:
             await engine.stop()
@@ -112,15 +112,15 @@ class Links:
         self, rng: Random, busy: int, executor: _Counting, heard: dict[int, list[float]], found: _Found
     ) -> None:
         others = [one for one in range(self.workers) if one != busy]
-        await _until(lambda: all(one in heard and time.monotonic() - heard[one][-1] < _RECENT_S for one in others))
+        await until(lambda: all(one in heard and time.monotonic() - heard[one][-1] < _RECENT_S for one in others))
         killed = rng.choice(others)
         pid, left = executor.pid(killed), [one for one in others if one != killed]
         assert pid is not None
         heard.clear()
         os.kill(pid, signal.SIGKILL)
         killed_s = time.monotonic()
-        await _until(lambda: killed not in executor.devices_up)
-        await _until(lambda: executor.alone in ((), (killed,)))
+        await until(lambda: killed not in executor.devices_up)
+        await until(lambda: executor.alone in ((), (killed,)))
         found.linked_s.append(time.monotonic() - killed_s)
         await asyncio.sleep(max(0.0, killed_s + _WATCHED_S - time.monotonic()))
         found.silence_s.append(max(_longest((killed_s, *heard.get(one, ()), time.monotonic())) for one in left))
@@ -192,7 +192,7 @@ async def _begin_long(engine: Engine) -> int:
         devices = engine._controller.tracker.devices
         return [one.device_id for one in devices if one.works and one.works[0].stage.name == "decode"]
 
-    await _until(lambda: bool(decoding()))
+    await until(lambda: bool(decoding()))
     return decoding()[0]
 
 
@@ -216,11 +216,3 @@ def _longest(times_s: Sequence[float]) -> float:
 
 def _quantile(values: list[float], percent: int) -> float:
     return sorted(values)[(len(values) - 1) * percent // 100]
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + _PATIENCE_S
-    while not condition():
-        if time.monotonic() > end_s:
-            raise CaseFailed(f"nothing has happened for {_PATIENCE_S:g} s")
-        await asyncio.sleep(_POLL_S)
