@@ -18,7 +18,8 @@ from tilework.core.wire.reports import Ended, Failed, Progress, Report, WeightsR
 from tilework.core.wire.spec import Spec
 from tilework.core.work import Group
 from tilework.runtime.executor import Executor
-from tilework.runtime.local_executor import LocalConfig, LocalExecutor
+from tilework.runtime.local_config import LocalConfig
+from tilework.runtime.local_executor import LocalExecutor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,8 @@ from tilework.core.wire.spec import Spec
 from tilework.core.work import Work
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.executor import WorkerStartFailed
-from tilework.runtime.local_executor import LocalConfig, LocalExecutor
+from tilework.runtime.local_config import LocalConfig
+from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.observer import EndedWork, Observer
 from tilework.runtime.ticket import Outcome, Ticket
 

@@ -24,7 +24,8 @@ from tilework.core.wire.spec import Spec
 from tilework.core.work import NewPlacement
 from tilework.cost.table_costs import TableCosts
 from tilework.runtime.engine import Engine, EngineConfig
-from tilework.runtime.local_executor import LocalConfig, LocalExecutor
+from tilework.runtime.local_config import LocalConfig
+from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.observer import Observer
 from tilework.runtime.ticket import Segment, Ticket
 

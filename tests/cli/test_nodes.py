@@ -13,7 +13,7 @@ from cli.command_line import invoke
 from tilework.cli.nodes import NodesWanted
 from tilework.core.model import ModelSource
 from tilework.runtime.executor import WorkerStartFailed
-from tilework.runtime.local_executor import LocalConfig
+from tilework.runtime.local_config import LocalConfig
 
 
 def wanted(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[NodesWanted | None, LocalConfig]:

@@ -26,7 +26,8 @@ from tilework.core.comm import GroupBroken
 from tilework.core.model import ModelSource
 from tilework.core.wire.commands import GroupRef
 from tilework.core.wire.reports import NodeFormed
-from tilework.runtime.local_executor import LocalConfig, LocalExecutor
+from tilework.runtime.local_config import LocalConfig
+from tilework.runtime.local_executor import LocalExecutor
 from waiting import PATIENCE_S, eventually
 
 

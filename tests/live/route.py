@@ -26,7 +26,8 @@ from tilework.pipelines import serialization
 from tilework.policy import registry
 from tilework.policy.toolkit.order import jobs_at_hand
 from tilework.runtime.engine import Engine, EngineConfig
-from tilework.runtime.local_executor import LocalConfig, LocalExecutor
+from tilework.runtime.local_config import LocalConfig
+from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.ticket import Outcome, Ticket
 from tilework.worker.state_blobs import StateBlobs
 from waiting import PATIENCE_S

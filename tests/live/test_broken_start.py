@@ -19,7 +19,8 @@ from tilework.core.wire.commands import Calibrate, EnterNode
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.executor import WorkerStartFailed
 from tilework.runtime.links import communicator
-from tilework.runtime.local_executor import LocalConfig, LocalExecutor
+from tilework.runtime.local_config import LocalConfig
+from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.models import calibration
 from tilework.runtime.outbox import Outgoing
 from waiting import until

@@ -34,7 +34,8 @@ from tilework.core.model import ModelSource
 from tilework.core.time import NS_PER_MS
 from tilework.core.wire.commands import STATES_BYTES
 from tilework.runtime.engine import Engine, EngineConfig
-from tilework.runtime.local_executor import LocalConfig, LocalExecutor
+from tilework.runtime.local_config import LocalConfig
+from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.log_file import LogFile
 from tilework.server.config import ServerConfig
 from tilework.server.main import StopSignals, serve

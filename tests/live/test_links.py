@@ -28,7 +28,8 @@ from tilework.core.work import Group, Plan, Start
 from tilework.cost.table import CostTable
 from tilework.policy import registry
 from tilework.runtime.engine import Engine, EngineConfig
-from tilework.runtime.local_executor import LocalConfig, LocalExecutor
+from tilework.runtime.local_config import LocalConfig
+from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.ticket import Outcome, Ticket
 from waiting import PATIENCE_S, until
 

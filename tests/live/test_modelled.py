@@ -22,7 +22,8 @@ from tilework.core.model import SimulatedSource
 from tilework.core.request import Shape, Status
 from tilework.cost.table import CostTable
 from tilework.runtime.engine import Engine, EngineConfig
-from tilework.runtime.local_executor import LocalConfig, LocalExecutor
+from tilework.runtime.local_config import LocalConfig
+from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.ticket import Outcome
 from tilework.worker.simulated import SimulatedFamily
 from waiting import PATIENCE_S

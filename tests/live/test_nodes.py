@@ -24,7 +24,8 @@ from tilework.core.wire.spec import Spec
 from tilework.core.work import Group, Plan, Start
 from tilework.policy import registry
 from tilework.runtime.engine import Engine, EngineConfig
-from tilework.runtime.local_executor import LocalConfig, LocalExecutor
+from tilework.runtime.local_config import LocalConfig
+from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.nodes.config import NodesConfig
 from tilework.runtime.nodes.executor import NodesExecutor
 from tilework.runtime.ticket import Outcome, Ticket

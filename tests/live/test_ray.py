@@ -28,7 +28,7 @@ from tilework.core.request import Status
 from tilework.core.wire.spec import Spec
 from tilework.policy import registry
 from tilework.runtime.engine import Engine, EngineConfig
-from tilework.runtime.local_executor import LocalConfig
+from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.nodes.config import NodesConfig
 from tilework.runtime.nodes.executor import NodesExecutor
 from tilework.runtime.nodes.ray_agents import RayAgents, new_token

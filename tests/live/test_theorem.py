@@ -19,7 +19,8 @@ from tilework.cost.table import CostTable, graphs_of
 from tilework.policy import registry
 from tilework.policy.published.onepiece.dispatch import OnePieceDispatch
 from tilework.runtime.engine import Engine, EngineConfig
-from tilework.runtime.local_executor import LocalConfig, LocalExecutor
+from tilework.runtime.local_config import LocalConfig
+from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.ticket import Outcome
 
 pytestmark = pytest.mark.slow

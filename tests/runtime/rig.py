@@ -22,7 +22,7 @@ from tilework.core.work import Plan, Start
 from tilework.cost.table import CostTable
 from tilework.runtime.cell_executor import CellExecutor, local_executor
 from tilework.runtime.engine import Engine, EngineConfig
-from tilework.runtime.local_executor import LocalConfig
+from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.models.costs import CostCache
 from tilework.runtime.ticket import Outcome, Ticket
 from waiting import PATIENCE_S, until

@@ -31,7 +31,8 @@ from tilework.core.wire.spec import Spec
 from tilework.pipelines.model_index import shipped_directory
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.executor import WorkerStartFailed
-from tilework.runtime.local_executor import LocalConfig, LocalExecutor
+from tilework.runtime.local_config import LocalConfig
+from tilework.runtime.local_executor import LocalExecutor
 from waiting import eventually, until
 
 ROWS = (CostRow(pipeline=MODEL, stage=DIFFUSE, height=64, width=64, seconds=0.01),)

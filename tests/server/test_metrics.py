@@ -31,7 +31,8 @@ from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.wire.reports import AllocatorReading, CardReading, DeviceReading, Ended, KeptStates
 from tilework.cost.table import CostTable
 from tilework.runtime.engine import Engine, EngineConfig
-from tilework.runtime.local_executor import LocalConfig, LocalExecutor
+from tilework.runtime.local_config import LocalConfig
+from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.ticket import Ticket
 from tilework.server.api.app import create_app
 from tilework.server.config import ServerConfig

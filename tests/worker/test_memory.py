@@ -39,7 +39,8 @@ from tilework.pipelines.family import Family
 from tilework.pipelines.loading import load
 from tilework.policy import registry
 from tilework.runtime.engine import Engine, EngineConfig
-from tilework.runtime.local_executor import LocalConfig, LocalExecutor
+from tilework.runtime.local_config import LocalConfig
+from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.observer import EndedWork, Observer
 from tilework.runtime.ticket import Outcome
 from tilework.worker.memory import Budget, is_out_of_memory

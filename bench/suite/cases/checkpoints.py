@@ -18,7 +18,8 @@ from tilework.core.time import ns_from_s, s_from_ns
 from tilework.core.wire.spec import Spec
 from tilework.formats.workload import WorkloadRequest
 from tilework.runtime.engine import Engine, EngineConfig
-from tilework.runtime.local_executor import LocalConfig, LocalExecutor
+from tilework.runtime.local_config import LocalConfig
+from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.ticket import Ticket
 from tilework.sim.workloads.gentd26.family import GenTD26
 from tilework.sim.workloads.gentd26.table import ON_DEVICE

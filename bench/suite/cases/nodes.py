@@ -25,7 +25,7 @@ from tilework.core.wire.commands import Execute, GroupRef
 from tilework.core.wire.reports import Ended
 from tilework.core.wire.spec import Image, Spec
 from tilework.core.work import Group
-from tilework.runtime.local_executor import LocalConfig
+from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.nodes.config import NodesConfig
 from tilework.runtime.nodes.executor import NodesExecutor
 from tilework.runtime.nodes.messages import node_codec

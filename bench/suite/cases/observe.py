@@ -25,7 +25,8 @@ from tilework.core.time import NS_PER_S
 from tilework.core.wire.spec import Spec
 from tilework.cost.table import CostTable
 from tilework.runtime.engine import Engine, EngineConfig
-from tilework.runtime.local_executor import LocalConfig, LocalExecutor
+from tilework.runtime.local_config import LocalConfig
+from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.observer import EndedWork, Observer, Observers
 from tilework.runtime.ticket import Outcome, Ticket
 from tilework.server.garbage import rare_collections

@@ -23,7 +23,8 @@ from tilework.core.wire.commands import DropWeights, Execute, Forget, LoadWeight
 from tilework.core.wire.reports import Ended, Loaded, WeightsLoaded
 from tilework.core.wire.spec import Spec
 from tilework.runtime.engine import Engine, EngineConfig
-from tilework.runtime.local_executor import LocalConfig, LocalExecutor
+from tilework.runtime.local_config import LocalConfig
+from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.observer import Observer
 from tilework.runtime.worker_process import forkserver_context
 from tilework.worker.process import serve

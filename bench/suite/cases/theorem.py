@@ -23,7 +23,8 @@ from tilework.cost.table import CostTable, graphs_of
 from tilework.policy.published.onepiece.dispatch import OnePieceDispatch
 from tilework.policy.registry import policy
 from tilework.runtime.engine import Engine, EngineConfig
-from tilework.runtime.local_executor import LocalConfig, LocalExecutor
+from tilework.runtime.local_config import LocalConfig
+from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.ticket import Ticket
 
 _POLICY = "onepiece-as-divided"

@@ -15,7 +15,8 @@ from suite.stats import bootstrap, exact, extremes, median
 from tilework.core.model import ModelSource
 from tilework.core.wire.spec import Spec
 from tilework.core.work import Group
-from tilework.runtime.local_executor import LocalConfig, LocalExecutor
+from tilework.runtime.local_config import LocalConfig
+from tilework.runtime.local_executor import LocalExecutor
 
 _MOST_CARDS = 8
 _WARM_STEPS = 3  # The second call of a kind is recorded on CUDA.

@@ -12,7 +12,7 @@ from tilework.cli.console import UserError
 from tilework.cli.options.nodes import TOKEN, NodeGroup, parse_address
 
 if TYPE_CHECKING:
-    from tilework.runtime.local_executor import LocalConfig
+    from tilework.runtime.local_config import LocalConfig
     from tilework.runtime.nodes.config import NodesConfig
     from tilework.runtime.nodes.executor import NodesExecutor
 

@@ -10,7 +10,7 @@ from tilework.core.model import SimulatedSource
 from tilework.pipelines.fits.beside import StartPlan
 from tilework.runtime.cell_executor import local_executor
 from tilework.runtime.executor import Executor
-from tilework.runtime.local_executor import LocalConfig
+from tilework.runtime.local_config import LocalConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,8 @@ from tilework.core.wire.reports import (
 from tilework.core.work import Group
 from tilework.cost.profile import ProfileKey
 from tilework.runtime.executor import Listener
-from tilework.runtime.local_executor import LocalConfig, LocalExecutor
+from tilework.runtime.local_config import LocalConfig
+from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.outbox import Outgoing
 from tilework.runtime.state_blobs import StateBlobDirectory
 from tilework.runtime.worker_process import resident_bytes_of

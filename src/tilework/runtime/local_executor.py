@@ -6,25 +6,20 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from tilework.comm.rendezvous import Meeting, Rendezvous
 from tilework.core.actions import ReadComponents
-from tilework.core.comm import LINK_TIMEOUT_S, SOCKETS, USUAL_COLLECTIVES
+from tilework.core.comm import SOCKETS, USUAL_COLLECTIVES
 from tilework.core.component import LoadSource
 from tilework.core.cost_row import Batch, CostRow
 from tilework.core.lora import Lora, UsedLora
 from tilework.core.model import LoraSource, ModelInfo, ModelSource, SimulatedSource, Source
 from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import (
-    CACHE_BYTES,
-    STATES_BYTES,
     WEIGHTS,
-    BreakGroup,
     Calibrate,
-    CloseGroup,
     GroupRef,
     RemoveLora,
     Site,
@@ -45,8 +40,8 @@ from tilework.core.wire.reports import (
 from tilework.core.work import Group
 from tilework.cost.profile import ProfileKey
 from tilework.runtime.executor import Listener, WorkerStartFailed
-from tilework.runtime.links.communicator import NodeCommunicator
-from tilework.runtime.links.groups import GroupTable
+from tilework.runtime.links.node_groups import NodeGroups
+from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.models.calibration import COMPILING_S, FACTOR, LEAST_S, Calibration
 from tilework.runtime.models.calibration_weights import CalibrationWeights
 from tilework.runtime.models.changes import ModelChanges
@@ -57,40 +52,6 @@ from tilework.runtime.state_blobs import StateBlobDirectory
 from tilework.runtime.worker_process import WorkerProcess, resident_bytes_of
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalConfig:
-    """Configuration of worker processes: `num_workers` accelerators, and `num_slots` CPU slots if a model needs some.
-
-    The `sources` of their models agree on threads, memory and the kind of device. Each worker has those that it serves
-    from the start; with `weights_bytes` it knows all, and an accelerator holds no more weights than that at a time.
-    Of jobs that have no work there each worker keeps `states_bytes` at most, and of the steps of requests with a cache
-    `cache_bytes`. Accelerators are in cells of `cell_size`, which divides their number: see `CellExecutor`. Groups of
-    them talk by `collectives`, of `core.comm`; None: by what is usual for the device. Where that is a communicator of
-    their node, it has to form within `link_timeout_s`; else they run alone.
-
-    A worker that dies is restarted after `restart_delay_s`. From the third death in a row without a finished work the
-    delay doubles each time, up to `max_delay_s`, so that a broken device does not interrupt one request after another.
-    After `max_restarts` deaths in a row before its model was loaded, a worker is given up. `owner` is the data
-    directory of a durable server, whose next start uses the blobs that are left.
-    """
-
-    num_workers: int
-    sources: tuple[Source, ...]
-    num_slots: int = 1
-    weights_bytes: int | None = None
-    states_bytes: int = STATES_BYTES
-    cache_bytes: int = CACHE_BYTES
-    cell_size: int = 1
-    collectives: str | None = None
-    link_timeout_s: float = LINK_TIMEOUT_S
-    restart_delay_s: float = 0.5
-    max_delay_s: float = 30.0
-    max_restarts: int = 6
-    start_timeout_s: float = 600.0
-    stop_grace_s: float = 5.0
-    owner: Path | None = None
 
 
 class LocalExecutor:
@@ -110,8 +71,7 @@ class LocalExecutor:
         self._calibration: Calibration | None = None
         self._alone_s: dict[str, float] = {}  # How long measuring a model has taken on one device, at most.
         self._started_with: dict[int, tuple[Source, ...]] = {}
-        self._groups = GroupTable()
-        self._communicator: NodeCommunicator | None = None  # None: each group connects by itself.
+        self._groups = NodeGroups(self.send)
         self._resources = ExitStack()
         self._stopping = False
         self._num_slots = 0
@@ -237,28 +197,25 @@ class LocalExecutor:
         """
         if self._collectives == SOCKETS:
             return
-        self._communicator = NodeCommunicator(
-            self._groups,
-            self.send,
+        self._groups.unite(
+            self.devices_up,
             partial(Meeting, self._rendezvous.address),
             self._on_links_changed,
             self._loop.call_later,
             self._config.link_timeout_s,
         )
-        self._communicator.form(self.devices_up)
-        await self._communicator.decided()
-        if self._communicator.failure and self._config.cell_size > 1:
+        failure = await self._groups.decided()
+        if failure and self._config.cell_size > 1:
             await self.stop()
-            raise WorkerStartFailed(f"the workers of a cell cannot talk to each other: {self._communicator.failure}")
+            raise WorkerStartFailed(f"the workers of a cell cannot talk to each other: {failure}")
 
     @property
     def alone(self) -> Group:
-        linked = range(self.num_devices) if self._communicator is None else self._communicator.linked
-        return tuple(one for one in range(self.num_devices) if one not in linked)
+        return self._groups.alone(range(self.num_devices))
 
     @property
     def is_linking(self) -> bool:
-        return self._communicator is not None and self._communicator.is_forming
+        return self._groups.is_linking
 
     def _on_links_changed(self) -> None:
         if not self._stopping:
@@ -275,9 +232,9 @@ class LocalExecutor:
     ) -> tuple[CostRow, ...]:
         served = set(self.serving.get(model, self.devices_up)) & self._up
         up = [device_id for device_id in sorted(served) if served.issuperset(self._cell(device_id))]
-        if degree > 1 and self._communicator is not None:
-            await self._communicator.decided()
-            up = [device_id for device_id in up if device_id in self._communicator.linked]
+        if degree > 1:
+            await self._groups.decided()
+            up = [device_id for device_id in up if device_id not in self.alone]
         for command in self._measuring.commands(model, loras):
             for device_id in up:
                 self.send(device_id, command)
@@ -377,26 +334,10 @@ class LocalExecutor:
             self._workers[device_id].kill(reason)
 
     def group(self, devices: Group) -> GroupRef:
-        communicator = self._communicator
-        ref, closed = self._groups.use(devices, None if communicator is None else communicator.node_id(devices))
-        for old in closed:
-            self._send_all(old, CloseGroup(old.group_id))
-        return ref
+        return self._groups.use(devices)
 
     def break_off(self, ref: GroupRef) -> None:
-        if self._groups.forget(ref):
-            self._break(ref)
-            if self._communicator is not None:
-                self._communicator.break_off(ref)
-
-    def _break(self, ref: GroupRef) -> None:
-        """End what runs in the group now, and close it after the commands that are queued for it."""
-        self._send_all(ref, BreakGroup(ref.group_id))
-        self._send_all(ref, CloseGroup(ref.group_id))
-
-    def _send_all(self, ref: GroupRef, command: BreakGroup | CloseGroup) -> None:
-        for device_id in ref.devices:
-            self.send(device_id, command)
+        self._groups.break_off(ref)
 
     def inherit(self, blobs: Collection[StateBlob]) -> set[StateBlob]:
         keys = sorted(f"{key.model}, {key.dtype}, {key.libraries}" for key in self._keys.values())
@@ -410,8 +351,7 @@ class LocalExecutor:
 
     async def stop(self) -> None:
         self._stopping = True
-        if self._communicator is not None:
-            self._communicator.stop()
+        self._groups.stop()
         for device_id in list(self._start_timers):
             self._end_start_timer(device_id)
         grace_s = self._config.stop_grace_s
@@ -490,8 +430,7 @@ class LocalExecutor:
                 if self._calibration is not None:
                     self._calibration.answered(device_id, report)
             case NodeFormed():
-                if self._communicator is not None:
-                    self._communicator.answered(device_id, report)
+                self._groups.answered(device_id, report)
             case _:
                 if isinstance(report, Ended):
                     self._deaths.pop(device_id, None)
@@ -506,20 +445,12 @@ class LocalExecutor:
         if self._started_with[device_id] != self._sources_of(device_id) and self._loaded[device_id].done():
             self.kill(device_id, "the models have changed while it was started")
         elif self._loaded[device_id].done():
-            self._links_of(device_id)
+            if device_id < self.num_devices:
+                self._groups.join(self.devices_up)
             self._listener.on_joined(device_id)
         else:
             self._loaded[device_id].set_result(loaded)
             self._listener.on_loading(len(self._up))
-
-    def _links_of(self, device_id: int) -> None:
-        """A worker has joined, or is lost."""
-        if self._communicator is None or device_id >= self.num_devices:
-            return
-        if device_id in self._up:
-            self._communicator.form(self.devices_up)
-        else:
-            self._communicator.lose(device_id, self.devices_up)
 
     def _on_exit(self, device_id: int, reason: str) -> None:
         if self._stopping:
@@ -530,9 +461,8 @@ class LocalExecutor:
         self._up.discard(device_id)
         self._readings.pop(device_id, None)
         self._changes.lost(device_id)
-        for ref in self._groups.forget_device(device_id):
-            self._break(ref)
-        self._links_of(device_id)
+        if device_id < self.num_devices:
+            self._groups.lose(device_id, self.devices_up)
         self._listener.on_lost(device_id, reason)
         if not self._stopping:
             self._schedule_restart(device_id, reason)

@@ -16,7 +16,7 @@ from tilework.core.wire.reports import Ended, LoadedModel, Report, WeightsRead
 from tilework.core.wire.spec import Spec
 from tilework.core.work import Group
 from tilework.cost.profile import ProfileKey
-from tilework.runtime.local_executor import LocalConfig
+from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.nodes.config import NodesConfig
 from tilework.runtime.nodes.executor import NodesExecutor
 from tilework.runtime.nodes.messages import (

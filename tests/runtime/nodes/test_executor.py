@@ -30,7 +30,7 @@ from tilework.core.wire.commands import Forget, GroupRef, StopWork
 from tilework.core.wire.node_blobs import FetchBlobs, KeepBlobs
 from tilework.core.wire.reports import CardReading, DeviceReading
 from tilework.runtime.executor import WorkerStartFailed
-from tilework.runtime.local_executor import LocalConfig
+from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.nodes.config import BadNodes
 from tilework.runtime.nodes.executor import NodesExecutor
 from tilework.runtime.nodes.messages import (

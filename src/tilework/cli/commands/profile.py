@@ -145,7 +145,7 @@ def _completed(
 
 def _executor(source: ModelSource, workers: Devices) -> CellExecutor | LocalExecutor:
     from tilework.runtime.cell_executor import local_executor
-    from tilework.runtime.local_executor import LocalConfig
+    from tilework.runtime.local_config import LocalConfig
 
     return local_executor(
         LocalConfig(

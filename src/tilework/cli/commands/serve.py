@@ -157,7 +157,7 @@ def _workers(
     devices: Devices, nodes: NodesWanted | None, where: options.DeviceGroup, sources: tuple[Source, ...]
 ) -> Workers:
     from tilework.cli.workers import Workers
-    from tilework.runtime.local_executor import LocalConfig
+    from tilework.runtime.local_config import LocalConfig
 
     each = LocalConfig(
         num_workers=devices.number,

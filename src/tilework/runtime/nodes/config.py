@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tilework.core.model import ModelSource
 from tilework.core.pools import unknown_device
 from tilework.core.work import Group
-from tilework.runtime.local_executor import LocalConfig
+from tilework.runtime.local_config import LocalConfig
 
 
 class BadNodes(ValueError):

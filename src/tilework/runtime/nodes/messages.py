@@ -26,7 +26,7 @@ from tilework.cost.profile import ProfileKey
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begin:
-    """Start the workers of this node: see `runtime.local_executor.LocalConfig`. Either kind of sources is empty.
+    """Start the workers of this node: see `runtime.local_config.LocalConfig`. Either kind of sources is empty.
 
     Workers that were started for an equal message will do. The session is over when the server says nothing for
     `silence_s`.

@@ -13,7 +13,8 @@ from tilework.core.wire.commands import DropWeights, GroupRef, StartOver
 from tilework.core.wire.reports import LoadedModel, Report, StartedOver, WeightsRead
 from tilework.runtime.cell_executor import CellExecutor, local_executor
 from tilework.runtime.executor import Listener
-from tilework.runtime.local_executor import LocalConfig, LocalExecutor
+from tilework.runtime.local_config import LocalConfig
+from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.nodes.messages import Begin
 
 _log = logging.getLogger(__name__)

@@ -11,7 +11,8 @@ from typing import Any
 
 from tilework.core.model import ModelSource
 from tilework.runtime.engine import Engine, EngineConfig
-from tilework.runtime.local_executor import LocalConfig, LocalExecutor
+from tilework.runtime.local_config import LocalConfig
+from tilework.runtime.local_executor import LocalExecutor
 from tilework.server.api.app import create_app
 from tilework.server.api.examples import ERRORS, EXAMPLES
 from tilework.server.api.openapi import CALL
