@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,8 @@ def test_a_profile_is_printed_kept_and_exported(
     assert {row.num_runs for row in entry.rows} == {7}
     assert before_ns <= entry.created_unix_ns <= time.time_ns()
     exported = read_table(tmp_path / "toy.json")
-    assert sorted(exported.rows, key=str) == sorted(entry.rows, key=str)
+    named = [replace(row, pipeline="toy") for row in entry.rows]
+    assert sorted(exported.rows, key=str) == sorted(named, key=str)
     assert "7 runs" in exported.source
     assert "toy@1" in exported.source
 
@@ -314,7 +316,7 @@ def test_a_mixed_profile_learns_from_all_batches_that_are_known(packing: list[Fa
     assert learned.error < 0.05
     assert f"learned from {learned.num_rows} batches" in second.stdout
     assert "mixed batches: one by one / together is 1.0" in second.stdout
-    known = Profiles(tmp_path / "costs.sqlite").latest(KEY)
+    known = Profiles(tmp_path / "costs.sqlite").latest(KEY, "toy")
     assert known is not None
     assert known.batch_models == table.batch_models
     assert f"learned from {learned.num_rows} batches" in invoke("cost", "show", tmp_path / "toy.json").stdout

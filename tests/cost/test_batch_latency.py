@@ -138,8 +138,8 @@ def test_the_database_returns_the_newest_model(tmp_path: Path) -> None:
             key=KEY, origin=ProfileOrigin.PROFILE, rows=ALONE, tilework="0", created_unix_ns=at, batch_model=one
         )
         store.save(made)
-        assert made in store.entries()
-    known = store.latest(KEY)
+        assert one in [entry.batch_model for entry in store.entries()]
+    known = store.latest(KEY, PIPELINE)
     assert known is not None
     assert known.batch_models == {PIPELINE: batch_model(bias=2.0)}
 

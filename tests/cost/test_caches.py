@@ -54,8 +54,7 @@ def test_rows_with_a_cache_survive_file_and_database(tmp_path: Path) -> None:
     store = Profiles(tmp_path / "profiles.sqlite3")
     profile = Profile(key=key, origin=ProfileOrigin.PROFILE, rows=full.rows, tilework="1", created_unix_ns=1)
     store.save(profile)
-    assert store.entries() == (profile,)
-    known = store.latest(key)
+    known = store.latest(key, PIPELINE)
     assert known is not None
     assert set(known.rows) == set(full.rows), "a row with a cache replaces none without"
 

@@ -65,7 +65,7 @@ def asides(path: Path) -> list[str]:
 
 
 def test_a_saved_profile_is_read_back_unchanged(store: Profiles) -> None:
-    assert store.latest(KEY) is None
+    assert store.latest(KEY, PIPELINE) is None
     assert store.entries() == ()
     assert not store.path.parent.exists(), "reading creates no file"
     sizes = {"peak_bytes": 1 << 40, "activation_bytes": 1 << 39, "state_bytes": 1 << 20}
@@ -74,8 +74,9 @@ def test_a_saved_profile_is_read_back_unchanged(store: Profiles) -> None:
     saved = profile(full, mixed, row(0.25), origin=ProfileOrigin.PROFILE, at=1_700_000_000_123_456_789)
     store.save(saved)
     again = Profiles(store.path)
-    assert again.entries() == (saved,)
-    table = again.latest(KEY)
+    nameless = tuple(replace(one, pipeline="") for one in saved.rows)
+    assert again.entries() == (replace(saved, rows=nameless),)
+    table = again.latest(KEY, PIPELINE)
     assert table is not None
     assert table.rows == saved.rows
     assert table.hardware == "a CPU"
@@ -87,15 +88,15 @@ def test_a_profile_of_another_key_is_not_found(store: Profiles, field: str) -> N
     old: Any = getattr(KEY, field)
     other = replace(KEY, **{field: old + 1 if isinstance(old, int) else f"other {old}"})
     store.save(profile(row(1.0), key=other))
-    assert store.latest(KEY) is None
-    assert store.latest(other) is not None
+    assert store.latest(KEY, PIPELINE) is None
+    assert store.latest(other, PIPELINE) is not None
 
 
 def test_the_newest_row_of_each_key_counts_in_any_order_of_saving(store: Profiles) -> None:
     store.save(profile(row(2.0), row(2.5, degree=2), at=20))
     store.save(profile(row(1.0), row(1.5, side=128), at=10))
     store.save(profile(row(3.0, stage=DECODE), at=30))
-    assert seconds(store.latest(KEY)) == {
+    assert seconds(store.latest(KEY, PIPELINE)) == {
         (DIFFUSE, 64, 1): 2.0,
         (DIFFUSE, 64, 2): 2.5,
         (DIFFUSE, 128, 1): 1.5,
@@ -107,9 +108,9 @@ def test_the_newest_row_of_each_key_counts_in_any_order_of_saving(store: Profile
 def test_a_profile_precedes_a_later_calibration_which_fills_its_gaps(store: Profiles) -> None:
     store.save(profile(row(1.0), origin=ProfileOrigin.PROFILE, at=10))
     store.save(profile(row(9.0), row(2.0, side=128), at=20))
-    assert seconds(store.latest(KEY)) == {(DIFFUSE, 64, 1): 1.0, (DIFFUSE, 128, 1): 2.0}
+    assert seconds(store.latest(KEY, PIPELINE)) == {(DIFFUSE, 64, 1): 1.0, (DIFFUSE, 128, 1): 2.0}
     store.save(profile(row(1.5), origin=ProfileOrigin.PROFILE, at=30))
-    assert seconds(store.latest(KEY))[DIFFUSE, 64, 1] == 1.5
+    assert seconds(store.latest(KEY, PIPELINE))[DIFFUSE, 64, 1] == 1.5
 
 
 # Several processes at once.
@@ -125,7 +126,7 @@ key = ProfileKey(hardware=name, model="m", dtype="d", threads=1, workers=1, libr
 for at in range(10):
     rows = tuple(CostRow(pipeline="p", stage="diffuse", height=8, width=w, seconds=1.0) for w in range(1, 31))
     store.save(Profile(key=key, origin=ProfileOrigin.CALIBRATION, rows=rows, tilework="0", created_unix_ns=at))
-    assert len(store.latest(key).rows) == 30
+    assert len(store.latest(key, "p").rows) == 30
 """
 
 
@@ -201,22 +202,45 @@ def test_a_damaged_file_is_moved_aside_with_a_warning(
     assert len(caplog.records) == 2
 
 
-@pytest.mark.parametrize("schema", [2, 7])
+def test_what_was_measured_is_found_under_any_name(store: Profiles) -> None:
+    """An operator may give a model another name, and that name to another model."""
+    store.save(profile(row(1.0, pipeline="before")))
+    store.save(profile(row(2.0, 128, pipeline="since")))
+    table = store.latest(KEY, "now")
+    assert table is not None
+    assert {(one.pipeline, one.height): one.seconds for one in table.rows} == {("now", 64): 1.0, ("now", 128): 2.0}
+    assert set(table.sources) == {"now"}
+
+
+def test_the_rows_of_a_file_with_names_are_kept_without_them(store: Profiles) -> None:
+    store.save(profile(row(1.5)))
+    sqlite(
+        store.path,
+        "ALTER TABLE rows ADD COLUMN pipeline TEXT NOT NULL DEFAULT 'before'",
+        "PRAGMA user_version = 6",
+    )
+    assert seconds(store.latest(KEY, PIPELINE)) == {(DIFFUSE, 64, 1): 1.5}
+    store.save(profile(row(2.0)))
+    assert seconds(store.latest(KEY, PIPELINE)) == {(DIFFUSE, 64, 1): 2.0}
+    assert asides(store.path) == []
+
+
+@pytest.mark.parametrize("schema", [2, 8])
 def test_a_file_of_another_schema_is_moved_aside(
     store: Profiles, schema: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.save(profile(row(1.0)))
     sqlite(store.path, f"PRAGMA user_version = {schema}")
-    assert store.latest(KEY) is None
+    assert store.latest(KEY, PIPELINE) is None
     assert asides(store.path) == ["costs.sqlite.aside-1"]
-    assert f"its schema is {schema}, and this version reads 6" in caplog.text
+    assert f"its schema is {schema}, and this version reads 7" in caplog.text
 
 
 def test_another_programs_database_is_left_alone(store: Profiles) -> None:
     store.path.parent.mkdir()
     sqlite(store.path, "CREATE TABLE letters (text TEXT)")
     before = store.path.read_bytes()
-    for use in (lambda: store.save(profile(row(1.0))), store.entries, lambda: store.latest(KEY)):
+    for use in (lambda: store.save(profile(row(1.0))), store.entries, lambda: store.latest(KEY, PIPELINE)):
         with pytest.raises(ProfilesUnavailable, match="this is another program's database; give another file"):
             use()
     assert store.path.read_bytes() == before

@@ -42,7 +42,7 @@ def test_a_table_survives_its_file(tmp_path: Path) -> None:
     full = CostTable(
         hardware="größer",
         devices_per_node=2,
-        source="a paper",
+        sources={"p": "a paper"},
         steps=28,
         slo_s={"9x1": 2.5},
         rows=(measured, row(9, 1.5)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from tilework.cli.console import UserError, console, user_errors
 from tilework.cli.devices import FoundDevices
 from tilework.cli.measured import keep_compiled
 from tilework.cli.options.setup import SetupGroup
-from tilework.core.model import ATTENTIONS, OFFLOADS, LoraSource, ModelInfo, ModelSource, is_weights_file
+from tilework.core.model import ATTENTIONS, OFFLOADS, LoraSource, ModelInfo, ModelSource
 from tilework.core.wire.spec import Spec
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def model_source(model: str, options: ModelOptions) -> ModelSource:
     """
     from tilework.pipelines.errors import ModelError
     from tilework.pipelines.model_index import check_model
-    from tilework.pipelines.setup.quantize import check_schemes, parse_schemes
+    from tilework.pipelines.setup.quantize import check_schemes
 
     for field, value, known in (("offload", options.offload, OFFLOADS), ("attention", options.attention, ATTENTIONS)):
         if value not in known:
@@ -101,19 +101,29 @@ def model_source(model: str, options: ModelOptions) -> ModelSource:
     name, path = named_model(model)
     with user_errors(ModelError):
         _check_attention(options)
+        source = replace(usual_source(options), path=path, name=name, loras=options.loras, devices=options.devices)
+        check_schemes(source.quantize, options.device, options.cards)
+        check_model(path, options.adapter, source.weights_files)
+    return source
+
+
+def usual_source(options: ModelOptions) -> ModelSource:
+    """How any model runs with these options, without one and without what is one model's alone.
+
+    Raises UserError.
+    """
+    from tilework.pipelines.errors import ModelError
+    from tilework.pipelines.setup.quantize import parse_schemes
+
+    with user_errors(ModelError):
         schemes = () if options.quantize is None else parse_schemes(options.quantize)
-        check_schemes(schemes, options.device, options.cards)
-        check_model(path, options.adapter, [name for name, scheme in schemes if is_weights_file(scheme)])
     return ModelSource(
-        path=path,
-        name=name,
+        path="",
         adapter=options.adapter,
         device=options.device,
         dtype=options.dtype,
         threads=options.threads,
         memory_bytes=options.memory_bytes,
-        loras=options.loras,
-        devices=options.devices,
         vae_tiling=options.vae_tiling,
         quantize=schemes,
         offload=options.offload,

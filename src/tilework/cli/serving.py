@@ -26,7 +26,7 @@ from tilework.cli.workers import Workers
 from tilework.control.controller import ControllerConfig
 from tilework.control.watchdog import WatchdogConfig
 from tilework.core.cache import IF_LATE, CacheKind
-from tilework.core.model import ModelInfo
+from tilework.core.model import ModelInfo, ModelSource
 from tilework.core.time import ns_from_s, s_from_ns
 from tilework.core.wire.reports import DeviceReading
 from tilework.cost.table import CostTable
@@ -62,10 +62,11 @@ NOT_OF_THE_SERVER = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
     """What `tilework serve` was asked for. `settings` are those of the server that were given as options, or None, and
-    `file` those of a file, which give way to the environment.
+    `file` those of a file, which give way to the environment. `usual` is how a model runs that is added later.
     """
 
     workers: Workers
+    usual: ModelSource
     found: FoundDevices
     policy: str
     table: CostTable | None
@@ -173,6 +174,7 @@ class Serving:
             exact=config.exact,
             encode_cache_bytes=config.encode_cache_bytes,
             begin_ns=0 if state is None else state.now_ns(),
+            usual=self.usual,
         )
         journal = None if state is None else state.journal
         return Engine(engine_config, executor, lines, partial(_show, status), keeper=journal)

@@ -132,6 +132,10 @@ class Controller:
             actions += self._planner.plan(now_ns)
         return tuple(actions)
 
+    def check(self, served: ModelServed) -> None:
+        """Raises BadCostTable, or what else `handle` would, if a model cannot be served by these costs."""
+        TableCosts(self.costs.served(_costs(served)), max_batch=self.config.max_batch)
+
     def eta_ns(self, job_id: int, now_ns: int) -> int:
         """When a job that has not ended is expected to be done, by the rule of admission."""
         self.tracker.set_time(now_ns)
@@ -212,7 +216,7 @@ class Controller:
     def _change_models(self, event: ModelServed | ModelRemoved) -> list[Action]:
         if isinstance(event, ModelRemoved):
             return self._components.remove(event.pipeline)
-        actions = self._components.serve(parse_table(json.loads(event.costs)))
+        actions = self._components.serve(_costs(event))
         self.tracker.unpark()
         return actions
 
@@ -224,3 +228,7 @@ class Controller:
                 lost += self.tracker.remove_device(device_id, self._reports.early_work_ids)
         actions = self._recovery.devices_lost(event, lost)
         return actions + self._reports.release_early(lost, now_ns)
+
+
+def _costs(served: ModelServed) -> CostTable:
+    return parse_table(json.loads(served.costs))

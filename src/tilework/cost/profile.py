@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from tilework.core.cost_row import CostRow
@@ -34,16 +34,26 @@ class ProfileKey:
     workers: int
     libraries: str
 
+    @property
+    def name(self) -> str:
+        """What people call the model: its identity without the digest."""
+        return self.model.partition("@")[0]
+
     def table(
         self, rows: tuple[CostRow, ...], batch_models: Mapping[str, BatchLatencyModel] | None = None
     ) -> CostTable:
+        """The table of these rows, which were measured under this key."""
         source = f"measured: {self.model}, {self.dtype}, {self.workers} x {self.threads} threads, {self.libraries}"
-        return CostTable(hardware=self.hardware, source=source, rows=rows, batch_models=batch_models or {})
+        sources = {row.pipeline: source for row in rows}
+        return CostTable(hardware=self.hardware, sources=sources, rows=rows, batch_models=batch_models or {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """One run of measuring. `created_unix_ns` is wall-clock time, `tilework` the version that measured.
+
+    What was measured is known by its key alone: the `pipeline` of its rows, a name that an operator chose, is not saved
+    with them, and may be the name of another model by now.
 
     `batch_model` is learned from all batches that were known at that time; None if there were too few.
     """
@@ -56,8 +66,8 @@ class Profile:
     batch_model: BatchLatencyModel | None = None
 
 
-def best_table(profiles: Iterable[Profile], key: ProfileKey) -> CostTable | None:
-    """The best rows that `profiles`, oldest first, hold under `key`; None if there is no row.
+def best_table(profiles: Iterable[Profile], key: ProfileKey, pipeline: str) -> CostTable | None:
+    """The best rows that `profiles`, oldest first, hold under `key`, as rows of `pipeline`; None if there is no row.
 
     For each stage, shape, degree, batch, link and cache the newest row is used. Rows of profiles come before those of
     calibrations. The newest batch model is used.
@@ -66,7 +76,8 @@ def best_table(profiles: Iterable[Profile], key: ProfileKey) -> CostTable | None
     batch_models: dict[str, BatchLatencyModel] = {}
     for profile in sorted(profiles, key=lambda profile: profile.origin is ProfileOrigin.PROFILE):
         if profile.key == key:
-            rows.update((row_key(row), row) for row in profile.rows)
+            named = (replace(row, pipeline=pipeline) for row in profile.rows)
+            rows.update((row_key(row), row) for row in named)
             if profile.batch_model is not None:
-                batch_models[profile.rows[0].pipeline] = profile.batch_model
+                batch_models[pipeline] = profile.batch_model
     return key.table(tuple(rows.values()), batch_models) if rows else None

@@ -15,10 +15,11 @@ from tilework.cost.batch_latency import BatchLatencyModel
 from tilework.cost.profile import Profile, ProfileKey, ProfileOrigin
 
 APPLICATION_ID = 0x74696C65  # "tile": marks the file as a profile database.
-SCHEMA = 6
+SCHEMA = 7
+_WITH_NAMES = 6  # Its rows have the names that models had when they were measured.
 
 _KEY_COLUMNS = tuple(column.name for column in fields(ProfileKey))
-_ROW_COLUMNS = tuple(column.name for column in fields(CostRow))
+_ROW_COLUMNS = tuple(column.name for column in fields(CostRow) if column.name != "pipeline")
 _CREATE_PROFILES = """
 CREATE TABLE profiles (
     id INTEGER PRIMARY KEY,
@@ -29,7 +30,7 @@ CREATE TABLE profiles (
 _CREATE_ROWS = """
 CREATE TABLE rows (
     profile_id INTEGER NOT NULL REFERENCES profiles (id),
-    pipeline TEXT NOT NULL, stage TEXT NOT NULL,
+    stage TEXT NOT NULL,
     height INTEGER NOT NULL, width INTEGER NOT NULL, frames INTEGER NOT NULL,
     degree INTEGER NOT NULL, batch NOT NULL, link TEXT NOT NULL,
     seconds REAL NOT NULL, p99_seconds REAL,
@@ -47,7 +48,10 @@ class OtherSchema(Exception):
 
 
 def prepare(connection: sqlite3.Connection) -> None:
-    """Create the tables in an empty database. Raises ForeignDatabase or OtherSchema if it holds something else."""
+    """Create the tables in an empty database, and take the names of models out of an older one.
+
+    Raises ForeignDatabase or OtherSchema if it holds something else.
+    """
     (num_tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     (application_id,) = connection.execute("PRAGMA application_id").fetchone()
     (schema,) = connection.execute("PRAGMA user_version").fetchone()
@@ -58,6 +62,9 @@ def prepare(connection: sqlite3.Connection) -> None:
         connection.execute(f"PRAGMA user_version = {SCHEMA}")
     elif application_id != APPLICATION_ID:
         raise ForeignDatabase("this is another program's database")
+    elif schema == _WITH_NAMES:
+        connection.execute("ALTER TABLE rows DROP COLUMN pipeline")
+        connection.execute(f"PRAGMA user_version = {SCHEMA}")
     elif schema != SCHEMA:
         raise OtherSchema(f"its schema is {schema}, and this version reads {SCHEMA}")
 
@@ -110,7 +117,7 @@ def _row(values: Sequence[Any]) -> CostRow:
         given["batch"] = tuple(map(Shape.parse, given["batch"].split(",")))
     if given["cache"] is not None:
         given["cache"] = CacheChoice.parse(given["cache"])
-    return CostRow(**given)
+    return CostRow(pipeline="", **given)
 
 
 def _insert(table: str, columns: tuple[str, ...]) -> str:

@@ -42,9 +42,9 @@ class Profiles:
     def save(self, profile: Profile) -> None:
         self._use(lambda connection: insert_profile(connection, profile))
 
-    def latest(self, key: ProfileKey) -> CostTable | None:
-        """The best table for `key` (see `best_table`); None if there is no row."""
-        return best_table(self.entries(), key)
+    def latest(self, key: ProfileKey, pipeline: str) -> CostTable | None:
+        """The best table for `key`, as one of `pipeline` (see `best_table`); None if there is no row."""
+        return best_table(self.entries(), key, pipeline)
 
     def entries(self) -> tuple[Profile, ...]:
         """All saved profiles, oldest first."""

@@ -32,9 +32,10 @@ class BadCostTable(ValueError):
 class CostTable:
     """Durations measured on one type of hardware. `table_file` reads and writes it.
 
-    `source` is the source of the figures. Tables made for a published evaluation also have its `steps` per request
-    and its base SLOs, seconds by `str(Shape)`. `batch_models`, by pipeline, predict batches of steps at degree 1.
-    `graphs` are those of pipelines that are not latent diffusion pipelines (see `core.graph.shipped`).
+    `sources` say, by pipeline, where the figures come from. Tables made for a published evaluation also have its
+    `steps` per request and its base SLOs, seconds by `str(Shape)`. `batch_models`, by pipeline, predict batches of
+    steps at degree 1. `graphs` are those of pipelines that are not latent diffusion pipelines (see
+    `core.graph.shipped`).
 
     `components` are, by pipeline, those that its stages name; what is not there weighs nothing. `loras` are, by
     pipeline, what its requests may use, by name. `devices` are, by pipeline, the accelerators that serve it,
@@ -48,7 +49,7 @@ class CostTable:
     hardware: str
     rows: tuple[CostRow, ...]
     devices_per_node: int = 8
-    source: str = ""
+    sources: Mapping[str, str] = field(default_factory=dict)
     steps: int | None = None
     slo_s: Mapping[str, float] = field(default_factory=dict)
     batch_models: Mapping[str, BatchLatencyModel] = field(default_factory=dict)
@@ -61,6 +62,16 @@ class CostTable:
     load_bytes_per_s: Mapping[LoadSource, float] = field(default_factory=dict)
     links: Mapping[str, Link] = field(default_factory=dict)
     mixes: Mixes = field(default_factory=Mixes)
+
+    @property
+    def source(self) -> str:
+        """Where the figures of all pipelines come from: each text once."""
+        return " + ".join(dict.fromkeys(self.sources.values()))
+
+    @property
+    def pipelines(self) -> tuple[str, ...]:
+        """The pipelines that have rows, each once, in the order of these."""
+        return tuple(dict.fromkeys(row.pipeline for row in self.rows))
 
     @property
     def all_components(self) -> tuple[Component, ...]:
@@ -99,7 +110,7 @@ def merged(tables: Sequence[CostTable]) -> CostTable:
             if ours != other:
                 raise BadCostTable(f"{name} is {ours!r} in one and {other!r} in another; join tables of one hardware")
         for earlier in tables[:index]:
-            twice = {row.pipeline for row in earlier.rows} & {row.pipeline for row in table.rows}
+            twice = set(earlier.pipelines) & set(table.pipelines)
             if twice:
                 raise BadCostTable(f"pipeline {min(twice)!r} is in two of them; leave one out")
             sizes = earlier.slo_s.keys() & table.slo_s.keys()
@@ -109,7 +120,7 @@ def merged(tables: Sequence[CostTable]) -> CostTable:
     return CostTable(
         hardware=first.hardware,
         devices_per_node=first.devices_per_node,
-        source=" + ".join(table.source for table in tables if table.source),
+        sources={pipeline: text for table in tables for pipeline, text in table.sources.items()},
         steps=first.steps if len(steps) == 1 else None,
         slo_s={size: seconds for table in tables for size, seconds in table.slo_s.items()},
         rows=tuple(row for table in tables for row in table.rows),
@@ -217,6 +228,30 @@ def _most_needed(table: CostTable) -> tuple[int, str]:
     return needed, f"{stage_name} of {pipeline!r} at {shape}"
 
 
+def only(table: CostTable, pipeline: str) -> CostTable:
+    """What the table says of this pipeline, and of the hardware."""
+    return without(table, set(table.pipelines) - {pipeline})
+
+
+def renamed(table: CostTable, pipeline: str) -> CostTable:
+    """A table of one pipeline, which is called `pipeline` from now on; its graph, if the table has one, is left out."""
+    (before,) = table.pipelines
+
+    def named(by_pipeline: Mapping[str, T]) -> dict[str, T]:
+        return {pipeline: by_pipeline[before]} if before in by_pipeline else {}
+
+    return replace(
+        table,
+        rows=tuple(replace(row, pipeline=pipeline) for row in table.rows),
+        sources=named(table.sources),
+        batch_models=named(table.batch_models),
+        graphs={},
+        components=named(table.components),
+        loras=named(table.loras),
+        devices=named(table.devices),
+    )
+
+
 def without(table: CostTable, pipelines: Collection[str]) -> CostTable:
     """The table without what it says of these pipelines."""
 
@@ -226,6 +261,7 @@ def without(table: CostTable, pipelines: Collection[str]) -> CostTable:
     return replace(
         table,
         rows=tuple(row for row in table.rows if row.pipeline not in pipelines),
+        sources=kept(table.sources),
         batch_models=kept(table.batch_models),
         graphs=kept(table.graphs),
         components=kept(table.components),

@@ -80,15 +80,20 @@ class TableCosts:
         """For each component the pipelines that use it, each with its name there; LoRAs by theirs."""
         return self._named
 
-    def serve(self, part: CostTable) -> None:
-        """Take what a table says of its pipelines, in the place of what was known of them.
+    def served(self, part: CostTable) -> CostTable:
+        """The table with what another says of its pipelines, in the place of what was known of them.
 
-        Of how fast weights are loaded, what was known counts.
+        Of how fast weights are loaded, what was known counts. Raises BadCostTable if they are of other hardware.
         """
         speeds = {**part.load_bytes_per_s, **self.table.load_bytes_per_s}
         known, part = (replace(table, load_bytes_per_s=speeds) for table in (self.table, part))
-        self._loads.learn(speeds)
-        self._replace(merged([without(known, {row.pipeline for row in part.rows}), part]))
+        return merged([without(known, part.pipelines), part])
+
+    def serve(self, part: CostTable) -> None:
+        """Take the table that is `served` from now on."""
+        table = self.served(part)
+        self._loads.learn(table.load_bytes_per_s)
+        self._replace(table)
 
     def remove(self, pipeline: str) -> None:
         """Forget a pipeline. At least one must be left."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -84,13 +84,15 @@ def parse_table(document: object) -> CostTable:
     for name in ("devices_per_node", "steps"):
         if name in document and (type(document[name]) is not int or document[name] < 1):
             raise BadCostTable(f"{name} is {document[name]!r}; expected a whole number of at least 1")
+    slo_s = _parse_slos(document.get("slo_s", {}))
+    rows = tuple(_parse_row(f"rows[{index}]", row) for index, row in enumerate(document["rows"]))
     table = CostTable(
         hardware=str(document.get("hardware", "unknown")),
-        source=str(document.get("source", "")),
+        sources=_parse_sources(document.get("source", ""), rows),
         devices_per_node=document.get("devices_per_node", 8),
         steps=document.get("steps"),
-        slo_s=_parse_slos(document.get("slo_s", {})),
-        rows=tuple(_parse_row(f"rows[{index}]", row) for index, row in enumerate(document["rows"])),
+        slo_s=slo_s,
+        rows=rows,
         batch_models=_parse_batch_models(document.get("batch_models", {})),
         graphs=_parse_graphs(document.get("graphs", {})),
         mixes=_parse_mixes(document),
@@ -105,8 +107,9 @@ def parse_table(document: object) -> CostTable:
 def table_json(table: CostTable) -> dict[str, Any]:
     """The document that `parse_table` reads, without unknown values, except for `peak_bytes`."""
     document: dict[str, Any] = {"hardware": table.hardware}
-    if table.source:
-        document["source"] = table.source
+    if table.sources:
+        alike = len(set(table.sources.values())) == 1 and table.sources.keys() >= set(table.pipelines)
+        document["source"] = table.source if alike else dict(table.sources)
     document["devices_per_node"] = table.devices_per_node
     if table.steps is not None:
         document["steps"] = table.steps
@@ -134,6 +137,13 @@ def _row_json(row: CostRow) -> dict[str, Any]:
         }
     values["cache"] = str(row.cache)
     return {name: value for name, value in values.items() if value is not None or name == "peak_bytes"}
+
+
+def _parse_sources(source: object, rows: Sequence[CostRow]) -> dict[str, str]:
+    """One text for the figures of all pipelines, or one for each."""
+    if isinstance(source, dict):
+        return {str(pipeline): str(text) for pipeline, text in source.items()}
+    return {row.pipeline: str(source) for row in rows} if source else {}
 
 
 def _parse_batch_models(batch_models: object) -> dict[str, BatchLatencyModel]:

@@ -130,10 +130,6 @@ class CellExecutor:
     def readings(self) -> Mapping[str, DeviceReading]:
         return {self._name(int(worker)): reading for worker, reading in self._inner.readings.items()}
 
-    @property
-    def usual_source(self) -> ModelSource:
-        return self._inner.usual_source
-
     def profile_key(self, model: str) -> ProfileKey:
         return self._inner.profile_key(model)
 

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TextIO
 
 import tilework
@@ -32,7 +33,7 @@ from tilework.core.events import (
 )
 from tilework.core.graph.stage import DeviceKind
 from tilework.core.interfaces import PlacesStages
-from tilework.core.model import ModelInfo
+from tilework.core.model import ModelInfo, ModelSource
 from tilework.core.request import DEFAULT_TERMS, RefusalCode, Request, Status, Terms
 from tilework.core.time import NS_PER_S
 from tilework.core.wire.blobs import StateBlob
@@ -67,7 +68,8 @@ class EngineConfig:
 
     `exact` says that all requests will be exact, so neither groups nor batches are measured. `begin_ns` is what the
     engine's clock shows when it is made: it may continue an earlier engine's clock. `encode_cache_bytes` is how much of
-    what was encoded is kept for requests that would encode the same.
+    what was encoded is kept for requests that would encode the same. `usual` is how a model runs that is added: as the
+    server says, not as another model of it.
     """
 
     controller: ControllerConfig = field(default_factory=ControllerConfig)
@@ -77,6 +79,7 @@ class EngineConfig:
     exact: bool = False
     begin_ns: int = 0
     encode_cache_bytes: int = 0
+    usual: ModelSource = field(default_factory=partial(ModelSource, path=""))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +200,7 @@ class Engine:
         self._control.attach(self._dispatcher, holds_states=self._keeper is not None)
         self.catalog = Catalog(
             infos=infos,
-            usual=self._executor.usual_source.of_others(),
+            usual=self._config.usual.of_others(),
             loaded=list(loaded),
             executor=self._executor,
             controller=self._controller,

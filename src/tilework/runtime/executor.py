@@ -139,10 +139,6 @@ class Executor(Protocol):
     async def end_calibration(self) -> Mapping[LoadSource, float]:
         """Drop all weights that were loaded to measure; the speeds at which sources gave them, in bytes per second."""
 
-    @property
-    def usual_source(self) -> ModelSource:
-        """How a model runs here: the source of the first; one without a model if all are simulated."""
-
     async def read_model(self, source: ModelSource, served: Collection[str]) -> LoadedModel:
         """Read a further model, beside what devices do. Raises ModelRefused, also if its name is one of `served`.
 

@@ -271,11 +271,6 @@ class LocalExecutor:
         return resident_bytes_of(self.pids)
 
     @property
-    def usual_source(self) -> ModelSource:
-        first = self._sources[0]
-        return first if isinstance(first, ModelSource) else ModelSource(path="")
-
-    @property
     def readings(self) -> Mapping[str, DeviceReading]:
         return {str(device_id): reading for device_id, reading in self._readings.items()}
 
@@ -295,7 +290,7 @@ class LocalExecutor:
 
     async def add_lora(self, model: str, lora: LoraSource) -> Lora:
         added = await self._changes.add_lora(model, lora)
-        self._reader.know_lora(model, self.usual_source, lora.path, added)
+        self._reader.know_lora(model, self._source(model), lora.path, added)
         self._change(model, lambda one: replace(one, loras=(*one.loras, lora)))
         return added
 
@@ -305,11 +300,19 @@ class LocalExecutor:
         self._read.pop(model, None)
         self._infos = tuple(one for one in self._infos if one.name != model)
         self._reader.forget(model)
+        self._measuring.forget(model)
+        self._alone_s.pop(model, None)
         self._sources = tuple(one for one in self._sources if not isinstance(one, ModelSource) or one.name != model)
 
     def remove_lora(self, model: str, name: str) -> None:
         self._changes.tell(RemoveLora(model, name))
+        for path in [one.path for one in self._source(model).loras if one.name == name]:
+            self._reader.forget_lora(model, path)
         self._change(model, lambda one: replace(one, loras=tuple(lora for lora in one.loras if lora.name != name)))
+
+    def _source(self, model: str) -> ModelSource:
+        (source,) = (one for one in self._sources if isinstance(one, ModelSource) and one.name == model)
+        return source
 
     def _change(self, model: str, change: Callable[[ModelSource], ModelSource]) -> None:
         """Change what workers are started with for a model."""

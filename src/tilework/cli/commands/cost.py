@@ -60,7 +60,7 @@ def show(
     The efficiency at degree k is T(1) / (k T(k)). With --size, what was not measured is interpolated in pixels.
     """
     found = _find(table, model, profiles)
-    title = f"{', '.join(sorted({row.pipeline for row in found.rows}))} on {found.hardware}"
+    title = f"{', '.join(sorted(found.pipelines))} on {found.hardware}"
     rows, origins = (in_order(found.rows), []) if size is None else _predict(found, parse_size(size))
     if json:
         scaling = Scaling(rows)
@@ -116,7 +116,7 @@ def _find(place: str | None, model: str | None, profiles: Path | None) -> CostTa
     store = open_profiles(profiles)
     with user_errors(ProfilesUnavailable):
         entries = [entry for entry in store.entries() if model in (None, *_names(entry))]
-        table = store.latest(entries[-1].key) if entries else None
+        table = store.latest(entries[-1].key, entries[-1].key.name) if entries else None
     if table is None:
         what = "nothing" if model is None else f"nothing of {model!r}"
         shipped = ", ".join(shipped_names())
@@ -125,8 +125,8 @@ def _find(place: str | None, model: str | None, profiles: Path | None) -> CostTa
 
 
 def _names(entry: Profile) -> tuple[str, ...]:
-    """What a user may call the model of a profile: its pipeline, or its identity with or without the digest."""
-    return entry.rows[0].pipeline, entry.key.model, entry.key.model.partition("@")[0]
+    """What a user may call the model of a profile: its identity with or without the digest."""
+    return entry.key.model, entry.key.name
 
 
 def _predict(table: CostTable, shape: Shape) -> tuple[list[CostRow], list[str]]:
@@ -134,7 +134,7 @@ def _predict(table: CostTable, shape: Shape) -> tuple[list[CostRow], list[str]]:
     costs = TableCosts(table)
     rows, origins = [], {}
     known = {table.graph(row.pipeline).stage(row.stage) for row in table.rows}
-    pipelines = sorted({row.pipeline for row in table.rows})
+    pipelines = sorted(table.pipelines)
     for stage in [stage for one in pipelines for stage in table.graph(one).stages if stage in known]:
         for degree in costs.degrees(stage):
             seconds = s_from_ns(costs.run_ns(stage, (shape,), degree))

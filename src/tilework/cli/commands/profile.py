@@ -173,7 +173,7 @@ def _learned(measured: Measured, store: Profiles) -> BatchLatencyModel | None:
     if not can_learn():
         console.print("nothing is learned from the batches without scikit-learn; run: pip install 'tilework\\[learn]'")
         return None
-    known = store.latest(measured.key)
+    known = store.latest(measured.key, measured.graph.pipeline)
     rows = {row_key(row): row for row in (*(known.rows if known is not None else ()), *measured.rows)}
     batch_model = learn(rows.values(), measured.graph.stepped[0])
     if batch_model is None:
@@ -208,5 +208,7 @@ def _print(measured: Measured, json: bool) -> None:
 def _export(path: Path, measured: Measured, num_runs: int) -> None:
     table = measured.table
     made = f"tilework {tilework.__version__} profile, {num_runs} runs, {datetime.now(UTC):%Y-%m-%d}; {table.source}"
-    text = jsonlib.dumps(table_json(replace(table, source=made)), ensure_ascii=False, indent=1)
+    text = jsonlib.dumps(
+        table_json(replace(table, sources=dict.fromkeys(table.pipelines, made))), ensure_ascii=False, indent=1
+    )
     path.write_text(text + "\n", encoding="utf-8")

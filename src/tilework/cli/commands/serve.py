@@ -15,7 +15,7 @@ from tilework.cli.cells import Devices, checked_collectives
 from tilework.cli.console import UserError, out, print_json, require_serve_extra, user_errors
 from tilework.cli.devices import FoundDevices, found_devices
 from tilework.cli.kept import follow, is_kept
-from tilework.cli.models import ModelOptions, model_source, options_of
+from tilework.cli.models import ModelOptions, model_source, options_of, usual_source
 from tilework.cli.nodes import NodesWanted, nodes_wanted
 from tilework.cli.options import serve as options
 from tilework.cli.options.common import examples
@@ -23,7 +23,7 @@ from tilework.cli.options.config_file import ConfigFile, ShowConfig, all_setting
 from tilework.cli.options.groups import grouped
 from tilework.cli.options.nodes import NodeGroup
 from tilework.cli.options.setup import SetupGroup
-from tilework.core.model import SimulatedSource, Source
+from tilework.core.model import ModelSource, SimulatedSource, Source
 from tilework.cost.table import BadCostTable, CostTable, check_devices
 from tilework.cost.table_file import read_table
 from tilework.policy.registry import UnknownPolicy, check_live, check_pools
@@ -96,6 +96,7 @@ def command(
     workers = _workers(devices, nodes, where, _sources(where, table, models, how, usual))
     Serving(
         workers=workers,
+        usual=ModelSource(path="") if is_modelled else usual_source(usual),
         found=found,
         policy=when.policy,
         table=table,

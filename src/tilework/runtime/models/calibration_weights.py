@@ -53,6 +53,10 @@ class CalibrationWeights:
         everything = num_bytes({one for model in loaded.models for one in model.components.values()})
         self._read_bytes_per_s = self._read_bytes_per_s or everything * NS_PER_S / loaded.load_ns
 
+    def forget(self, model: str) -> None:
+        """A model is measured no more."""
+        self._models.pop(model, None)
+
     def commands(self, model: str, loras: Sequence[UsedLora] = ()) -> Iterator[LoadWeights | DropWeights]:
         """What a device is told before it measures this model with these LoRAs.
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from tilework.control.controller import Controller
 from tilework.core.events import Event, ModelRemoved, ModelServed
@@ -13,17 +15,21 @@ from tilework.core.lora import Lora
 from tilework.core.model import LoraSource, ModelInfo, ModelSource, NewModel
 from tilework.core.request import Request
 from tilework.core.wire.reports import LoadedModel
-from tilework.cost.table import CostTable, without
+from tilework.cost.table import CostTable, only
 from tilework.cost.table_file import table_json
 from tilework.runtime.executor import Executor, ModelRefused, name_taken
 from tilework.runtime.models.measuring import Measuring
 
+_log = logging.getLogger(__name__)
 _POLL_S = 0.05
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Catalog:
-    """Models by name, in `infos`, and how they change: one after another.
+    """Models by name, in `infos`, and how they change: one after another, each as a whole or not at all.
+
+    What a change needs is read, built and checked while everything is served as before, and given back if that fails.
+    Then one event makes it so for the controller.
 
     `usual` says how another model runs. `handle` passes events to the controller, `requests` are the open ones. `leave`
     takes all devices from the controller, and `join` gives them back.
@@ -61,11 +67,10 @@ class Catalog:
             model = await self.executor.read_model(source, set(self.infos))
             name = model.info.name
             try:
-                part = await self._added(model, replace(source, name=name), measure=measure)
+                self._serve(await self._added(model, replace(source, name=name), measure=measure))
             except BaseException:
                 self.executor.remove_model(name)
                 raise
-            self._serve(part)
             self.infos[name] = model.info
             self.loaded.append(model)
             return model.info
@@ -93,8 +98,9 @@ class Catalog:
             self._served(name)
             if len(self.infos) == 1:
                 raise ModelRefused(f"{name} is the only model; add another one before")
+            before = dict(self.infos)
             del self.infos[name]
-            await self._ended(lambda one: one.pipeline == name)
+            await self._ended_or_as(before, lambda one: one.pipeline == name)
             self.loaded = [one for one in self.loaded if one.info.name != name]
             self.handle(ModelRemoved(name))
             self.executor.remove_model(name)
@@ -107,10 +113,13 @@ class Catalog:
             if source.name in info.loras:
                 raise ModelRefused(f"{model} has a LoRA {source.name} already; remove it before")
             lora = await self.executor.add_lora(model, source)
-            table = self.controller.costs.table
-            known = table.loras.get(model, {})
+            known = self.controller.costs.table.loras.get(model, {})
             slowdown = max((one.slowdown for one in known.values()), default=1.0)
-            self._change_loras(model, {**known, source.name: replace(lora, slowdown=slowdown)})
+            try:
+                self._change_loras(model, {**known, source.name: replace(lora, slowdown=slowdown)})
+            except BaseException:
+                self.executor.remove_lora(model, source.name)
+                raise
 
     async def remove_lora(self, model: str, name: str) -> None:
         """Let requests for a model use a LoRA no more: new ones are refused at once, and this waits for open ones.
@@ -120,8 +129,9 @@ class Catalog:
         async with self._lock:
             self._check_on_demand("A LoRA")
             info = self._served(model)
+            before = dict(self.infos)
             self.infos[model] = replace(info, loras=tuple(one for one in info.loras if one != name))
-            await self._ended(lambda one: one.pipeline == model and name in [lora.name for lora in one.loras])
+            await self._ended_or_as(before, partial(_uses, model, name))
             known = self.controller.costs.table.loras.get(model, {})
             self._change_loras(model, {one: lora for one, lora in known.items() if one != name})
             self.executor.remove_lora(model, name)
@@ -145,15 +155,33 @@ class Catalog:
         while any(map(concerns, self.requests())):
             await asyncio.sleep(_POLL_S)
 
+    async def _ended_or_as(self, before: Mapping[str, ModelInfo], concerns: Callable[[Request], bool]) -> None:
+        """Wait until no such request is open. If it is not waited for any more, what was served `before` is again."""
+        try:
+            await self._ended(concerns)
+        except BaseException:
+            self.infos.clear()
+            self.infos.update(before)
+            raise
+
     def _change_loras(self, model: str, loras: Mapping[str, Lora]) -> None:
-        table = self.controller.costs.table
-        others = {row.pipeline for row in table.rows} - {model}
-        part = replace(without(table, others), slo_s={}, loras={model: loras} if loras else {})
-        self._serve(part)
+        known = only(self.controller.costs.table, model)
+        self._serve(replace(known, slo_s={}, loras={model: loras} if loras else {}))
         self.infos[model] = replace(self.infos[model], loras=tuple(sorted(loras)))
 
     def _serve(self, part: CostTable) -> None:
-        self.handle(ModelServed(json.dumps(table_json(part))))
+        """Let the controller serve by these costs, of one pipeline, from now on.
+
+        Raises ModelRefused if it could not; then it has not heard of them.
+        """
+        served = ModelServed(json.dumps(table_json(part)))
+        try:
+            self.controller.check(served)
+        except Exception as error:
+            (name,) = part.pipelines
+            _log.exception("%s cannot be served by its costs", name)
+            raise ModelRefused(f"what requests for {name} cost cannot be used: {error}") from error
+        self.handle(served)
 
     def _check_on_demand(self, what: str) -> None:
         if self.executor.weights_bytes is None:
@@ -178,3 +206,7 @@ class Catalog:
             raise ModelRefused(
                 f"its stage {stage} needs {size} bytes, with its weights, and a device has {room} (--weights-memory)"
             )
+
+
+def _uses(model: str, lora: str, request: Request) -> bool:
+    return request.pipeline == model and lora in [one.name for one in request.loras]

@@ -99,8 +99,10 @@ class ModelChanges:
             self.send(device_id, command)
 
     def answered(self, device_id: int, report: ModelAdded | LoraAdded) -> None:
-        """A worker has answered."""
-        self._answers[device_id].set_result(report)
+        """A worker has answered. The change may have been given up meanwhile."""
+        answer = self._answers.get(device_id)
+        if answer is not None and not answer.done():
+            answer.set_result(report)
 
     def lost(self, device_id: int) -> None:
         """A worker will not answer. The next one of its device has not been asked."""

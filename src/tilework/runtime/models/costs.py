@@ -12,6 +12,7 @@ from typing import Protocol
 
 import tilework
 from tilework.core.cost_row import Batch, CostRow
+from tilework.core.graph.graph import Graph
 from tilework.core.lora import UsedLora
 from tilework.core.model import ModelInfo, ModelSource, Source
 from tilework.core.request import Shape
@@ -166,11 +167,11 @@ async def start_costs(
     measurements done and of all.
     """
     key, singles = measurer.profile_key, tuple((shape,) for shape in calibration_shapes(info))
-    known = earlier_costs(cache, key) or key.table(())
-    known = replace(known, rows=(*known.rows, *shared), graphs=graphs_of(info.graph))
-    missing = [(one, degree) for degree in degrees for one in missing_batches(known.rows, info.graph, singles, degree)]
+    earlier = earlier_costs(cache, key, info.graph) or key.table(())
+    known = (*earlier.rows, *shared)
+    missing = [(one, degree) for degree in degrees for one in missing_batches(known, info.graph, singles, degree)]
     batches = calibration_batches(info) if with_batches else ()
-    missing += [(batch, 1) for batch in missing_batches(known.rows, info.graph, batches, 1)]
+    missing += [(batch, 1) for batch in missing_batches(known, info.graph, batches, 1)]
     fresh: list[CostRow] = []
     num_done = 0
     on_measuring(num_done, len(missing))
@@ -182,8 +183,9 @@ async def start_costs(
     # Stages that batches and groups do not run are cold, and those behind the last one that was timed.
     if not any((batch, 1) in missing and not _known_stages(shared, batch, 1) for batch in singles):
         await measurer.calibrate(singles[:1])
-    rows = {row_key(row): row for row in (*fresh, *known.rows)}
-    return replace(known, rows=tuple(rows.values())) if rows else None
+    rows = {row_key(row): row for row in (*fresh, *known)}
+    table = key.table(tuple(rows.values()), earlier.batch_models)
+    return replace(table, graphs=graphs_of(info.graph)) if rows else None
 
 
 async def lora_slowdown(measurer: Measurer, info: ModelInfo, name: str) -> float:
@@ -198,15 +200,34 @@ async def lora_slowdown(measurer: Measurer, info: ModelInfo, name: str) -> float
     return max(1.0, min(changed) / min(plain)) if min(plain) and min(changed) else 1.0
 
 
-def earlier_costs(cache: CostCache | None, key: ProfileKey) -> CostTable | None:
-    """What earlier starts have measured under a key; None without a usable cache, or if it is to be refreshed."""
+def earlier_costs(cache: CostCache | None, key: ProfileKey, graph: Graph) -> CostTable | None:
+    """What earlier starts have measured under a key, as a table of the pipeline of this graph; None without a usable
+    cache, if it is to be refreshed, or if nothing was measured.
+
+    Rows of stages that the graph does not have are left out.
+    """
     if cache is None or cache.refresh:
         return None
     try:
-        return cache.profiles.latest(key)
+        table = cache.profiles.latest(key, graph.pipeline)
     except ProfilesUnavailable as error:
         _log.warning("measured costs of earlier starts cannot be used: %s", error)
         return None
+    return None if table is None else _of_graph(table, graph)
+
+
+def _of_graph(table: CostTable, graph: Graph) -> CostTable | None:
+    stages = {stage.name for stage in graph.stages}
+    rows = tuple(row for row in table.rows if row.stage in stages)
+    if len(rows) < len(table.rows):
+        others = ", ".join(sorted({row.stage for row in table.rows}.difference(stages)))
+        _log.warning(
+            "%s: %d rows of the cost cache are not used; %s is no stage of it",
+            graph.pipeline,
+            len(table.rows) - len(rows),
+            others,
+        )
+    return replace(table, rows=rows, graphs=graphs_of(graph)) if rows else None
 
 
 def _save(cache: CostCache | None, key: ProfileKey, rows: tuple[CostRow, ...]) -> None:

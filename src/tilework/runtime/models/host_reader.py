@@ -51,6 +51,11 @@ class HostReader:
     def forget(self, model: str) -> None:
         self._files.pop(model, None)
 
+    def forget_lora(self, model: str, path: str) -> None:
+        """The LoRA of this file is no more one of the model."""
+        files = self._files.get(model, {})
+        self._files[model] = {digest: one for digest, one in files.items() if one.lora != path}
+
     def read(self, read: ReadComponents) -> None:
         """Begin a read. What no model here has any more cannot be read."""
         files = _found(self._files, read.components)

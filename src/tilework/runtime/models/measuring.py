@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilework.core.component import LoadSource
@@ -13,7 +13,7 @@ from tilework.core.lora import Lora
 from tilework.core.model import ModelInfo
 from tilework.core.wire.reports import LoadedModel
 from tilework.cost.rows import missing_batches, row_key
-from tilework.cost.table import CostTable, graphs_of, merged
+from tilework.cost.table import CostTable, graphs_of, merged, only, renamed
 from tilework.runtime.executor import Executor, ModelRefused, WorkerStartFailed
 from tilework.runtime.models.costs import (
     CostCache,
@@ -76,7 +76,7 @@ class Measuring:
     async def _like(self, model: LoadedModel, table: CostTable) -> CostTable:
         """The costs of a model that differs from the one of this table in its weights alone, and in its LoRAs."""
         info = model.info
-        ours = replace(table, rows=_renamed(table.rows, info.name), graphs=graphs_of(info.graph), loras={})
+        ours = replace(renamed(table, info.name), graphs=graphs_of(info.graph), loras={})
         return replace(ours, loras={info.name: await self._measured_loras(model)}) if model.loras else ours
 
     async def added(self, model: LoadedModel, known: CostTable | None) -> CostTable:
@@ -148,9 +148,8 @@ class Measuring:
         info = model.info
         for other in others:
             if self._alike(model, other):
-                rows = [row for row in table.rows if row.pipeline == other.info.name]
-                return self.part(table, model, replace(table, rows=_renamed(rows, info.name)))
-        known = earlier_costs(self.cache, self.executor.profile_key(info.name))
+                return self.part(table, model, renamed(only(table, other.info.name), info.name))
+        known = earlier_costs(self.cache, self.executor.profile_key(info.name), info.graph)
         singles = tuple((shape,) for shape in calibration_shapes(info))
         if known is None or missing_batches(known.rows, info.graph, singles, 1):
             return None
@@ -159,13 +158,15 @@ class Measuring:
     def part(self, table: CostTable, model: LoadedModel, costs: CostTable) -> CostTable:
         """What a table of all models says of one that has these costs; how fast it loads if that does not know."""
         name = model.info.name
+        assert set(costs.pipelines) == {name}, f"costs of {costs.pipelines} are not those of {name}"
         slowdown = max((one.slowdown for one in costs.loras.get(name, {}).values()), default=1.0)
         loras = {one: replace(lora, slowdown=slowdown) for one, lora in model.loras.items()}
         return replace(
             table,
             rows=costs.rows,
+            sources=costs.sources,
             slo_s={},
-            batch_models={},
+            batch_models=costs.batch_models,
             graphs={name: model.info.graph},
             components={name: model.components},
             loras={name: loras} if loras else {},
@@ -180,10 +181,6 @@ class Measuring:
     def _show_measuring(self, model: str, num_done: int, num_all: int) -> None:
         what = f"measuring what steps cost here, {num_done} of {num_all}" if num_all else "warming up the workers"
         self.show(f"{model}: {what}" if model else what)
-
-
-def _renamed(rows: Iterable[CostRow], pipeline: str) -> tuple[CostRow, ...]:
-    return tuple(replace(row, pipeline=pipeline) for row in rows)
 
 
 def _shared(model: LoadedModel, others: Sequence[LoadedModel], tables: Sequence[CostTable]) -> tuple[CostRow, ...]:

@@ -183,11 +183,6 @@ class NodesExecutor:
         return self._models.keys[model]
 
     @property
-    def usual_source(self) -> ModelSource:
-        first = self._models.sources[0]
-        return first if isinstance(first, ModelSource) else ModelSource(path="")
-
-    @property
     def resident_bytes(self) -> Mapping[str, int]:
         """As nodes said it last."""
         return {

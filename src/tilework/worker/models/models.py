@@ -12,7 +12,7 @@ import torch
 from tilework.core.comm import Comm
 from tilework.core.component import Component
 from tilework.core.lora import UsedLora
-from tilework.core.model import ModelSource
+from tilework.core.model import LoraSource, ModelSource
 from tilework.core.wire.commands import AddLora, AddModel, GroupRef, ModelChange, RemoveLora, RemoveModel
 from tilework.core.wire.reports import LoraAdded, ModelAdded
 from tilework.pipelines.family import Family
@@ -48,7 +48,7 @@ class Models:
         self._weights = weights
         self._device = next(iter(families.values())).device
         self._components = {} if components is None else components
-        self.broken = broken or {}
+        self._broken = dict(broken or {})
         self._loras = loras or WorkerLoras(on_demand=False)
 
     def __getitem__(self, name: str) -> Family:
@@ -58,16 +58,15 @@ class Models:
         return name in self._families
 
     def change(self, command: ModelChange) -> ModelAdded | LoraAdded | None:
-        """Serve a model or LoRA more, or less; the answer, if there is one. At least one model must be left."""
+        """Serve a model or LoRA more, or less; the answer, if there is one. At least one model must be left.
+
+        What cannot be served is answered with the reason, and changes nothing.
+        """
         match command:
             case AddModel(source, skeleton):
                 return self._add(source, Path(skeleton))
             case AddLora(model, one):
-                try:
-                    with self._shaped():
-                        return LoraAdded(self._loras.add(model, self[model], one))
-                except InvalidLora as error:
-                    return LoraAdded(None, str(error))
+                return self._add_lora(model, one)
             case RemoveModel(model):
                 self._remove(model)
             case RemoveLora(model, name):
@@ -75,25 +74,46 @@ class Models:
         return None
 
     def _add(self, source: ModelSource, skeleton: Path) -> ModelAdded:
+        family: Family
+        components: Mapping[str, Component] = {}
         try:
             if self._weights is None:
-                self._families[source.name] = exporter_of(skeleton)
-                return ModelAdded(source.name)
-            family, components = take_over(source, skeleton, self._weights, self._loras, self._device)
+                family = exporter_of(skeleton)
+            else:
+                family, components = take_over(source, skeleton, self._weights, self._loras, self._device)
         except Exception as error:
             _log.exception("%s could not be added", source.path)
             return ModelAdded(source.name, f"{type(error).__name__}: {error}")
         name = family.info.name
         self._families[name], self._components[name] = family, components
+        self._broken.pop(name, None)
         return ModelAdded(name)
 
+    def _add_lora(self, model: str, lora: LoraSource) -> LoraAdded:
+        if model not in self:
+            return LoraAdded(None, self._broken.get(model, f"{model} is not served here"))
+        try:
+            with self._shaped():
+                return LoraAdded(self._loras.add(model, self[model], lora))
+        except InvalidLora as error:
+            return LoraAdded(None, str(error))
+        except Exception as error:
+            _log.exception("%s could not be added to %s", lora.path, model)
+            return LoraAdded(None, f"{type(error).__name__}: {error}")
+
     def _remove(self, model: str) -> None:
+        self._broken.pop(model, None)
         self._loras.remove(model)
         family = self._families.pop(model, None)  # None if it could not be added.
         if family is not None and self._weights is not None:
             for module in family.modules.values():
                 self._weights.remove(module)
         self._components.pop(model, None)
+
+    @property
+    def broken(self) -> Mapping[str, str]:
+        """Why models cannot be served here that other workers may serve, by name."""
+        return self._broken
 
     @property
     def device(self) -> torch.device:

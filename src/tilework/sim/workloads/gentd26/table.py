@@ -32,7 +32,7 @@ def make_table() -> CostTable:
     speeds = {LoadSource.DISK: CHECKPOINT_BYTES / DISK_S, LoadSource.HOST: CHECKPOINT_BYTES / HOST_S}
     return CostTable(
         hardware="simulated GPU of an unknown type",
-        source=_SOURCE,
+        sources={one.pipeline: _SOURCE for one in fit.checkpoints},
         devices_per_node=4,
         steps=30,
         rows=tuple(row for checkpoint in fit.checkpoints for row in _rows(fit, checkpoint)),
