@@ -154,6 +154,7 @@ class FakeEngine:
     policy: str = "edf"
     observer: Observer = field(default_factory=Observer)
     catalog: Any = None
+    weights: str = "weights of "
     standing: Reject | None = None
     failed: asyncio.Event = field(default_factory=asyncio.Event)
     failure: str = ""
@@ -213,9 +214,12 @@ class FakeEngine:
 
     def restore(self, kept: Sequence[tuple[Wanted, Checkpoint]]) -> tuple[Ticket, ...]:
         self.restored = list(kept)
-        tickets = tuple(self._ticket(wanted.spec, wanted.request(self.models[wanted.model])) for wanted, _ in kept)
+        tickets = tuple(self._ticket(wanted.spec, wanted.request(self.models.get(wanted.model))) for wanted, _ in kept)
         for ticket in tickets:
-            if not self.plan.is_held:
+            if ticket.request.pipeline not in self.models:
+                reason = f"the model {ticket.request.pipeline} is not served any more"
+                self._resolve(ticket, Status.FAILED, reason, None)
+            elif not self.plan.is_held:
                 self._play(ticket, self.plan)
         return tickets
 
@@ -227,6 +231,9 @@ class FakeEngine:
         if ticket is not None and not ticket.outcome.done():
             self.cancelled[uid] = reason
             self._resolve(ticket, Status.CANCELLED, reason, None)
+
+    def identity(self, model: str) -> str:
+        return self.weights + model
 
     def eta_ns(self, uid: str) -> int | None:
         ticket = self.tickets.get(uid)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from fake_engine import INFO, FakeEngine, Served, serving
+from fake_engine import INFO, FakeEngine, Plan, Served, serving
 from tilework.core.model import LoraSource, ModelInfo, NewModel
 from tilework.runtime.executor import ModelRefused
 from tilework.server.config import ConfigError, ServerConfig
@@ -45,10 +46,13 @@ class FakeCatalog:
 
     async def add_lora(self, model: str, source: LoraSource) -> None:
         self.asked.append(source)
+        if self.refusal:
+            raise ModelRefused(self.refusal)
         self.engine.info = replace(self.engine.info, loras=(*self.engine.info.loras, source.name))
 
     async def remove_lora(self, model: str, name: str) -> None:
-        self.engine.info = replace(self.engine.info, loras=())
+        kept = tuple(one for one in self.engine.info.loras if one != name)
+        self.engine.info = replace(self.engine.info, loras=kept)
 
 
 class Gate:
@@ -116,6 +120,64 @@ def test_a_lora_comes_and_goes(server: Served) -> None:
     assert server.http.delete(f"{place}/chalk", headers=ADMIN).status_code == 404
     assert server.http.delete(f"{place}/ink", headers=ADMIN).json()["tilework"]["loras"] == []
     assert server.http.post("/v1/images/generations", json=ask).json()["error"]["code"] == "unknown_lora"
+
+
+@contextmanager
+def restarted(state: Path, refusal: str = "") -> Iterator[Served]:
+    """The next start of a durable server."""
+    engine = FakeEngine()
+    engine.catalog = FakeCatalog(engine, refusal=refusal)
+    with serving(engine, admin_key="admin-key", durable=str(state)) as served:
+        yield served
+
+
+@pytest.fixture
+def left(tmp_path: Path) -> tuple[Path, str]:
+    """What a durable server leaves that is killed after a model and LoRAs came and went, and an open call of it."""
+    (tmp_path / "sdxl").mkdir()
+    place, later = f"/v1/admin/models/{INFO.name}/loras", {"Prefer": "respond-async"}
+    engine = FakeEngine(plan=Plan(is_held=True))
+    engine.catalog = FakeCatalog(engine)
+    with serving(engine, admin_key="admin-key", durable=str(tmp_path / "state"), drain_s=0.1) as server:
+        for name in ("sdxl", "short"):
+            made = add(server, path=str(tmp_path / "sdxl"), name=name, aliases=[f"{name}-xl"], default_slo="9s")
+            assert made.status_code == 201
+        for name in ("ink", "wool"):
+            server.http.post(place, json={"name": name, "path": f"/{name}.safetensors"}, headers=ADMIN)
+        assert server.http.delete("/v1/admin/models/short", headers=ADMIN).status_code == 200
+        assert server.http.delete(f"{place}/ink", headers=ADMIN).status_code == 200
+        ask = {"prompt": "x", "model": "sdxl-xl"}
+        uid = server.http.post("/v1/images/generations", json=ask, headers=later).json()["uid"]
+        shutil.copytree(tmp_path / "state", tmp_path / "killed")
+    return tmp_path / "killed", uid
+
+
+def test_what_was_added_is_served_again_by_the_next_start(left: tuple[Path, str]) -> None:
+    state, uid = left
+    with restarted(state) as server:
+        (first, measure), *others = server.engine.catalog.asked
+        assert (first.name, Path(first.path).name, measure) == ("sdxl", "sdxl", True)
+        assert others == [LoraSource("wool", "/wool.safetensors")], "what was removed stays removed"
+        card = server.http.get("/v1/models/sdxl").json()
+        assert card["tilework"]["aliases"] == ["sdxl-xl"]
+        eventually(lambda: server.http.get(f"/v1/requests/{uid}").json()["status"] == "done")
+        assert server.http.post("/v1/images/generations", json={"prompt": "x", "model": "sdxl-xl"}).status_code == 200
+        assert server.engine.requests[-1].deadline_ns is not None
+
+
+def test_calls_of_what_cannot_be_served_again_fail_and_the_server_starts(
+    left: tuple[Path, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    state, uid = left
+    with restarted(state, refusal="its files are damaged") as server:
+        assert "the model sdxl was added to the server before this start, and cannot be served again" in caplog.text
+        assert "its files are damaged" in caplog.text
+        ended = server.http.get(f"/v1/requests/{uid}").json()
+        assert ended["status"] == "failed"
+        assert "the model sdxl is not served any more" in str(ended)
+        assert server.http.post("/v1/images/generations", json={"prompt": "x"}).status_code == 200
+    with restarted(state) as server:
+        assert "sdxl" in server.engine.models, "the files may have been repaired"
 
 
 def test_only_a_key_with_the_scope_admin_changes_what_is_served(server: Served) -> None:

@@ -270,11 +270,11 @@ async def content(store: FileStore, uid: str, now_ns: int) -> tuple[bytes, str]:
 # StateBlobs.
 
 
-def inherited(root: Path, owner: Path, model: str = "m") -> StateBlobDirectory:
-    """The directory of the owner's next start, which knows two blobs."""
+def inherited(root: Path, owner: Path, *names: str) -> StateBlobDirectory:
+    """The directory of the owner's next start, which knows these blobs."""
     directory = StateBlobDirectory(root, owner)
-    wanted = {StateBlob("1-2-a-0", 3), StateBlob("1-2-a-1", 3)}
-    assert directory.inherit(wanted, model) <= wanted
+    wanted = {StateBlob(name, 3) for name in names}
+    assert directory.inherit(wanted) <= wanted
     return directory
 
 
@@ -282,7 +282,7 @@ def test_blobs_of_a_durable_server_are_for_its_next_start_only(tmp_path: Path) -
     owner, root = tmp_path / "state", tmp_path / "shared"
     owner.mkdir()
     root.mkdir()
-    first = inherited(root, owner)
+    first = inherited(root, owner, "1-2-a-0", "1-2-a-1")
     for name in ("1-2-a-0", "1-2-a-7", ".1-2-a-8"):
         (first.path / name).touch()
     (first.path / "groups-x").mkdir()
@@ -290,12 +290,12 @@ def test_blobs_of_a_durable_server_are_for_its_next_start_only(tmp_path: Path) -
     StateBlobDirectory(root).close()
     StateBlobDirectory(root, tmp_path / "another").close()
     assert (first.path / "1-2-a-7").exists(), "another server has removed them"
-    second = inherited(root, owner)
+    second = inherited(root, owner, "1-2-a-0", "1-2-a-1")
     assert second.path == first.path
-    assert {path.name for path in second.path.iterdir()} == {"1-2-a-0", "lock", "model", "owner"}
+    assert {path.name for path in second.path.iterdir()} == {"1-2-a-0", "lock", "owner"}
     second.close()
-    third = inherited(root, owner, "another model")
-    assert not (third.path / "1-2-a-0").exists(), "states of one model are no use to another"
+    third = inherited(root, owner)
+    assert not (third.path / "1-2-a-0").exists()
     third.close()
     assert not list(root.iterdir()), "nothing is left when nothing is needed"
 
@@ -368,6 +368,24 @@ def test_calls_go_on_after_a_kill_and_ended_ones_are_remembered(tmp_path: Path, 
             server.on_loop(engine.finish, f"{open_}-{index}")
         eventually(lambda: status(server, open_)["status"] == "done")
         assert server.http.get(f"/v1/requests/{open_}/content?index=1").status_code == 200
+
+
+@pytest.mark.parametrize("weights", ["weights of ", "other weights of "])
+def test_a_call_goes_on_from_its_checkpoint_only_with_the_same_weights(
+    tmp_path: Path, killed: Any, weights: str
+) -> None:
+    """Another model may have its name by the next start."""
+    with serving(held(), durable=str(tmp_path / "state"), drain_s=0.1) as server:
+        uid = start(server)
+        state = killed(tmp_path / "state")
+    at = SavedState(0, 3, StateBlob("1-2-a-0", 5))
+    with closing(Journal(state / "tilework.sqlite")) as journal:
+        journal.keep(f"{uid}-1", at)
+    engine = held()
+    engine.weights = weights
+    with serving(engine, durable=str(state), drain_s=0.1):
+        states = [checkpoint.states for _, checkpoint in engine.restored]
+        assert states == [(), (at,) if weights == "weights of " else ()]
 
 
 def test_stop_leaves_what_is_open_to_the_next_start(tmp_path: Path) -> None:

@@ -354,6 +354,11 @@ class Engine:
         pools = self._controller.costs.pools
         return tuple(one for one in range(self._executor.num_devices) if pools.serves(one, model))
 
+    def identity(self, model: str) -> str:
+        """What a served model is, whatever its name: states of one identity are no use to another."""
+        key = self._executor.profile_key(model)
+        return f"{key.model}, {key.dtype}, {key.libraries}"
+
     def is_on_host(self, model: str) -> bool:
         """Whether the host of a node keeps a copy of all weights of a model, from which devices load them."""
         needed, tracker = set(self._components(model)), self._controller.tracker
@@ -438,16 +443,21 @@ class Engine:
         return tuple(self._restore(wanted, checkpoint.among(there)) for wanted, checkpoint in kept)
 
     def _restore(self, wanted: Wanted, checkpoint: Checkpoint) -> Ticket:
-        request = wanted.request(self._model(wanted.model))
+        request = wanted.request(self.models.get(wanted.model))
+        if wanted.model not in self.models:
+            return self._failed(request, f"the model {wanted.model} is not served any more")
         incoming = Incoming(request, wanted.spec, checkpoint)
         answer = self._control.submit(Restored(request, checkpoint.position), [incoming], self.now_ns())
         if isinstance(answer, Reject):
-            ticket = self._control.ticket(request, request.arrival_ns, checkpoint)
-            self._control.resolve(ticket, Status.FAILED, answer.reason)
-            return ticket
+            return self._failed(request, answer.reason)
         ticket = self._requests.ticket(request.uid)
         left = self._controller.costs.start(request).itinerary.at[checkpoint.position]
         ticket.progress(request.steps - left.num_steps_left)
+        return ticket
+
+    def _failed(self, request: Request, reason: str) -> Ticket:
+        ticket = self._control.ticket(request, request.arrival_ns, Checkpoint())
+        self._control.resolve(ticket, Status.FAILED, reason)
         return ticket
 
     def release(self, uid: str) -> None:

@@ -182,7 +182,7 @@ class Executor(Protocol):
         """Kill the worker of a device; `on_lost` with this reason follows."""
 
     def inherit(self, blobs: Collection[StateBlob]) -> set[StateBlob]:
-        """Keep the blobs of an earlier server; returns those that still exist and fit the model.
+        """Keep the blobs of an earlier server; returns those that still exist.
 
         Call it once, before any blob is written; all other blobs of that server are removed.
         """

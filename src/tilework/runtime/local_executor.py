@@ -343,8 +343,7 @@ class LocalExecutor:
         self._groups.break_off(ref)
 
     def inherit(self, blobs: Collection[StateBlob]) -> set[StateBlob]:
-        keys = sorted(f"{key.model}, {key.dtype}, {key.libraries}" for key in self._keys.values())
-        return self._blobs.inherit(blobs, "; ".join(keys))
+        return self._blobs.inherit(blobs)
 
     def copy(self, blob: StateBlob) -> StateBlob | None:
         return self._blobs.copy(blob)

@@ -19,7 +19,6 @@ _SHARED = Path("/dev/shm")
 _PREFIX = "tilework-"
 _LOCK = "lock"
 _OWNER = "owner"
-_MODEL = "model"
 
 
 class StateBlobDirectory:
@@ -45,14 +44,11 @@ class StateBlobDirectory:
         self._is_durable = owner is not None
         self.path, self._lock = found or _make(root or _choose_root(), owner)
 
-    def inherit(self, blobs: Collection[StateBlob], model: str) -> set[StateBlob]:
-        """Keep those of these blobs that exist and belong to this model, and return them; remove all others."""
-        mark = self.path / _MODEL
-        same_model = mark.is_file() and mark.read_text("utf-8") == model
-        inherited = {blob for blob in blobs if same_model and (self.path / blob.name).is_file()}
+    def inherit(self, blobs: Collection[StateBlob]) -> set[StateBlob]:
+        """Keep those of these blobs that exist, and return them; remove all others."""
+        inherited = {blob for blob in blobs if (self.path / blob.name).is_file()}
         self._is_inherited = False
         self.keep_only(inherited)
-        mark.write_text(model, "utf-8")
         return inherited
 
     @property
@@ -68,7 +64,7 @@ class StateBlobDirectory:
     def _clear(self) -> None:
         """Remove all unknown blobs."""
         for path in self.path.iterdir():
-            if path.is_file() and path.name not in self._known | {_LOCK, _OWNER, _MODEL}:
+            if path.is_file() and path.name not in self._known | {_LOCK, _OWNER}:
                 path.unlink(missing_ok=True)
 
     def add(self, blob: StateBlob) -> None:

@@ -26,12 +26,12 @@ class Wanted:
     deadline_ns: int | None
     terms: Terms
 
-    def request(self, info: ModelInfo) -> Request:
-        """What scheduling needs to know of it."""
+    def request(self, info: ModelInfo | None) -> Request:
+        """What scheduling needs to know of it. Of a model that is not served, None, it is never scheduled."""
         spec, terms = self.spec, self.terms
         return Request(
             uid=self.uid,
-            pipeline=info.name,
+            pipeline=self.model if info is None else info.name,
             shape=spec.shape,
             steps=spec.steps,
             arrival_ns=self.arrival_ns,
@@ -39,8 +39,8 @@ class Wanted:
             deadline_ns=self.deadline_ns,
             preview_every=spec.preview_every,
             exact=spec.exact,
-            guided=spec.guidance_scale > info.guided_above or not info.two_passes,
-            passes=_passes(spec, info),
+            guided=info is None or spec.guidance_scale > info.guided_above or not info.two_passes,
+            passes=1.0 if info is None else _passes(spec, info),
             loras=spec.loras,
             result=spec.result,
             cache=spec.cache,

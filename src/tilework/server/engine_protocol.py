@@ -55,6 +55,9 @@ class Engine(Protocol):
     def models(self) -> Mapping[str, ModelInfo]:
         """The served models by name, that of requests that name none first; known once the engine has started."""
 
+    def identity(self, model: str) -> str:
+        """What its files, dtype and settings are, and which libraries run it: another value is another model."""
+
     @property
     def catalog(self) -> Catalog:
         """Known once the engine has started."""

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from fastapi import FastAPI
 
+from tilework.server.additions import Additions
 from tilework.server.api.app import create_app, new_call_registry, new_store
 from tilework.server.calls.journal import DurableJournal
 from tilework.server.calls.readiness import Readiness
@@ -84,8 +85,9 @@ async def serve(
     takes `config.drain_s` at most, plus the time that the engine takes to stop, and `CLOSE_S` for the last answers. A
     second signal ends the wait. `signals` lets a caller stop the server; outside the main thread it is the only way.
 
-    With a `durable` directory the server begins with the calls that are open there, and at the end leaves there what is
-    still open. Pictures that were not fetched yet stay, too: a stop does not wait for them. `nodes` are the engine's.
+    With a `durable` directory the server begins with the models that were added before and the calls that are open
+    there, and at the end leaves there what is still open. Pictures that were not fetched yet stay, too: a stop does
+    not wait for them. `nodes` are the engine's.
 
     Raises:
         AddressInUse: the address cannot be listened on.
@@ -97,9 +99,18 @@ async def serve(
     signals = signals or StopSignals()
     journal = None if durable is None else DurableJournal(durable.journal)
     give_back_large_blocks()
+    additions = Additions(None if durable is None else durable.journal)
     readiness, call_registry = Readiness(engine, has_started=False), new_call_registry(config, journal)
     store = new_store(config, durable)
-    app = create_app(engine, config, store=store, readiness=readiness, call_registry=call_registry, nodes=nodes)
+    app = create_app(
+        engine,
+        config,
+        store=store,
+        readiness=readiness,
+        call_registry=call_registry,
+        nodes=nodes,
+        additions=additions,
+    )
     listener = bind(config.host, config.port)
     http = _http(app, listener, config, engine)
     loop = asyncio.get_running_loop()
@@ -109,7 +120,7 @@ async def serve(
         serving = asyncio.create_task(http.listen())
         try:
             await _first(serving, http.listening.wait())
-            if not serving.done() and await _unless(signals.stop, engine.start()):
+            if not serving.done() and await _unless(signals.stop, _start(engine, additions, app)):
                 tidying = [] if journal is None else [journal.keep_tidy()]
                 with rare_collections(), _beside(sweep(lambda: http.num_closed), *tidying):
                     _begin(app, engine, config, readiness, journal)
@@ -127,13 +138,19 @@ async def serve(
             await _close(app, http, serving, signals, deadline_s)
 
 
+async def _start(engine: Engine, additions: Additions, app: FastAPI) -> None:
+    """Start the engine, with what was added before this start."""
+    await engine.start()
+    await additions.serve_again(engine.catalog, engine.models, app.state.images.entries)
+
+
 def _begin(
     app: FastAPI, engine: Engine, config: ServerConfig, readiness: Readiness, journal: DurableJournal | None
 ) -> None:
     """Take over what the previous start has left, and calls from now on."""
     app.state.images.models.check()
     if journal is not None:
-        readiness.num_restored = restore(engine, journal, app.state.submitter)
+        readiness.num_restored = restore(engine, journal, app.state.submitter, app.state.images.additions.gone)
         if config.webhook_hosts:
             app.state.webhooks.resume()
     readiness.has_started = True

@@ -35,6 +35,12 @@ CREATE TABLE record (
     number INTEGER PRIMARY KEY, uid TEXT NOT NULL UNIQUE, has_key INTEGER NOT NULL, document BLOB NOT NULL
 );
 """
+# Beside the schema: a journal without it is as good, so that an older version can go on with this one and back.
+_ADDED = """
+CREATE TABLE IF NOT EXISTS added (
+    number INTEGER PRIMARY KEY, model TEXT NOT NULL, lora TEXT NOT NULL, document BLOB NOT NULL, UNIQUE (model, lora)
+)
+"""
 
 
 class JournalUnusable(RuntimeError):
@@ -53,6 +59,15 @@ class OpenCall:
     model: str
     document: bytes
     checkpoints: dict[str, Checkpoint] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Added:
+    """A model that was added while the server ran, or a LoRA of a model; `lora` is empty for a model."""
+
+    model: str
+    lora: str
+    document: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +115,7 @@ class Journal:
         if not version:
             marks = f"PRAGMA application_id={_APPLICATION_ID}; PRAGMA user_version={_VERSION};"
             self._connection.executescript(f"BEGIN; {_SCHEMA} {marks} COMMIT;")
+        self._connection.execute(_ADDED)
 
     def close(self) -> None:
         if self._owed:
@@ -197,6 +213,24 @@ class Journal:
         """Ended calls in order of their ends."""
         rows = self._connection.execute("SELECT uid, has_key, document FROM record ORDER BY number")
         return [Ended(uid=uid, has_key=bool(has_key), document=document) for uid, has_key, document in rows]
+
+    # What was added while the server ran.
+
+    def add(self, added: Added) -> None:
+        """Keep a model or LoRA until it is removed, in the place of one of this name. Raises NotWritten."""
+        with self._transaction() as connection:
+            values = added.model, added.lora, added.document
+            connection.execute("INSERT OR REPLACE INTO added (model, lora, document) VALUES (?, ?, ?)", values)
+
+    def remove(self, model: str, lora: str = "") -> None:
+        """Forget a LoRA that was added; without one a model and all its LoRAs. Raises NotWritten."""
+        with self._transaction() as connection:
+            connection.execute("DELETE FROM added WHERE model = ? AND ? IN (lora, '')", (model, lora))
+
+    def added(self) -> list[Added]:
+        """In the order in which they were added."""
+        rows = self._connection.execute("SELECT model, lora, document FROM added ORDER BY number")
+        return [Added(model=model, lora=lora, document=document) for model, lora, document in rows]
 
     # Checkpoints. A failed write is no reason to end a call: without a checkpoint it would start over.
 

@@ -76,7 +76,15 @@ def add_admin_routes(
             raise invalid("loras", ask.loras, str(error)) from None
         new = NewModel(path=ask.path, name=ask.name or "", dtype=ask.dtype, loras=loras)
         info = await _unless_refused(images.engine.catalog.add(new, measure=ask.measure))
-        images.entries[info.name] = ModelEntry(path=ask.path, aliases=tuple(ask.aliases), default_slo=ask.default_slo)
+        entry = ModelEntry(
+            path=ask.path,
+            aliases=tuple(ask.aliases),
+            dtype=ask.dtype,
+            default_slo=ask.default_slo,
+            loras=ask.loras,
+        )
+        images.entries[info.name] = entry
+        images.additions.add_model(info.name, entry)
         return card(info)
 
     @app.delete("/v1/admin/models/{model_id:path}", include_in_schema=False)
@@ -86,6 +94,7 @@ def add_admin_routes(
         info = images.models.named(model_id)
         await _unless_refused(images.engine.catalog.remove(info.name))
         images.entries.pop(info.name, None)
+        images.additions.remove_model(info.name)
         return {"id": info.name, "object": "model", "deleted": True}
 
 
@@ -100,7 +109,9 @@ def _add_lora_routes(
         _check(http, readiness)
         ask = await _asked(http, images, _AddLora, "name", '"ink"')
         info = images.models.named(model_id)
-        await _unless_refused(images.engine.catalog.add_lora(info.name, LoraSource(ask.name, ask.path)))
+        lora = LoraSource(ask.name, ask.path)
+        await _unless_refused(images.engine.catalog.add_lora(info.name, lora))
+        images.additions.add_lora(info.name, lora)
         return card(images.models.named(info.name))
 
     @app.delete("/v1/admin/models/{model_id:path}/loras/{lora}", include_in_schema=False)
@@ -111,6 +122,7 @@ def _add_lora_routes(
         if lora not in info.loras:
             raise ApiError(404, f"{info.name} has no LoRA {lora!r}.", code="lora_not_found")
         await _unless_refused(images.engine.catalog.remove_lora(info.name, lora))
+        images.additions.remove_lora(info.name, lora)
         return card(images.models.named(info.name))
 
 

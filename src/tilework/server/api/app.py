@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 import tilework
 from tilework.core.time import ns_from_s
 from tilework.runtime.observer import Observers
+from tilework.server.additions import Additions
 from tilework.server.api.admin_routes import add_admin_routes
 from tilework.server.api.bodies import Bodies
 from tilework.server.api.chat import ChatService
@@ -87,14 +88,17 @@ def create_app(
     readiness: Readiness | None = None,
     call_registry: CallRegistry | None = None,
     nodes: NodePlaces | None = None,
+    additions: Additions | None = None,
 ) -> FastAPI:
     """Build the application. It neither starts nor stops the engine: see `main.serve`.
 
     `store` keeps results that are fetched later (default: in memory); `rng` chooses seeds for clients that send none.
     `readiness` says when the engine has started (default: it has); `call_registry` lets the caller see which calls are
-    open; `nodes` are those of the engine. In `app.state` are `submitter`, for calls that do not come by HTTP, `images`,
-    `sets`, this server among others, which the caller has to run, and what it has to close: `webhooks`, `batches`,
-    `planner`, and `watchers`, those that watch the server, before it can stop.
+    open; `nodes` are those of the engine; `additions` keep what is added while it runs (default: nothing does).
+
+    In `app.state` are `submitter`, for calls that do not come by HTTP, `images`, `sets`, this server among others,
+    which the caller has to run, and what it has to close: `webhooks`, `batches`, `planner`, and `watchers`, those that
+    watch the server, before it can stop.
 
     Raises:
         ConfigError: the file of tenants, that of models, the registry of sets or the safety filter cannot be used.
@@ -121,7 +125,17 @@ def create_app(
         observers=(webhooks.on_record, *(() if traces is None else (traces.on_record,))),
         safety_filter=safety_filter,
     )
-    images = _images(engine, config, tenants, submitter, metrics, threads, rng or SystemRandom(), safety_filter)
+    images = _images(
+        engine,
+        config,
+        tenants,
+        submitter,
+        metrics,
+        threads,
+        rng or SystemRandom(),
+        safety_filter,
+        additions or Additions(),
+    )
     app = _empty_app(threads, traces)
     app.state.submitter, app.state.sets, app.state.images, app.state.webhooks = submitter, sets, images, webhooks
     app.state.watchers, app.state.planner = Watchers(engine, feed), Planner(engine, recent)
@@ -193,6 +207,7 @@ def _images(
     threads: Threads,
     rng: Random,
     safety_filter: SafetyFilter | None,
+    additions: Additions,
 ) -> ImageService:
     """Raises ConfigError if the file of models cannot be used."""
     return ImageService(
@@ -200,6 +215,7 @@ def _images(
         config=config,
         tenants=tenants,
         entries=dict(read_models(config.models)),
+        additions=additions,
         submitter=submitter,
         metrics=metrics,
         threads=threads,

@@ -18,6 +18,7 @@ from fastapi.responses import Response
 from tilework.core.model import ModelInfo
 from tilework.core.time import s_from_ns
 from tilework.core.wire.spec import Spec
+from tilework.server.additions import Additions
 from tilework.server.api.bodies import IMAGES, Bodies, Route
 from tilework.server.calls.call import Call, Finished
 from tilework.server.calls.decode_plans import DecodePlans
@@ -77,6 +78,7 @@ class ImageService:
     config: ServerConfig
     tenants: Tenants
     entries: dict[str, ModelEntry]
+    additions: Additions
     submitter: CallSubmitter
     metrics: Metrics
     threads: Threads

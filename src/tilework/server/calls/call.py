@@ -39,7 +39,8 @@ class Finished:
 class Call:
     """`end` resolves exactly once, after the call_registry has taken the call over.
 
-    `arrival_ns` is on the engine's clock, `arrived_s` the same as Unix time. `num_owners` counts the connections that
+    `arrival_ns` is on the engine's clock, `arrived_s` the same as Unix time. `identity` is that of its model, as the
+    engine has it. `num_owners` counts the connections that
     asked for this call and still wait for it; one that `is_detached` (its answer was "later") needs none.
     """
 
@@ -50,6 +51,7 @@ class Call:
     arrived_s: float
     tickets: tuple[Ticket, ...]
     end: asyncio.Future[Finished | CallError]
+    identity: str = ""
     is_detached: bool = False
     num_owners: int = 0
     cancel_reason: str | None = None
@@ -65,6 +67,7 @@ class Call:
             uid=self.uid,
             key=self.key,
             ask=self.ask,
+            identity=self.identity,
             arrival_ns=self.arrival_ns,
             arrived_s=self.arrived_s,
         )

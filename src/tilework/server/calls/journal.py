@@ -28,13 +28,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptCall:
-    """All that has to be known of an open call to go on with it; times as in `Call`."""
+    """All that has to be known of an open call to go on with it; times and identity as in `Call`."""
 
     uid: str
     key: Key | None
     ask: ImageCall
     arrival_ns: int
     arrived_s: float
+    identity: str = ""  # Of calls that an earlier version has kept: their images begin anew.
 
     @property
     def image_uids(self) -> tuple[str, ...]:

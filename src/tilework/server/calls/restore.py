@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 
+from tilework.core.checkpoint import Checkpoint
 from tilework.runtime.ticket import Wanted
 from tilework.server.calls.call import Call
 from tilework.server.calls.journal import DurableJournal, KeptCall
@@ -11,17 +13,22 @@ from tilework.server.calls.submitter import CallSubmitter
 from tilework.server.engine_protocol import Engine
 
 
-def restore(engine: Engine, journal: DurableJournal, submitter: CallSubmitter) -> int:
+def restore(engine: Engine, journal: DurableJournal, submitter: CallSubmitter, gone: Collection[str] = ()) -> int:
     """Take everything over, after the engine has started and before anything else; returns how many images are open.
 
-    No client is connected to these calls any more: they go on as asynchronous ones, to be joined by uid or key.
+    No client is connected to these calls any more: they go on as asynchronous ones, to be joined by uid or key. Those
+    of models that are `gone` fail.
 
     Raises:
         JournalUnusable: there are open calls of another model, or what is there cannot be read.
     """
-    journal.serve(engine.models)
+    journal.serve([*engine.models, *gone])
     kept = journal.open_calls()
-    wanted = [one for call, checkpoints in kept for one in zip(_wanted(call), checkpoints, strict=True)]
+    wanted = [
+        (one, checkpoint if _is_same(engine, call) else Checkpoint())
+        for call, checkpoints in kept
+        for one, checkpoint in zip(_wanted(call), checkpoints, strict=True)
+    ]
     tickets = iter(engine.restore(wanted))
     calls = [
         Call(
@@ -31,6 +38,7 @@ def restore(engine: Engine, journal: DurableJournal, submitter: CallSubmitter) -
             arrival_ns=call.arrival_ns,
             arrived_s=call.arrived_s,
             tickets=tuple(next(tickets) for _ in call.ask.specs),
+            identity=call.identity,
             end=asyncio.get_running_loop().create_future(),
             is_detached=True,
         )
@@ -40,6 +48,11 @@ def restore(engine: Engine, journal: DurableJournal, submitter: CallSubmitter) -
     for call in calls:
         submitter.follow(call)
     return len(wanted)
+
+
+def _is_same(engine: Engine, call: KeptCall) -> bool:
+    """Whether the model of a call is the one that computed its states: another may have its name by now."""
+    return call.ask.model in engine.models and engine.identity(call.ask.model) == call.identity
 
 
 def _wanted(call: KeptCall) -> list[Wanted]:

@@ -1,0 +1,106 @@
+"""Models and LoRAs that were added while a durable server ran: they are served again after its next start."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from tilework.core.model import LoraSource, NewModel
+from tilework.runtime.executor import ModelRefused
+from tilework.server.config import ConfigError
+from tilework.server.engine_protocol import Catalog
+from tilework.server.lora_directory import loras_in
+from tilework.server.models_file import ModelEntry
+from tilework.store.journal import Added, Journal, NotWritten
+
+logger = logging.getLogger("tilework.server")
+_ENTRY = TypeAdapter(ModelEntry)
+_PATH = TypeAdapter(str)
+
+
+@dataclass(slots=True)
+class Additions:
+    """Kept in the `journal` of a durable directory; without one nothing is.
+
+    `gone` are the models that could not be served again, by name: their open calls fail.
+    """
+
+    journal: Journal | None = None
+    gone: list[str] = field(default_factory=list, init=False)
+
+    def add_model(self, name: str, entry: ModelEntry) -> None:
+        loras = None if entry.loras is None else _absolute(entry.loras)
+        kept = replace(entry, path=_absolute(entry.path), loras=loras)
+        self._keep(Added(model=name, lora="", document=_ENTRY.dump_json(kept)))
+
+    def remove_model(self, name: str) -> None:
+        self._forget(name, "")
+
+    def add_lora(self, model: str, lora: LoraSource) -> None:
+        self._keep(Added(model=model, lora=lora.name, document=_PATH.dump_json(_absolute(lora.path))))
+
+    def remove_lora(self, model: str, name: str) -> None:
+        self._forget(model, name)
+
+    async def serve_again(self, catalog: Catalog, served: Collection[str], entries: dict[str, ModelEntry]) -> None:
+        """Add to the models that are `served`, and to their `entries`, what was added before this start.
+
+        What the server was started with counts: one that has this name by now takes its place.
+        """
+        for added in [] if self.journal is None else self.journal.added():
+            what = f"the LoRA {added.lora} of {added.model}" if added.lora else f"the model {added.model}"
+            try:
+                if added.lora:
+                    await _add_lora(catalog, served, added)
+                elif added.model not in served:
+                    entry = _ENTRY.validate_json(added.document)
+                    await _add_model(catalog, added.model, entry)
+                    entries[added.model] = entry
+            except (ModelRefused, ConfigError, ValidationError) as error:
+                logger.error(
+                    "%s was added to the server before this start, and cannot be served again: %s; its open calls fail",
+                    what,
+                    error,
+                )
+                if not added.lora:
+                    self.gone.append(added.model)
+
+    def _keep(self, added: Added) -> None:
+        if self.journal is not None:
+            with _told("it is not served again after the next start"):
+                self.journal.add(added)
+
+    def _forget(self, model: str, lora: str) -> None:
+        if self.journal is not None:
+            with _told("it is served again after the next start"):
+                self.journal.remove(model, lora)
+
+
+async def _add_model(catalog: Catalog, name: str, entry: ModelEntry) -> None:
+    loras = () if entry.loras is None else loras_in(Path(entry.loras))
+    await catalog.add(NewModel(path=entry.path, name=name, dtype=entry.dtype, loras=loras), measure=True)
+
+
+async def _add_lora(catalog: Catalog, served: Collection[str], added: Added) -> None:
+    if added.model not in served:
+        raise ModelRefused(f"{added.model} is not served")
+    await catalog.add_lora(added.model, LoraSource(added.lora, _PATH.validate_json(added.document)))
+
+
+def _absolute(path: str) -> str:
+    """A path that the next start finds from wherever it is made; a hub id as it is."""
+    return str(Path(path).resolve()) if Path(path).exists() else path
+
+
+@contextmanager
+def _told(then: str) -> Iterator[None]:
+    """A change that was made cannot be taken back for a journal that cannot be written."""
+    try:
+        yield
+    except NotWritten as error:
+        logger.error("a change of what is served could not be kept, so %s: %s", then, error)
