@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
-from dataclasses import replace
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from stages import DECODE
+from tilework.core.component import LoadSource
 from tilework.core.cost_row import Batch, CostRow
 from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.lora import UsedLora
@@ -35,6 +37,7 @@ SMALL, LARGE = Shape(64, 64), Shape(128, 128)
 
 KEY = ProfileKey(hardware="a CPU", model="toy@1", dtype="float32", threads=1, workers=2, libraries="torch 2")
 SHAPES = calibration_shapes(INFO)
+SLOWER = 1.5  # A step with a LoRA.
 
 
 class FakeMeasurer:
@@ -78,3 +81,34 @@ class FakeMeasurer:
             for stage in self._timed(batch, degree)
             if stage not in known
         )
+
+
+@dataclass
+class FakeExecutor:
+    """Measures by a `FakeMeasurer` for each model."""
+
+    measured: list[str] = field(default_factory=list)
+    timed: list[tuple[str, str]] = field(default_factory=list)
+    weights_bytes: int | None = None
+    num_devices: int = 1
+    serving: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def profile_key(self, model: str) -> ProfileKey:
+        return replace(KEY, model=model)
+
+    async def calibrate(
+        self,
+        model: str,
+        batches: Any,
+        degree: int = 1,
+        num_runs: int | None = None,
+        loras: Sequence[Any] = (),
+        known: frozenset[str] = frozenset(),
+    ) -> tuple[CostRow, ...]:
+        self.measured.append(model)
+        rows = await FakeMeasurer(info=replace(INFO, name=model)).calibrate(batches, degree, num_runs, known=known)
+        self.timed += [(model, row.stage) for row in rows]
+        return tuple(replace(row, seconds=row.seconds * SLOWER, p99_seconds=None) for row in rows) if loras else rows
+
+    async def end_calibration(self) -> dict[LoadSource, float]:
+        return {LoadSource.DISK: 1e9}

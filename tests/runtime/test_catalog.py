@@ -1,19 +1,37 @@
-"""Changes of what is served that meet each other; with real models: `live/test_catalog.py`."""
+"""Changes of what is served: whole or not at all, whatever was measured under their names before, and time after time.
+
+With real models: `live/test_catalog.py`.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
 from clock import ManualLoop, run
 from fake_engine import INFO
-from tilework.core.model import LoraSource, ModelSource
+from runtime.fake_measurer import INFO as TOY
+from runtime.fake_measurer import KEY, SHAPES, FakeExecutor, FakeMeasurer
+from tilework.control.controller import Controller, ControllerConfig
+from tilework.core.component import Component
+from tilework.core.cost_row import CostRow
+from tilework.core.events import Event, ModelServed
+from tilework.core.graph.stage import StageSpec
+from tilework.core.lora import Lora, UsedLora
+from tilework.core.model import LoraSource, ModelSource, NewModel
+from tilework.core.wire.reports import LoadedModel
+from tilework.cost.profile import Profile, ProfileKey, ProfileOrigin
+from tilework.cost.profiles import Profiles
 from tilework.runtime.executor import ModelRefused
 from tilework.runtime.models.catalog import Catalog
+from tilework.runtime.models.costs import CostCache
+from tilework.runtime.models.measuring import Measuring, with_weights
 
 CHANGES: dict[str, Callable[[Catalog], Awaitable[object]]] = {
     "remove": lambda catalog: catalog.remove("other"),
@@ -53,3 +71,231 @@ def test_a_change_of_a_model_that_went_while_it_waited_is_refused(name: str) -> 
 
     run(scenario)
     assert list(catalog.infos) == ["first", "third"]
+
+
+EXPORT = StageSpec(name="export", inputs=("picture",), outputs=("video",))
+
+
+@dataclass
+class Files(FakeExecutor):
+    """Reads models by their paths, and keeps what workers were told."""
+
+    files: dict[str, LoadedModel] = field(default_factory=dict)
+    served: dict[str, LoadedModel] = field(default_factory=dict)
+    loras: list[tuple[str, str]] = field(default_factory=list)
+    refuses: str = ""
+
+    def profile_key(self, model: str) -> ProfileKey:
+        return replace(KEY, model=self.served[model].identity)
+
+    async def calibrate(
+        self,
+        model: str,
+        batches: Any,
+        degree: int = 1,
+        num_runs: int | None = None,
+        loras: Sequence[Any] = (),
+        known: frozenset[str] = frozenset(),
+    ) -> tuple[CostRow, ...]:
+        self.measured.append(model)
+        return await FakeMeasurer(info=self.served[model].info).calibrate(batches, degree, num_runs, known=known)
+
+    async def read_model(self, source: ModelSource, served: Collection[str]) -> LoadedModel:
+        found = self.files[source.path]
+        model = replace(found, info=replace(found.info, name=source.name or found.info.name))
+        if model.info.name in served:
+            raise ModelRefused(f"{model.info.name} is served already")
+        self.served[model.info.name] = model
+        return model
+
+    async def add_model(self, source: ModelSource) -> None:
+        if self.refuses:
+            raise ModelRefused(self.refuses)
+
+    def remove_model(self, model: str) -> None:
+        del self.served[model]
+
+    async def add_lora(self, model: str, lora: LoraSource) -> Lora:
+        self.loras.append((model, lora.name))
+        return Lora(changes=frozenset({"unet"}), component=Component(f"{model} {lora.name}", 3))
+
+    def remove_lora(self, model: str, name: str) -> None:
+        self.loras.remove((model, name))
+
+
+def loaded(identity: str, parameters: int, *more: StageSpec) -> LoadedModel:
+    components = {part: Component(f"{identity} {part}", 10) for part in ("unet", "vae")}
+    info = replace(TOY, name=identity, parameters=parameters, stages=(*TOY.stages, *more))
+    return LoadedModel(info=info, identity=identity, components=components)
+
+
+class Server:
+    """A catalog over a real controller, on files `a`, `b` and `clips`, of three architectures; it begins with `a`."""
+
+    def __init__(self, place: Path, *names: str) -> None:
+        files = {"a": loaded("a", 1), "b": loaded("b", 2), "clips": loaded("clips", 3, EXPORT)}
+        self.executor = Files(weights_bytes=1000, files=files)
+        self.events: list[Event] = []
+        self.place, self.names = place, names or ("a",)
+
+    async def start(self) -> Catalog:
+        executor: Any = self.executor
+        loaded = [await self.executor.read_model(ModelSource(path=one, name=one), ()) for one in self.names]
+        measuring = Measuring(
+            executor=executor, cache=CostCache(Profiles(self.place)), exact=False, show=lambda _text: None
+        )
+        table = with_weights(await measuring.table(loaded), loaded, self.executor.weights_bytes)
+        self.controller = Controller(ControllerConfig(), table)
+        self.catalog = Catalog(
+            infos={one.info.name: one.info for one in loaded},
+            loaded=loaded,
+            executor=executor,
+            usual=ModelSource(path=""),
+            controller=self.controller,
+            measuring=measuring,
+            handle=self.handle,
+            requests=tuple,
+            leave=lambda: None,
+            join=lambda: None,
+        )
+        return self.catalog
+
+    def handle(self, event: Event) -> None:
+        self.events.append(event)
+        self.controller.handle(event, len(self.events))
+
+    @property
+    def pipelines(self) -> set[str]:
+        return set(self.controller.costs.table.pipelines)
+
+
+def earlier(place: Path, model: LoadedModel, *names: str) -> None:
+    """Save what earlier servers measured of a model, under these names."""
+
+    async def measure(name: str) -> tuple[CostRow, ...]:
+        info = replace(model.info, name=name)
+        shapes = tuple((shape,) for shape in SHAPES)
+        return await FakeMeasurer(info=info).calibrate(shapes)
+
+    key = replace(KEY, model=model.identity)
+    for at, name in enumerate(names):
+        rows = asyncio.run(measure(name))
+        saved = Profile(key=key, origin=ProfileOrigin.CALIBRATION, rows=rows, tilework="0", created_unix_ns=at)
+        Profiles(place).save(saved)
+
+
+def test_what_was_measured_under_the_name_of_a_served_model_is_not_taken_for_it(tmp_path: Path) -> None:
+    server = Server(tmp_path / "costs.sqlite")
+    earlier(tmp_path / "costs.sqlite", server.executor.files["b"], "a", "b")
+
+    async def scenario() -> None:
+        catalog = await server.start()
+        before = server.controller.costs.table
+        await catalog.add(NewModel(path="b", name="other"), measure=False)
+        assert server.pipelines == {"a", "other"}
+        await catalog.remove("other")
+        assert server.controller.costs.table == before, "with all components"
+
+    asyncio.run(scenario())
+
+
+def test_rows_of_stages_that_a_model_lacks_by_now_are_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = Server(tmp_path / "costs.sqlite")
+    plain = server.executor.files["clips"]
+    earlier(tmp_path / "costs.sqlite", plain, "clips")
+    server.executor.files["clips"] = replace(plain, info=replace(plain.info, stages=TOY.stages))
+
+    async def scenario() -> None:
+        catalog = await server.start()
+        await catalog.add(NewModel(path="clips"), measure=False)
+        assert {row.stage for row in server.controller.costs.table.rows} == {one.name for one in TOY.stages}
+
+    asyncio.run(scenario())
+    assert "clips: 3 rows of the cost cache are not used; export is no stage of it" in caplog.text
+
+
+def test_two_models_that_swap_their_names_between_two_starts_keep_their_costs(tmp_path: Path) -> None:
+    async def scenario(server: Server) -> dict[str, float]:
+        await server.start()
+        rows = server.controller.costs.table.rows
+        return {row.pipeline: row.seconds for row in rows if row.stage == TOY.stages[0].name}
+
+    first, second = Server(tmp_path / "costs.sqlite", "a", "b"), Server(tmp_path / "costs.sqlite", "a", "b")
+    before = asyncio.run(scenario(first))
+    files = second.executor.files
+    second.executor.files = {"a": files["b"], "b": files["a"]}
+    after = asyncio.run(scenario(second))
+    assert (after["a"], after["b"]) == (before["b"], before["a"])
+    assert second.executor.measured == ["a", "b"], "both are warmed up, and neither is measured again"
+
+
+@pytest.mark.parametrize("fault", ["workers refuse", "costs cannot be used"])
+def test_a_change_that_fails_changes_nothing(tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(tmp_path / "costs.sqlite")
+
+    async def scenario() -> None:
+        catalog = await server.start()
+        before = server.controller.costs.table, dict(catalog.infos), dict(server.executor.served)
+        with monkeypatch.context() as broken:
+            if fault == "workers refuse":
+                server.executor.refuses = "the files are damaged"
+            else:
+                broken.setattr("tilework.cost.table_costs.TableCosts.served", Mock(side_effect=KeyError("bug")))
+                with pytest.raises(ModelRefused, match="what requests for a cost cannot be used: 'bug'"):
+                    await catalog.add_lora("a", LoraSource("ink", "/ink.safetensors"))
+            with pytest.raises(ModelRefused, match=r"damaged|what requests for b cost cannot be used: 'bug'"):
+                await catalog.add(NewModel(path="b"), measure=True)
+        server.executor.refuses = ""
+        assert (server.controller.costs.table, catalog.infos, server.executor.served) == before
+        assert (server.executor.loras, server.events) == ([], [])
+        await catalog.add(NewModel(path="b"), measure=True)
+        await catalog.add_lora("b", LoraSource("ink", "/ink.safetensors"))
+        assert list(catalog.infos) == ["a", "b"]
+
+    asyncio.run(scenario())
+
+
+def test_a_removal_that_is_given_up_leaves_the_model_where_it_was(tmp_path: Path) -> None:
+    server = Server(tmp_path / "costs.sqlite", "a", "b")
+
+    async def scenario() -> None:
+        catalog = await server.start()
+        await catalog.add_lora("a", LoraSource("ink", "/ink.safetensors"))
+        before = dict(catalog.infos)
+        catalog.requests = lambda: [Mock(pipeline="a", loras=[UsedLora("ink", 1.0)])]
+        for change in (catalog.remove("a"), catalog.remove_lora("a", "ink")):
+            going = asyncio.ensure_future(change)
+            await asyncio.sleep(0)
+            going.cancel()
+            await asyncio.wait([going])
+            assert list(catalog.infos.items()) == list(before.items()), "the first model is still the first"
+
+    asyncio.run(scenario())
+
+
+def test_hundreds_of_changes_leave_what_one_leaves(tmp_path: Path) -> None:
+    server = Server(tmp_path / "costs.sqlite")
+
+    async def change(catalog: Catalog) -> None:
+        await catalog.add_lora("a", LoraSource("ink", "/ink.safetensors"))
+        await catalog.remove_lora("a", "ink")
+        for name in ("b", "clips"):
+            await catalog.add(NewModel(path=name), measure=True)
+            await catalog.remove(name)
+
+    async def scenario() -> None:
+        catalog = await server.start()
+        await change(catalog)
+        first, size = server.controller.costs.table, tmp_path.joinpath("costs.sqlite").stat().st_size
+        served = [event for event in server.events if isinstance(event, ModelServed)]
+        for _ in range(100):
+            await change(catalog)
+        assert server.controller.costs.table == first
+        again = [event for event in server.events if isinstance(event, ModelServed)][-len(served) :]
+        assert again == served, "an event of the hundredth change is that of the first"
+        assert tmp_path.joinpath("costs.sqlite").stat().st_size == size
+        assert list(server.executor.served) == ["a"]
+
+    asyncio.run(scenario())

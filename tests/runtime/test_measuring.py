@@ -3,54 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from runtime.fake_measurer import INFO, KEY, FakeMeasurer
+from runtime.fake_measurer import INFO, SLOWER, FakeExecutor
 from stages import DECODE, DIFFUSE, ENCODE
 from tilework.core.component import Component, LoadSource
 from tilework.core.cost_row import CostRow
 from tilework.core.lora import Lora
 from tilework.core.wire.reports import LoadedModel
-from tilework.cost.profile import ProfileKey
 from tilework.cost.table import CostTable
 from tilework.runtime.models.measuring import Measuring, _shared, with_weights
-
-SLOWER = 1.5  # A step with a LoRA.
-
-
-@dataclass
-class FakeExecutor:
-    """Measures by a `FakeMeasurer` for each model."""
-
-    measured: list[str] = field(default_factory=list)
-    timed: list[tuple[str, str]] = field(default_factory=list)
-    weights_bytes: int | None = None
-    num_devices: int = 1
-    serving: dict[str, tuple[int, ...]] = field(default_factory=dict)
-
-    def profile_key(self, model: str) -> ProfileKey:
-        return replace(KEY, model=model)
-
-    async def calibrate(
-        self,
-        model: str,
-        batches: Any,
-        degree: int = 1,
-        num_runs: int | None = None,
-        loras: Sequence[Any] = (),
-        known: frozenset[str] = frozenset(),
-    ) -> tuple[CostRow, ...]:
-        self.measured.append(model)
-        rows = await FakeMeasurer(info=replace(INFO, name=model)).calibrate(batches, degree, num_runs, known=known)
-        self.timed += [(model, row.stage) for row in rows]
-        return tuple(replace(row, seconds=row.seconds * SLOWER, p99_seconds=None) for row in rows) if loras else rows
-
-    async def end_calibration(self) -> dict[LoadSource, float]:
-        return {LoadSource.DISK: 1e9}
 
 
 def model(name: str, parameters: int = 1, **changes: Any) -> LoadedModel:
