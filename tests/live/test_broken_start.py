@@ -27,7 +27,7 @@ from waiting import until
 
 pytestmark = pytest.mark.slow
 SHAPES = ModelSource(path="shapes")
-BROKEN = 2
+BROKEN, NOBODY = 2, 9
 
 
 class OneBroken(LocalExecutor):
@@ -58,10 +58,11 @@ class OneDeaf(LocalExecutor):
 
     def send(self, device_id: int, outgoing: Outgoing) -> None:
         if isinstance(outgoing, EnterNode) and device_id == BROKEN and not self.is_mended:
-            (Path(self._rendezvous.address) / str(outgoing.node.group_id)).mkdir(exist_ok=True)
-            come = Path(self._rendezvous.address) / str(outgoing.node.group_id) / f"device-{BROKEN}"
-            come.touch()
-            outgoing = EnterNode(replace(outgoing.node, devices=(BROKEN, 9)))
+            meeting = Path(self._rendezvous.address) / str(outgoing.node.group_id)
+            meeting.mkdir(exist_ok=True)
+            for come in (BROKEN, NOBODY):  # So that all of both meetings have come, and none can connect.
+                (meeting / f"device-{come}").touch()
+            outgoing = EnterNode(replace(outgoing.node, devices=(BROKEN, NOBODY)))
         super().send(device_id, outgoing)
 
 
