@@ -58,6 +58,7 @@ SERVER_ARROWS: dict[str, set[str]] = {
     "tenants": {"config", "toml_file", "default_slo"},
     "models_file": {"config", "toml_file", "default_slo"},
     "lora_directory": {"config"},
+    "additions": {"calls", "config", "engine_protocol", "lora_directory", "models_file"},
     "safety_filter": {"config"},
     "request_rates": {"tenants"},
     "http": {"text", "config", "tenants"},
@@ -78,6 +79,7 @@ SERVER_ARROWS: dict[str, set[str]] = {
         "sets",
     },
     "api": {
+        "additions",
         "text",
         "schema",
         "engine_protocol",

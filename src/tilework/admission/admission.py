@@ -129,6 +129,10 @@ class Admission:
         """Correct the predictions for requests like this one, which has finished `actual_ns` after its arrival."""
         self._eta_correction.learn(request, eta_prediction.num_jobs, eta_prediction.predicted_ns, actual_ns)
 
+    def forget(self, pipeline: str) -> None:
+        """A pipeline is served no more: the next one of its name is another one."""
+        self._eta_correction.forget(pipeline)
+
     def eta_ns(self, job: JobView, costs: CostModel, backlog: Backlog, now_ns: int) -> int:
         """When an accepted job is expected to end, predicted now."""
         uncorrected_ns = self._eta.end_of(job, costs.pools, backlog, now_ns) - now_ns

@@ -48,6 +48,11 @@ class EtaCorrection:
                     return median(ratios)
         return 1.0
 
+    def forget(self, pipeline: str) -> None:
+        """Drop what was learned from requests for a pipeline."""
+        for size in [one for one in self._seen if one[0] == pipeline]:
+            del self._seen[size]
+
     def learn(self, request: Request, num_jobs: int, predicted_ns: int, actual_ns: int) -> None:
         """Learn from a request that found `num_jobs` jobs present and finished `actual_ns` after its arrival.
 

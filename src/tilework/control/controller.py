@@ -57,7 +57,7 @@ from tilework.core.events import (
     WorkFailed,
     WorkFinished,
 )
-from tilework.core.interfaces import Policy
+from tilework.core.interfaces import Policy, RemembersPipelines
 from tilework.core.request import Status
 from tilework.core.time import NS_PER_S
 from tilework.core.work import Work
@@ -215,6 +215,9 @@ class Controller:
 
     def _change_models(self, event: ModelServed | ModelRemoved) -> list[Action]:
         if isinstance(event, ModelRemoved):
+            self._rule.forget(event.pipeline)
+            if isinstance(self.policy, RemembersPipelines):
+                self.policy.forget(event.pipeline)
             return self._components.remove(event.pipeline)
         actions = self._components.serve(_costs(event))
         self.tracker.unpark()

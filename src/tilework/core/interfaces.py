@@ -395,6 +395,17 @@ class PlacementStatus:
 
 
 @runtime_checkable
+class RemembersPipelines(Protocol):
+    """A policy that goes by what it has seen or computed of pipelines before.
+
+    What is computed anew when `CostModel.version_of` has changed need not be forgotten.
+    """
+
+    def forget(self, pipeline: str) -> None:
+        """A pipeline is served no more, and has no jobs. The next one of its name is another one."""
+
+
+@runtime_checkable
 class PlacesStages(Protocol):
     """A policy that decides which stages each device is for, and when that changes."""
 

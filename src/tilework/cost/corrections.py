@@ -45,6 +45,12 @@ class Corrections:
         """The recent mean of |measured / predicted - 1| of batches; 0 if none were measured."""
         return self._prediction_error.get(stage, 0.0)
 
+    def forget(self, pipeline: str) -> None:
+        """Drop what was learned of a pipeline."""
+        self._learned = {key: factor for key, factor in self._learned.items() if key[0] != pipeline}
+        self._recent = {key: factor for key, factor in self._recent.items() if key[0] != pipeline}
+        self._prediction_error = {key: one for key, one in self._prediction_error.items() if key[0] != pipeline}
+
     def observe_single(self, key: CorrectionKey, ratio: float) -> bool:
         """Learn from a work of one request; returns whether the correction has changed."""
         before = self._learned.get(key)

@@ -71,6 +71,10 @@ class MemoryLimits:
         form = _Form.of(stage, shapes, degree, sliced)
         return not any(other.is_less(form) for other in self._until_ns)
 
+    def forget_pipeline(self, pipeline: str) -> None:
+        """Drop the limits of the works of a pipeline."""
+        self._drop([form for form in self._until_ns if form.stage[0] == pipeline])
+
     @property
     def forgets_ns(self) -> int | None:
         """When the oldest limit is forgotten; None if there is none."""

@@ -96,7 +96,9 @@ class TableCosts:
         self._replace(table)
 
     def remove(self, pipeline: str) -> None:
-        """Forget a pipeline. At least one must be left."""
+        """Forget a pipeline, with what was learned of it. At least one must be left."""
+        self._corrections.forget(pipeline)
+        self._memory.forget_pipeline(pipeline)
         self._replace(without(self.table, {pipeline}))
 
     def _replace(self, table: CostTable) -> None:

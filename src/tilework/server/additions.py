@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,11 +11,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from tilework.core.model import LoraSource, NewModel
 from tilework.runtime.executor import ModelRefused
+from tilework.server.calls.journal import CallJournal
 from tilework.server.config import ConfigError
 from tilework.server.engine_protocol import Catalog
 from tilework.server.lora_directory import loras_in
 from tilework.server.models_file import ModelEntry
-from tilework.store.journal import Added, Journal, NotWritten
+from tilework.store.journal import Added
 
 logger = logging.getLogger("tilework.server")
 _ENTRY = TypeAdapter(ModelEntry)
@@ -25,34 +25,32 @@ _PATH = TypeAdapter(str)
 
 @dataclass(slots=True)
 class Additions:
-    """Kept in the `journal` of a durable directory; without one nothing is.
+    """Kept in the `journal` of calls.
 
     `gone` are the models that could not be served again, by name: their open calls fail.
     """
 
-    journal: Journal | None = None
+    journal: CallJournal
     gone: list[str] = field(default_factory=list, init=False)
 
     def add_model(self, name: str, entry: ModelEntry) -> None:
         loras = None if entry.loras is None else _absolute(entry.loras)
         kept = replace(entry, path=_absolute(entry.path), loras=loras)
-        self._keep(Added(model=name, lora="", document=_ENTRY.dump_json(kept)))
-
-    def remove_model(self, name: str) -> None:
-        self._forget(name, "")
+        self.journal.add(Added(model=name, lora="", document=_ENTRY.dump_json(kept)))
 
     def add_lora(self, model: str, lora: LoraSource) -> None:
-        self._keep(Added(model=model, lora=lora.name, document=_PATH.dump_json(_absolute(lora.path))))
+        self.journal.add(Added(model=model, lora=lora.name, document=_PATH.dump_json(_absolute(lora.path))))
 
-    def remove_lora(self, model: str, name: str) -> None:
-        self._forget(model, name)
+    def remove(self, model: str, lora: str = "") -> None:
+        """A LoRA is no more, or without one a model with all its LoRAs."""
+        self.journal.remove(model, lora)
 
     async def serve_again(self, catalog: Catalog, served: Collection[str], entries: dict[str, ModelEntry]) -> None:
         """Add to the models that are `served`, and to their `entries`, what was added before this start.
 
         What the server was started with counts: one that has this name by now takes its place.
         """
-        for added in [] if self.journal is None else self.journal.added():
+        for added in self.journal.added():
             what = f"the LoRA {added.lora} of {added.model}" if added.lora else f"the model {added.model}"
             try:
                 if added.lora:
@@ -70,16 +68,6 @@ class Additions:
                 if not added.lora:
                     self.gone.append(added.model)
 
-    def _keep(self, added: Added) -> None:
-        if self.journal is not None:
-            with _told("it is not served again after the next start"):
-                self.journal.add(added)
-
-    def _forget(self, model: str, lora: str) -> None:
-        if self.journal is not None:
-            with _told("it is served again after the next start"):
-                self.journal.remove(model, lora)
-
 
 async def _add_model(catalog: Catalog, name: str, entry: ModelEntry) -> None:
     loras = () if entry.loras is None else loras_in(Path(entry.loras))
@@ -95,12 +83,3 @@ async def _add_lora(catalog: Catalog, served: Collection[str], added: Added) -> 
 def _absolute(path: str) -> str:
     """A path that the next start finds from wherever it is made; a hub id as it is."""
     return str(Path(path).resolve()) if Path(path).exists() else path
-
-
-@contextmanager
-def _told(then: str) -> Iterator[None]:
-    """A change that was made cannot be taken back for a journal that cannot be written."""
-    try:
-        yield
-    except NotWritten as error:
-        logger.error("a change of what is served could not be kept, so %s: %s", then, error)

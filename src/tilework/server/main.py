@@ -13,7 +13,6 @@ from typing import Protocol
 
 from fastapi import FastAPI
 
-from tilework.server.additions import Additions
 from tilework.server.api.app import create_app, new_call_registry, new_store
 from tilework.server.calls.journal import DurableJournal
 from tilework.server.calls.readiness import Readiness
@@ -85,9 +84,8 @@ async def serve(
     takes `config.drain_s` at most, plus the time that the engine takes to stop, and `CLOSE_S` for the last answers. A
     second signal ends the wait. `signals` lets a caller stop the server; outside the main thread it is the only way.
 
-    With a `durable` directory the server begins with the models that were added before and the calls that are open
-    there, and at the end leaves there what is still open. Pictures that were not fetched yet stay, too: a stop does
-    not wait for them. `nodes` are the engine's.
+    With a `durable` directory the server begins with what was added and with the calls that are open there, and leaves
+    there what is open, and images that were not fetched: a stop does not wait for them. `nodes` are the engine's.
 
     Raises:
         AddressInUse: the address cannot be listened on.
@@ -99,18 +97,9 @@ async def serve(
     signals = signals or StopSignals()
     journal = None if durable is None else DurableJournal(durable.journal)
     give_back_large_blocks()
-    additions = Additions(None if durable is None else durable.journal)
     readiness, call_registry = Readiness(engine, has_started=False), new_call_registry(config, journal)
     store = new_store(config, durable)
-    app = create_app(
-        engine,
-        config,
-        store=store,
-        readiness=readiness,
-        call_registry=call_registry,
-        nodes=nodes,
-        additions=additions,
-    )
+    app = create_app(engine, config, store=store, readiness=readiness, call_registry=call_registry, nodes=nodes)
     listener = bind(config.host, config.port)
     http = _http(app, listener, config, engine)
     loop = asyncio.get_running_loop()
@@ -120,7 +109,7 @@ async def serve(
         serving = asyncio.create_task(http.listen())
         try:
             await _first(serving, http.listening.wait())
-            if not serving.done() and await _unless(signals.stop, _start(engine, additions, app)):
+            if not serving.done() and await _unless(signals.stop, _start(engine, app)):
                 tidying = [] if journal is None else [journal.keep_tidy()]
                 with rare_collections(), _beside(sweep(lambda: http.num_closed), *tidying):
                     _begin(app, engine, config, readiness, journal)
@@ -138,10 +127,11 @@ async def serve(
             await _close(app, http, serving, signals, deadline_s)
 
 
-async def _start(engine: Engine, additions: Additions, app: FastAPI) -> None:
+async def _start(engine: Engine, app: FastAPI) -> None:
     """Start the engine, with what was added before this start."""
     await engine.start()
-    await additions.serve_again(engine.catalog, engine.models, app.state.images.entries)
+    images = app.state.images
+    await images.additions.serve_again(engine.catalog, engine.models, images.entries)
 
 
 def _begin(

@@ -23,7 +23,7 @@ from tilework.cli.options.config_file import ConfigFile, ShowConfig, all_setting
 from tilework.cli.options.groups import grouped
 from tilework.cli.options.nodes import NodeGroup
 from tilework.cli.options.setup import SetupGroup
-from tilework.core.model import ModelSource, SimulatedSource, Source
+from tilework.core.model import SimulatedSource, Source
 from tilework.cost.table import BadCostTable, CostTable, check_devices
 from tilework.cost.table_file import read_table
 from tilework.policy.registry import UnknownPolicy, check_live, check_pools
@@ -93,10 +93,9 @@ def command(
     table = _checked_table(when, _num_of_all(devices, nodes), how.models_file)
     from tilework.cli.serving import Serving
 
-    workers = _workers(devices, nodes, where, _sources(where, table, models, how, usual))
     Serving(
-        workers=workers,
-        usual=ModelSource(path="") if is_modelled else usual_source(usual),
+        workers=_workers(devices, nodes, where, _sources(where, table, models, how, usual)),
+        usual=usual_source(usual),
         found=found,
         policy=when.policy,
         table=table,

@@ -8,6 +8,7 @@ from itertools import accumulate
 from math import inf
 
 from tilework.core.request import RequestClass
+from tilework.policy.toolkit.known_demands import forget_classes
 
 _WEIGHT = 0.1  # Of the latest gap in the mean.
 _MOST_CLASSES = 256
@@ -56,6 +57,12 @@ class TightClasses:
             oldest = next(iter(self._arrivals))
             del self._arrivals[oldest], self._slacks_ns[oldest]
         self.least_slack_ns = min(self._slacks_ns.values())
+
+    def forget(self, pipeline: str) -> None:
+        """Drop the classes of a pipeline."""
+        forget_classes(self._arrivals, pipeline)
+        forget_classes(self._slacks_ns, pipeline)
+        self.least_slack_ns = min(self._slacks_ns.values(), default=inf)
 
     def frequencies(self, now_ns: int) -> tuple[tuple[int, float], ...]:
         """For each slack, ascending: how many requests with at most this slack come per nanosecond."""

@@ -75,6 +75,10 @@ class ComponentRates:
         while len(self.stages) > _MOST_KNOWN:
             del self.stages[next(iter(self.stages))]
 
+    def forget(self, pipeline: str) -> None:
+        """Drop the stages of a pipeline; other pipelines may have its components."""
+        self.stages = {stage: None for stage in self.stages if stage.pipeline != pipeline}
+
     def per_s(self, component: Component, now_ns: int) -> float:
         """How many requests per second are expected to ask for a component."""
         asked = self._asked.get(component)

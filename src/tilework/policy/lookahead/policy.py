@@ -27,6 +27,7 @@ from tilework.policy.lookahead.reading import Reading
 from tilework.policy.lookahead.request_costs import RequestCosts
 from tilework.policy.registry import policy
 from tilework.policy.toolkit.deadline_policy import DeadlinePolicy
+from tilework.policy.toolkit.known_demands import forget_classes
 
 _MOST_WAITING = 24  # Per node: the most urgent.
 _MOST_CLASSES = 256
@@ -87,6 +88,14 @@ class LookaheadPolicy(DeadlinePolicy):
             if len(self._alone_ns) > _MOST_CLASSES:
                 del self._alone_ns[next(iter(self._alone_ns))]
         return demand
+
+    def forget(self, pipeline: str) -> None:
+        forget_classes(self._alone_ns, pipeline)
+        self._rates.forget(pipeline)
+        for tight in self._tight.values():
+            tight.forget(pipeline)
+        for rationing in self._rationing.values():
+            rationing.forget(pipeline)
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
         """The next starts and stops of every node on which something has changed.

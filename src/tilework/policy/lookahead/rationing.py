@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from tilework.core.request import RequestClass
 from tilework.core.time import NS_PER_S
+from tilework.policy.toolkit.known_demands import forget_classes
 
 _RECENT_NS = 120 * NS_PER_S
 _LEAST_NS = 60 * NS_PER_S
@@ -57,6 +58,12 @@ class Rationing:
             oldest = next(iter(self._asked))
             del self._asked[oldest]
             self._credits.pop(oldest, None)
+
+    def forget(self, pipeline: str) -> None:
+        """Drop the classes of a pipeline."""
+        self._moment = None
+        forget_classes(self._asked, pipeline)
+        forget_classes(self._credits, pipeline)
 
     def admits(self, key: RequestClass, now_ns: int, num_devices: int) -> bool:
         """Whether a request that was counted is to be on time; to be asked once for each."""

@@ -14,6 +14,7 @@ from tilework.policy.registry import policy
 from tilework.policy.toolkit.degrees import efficient_degree
 from tilework.policy.toolkit.demand import Speed, demand_at, step_speeds
 from tilework.policy.toolkit.elastic_groups import DevicePool, Placement
+from tilework.policy.toolkit.known_demands import forget_classes
 from tilework.policy.toolkit.tasks import Task
 from tilework.policy.toolkit.wording import needs
 
@@ -64,6 +65,9 @@ class ShortestFirst:
         self._run_ns[key] = run_ns
         if len(self._run_ns) > _MOST_CLASSES:
             del self._run_ns[next(iter(self._run_ns))]
+
+    def forget(self, pipeline: str) -> None:
+        forget_classes(self._run_ns, pipeline)
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
         pool = DevicePool(view, costs, now_ns, self.chunk_ns)

@@ -1,17 +1,18 @@
-"""The remaining work of requests at each degree, computed once per class of requests."""
+"""What is computed once per class of requests: the remaining work at each degree."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from tilework.core.graph.progress import Cursor
 from tilework.core.interfaces import CostModel, Demand
-from tilework.core.request import Request, RequestClass, cost_key
+from tilework.core.request import Request, RequestClass, StepClass, cost_key
 from tilework.policy.toolkit.demand import demands_at, quickest
 
 _MOST_KNOWN = 10_000
+Key = TypeVar("Key", RequestClass, StepClass)
 
 
 class Choices(NamedTuple):
@@ -63,3 +64,13 @@ class KnownDemands:
         choices = Choices.of(degrees, demands_at(request, left, degrees, costs))
         self._known[key] = version, choices
         return choices
+
+
+def forget_classes(by_class: MutableMapping[Key, Any], pipeline: str) -> None:
+    """Drop what is kept by class for the requests of a pipeline, which is served no more."""
+    for key in [one for one in by_class if _pipeline(one) == pipeline]:
+        del by_class[key]
+
+
+def _pipeline(key: RequestClass | StepClass) -> str:
+    return key.step.pipeline if isinstance(key, RequestClass) else key.pipeline

@@ -94,7 +94,7 @@ def add_admin_routes(
         info = images.models.named(model_id)
         await _unless_refused(images.engine.catalog.remove(info.name))
         images.entries.pop(info.name, None)
-        images.additions.remove_model(info.name)
+        images.additions.remove(info.name)
         return {"id": info.name, "object": "model", "deleted": True}
 
 
@@ -122,7 +122,7 @@ def _add_lora_routes(
         if lora not in info.loras:
             raise ApiError(404, f"{info.name} has no LoRA {lora!r}.", code="lora_not_found")
         await _unless_refused(images.engine.catalog.remove_lora(info.name, lora))
-        images.additions.remove_lora(info.name, lora)
+        images.additions.remove(info.name, lora)
         return card(images.models.named(info.name))
 
 

@@ -88,17 +88,14 @@ def create_app(
     readiness: Readiness | None = None,
     call_registry: CallRegistry | None = None,
     nodes: NodePlaces | None = None,
-    additions: Additions | None = None,
 ) -> FastAPI:
     """Build the application. It neither starts nor stops the engine: see `main.serve`.
 
     `store` keeps results that are fetched later (default: in memory); `rng` chooses seeds for clients that send none.
     `readiness` says when the engine has started (default: it has); `call_registry` lets the caller see which calls are
-    open; `nodes` are those of the engine; `additions` keep what is added while it runs (default: nothing does).
-
-    In `app.state` are `submitter`, for calls that do not come by HTTP, `images`, `sets`, this server among others,
-    which the caller has to run, and what it has to close: `webhooks`, `batches`, `planner`, and `watchers`, those that
-    watch the server, before it can stop.
+    open; `nodes` are those of the engine. In `app.state` are `submitter`, for calls that do not come by HTTP, `images`,
+    `sets`, this server among others, which the caller has to run, and what it has to close: `webhooks`, `batches`,
+    `planner`, and `watchers`, those that watch the server, before it can stop.
 
     Raises:
         ConfigError: the file of tenants, that of models, the registry of sets or the safety filter cannot be used.
@@ -125,17 +122,7 @@ def create_app(
         observers=(webhooks.on_record, *(() if traces is None else (traces.on_record,))),
         safety_filter=safety_filter,
     )
-    images = _images(
-        engine,
-        config,
-        tenants,
-        submitter,
-        metrics,
-        threads,
-        rng or SystemRandom(),
-        safety_filter,
-        additions or Additions(),
-    )
+    images = _images(engine, config, tenants, submitter, metrics, threads, rng or SystemRandom(), safety_filter)
     app = _empty_app(threads, traces)
     app.state.submitter, app.state.sets, app.state.images, app.state.webhooks = submitter, sets, images, webhooks
     app.state.watchers, app.state.planner = Watchers(engine, feed), Planner(engine, recent)
@@ -207,7 +194,6 @@ def _images(
     threads: Threads,
     rng: Random,
     safety_filter: SafetyFilter | None,
-    additions: Additions,
 ) -> ImageService:
     """Raises ConfigError if the file of models cannot be used."""
     return ImageService(
@@ -215,7 +201,7 @@ def _images(
         config=config,
         tenants=tenants,
         entries=dict(read_models(config.models)),
-        additions=additions,
+        additions=Additions(submitter.call_registry.journal),
         submitter=submitter,
         metrics=metrics,
         threads=threads,

@@ -18,7 +18,7 @@ from tilework.server.calls.idempotency import Key
 from tilework.server.calls.parsing.decode import Undecodable
 from tilework.server.calls.parsing.image_call import ImageCall
 from tilework.server.calls.records import Record
-from tilework.store.journal import Ended, Journal, JournalUnusable, NotWritten, OpenCall
+from tilework.store.journal import Added, Ended, Journal, JournalUnusable, NotWritten, OpenCall
 
 logger = logging.getLogger("tilework.server")
 
@@ -77,6 +77,16 @@ class CallJournal:
 
     def drop(self, uids: Sequence[str]) -> None:
         """These records are no more."""
+
+    def add(self, added: Added) -> None:
+        """A model or LoRA is served from now on that the server was not started with."""
+
+    def remove(self, model: str, lora: str = "") -> None:
+        """A LoRA is no more, or without one a model with all its LoRAs."""
+
+    def added(self) -> Sequence[Added]:
+        """What was added before this start, in this order."""
+        return ()
 
 
 class DurableJournal(CallJournal):
@@ -142,6 +152,21 @@ class DurableJournal(CallJournal):
             self._journal.drop(uids)
         except NotWritten as error:
             logger.warning("the next start would still know calls that have expired: %s", error)
+
+    def add(self, added: Added) -> None:
+        try:
+            self._journal.add(added)
+        except NotWritten as error:
+            logger.error("after the next start %s would not be served: %s", added.lora or added.model, error)
+
+    def remove(self, model: str, lora: str = "") -> None:
+        try:
+            self._journal.remove(model, lora)
+        except NotWritten as error:
+            logger.error("after the next start %s would be served again: %s", lora or model, error)
+
+    def added(self) -> Sequence[Added]:
+        return self._journal.added()
 
     def open_calls(self) -> list[tuple[KeptCall, tuple[Checkpoint, ...]]]:
         """In the order of their arrival, each with a checkpoint of every image. Raises JournalUnusable."""

@@ -83,6 +83,10 @@ class OnePieceDispatch(ArrivalOrdered):
     def placement_status(self, now_ns: int) -> Sequence[PlacementStatus]:
         return self._manager.status(now_ns)
 
+    def forget(self, pipeline: str) -> None:
+        self._traffic.forget(pipeline)
+        self._manager.forget_unserved()
+
     # The plan.
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:

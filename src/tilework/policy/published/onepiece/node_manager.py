@@ -93,6 +93,15 @@ class NodeManager:
         is_at_work = self._waiting.total() > 0 or any(device.works for device in self._devices)
         return self._since_ns + self.rule.window_ns if is_at_work and self._since_ns is not None else None
 
+    def forget_unserved(self) -> None:
+        """Drop what services did that no pipeline has any more. Their instances are divided at the next update."""
+        served = self.traffic.services.all()
+        for counter in (self._waiting, self._had_ns, self._used_ns, self._refused_ns):
+            for service in [one for one in counter if one not in served]:
+                del counter[service]
+        self._ends_ns = {one: ends for one, ends in self._ends_ns.items() if one in served}
+        self._was_for = {one: own for one, own in self._was_for.items() if own in served}
+
     def refused(self, request: Request, costs: CostModel) -> None:
         """Note a request that was refused: its services were asked for its time."""
         for service, run in self.traffic.parts(request, costs).items():

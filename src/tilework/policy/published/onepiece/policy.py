@@ -43,6 +43,10 @@ class OnePiece(OnePieceDispatch):
             self._manager.refused(request, costs)
         return refusal
 
+    def forget(self, pipeline: str) -> None:
+        OnePieceDispatch.forget(self, pipeline)
+        self._monitor.forget_unserved(self._traffic.services.all())
+
     def _accepted(self, requests: Sequence[Request], costs: CostModel, now_ns: int) -> None:
         for request in requests:
             self._monitor.accept(request, self._claims(request, costs), now_ns)

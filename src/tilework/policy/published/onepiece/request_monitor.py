@@ -15,7 +15,7 @@ are random.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from zlib import crc32
 
@@ -77,6 +77,10 @@ class RequestMonitor:
         for service, claim in claims.items():
             key = self._proxy(request), service
             self._until_ns[key] = max(self._until_ns.get(key, now_ns), now_ns) + self._booked_ns(claim)
+
+    def forget_unserved(self, served: Collection[Service]) -> None:
+        """Drop what was booked on services that no pipeline has any more."""
+        self._until_ns = {key: until_ns for key, until_ns in self._until_ns.items() if key[1] in served}
 
     def _booked_ns(self, claim: Claim) -> float:
         return claim.device_ns * self.limit.num_proxies / (claim.num_workers * self.limit.headroom)

@@ -57,6 +57,13 @@ class Services:
         self._own[pipeline] = {role: self._service(role, tuple(sorted(own)), pipeline) for role, own in found.items()}
         self._divide()
 
+    def forget(self, pipeline: str) -> None:
+        """A pipeline is served no more."""
+        self._own.pop(pipeline, None)
+        left = {service for roles in self._own.values() for service in roles.values()}
+        self._known = {key: service for key, service in self._known.items() if service in left}
+        self._divide()
+
     def _service(self, role: Role, digests: tuple[str, ...], pipeline: str) -> Service:
         if not digests:
             return _BY_ROLE[role]

@@ -12,6 +12,7 @@ from tilework.cost.tabled import UnknownCost
 from tilework.policy.placement.roles import Role
 from tilework.policy.published.onepiece.modes import Mode, Run, narrowed, runs_of
 from tilework.policy.published.onepiece.services import Service, Services
+from tilework.policy.toolkit.known_demands import forget_classes
 
 _MOST_CLASSES = 1024
 
@@ -65,6 +66,18 @@ class Traffic:
         """Forget what was computed for other services or classes."""
         self._parts.clear()
         self._longest_ns.clear()
+
+    def forget(self, pipeline: str) -> None:
+        """A pipeline is served no more. If no other was asked for, no request has come yet."""
+        self.services.forget(pipeline)
+        for counts in (self._counts, self._before):
+            forget_classes(counts, pipeline)
+        forget_classes(self._one_of, pipeline)
+        forget_classes(self._degrees, pipeline)
+        forget_classes(self._runs, pipeline)
+        self.services_changed()
+        if not self._one_of:
+            self.num = 0
 
     def set_instances(self, num: int, widest: int) -> None:
         """Learn how many instances there are, and how many workers the widest has."""

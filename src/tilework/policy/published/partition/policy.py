@@ -24,6 +24,7 @@ from tilework.policy.published.partition.division import (
 from tilework.policy.toolkit.buddy_allocator import Allocator, nodes
 from tilework.policy.toolkit.demand import Speed, demand_at, step_speeds, usable_degree
 from tilework.policy.toolkit.fixed_groups import LanePlan, Pick
+from tilework.policy.toolkit.known_demands import forget_classes
 from tilework.policy.toolkit.open_devices import Lane, has_room, open_lanes
 from tilework.policy.toolkit.order import ArrivalOrdered
 
@@ -89,6 +90,10 @@ class Partition(ArrivalOrdered):
             if len(self._classes) > _MOST_CLASSES:
                 del self._classes[next(iter(self._classes))]
         return found
+
+    def forget(self, pipeline: str) -> None:
+        """Buckets stay: they are of all pipelines."""
+        forget_classes(self._classes, pipeline)
 
     # Which request is served where.
 

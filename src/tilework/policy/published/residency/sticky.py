@@ -33,6 +33,9 @@ class Sticky(OneToTheEnd):
                 return job, home, "its pipeline has its home here"
         return None
 
+    def forget(self, pipeline: str) -> None:
+        self._homes.pop(pipeline, None)
+
     def _home(self, pipeline: str, up: Sequence[int]) -> int:
         home = self._homes.get(pipeline)
         if home is None or home not in up:

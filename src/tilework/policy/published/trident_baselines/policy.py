@@ -117,6 +117,11 @@ class TridentBaseline(ArrivalOrdered):
             return Plan(failures=failures)
         return Plan(starts=tuple(self._starts(waiting, view, costs, now_ns)), placement=self._news())
 
+    def forget(self, pipeline: str) -> None:
+        self._seen.forget(pipeline)
+        self._routes.clear()
+        self._jobs.clear()
+
     def _lay_out(self, view: ClusterView) -> bool:
         """Divide the devices if there is an occasion; returns whether they are divided in another way now."""
         before = self._laid_out

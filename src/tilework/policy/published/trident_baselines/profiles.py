@@ -12,6 +12,7 @@ from tilework.core.request import Request, RequestClass, cost_key
 from tilework.policy.placement.launch import Launch
 from tilework.policy.placement.roles import Role, role_of
 from tilework.policy.toolkit.demand import optimal_degree
+from tilework.policy.toolkit.known_demands import forget_classes
 
 _MOST_CLASSES = 256
 
@@ -92,6 +93,11 @@ class SeenRequests:
         self.num += 1
         if len(self._classes) > _MOST_CLASSES:
             del self._classes[next(iter(self._classes))]
+
+    def forget(self, pipeline: str) -> None:
+        """Drop the classes of a pipeline, and their requests."""
+        forget_classes(self._classes, pipeline)
+        self.num = sum(count for _, count in self._classes.values())
 
     @property
     def occasion(self) -> tuple[int, int]:

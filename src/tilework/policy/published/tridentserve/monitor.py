@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -94,11 +94,19 @@ class Monitor:
         self._runs.append(run)
 
     def forget_unknown(self, costs: CostModel) -> None:
-        """Forget the requests of models and LoRAs that were removed: nothing can be said of them any more."""
-        unknown = {key for key, (one, _) in self.classes().items() if not _is_known(one, costs)}
-        if unknown:
-            self._ids -= {seen.job_id for seen in self._requests if seen.key in unknown}
-            self._requests = deque(seen for seen in self._requests if seen.key not in unknown)
+        """Forget the requests with LoRAs that were removed: nothing can be said of them any more."""
+        self._drop({key for key, (one, _) in self.classes().items() if not _is_known(one, costs)})
+
+    def forget_pipeline(self, pipeline: str) -> None:
+        """Forget the requests of a pipeline that was removed; without any others nothing has been seen yet."""
+        self._drop({key for key in self._counts if key.step.pipeline == pipeline})
+        if not self._requests:
+            self.first_ns, self.num_seen = None, 0
+
+    def _drop(self, classes: Collection[RequestClass]) -> None:
+        if classes:
+            self._ids -= {seen.job_id for seen in self._requests if seen.key in classes}
+            self._requests = deque(seen for seen in self._requests if seen.key not in classes)
             self._counts = Counter(seen.key for seen in self._requests)
 
     def forget(self, now_ns: int, window_ns: int = _MOST_WINDOW_NS) -> None:

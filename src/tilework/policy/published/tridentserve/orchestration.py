@@ -114,6 +114,16 @@ class Orchestration:
             times.append(self._ticked_ns + self.monitor.window_ns // _TICKS_PER_WINDOW)
         return min((at_ns for at_ns in times if at_ns > now_ns), default=None)
 
+    def forget(self, pipeline: str) -> None:
+        """A pipeline is served no more. If devices are its own, they are divided anew."""
+        self.monitor.forget_pipeline(pipeline)
+        self.profiles.forget()
+        self._latest = self._checked = None
+        for classes in (self._tried, self._nowhere):
+            classes -= {key for key in classes if key.step.pipeline == pipeline}
+        if pipeline in self.layout.parts:
+            self.layout, self._now, self._switched_ns = Layout.colocated(self.layout.rows), None, None
+
     def widest_node(self) -> int:
         """The most devices of a node."""
         return widest(self.layout.rows)

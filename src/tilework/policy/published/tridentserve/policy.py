@@ -127,6 +127,9 @@ class TridentServe(DeadlinePolicy):
     def placement_status(self, now_ns: int) -> Sequence[PlacementStatus]:
         return self.orchestration.status(now_ns)
 
+    def forget(self, pipeline: str) -> None:
+        self.orchestration.forget(pipeline)
+
     def _ways_on(self, layout: Layout, costs: CostModel) -> Ways:
         """The ways on this layout, with what was computed since it changed."""
         if self._ways is None or not self._ways.is_of(layout):
