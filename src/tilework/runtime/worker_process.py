@@ -135,6 +135,7 @@ class WorkerProcess(asyncio.BufferedProtocol):
             self._loop.call_soon(self._on_report, report)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        del self._reader  # This object is in cycles, which a server collects rarely, and its buffer has 64 KiB.
         self._closed.set_result(None)
 
 
