@@ -102,7 +102,9 @@ class WorkerProcess(asyncio.BufferedProtocol):
             self.kill("")
         await self._closed
         exit_status = await self._loop.run_in_executor(None, self._reap)
-        self._on_exit(self._reason or exit_status)
+        on_exit = self._on_exit
+        self._on_report = self._on_exit = _ignore  # See `connection_lost`.
+        on_exit(self._reason or exit_status)
 
     def _reap(self) -> str:
         """Wait for the process to exit, and close what was open for it; returns how it did."""
@@ -135,7 +137,9 @@ class WorkerProcess(asyncio.BufferedProtocol):
             self._loop.call_soon(self._on_report, report)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        del self._reader  # This object is in cycles, which a server collects rarely, and its buffer has 64 KiB.
+        # This object is in cycles, which a server collects rarely. What it holds and needs no more goes now: the buffer
+        # of 64 KiB here, and what callbacks hold when the process has ended.
+        del self._reader
         self._closed.set_result(None)
 
 
@@ -151,3 +155,7 @@ def resident_bytes(pid: int) -> int | None:
 def resident_bytes_of(pids: Mapping[str, int]) -> dict[str, int]:
     """The memory of those of these processes that there are, by the same names."""
     return {name: size for name, pid in pids.items() if (size := resident_bytes(pid)) is not None}
+
+
+def _ignore(_what: object) -> None:
+    """In the place of a callback that will not be called any more."""
