@@ -24,6 +24,7 @@ from tilework.server.drain import drained, waits_for
 from tilework.server.engine_protocol import Engine
 from tilework.server.frontends.supervisor import FrontEnds
 from tilework.server.garbage import give_back_large_blocks, rare_collections, sweep
+from tilework.server.http.probe_port import probe_port
 from tilework.server.http.server import HttpServer, bind
 from tilework.server.sets import NodePlaces
 from tilework.server.standing_answer import standing_answer
@@ -105,7 +106,12 @@ async def serve(
     loop = asyncio.get_running_loop()
     deadline_s = loop.time()  # Of a stop, on the loop's clock; it moves when one is asked for.
     webhooks: WebhookSender = app.state.webhooks.sender
-    async with _held(app, signals, listener, store, app.state.sets.run(_url(config, listener))):
+    async with (
+        _held(app, signals, listener, store, app.state.sets.run(_url(config, listener))),
+        probe_port(app, config.probe_port, config) as probe_url,
+    ):
+        if probe_url is not None:
+            on_progress(f"probes and metrics without a key at {probe_url}")
         serving = asyncio.create_task(http.listen())
         try:
             await _first(serving, http.listening.wait())
