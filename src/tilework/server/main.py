@@ -98,7 +98,8 @@ async def serve(
     signals = signals or StopSignals()
     journal = None if durable is None else DurableJournal(durable.journal)
     give_back_large_blocks()
-    readiness, call_registry = Readiness(engine, has_started=False), new_call_registry(config, journal)
+    readiness = Readiness(engine, has_started=False, disk=None if durable is None else durable.disk)
+    call_registry = new_call_registry(config, journal)
     store = new_store(config, durable)
     app = create_app(engine, config, store=store, readiness=readiness, call_registry=call_registry, nodes=nodes)
     listener = bind(config.host, config.port)
@@ -116,7 +117,7 @@ async def serve(
         try:
             await _first(serving, http.listening.wait())
             if not serving.done() and await _unless(signals.stop, _start(engine, app)):
-                tidying = [] if journal is None else [journal.keep_tidy()]
+                tidying = [] if durable is None or journal is None else [journal.keep_tidy(), durable.disk.watch()]
                 with rare_collections(), _beside(sweep(lambda: http.num_closed), *tidying):
                     _begin(app, engine, config, readiness, journal)
                     on_ready(_url(config, listener))
