@@ -7,7 +7,6 @@ import re
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +21,11 @@ from tilework.server.metrics.page import updated
 DASHBOARD = ROOT / "src" / "tilework" / "data" / "grafana.json"
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text("utf-8")
 RULES = DEPLOY / "alerts.yml"
-STORIES = Path(__file__).with_name("alerts_test.yml")
+COMMANDS = (
+    ("check", "rules", "deploy/alerts.yml"),
+    ("check", "config", "--syntax-only", "deploy/prometheus.yml"),
+    ("test", "rules", "tests/deploy/alerts_test.yml"),
+)
 
 
 def rules() -> list[dict[str, Any]]:
@@ -101,14 +104,12 @@ def test_each_rule_says_how_bad_it_is_and_what_to_do() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "command", [["check", "rules", str(RULES)], ["test", "rules", str(STORIES)]], ids=lambda it: it[0]
-)
-def test_prometheus_takes_the_rules(command: list[str]) -> None:
-    """And they do in stories of a server what they should."""
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_prometheus_takes_its_files(command: list[str]) -> None:
+    """And in stories of a server the rules do what they should."""
     if not debian.has("promtool", "prometheus"):
         pytest.skip("needs promtool, of the Debian package prometheus")
-    result = subprocess.run(["promtool", *command], capture_output=True, text=True, check=False)
+    result = subprocess.run(["promtool", *command], cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
