@@ -62,7 +62,7 @@ SERVER_ARROWS: dict[str, set[str]] = {
     "safety_filter": {"config"},
     "request_rates": {"tenants"},
     "http": {"text", "config", "tenants"},
-    "metrics": {"engine_protocol"},
+    "metrics": {"engine_protocol", "schema"},
     "live": {"engine_protocol", "http"},
     "page": set(),
     "planning": {"engine_protocol", "schema", "tenants", "http", "calls"},

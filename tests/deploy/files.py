@@ -17,7 +17,6 @@ ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 DRAIN_MARGIN_S = 10
 """How much longer than `drain_s` a stop may take (docs/serving.md)."""
-_DOCUMENTS = ROOT / "docs" / "operations.md"
 
 
 def documents(name: str) -> list[dict[str, Any]]:
@@ -51,12 +50,3 @@ def check_variables(names: Mapping[str, object] | list[str]) -> None:
     settings = (ROOT / "docs" / "serving.md").read_text("utf-8").partition("\n## Settings\n")[2]
     known = {f"TILEWORK_{name.upper()}" for name in re.findall(r"`(\w+)`", settings)}
     assert {name for name in names if name.startswith("TILEWORK_")} <= known
-
-
-def metrics_in(text: str) -> set[str]:
-    return set(re.findall(r"tilework_\w+", text))
-
-
-def documented_metrics() -> set[str]:
-    """The metrics of docs/operations.md, which tests/server/test_metrics.py compares with those of a server."""
-    return set(re.findall(r"^\| `(tilework_\w+)` ", _DOCUMENTS.read_text("utf-8"), re.MULTILINE))

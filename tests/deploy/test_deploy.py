@@ -25,12 +25,11 @@ from deploy.files import (
     check_command,
     check_variables,
     commands_in,
-    documented_metrics,
     documents,
-    metrics_in,
     of_kind,
 )
-from tilework.server.config import ServerConfig
+from fake_engine import FakeEngine, serving
+from tilework.server.config import PREFIX, ServerConfig
 
 DASHBOARD = ROOT / "src" / "tilework" / "data" / "grafana.json"
 UNIT = DEPLOY / "tilework.service"
@@ -114,14 +113,45 @@ def test_compose_names_files_and_services_that_exist() -> None:
     local = {source: target for source, target, *_ in mounts if source.startswith(".")}
     assert all((DEPLOY / source).is_file() for source in local)
     assert {source for source, *_ in mounts} - local.keys() == compose["volumes"].keys()
-    (target,) = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"][0]["static_configs"][0][
-        "targets"
-    ]
+    (target,) = scrape()["static_configs"][0]["targets"]
     assert target.partition(":")[0] in services
+    (rules,) = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["rule_files"]
+    assert local[f"./{rules}"] == f"/etc/prometheus/{rules}"
     (source,) = documents("grafana/datasources.yaml")[0]["datasources"]
     assert re.fullmatch(r"http://(\w+):9090", source["url"])[1] in services  # type: ignore[index]
     (provider,) = documents("grafana/dashboards.yaml")[0]["providers"]
     assert Path(local[f"../{DASHBOARD.relative_to(ROOT)}"]).parent == Path(provider["options"]["path"])
+
+
+def setting_of(variable: str) -> str:
+    """The server's setting of an environment variable."""
+    return variable.removeprefix(PREFIX).lower()
+
+
+def scrape() -> dict[str, Any]:
+    (found,) = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"]
+    return found  # type: ignore[no-any-return]
+
+
+def check_scrape(settings: dict[str, str], key: str, path: str, probes: set[str]) -> None:
+    """A server with keys lets Prometheus in with this one, which cannot draw; probes need none."""
+    with serving(FakeEngine(), **settings) as server:
+        of_prometheus = {"Authorization": f"Bearer {key}"}
+        assert server.http.get(path).status_code == 401
+        assert server.http.get(path, headers=of_prometheus).status_code == 200
+        assert server.post({"prompt": "x"}, headers=of_prometheus).status_code == 403
+        assert all(server.http.get(probe).status_code == 200 for probe in probes)
+
+
+def test_prometheus_of_compose_has_the_key_that_reads_metrics() -> None:
+    (compose,) = documents("compose.yaml")
+    ((name, secret),) = compose["secrets"].items()
+    assert compose["services"]["prometheus"]["secrets"] == [name]
+    assert scrape()["authorization"] == {"credentials_file": f"/run/secrets/{name}"}
+    environment = compose["services"]["tilework"]["environment"]
+    assert environment[secret["environment"]].startswith(f"${{{secret['environment']}:?"), "it must be given"
+    settings = {setting_of(name): name for name in environment}
+    check_scrape(settings, secret["environment"], scrape()["metrics_path"], {"/health", "/ready"})
 
 
 # The dashboard.
@@ -145,7 +175,7 @@ def test_the_dashboard_is_a_page_that_grafana_can_lay_out() -> None:
 
 
 def test_the_dashboard_ships() -> None:
-    """Its metrics are compared with those of a server in tests/server/test_metrics.py."""
+    """Its queries are compared with the metrics of a server in `test_queries`."""
     assert json.loads(files("tilework").joinpath("data/grafana.json").read_text("utf-8"))["uid"] == "tilework"
 
 
@@ -186,8 +216,16 @@ def test_systemd_verifies_the_unit(tmp_path: Path) -> None:
 
 # Kubernetes.
 
-MANIFESTS = ("kubernetes/tilework.yaml", "kubernetes/keda.yaml", "kubernetes/raycluster.yaml")
-OWN_KINDS = {"ScaledObject", "RayCluster"}
+MANIFESTS = (
+    "kubernetes/tilework.yaml",
+    "kubernetes/keda.yaml",
+    "kubernetes/raycluster.yaml",
+    "kubernetes/podmonitor.yaml",
+)
+OWN_KINDS = {"ScaledObject", "RayCluster", "PodMonitor"}
+MONITOR = {"selector", "jobLabel", "podMetricsEndpoints"}
+ENDPOINT = {"port", "path", "interval", "authorization"}
+"""Fields of the operator of Prometheus that the manifest uses (prometheus-operator.dev, API reference, PodMonitor)."""
 RAY_CLUSTER = {"rayVersion", "headGroupSpec", "workerGroupSpecs"}
 RAY_HEAD = {"rayStartParams", "template", "serviceType"}
 RAY_WORKERS = {"groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"}
@@ -251,6 +289,26 @@ def test_the_servers_of_kubernetes_are_started_and_stopped_as_they_can_be(tmp_pa
     assert container["resources"]["limits"]["nvidia.com/gpu"] == str(shown["workers"]["value"])
 
 
+def test_the_operator_scrapes_the_pods_with_the_key_that_reads_metrics() -> None:
+    (monitor,) = documents(MANIFESTS[3])
+    (server,) = (one for one in of_kind(MANIFESTS[0], "Deployment") if one["metadata"]["name"] == "tilework")
+    template = server["spec"]["template"]
+    (container,) = template["spec"]["containers"]
+    assert monitor["spec"].keys() == MONITOR
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint.keys() == ENDPOINT
+    assert endpoint["port"] in {port["name"] for port in container["ports"]}
+    assert template["metadata"]["labels"][monitor["spec"]["jobLabel"]] == scrape()["job_name"], "as the rules have it"
+    secrets = {one["name"]: one["valueFrom"]["secretKeyRef"] for one in container["env"]}
+    settings = {setting_of(name): f"{secret['name']}-{secret['key']}" for name, secret in secrets.items()}
+    credentials = endpoint["authorization"]["credentials"]
+    probes = {container[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "liveness", "readiness")}
+    check_scrape(settings, f"{credentials['name']}-{credentials['key']}", endpoint["path"], probes)
+    head = (DEPLOY / MANIFESTS[0]).read_text("utf-8").partition("\n\n")[0]
+    assert all(f"--from-literal={secret['key']}=" in head for secret in secrets.values())
+
+
 @pytest.mark.slow
 def test_keda_knows_all_fields_of_its_manifest() -> None:
     from cloudcoil.models.keda.v1alpha1 import ScaledObject
@@ -267,14 +325,11 @@ def test_keda_knows_all_fields_of_its_manifest() -> None:
     assert kept(wrong) != wrong
 
 
-def test_keda_scales_the_servers_by_a_metric_that_exists() -> None:
+def test_keda_scales_the_servers() -> None:
     (scaled,) = documents(MANIFESTS[1])
     deployments = {one["metadata"]["name"] for one in of_kind(MANIFESTS[0], "Deployment")}
     assert scaled["spec"]["scaleTargetRef"]["name"] in deployments
     (trigger,) = scaled["spec"]["triggers"]
-    used = metrics_in(trigger["metadata"]["query"])
-    assert used
-    assert used <= documented_metrics()
     assert all(isinstance(value, str) for value in trigger["metadata"].values())
 
 

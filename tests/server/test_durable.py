@@ -27,12 +27,14 @@ from tilework.core.wire.blobs import SavedState, StateBlob
 from tilework.runtime.state_blobs import StateBlobDirectory
 from tilework.server.calls.journal import DurableJournal
 from tilework.store import files
+from tilework.store.disk import CHECK_S, Disk
 from tilework.store.durable import DurableDirectory
 from tilework.store.files import FileStore
 from tilework.store.journal import Ended, Journal, JournalUnusable, NotWritten, OpenCall
 from tilework.store.results import Unwritten
 from waiting import PATIENCE_S, eventually
 
+ENDED = 'tilework_requests_total{{class="standard",outcome="{}"}}'
 ASYNC = {"Prefer": "respond-async"}
 NEW = {"a-0": Checkpoint(), "a-1": Checkpoint()}
 TEXT, STEPPED = SavedState(0, 1, StateBlob("c", 5)), SavedState(1, 4, StateBlob("s", 7))
@@ -123,6 +125,17 @@ def fill(journal: Journal) -> None:
 
 def make_room(journal: Journal) -> None:
     journal._connection.execute("PRAGMA max_page_count = 1000000")
+
+
+def is_ready(server: Served) -> bool:
+    """Once the disk was tried again."""
+    server.skip(CHECK_S)
+    return server.http.get("/ready").status_code == 200
+
+
+def wait_for_room(server: Served) -> None:
+    """Until the server has found that its disk can be written again."""
+    eventually(lambda: is_ready(server))
 
 
 def test_full_disk_changes_nothing_and_ends_are_written_later(tmp_path: Path) -> None:
@@ -436,12 +449,53 @@ def test_call_that_cannot_be_journalled_is_refused_and_the_server_lives_on(
         server.on_loop(fill, journals[0])
         body = {"prompt": "x" * 4000, "n": 10}
         refused = [server.post(body, headers=ASYNC) for _ in range(20)][-1]  # The first ones may find room yet.
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "journal_unwritable")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "disk_unwritable")
+        ready = server.http.get("/ready").json()["error"]
+        assert ready["status"] == "disk_unwritable"
+        assert "full" in ready["message"]
+        assert "state" not in ready["message"], "where the directory is concerns no client"
         num_open = sum(call["status"] == "queued" for call in server.http.get("/v1/requests?limit=100").json()["data"])
-        assert server.http.get("/ready").json()["open_requests"] == 10 * (num_open - 1) + 2, "it was cancelled"
+        assert ready["open_requests"] == 10 * (num_open - 1) + 2, "it was cancelled"
+        num_refused = 10 * (20 + 1 - num_open)
+        assert server.metric('tilework_refusals_total{reason="disk_unwritable"}') == num_refused
+        assert server.metric(ENDED.format("rejected")) == num_refused
+        assert server.metric(ENDED.format("cancelled")) == 0
+        assert server.metric('tilework_unready{reason="disk_unwritable"}') == 1
         server.on_loop(make_room, journals[0])
+        wait_for_room(server)
+        assert server.metric('tilework_unready{reason="disk_unwritable"}') == 0
         assert server.post(body, headers=ASYNC).status_code == 202
         assert status(server, kept)["status"] == "queued"
+
+
+def test_a_full_disk_is_tried_until_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only while it is known or suspected to be full: otherwise nothing is written."""
+    disk, write = Disk(tmp_path), Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+    monkeypatch.setattr(Path, "write_bytes", write)
+    disk.check()
+    assert not write.called
+    disk.suspect()
+    assert disk.problem == "", "it may have been another disk"
+    disk.check()
+    disk.check()
+    assert (disk.problem, write.call_count) == ("No space left on device", 2)
+    monkeypatch.undo()
+    disk.check()
+    assert disk.problem == ""
+    assert list(tmp_path.iterdir()) == []
+    disk.failed(sqlite3.OperationalError("database or disk is full"))
+    assert disk.problem == "database or disk is full"
+
+
+def test_a_lost_event_log_makes_the_server_look_at_its_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(FakeEngine(), durable=str(tmp_path / "state")) as server:
+        full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+        monkeypatch.setattr(Path, "write_bytes", full)
+        server.on_loop(server.engine.observer.on_log_lost)
+        eventually(lambda: not is_ready(server))
+        monkeypatch.undo()
+        wait_for_room(server)
+        assert server.metric("tilework_log_losses_total") == 1
 
 
 def test_an_end_that_could_not_be_written_is_what_became_of_it_since(tmp_path: Path) -> None:
@@ -494,12 +548,17 @@ def test_results_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
     with serving(FakeEngine(), durable=str(tmp_path / "state")) as server:
         waits = server.post({"prompt": "x"}, headers={"Idempotency-Key": "k"})
         assert waits.json()["data"][0]["b64_json"]
+        wait_for_room(server)
         for later in (False, True):
             body = {"prompt": "x", "response_format": "b64_json" if later else "url"}
             answer = server.post(body, headers=ASYNC if later else {})
             uid = answer.headers.get("x-request-id") or answer.json()["error"]["message"].split()[4]
             eventually(lambda uid=uid: status(server, uid)["status"] == "failed")
             assert status(server, uid)["error"]["code"] == "result_unwritable"
+            ready = server.http.get("/ready")
+            assert (ready.status_code, ready.json()["error"]["status"]) == (503, "disk_unwritable")
+            assert "No space left on device" in ready.json()["error"]["message"]
+            wait_for_room(server)
     unwritten = asyncio.run(FileStore(tmp_path / "r", max_bytes=9, ttl_ns=9).put("a", b"x", "image/png", 0))
     assert isinstance(unwritten, Unwritten)
     assert "No space left" in unwritten.reason

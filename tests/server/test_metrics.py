@@ -1,15 +1,13 @@
-"""Metrics: the documented ones are those that there are, and a real engine moves every one of them."""
+"""Metrics: the declared ones are those that there are, and a real engine moves every one of them."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import signal
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -36,10 +34,9 @@ from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.ticket import Ticket
 from tilework.server.api.app import create_app
 from tilework.server.config import ServerConfig
+from tilework.server.metrics.families import FAMILIES
 from waiting import until
 
-DOCS = Path(__file__).parents[2] / "docs"
-DATA = Path(tilework.__file__).parent / "data"
 CACHE = {
     f"tilework_encode_cache_{name}" for name in ("bytes", "hits", "misses")
 }  # See tests/live/test_encode_cache.py.
@@ -55,17 +52,10 @@ PLACEMENT = {
 FRONT_ENDS = {"tilework_frontend_refusals_total"}  # Seen to move in `test_frontends`.
 PATCHES = "tilework_cached_patches_total"  # No simulated device has a patch cache.
 OF_CALLS = {"tilework_warnings_total", "tilework_webhook_attempts_total"}  # In `test_foreign_fields`, `test_webhooks`.
-CONSTANT = {"tilework_build_info", "tilework_devices", PATCHES, *CACHE, *PLACEMENT, *FRONT_ENDS, *OF_CALLS}
+OF_DISKS = {"tilework_unready", "tilework_disk_free_bytes"}  # In `test_durable`.
+CONSTANT = {"tilework_build_info", "tilework_devices", PATCHES, *OF_DISKS, *CACHE, *PLACEMENT, *FRONT_ENDS, *OF_CALLS}
 
 # What is exported: by family, and by sample.
-
-
-@dataclass(frozen=True)
-class Family:
-    """As Prometheus sees it, under the name that stands in the documentation."""
-
-    kind: str
-    labels: frozenset[str]
 
 
 def family_of(sample: str, kinds: dict[str, str]) -> str:
@@ -78,19 +68,13 @@ def kinds_of(text: str) -> dict[str, str]:
     return dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
 
 
-def exported(text: str) -> dict[str, Family]:
+def labels_of(text: str) -> dict[str, set[str]]:
+    """The labels of each family."""
     kinds = kinds_of(text)
     labels: dict[str, set[str]] = {name: set() for name in kinds}
     for name, pairs in samples(text):
         labels[family_of(name, kinds)].update(dict(pairs))
-    return {name: Family(kind, frozenset(labels[name] - {"le"})) for name, kind in kinds.items()}
-
-
-def documented() -> dict[str, Family]:
-    section = (DOCS / "operations.md").read_text("utf-8").partition("\n## Metrics\n")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([\w, ]*?) ?\|", section, re.MULTILINE)
-    assert len({name for name, _, _ in rows}) == len(rows), "a metric is documented twice"
-    return {name: Family(kind, frozenset(filter(None, labels.split(", ")))) for name, kind, labels in rows}
+    return labels
 
 
 # A real engine on simulated devices, and the HTTP API around it.
@@ -244,14 +228,31 @@ def texts() -> list[str]:
 
 
 @pytest.mark.slow
-def test_what_is_exported_is_documented(texts: list[str]) -> None:
-    found, known = exported(texts[-1]), documented()
-    labels = {name: known[name].labels for name in PLACEMENT}  # They have no values here that would show theirs.
-    assert found | {name: replace(found[name], labels=its) for name, its in labels.items()} == known
+def test_what_is_exported_is_declared(texts: list[str]) -> None:
+    """And so documented (tests/deploy/test_queries.py). Without values those of PLACEMENT show no labels here."""
+    assert kinds_of(texts[-1]) == {family.name: str(family.kind) for family in FAMILIES}
+    for family in FAMILIES:
+        expected = set() if family.name in PLACEMENT else set(family.label_names)
+        assert labels_of(texts[-1])[family.name] - {"le"} == expected, family.name
 
 
 @pytest.mark.slow
-def test_every_documented_metric_moves(texts: list[str]) -> None:
+def test_labels_have_the_values_that_are_declared(texts: list[str]) -> None:
+    kinds = kinds_of(texts[-1])
+    declared = {(family.name, label.name): label.values for family in FAMILIES for label in family.labels}
+    seen = {
+        (family_of(name, kinds), label, value)
+        for text in texts
+        for name, pairs in samples(text)
+        for label, value in pairs
+        if label != "le"
+    }
+    assert [one for one in seen if declared[one[:2]] and one[2] not in declared[one[:2]]] == []
+    assert any(declared[name, label] for name, label, _ in seen)
+
+
+@pytest.mark.slow
+def test_every_metric_moves(texts: list[str]) -> None:
     kinds = kinds_of(texts[-1])
     moved = {
         family_of(key[0], kinds)
@@ -259,7 +260,7 @@ def test_every_documented_metric_moves(texts: list[str]) -> None:
         for key in before.keys() | after.keys()
         if before.get(key, 0.0) != after.get(key, 0.0)
     }
-    assert documented().keys() - moved == CONSTANT
+    assert {family.name for family in FAMILIES} - moved == CONSTANT
     about = {"version": tilework.__version__, "policy": "edf", "model": PIPELINE}
     assert value(texts[-1], "tilework_build_info", **about) == 1
     assert value(texts[-1], "tilework_devices") == 2
@@ -331,30 +332,6 @@ def test_known_labels_are_there_from_the_start(texts: list[str]) -> None:
     for device_id in ("0", "1"):
         for counter in ("device_busy_seconds", "bubble_seconds", "device_losses"):
             assert first[f"tilework_{counter}_total", frozenset({("device", device_id)})] == 0
-
-
-def test_the_dashboard_names_metrics_and_labels_that_exist() -> None:
-    """Those of the documentation, which are those that an engine exports (see above)."""
-    board = json.loads((DATA / "grafana.json").read_text("utf-8"))
-    targets = [target for panel in board["panels"] for target in panel["targets"]]
-    assert targets
-    known = documented()
-    kinds = {name: family.kind for name, family in known.items()}
-    used: set[str] = set()
-    for target in targets:
-        its = {family_of(name, kinds) for name in re.findall(r"tilework_\w+", target["expr"])}
-        assert its, target
-        assert its <= known.keys()
-        labels = set(re.findall(r'(\w+)=~?"', target["expr"])) | set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
-        for names in re.findall(r"(?:by|ignoring) \(([\w, ]+)\)", target["expr"]):
-            labels |= set(names.split(", "))
-        assert labels - {"instance", "le"} <= set().union(*(known[name].labels for name in its)), target
-        used |= its
-    needed = (
-        "deadlines_total slack_seconds jobs_queued device_busy_seconds_total steps_total refusals_total eta_error_ratio"
-        " device_memory_bytes card_busy_ratio card_memory_bytes card_power_watts card_slowed"
-    )
-    assert {f"tilework_{name}" for name in needed.split()} <= used
 
 
 @pytest.mark.slow

@@ -232,7 +232,7 @@ class RefusalCode(StrEnum):
 
 
 class Status(StrEnum):
-    """The status of a job. The last five are final and entered exactly once."""
+    """The status of a job. Those that are final are entered exactly once."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -243,3 +243,7 @@ class Status(StrEnum):
     REJECTED = "rejected"
     EXPIRED = "expired"
     """Its deadline could not be met any more, and it was to be dropped then (`OnMiss.DROP`)."""
+
+    @property
+    def is_final(self) -> bool:
+        return self not in (Status.QUEUED, Status.RUNNING, Status.PAUSED)

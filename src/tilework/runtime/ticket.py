@@ -123,7 +123,8 @@ class Ticket:
     """An accepted request. `outcome` resolves exactly once; `steps_done` follows the running work.
 
     `eta_ns` is what admission predicted, `checkpoint` where it began, `history` every action that concerned the
-    request, with its time, and `preview` the latest.
+    request, with its time, and `preview` the latest. One that was `taken_back` by its submitter, before anything else
+    became of it, was never accepted in the eyes of its client.
     """
 
     request: Request
@@ -137,6 +138,7 @@ class Ticket:
     preview: Preview | None = None
     is_running: bool = False
     is_refused: bool = False
+    taken_back: bool = False
     _watchers: dict[int, Callable[[], None]] = field(default_factory=dict)
     _next_watcher: int = 0
 

@@ -20,7 +20,7 @@ from tilework.server.default_slo import DefaultSlo
 from tilework.server.webhooks.notice import secret_bytes
 
 PREFIX = "TILEWORK_"
-SECRETS = frozenset({"api_key", "admin_key", "webhook_secret"})
+SECRETS = frozenset({"api_key", "admin_key", "metrics_key", "webhook_secret"})
 """Settings that are not shown."""
 OPTION, ENVIRONMENT, FILE, DEFAULT = "option", "environment", "file", "default"
 """Where a setting is from."""
@@ -41,7 +41,8 @@ class ServerConfig(BaseSettings):
     """Limits and addresses of the HTTP server. Made directly, it reads no environment: see `load_config`.
 
     `port` 0 takes a free one. `api_key` is one key or several, separated by commas; None leaves the server open.
-    With `admin_key`, one or several, a client of the default tenant may change what is served.
+    With `admin_key`, one or several, a client of the default tenant may change what is served; with `metrics_key` it
+    may read metrics and nothing else. On `probe_port` of the loopback probes and metrics need no key.
     `public_url` replaces scheme and host in the URLs of results, for servers behind a proxy. `tenants` is the path of a
     TOML file (see `server.tenants`), `models` that of another (see `server.models_file`). `default_slo` is the
     deadline of requests that give none (see `server.default_slo`). `max_jobs` is how many images
@@ -80,8 +81,10 @@ class ServerConfig(BaseSettings):
 
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)
+    probe_port: int | None = Field(None, ge=0, le=65535)
     api_key: str | None = Field(None, repr=False)
     admin_key: str | None = Field(None, repr=False)
+    metrics_key: str | None = Field(None, repr=False)
     tenants: str | None = None
     models: str | None = None
     durable: str | None = None
@@ -159,6 +162,10 @@ class ServerConfig(BaseSettings):
     def admin_keys(self) -> tuple[bytes, ...]:
         return _keys(self.admin_key)
 
+    @property
+    def metrics_keys(self) -> tuple[bytes, ...]:
+        return _keys(self.metrics_key)
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -171,8 +178,9 @@ class ServerConfig(BaseSettings):
         return (init_settings,)
 
     @field_validator(
-        *("api_key", "admin_key", "tenants", "models", "durable", "public_url", "default_slo", "registry"),
-        *("traces", "safety_filter", "served_model_name", "allow_origin", "webhook_origins", "webhook_secret"),
+        *("api_key", "admin_key", "metrics_key", "tenants", "models", "durable", "public_url", "default_slo"),
+        *("registry", "traces", "safety_filter", "served_model_name"),
+        *("allow_origin", "webhook_origins", "webhook_secret"),
         mode="before",
     )
     @classmethod
@@ -235,7 +243,7 @@ class ServerConfig(BaseSettings):
             DefaultSlo.parse(text)
         return text
 
-    @field_validator("api_key", "admin_key")
+    @field_validator("api_key", "admin_key", "metrics_key")
     @classmethod
     def _check_keys(cls, api_key: str | None) -> str | None:
         """Refuse a list without a key: it would open the server to everything, which cannot be meant."""

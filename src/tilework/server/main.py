@@ -24,6 +24,7 @@ from tilework.server.drain import drained, waits_for
 from tilework.server.engine_protocol import Engine
 from tilework.server.frontends.supervisor import FrontEnds
 from tilework.server.garbage import give_back_large_blocks, rare_collections, sweep
+from tilework.server.http.probe_port import probe_port
 from tilework.server.http.server import HttpServer, bind
 from tilework.server.sets import NodePlaces
 from tilework.server.standing_answer import standing_answer
@@ -97,20 +98,20 @@ async def serve(
     signals = signals or StopSignals()
     journal = None if durable is None else DurableJournal(durable.journal)
     give_back_large_blocks()
-    readiness, call_registry = Readiness(engine, has_started=False), new_call_registry(config, journal)
-    store = new_store(config, durable)
+    readiness = Readiness(engine, has_started=False, disk=None if durable is None else durable.disk)
+    call_registry, store = new_call_registry(config, journal), new_store(config, durable)
     app = create_app(engine, config, store=store, readiness=readiness, call_registry=call_registry, nodes=nodes)
     listener = bind(config.host, config.port)
     http = _http(app, listener, config, engine)
     loop = asyncio.get_running_loop()
     deadline_s = loop.time()  # Of a stop, on the loop's clock; it moves when one is asked for.
     webhooks: WebhookSender = app.state.webhooks.sender
-    async with _held(app, signals, listener, store, app.state.sets.run(_url(config, listener))):
+    async with _held(app, config, signals, listener, store, on_progress):
         serving = asyncio.create_task(http.listen())
         try:
             await _first(serving, http.listening.wait())
             if not serving.done() and await _unless(signals.stop, _start(engine, app)):
-                tidying = [] if journal is None else [journal.keep_tidy()]
+                tidying = [] if durable is None or journal is None else [journal.keep_tidy(), durable.disk.watch()]
                 with rare_collections(), _beside(sweep(lambda: http.num_closed), *tidying):
                     _begin(app, engine, config, readiness, journal)
                     on_ready(_url(config, listener))
@@ -203,16 +204,25 @@ async def _close(
 @asynccontextmanager
 async def _held(
     app: FastAPI,
+    config: ServerConfig,
     signals: StopSignals,
     listener: socket.socket,
     store: ResultStore,
-    chore: Coroutine[object, object, None],
+    on_progress: Callable[[str], None],
 ) -> AsyncIterator[None]:
-    """What a server holds from its start to its end, and does beside. Raises OSError if results cannot be kept."""
-    with _handled(signals), listener, _beside(chore):
+    """What a server holds from its start to its end, and does beside.
+
+    Raises:
+        AddressInUse: the port for probes cannot be listened on.
+        OSError: results cannot be kept.
+    """
+    with _handled(signals), listener, _beside(app.state.sets.run(_url(config, listener))):
         await store.check()
         try:
-            yield
+            async with probe_port(app, config.probe_port, config) as url:
+                if url is not None:
+                    on_progress(f"probes and metrics without a key at {url}")
+                yield
         finally:
             for one in (app.state.planner, app.state.batches, app.state.webhooks.sender, store):
                 await one.close()

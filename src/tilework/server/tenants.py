@@ -25,7 +25,8 @@ class Tenant:
 
     `classes` are those it may ask for (None: all), `max_open` is how many of its images may be open, and
     `requests_per_minute` how many calls for pictures each of its keys may make. One that
-    `is_admin` may change what is served. `default_slo` is the deadline of requests that give none.
+    `is_admin` may change what is served, and one that `is_monitor` may read metrics and nothing else. `default_slo` is
+    the deadline of requests that give none.
     """
 
     name: str = DEFAULT_TENANT
@@ -35,33 +36,35 @@ class Tenant:
     requests_per_minute: int | None = None
     keys: tuple[bytes, ...] = field(default=(), repr=False)
     is_admin: bool = False
+    is_monitor: bool = False
     default_slo: DefaultSlo | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenants:
-    """All tenants, and the weight of each class. Without any key every call is of the default tenant.
+    """All tenants, and the weight of each class. Without any key that may draw every call is of the default tenant.
 
-    `admin` is the default tenant with the keys of the scope admin. All requests of `exact_classes` are exact.
+    `scoped` are the default tenant with the keys of the scope admin, and with those of the scope metrics. All
+    requests of `exact_classes` are exact.
     `default_slos` are the deadlines of requests that give none, of some classes.
     """
 
     members: tuple[Tenant, ...] = (Tenant(),)
-    admin: Tenant | None = None
+    scoped: tuple[Tenant, ...] = ()
     classes: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT_CLASSES))
     exact_classes: frozenset[str] = frozenset()
     default_slos: Mapping[str, DefaultSlo] = field(default_factory=dict)
 
     @property
     def has_keys(self) -> bool:
-        return any(tenant.keys for tenant in self.members)
+        return any(tenant.keys for tenant in self.members if not tenant.is_monitor)
 
     def find(self, key: bytes | None) -> Tenant | None:
         """The tenant of this key. All keys are compared, each in constant time, so that the time reveals nothing."""
         found = None
         if not self.has_keys:
             found = next((tenant for tenant in self.members if tenant.name == DEFAULT_TENANT), Tenant())
-        for tenant in (*self.members, *(() if self.admin is None else (self.admin,))):
+        for tenant in (*self.members, *self.scoped):
             for known in tenant.keys:
                 if hmac.compare_digest(key or b"", known):
                     found = tenant
@@ -106,6 +109,7 @@ _WANTED = {
     "classes": "a list of one class or more",
     "exact": "true or false",
     "admin": "true or false",
+    "metrics": "true or false",
     "default_slo": WANTED,
     "max_open": f"a whole number from 1 to {MAX_OPEN}",
     "requests_per_minute": f"a whole number from 1 to {MAX_OPEN}",
@@ -125,6 +129,7 @@ class _Tenant(_Table):
     max_open: int | None = Field(None, ge=1, le=MAX_OPEN)
     requests_per_minute: int | None = Field(None, ge=1, le=MAX_OPEN)
     admin: bool = False
+    metrics: bool = False
     default_slo: DefaultSloField = None
 
 
@@ -142,7 +147,7 @@ class _File(_Table):
 
 
 def load_tenants(config: ServerConfig) -> Tenants:
-    """Read `config.tenants`, if it is set; the keys of `config.api_key` belong to the default tenant.
+    """Read `config.tenants`, if it is set; the keys of the settings belong to the default tenant.
 
     Raises:
         ConfigError: the file cannot be used; the message names key, value and remedy, but never shows an API key.
@@ -156,10 +161,13 @@ def load_tenants(config: ServerConfig) -> Tenants:
     default = members.pop(DEFAULT_TENANT, Tenant())
     default = replace(default, keys=(*default.keys, *config.api_keys))
     exact_classes = frozenset(name for name, row in file.classes.items() if row.exact)
-    admin = replace(default, keys=config.admin_keys, is_admin=True) if config.admin_keys else None
+    scoped = (
+        replace(default, keys=config.admin_keys, is_admin=True),
+        replace(default, keys=config.metrics_keys, is_monitor=True),
+    )
     tenants = Tenants(
         members=(default, *members.values()),
-        admin=admin,
+        scoped=scoped,
         classes=classes,
         exact_classes=exact_classes,
         default_slos={name: row.default_slo for name, row in file.classes.items() if row.default_slo is not None},
@@ -192,6 +200,12 @@ def _tenant(name: str, row: _Tenant, classes: Mapping[str, float]) -> Tenant:
         raise ConfigError(
             f"tenants.{name}.classes = {row.classes!r} is not a list of classes; choose among {', '.join(classes)}."
         )
+    if row.metrics and (row.admin or name == DEFAULT_TENANT):
+        other = "has admin = true, too" if row.admin else "is the tenant of all calls without a key of another"
+        raise ConfigError(
+            f"tenants.{name}.metrics = true lets its keys read metrics and nothing else, and {name} {other}; give the"
+            " keys for metrics a tenant of their own."
+        )
     return Tenant(
         name=name,
         weight=row.weight,
@@ -200,15 +214,19 @@ def _tenant(name: str, row: _Tenant, classes: Mapping[str, float]) -> Tenant:
         requests_per_minute=row.requests_per_minute,
         keys=tuple(key.encode() for key in row.keys),
         is_admin=row.admin,
+        is_monitor=row.metrics,
         default_slo=row.default_slo,
     )
 
 
 def _check_distinct(tenants: Tenants) -> None:
     owners: dict[bytes, str] = {}
-    for key in tenants.admin.keys if tenants.admin is not None else ():
-        if any(key in tenant.keys for tenant in tenants.members):
-            raise ConfigError("a key of admin_key is one of api_key or of a tenant, too; give each its own.")
+    seen = {key for tenant in tenants.members for key in tenant.keys}
+    for tenant in tenants.scoped:
+        if seen.intersection(tenant.keys):
+            setting, others = ("admin_key", "") if tenant.is_admin else ("metrics_key", ", of admin_key")
+            raise ConfigError(f"a key of {setting} is one of api_key{others} or of a tenant, too; give each its own.")
+        seen.update(tenant.keys)
     for tenant in tenants.members:
         for key in tenant.keys:
             if owners.setdefault(key, tenant.name) != tenant.name:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+from tilework.store.disk import Disk
 from tilework.store.files import FileStore
 from tilework.store.journal import Journal, JournalUnusable, NotWritten
 
@@ -35,6 +36,7 @@ class DurableDirectory:
         """
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path = path.resolve()
+        self.disk = Disk(self.path)
         with ExitStack() as stack:
             self._lock = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
             stack.callback(os.close, self._lock)
@@ -48,7 +50,7 @@ class DurableDirectory:
                     ) from None
                 on_wait()
                 fcntl.flock(self._lock, fcntl.LOCK_EX)
-            self.journal = Journal(self.path / JOURNAL)
+            self.journal = Journal(self.path / JOURNAL, on_failed=self.disk.failed)
             stack.pop_all()
 
     def now_ns(self) -> int:
@@ -61,7 +63,7 @@ class DurableDirectory:
 
     def results(self, *, max_bytes: int, ttl_ns: int) -> FileStore:
         """Raises OSError."""
-        return FileStore(self.path / "results", max_bytes=max_bytes, ttl_ns=ttl_ns)
+        return FileStore(self.path / "results", max_bytes=max_bytes, ttl_ns=ttl_ns, on_failed=self.disk.failed)
 
     def new_log(self) -> Path:
         """The path for the event log of this start; the logs of the oldest starts are removed."""

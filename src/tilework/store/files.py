@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import count
@@ -56,9 +56,16 @@ class FileStore:
     and written on threads; everything else happens on the event loop.
     """
 
-    def __init__(self, directory: Path, *, max_bytes: int, ttl_ns: int) -> None:
-        """Raises OSError."""
-        self._directory = directory
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        max_bytes: int,
+        ttl_ns: int,
+        on_failed: Callable[[OSError], None] = lambda _error: None,
+    ) -> None:
+        """`on_failed` hears of files that could not be written. Raises OSError."""
+        self._directory, self._on_failed = directory, on_failed
         self._index: Index[Path] = Index(max_bytes=max_bytes, ttl_ns=ttl_ns)
         directory.mkdir(mode=0o700, exist_ok=True)
         self._numbers = count(self._load() + 1)
@@ -83,6 +90,7 @@ class FileStore:
         try:
             await asyncio.to_thread(_write, path, head, content)
         except OSError as error:
+            self._on_failed(error)
             return Unwritten(reason=f"{path}: {error.strerror}")
         _remove(self._index.add(uid, path, len(content), expires_ns))
         return Stored(expires_ns=expires_ns)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -82,10 +82,10 @@ class Ended:
 class Journal:
     """A `CheckpointKeeper` and the list of calls. To be used on one thread, `tidy` on any; one process at a time."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises JournalUnusable, OSError."""
+    def __init__(self, path: Path, on_failed: Callable[[sqlite3.Error], None] = lambda _error: None) -> None:
+        """`on_failed` hears of all that could not be written. Raises JournalUnusable, OSError."""
         path.touch(mode=0o600)  # It holds prompts; SQLite gives its other files the same mode.
-        self._path = path
+        self._path, self._on_failed = path, on_failed
         self._is_failing = False
         self._owed: dict[str, Ended] = {}  # Ends that could not be written, written with the next one or at last.
         with ExitStack() as stack:
@@ -254,6 +254,7 @@ class Journal:
         except sqlite3.IntegrityError:  # A bug.
             raise
         except sqlite3.Error as error:
+            self._on_failed(error)
             raise NotWritten(f"{self._path}: {error}") from error
         finally:
             if self._connection.in_transaction:

@@ -210,6 +210,13 @@ class ServerGroup:
     heading: ClassVar[str] = "Server"
     host: Annotated[str | None, typer.Option(help="Address to listen on; default 127.0.0.1.")] = None
     port: Annotated[int | None, typer.Option(help="Port; default 8000; 0 takes a free one.")] = None
+    probe_port: Annotated[
+        int | None,
+        typer.Option(
+            help="Answer /health, /ready and /metrics without a key on this port of the loopback, too; 0 takes a free "
+            "one."
+        ),
+    ] = None
     frontends: Annotated[
         int | None,
         typer.Option(

@@ -105,8 +105,9 @@ def create_app(
     readiness = readiness or Readiness(engine)
     use = UseWindow(ns_from_s(config.set_window_s))
     sets = new_sets(engine, config, use, nodes, lambda: readiness.has_started)
-    metrics, feed, recent = Metrics(engine, store, use), Feed(engine.now_ns), RecentTraffic(engine.now_ns)
-    engine.observe(Observers(metrics, feed, recent))
+    metrics = Metrics(engine, store, use, lambda: readiness.unready, readiness.disk)
+    feed, recent = Feed(engine.now_ns), RecentTraffic(engine.now_ns)
+    engine.observe(Observers(metrics, feed, recent, readiness))
     threads = Threads(config.encode_threads)
     call_registry = new_call_registry(config) if call_registry is None else call_registry
     webhooks, traces = _webhooks(config, call_registry, metrics), Traces(config.traces) if config.traces else None

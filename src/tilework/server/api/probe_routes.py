@@ -14,7 +14,7 @@ from tilework.server.api.openapi import errors, good, stream, text
 from tilework.server.calls.readiness import Readiness
 from tilework.server.config import ServerConfig
 from tilework.server.http.errors import ApiError
-from tilework.server.http.middleware import tenant_of
+from tilework.server.http.middleware import METRICS, tenant_of
 from tilework.server.http.sse import MEDIA_TYPE, EventStream
 from tilework.server.live.frames import Viewer
 from tilework.server.live.watchers import MOST_WATCHERS, TooManyWatch, Watchers
@@ -48,7 +48,7 @@ def add_probe_routes(app: FastAPI, readiness: Readiness, metrics: Metrics) -> No
         return readiness.report()
 
     @app.get(
-        "/metrics",
+        METRICS,
         tags=["operations"],
         response_class=Response,
         responses={

@@ -134,9 +134,15 @@ def invalid(field: str, value: object, remedy: str, code: str | None = None) -> 
     return InvalidValue(f"{field} = {shown(value)} is not accepted. {remedy}", field=field, code=code)
 
 
-def not_ready(reason: str, *, is_stopping: bool = False, details: Mapping[str, object] | None = None) -> NotReady:
+def not_ready(
+    reason: str,
+    *,
+    is_stopping: bool = False,
+    code: str | None = None,
+    details: Mapping[str, object] | None = None,
+) -> NotReady:
     message = f"The server is not ready: {reason}. Try again in {RETRY_NOT_READY_S} seconds."
-    error = NotReady(message, retry_s=RETRY_NOT_READY_S, details=details)
+    error = NotReady(message, code=code, retry_s=RETRY_NOT_READY_S, details=details)
     error.is_stopping = is_stopping
     return error
 

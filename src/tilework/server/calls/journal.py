@@ -13,7 +13,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from tilework.core.checkpoint import Checkpoint
 from tilework.core.time import ns_from_s
-from tilework.server.calls.errors import NotReady
 from tilework.server.calls.idempotency import Key
 from tilework.server.calls.parsing.decode import Undecodable
 from tilework.server.calls.parsing.image_call import ImageCall
@@ -60,7 +59,7 @@ class CallJournal:
         """Keep a call, with a checkpoint of where each image begins, before its client learns that it is accepted.
 
         Raises:
-            NotReady: it cannot be kept.
+            NotWritten: it cannot be kept.
         """
 
     def end(self, record: Record, *, has_key: bool) -> None:
@@ -116,12 +115,7 @@ class DurableJournal(CallJournal):
         document = _CALL.dump_json(replace(call, ask=call.ask.with_files_only()))
         by_uid = dict(zip(call.image_uids, checkpoints, strict=True))
         kept = OpenCall(uid=call.uid, model=call.ask.model, document=document, checkpoints=by_uid)
-        try:
-            self._journal.begin(kept)
-        except NotWritten as error:
-            logger.error("call %s was refused, since it could not be kept: %s", call.uid, error)
-            message = "The server cannot keep the request safe: there is no writing its journal. Send it again later."
-            raise NotReady(message, code="journal_unwritable", retry_s=60) from error
+        self._journal.begin(kept)
 
     def end(self, record: Record, *, has_key: bool) -> None:
         try:

@@ -5,47 +5,78 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tilework.server.calls.errors import not_ready
+from tilework.runtime.observer import Observer
+from tilework.server.calls.errors import NotReady, not_ready
 from tilework.server.engine_protocol import Engine
-from tilework.server.schema.answers import ReadyModel
+from tilework.server.schema.answers import ReadyModel, Unready
+from tilework.store.disk import Disk
 
 
 @dataclass(slots=True)
-class Readiness:
+class Readiness(Observer):
     """`has_started` becomes true when the models are loaded; before that the engine can answer nothing.
 
     `num_restored` images were restored from the server's previous run. `stop_waits_for` says what a stop waits for,
-    once one has begun.
+    once one has begun. Without the `disk` of a durable server no call would be safe.
     """
 
     engine: Engine
     has_started: bool = True
     num_restored: int = 0
     stop_waits_for: Callable[[], str] | None = None
+    disk: Disk | None = None
+
+    @property
+    def unready(self) -> Unready | None:
+        """Why no call would be taken now; None if one would."""
+        if not self.has_started:
+            return Unready.STARTING
+        health = self.engine.health()
+        if health.draining:
+            return Unready.STOPPING
+        if health.is_measuring:
+            return Unready.MEASURING
+        if health.num_devices_up == 0:
+            return Unready.NO_DEVICES
+        return Unready.DISK_UNWRITABLE if self.disk is not None and self.disk.problem else None
 
     def require_started(self) -> None:
         """Raises:
         NotReady: the models are being loaded.
         """
         if not self.has_started:
-            raise not_ready(f"it is starting: {self.engine.starting}", details={"status": "starting"})
+            raise self.error(Unready.STARTING)
 
     def require(self) -> None:
         """Raises:
         NotReady: no call would be taken now.
         """
-        self.require_started()
+        if (unready := self.unready) is not None:
+            raise self.error(unready)
+
+    def error(self, unready: Unready) -> NotReady:
+        """What it means for a call."""
+        if unready is Unready.STARTING:
+            return not_ready(f"it is starting: {self.engine.starting}", details={"status": unready})
         health = self.engine.health()
         seen = {"devices_up": health.num_devices_up, "devices": health.num_devices, "open_requests": health.num_jobs}
-        if health.draining:
-            what = "" if self.stop_waits_for is None else f": {self.stop_waits_for()}"
-            raise not_ready(f"it is stopping{what}", is_stopping=True, details={"status": "stopping", **seen})
-        if health.is_measuring:
-            reason = f"it measures a model that is added ({self.engine.starting})"
-            raise not_ready(reason, details={"status": "measuring", **seen})
-        if health.num_devices_up == 0:
-            reason = f"none of its {health.num_devices} devices is up"
-            raise not_ready(reason, details={"status": "no_devices", **seen})
+        details = {"status": unready, **seen}
+        match unready:
+            case Unready.STOPPING:
+                what = "" if self.stop_waits_for is None else f": {self.stop_waits_for()}"
+                return not_ready(f"it is stopping{what}", is_stopping=True, details=details)
+            case Unready.MEASURING:
+                return not_ready(f"it measures a model that is added ({self.engine.starting})", details=details)
+            case Unready.NO_DEVICES:
+                return not_ready(f"none of its {health.num_devices} devices is up", details=details)
+            case Unready.DISK_UNWRITABLE:
+                problem = "" if self.disk is None else f" ({self.disk.problem})"
+                return not_ready(f"its disk cannot be written{problem}", code=unready, details=details)
+
+    def on_log_lost(self) -> None:
+        """The event log of a durable server is on its disk, unless another place was given for it."""
+        if self.disk is not None:
+            self.disk.suspect()
 
     def report(self) -> ReadyModel:
         """What the server has, if it is ready. Raises as `require`."""

@@ -74,7 +74,7 @@ class CallRegistry:
 
     def begin(self, call: Call) -> None:
         """Raises:
-        NotReady: the journal cannot keep it.
+        NotWritten: the journal cannot keep it.
         """
         self.journal.begin(call.kept(), [ticket.checkpoint for ticket in call.tickets])
         self._arrivals[call.tenant].add(call.uid)

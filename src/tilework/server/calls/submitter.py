@@ -26,9 +26,11 @@ from tilework.server.calls.registry import CallRegistry
 from tilework.server.config import ServerConfig
 from tilework.server.engine_protocol import Engine
 from tilework.server.metrics.metrics import Metrics
+from tilework.server.schema.answers import Unready
 from tilework.server.sets import Sets
 from tilework.server.tenants import Tenant
 from tilework.server.text import shown
+from tilework.store.journal import NotWritten
 from tilework.store.results import ResultStore
 
 logger = logging.getLogger("tilework.server")
@@ -67,7 +69,7 @@ class CallSubmitter:
         Raises:
             CallError: it was refused.
         """
-        self.readiness.require()
+        self._check_ready(ask)
         self._check_model(ask)
         self._check_open(ask, tenant)
         self._check_memory(ask)
@@ -108,6 +110,11 @@ class CallSubmitter:
             call.cancel_reason = reason
         self.finisher.cancel(call, reason)
 
+    def _check_ready(self, ask: ImageCall) -> None:
+        if (unready := self.readiness.unready) is not None:
+            self.metrics.count_unready(ask.terms.priority, len(ask.specs), unready)
+            raise self.readiness.error(unready)
+
     def _check_model(self, ask: ImageCall) -> None:
         """It was served when the call was read, which may have waited since."""
         if ask.model not in self.engine.models:
@@ -145,11 +152,21 @@ class CallSubmitter:
         )
         try:
             self.call_registry.begin(call)
+        except NotWritten as error:
+            logger.error("call %s was refused, since it could not be kept: %s", call.uid, error)
+            self._take_back(call)
+            raise self.readiness.error(Unready.DISK_UNWRITABLE) from error
         except Exception:
-            self.finisher.cancel(call, "it could not be kept")
+            self._take_back(call)
             raise
         self.follow(call)
         return call
+
+    def _take_back(self, call: Call) -> None:
+        """The engine has accepted a call, but it could not be kept."""
+        for ticket in call.tickets:
+            ticket.taken_back = True
+        self.finisher.cancel(call, "it could not be kept")
 
     def follow(self, call: Call) -> None:
         """Bring an open call to its end, whenever that comes."""

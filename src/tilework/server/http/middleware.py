@@ -15,6 +15,7 @@ from tilework.server.text import shown
 logger = logging.getLogger("tilework.server")
 
 PROBES = frozenset({"/health", "/ready"})
+METRICS = "/metrics"
 DOCS = ("/docs", "/openapi.json")
 """What a person opens in a browser, which cannot send `Bearer`: the beginnings of paths."""
 TENANT = "tilework.tenant"  # The key of the tenant in the scope.
@@ -69,8 +70,8 @@ class RequireKey:
     A request whose tenant is in the scope already passes: it is a call of a batch.
 
     `open_paths` need no key. For `DOCS` a browser asks its user for the key, and sends it as the password of `Basic`.
-    No other path takes that: a browser sends it along with what other sites let it send, too. The time that a check
-    takes reveals nothing: see `Tenants.find`.
+    No other path takes that: a browser sends it along with what other sites let it send, too. A key of the scope
+    metrics opens `METRICS` alone. The time that a check takes reveals nothing: see `Tenants.find`.
     """
 
     def __init__(self, app: ASGIApp, tenants: Tenants, open_paths: Collection[str]) -> None:
@@ -83,6 +84,9 @@ class RequireKey:
         if scope["type"] != "http" or scope["path"] in self._open_paths or TENANT in scope:
             await self._app(scope, receive, send)
         elif (tenant := self._tenants.find(key := _key(scope, takes_basic=is_docs))) is not None:
+            if tenant.is_monitor and not (scope["path"] == METRICS and scope["method"] in ("GET", "HEAD")):
+                await _metrics_only().response()(scope, receive, send)
+                return
             known = key if key in tenant.keys else None
             await self._app({**scope, TENANT: tenant, KEY: known or b""}, receive, send)
         else:
@@ -142,3 +146,8 @@ def _unauthorised(*, takes_basic: bool) -> ApiError:
     message = 'The API key is missing or wrong. Send "Authorization: Bearer KEY" with a key of this server.'
     scheme = 'Basic realm="Tilework: any name, and an API key as the password"' if takes_basic else "Bearer"
     return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": scheme})
+
+
+def _metrics_only() -> ApiError:
+    message = f"This key may read {METRICS} and nothing else. Send one of api_key, of admin_key, or of another tenant."
+    return ApiError(403, message, code="permission_denied")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 
-from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -16,110 +16,127 @@ from tilework.core.time import s_from_ns
 from tilework.core.wire.reports import KeptStates
 from tilework.runtime.worker_process import resident_bytes
 from tilework.server.engine_protocol import Engine
-from tilework.server.metrics.meters import Names
+from tilework.server.metrics import families
+from tilework.server.metrics.families import Family
+from tilework.server.metrics.meters import Names, level
 from tilework.server.metrics.readings import readings_of
+from tilework.server.schema.answers import Unready
+from tilework.store.disk import Disk
 from tilework.store.results import ResultStore
 
 
 class Levels(Collector):
-    """Gauges whose values are read at a scrape; the engine must have started."""
+    """Gauges whose values are read at a scrape; the engine must have started.
 
-    def __init__(self, engine: Engine, store: ResultStore) -> None:
-        self._engine = engine
-        self._store = store
+    `unready` says why no call is taken; `disk` is that of the durable directory.
+    """
+
+    def __init__(
+        self, engine: Engine, store: ResultStore, unready: Callable[[], Unready | None], disk: Disk | None
+    ) -> None:
+        self._engine, self._store, self._unready, self._disk = engine, store, unready, disk
         self._begun_ns = engine.now_ns()
         self._classes = Names(tuple(DEFAULT_CLASSES))
 
     def collect(self) -> Iterable[Metric]:
         health, usage, store = self._engine.health(), self._engine.usage(), self._store
         yield self._build()
-        yield _gauge("uptime_seconds", "Since the engine was made", s_from_ns(self._engine.now_ns() - self._begun_ns))
-        yield _gauge("devices", "Devices that were asked for", health.num_devices)
-        yield _gauge("devices_up", "Devices that take work", health.num_devices_up)
-        yield self._by_class("jobs_queued", "Images that wait for a device, before or between works", usage.waiting)
-        yield self._by_class("jobs_running", "Images that a device works on", usage.running)
-        yield _gauge("backlog_device_seconds", "Device time that open images will take", s_from_ns(usage.backlog_ns))
-        yield _gauge("store_bytes", "Bytes of results kept for fetching", store.num_bytes)
-        yield _gauge("store_entries", "Results kept for fetching", len(store))
-        yield _gauge("state_blob_bytes", "Bytes of states in memory that the workers share", usage.state_blob_bytes)
+        yield _gauge(families.UPTIME_SECONDS, s_from_ns(self._engine.now_ns() - self._begun_ns))
+        yield self._reasons()
+        yield _gauge(families.DEVICES, health.num_devices)
+        yield _gauge(families.DEVICES_UP, health.num_devices_up)
+        yield self._by_class(families.JOBS_QUEUED, usage.waiting)
+        yield self._by_class(families.JOBS_RUNNING, usage.running)
+        yield _gauge(families.BACKLOG_DEVICE_SECONDS, s_from_ns(usage.backlog_ns))
+        yield from self._room()
+        yield _gauge(families.STORE_BYTES, store.num_bytes)
+        yield _gauge(families.STORE_ENTRIES, len(store))
+        yield _gauge(families.STATE_BLOB_BYTES, usage.state_blob_bytes)
         cache = usage.encode_cache
-        yield _gauge("encode_cache_bytes", "Bytes of encoded prompts that are kept", cache.num_bytes)
-        yield _gauge("encode_cache_hits", "Images whose prompt was encoded before, since the start", cache.num_hits)
-        yield _gauge("encode_cache_misses", "Images whose prompt was not, since the start", cache.num_misses)
-        yield self._by_device("device_memory_bytes", "Memory in use on a device, by any process", usage.memory_bytes)
-        yield self._by_device("weights_free_bytes", "Room for weights on a device", usage.weights_free_bytes)
+        yield _gauge(families.ENCODE_CACHE_BYTES, cache.num_bytes)
+        yield _gauge(families.ENCODE_CACHE_HITS, cache.num_hits)
+        yield _gauge(families.ENCODE_CACHE_MISSES, cache.num_misses)
+        yield self._by_device(families.DEVICE_MEMORY_BYTES, usage.memory_bytes)
+        yield self._by_device(families.WEIGHTS_FREE_BYTES, usage.weights_free_bytes)
         yield from _by_placement(usage.placements)
         yield from self._kept(usage.kept)
         yield self._resident(usage.resident_bytes)
         yield from readings_of(usage.readings)
 
     def _build(self) -> Metric:
-        family = GaugeMetricFamily(
-            "tilework_build_info", "What is running; always 1", labels=("version", "policy", "model")
-        )
+        found = level(families.BUILD_INFO)
         for model in self._engine.models:
-            family.add_metric((tilework.__version__, self._engine.policy, model), 1)
-        return family
+            found.add_metric((tilework.__version__, self._engine.policy, model), 1)
+        return found
 
-    def _by_class(self, name: str, text: str, counts: Mapping[str, int]) -> Metric:
-        family = GaugeMetricFamily(f"tilework_{name}", text, labels=("class",))
+    def _reasons(self) -> Metric:
+        found, unready = level(families.UNREADY), self._unready()
+        for reason in Unready:
+            found.add_metric((reason,), reason is unready)
+        return found
+
+    def _room(self) -> Iterator[Metric]:
+        """Without a value if there is no durable directory, or its disk does not answer."""
+        found = level(families.DISK_FREE_BYTES)
+        with suppress(OSError):
+            if self._disk is not None:
+                found.add_metric((), self._disk.free_bytes)
+        yield found
+
+    def _by_class(self, family: Family, counts: Mapping[str, int]) -> Metric:
+        found = level(family)
         shown = dict.fromkeys(DEFAULT_CLASSES, 0)
         for priority, count in counts.items():
             label = self._classes.of(priority)
             shown[label] = shown.get(label, 0) + count
         for label, count in shown.items():
-            family.add_metric((label,), count)
-        return family
+            found.add_metric((label,), count)
+        return found
 
-    def _by_device(self, name: str, text: str, values: Mapping[int, int]) -> Metric:
-        family = GaugeMetricFamily(f"tilework_{name}", text, labels=("device",))
+    def _by_device(self, family: Family, values: Mapping[int, int]) -> Metric:
+        found = level(family)
         for device_id, value in values.items():
-            family.add_metric((str(device_id),), value)
-        return family
+            found.add_metric((str(device_id),), value)
+        return found
 
     def _kept(self, kept: Mapping[int, KeptStates]) -> Iterator[Metric]:
-        for name, text, field in (
-            ("device_kept_bytes", "What a device keeps of images that have no work there", "num_bytes"),
-            ("device_spills", "States that a device has dropped, since its worker's start", "num_spills"),
-            ("device_returns", "States that a device has read again after that", "num_returns"),
+        for family, field in (
+            (families.DEVICE_KEPT_BYTES, "num_bytes"),
+            (families.DEVICE_SPILLS, "num_spills"),
+            (families.DEVICE_RETURNS, "num_returns"),
         ):
-            yield self._by_device(name, text, {device_id: getattr(one, field) for device_id, one in kept.items()})
+            yield self._by_device(family, {device_id: getattr(one, field) for device_id, one in kept.items()})
 
     def _resident(self, workers: Mapping[str, int]) -> Metric:
         """Only where there is /proc."""
-        family = GaugeMetricFamily(
-            "tilework_resident_bytes", "Memory of a process, shared pages included", labels=("process",)
-        )
+        found = level(families.RESIDENT_BYTES)
         if (own := resident_bytes(os.getpid())) is not None:
-            family.add_metric(("server",), own)
+            found.add_metric(("server",), own)
         for name, num_bytes in workers.items():
-            family.add_metric((f"worker-{name}",), num_bytes)
-        return family
+            found.add_metric((f"worker-{name}",), num_bytes)
+        return found
 
 
 def _by_placement(placements: Iterable[PlacementStatus]) -> Iterator[Metric]:
     """What the policy counts for the devices of each placement type in its window."""
-    values: Sequence[tuple[str, str, Callable[[PlacementStatus], float]]] = (
-        ("devices", "Devices that are for a placement type", lambda one: one.num_devices),
-        ("backlog", "Images that wait for devices of a placement type", lambda one: one.backlog),
+    values: Sequence[tuple[Family, Callable[[PlacementStatus], float]]] = (
+        (families.PLACEMENT_DEVICES, lambda one: one.num_devices),
+        (families.PLACEMENT_BACKLOG, lambda one: one.backlog),
+        (families.PLACEMENT_COMPLETIONS_PER_SECOND, lambda one: one.completions / s_from_ns(one.window_ns)),
         (
-            "completions_per_second",
-            "Images whose stages devices of a placement type have ended, in the policy's window",
-            lambda one: one.completions / s_from_ns(one.window_ns),
-        ),
-        (
-            "busy_ratio",
-            "Share of the policy's window in which devices of a placement type ran these",
+            families.PLACEMENT_BUSY_RATIO,
             lambda one: one.busy_ns / (one.window_ns * one.num_devices) if one.num_devices else 0.0,
         ),
     )
     placements = list(placements)
-    for name, text, value in values:
-        family = GaugeMetricFamily(f"tilework_placement_{name}", text, labels=("placement",))
+    for family, value in values:
+        found = level(family)
         for one in placements:
-            family.add_metric((one.name,), value(one))
-        yield family
+            found.add_metric((one.name,), value(one))
+        yield found
 
 
-def _gauge(name: str, text: str, value: float) -> Metric:
-    return GaugeMetricFamily(f"tilework_{name}", text, value=value)
+def _gauge(family: Family, value: float) -> Metric:
+    found = level(family)
+    found.add_metric((), value)
+    return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from prometheus_client import generate_latest
 
 from tilework.core.component import LoadSource
@@ -11,46 +13,54 @@ from tilework.core.work import NewPlacement, Work
 from tilework.runtime.observer import EndedWork, Observer
 from tilework.runtime.ticket import Outcome, Ticket
 from tilework.server.engine_protocol import Engine
+from tilework.server.metrics import families
+from tilework.server.metrics.families import CallRefusal, WebhookResult, reason_of
 from tilework.server.metrics.levels import Levels
-from tilework.server.metrics.meters import DECISION_S, Meters, Names
-from tilework.server.metrics.requests import INPUT_FULL, TOO_MANY_A_MINUTE, TOO_MANY_OPEN, RequestMetrics
+from tilework.server.metrics.meters import Meters, Names
+from tilework.server.metrics.requests import RequestMetrics
 from tilework.server.metrics.works import WorkMetrics
+from tilework.server.schema.answers import Unready
 from tilework.sets.window import UseWindow
+from tilework.store.disk import Disk
 from tilework.store.results import ResultStore
 
 
 class Metrics(Observer):
     """Observes the engine, once `Engine.observe` has it. No metric is counted by tenant.
 
-    `use` is how busy devices were lately, for other sets (see `server.sets`).
+    `use` is how busy devices were lately, for other sets (see `server.sets`). `unready` says why no call is taken, and
+    `disk` is that of the durable directory.
     """
 
-    def __init__(self, engine: Engine, store: ResultStore, use: UseWindow) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        store: ResultStore,
+        use: UseWindow,
+        unready: Callable[[], Unready | None] = lambda: None,
+        disk: Disk | None = None,
+    ) -> None:
         meters, sizes = Meters(), Names()
         self._use = use
         self._registry = meters.registry
-        self._registry.register(Levels(engine, store))
+        self._registry.register(Levels(engine, store, unready, disk))
         self._requests = RequestMetrics(meters, sizes)
         self._works = WorkMetrics(meters, sizes)
-        self._invalid = meters.counter("invalid_calls", "Calls with a mistake, refused before they became images")
-        self._warnings = meters.counter("warnings", "Warnings in answers, that fields of calls were ignored")
-        self._webhooks = meters.counter("webhook_attempts", "Attempts to tell webhooks of the ends of calls", "result")
-        for result in ("taken", "failed"):
-            self._webhooks.labels(result)
-        self._at_front_ends = meters.counter(
-            "frontend_refusals", "Calls that front ends refused by themselves, since the queue is full"
-        )
-        self._stops = meters.counter("work_stops", "Works that were asked to end early")
-        self._stuck = meters.counter("stuck_works", "Works that did no step for too long")
-        self._log_losses = meters.counter("log_losses", "Event logs that could not be written to their end")
-        self._moves = meters.counter("moves", "Images that went on on devices that did not have their state")
-        self._loads = meters.counter("weight_loads", "Loads of weights onto a device", "source")
-        self._load_s = meters.counter("weight_load_seconds", "Time of devices for loads of weights", "source")
-        self._load_bytes = meters.counter("weight_load_bytes", "Weights that devices have loaded", "source")
-        self._placements = meters.counter("placement_changes", "Times that the policy changed what devices are for")
-        self._preemptions = meters.counter("preemptions", "Unfinished images that had to wait for others")
-        self._previews = meters.counter("previews", "Previews that were drawn")
-        self._decision = meters.histogram("decision_seconds", "Time of the controller for an event", DECISION_S)
+        self._invalid = meters.counter(families.INVALID_CALLS)
+        self._warnings = meters.counter(families.WARNINGS)
+        self._webhooks = meters.counter(families.WEBHOOK_ATTEMPTS)
+        self._at_front_ends = meters.counter(families.FRONTEND_REFUSALS)
+        self._stops = meters.counter(families.WORK_STOPS)
+        self._stuck = meters.counter(families.STUCK_WORKS)
+        self._log_losses = meters.counter(families.LOG_LOSSES)
+        self._moves = meters.counter(families.MOVES)
+        self._loads = meters.counter(families.WEIGHT_LOADS)
+        self._load_s = meters.counter(families.WEIGHT_LOAD_SECONDS)
+        self._load_bytes = meters.counter(families.WEIGHT_LOAD_BYTES)
+        self._placements = meters.counter(families.PLACEMENT_CHANGES)
+        self._preemptions = meters.counter(families.PREEMPTIONS)
+        self._previews = meters.counter(families.PREVIEWS)
+        self._decision = meters.histogram(families.DECISION_SECONDS)
 
     def text(self) -> bytes:
         """In Prometheus' format. The engine must have started."""
@@ -67,7 +77,7 @@ class Metrics(Observer):
 
     def count_webhook(self, is_taken: bool) -> None:
         """An attempt to send a webhook has ended."""
-        self._webhooks.labels("taken" if is_taken else "failed").inc()
+        self._webhooks.labels(WebhookResult.TAKEN if is_taken else WebhookResult.FAILED).inc()
 
     def count_refused_at_front_ends(self, number: int) -> None:
         """Front ends have refused this number of calls, since the queue is full."""
@@ -75,15 +85,20 @@ class Metrics(Observer):
 
     def count_too_many_open(self, priority: str) -> None:
         """A tenant's limit has refused a call."""
-        self._requests.refused(priority, TOO_MANY_OPEN)
+        self._requests.refused(priority, CallRefusal.TOO_MANY_OPEN)
 
     def count_too_many_a_minute(self) -> None:
         """A key has made its calls of this minute."""
-        self._requests.refused_unread(TOO_MANY_A_MINUTE)
+        self._requests.refused_unread(CallRefusal.TOO_MANY_A_MINUTE)
 
     def count_input_full(self, priority: str) -> None:
         """There was no memory for the pictures that a call gives."""
-        self._requests.refused(priority, INPUT_FULL)
+        self._requests.refused(priority, CallRefusal.INPUT_FULL)
+
+    def count_unready(self, priority: str, num_images: int, unready: Unready) -> None:
+        """A call of this number of images has come while none is taken."""
+        for _ in range(num_images):
+            self._requests.refused(priority, reason_of(unready))
 
     # For the engine.
 

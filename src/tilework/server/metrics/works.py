@@ -11,7 +11,8 @@ from tilework.core.request import Shape
 from tilework.core.time import s_from_ns
 from tilework.runtime.bubbles import Bubbles
 from tilework.runtime.observer import EndedWork
-from tilework.server.metrics.meters import RATIO, STEP_S, WORK_S, Meters, Names
+from tilework.server.metrics import families
+from tilework.server.metrics.meters import Meters, Names
 
 _SHARED = "shared"  # In place of a size, for works of several requests.
 
@@ -36,32 +37,15 @@ class WorkMetrics:
         self._bubbles = Bubbles()
         self._meters: dict[tuple[str, Shape | None, int], _WorkMeters] = {}
         self._devices: dict[int, tuple[Counter, Counter]] = {}
-        self._works = meters.counter("works", "Works by how they ended", "stage", "degree", "ending")
-        self._steps = meters.counter("steps", "Denoising steps that were done", "degree")
-        self._seconds = meters.histogram(
-            "work_seconds",
-            "Time of works that were done (stages with steps: of a chunk)",
-            WORK_S,
-            "stage",
-            "size",
-            "degree",
-        )
-        self._step_seconds = meters.histogram(
-            "step_seconds", "Time of a denoising step, mean of a chunk", STEP_S, "size", "degree"
-        )
-        self._ratio = meters.histogram(
-            "prediction_ratio", "Predicted over actual time of works that were done", RATIO, "stage"
-        )
-        self._correction = meters.gauge(
-            "cost_correction_ratio", "Measured over tabled time, as predictions use it", "stage", "size", "degree"
-        )
-        self._busy = meters.counter(
-            "device_busy_seconds", "Time that a device worked, known at the end of a work", "device"
-        )
-        self._bubble = meters.counter(
-            "bubble_seconds", "Time that a device idled while an image waited for one", "device"
-        )
-        self._losses = meters.counter("device_losses", "How often the worker of a device was lost", "device")
+        self._works = meters.counter(families.WORKS)
+        self._steps = meters.counter(families.STEPS)
+        self._seconds = meters.histogram(families.WORK_SECONDS)
+        self._step_seconds = meters.histogram(families.STEP_SECONDS)
+        self._ratio = meters.histogram(families.PREDICTION_RATIO)
+        self._correction = meters.gauge(families.COST_CORRECTION_RATIO)
+        self._busy = meters.counter(families.DEVICE_BUSY_SECONDS)
+        self._bubble = meters.counter(families.BUBBLE_SECONDS)
+        self._losses = meters.counter(families.DEVICE_LOSSES)
 
     def ended(self, ended: EndedWork) -> None:
         work = ended.work

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -289,6 +290,16 @@ class SetList(BaseModel):
 
 class Alive(BaseModel):
     status: Literal["ok"] = "ok"
+
+
+class Unready(StrEnum):
+    """Why no call is taken: the `status` of such an error."""
+
+    STARTING = "starting"
+    STOPPING = "stopping"
+    MEASURING = "measuring"
+    NO_DEVICES = "no_devices"
+    DISK_UNWRITABLE = "disk_unwritable"
 
 
 class ReadyModel(BaseModel):

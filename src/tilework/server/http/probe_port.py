@@ -1,0 +1,57 @@
+"""A port of the loopback for probes and metrics, which needs no key: who reaches it is on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tilework.server.http.errors import ApiError
+from tilework.server.http.middleware import METRICS, PROBES, TENANT
+from tilework.server.http.protocol import Limits
+from tilework.server.http.server import HttpServer, bind, listen
+from tilework.server.tenants import Tenant
+
+LOOPBACK = "127.0.0.1"
+_MONITOR = Tenant(is_monitor=True)
+_CLOSE_S = 5
+
+
+class ProbesOnly:
+    """An application without its other routes, for requests that need no key."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert scope["type"] == "http"  # The application hears of start and end by its own server.
+        if scope["path"] in PROBES | {METRICS}:
+            await self._app({**scope, TENANT: _MONITOR}, receive, send)
+        else:
+            await _unknown().response()(scope, receive, send)
+
+
+@asynccontextmanager
+async def probe_port(app: ASGIApp, port: int | None, limits: Limits) -> AsyncIterator[str | None]:
+    """Answer there while the block runs, and yield the URL; without a port do nothing. Raises AddressInUse."""
+    if port is None:
+        yield None
+        return
+    with bind(LOOPBACK, port) as listener:
+        listen(listener)
+        server = HttpServer(ProbesOnly(app), listener, limits)
+        serving = asyncio.create_task(server.listen())
+        try:
+            yield f"http://{LOOPBACK}:{listener.getsockname()[1]}"
+        finally:
+            server.close()
+            await asyncio.wait({serving}, timeout=_CLOSE_S)
+            server.abort()
+            await serving
+
+
+def _unknown() -> ApiError:
+    paths = ", ".join(sorted(PROBES | {METRICS}))
+    return ApiError(404, f"This port has {paths} and nothing else; ask the server's own port.", code="not_found")
