@@ -40,9 +40,6 @@ class Readiness:
         if health.draining:
             what = "" if self.stop_waits_for is None else f": {self.stop_waits_for()}"
             raise not_ready(f"it is stopping{what}", is_stopping=True, details={"status": "stopping", **seen})
-        if health.is_measuring:
-            reason = f"it measures a model that is added ({self.engine.starting})"
-            raise not_ready(reason, details={"status": "measuring", **seen})
         if health.num_devices_up == 0:
             reason = f"none of its {health.num_devices} devices is up"
             raise not_ready(reason, details={"status": "no_devices", **seen})
