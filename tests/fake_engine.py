@@ -120,7 +120,6 @@ class FakeHealth:
     num_devices: int
     num_jobs: int
     draining: bool
-    is_measuring: bool
 
 
 @dataclass
@@ -136,7 +135,6 @@ class FakeEngine:
     script: list[Plan] = field(default_factory=list)
     devices_up: int = 2
     draining: bool = False
-    is_measuring: bool = False
     starting: str = "loading the model"
     starts: bool = True
     keeps: bool = True
@@ -251,7 +249,6 @@ class FakeEngine:
             num_devices=2,
             num_jobs=num_open,
             draining=self.draining,
-            is_measuring=self.is_measuring,
         )
 
     def backlog_ns(self) -> int:

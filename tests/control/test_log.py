@@ -86,6 +86,7 @@ def test_no_text_of_a_client_is_in_a_log() -> None:
         "forgets",
         "dropped",
         "costs",
+        "digests",
     }  # Of stages, weights and cost tables: the model's.
     assert texts == {"uid", "pipeline", "tenant", "priority", "reason", "why"} | stages
     assert not texts & {field.name for field in fields(Spec)}
@@ -324,7 +325,7 @@ def header_without(*keys: str, **changes: Any) -> str:
         ("{}", "line 1 is not the header of a log; give"),
         (
             header_without(tilework_log=1),
-            "line 1 is the header of a log of format 1, and this Tilework reads format 17",
+            "line 1 is the header of a log of format 1, and this Tilework reads format 18",
         ),
         (SMALL_LOG[1], "line 1 is not the header of a log; give"),
         (header_without("version"), "line 1 is not the header of a log: KeyError('version')"),

@@ -13,13 +13,15 @@ from builders import ONE_OF_EACH, SIDES, request, table
 from stages import DECODE, DIFFUSE, ENCODE, at_start
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.control.log import entry_line, header_line, replay
-from tilework.core.actions import Accept, Action, DropState, Finish, MoveState, Reject, RunWork, Stop, WakeAt
+from tilework.core.actions import Accept, Action, DropState, Finish, Measure, MoveState, Reject, RunWork, Stop, WakeAt
 from tilework.core.events import (
     Broken,
     Cancelled,
     DeviceJoined,
     DeviceLost,
     Event,
+    MeasurementAsked,
+    MeasurementEnded,
     OutOfMemory,
     Restored,
     Stopped,
@@ -73,6 +75,8 @@ class HostileDriver(RuleBasedStateMachine):
         self.cancelled: set[str] = set()
         self.written_off: list[Work] = []
         self.states: dict[Moment, object] = {}
+        self.is_measuring, self.num_asked = False, 0
+        self.measured_on: tuple[int, ...] = ()
         self.lines = [header_line("test", self.config, TABLE)]
         for device_id in range(num_devices):
             self.join(device_id)
@@ -114,6 +118,10 @@ class HostileDriver(RuleBasedStateMachine):
                 assert set(devices) <= self.seen[job_id]
                 self.seen[job_id] -= set(devices)
                 self.promised[job_id] -= set(devices)
+            case Measure(_, devices):
+                assert not any(self.queues[device_id] for device_id in devices), "it would wait for works"
+                assert len({device_id // self.devices_per_node for device_id in devices}) == 1
+                self.measured_on = devices
             case WakeAt(at_ns):
                 self.wakes_ns.append(at_ns)
 
@@ -154,6 +162,7 @@ class HostileDriver(RuleBasedStateMachine):
 
     def can_run(self, work: Work) -> bool:
         is_first = all(self.queues[device_id][0] == work for device_id in self.carriers(work))
+        is_first = is_first and set(self.carriers(work)).isdisjoint(self.measured_on)
         return is_first and not any(
             other.job_ids == work.job_ids and other.attempts == work.attempts and other.work_id < work.work_id
             for other in self.in_flight().values()
@@ -194,7 +203,7 @@ class HostileDriver(RuleBasedStateMachine):
         alone = request(uid, side=side, steps=steps)
         return self.controller.policy.demand(alone, at_start(alone), self.controller.costs).run_ns
 
-    @precondition(lambda self: any(self.queues.values()))
+    @precondition(lambda self: self.runnable())
     @rule(data=st.data(), run_ms=st.integers(1, 900))
     def end_work(self, data: st.DataObject, run_ms: int) -> None:
         work = data.draw(st.sampled_from(self.runnable()))
@@ -230,7 +239,7 @@ class HostileDriver(RuleBasedStateMachine):
         assert work.first_steps == (done,), "a work begins on a device without the state"
         self.chains[job_id].append((work.stage.name, num_steps, work.work_id))
 
-    @precondition(lambda self: any(self.queues.values()))
+    @precondition(lambda self: self.runnable())
     @rule(data=st.data(), state_lost=st.booleans())
     def fail_work(self, data: st.DataObject, state_lost: bool) -> None:
         work = data.draw(st.sampled_from(self.runnable()))
@@ -240,7 +249,7 @@ class HostileDriver(RuleBasedStateMachine):
             self.chains[work.job_ids[0]].clear()
         self.describe(WorkFailed(work.work_id, "broken on purpose", state_lost))
 
-    @precondition(lambda self: any(self.queues.values()))
+    @precondition(lambda self: self.runnable())
     @rule(data=st.data())
     def run_out_of_memory(self, data: st.DataObject) -> None:
         work = data.draw(st.sampled_from(self.runnable()))
@@ -268,6 +277,7 @@ class HostileDriver(RuleBasedStateMachine):
     @rule(data=st.data())
     def lose_device(self, data: st.DataObject) -> None:
         device_id = data.draw(st.sampled_from(sorted(self.queues)))
+        self.measured_on = tuple(one for one in self.measured_on if one != device_id)
         for work in self.queues.pop(device_id):
             if self.carriers(work):
                 self.broken.add(work.work_id)
@@ -276,6 +286,21 @@ class HostileDriver(RuleBasedStateMachine):
         for devices in (*self.seen.values(), *self.promised.values()):
             devices.discard(device_id)
         self.describe(DeviceLost(device_id, "broken on purpose"))
+
+    @precondition(lambda self: not self.is_measuring)
+    @rule(degree=st.sampled_from((1, 2)), run_ms=st.integers(1, 900))
+    def ask_to_measure(self, degree: int, run_ms: int) -> None:
+        self.num_asked += 1
+        self.is_measuring = True
+        self.describe(MeasurementAsked(self.num_asked, "new", degree, run_ms * MS, (), 0))
+
+    @precondition(lambda self: self.is_measuring)
+    @rule(run_ms=st.integers(1, 900))
+    def end_measurement(self, run_ms: int) -> None:
+        """It has run, or is given up, or a device of it was lost."""
+        self.now_ns += run_ms * MS
+        self.is_measuring, self.measured_on = False, ()
+        self.describe(MeasurementEnded(self.num_asked))
 
     @rule(device_id=st.integers(0, NUM_DEVICES - 1))
     def join(self, device_id: int) -> None:
@@ -344,9 +369,10 @@ class HostileDriver(RuleBasedStateMachine):
     def something_can_always_go_on(self) -> None:
         if not hasattr(self, "controller"):
             return
-        assert self.runnable() or not any(self.queues.values()), "groups wait for each other"
+        assert self.runnable() or not any(self.queues.values()) or self.measured_on, "groups wait for each other"
         if self.controller.tracker.num_waiting() and self.queues:
-            assert self.runnable() or self.wakes_ns, "a request waits, and nothing will ever be planned again"
+            is_going_on = self.runnable() or self.wakes_ns or self.is_measuring
+            assert is_going_on, "a request waits, and nothing will ever be planned again"
 
     @invariant()
     def no_device_idles_while_a_request_waits(self) -> None:
@@ -354,7 +380,8 @@ class HostileDriver(RuleBasedStateMachine):
         if not hasattr(self, "controller") or self.config.policy not in EAGER:
             return
         if self.controller.tracker.num_waiting() and not self.controller.tracker.promised():
-            assert all(self.queues.values()), "a device idles while a request waits"
+            is_busy = [bool(device.works) for device in self.controller.tracker.devices]
+            assert all(is_busy), "a device idles while a request waits"
 
     @invariant()
     def no_device_works_for_an_attempt_that_is_over(self) -> None:
@@ -366,8 +393,13 @@ class HostileDriver(RuleBasedStateMachine):
     @invariant()
     def the_tracker_knows_what_devices_do(self) -> None:
         if hasattr(self, "controller"):
-            assert {d.device_id: d.works for d in self.controller.tracker.devices} == self.queues
-            assert self.controller.tracker.works == self.in_flight()
+            known = self.controller.tracker.works
+            works = {
+                device.device_id: [work for work in device.works if work.work_id in known]
+                for device in self.controller.tracker.devices
+            }
+            assert works == self.queues
+            assert known == self.in_flight()
 
     @invariant()
     def a_done_request_went_through_all_its_steps_once(self) -> None:
@@ -384,6 +416,8 @@ class HostileDriver(RuleBasedStateMachine):
             return
         if not self.queues:
             self.join(0)
+        if self.is_measuring:
+            self.end_measurement(1)
         while self.controller.tracker.jobs or self.controller.tracker.works:
             if runnable := self.runnable():
                 self.now_ns += MS

@@ -23,11 +23,13 @@ from tilework.control.log import replay
 from tilework.core.actions import Reject
 from tilework.core.lora import UsedLora
 from tilework.core.model import LoraSource, ModelSource, NewModel
-from tilework.core.request import Status
+from tilework.core.request import OnMiss, Status, Terms
+from tilework.core.time import NS_PER_S
 from tilework.core.wire.spec import Spec
 from tilework.cost.profiles import Profiles
 from tilework.runtime.executor import ModelRefused
 from tilework.runtime.models.costs import CostCache
+from tilework.runtime.ticket import Outcome, Ticket
 from waiting import until
 
 ADAPTER = """
@@ -127,12 +129,64 @@ def test_one_of_an_unknown_architecture_is_measured_if_that_is_allowed(
             with pytest.raises(ModelRefused, match="what requests for other cost here is not known; set measure"):
                 await rig.engine.catalog.add(source(places, "other"), measure=False)
             assert list(rig.engine.models) == ["first"]
-            adding = asyncio.ensure_future(rig.engine.catalog.add(source(places, "other"), measure=True))
-            await until(lambda: rig.engine.catalog.is_measuring)
-            refused = rig.submit(tiny.spec(), "meanwhile")
-            assert isinstance(refused, Reject)
-            assert "a new model is measured" in refused.reason
+            await rig.engine.catalog.add(source(places, "other"), measure=True)
+            return await drawn(rig, "other", tiny.spec(exact=True))
+
+        assert np.array_equal(rig.run(scenario()), stock("other", tiny.spec(exact=True)))
+
+
+@pytest.mark.slow
+def test_requests_are_served_and_promises_kept_while_a_model_is_measured(
+    places: dict[str, Path], stock: Callable[[str, Spec], np.ndarray]
+) -> None:
+    with serving(places, num_workers=2) as rig:
+
+        async def scenario() -> list[Outcome]:
+            adding, outcomes = asyncio.ensure_future(rig.engine.catalog.add(source(places, "other"), measure=True)), []
+            while not adding.done():
+                number, promise = len(outcomes), Terms(on_miss=OnMiss.REJECT) if len(outcomes) % 2 else Terms()
+                deadline_ns = rig.engine.now_ns() + 60 * NS_PER_S
+                spec = tiny.spec(seed=number, exact=True)
+                ticket = rig.submit(spec, f"r{number}", model="first", deadline_ns=deadline_ns, terms=promise)
+                assert isinstance(ticket, Ticket), ticket
+                outcomes.append(await ticket.outcome)
+                assert outcomes[-1].finished_ns <= deadline_ns
             await adding
+            return outcomes
+
+        outcomes = rig.run(scenario())
+        for number, outcome in enumerate(outcomes):
+            assert outcome.status is Status.DONE, outcome.reason
+            assert outcome.image is not None
+            if number < 3:
+                expected = stock("first", tiny.spec(seed=number, exact=True))
+                assert np.array_equal(tiny.pixels(outcome.image), expected)
+        (added,) = (line for line in rig.log.getvalue().splitlines() if '"ModelServed"' in line)
+        degrees = {row.get("degree", 1) for row in json.loads(json.loads(added)["event"]["costs"])["rows"]}
+        assert degrees == {1, 2}
+        assert '"is":"Measure"' in rig.log.getvalue()
+        assert len(outcomes) > 3
+        assert np.array_equal(
+            rig.run(drawn(rig, "other", tiny.spec(exact=True))), stock("other", tiny.spec(exact=True))
+        )
+
+
+@pytest.mark.slow
+def test_a_change_that_is_cancelled_while_it_measures_leaves_nothing(
+    places: dict[str, Path], stock: Callable[[str, Spec], np.ndarray]
+) -> None:
+    with serving(places) as rig:
+
+        async def scenario() -> np.ndarray:
+            adding = asyncio.ensure_future(rig.engine.catalog.add(source(places, "other"), measure=True))
+            await until(lambda: rig.engine._dispatcher.turns.devices)
+            adding.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await adding
+            assert list(rig.engine.models) == ["first"]
+            assert not rig.engine._dispatcher.turns.devices
+            assert rig.engine._controller.tracker.devices[0].works == []
+            await rig.engine.catalog.add(source(places, "other"), measure=True)
             return await drawn(rig, "other", tiny.spec(exact=True))
 
         assert np.array_equal(rig.run(scenario()), stock("other", tiny.spec(exact=True)))
@@ -219,7 +273,7 @@ def test_a_worker_that_is_lost_while_a_model_is_measured_costs_that_model_alone(
 
         async def scenario() -> np.ndarray:
             adding = asyncio.ensure_future(rig.engine.catalog.add(source(places, "other"), measure=True))
-            await until(lambda: rig.engine.catalog.is_measuring)
+            await until(lambda: rig.engine._dispatcher.turns.devices)
             os.kill(rig.executor.pid(0) or 0, signal.SIGKILL)
             with pytest.raises(ModelRefused, match="a worker was lost while other was measured"):
                 await adding

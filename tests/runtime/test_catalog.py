@@ -19,19 +19,22 @@ from fake_engine import INFO
 from runtime.fake_measurer import INFO as TOY
 from runtime.fake_measurer import KEY, SHAPES, FakeExecutor, FakeMeasurer
 from tilework.control.controller import Controller, ControllerConfig
+from tilework.core.actions import Measure
 from tilework.core.component import Component
 from tilework.core.cost_row import CostRow
-from tilework.core.events import Event, ModelServed
+from tilework.core.events import DeviceJoined, Event, ModelServed
 from tilework.core.graph.stage import StageSpec
 from tilework.core.lora import Lora, UsedLora
 from tilework.core.model import LoraSource, ModelSource, NewModel
 from tilework.core.wire.reports import LoadedModel
+from tilework.core.work import Group
 from tilework.cost.profile import Profile, ProfileKey, ProfileOrigin
 from tilework.cost.profiles import Profiles
 from tilework.runtime.executor import ModelRefused
 from tilework.runtime.models.catalog import Catalog
 from tilework.runtime.models.costs import CostCache
 from tilework.runtime.models.measuring import Measuring, with_weights
+from tilework.runtime.models.turns import DeviceTurns
 
 CHANGES: dict[str, Callable[[Catalog], Awaitable[object]]] = {
     "remove": lambda catalog: catalog.remove("other"),
@@ -55,8 +58,7 @@ def test_a_change_of_a_model_that_went_while_it_waited_is_refused(name: str) -> 
         measuring=anything,
         handle=anything,
         requests=lambda: open_requests,
-        leave=anything,
-        join=anything,
+        turns=anything,
     )
 
     async def scenario(loop: ManualLoop) -> None:
@@ -96,6 +98,7 @@ class Files(FakeExecutor):
         num_runs: int | None = None,
         loras: Sequence[Any] = (),
         known: frozenset[str] = frozenset(),
+        devices: Group | None = None,
     ) -> tuple[CostRow, ...]:
         self.measured.append(model)
         return await FakeMeasurer(info=self.served[model].info).calibrate(batches, degree, num_runs, known=known)
@@ -136,6 +139,7 @@ class Server:
         files = {"a": loaded("a", 1), "b": loaded("b", 2), "clips": loaded("clips", 3, EXPORT)}
         self.executor = Files(weights_bytes=1000, files=files)
         self.events: list[Event] = []
+        self.turns = DeviceTurns(self.handle, lambda: None)
         self.place, self.names = place, names or ("a",)
 
     async def start(self) -> Catalog:
@@ -155,14 +159,16 @@ class Server:
             measuring=measuring,
             handle=self.handle,
             requests=tuple,
-            leave=lambda: None,
-            join=lambda: None,
+            turns=self.turns,
         )
+        self.controller.handle(DeviceJoined(0, 0, memory_bytes=self.executor.weights_bytes), 0)
         return self.catalog
 
     def handle(self, event: Event) -> None:
         self.events.append(event)
-        self.controller.handle(event, len(self.events))
+        for action in self.controller.handle(event, len(self.events)):
+            if isinstance(action, Measure):
+                self.turns.begin(action)
 
     @property
     def pipelines(self) -> set[str]:
@@ -249,7 +255,8 @@ def test_a_change_that_fails_changes_nothing(tmp_path: Path, fault: str, monkeyp
                 await catalog.add(NewModel(path="b"), measure=True)
         server.executor.refuses = ""
         assert (server.controller.costs.table, catalog.infos, server.executor.served) == before
-        assert (server.executor.loras, server.events) == ([], [])
+        assert not server.executor.loras
+        assert not any(isinstance(event, ModelServed) for event in server.events)
         await catalog.add(NewModel(path="b"), measure=True)
         await catalog.add_lora("b", LoraSource("ink", "/ink.safetensors"))
         assert list(catalog.infos) == ["a", "b"]

@@ -118,7 +118,7 @@ def test_how_fast_weights_are_loaded_is_measured_with_the_first_model_that_has_s
     executor.timed.clear()
     assert measuring.lacks_speeds(costs, first)
     assert not measuring.lacks_speeds(costs, functions)
-    part = measuring.part(costs, first, asyncio.run(measuring.added(first, known)))
+    part = measuring.part(costs, first, asyncio.run(measuring.added(first, known, measuring._measurer(first))))
     assert part.load_bytes_per_s == {LoadSource.DISK: 1e9}
     assert bool(executor.timed) is not is_known, "what is known is not timed again"
     assert not measuring.lacks_speeds(part, model("b", parameters=3))

@@ -196,17 +196,6 @@ def test_a_refusal_is_passed_on_with_its_reason(server: Served) -> None:
     assert answer.json()["error"]["message"] == "its weights are too large."
 
 
-def test_while_a_model_is_measured_the_server_says_why_it_takes_nothing(server: Served) -> None:
-    server.engine.is_measuring = True
-    ready = server.http.get("/ready")
-    assert (ready.status_code, ready.json()["error"]["status"]) == (503, "measuring")
-    refused = server.http.post("/v1/images/generations", json={"prompt": "x"})
-    assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
-    assert "it measures a model that is added (loading the model)" in refused.json()["error"]["message"]
-    server.engine.is_measuring = False
-    assert server.http.post("/v1/images/generations", json={"prompt": "x"}).status_code == 200
-
-
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

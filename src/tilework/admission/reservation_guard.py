@@ -9,6 +9,7 @@ from tilework.admission.feasibility import FeasibilityProof
 from tilework.admission.proof_search import Degrees, ProofSearch
 from tilework.admission.reservation_timeline import begin_ns
 from tilework.admission.what_if import WhatIf
+from tilework.core.events import MeasurementAsked
 from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import DeviceKind
 from tilework.core.interfaces import Block, ClusterView, CostModel, JobView
@@ -95,6 +96,15 @@ class ReservationGuard:
         if self._known is None:
             return {}
         return self._accepted(WhatIf.now(view, costs, now_ns, self._known.far_from).plus_preload(preload))
+
+    def review_measurement(
+        self, asked: MeasurementAsked, devices: Group, view: ClusterView, costs: CostModel, now_ns: int
+    ) -> Mapping[int, Block] | None:
+        """The reservations that change with a measurement there, by job id; None if it endangers a promise."""
+        if self._known is None:
+            return {}
+        what_if = WhatIf.now(view, costs, now_ns, self._known.far_from)
+        return self._accepted(what_if.plus_measurement(asked, devices))
 
     def _sift(self, parts: Sequence[tuple[Start, ...]], what_if: WhatIf) -> Review:
         """Take the parts that leave a proof, one by one, until some leave none."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from tilework.admission.loads import reserve
 from tilework.admission.reservation_timeline import DeviceTimes, Nodes
 from tilework.core.component import Component, Memory, num_bytes
+from tilework.core.events import MeasurementAsked
 from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import DeviceKind, Stage
 from tilework.core.interfaces import Block, ClusterView, CostModel, DeviceView, JobView
@@ -77,6 +78,18 @@ class WhatIf:
         after, device_id = self._copy(), preload.device_id
         after.free_ns[device_id] += after._load(device_id, preload.stage, preload.drop_order.device)
         after._lose_components({device_id}, ())
+        return after
+
+    def plus_measurement(self, asked: MeasurementAsked, devices: Group) -> WhatIf:
+        """The state after a measurement on these devices."""
+        after = self._copy()
+        end_ns = max(after.free_ns[device_id] for device_id in devices) + asked.run_ns
+        for device_id in devices:
+            memory = after.memory(device_id)
+            after.free_ns[device_id] = end_ns
+            after.memories[device_id] = memory.without(memory.in_the_way(asked.digests, asked.room_bytes))
+        if self.view.needs_loads:
+            after._lose_components(set(devices), ())
         return after
 
     def _copy(self) -> WhatIf:

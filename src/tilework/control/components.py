@@ -54,13 +54,22 @@ class Components:
         gone = set(before).difference(known)
         actions: list[Action] = []
         for device in self._tracker.devices:
-            drops = tuple(one for one in device.memory.components if one in gone)
-            if drops:
-                actions.append(DropComponents(device.device_id, _digests(drops)))
-                device.leave_out(drops)
-                self._tracker.set_memory(device.device_id, device.memory.without(drops))
+            actions += self._drop(device, [one for one in device.memory.components if one in gone])
         self._tracker.models_changed()
         return actions
+
+    def make_room(self, device_id: int, digests: Collection[str], room_bytes: int) -> list[Action]:
+        """Drop what is in the way of something that loads components of these digests, and needs this room."""
+        device = self._tracker.device(device_id)
+        assert device is not None
+        return self._drop(device, device.memory.in_the_way(digests, room_bytes))
+
+    def _drop(self, device: Device, drops: Sequence[Component]) -> list[Action]:
+        if not drops:
+            return []
+        device.leave_out(drops)
+        self._tracker.set_memory(device.device_id, device.memory.without(drops))
+        return [DropComponents(device.device_id, _digests(drops))]
 
     def join(self, joined: DeviceJoined) -> None:
         """Add a device with the components that it has, as far as the costs know them."""

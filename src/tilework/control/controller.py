@@ -9,7 +9,7 @@ Theory of operation. `handle` does three things in this order:
 
 Each subject has a module: `admit` (new requests), `reports` (works that ended), `memory` (works that did not fit),
 `recovery` (jobs that lost a work, and how jobs end), `expiry` (jobs that are worthless when late), `components`
-(weights on devices), `plan` (2 and 3).
+(weights on devices), `measurements` (devices for them), `plan` (2 and 3).
 They share the `tracker`.
 
 Every request ends exactly once, by one `Finish` or one `Reject`. Nothing here reads a clock or draws a random number,
@@ -29,6 +29,7 @@ from tilework.control.cluster.occupancy import Occupancy, backlog_ns, occupancy
 from tilework.control.cluster.tracker import Tracker
 from tilework.control.components import Components
 from tilework.control.expiry import Expiry
+from tilework.control.measurements import Measurements
 from tilework.control.memory import MemoryShortage
 from tilework.control.plan import Planner
 from tilework.control.recovery import Recovery
@@ -44,6 +45,8 @@ from tilework.core.events import (
     Event,
     LeftOut,
     LinksChanged,
+    MeasurementAsked,
+    MeasurementEnded,
     ModelRemoved,
     ModelServed,
     NodeCordoned,
@@ -118,8 +121,17 @@ class Controller:
         memory = MemoryShortage(policy, self.costs, self.tracker, guard, self._recovery)
         self._reports = Reports(self._rule, self.costs, self.tracker, self._recovery, memory)
         self._components = Components(self.costs, self.tracker)
+        self._measurements = Measurements(self.tracker, self._components)
         self._planner = Planner(
-            policy, self.costs, self.tracker, guard, expiry, self._recovery, self._components, config.max_residents
+            policy,
+            self.costs,
+            self.tracker,
+            guard,
+            expiry,
+            self._recovery,
+            self._components,
+            self._measurements,
+            config.max_residents,
         )
 
     def handle(self, event: Event, now_ns: int) -> tuple[Action, ...]:
@@ -185,17 +197,19 @@ class Controller:
                 return self._recovery.end(self.tracker.jobs[job_id], Status.CANCELLED, reason)
             case DeviceJoined() | LinksChanged() | NodeCordoned() | StatesFetched():
                 self._learn_of_nodes(event)
-                return []
             case ComponentsLoaded() | ComponentsRead():
                 self._components.on_report(event)
-                return []
             case DeviceLost() | NodeLost():
                 return self._on_devices_lost(event, now_ns)
             case ModelServed() | ModelRemoved():
                 return self._change_models(event)
+            case MeasurementAsked():
+                self._measurements.ask(event, now_ns)
+            case MeasurementEnded(measurement_id):
+                self._measurements.end(measurement_id)
             case Woke():
                 self._planner.on_woke(now_ns)
-                return []
+        return []
 
     def _learn_of_nodes(self, event: DeviceJoined | LinksChanged | NodeCordoned | StatesFetched) -> None:
         """Count on a device, or on groups, from now on or not any more; or learn how far two nodes are apart."""

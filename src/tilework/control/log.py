@@ -25,8 +25,9 @@ from tilework.cost.table import CostTable
 from tilework.cost.table_file import parse_table, table_json
 from tilework.policy.registry import check_live
 
-FORMAT = 17
-"""Before format 17 all accelerators of a node could always form groups.
+FORMAT = 18
+"""Before format 18 nothing was measured while requests were served.
+Before format 17 all accelerators of a node could always form groups.
 Before format 16 no request got a cache after it was accepted, and cost tables said nothing of caches.
 Before format 15 no request had a cache.
 Before format 14 no node left before it was gone, and no time of a move between nodes was measured.

@@ -8,6 +8,7 @@ from tilework.admission.reservation_guard import ReservationGuard
 from tilework.control.cluster.tracker import Tracker
 from tilework.control.components import Components
 from tilework.control.expiry import Expiry
+from tilework.control.measurements import Measurements
 from tilework.control.recovery import Recovery
 from tilework.control.slots import slot_starts
 from tilework.core.actions import Action, DropState, DropToBestEffort, MoveState, Place, RunWork, Stop, WakeAt
@@ -34,6 +35,7 @@ class Planner:
         expiry: Expiry,
         recovery: Recovery,
         components: Components,
+        measurements: Measurements,
         max_residents: int,
     ) -> None:
         self._policy = policy
@@ -43,6 +45,7 @@ class Planner:
         self._expiry = expiry
         self._recovery = recovery
         self._components = components
+        self._measurements = measurements
         self._max_residents = max_residents
         self._wakes_ns: list[int] = []  # Times of `WakeAt` that have not been reached, ascending.
 
@@ -75,9 +78,11 @@ class Planner:
                 actions += self._preload(plan.preloads, now_ns)
                 actions += [one for read in plan.reads for one in self._components.read_ahead(read, now_ns)]
                 break
+        actions += self._measure(now_ns)
         unpark_ns = self._costs.forgets_ns if self._tracker.num_parked else None
         guard_ns = self._guard.wake_ns(self._tracker, now_ns)
-        return actions + self._wake(plan.wake_ns, guard_ns, unpark_ns, self._expiry.wake_ns())
+        wakes_ns = (guard_ns, unpark_ns, self._expiry.wake_ns(), self._measurements.wake_ns(now_ns))
+        return actions + self._wake(plan.wake_ns, *wakes_ns)
 
     def _use_slots(self, now_ns: int) -> list[Action]:
         """Start stages on CPU slots, except where that endangers the promise of a job that comes before."""
@@ -106,6 +111,23 @@ class Planner:
             if blocks is not None:
                 actions += self._components.preload(preload)
                 self._reserve(blocks)
+        if actions:
+            self._update_proof(now_ns)
+        return actions
+
+    def _measure(self, now_ns: int) -> list[Action]:
+        """Give a measurement that waits its devices, those that endanger no promise; begin it when they are idle."""
+        groups = self._measurements.choices(now_ns)
+        if groups:
+            self._update_proof(now_ns)
+        for group in groups:
+            asked = self._measurements.asked
+            blocks = self._guard.review_measurement(asked, group, self._tracker, self._costs, now_ns)
+            if blocks is not None:
+                self._measurements.take(group)
+                self._reserve(blocks)
+                break
+        actions = self._measurements.begin()
         if actions:
             self._update_proof(now_ns)
         return actions

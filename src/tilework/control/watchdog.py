@@ -37,6 +37,8 @@ class Watchdog:
     ended. Time is counted in ticks, never by a clock: while a machine is suspended, or the driver is blocked, no work
     becomes suspicious. An alarm may be false where steps take far longer than predicted; it costs a chunk of steps.
 
+    A measurement is no work: what measures has limits of its own.
+
     A load before a work is a part of that work. Nothing waits for another, but it would never free its device of it. It
     makes no progress while the device has works.
     """
@@ -96,7 +98,8 @@ class Watchdog:
     def _should_run(self, work: Work) -> bool:
         devices = [self._tracker.up.get(device_id) for device_id in work.devices]
         queues = [device.works for device in devices if device is not None and work in device.works]
-        return all(works[0] is work for works in queues) and self._tracker.awaited(work) is None
+        is_first = work.work_id in self._tracker.works and all(works[0] is work for works in queues)
+        return is_first and self._tracker.awaited(work) is None
 
     def _is_stuck(self, quiet: _Quiet) -> bool:
         quiet.ticks += 1

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tilework.core.component import LoadSource
 from tilework.core.graph.stage import Stage
 from tilework.core.request import RefusalCode, Request, Status
-from tilework.core.work import NewPlacement, Work
+from tilework.core.work import Group, NewPlacement, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +153,17 @@ class ReadComponents:
 
 
 @dataclass(frozen=True, slots=True)
+class Measure:
+    """Begin the measurement that was asked for, on these devices, which have no works. Later works wait for its end.
+
+    Answered by `MeasurementEnded`.
+    """
+
+    measurement_id: int
+    devices: Group
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """End a job: done, failed, cancelled or expired. Each job ends exactly once."""
 
@@ -200,6 +211,7 @@ Action = (
     | DropComponents
     | ReadComponents
     | Place
+    | Measure
     | Finish
     | WakeAt
 )

@@ -120,6 +120,11 @@ class Memory:
         """Whether there is memory for all of these at once, if nothing else were there."""
         return self.total_bytes is None or num_bytes(set(wanted)) <= self.total_bytes
 
+    def in_the_way(self, digests: Collection[str], room_bytes: int) -> tuple[Component, ...]:
+        """What must be dropped for something that needs this room, and loads and drops components of these digests."""
+        shared = tuple(one for one in self.components if one.digest in digests)
+        return (*shared, *self.without(shared).used((), (), room_bytes).drops)
+
     def used(self, wanted: Sequence[Component], first: Sequence[Component] = (), beside_bytes: int = 0) -> Change:
         """What must be done so that a work can use these components; they are the most recently used then.
 

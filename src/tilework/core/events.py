@@ -256,6 +256,30 @@ class ModelRemoved:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasurementAsked:
+    """Devices are wanted to measure a model that is added: `degree` of one pool, for about `run_ns`.
+
+    Any will do, or only `devices`. Each needs `room_bytes`, which includes the components that are loaded for it; these
+    have the `digests`. The answer is `Measure`. `MeasurementEnded` follows, before another one is asked for.
+    """
+
+    measurement_id: int
+    pipeline: str
+    degree: int
+    run_ns: int
+    digests: tuple[str, ...]
+    room_bytes: int
+    devices: Group | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MeasurementEnded:
+    """A measurement has ended, and left nothing on its devices; or it is not wanted any more."""
+
+    measurement_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class Woke:
     """A time that `WakeAt` asked for has been reached."""
 
@@ -280,5 +304,7 @@ Event = (
     | StatesFetched
     | ModelServed
     | ModelRemoved
+    | MeasurementAsked
+    | MeasurementEnded
     | Woke
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from tilework.control.driver.in_flight import is_cut_off, merge_cut_off
@@ -139,7 +139,7 @@ class CellExecutor:
         self._up = {device_id for device_id in range(self.num_devices) if self._is_whole(device_id)}
         return loaded
 
-    async def calibrate(
+    def calibrate(
         self,
         model: str,
         batches: tuple[Batch, ...],
@@ -147,8 +147,10 @@ class CellExecutor:
         num_runs: int | None = None,
         loras: tuple[UsedLora, ...] = (),
         known: frozenset[str] = frozenset(),
-    ) -> tuple[CostRow, ...]:
-        return await self._inner.calibrate(model, batches, degree * self._size, num_runs, loras, known)
+        devices: Group | None = None,
+    ) -> Awaitable[tuple[CostRow, ...]]:
+        workers = None if devices is None else tuple(one for cell in devices for one in self._members(cell))
+        return self._inner.calibrate(model, batches, degree * self._size, num_runs, loras, known, workers)
 
     async def end_calibration(self) -> Mapping[LoadSource, float]:
         return await self._inner.end_calibration()

@@ -35,9 +35,7 @@ from tilework.core.graph.stage import DeviceKind
 from tilework.core.interfaces import PlacesStages
 from tilework.core.model import ModelInfo, ModelSource
 from tilework.core.request import DEFAULT_TERMS, RefusalCode, Request, Status, Terms
-from tilework.core.time import NS_PER_S
 from tilework.core.wire.blobs import StateBlob
-from tilework.core.wire.commands import DropWeights
 from tilework.core.wire.reports import Report, WeightsRead
 from tilework.core.wire.spec import Spec
 from tilework.core.work import Group
@@ -84,16 +82,12 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """How the engine is doing, right now, without its CPU slots. `num_jobs` are those that have not ended.
-
-    While it `is_measuring` a model that is added, it takes no requests.
-    """
+    """How the engine is doing, right now, without its CPU slots. `num_jobs` are those that have not ended."""
 
     num_devices: int
     num_devices_up: int
     num_jobs: int
     draining: bool
-    is_measuring: bool = False
 
 
 class Engine:
@@ -207,8 +201,7 @@ class Engine:
             measuring=measuring,
             handle=self._control.handle,
             requests=lambda: [entry.ticket.request for entry in self._requests],
-            leave=self._leave,
-            join=self._join,
+            turns=self._dispatcher.turns,
         )
         self._started = True
         self.on_links_changed()
@@ -268,7 +261,6 @@ class Engine:
             num_devices_up=sum(device_id < self._executor.num_devices for device_id in self._dispatcher.up),
             num_jobs=self._controller.num_jobs,
             draining=self._draining,
-            is_measuring=self.catalog.is_measuring,
         )
 
     def backlog_ns(self) -> int:
@@ -395,9 +387,6 @@ class Engine:
         Without a model it is the first. Uids must be new; `deadline_ns` is on the engine's clock.
         """
         arrival_ns, info = self.now_ns(), self._model(model)
-        if self.catalog.is_measuring:
-            reason = "a new model is measured, which takes some seconds; send it again then"
-            return Reject(next(iter(specs)), reason, None, RefusalCode.QUEUE, 5 * NS_PER_S)
         if (within := self._controller.costs.pools.within(info.name)) and within.isdisjoint(self._dispatcher.up):
             reason = f"no device that serves {info.name} is up"
             return Reject(next(iter(specs)), reason, None, RefusalCode.NO_DEVICE)
@@ -473,20 +462,6 @@ class Engine:
         """When an open request is expected to be done, as of now; None once it has ended."""
         job_id = self._requests.job_id(uid)
         return None if job_id is None else self._controller.eta_ns(job_id, self.now_ns())
-
-    def _leave(self) -> None:
-        """Take all accelerators from the controller, without weights."""
-        digests = tuple(component.digest for component in self._controller.costs.all_components)
-        for device_id in sorted(self._dispatcher.up):
-            if device_id < self._executor.num_devices:
-                self._dispatcher.lose(device_id, "a model is measured")
-                self._executor.send(device_id, DropWeights(digests))
-
-    def _join(self) -> None:
-        """Give those that are up back to the controller."""
-        for device_id in self._executor.devices_up:
-            if device_id not in self._dispatcher.up:
-                self.on_joined(device_id)
 
     # For the executor.
 

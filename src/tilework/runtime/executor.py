@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Protocol
 
 from tilework.core.actions import ReadComponents
@@ -121,7 +121,7 @@ class Executor(Protocol):
     def profile_key(self, model: str) -> ProfileKey:
         """Identifies hardware, model and settings of measurements; known once the devices are up."""
 
-    async def calibrate(
+    def calibrate(
         self,
         model: str,
         batches: tuple[Batch, ...],
@@ -129,15 +129,22 @@ class Executor(Protocol):
         num_runs: int | None = None,
         loras: tuple[UsedLora, ...] = (),
         known: frozenset[str] = frozenset(),
-    ) -> tuple[CostRow, ...]:
-        """Measure on all accelerators that serve it at once, in groups of `degree`; `known` stages are run, not timed.
+        devices: Group | None = None,
+    ) -> Awaitable[tuple[CostRow, ...]]:
+        """Measure a model; `known` stages are run, not timed. The answer raises WorkerStartFailed if one is lost.
 
-        The weights of the model and of these LoRAs are loaded before, and stay until others are needed. If a device has
-        no room for all of them, it loads those of each stage when it comes to that. Raises WorkerStartFailed.
+        Without `devices` it is measured on all accelerators that serve it at once, in groups of `degree`. The weights
+        of the model and of these LoRAs are loaded before, and stay until others are needed. On these `devices`, which
+        are `degree`, it is measured once, between the commands that were sent to them before this call and those that
+        are sent after it; nothing stays there. If a device has no room for all weights, it loads those of each stage
+        when it comes to that.
         """
 
     async def end_calibration(self) -> Mapping[LoadSource, float]:
-        """Drop all weights that were loaded to measure; the speeds at which sources gave them, in bytes per second."""
+        """Drop the weights that were loaded to measure and have stayed.
+
+        Returns the speeds at which sources gave such weights, in bytes per second.
+        """
 
     async def read_model(self, source: ModelSource, served: Collection[str]) -> LoadedModel:
         """Read a further model, beside what devices do. Raises ModelRefused, also if its name is one of `served`.

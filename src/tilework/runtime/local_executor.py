@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
@@ -52,6 +52,11 @@ from tilework.runtime.state_blobs import StateBlobDirectory
 from tilework.runtime.worker_process import WorkerProcess, resident_bytes_of
 
 _log = logging.getLogger(__name__)
+
+
+async def _never(error: WorkerStartFailed) -> tuple[CostRow, ...]:
+    """The answer to what could not be measured."""
+    raise error
 
 
 class LocalExecutor:
@@ -221,7 +226,7 @@ class LocalExecutor:
         if not self._stopping:
             self._listener.on_links_changed()
 
-    async def calibrate(
+    def calibrate(
         self,
         model: str,
         batches: tuple[Batch, ...],
@@ -229,27 +234,57 @@ class LocalExecutor:
         num_runs: int | None = None,
         loras: tuple[UsedLora, ...] = (),
         known: frozenset[str] = frozenset(),
-    ) -> tuple[CostRow, ...]:
-        served = set(self.serving.get(model, self.devices_up)) & self._up
+        devices: Group | None = None,
+    ) -> Awaitable[tuple[CostRow, ...]]:
+        weights = self._measuring.by_stage(model, loras)
+        command = Calibrate(model, batches, None, num_runs, loras, weights, known)
+        return self._calibrate_all(command, degree) if devices is None else self._calibrate_on(devices, command)
+
+    async def _calibrate_all(self, command: Calibrate, degree: int) -> tuple[CostRow, ...]:
+        """Measure on all workers that serve the model, in groups of this size."""
+        served = set(self.serving.get(command.model, self.devices_up)) & self._up
         up = [device_id for device_id in sorted(served) if served.issuperset(self._cell(device_id))]
         if degree > 1:
             await self._groups.decided()
             up = [device_id for device_id in up if device_id not in self.alone]
-        for command in self._measuring.commands(model, loras):
-            for device_id in up:
-                self.send(device_id, command)
-        members = [tuple(up[first : first + degree]) for first in range(0, len(up) - degree + 1, degree)]
-        refs = {group: None if degree == 1 else self.group(group) for group in members}
-        weights = self._measuring.by_stage(model, loras)
-        begin_s = self._loop.time()
-        self._calibration = Calibration(refs, self._limit_s(model, degree), self.break_off, self.kill)
+        for change in self._measuring.commands(command.model, command.loras):
+            self._send_all(up, change)
+        groups = [tuple(up[first : first + degree]) for first in range(0, len(up) - degree + 1, degree)]
+        return await self._begin_calibration(command, groups)
+
+    def _calibrate_on(self, devices: Group, command: Calibrate) -> Awaitable[tuple[CostRow, ...]]:
+        """Measure in one group, which keeps nothing of it."""
+        lost = [device_id for device_id in devices if device_id not in self._up]
+        if lost:
+            return _never(WorkerStartFailed(f"worker {lost[0]} is not up"))
+        before, after = self._measuring.turn(command.model, command.loras)
+        for load in before:
+            self._send_all(devices, load)
+        rows = self._begin_calibration(command, [devices])
+        for drop in after:
+            self._send_all(devices, drop)
+        return rows
+
+    def _begin_calibration(self, command: Calibrate, groups: Sequence[Group]) -> Awaitable[tuple[CostRow, ...]]:
+        """Let each of these groups, all of one size, measure; what they have measured."""
+        size = len(groups[0]) if groups else 1
+        refs = {group: None if size == 1 else self.group(group) for group in groups}
+        limit_s = self._limit_s(command.model, size)
+        self._calibration = Calibration(refs, limit_s, self.break_off, self.kill)
         for group, ref in refs.items():
-            for device_id in group:
-                self.send(device_id, Calibrate(model, batches, ref, num_runs, loras, weights, known))
-        rows = await self._calibration.rows()
-        if degree == 1:
+            self._send_all(group, replace(command, group=ref))
+        return self._rows(self._calibration, command.model, size)
+
+    async def _rows(self, calibration: Calibration, model: str, size: int) -> tuple[CostRow, ...]:
+        begin_s = self._loop.time()
+        rows = await calibration.rows()
+        if size == 1:
             self._alone_s[model] = max(self._alone_s.get(model, 0.0), self._loop.time() - begin_s)
         return rows
+
+    def _send_all(self, devices: Collection[int], outgoing: Outgoing) -> None:
+        for device_id in devices:
+            self.send(device_id, outgoing)
 
     def _limit_s(self, model: str, degree: int) -> float:
         """How long it may take to measure this model. What compiles for a size compiles for each degree, too."""
@@ -459,7 +494,7 @@ class LocalExecutor:
             return
         self._blobs.sweep(device_id, self._workers.pop(device_id).pid)
         self._end_start_timer(device_id)
-        self._fail_waiting(WorkerStartFailed(f"worker {device_id} ended before it could serve: {reason}"))
+        self._fail_waiting(device_id, reason)
         self._up.discard(device_id)
         self._readings.pop(device_id, None)
         self._changes.lost(device_id)
@@ -469,16 +504,22 @@ class LocalExecutor:
         if not self._stopping:
             self._schedule_restart(device_id, reason)
 
-    def _fail_waiting(self, error: WorkerStartFailed) -> None:
-        """Fail a start or calibration that waits for workers. A server starts with all its workers or not at all.
+    def _fail_waiting(self, device_id: int, reason: str) -> None:
+        """A worker is lost: fail a start, or a calibration, that waits for it.
 
-        One that serves, and measures a model that is added, goes on without that.
+        A server starts with all its workers or not at all. One that serves, and measures a model that is added, goes on
+        without that.
         """
+        if self._is_serving:
+            if self._calibration is not None and self._calibration.awaits(device_id):
+                self._calibration.fail(WorkerStartFailed(f"worker {device_id} was lost: {reason}"))
+            return
+        error = WorkerStartFailed(f"worker {device_id} ended before it could serve: {reason}")
         loading = [future for future in self._loaded.values() if not future.done()]
         for future in loading:
             future.set_exception(error)
         if (self._calibration is not None and self._calibration.fail(error)) or loading:
-            self._stopping = not self._is_serving
+            self._stopping = True
 
     def _schedule_restart(self, device_id: int, reason: str) -> None:
         failed, deaths = self._failed_starts.get(device_id, 0) + 1, self._deaths.get(device_id, 0) + 1

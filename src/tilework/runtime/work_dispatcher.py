@@ -22,7 +22,16 @@ from tilework.control.driver.effects import (
 from tilework.control.driver.result import WorkResult
 from tilework.control.driver.state_registry import StateMove
 from tilework.control.watchdog import WatchdogConfig
-from tilework.core.actions import Action, DropComponents, LoadComponents, MoveState, ReadComponents, RunWork, Stop
+from tilework.core.actions import (
+    Action,
+    DropComponents,
+    LoadComponents,
+    Measure,
+    MoveState,
+    ReadComponents,
+    RunWork,
+    Stop,
+)
 from tilework.core.checkpoint import Checkpoint, CheckpointKeeper
 from tilework.core.events import Cancelled, ComponentsLoaded, Event, NodeCordoned
 from tilework.core.request import Request
@@ -33,6 +42,7 @@ from tilework.core.wire.reports import Ended, Failed, KeptStates, Preview, Progr
 from tilework.core.work import Group, Work
 from tilework.runtime.encode_cache import EncodeCache
 from tilework.runtime.executor import Executor
+from tilework.runtime.models.turns import DeviceTurns
 from tilework.runtime.observer import Observer
 from tilework.runtime.outbox import Outgoing
 from tilework.runtime.request_table import RequestTable
@@ -49,6 +59,7 @@ _STOP_POLL_S = 0.005
 class WorkDispatcher:
     """Sends works and moves to devices, and passes their results to tickets and then, by `handle`, to the controller.
 
+    Between works devices may measure models that are added: `turns`.
     `origin_ns` is the zero of the engine's clock on the machine's clock.
     """
 
@@ -67,6 +78,7 @@ class WorkDispatcher:
         self.up: set[int] = set()
         self.memory_bytes: dict[int, int] = {}
         self.kept: dict[int, KeptStates] = {}
+        self.turns = DeviceTurns(handle, self._let_idle_go)
         self._core = DriverCore(controller, watchdog)
         self._controller, self._encode_cache = controller, encode_cache
         self._recorder = WorkRecorder(controller, request_table, keeper, observer, origin_ns)
@@ -88,11 +100,12 @@ class WorkDispatcher:
     def is_idle(self) -> bool:
         """Whether no work, move or job is left. Devices may load ahead of need."""
         is_loading = any(not load.is_ahead for load in self._loads.values())
-        return self._core.is_idle and not self._groups and not self._moves and not is_loading
+        return self._core.is_idle and not (self._groups or self._moves or is_loading or self.turns.devices)
 
     def close(self) -> None:
-        """Stop the check for stuck works."""
+        """Stop the check for stuck works, and wait for no measurement."""
         self._monitor.stop()
+        self.turns.close()
 
     async def stop_all(self) -> None:
         """Begin no further works, stop running ones, and wait until they have serialized their states."""
@@ -139,10 +152,12 @@ class WorkDispatcher:
 
     def perform(self, action: Action) -> None:
         """Send the messages of an action to devices. Actions without any are ignored."""
-        if self._is_stopping and isinstance(action, RunWork):
+        if self._is_stopping and isinstance(action, RunWork | Measure):
             return
         if isinstance(action, ReadComponents):
             self._executor.read_ahead(action)
+        elif isinstance(action, Measure):
+            self.turns.begin(action)
         for devices, message in self._core.perform(action):
             outgoing = self._outgoing(message)
             for device_id in devices:
@@ -196,7 +211,7 @@ class WorkDispatcher:
 
     def _let_idle_go(self) -> None:
         for node, (device_ids, let_go) in list(self._let_go.items()):
-            if not self._core.has_works(device_ids):
+            if not self._core.has_works(device_ids) and set(device_ids).isdisjoint(self.turns.devices):
                 del self._let_go[node]
                 let_go()
 

@@ -27,9 +27,6 @@ class Health(Protocol):
 
     @property
     def draining(self) -> bool: ...
-    @property
-    def is_measuring(self) -> bool:
-        """Whether it takes no requests for some seconds, since it measures a model that is added."""
 
 
 class Catalog(Protocol):

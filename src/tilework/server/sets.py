@@ -80,7 +80,7 @@ class OwnSet:
         return replace(
             places,
             models=tuple(self.engine.models),
-            is_open=not (health.draining or health.is_measuring),
+            is_open=not health.draining,
             nodes={} if nodes is None else {name: _share(use.by_device, of) for name, of in nodes.node_names.items()},
             devices_up=health.num_devices_up,
             backlog_s=round(backlog_s, 1),

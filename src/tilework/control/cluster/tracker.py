@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
+from typing import NamedTuple
 
 from tilework.admission.loads import reserve
 from tilework.control.cluster.device import Device, Now
@@ -16,7 +17,7 @@ from tilework.control.cluster.queue import WaitingQueue, WaitingQueues
 from tilework.control.cluster.residents import Residents
 from tilework.control.cluster.start_check import check_start
 from tilework.core.component import Component, Memory
-from tilework.core.graph.stage import DeviceKind, Stage
+from tilework.core.graph.stage import DeviceKind, Stage, StageSpec
 from tilework.core.interfaces import Ahead, Block, CostModel, Held, Moment, Policy, Running
 from tilework.core.pools import Within, may_run
 from tilework.core.request import Request
@@ -24,6 +25,15 @@ from tilework.core.work import Group, Start, Work
 from tilework.policy.toolkit.demand import reserved_at
 
 NO_COMPONENTS = Memory()
+NO_JOB = -1
+_MEASURED = Stage("", "measure", StageSpec(name="measure"))
+
+
+class Occupation(NamedTuple):
+    """Devices that a measurement takes, and the works that stand for it."""
+
+    devices: Group
+    works: tuple[Work, ...]
 
 
 class Tracker:
@@ -251,7 +261,8 @@ class Tracker:
         """
         device = self._devices.remove(device_id)
         self._empty(device)
-        open_works = [work for work in device.works if work.work_id not in reported]
+        works = [work for work in device.works if work.work_id in self.works]  # Not a measurement.
+        open_works = [work for work in works if work.work_id not in reported]
         lost = [work for work in open_works if not self._devices.is_carried(work)]
         for work in lost:
             del self.works[work.work_id]
@@ -403,7 +414,7 @@ class Tracker:
             devices=start.devices,
             num_steps=start.num_steps,
             why=start.why,
-            after=tuple(sorted({device.works[-1].work_id for device in devices if device.works})),
+            after=tuple(sorted({one.works[-1].work_id for one in devices if one.works} & self.works.keys())),
             sliced=any(self._costs.needs_slices(start.stage, one.shape) and not one.exact for one in requests),
         )
         self.next_work_id += 1
@@ -428,6 +439,40 @@ class Tracker:
         for device in devices:
             device.push(work, end_ns)
         self.works[work.work_id] = work
+
+    def occupy(self, devices: Group, run_ns: int, *, is_closed: bool) -> Occupation:
+        """Let a measurement take devices for this time, when all have ended their works.
+
+        For policies its stand-in is a work of a job that has ended. It is not in flight: nothing reports on it. With
+        another one devices are closed: none gets a work, since a policy queues one after the running one.
+        """
+        there = [self._devices.by_id[device_id] for device_id in devices]
+        end_ns = max(device.idle_ns for device in there) + run_ns
+        works = tuple(self._stand_in(devices) for _ in range(2 if is_closed else 1))
+        for work in works:
+            for device in there:
+                device.push(work, end_ns)
+        return Occupation(devices, works)
+
+    def _stand_in(self, devices: Group) -> Work:
+        self.next_work_id += 1
+        return Work(
+            work_id=self.next_work_id - 1,
+            stage=_MEASURED,
+            job_ids=(NO_JOB,),
+            attempts=(0,),
+            positions=(0,),
+            first_steps=(0,),
+            devices=devices,
+            num_steps=1,
+            why="a model is measured",
+        )
+
+    def vacate(self, occupation: Occupation) -> None:
+        """Free the devices that a measurement takes, those of them that are still there."""
+        for device_id in occupation.devices:
+            for work in occupation.works if device_id in self._devices.by_id else ():
+                self._devices.by_id[device_id].pop(work)
 
     def end_work(self, work: Work, steps_done: int) -> list[Job]:
         """Take a work out of flight; returns the jobs that it still belongs to, advanced by its steps."""

@@ -1,4 +1,4 @@
-"""One measurement on all workers that serve a model, and how long its groups may take."""
+"""One measurement, on all workers that serve a model or on some, and how long its groups may take."""
 
 from __future__ import annotations
 
@@ -63,6 +63,11 @@ class Calibration:
             self._timer = asyncio.get_running_loop().call_later(self._limit_s - took_s, self._time_out)
         if report.error:
             self._end(next(group for group in self._groups if device_id in group), report.error)
+
+    def awaits(self, device_id: int) -> bool:
+        """Whether this worker has not answered yet."""
+        answer = self._answers.get(device_id)
+        return answer is not None and not answer.done()
 
     def fail(self, error: WorkerStartFailed) -> bool:
         """End it; returns whether an answer was waited for."""

@@ -74,6 +74,14 @@ class CalibrationWeights:
             self._held, self._asked_bytes = needed, num_bytes(first)
             yield LoadWeights(0, _digests(first))
 
+    def turn(
+        self, model: str, loras: Sequence[UsedLora] = ()
+    ) -> tuple[tuple[LoadWeights, ...], tuple[DropWeights, ...]]:
+        """What a device that serves is told before it measures this model, and after that. Nothing is held."""
+        assert not self._held
+        before = tuple(one for one in self.commands(model, loras) if isinstance(one, LoadWeights))
+        return before, tuple(self.last_commands())
+
     def by_stage(self, model: str, loras: Sequence[UsedLora] = ()) -> dict[str, tuple[str, ...]]:
         """The digests of what each stage needs, by its name; empty if a device has room for all stages."""
         stages = self._stages(model, loras)

@@ -19,6 +19,7 @@ from tilework.cost.table import CostTable, only
 from tilework.cost.table_file import table_json
 from tilework.runtime.executor import Executor, ModelRefused, name_taken
 from tilework.runtime.models.measuring import Measuring
+from tilework.runtime.models.turns import DeviceTurns, TurnMeasurer
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.05
@@ -31,8 +32,8 @@ class Catalog:
     What a change needs is read, built and checked while everything is served as before, and given back if that fails.
     Then one event makes it so for the controller.
 
-    `usual` says how another model runs. `handle` passes events to the controller, `requests` are the open ones. `leave`
-    takes all devices from the controller, and `join` gives them back.
+    `usual` says how another model runs. `handle` passes events to the controller, `requests` are the open ones. What is
+    measured takes its `turns` on devices.
     """
 
     infos: dict[str, ModelInfo]
@@ -43,17 +44,15 @@ class Catalog:
     measuring: Measuring
     handle: Callable[[Event], object]
     requests: Callable[[], Iterable[Request]]
-    leave: Callable[[], None]
-    join: Callable[[], None]
-    is_measuring: bool = False
+    turns: DeviceTurns
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def add(self, new: NewModel, *, measure: bool) -> ModelInfo:
         """Serve another model.
 
         What its requests cost must be known, from an earlier start or from a model that differs in its weights alone;
-        and how fast weights are loaded, from any model that has some. Else it is measured if that is allowed: as soon
-        as no request is open, and new ones are refused meanwhile.
+        and how fast weights are loaded, from any model that has some. Else it is measured if that is allowed, beside
+        the requests: on devices that are idle, and that no promise needs meanwhile.
 
         Raises:
             ModelRefused: it cannot be served.
@@ -137,17 +136,11 @@ class Catalog:
             self.executor.remove_lora(model, name)
 
     async def _measured(self, model: LoadedModel, known: CostTable | None) -> CostTable:
-        """The costs of a model that workers have, measured while nothing else is done, as far as they are not known."""
-        self.is_measuring = True
-        try:
-            await self._ended(lambda _one: True)
-            self.leave()
-            try:
-                part = await self.measuring.added(model, known)
-            finally:
-                self.join()
-        finally:
-            self.is_measuring = False
+        """The costs of a model that workers have, measured as far as they are not known."""
+        measurer = TurnMeasurer(
+            turns=self.turns, executor=self.executor, model=model, table=self.controller.costs.table
+        )
+        part = await self.measuring.added(model, known, measurer)
         return self.measuring.part(self.controller.costs.table, model, part)
 
     async def _ended(self, concerns: Callable[[Request], bool]) -> None:

@@ -42,7 +42,7 @@ class Measurer(Protocol):
         loras: tuple[UsedLora, ...] = (),
         known: frozenset[str] = frozenset(),
     ) -> tuple[CostRow, ...]:
-        """Measure on all devices at once, in disjoint groups of this degree; returns the rows of all groups.
+        """Measure in groups of this degree, on all devices or on some; returns the rows of all groups.
 
         The requests use these LoRAs. Stages that are `known` are not timed.
         """

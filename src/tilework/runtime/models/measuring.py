@@ -17,6 +17,7 @@ from tilework.cost.table import CostTable, graphs_of, merged, only, renamed
 from tilework.runtime.executor import Executor, ModelRefused, WorkerStartFailed
 from tilework.runtime.models.costs import (
     CostCache,
+    Measurer,
     ModelMeasurer,
     calibration_shapes,
     earlier_costs,
@@ -51,7 +52,9 @@ class Measuring:
         for one in loaded:
             alike = next((table for other, table in zip(loaded, tables, strict=False) if self._alike(one, other)), None)
             table = (
-                await self._measured(one, one.info.name if len(loaded) > 1 else "", _shared(one, loaded, tables))
+                await self._measured(
+                    one, self._measurer(one), one.info.name if len(loaded) > 1 else "", _shared(one, loaded, tables)
+                )
                 if alike is None
                 else await self._like(one, alike)
             )
@@ -77,17 +80,23 @@ class Measuring:
         """The costs of a model that differs from the one of this table in its weights alone, and in its LoRAs."""
         info = model.info
         ours = replace(renamed(table, info.name), graphs=graphs_of(info.graph), loras={})
-        return replace(ours, loras={info.name: await self._measured_loras(model)}) if model.loras else ours
+        if not model.loras:
+            return ours
+        return replace(ours, loras={info.name: await self._measured_loras(model, self._measurer(model))})
 
-    async def added(self, model: LoadedModel, known: CostTable | None) -> CostTable:
-        """The costs of a model that workers serve since a moment ago, and how fast its weights are loaded.
+    def _measurer(self, model: LoadedModel) -> Measurer:
+        """Measures a model on all devices at once, which do nothing else yet."""
+        return ModelMeasurer(self.executor, model.info.name)
+
+    async def added(self, model: LoadedModel, known: CostTable | None, measurer: Measurer) -> CostTable:
+        """The costs of a model that workers have since a moment ago, and how fast its weights are loaded.
 
         Only that is measured where its costs are `known`. Raises ModelRefused.
         """
         try:
             if known is not None:
-                await self.executor.calibrate(model.info.name, ())
-            table = known or await self._measured(model, model.info.name)
+                await measurer.calibrate(())
+            table = known or await self._measured(model, measurer, model.info.name)
         except WorkerStartFailed as error:
             raise ModelRefused(f"a worker was lost while {model.info.name} was measured: {error}") from error
         finally:
@@ -100,7 +109,9 @@ class Measuring:
         """Whether a model has weights, and no model before it had any, so that it is not known how fast they load."""
         return bool(model.components) and LoadSource.DISK not in table.load_bytes_per_s
 
-    async def _measured(self, model: LoadedModel, shown: str, shared: Sequence[CostRow] = ()) -> CostTable | None:
+    async def _measured(
+        self, model: LoadedModel, measurer: Measurer, shown: str, shared: Sequence[CostRow] = ()
+    ) -> CostTable | None:
         """The costs of a model, `shared` ones among them; None if it runs at no size."""
         info, begin_ns = model.info, time.monotonic_ns()
         has_run = False
@@ -113,7 +124,7 @@ class Measuring:
             self._show_measuring(shown, num_done, num_all)
 
         table = await start_costs(
-            ModelMeasurer(self.executor, info.name),
+            measurer,
             info,
             self._degrees(info),
             self.cache,
@@ -125,7 +136,7 @@ class Measuring:
             self.first_ns += time.monotonic_ns() - begin_ns
         if table is None or not model.loras:
             return table
-        return replace(table, loras={info.name: await self._measured_loras(model)})
+        return replace(table, loras={info.name: await self._measured_loras(model, measurer)})
 
     def _degrees(self, info: ModelInfo) -> tuple[int, ...]:
         """Powers of two, as policies use them; 1 if all requests are exact."""
@@ -133,14 +144,14 @@ class Measuring:
         most = 1 if self.exact else min(info.max_degree, num_devices)
         return tuple(1 << power for power in range(most.bit_length()))
 
-    async def _measured_loras(self, model: LoadedModel) -> Mapping[str, Lora]:
+    async def _measured_loras(self, model: LoadedModel, measurer: Measurer) -> Mapping[str, Lora]:
         """The LoRAs of a model. How much longer steps take is measured with the largest one."""
         name = max(model.loras, key=lambda one: (_size(model.loras[one]), one))
         limit = self.executor.weights_bytes
         if limit is not None and model.largest_stage((name,))[1] > limit:
             return model.loras  # It does not fit in beside the stage that it changes, so no request will use it.
         self.show(f"{model.info.name}: measuring what a LoRA costs")
-        slowdown = await lora_slowdown(ModelMeasurer(self.executor, model.info.name), model.info, name)
+        slowdown = await lora_slowdown(measurer, model.info, name)
         return {one: replace(lora, slowdown=slowdown) for one, lora in model.loras.items()}
 
     def known(self, model: LoadedModel, others: Sequence[LoadedModel], table: CostTable) -> CostTable | None:

@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Collection, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Collection, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,6 +20,7 @@ from tilework.comm.net.files import FileServer, fetch_file
 from tilework.comm.net.frames import BadFrame
 from tilework.comm.net.handshake import join
 from tilework.core.actions import ReadComponents
+from tilework.core.cost_row import CostRow
 from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import Command, Execute, GroupRef, ImportState, RemoveLora, RemoveModel
 from tilework.core.wire.node_blobs import (
@@ -322,8 +323,10 @@ class _Agent:
 
     def _change_models(self, executor: NodeExecutor, message: Any) -> None:
         match message:
-            case Measure() | EndMeasuring():
-                self._begin_task(self._measure(executor, message))
+            case Measure():
+                self._measure(executor, message)
+            case EndMeasuring():
+                self._begin_task(self._end_measuring(executor))
             case RemoveModel(model):
                 self._workers.note_change()
                 executor.remove_model(model)
@@ -336,18 +339,19 @@ class _Agent:
             case _:
                 raise BadFrame(f"a node does not handle {type(message).__name__}")
 
-    async def _measure(self, executor: NodeExecutor, message: Measure | EndMeasuring) -> None:
-        if isinstance(message, EndMeasuring):
-            self._channel.send(LoadSpeeds(await executor.end_calibration()))
-            return
+    def _measure(self, executor: NodeExecutor, asked: Measure) -> None:
+        """Measure at once: what comes for these workers after it is sent to them after it."""
+        what = asked.model, asked.batches, asked.degree, asked.num_runs, asked.loras, asked.known, asked.devices
+        self._begin_task(self._answer_measured(executor.calibrate(*what)))
+
+    async def _answer_measured(self, rows: Awaitable[tuple[CostRow, ...]]) -> None:
         try:
-            rows = await executor.calibrate(
-                message.model, message.batches, message.degree, message.num_runs, message.loras, message.known
-            )
+            self._channel.send(Measured(await rows))
         except WorkerStartFailed as error:
             self._channel.send(Measured((), str(error)))
-            return
-        self._channel.send(Measured(rows))
+
+    async def _end_measuring(self, executor: NodeExecutor) -> None:
+        self._channel.send(LoadSpeeds(await executor.end_calibration()))
 
     async def _add(self, executor: NodeExecutor, message: ReadModel | ServeModel | ReadLora) -> None:
         """Read or serve a model, or read a LoRA; tell how that went."""

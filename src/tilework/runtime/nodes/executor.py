@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -507,7 +507,7 @@ class NodesExecutor:
 
     # Models.
 
-    async def calibrate(
+    def calibrate(
         self,
         model: str,
         batches: tuple[Batch, ...],
@@ -515,10 +515,20 @@ class NodesExecutor:
         num_runs: int | None = None,
         loras: tuple[UsedLora, ...] = (),
         known: frozenset[str] = frozenset(),
-    ) -> tuple[CostRow, ...]:
-        asked = Measure(model=model, batches=batches, degree=degree, num_runs=num_runs, loras=loras, known=known)
-        places = {self._numbers.node(one) for one in self.serving.get(model, range(self.num_devices))}
-        return await self._measuring.run(asked, places)
+        devices: Group | None = None,
+    ) -> Awaitable[tuple[CostRow, ...]]:
+        serving = self.serving.get(model, range(self.num_devices)) if devices is None else devices
+        on_node = None if devices is None else tuple(map(self._numbers.on_node, devices))
+        asked = Measure(
+            model=model,
+            batches=batches,
+            degree=degree,
+            num_runs=num_runs,
+            loras=loras,
+            known=known,
+            devices=on_node,
+        )
+        return self._measuring.run(asked, {self._numbers.node(one) for one in serving})
 
     async def end_calibration(self) -> Mapping[LoadSource, float]:
         return await self._measuring.end()

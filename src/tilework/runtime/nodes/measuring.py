@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Collection, Mapping
 
 from tilework.core.component import LoadSource
 from tilework.core.cost_row import CostRow
@@ -19,17 +19,17 @@ class NodeMeasuring:
         self._nodes = nodes
         self._used: set[RemoteNode] = set()  # They have loaded weights to measure.
 
-    async def run(self, asked: Measure, places: Collection[int]) -> tuple[CostRow, ...]:
-        """The rows of a model, measured on the first node of these places, which serve it. Raises WorkerStartFailed."""
+    def run(self, asked: Measure, places: Collection[int]) -> Awaitable[tuple[CostRow, ...]]:
+        """The rows of a model, measured on the first node of these places, which serve it; it is asked at once.
+
+        They raise WorkerStartFailed.
+        """
         serving = [node for node in self._nodes.values() if node.started is not None and node.node in places]
         if not serving:
-            raise WorkerStartFailed(f"all nodes that serve {asked.model} were lost")
+            return _rows(None, f"all nodes that serve {asked.model} were lost")
         node = min(serving, key=lambda one: (bool(one.leaves_because), one.node))
         self._used.add(node)
-        answer = await node.ask(asked, Measured)
-        if answer.error:
-            raise WorkerStartFailed(answer.error)
-        return answer.rows
+        return _rows(node.ask(asked, Measured))
 
     async def end(self) -> Mapping[LoadSource, float]:
         """Drop what was loaded to measure; the speeds of the first node that has loaded something."""
@@ -37,3 +37,11 @@ class NodeMeasuring:
         self._used.clear()
         answers = await asyncio.gather(*(node.ask(EndMeasuring(), LoadSpeeds) for node in used))
         return next((one.bytes_per_s for one in answers if one.bytes_per_s), {})
+
+
+async def _rows(asked: Awaitable[Measured] | None, error: str = "") -> tuple[CostRow, ...]:
+    """What a node answers; the error if none was asked."""
+    answer = Measured((), error) if asked is None else await asked
+    if answer.error:
+        raise WorkerStartFailed(answer.error)
+    return answer.rows

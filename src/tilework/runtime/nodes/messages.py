@@ -69,6 +69,7 @@ class Measure:
     num_runs: int | None
     loras: tuple[UsedLora, ...]
     known: frozenset[str]
+    devices: Group | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,12 +90,12 @@ class RemoteNode:
         """Send a message that concerns no device."""
         self.channel.send(message)
 
-    async def ask(self, message: object, kind: type[Answer]) -> Answer:
-        """Send a message, and wait for the answer of this kind. Raises WorkerStartFailed if the node is lost."""
+    def ask(self, message: object, kind: type[Answer]) -> asyncio.Future[Answer]:
+        """Send a message; the answer of this kind, which raises WorkerStartFailed if the node is lost."""
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._awaited.append((kind, answer))
         self.tell(message)
-        return await answer
+        return answer
 
     def heard(self, address: int, message: Any) -> bool:
         """Take a message that was asked for, or converts its times; returns whether it is done with."""

@@ -42,9 +42,7 @@ class _AddModel(BaseModel):
     loras: str | None = Field(None, min_length=1, description="a directory of LoRAs on the server, or nothing")
     aliases: list[_Name] = Field([], description='a list of other names such as ["sd-xl"]')
     default_slo: DefaultSloField = Field(None, description=f"{WANTED}, or nothing")
-    measure: bool = Field(
-        False, description="true if its costs may be measured, for which no request is served for some seconds"
-    )
+    measure: bool = Field(False, description="true if its costs may be measured, beside the requests that are served")
 
 
 class _AddLora(BaseModel):

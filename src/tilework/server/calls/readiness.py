@@ -34,8 +34,6 @@ class Readiness(Observer):
         health = self.engine.health()
         if health.draining:
             return Unready.STOPPING
-        if health.is_measuring:
-            return Unready.MEASURING
         if health.num_devices_up == 0:
             return Unready.NO_DEVICES
         return Unready.DISK_UNWRITABLE if self.disk is not None and self.disk.problem else None
@@ -65,8 +63,6 @@ class Readiness(Observer):
             case Unready.STOPPING:
                 what = "" if self.stop_waits_for is None else f": {self.stop_waits_for()}"
                 return not_ready(f"it is stopping{what}", is_stopping=True, details=details)
-            case Unready.MEASURING:
-                return not_ready(f"it measures a model that is added ({self.engine.starting})", details=details)
             case Unready.NO_DEVICES:
                 return not_ready(f"none of its {health.num_devices} devices is up", details=details)
             case Unready.DISK_UNWRITABLE:

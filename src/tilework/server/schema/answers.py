@@ -297,7 +297,6 @@ class Unready(StrEnum):
 
     STARTING = "starting"
     STOPPING = "stopping"
-    MEASURING = "measuring"
     NO_DEVICES = "no_devices"
     DISK_UNWRITABLE = "disk_unwritable"
 

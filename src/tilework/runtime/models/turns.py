@@ -1,0 +1,174 @@
+"""Measurements beside requests: each takes a turn on devices that the controller gives it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from tilework.core.actions import Measure
+from tilework.core.component import num_bytes
+from tilework.core.cost_row import Batch, CostRow
+from tilework.core.events import Event, MeasurementAsked, MeasurementEnded
+from tilework.core.lora import UsedLora
+from tilework.core.time import NS_PER_S
+from tilework.core.wire.reports import LoadedModel
+from tilework.core.work import Group
+from tilework.cost.profile import ProfileKey
+from tilework.cost.table import CostTable
+from tilework.runtime.executor import Executor, ModelRefused
+
+_log = logging.getLogger(__name__)
+
+FIRST_NS = 5 * NS_PER_S
+"""For how long devices are asked for before anything of a model was measured, beside the load of its weights."""
+_USUAL_BYTES_PER_S = 1e9
+_FACTOR = 2  # By which the next measurement may take longer than the longest so far: sizes grow.
+_MOST_WAIT_S = 600.0  # For one device. All are busy with works that keep promises.
+_MOST_WAIT_FOR_GROUP_S = 60.0
+
+Run = Callable[[Group], Awaitable[tuple[CostRow, ...]]]
+
+
+class DeviceTurns:
+    """Runs one measurement at a time on devices that the controller has freed for it.
+
+    `handle` passes events to the controller, `ended` is called when a measurement has ended that had begun.
+    """
+
+    def __init__(self, handle: Callable[[Event], object], ended: Callable[[], object]) -> None:
+        self._handle, self._ended = handle, ended
+        self._next_id = 1
+        self._run: Run | None = None  # Of the measurement that waits for devices.
+        self._begun: asyncio.Future[asyncio.Future[tuple[CostRow, ...]]] | None = None
+        self.devices: Group = ()
+        """Those that are measured on."""
+
+    async def take(self, asked: MeasurementAsked, run: Run, wait_s: float) -> tuple[CostRow, ...] | None:
+        """Run a measurement when the controller gives it devices; None if it does not within this time.
+
+        If this is cancelled, it waits for the end of what has begun: devices cannot be called off.
+
+        Raises what `run` raises.
+        """
+        asked = replace(asked, measurement_id=self._next_id)
+        self._next_id += 1
+        self._run, begun = run, asyncio.get_running_loop().create_future()
+        self._begun = begun
+        self._handle(asked)
+        try:
+            await asyncio.wait([begun], timeout=wait_s)
+            return await asyncio.shield(begun.result()) if begun.done() else None
+        finally:
+            if not begun.done():
+                self._handle(MeasurementEnded(asked.measurement_id))
+            elif not begun.result().done():
+                await asyncio.wait([begun.result()])
+
+    def begin(self, measure: Measure) -> None:
+        """Begin the measurement that waits; what it sends to devices, it sends now."""
+        assert self._run is not None
+        assert self._begun is not None
+        self.devices = measure.devices
+        running = asyncio.ensure_future(self._run(measure.devices))
+        running.add_done_callback(lambda _: self._end(measure.measurement_id, running))
+        self._begun.set_result(running)
+
+    def _end(self, measurement_id: int, running: asyncio.Future[tuple[CostRow, ...]]) -> None:
+        self.devices = ()
+        if not running.cancelled():
+            running.exception()  # It may have no reader: see `take`.
+        self._handle(MeasurementEnded(measurement_id))
+        self._ended()
+
+    def close(self) -> None:
+        """Wait for no measurement any more: its devices are about to be ended."""
+        if self._begun is not None and self._begun.done():
+            self._begun.result().cancel()
+
+
+@dataclass(slots=True, kw_only=True)
+class TurnMeasurer:
+    """A `Measurer` of a model that is added, on devices that serve others meanwhile: each batch is a turn.
+
+    `table` says what is known of the models that are served.
+    """
+
+    turns: DeviceTurns
+    executor: Executor
+    model: LoadedModel
+    table: CostTable
+    _longest_ns: int = field(default=0, init=False)
+    _least_lacking: int | None = field(default=None, init=False)  # The least degree for which there were no devices.
+
+    @property
+    def profile_key(self) -> ProfileKey:
+        return self.executor.profile_key(self.model.info.name)
+
+    async def calibrate(
+        self,
+        batches: tuple[Batch, ...],
+        degree: int = 1,
+        num_runs: int | None = None,
+        loras: tuple[UsedLora, ...] = (),
+        known: frozenset[str] = frozenset(),
+    ) -> tuple[CostRow, ...]:
+        """Measure on one group. A degree for which no devices become free has no rows, which one warning says.
+
+        Raises:
+            WorkerStartFailed: a device was lost.
+            ModelRefused: no device was to be had.
+        """
+        name = self.model.info.name
+        if self._least_lacking is not None and degree >= self._least_lacking:
+            return ()
+
+        def run(devices: Group) -> Awaitable[tuple[CostRow, ...]]:
+            return self._timed(self.executor.calibrate(name, batches, degree, num_runs, loras, known, devices))
+
+        wait_s = _MOST_WAIT_S if degree == 1 else _MOST_WAIT_FOR_GROUP_S
+        rows = await self.turns.take(self._asked(degree, loras), run, wait_s)
+        if rows is not None:
+            return rows
+        if degree == 1:
+            raise ModelRefused(
+                f"for {wait_s:g} s no device could measure {name} without breaking a promise to a request; add it when "
+                "there is less to do"
+            )
+        self._least_lacking = degree
+        _log.warning(
+            "%s was not measured on %d devices, and is served on fewer: they did not become free together in %g s",
+            *(name, degree, wait_s),
+        )
+        return ()
+
+    async def _timed(self, rows: Awaitable[tuple[CostRow, ...]]) -> tuple[CostRow, ...]:
+        begin_s = asyncio.get_running_loop().time()
+        measured = await rows
+        took_s = asyncio.get_running_loop().time() - begin_s
+        self._longest_ns = max(self._longest_ns, round(took_s * NS_PER_S))
+        return measured
+
+    def _asked(self, degree: int, loras: Sequence[UsedLora]) -> MeasurementAsked:
+        """What the next measurement needs; `DeviceTurns` numbers it."""
+        name, total_bytes = self.model.info.name, self.executor.weights_bytes
+        components = {one for needed in self.model.needed([lora.name for lora in loras]).values() for one in needed}
+        declared = max(stage.spec.memory_bytes for stage in self.model.info.graph.stages)
+        room_bytes = num_bytes(components) + declared
+        if total_bytes is not None and any(row.peak_bytes is not None for row in self.table.rows):
+            room_bytes = total_bytes  # Where works are limited by memory, what this one takes is not known yet.
+        first_ns = FIRST_NS + round(num_bytes(components) / self._load_bytes_per_s * NS_PER_S)
+        return MeasurementAsked(
+            measurement_id=0,
+            pipeline=name,
+            degree=degree,
+            run_ns=_FACTOR * self._longest_ns or first_ns,
+            digests=tuple(sorted(one.digest for one in components)),
+            room_bytes=room_bytes,
+            devices=self.executor.serving.get(name),
+        )
+
+    @property
+    def _load_bytes_per_s(self) -> float:
+        return min(self.table.load_bytes_per_s.values(), default=_USUAL_BYTES_PER_S)
