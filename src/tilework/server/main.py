@@ -14,6 +14,7 @@ from typing import Protocol
 from fastapi import FastAPI
 
 from tilework.server.api.app import create_app, new_call_registry, new_store
+from tilework.server.api.images import ImageService
 from tilework.server.calls.journal import DurableJournal
 from tilework.server.calls.readiness import Readiness
 from tilework.server.calls.registry import CallRegistry
@@ -130,8 +131,8 @@ async def serve(
 async def _start(engine: Engine, app: FastAPI) -> None:
     """Start the engine, with what was added before this start."""
     await engine.start()
-    images = app.state.images
-    await images.additions.serve_again(engine.catalog, engine.models, images.entries)
+    images: ImageService = app.state.images
+    await images.additions.serve_again(engine.catalog, engine.models, images.entries, images.check_free)
 
 
 def _begin(

@@ -93,6 +93,10 @@ class ImageService:
         """The models that are served; the engine must have started."""
         return ServedModels(self.engine.models, self.entries, self.config.served_names)
 
+    def check_free(self, name: str, aliases: Sequence[str]) -> None:
+        """Check names as `ServedModels.check_free`, against those of the models that are served then."""
+        self.models.check_free(name, aliases)
+
     async def generate(self, http: Request, route: Route = IMAGES) -> Response:
         entry = await self.enter(http, route)
         call, headers = entry.call, entry.headers()
