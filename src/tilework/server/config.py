@@ -23,6 +23,8 @@ from tilework.server.webhooks.notice import secret_bytes
 PREFIX = "TILEWORK_"
 SECRETS = frozenset({"api_key", "admin_key", "webhook_secret"})
 """Settings that are not shown."""
+RELOADED = SECRETS - {"webhook_secret"} | {"tenants"}
+"""Settings that change while the server runs: see `server.reload`."""
 OPTION, ENVIRONMENT, FILE, DEFAULT = "option", "environment", "file", "default"
 """Where a setting is from."""
 MIN_SECRET_BYTES = 16

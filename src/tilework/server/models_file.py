@@ -89,7 +89,7 @@ def read_models(path: str | None) -> Mapping[str, ModelEntry]:
     if path is None:
         return {}
     file = read_toml("models", path, _File, _mistake)
-    _check_distinct(file)
+    _check_distinct(path, file)
     return {name: _entry(one, Path(path).parent) for name, one in file.models.items()}
 
 
@@ -131,11 +131,13 @@ def _mistake(error: Any) -> str:
     return f"{at} = {error['input']!r} cannot be used; give {_WANTED[str(path[2])]}."
 
 
-def _check_distinct(file: _File) -> None:
+def _check_distinct(path: str, file: _File) -> None:
     """Raises ConfigError if a name means two models."""
     taken = dict.fromkeys(file.models, "")
     for name, one in file.models.items():
         for alias in one.aliases:
             if alias in taken:
-                raise ConfigError(f"models.{name}.aliases has {alias!r}, which names another model; take it out.")
+                raise ConfigError(
+                    f"{path}: models.{name}.aliases has {alias!r}, which names another model; take it out."
+                )
             taken[alias] = name
