@@ -29,7 +29,8 @@ from tilework.cost.table import CostTable
 from tilework.runtime.observer import HeldComponent, Holding, Observer, Usage
 from tilework.runtime.ticket import Outcome, Preview, Segment, Ticket, Wanted
 from tilework.server.config import ServerConfig
-from tilework.server.main import StopSignals, serve
+from tilework.server.main import Signals, serve
+from tilework.server.reload import Reread
 from tilework.store.durable import DurableDirectory
 from waiting import PATIENCE_S
 
@@ -399,7 +400,7 @@ class Served:
     url: str
     engine: FakeEngine
     loop: SkippingLoop
-    signals: StopSignals
+    signals: Signals
     http: httpx.Client
 
     def post(self, body: Any, **options: Any) -> httpx.Response:
@@ -438,19 +439,27 @@ class Served:
 
         return self.on_loop(found)
 
+    def reload(self) -> None:
+        """Let the server read its settings again, and wait until it has."""
+        self.on_loop(self.signals.reload.set)
+        self.until_idle()
+
     def stop(self) -> None:
         """Send a signal and wait until it has come: a second one means something else."""
-        self.on_loop(self.signals.send)
+        self.on_loop(self.signals.end)
 
 
 @contextmanager
 def serving(
-    engine: FakeEngine, on_progress: Callable[[str], None] = lambda _text: None, **settings: Any
+    engine: FakeEngine,
+    on_progress: Callable[[str], None] = lambda _text: None,
+    reread: Callable[[], Reread] | None = None,
+    **settings: Any,
 ) -> Iterator[Served]:
     """Run `serve` on a free port of the loopback until the block is left, with a `durable` directory or not."""
     started = threading.Event()
     parts: dict[str, Any] = {}
-    signals = StopSignals()
+    signals = Signals()
 
     def on_ready(url: str) -> None:
         parts.update(url=url, loop=asyncio.get_running_loop())
@@ -463,7 +472,12 @@ def serving(
         try:
             # A collection would walk all that the tests before have loaded.
             with directory as durable, asyncio.Runner(loop_factory=SkippingLoop) as runner, no_walk:
-                more: dict[str, Any] = {"on_progress": on_progress, "signals": signals, "durable": durable}
+                more: dict[str, Any] = {
+                    "on_progress": on_progress,
+                    "signals": signals,
+                    "durable": durable,
+                    "reread": reread,
+                }
                 runner.run(serve(engine, config, on_ready=on_ready, **more))
         finally:
             started.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 from collections.abc import Callable
@@ -13,6 +14,9 @@ from typing import Any
 import pytest
 
 from cli.command_line import invoke
+from tilework.cli.console import UserError
+from tilework.cli.options.config_file import FileAgain
+from tilework.cli.options.logs import ServerLog
 from tilework.server.config import ServerConfig
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -135,3 +139,79 @@ def test_the_example_of_the_page_can_be_used(write: Write) -> None:
     keys = re.findall(r"^(\w+) = ", example[1], re.MULTILINE)
     assert len(keys) >= 8
     assert {name for name, (_, source) in found.items() if source == "file"} == set(keys)
+
+
+def again(*arguments: object) -> tuple[Callable[[], FileAgain], ServerLog]:
+    """What reads the file of a server again that is started so, and its log."""
+    given: dict[str, Any] = {}
+
+    def serving(**options: Any) -> SimpleNamespace:
+        given.update(options)
+        return SimpleNamespace(run=lambda: None)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tilework.cli.serving.Serving", serving)
+        invoke("serve", *arguments)
+    return given["again"], given["server_log"]
+
+
+def test_a_file_that_is_read_again_says_what_the_server_may_change_and_what_not(write: Write) -> None:
+    path = write('api_key = "a"\nworkers = 3\nlog_level = "error"\nport = 7\n')
+    read, _ = again("--config", path, "--policy", "edf")
+    assert read().differ == ()
+    assert (read().log_level, read().server) == ("error", {"api_key": "a", "port": 7})
+    write('api_key = "b"\nthreads = 2\nlog_level = "info"\nport = 7\npolicy = "fcfs"\n')
+    now = read()
+    assert sorted(now.differ) == ["threads", "workers"], "the policy is that of the option, whatever the file says"
+    assert (now.log_level, now.server) == ("info", {"api_key": "b", "port": 7})
+    write('api_key = "b"\n')
+    assert read().log_level == "warning", "its default"
+    read, _ = again("--config", path, "--log-level", "error")
+    write('log_level = "info"\n')
+    assert read().log_level == "error", "an option goes before the file"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("api_key = ", "is not TOML"),
+        ('log_level = "loud"', "log_level = 'loud' cannot be used"),
+        ("wrokers = 3", "wrokers is not a setting; the nearest one is workers"),
+    ],
+)
+def test_a_file_that_is_read_again_with_a_mistake_is_named(write: Write, text: str, said: str) -> None:
+    path = write("")
+    read, _ = again("--config", path)
+    write(text)
+    with pytest.raises(UserError) as error:
+        read()
+    assert said in str(error.value)
+    assert str(path) in str(error.value)
+
+
+def test_a_log_file_that_was_renamed_is_opened_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "server.log"
+    log = ServerLog("warning", file)
+    logger = logging.getLogger("tilework.server")
+    try:
+        logging.getLogger().addHandler(log.handler)  # pytest has some already.
+        logger.error("one")
+        file.rename(tmp_path / "server.log.1")
+        logger.error("two")
+        log.reopen()
+        logger.error("three")
+        log.set_level("error")
+        logger.warning("unheard")
+        assert (tmp_path / "server.log.1").read_text().splitlines() == [
+            f"ERROR tilework.server: {n}" for n in ("one", "two")
+        ]
+        assert file.read_text() == "ERROR tilework.server: three\n"
+        file.unlink()
+        file.mkdir()
+        log.reopen()
+        assert "the log goes on in the file that was open" in caplog.text
+        logger.error("four")
+    finally:
+        logging.getLogger().removeHandler(log.handler)
+        logging.getLogger("tilework").setLevel(logging.NOTSET)
+        log.handler.close()

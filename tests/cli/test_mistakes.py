@@ -48,6 +48,13 @@ def test_a_wrong_option_is_named(files: Path, option: str, value: str) -> None:
     assert option in result.stderr
 
 
+def test_a_name_that_no_model_can_have_is_named(mistake: Callable[..., str]) -> None:
+    said = mistake("serve", "q/loras/z=shapes")
+    assert said.startswith(
+        "'q/loras/z=shapes' names a model 'q/loras/z'; give NAME=MODEL with a NAME of up to 128 letters"
+    )
+
+
 def test_simulate_names_missing_options(files: Path, mistake: Callable[..., str]) -> None:
     for arguments in ([], [files / "requests.jsonl"], ["--cost", files / "costs.json"]):
         assert mistake("simulate", *arguments) == "give REQUESTS and --cost, or --log; see tilework simulate --help"

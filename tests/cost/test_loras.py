@@ -85,7 +85,7 @@ def test_the_loras_of_a_table_survive_its_file(tmp_path: Path) -> None:
         ({PIPELINE: {"ink": {}}}, r"loras.toy.ink is \{\}; expected an object with changes"),
         ({PIPELINE: {"ink": {"changes": []}}}, r"loras.toy.ink is .*; expected an object with changes"),
         ({PIPELINE: {"ink": {"changes": "denoiser"}}}, r"loras.toy.ink is .*; expected an object with changes"),
-        ({PIPELINE: {"a,b": {"changes": ["vae"]}}}, r"loras.toy has 'a,b'; use letters, digits and _ \. -"),
+        ({PIPELINE: {"a,b": {"changes": ["vae"]}}}, r"loras.toy has 'a,b'; use up to 128 letters, digits and _ \. -"),
         ({PIPELINE: {"ink": {"changes": ["vae"], "slowdown": 0.9}}}, r"ink.slowdown is 0.9; expected a factor of at"),
         ({PIPELINE: {"ink": {"changes": ["vae"], "slowdown": True}}}, r"ink.slowdown is True; expected a factor"),
         ({PIPELINE: {"ink": {"changes": ["vae"], "digest": "i"}}}, r"ink.bytes is None; expected a whole number"),

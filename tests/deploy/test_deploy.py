@@ -197,6 +197,7 @@ def test_the_unit_starts_the_program_as_it_is() -> None:
     check_variables([word.partition("=")[0] for word in service["Environment"].split()])
     assert int(service["TimeoutStopSec"]) > DRAIN_S + DRAIN_MARGIN_S
     assert service["KillMode"] == "mixed", "workers must not get the signal of a stop"
+    assert service["ExecReload"] == "/bin/kill -HUP $MAINPID"
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")

@@ -38,7 +38,7 @@ from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.local_executor import LocalExecutor
 from tilework.runtime.log_file import LogFile
 from tilework.server.config import ServerConfig
-from tilework.server.main import StopSignals, serve
+from tilework.server.main import Signals, serve
 from waiting import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.slow
@@ -129,7 +129,7 @@ def serving(
     engine = Engine(
         EngineConfig(controller=ControllerConfig(policy=policy), table=COSTS, watchdog=watchdog), executor, log
     )
-    signals, started, urls, loops = StopSignals(), threading.Event(), list[str](), list[asyncio.AbstractEventLoop]()
+    signals, started, urls, loops = Signals(), threading.Event(), list[str](), list[asyncio.AbstractEventLoop]()
 
     def on_ready(url: str) -> None:
         urls.append(url)
@@ -149,7 +149,7 @@ def serving(
         try:
             yield Service(urls[0], engine, executor, loops[0], http)
         finally:
-            loops[0].call_soon_threadsafe(signals.send)
+            loops[0].call_soon_threadsafe(signals.end)
             thread.join(PATIENCE_S)
     assert not thread.is_alive(), "the server did not stop"
 

@@ -237,6 +237,29 @@ def test_two_models_that_swap_their_names_between_two_starts_keep_their_costs(tm
     assert second.executor.measured == ["a", "b"], "both are warmed up, and neither is measured again"
 
 
+def test_names_are_checked_while_no_other_change_is_made(tmp_path: Path) -> None:
+    """With the name that is asked for, and with that which the files give; a refusal ends the change as a whole."""
+    server = Server(tmp_path / "costs.sqlite")
+    earlier(tmp_path / "costs.sqlite", server.executor.files["b"], "b")
+    checked: list[tuple[str, bool]] = []
+
+    async def scenario() -> None:
+        catalog = await server.start()
+
+        def check(name: str) -> None:
+            checked.append((name, catalog._lock.locked()))
+            if name == "b":
+                raise ModelRefused("it is the alias of a")
+
+        with pytest.raises(ModelRefused, match="alias of a"):
+            await catalog.add(NewModel(path="b"), measure=False, check_name=check)
+        assert list(catalog.infos) == list(server.executor.served) == ["a"]
+        await catalog.add(NewModel(path="b", name="c"), measure=False, check_name=check)
+        assert checked == [("", True), ("b", True), ("c", True), ("c", True)]
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("fault", ["workers refuse", "costs cannot be used"])
 def test_a_change_that_fails_changes_nothing(tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(tmp_path / "costs.sqlite")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -33,13 +33,24 @@ class FakeCatalog:
     engine: FakeEngine
     asked: list[Any] = field(default_factory=list)
     refusal: str = ""
+    found: str = "found"
+    num_waiting: int = 0
+    reading: Callable[[], Awaitable[object]] = lambda: asyncio.sleep(0)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def add(self, new: NewModel, *, measure: bool) -> ModelInfo:
-        self.asked.append((new, measure))
-        if self.refusal:
-            raise ModelRefused(self.refusal)
-        self.engine.others += (replace(INFO, name=new.name),)
-        return self.engine.others[-1]
+    async def add(self, new: NewModel, *, measure: bool, check_name: Callable[[str], object]) -> ModelInfo:
+        """A model without a name is called as its files say: `found`."""
+        self.num_waiting += self.lock.locked()
+        async with self.lock:
+            check_name(new.name)
+            self.asked.append((new, measure))
+            await self.reading()
+            if self.refusal:
+                raise ModelRefused(self.refusal)
+            name = new.name or self.found
+            check_name(name)
+            self.engine.others += (replace(INFO, name=name),)
+            return self.engine.others[-1]
 
     async def remove(self, name: str) -> None:
         self.engine.others = tuple(one for one in self.engine.others if one.name != name)
@@ -103,7 +114,7 @@ def test_a_model_comes_with_its_names_and_deadline_and_goes(server: Served, tmp_
     assert server.http.post("/v1/images/generations", json={"prompt": "x", "model": "xl"}).status_code == 200
     assert server.engine.requests[-1].pipeline == "sdxl"
     assert server.engine.requests[-1].deadline_ns is not None
-    gone = server.http.delete("/v1/admin/models/xl", headers=ADMIN)
+    gone = server.http.delete("/v1/admin/models/xl?confirm=xl", headers=ADMIN)
     assert gone.json() == {"id": "sdxl", "object": "model", "deleted": True}
     assert server.http.get("/v1/models/sdxl").status_code == 404
     assert server.http.get("/v1/models/xl").status_code == 404
@@ -144,7 +155,7 @@ def left(tmp_path: Path) -> tuple[Path, str]:
             assert made.status_code == 201
         for name in ("ink", "wool"):
             server.http.post(place, json={"name": name, "path": f"/{name}.safetensors"}, headers=ADMIN)
-        assert server.http.delete("/v1/admin/models/short", headers=ADMIN).status_code == 200
+        assert server.http.delete("/v1/admin/models/short?confirm=short", headers=ADMIN).status_code == 200
         assert server.http.delete(f"{place}/ink", headers=ADMIN).status_code == 200
         ask = {"prompt": "x", "model": "sdxl-xl"}
         uid = server.http.post("/v1/images/generations", json=ask, headers=later).json()["uid"]
@@ -216,6 +227,78 @@ def test_a_wrong_field_is_named(refusing: Served, fields: dict[str, object], par
     assert not refusing.engine.catalog.asked
 
 
+WRONG_NAMES = (".", "..", "../x", "a/../b", "a//b", "/a", "a/", "a/.", "q/loras/z", "loras", "a b", "x" * 129)
+
+
+@pytest.mark.parametrize("name", WRONG_NAMES)
+def test_no_model_can_be_called_as_a_path_is_shortened(refusing: Served, name: str) -> None:
+    for fields, param in (({"name": name}, "name"), ({"aliases": ["fine", name]}, "aliases")):
+        answer = add(refusing, path="./x", **fields)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+        assert "where no part between slashes is empty, . or .. or loras" in answer.json()["error"]["message"]
+    assert not refusing.engine.catalog.asked
+
+
+@pytest.mark.parametrize("name", [".", "..", "a/b", "a b", ""])
+def test_no_lora_can_be_called_as_a_path_is_shortened(refusing: Served, name: str) -> None:
+    place = f"/v1/admin/models/{INFO.name}/loras"
+    answer = refusing.http.post(place, json={"name": name, "path": "/ink.safetensors"}, headers=ADMIN)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "name")
+    assert "neither . nor .. alone" in answer.json()["error"]["message"]
+    assert not refusing.engine.catalog.asked
+
+
+def test_the_path_of_a_lora_that_a_client_shortens_removes_no_model(server: Served) -> None:
+    assert add(server, path="./sdxl", name="sdxl").status_code == 201
+    shortened = server.http.build_request("DELETE", "/v1/admin/models/sdxl/loras/..", headers=ADMIN)
+    assert shortened.url.path == "/v1/admin/models/sdxl"
+    answer = server.http.send(shortened)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "confirm")
+    assert "?confirm=sdxl" in answer.json()["error"]["message"]
+    assert server.http.get("/v1/models/sdxl").status_code == 200
+
+
+def test_a_name_that_the_files_of_a_model_give_obeys_the_same_rule(server: Served) -> None:
+    for found in ("my model", INFO.name):
+        server.engine.catalog.found = found
+        answer = add(server, path="./x")
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "name")
+    assert [one["id"] for one in server.http.get("/v1/models").json()["data"]] == [INFO.name]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "param"),
+    [
+        ({"name": "a", "aliases": ["x"]}, {"name": "b", "aliases": ["x"]}, "aliases"),
+        ({"name": "a", "aliases": ["b"]}, {"name": "b"}, "name"),
+        ({"name": "a"}, {"name": "b", "aliases": ["a"]}, "aliases"),
+        ({"name": "a"}, {"name": "a"}, "name"),
+    ],
+)
+def test_of_two_changes_at_once_that_want_one_name_one_is_refused(
+    server: Served, first: dict[str, Any], second: dict[str, Any], param: str
+) -> None:
+    """The first one is still reading its files when the second is asked for."""
+    reads, may_read = threading.Event(), server.on_loop(asyncio.Event)
+
+    async def reading() -> None:
+        reads.set()
+        await may_read.wait()
+
+    server.engine.catalog.reading = reading
+    with ThreadPoolExecutor(2) as pool:
+        one = pool.submit(add, server, path="./one", **first)
+        assert reads.wait(PATIENCE_S)
+        other = pool.submit(add, server, path="./other", **second)
+        eventually(lambda: server.engine.catalog.num_waiting)
+        server.on_loop(may_read.set)
+        assert one.result(PATIENCE_S).status_code == 201
+        answer = other.result(PATIENCE_S)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    for name in (first["name"], *first.get("aliases", ())):
+        assert server.http.get(f"/v1/models/{name}").json()["id"] == "a"
+
+
 def test_a_tenant_may_have_the_scope(tmp_path: Path) -> None:
     file = tmp_path / "tenants.toml"
     file.write_text('[tenants.ops]\nkeys = ["a"]\nadmin = true\n[tenants.web]\nkeys = ["b"]\n')
@@ -238,7 +321,7 @@ def test_a_model_may_go_while_a_request_for_it_is_checked() -> None:
         assert add(server, path="./sdxl", name="sdxl").status_code == 201
         asking = pool.submit(server.post, {"prompt": "x", "model": "sdxl"})
         assert Gate.is_asked.wait(PATIENCE_S)
-        assert server.http.delete("/v1/admin/models/sdxl", headers=ADMIN).status_code == 200
+        assert server.http.delete("/v1/admin/models/sdxl?confirm=sdxl", headers=ADMIN).status_code == 200
         Gate.may_answer.set()
         answer = asking.result(PATIENCE_S)
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
@@ -248,7 +331,7 @@ def test_a_model_may_go_while_a_request_for_it_is_checked() -> None:
 def test_a_stop_waits_no_longer_for_a_model_that_never_comes(server: Served) -> None:
     """As of a hub that does not answer."""
 
-    async def add(_new: NewModel, *, measure: bool) -> ModelInfo:
+    async def add(_new: NewModel, *, measure: bool, check_name: object) -> ModelInfo:
         asked.set()
         await asyncio.Event().wait()
         raise AssertionError

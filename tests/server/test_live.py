@@ -311,7 +311,7 @@ def test_watchers_share_frames_and_a_slow_one_misses_nothing() -> None:
         engine = CountingEngine(loop=loop)
         feed = Feed(engine.now_ns)
         watchers = Watchers(engine, feed)
-        fast, also_fast, slow = (watchers.events(Viewer()) for _ in range(3))
+        fast, also_fast, slow = (watchers.events(Viewer(), lambda: True) for _ in range(3))
         for one in (fast, also_fast, slow):
             await anext(one)
         engine.num_frames = 0

@@ -83,6 +83,8 @@ def test_an_alias_is_a_name_and_a_request_without_a_deadline_gets_the_models(tmp
         ('[models.a]\npath = "p"\ndevices = 0', "models.a.devices = 0 cannot be used; give a list"),
         ('[models.a]\npath = "p"\naliases = ["x y"]', "models.a.aliases[0] = 'x y' cannot be used; give a list"),
         ('[models."x y"]\npath = "p"', "models.'x y' is not a name"),
+        ('[models."../x"]\npath = "p"', "models.'../x' is not a name; use up to 128 letters"),
+        ('[models.a]\npath = "p"\naliases = ["q/loras/z"]', "models.a.aliases[0] = 'q/loras/z' cannot be used"),
         ('[models.a]\npath = "p"\naliases = ["b"]\n[models.b]\npath = "q"', "models.a.aliases has 'b', which names"),
     ],
 )

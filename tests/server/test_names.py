@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from fake_engine import INFO, VIDEOS, FakeEngine, serving
+from tilework.server.calls.served_models import ServedModels
 from tilework.server.config import ConfigError, ServerConfig, load_config
 from tilework.server.main import serve
 
@@ -49,11 +50,25 @@ def test_a_name_of_another_model_ends_the_start() -> None:
     assert engine.log[-1] == "stopped"
 
 
+def test_a_name_that_a_folder_gives_obeys_the_rule_too() -> None:
+    served = ServedModels({"my model": replace(INFO, name="my model", path="/models/my model")})
+    with pytest.raises(ConfigError, match=r"'/models/my model' is called 'my model'; start it as NAME=MODEL, with up"):
+        served.check()
+
+
+def test_a_name_leads_to_its_model_though_it_is_the_hub_id_of_another() -> None:
+    models = [replace(INFO, name="a", path="someone/x"), replace(INFO, name="someone/x", path="/files/x")]
+    served = ServedModels({one.name: one for one in models})
+    assert served.named("someone/x").name == "someone/x"
+    assert ServedModels({"a": models[0]}).named("someone/x").name == "a"
+
+
 @pytest.mark.parametrize(
     ("settings", "remedy"),
     [
         ({"served_model_name": ","}, "give one name or several by commas"),
         ({"served_model_name": "a b"}, "give one name or several by commas"),
+        ({"served_model_name": "a,.."}, "give one name or several by commas"),
         ({"allow_origin": "example.org"}, "give origins such as https://example.org"),
         ({"allow_origin": "https://a.org/x"}, "give origins such as https://example.org"),
         ({"allow_origin": ","}, "give origins such as https://example.org"),

@@ -17,7 +17,7 @@ import pytest
 from fake_engine import FakeEngine, Plan, Served, serving
 from tilework.server.config import ServerConfig
 from tilework.server.http.server import AddressInUse
-from tilework.server.main import StopSignals, serve
+from tilework.server.main import Signals, serve
 from waiting import PATIENCE_S, eventually
 
 TESTS = Path(__file__).parents[1]
@@ -225,7 +225,7 @@ def test_reader_of_events_sees_the_end_of_a_drain() -> None:
 
 def test_until_the_engine_has_started_the_server_says_so() -> None:
     engine = FakeEngine(starts=False)
-    signals = StopSignals()
+    signals = Signals()
     port = free_port()
     thread = threading.Thread(
         target=lambda: asyncio.run(serve(engine, ServerConfig(port=port), signals=signals)), daemon=True
@@ -251,7 +251,7 @@ def test_until_the_engine_has_started_the_server_says_so() -> None:
     assert "loading the model" in answers[0].json()["error"]["message"]
     engine_loop = engine.loop
     assert engine_loop is not None
-    engine_loop.call_soon_threadsafe(signals.send)
+    engine_loop.call_soon_threadsafe(signals.end)
     thread.join(PATIENCE_S)
     assert not thread.is_alive()
     assert engine.log == ["stopped"]

@@ -12,7 +12,15 @@ from tilework.cli.console import UserError, console, user_errors
 from tilework.cli.devices import FoundDevices
 from tilework.cli.measured import keep_compiled
 from tilework.cli.options.setup import SetupGroup
-from tilework.core.model import ATTENTIONS, OFFLOADS, LoraSource, ModelInfo, ModelSource
+from tilework.core.model import (
+    ATTENTIONS,
+    MODEL_NAME,
+    OFFLOADS,
+    LoraSource,
+    ModelInfo,
+    ModelSource,
+    is_model_name,
+)
 from tilework.core.wire.spec import Spec
 
 if TYPE_CHECKING:
@@ -99,6 +107,8 @@ def model_source(model: str, options: ModelOptions) -> ModelSource:
     if options.compiles:
         keep_compiled()
     name, path = named_model(model)
+    if name and not is_model_name(name):
+        raise UserError(f"{model!r} names a model {name!r}; give NAME=MODEL with a NAME of {MODEL_NAME}")
     with user_errors(ModelError):
         _check_attention(options)
         source = replace(usual_source(options), path=path, name=name, loras=options.loras, devices=options.devices)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +20,8 @@ from tilework.cli.console import UserError, console, out, print_json, user_error
 from tilework.cli.devices import FoundDevices
 from tilework.cli.measured import open_profiles
 from tilework.cli.models import checked_spec
+from tilework.cli.options.config_file import FileAgain
+from tilework.cli.options.logs import ServerLog
 from tilework.cli.views.memory_plan import measured_lines
 from tilework.cli.views.start_times import StartTimes, process_age_s
 from tilework.cli.workers import Workers
@@ -40,12 +42,14 @@ from tilework.runtime.nodes.executor import NodesExecutor
 from tilework.server.config import ConfigError, ServerConfig, load_config
 from tilework.server.http.server import AddressInUse
 from tilework.server.main import serve as serve_http
+from tilework.server.reload import Reread
 from tilework.store.durable import DurableDirectory
 from tilework.store.journal import JournalUnusable
 
 NOT_OF_THE_SERVER = (
     "profiles",
     "log_level",
+    "log_file",
     "worker_memory",
     "weights_memory",
     "states_memory",
@@ -62,7 +66,8 @@ NOT_OF_THE_SERVER = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
     """What `tilework serve` was asked for. `settings` are those of the server that were given as options, or None, and
-    `file` those of a file, which give way to the environment. `usual` is how a model runs that is added later.
+    `file` those of a file, which give way to the environment; `again` reads it again. `usual` is how a model runs that
+    is added later. `log` is the event log, `server_log` that of what happens.
     """
 
     workers: Workers
@@ -76,6 +81,8 @@ class Serving:
     file: Mapping[str, object]
     standby: bool
     log: Path | None
+    server_log: ServerLog
+    again: Callable[[], FileAgain]
     stuck_after_s: float
     json: bool
 
@@ -119,11 +126,29 @@ class Serving:
                 on_ready=on_ready,
                 on_progress=partial(_show, None),
                 durable=state,
+                reread=self._reread,
                 nodes=executor if isinstance(executor, NodesExecutor) and not executor.starts_agents else None,
             )
             asyncio.run(serving)
             if engine.failure:
                 raise UserError(f"{engine.failure}: this is a bug, report it with the log; start the server again")
+
+    def _reread(self) -> Reread:
+        """Open the log anew, and give the settings as they are by now. Raises ConfigError."""
+        self.server_log.reopen()
+        try:
+            now = self.again()
+        except UserError as error:
+            raise ConfigError(str(error)) from None
+        try:
+            config = load_config(self.settings, file=now.server, others=NOT_OF_THE_SERVER)
+        except ConfigError as error:  # Nothing else can have changed than the file.
+            raise ConfigError(f"{now.path}: {error}") from None
+        return Reread(
+            config=config,
+            differ=now.differ,
+            apply=partial(self.server_log.set_level, now.log_level),
+        )
 
     def _state(self, config: ServerConfig, stack: ExitStack) -> DurableDirectory | None:
         """The durable directory, closed with `stack`. A standby waits for it. Raises UserError."""

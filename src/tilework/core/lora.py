@@ -7,9 +7,6 @@ from dataclasses import dataclass
 
 from tilework.core.component import Component
 
-LORA_NAME = "[A-Za-z0-9_.-]{1,128}"
-"""The names that requests can give, and that logs can tell apart."""
-
 
 @dataclass(frozen=True, slots=True, order=True)
 class UsedLora:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -18,6 +19,25 @@ ATTENTIONS = ("native", "cudnn", "efficient", "flash", "math")
 """Kernels of torch's attention: that which torch chooses for each call, or one for all calls."""
 OFFLOADS = ("none", "components", "layers")
 """What lies on the device: all weights; those of the stage that runs; or those of the layer that runs."""
+
+
+LORA_NAME = "up to 128 letters, digits and _ . -, but neither . nor .. alone"
+MODEL_NAME = "up to 128 letters, digits and _ . / -, where no part between slashes is empty, . or .. or loras"
+"""What names are, in words for a mistake. They stand in paths of the API, which clients shorten at dots."""
+_PART = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+
+
+def is_lora_name(name: str) -> bool:
+    """Whether a LoRA can be called so."""
+    return _PART.fullmatch(name) is not None and name not in (".", "..")
+
+
+def is_model_name(name: str) -> bool:
+    """Whether a model can be called so, or be another name of one.
+
+    A part `loras` would make a path of the model one of its LoRAs: `/v1/admin/models/MODEL/loras/LORA`.
+    """
+    return len(name) <= 128 and all(is_lora_name(part) and part != "loras" for part in name.split("/"))
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tilework.core.component import Component, LoadSource
-from tilework.core.lora import LORA_NAME, Lora
+from tilework.core.lora import Lora
+from tilework.core.model import LORA_NAME, is_lora_name
 from tilework.cost.loading import Link
 from tilework.cost.table import BadCostTable, CostTable
 
@@ -102,9 +102,9 @@ def _loras(document: Mapping[str, Any]) -> dict[str, dict[str, Lora]]:
     for pipeline, named in document.items():
         if not isinstance(named, Mapping):
             raise BadCostTable(f"loras.{pipeline} is {named!r}; expected an object by name")
-        wrong = [name for name in named if re.fullmatch(LORA_NAME, name) is None]
+        wrong = [name for name in named if not is_lora_name(name)]
         if wrong:
-            raise BadCostTable(f"loras.{pipeline} has {wrong[0]!r}; use letters, digits and _ . - (at most 128)")
+            raise BadCostTable(f"loras.{pipeline} has {wrong[0]!r}; use {LORA_NAME}")
         found[pipeline] = {name: _lora(f"loras.{pipeline}.{name}", one) for name, one in named.items()}
     return found
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from tilework.core.model import LoraSource, NewModel
+from tilework.core.model import LORA_NAME, LoraSource, NewModel, is_lora_name
 from tilework.runtime.executor import ModelRefused
 from tilework.server.calls.journal import CallJournal
 from tilework.server.config import ConfigError
@@ -45,10 +45,17 @@ class Additions:
         """A LoRA is no more, or without one a model with all its LoRAs."""
         self.journal.remove(model, lora)
 
-    async def serve_again(self, catalog: Catalog, served: Collection[str], entries: dict[str, ModelEntry]) -> None:
+    async def serve_again(
+        self,
+        catalog: Catalog,
+        served: Collection[str],
+        entries: dict[str, ModelEntry],
+        check_free: Callable[[str, Sequence[str]], None],
+    ) -> None:
         """Add to the models that are `served`, and to their `entries`, what was added before this start.
 
-        What the server was started with counts: one that has this name by now takes its place.
+        What the server was started with counts: one that has this name by now takes its place. `check_free` refuses
+        names and aliases, as `ServedModels.check_free`.
         """
         for added in self.journal.added():
             what = f"the LoRA {added.lora} of {added.model}" if added.lora else f"the model {added.model}"
@@ -57,7 +64,7 @@ class Additions:
                     await _add_lora(catalog, served, added)
                 elif added.model not in served:
                     entry = _ENTRY.validate_json(added.document)
-                    await _add_model(catalog, added.model, entry)
+                    await _add_model(catalog, added.model, entry, check_free)
                     entries[added.model] = entry
             except (ModelRefused, ConfigError, ValidationError) as error:
                 logger.error(
@@ -69,14 +76,19 @@ class Additions:
                     self.gone.append(added.model)
 
 
-async def _add_model(catalog: Catalog, name: str, entry: ModelEntry) -> None:
+async def _add_model(
+    catalog: Catalog, name: str, entry: ModelEntry, check_free: Callable[[str, Sequence[str]], None]
+) -> None:
     loras = () if entry.loras is None else loras_in(Path(entry.loras))
-    await catalog.add(NewModel(path=entry.path, name=name, dtype=entry.dtype, loras=loras), measure=True)
+    new = NewModel(path=entry.path, name=name, dtype=entry.dtype, loras=loras)
+    await catalog.add(new, measure=True, check_name=lambda one: check_free(one, entry.aliases))
 
 
 async def _add_lora(catalog: Catalog, served: Collection[str], added: Added) -> None:
     if added.model not in served:
         raise ModelRefused(f"{added.model} is not served")
+    if not is_lora_name(added.lora):
+        raise ModelRefused(f"its name is {added.lora!r}; use {LORA_NAME}")
     await catalog.add_lora(added.model, LoraSource(added.lora, _PATH.validate_json(added.document)))
 
 

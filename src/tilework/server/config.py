@@ -10,11 +10,12 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from urllib.parse import urlsplit
 
 from annotated_types import Ge, Le
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from tilework.control.controller import ControllerConfig
 from tilework.core.cache import LEAST_INTERVAL, MAX_INTERVAL, MAX_THRESHOLD, CacheName
+from tilework.core.model import MODEL_NAME, is_model_name
 from tilework.core.time import s_from_ns
 from tilework.server.default_slo import DefaultSlo
 from tilework.server.webhooks.notice import secret_bytes
@@ -22,9 +23,10 @@ from tilework.server.webhooks.notice import secret_bytes
 PREFIX = "TILEWORK_"
 SECRETS = frozenset({"api_key", "admin_key", "metrics_key", "webhook_secret"})
 """Settings that are not shown."""
+RELOADED = SECRETS - {"webhook_secret"} | {"tenants"}
+"""Settings that change while the server runs: see `server.reload`."""
 OPTION, ENVIRONMENT, FILE, DEFAULT = "option", "environment", "file", "default"
 """Where a setting is from."""
-MODEL_NAME = r"^[A-Za-z0-9_./-]{1,128}$"
 MIN_SECRET_BYTES = 16
 _YEAR_S = 366 * 86400.0
 
@@ -35,6 +37,15 @@ LongSeconds = Annotated[float, Field(ge=1e-3, le=_YEAR_S, allow_inf_nan=False)]
 
 class ConfigError(ValueError):
     """A setting cannot be used; the message names it, its value and the remedy."""
+
+
+def _checked_model_name(name: str) -> str:
+    if not is_model_name(name):
+        raise ValueError(f"give {MODEL_NAME}")
+    return name
+
+
+ModelName = Annotated[str, AfterValidator(_checked_model_name)]
 
 
 class ServerConfig(BaseSettings):
@@ -205,8 +216,8 @@ class ServerConfig(BaseSettings):
     @field_validator("served_model_name")
     @classmethod
     def _check_names(cls, text: str | None) -> str | None:
-        if text is not None and not all(re.fullmatch(MODEL_NAME, name) for name in _listed(text) or ("",)):
-            raise ValueError("give one name or several by commas, of letters, digits and _ . / - (at most 128 each)")
+        if text is not None and not all(map(is_model_name, _listed(text) or ("",))):
+            raise ValueError(f"give one name or several by commas, each of {MODEL_NAME}")
         return text
 
     @field_validator("allow_origin")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from tilework.core.actions import Reject
@@ -30,10 +30,14 @@ class Health(Protocol):
 
 
 class Catalog(Protocol):
-    """How what is served changes. Each raises `ModelRefused`."""
+    """How what is served changes, one change after another. Each raises `ModelRefused`."""
 
-    async def add(self, new: NewModel, *, measure: bool) -> ModelInfo:
-        """Serve another model; its costs may be measured if they are not known."""
+    async def add(self, new: NewModel, *, measure: bool, check_name: Callable[[str], object]) -> ModelInfo:
+        """Serve another model; its costs may be measured if they are not known.
+
+        `check_name` is called while no other change is made: with the name that is asked for, and with that which the
+        model has. What it raises ends the change.
+        """
 
     async def remove(self, name: str) -> None:
         """Serve a model no more; waits for its open requests."""

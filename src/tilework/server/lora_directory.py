@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from tilework.core.lora import LORA_NAME
-from tilework.core.model import LoraSource
+from tilework.core.model import LORA_NAME, LoraSource, is_lora_name
 from tilework.server.config import ConfigError
 
 _SAVED = "pytorch_lora_weights.safetensors"  # As diffusers saves a LoRA in a directory of its own.
@@ -23,10 +21,8 @@ def loras_in(directory: Path) -> tuple[LoraSource, ...]:
         raise ConfigError(f"loras = {str(directory)!r} is no directory; give one that holds NAME.safetensors.")
     found: dict[str, Path] = {}
     for name, file in _files(directory):
-        if re.fullmatch(LORA_NAME, name) is None:
-            raise ConfigError(
-                f"{file} has a name that no request can give; use letters, digits and _ . - (at most 128)."
-            )
+        if not is_lora_name(name):
+            raise ConfigError(f"{file} has a name that no request can give; use {LORA_NAME}.")
         if name in found:
             raise ConfigError(f"{found[name]} and {file} are both called {name!r}; rename one.")
         found[name] = file

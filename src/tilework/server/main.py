@@ -14,6 +14,7 @@ from typing import Protocol
 from fastapi import FastAPI
 
 from tilework.server.api.app import create_app, new_call_registry, new_store
+from tilework.server.api.images import ImageService
 from tilework.server.calls.journal import DurableJournal
 from tilework.server.calls.readiness import Readiness
 from tilework.server.calls.registry import CallRegistry
@@ -26,9 +27,9 @@ from tilework.server.frontends.supervisor import FrontEnds
 from tilework.server.garbage import give_back_large_blocks, rare_collections, sweep
 from tilework.server.http.probe_port import probe_port
 from tilework.server.http.server import HttpServer, bind
+from tilework.server.reload import Reloading, Reread, Terminal
 from tilework.server.sets import NodePlaces
 from tilework.server.standing_answer import standing_answer
-from tilework.server.webhooks.sender import WebhookSender
 from tilework.store.durable import DurableDirectory
 from tilework.store.results import ResultStore
 
@@ -37,14 +38,21 @@ FAILED_S = 1  # Until it is recorded which requests have failed with the engine.
 
 
 @dataclass(frozen=True, slots=True)
-class StopSignals:
-    """`stop` asks the server to finish what is running; `hurry` not to wait for it any longer."""
+class Signals:
+    """`stop` asks the server to finish what is running; `hurry` not to wait for it any longer; `reload` to read its
+    settings again.
+    """
 
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     hurry: asyncio.Event = field(default_factory=asyncio.Event)
+    reload: asyncio.Event = field(default_factory=asyncio.Event)
+    terminal: Terminal = field(default_factory=Terminal)
 
-    def send(self) -> None:
+    def end(self) -> None:
         (self.hurry if self.stop.is_set() else self.stop).set()
+
+    def hang_up(self) -> None:
+        self.end() if self.terminal.has_closed else self.reload.set()
 
 
 class Http(Protocol):
@@ -72,7 +80,8 @@ async def serve(
     *,
     on_ready: Callable[[str], None] = lambda _url: None,
     on_progress: Callable[[str], None] = lambda _text: None,
-    signals: StopSignals | None = None,
+    signals: Signals | None = None,
+    reread: Callable[[], Reread] | None = None,
     durable: DurableDirectory | None = None,
     nodes: NodePlaces | None = None,
 ) -> None:
@@ -83,30 +92,29 @@ async def serve(
     is open and every picture of an asynchronous call was fetched or is gone. `on_progress` is called with what this
     waits for. Then the engine stops and ends what is left, and answers that are under way reach their clients. All that
     takes `config.drain_s` at most, plus the time that the engine takes to stop, and `CLOSE_S` for the last answers. A
-    second signal ends the wait. `signals` lets a caller stop the server; outside the main thread it is the only way.
+    second signal ends the wait. SIGHUP lets it read its settings again (see `server.reload`): `reread` gives them, by
+    default those of `config`. `signals` lets a caller send signals; outside the main thread it is the only way.
 
     With a `durable` directory the server begins with what was added and with the calls that are open there, and leaves
     there what is open, and images that were not fetched: a stop does not wait for them. `nodes` are the engine's.
 
     Raises:
         AddressInUse: the address cannot be listened on.
-        ConfigError: the file of tenants, the address of the results or that of the registry cannot be used, or a name
-            of the first model is one of another.
+        ConfigError: a file, the address of the results or of the registry, or the name of a model cannot be used.
         JournalUnusable: the directory has open calls of another model, or was written by another version.
         OSError: results cannot be kept.
     """
-    signals = signals or StopSignals()
+    signals = signals or Signals()
     journal = None if durable is None else DurableJournal(durable.journal)
     give_back_large_blocks()
     readiness = Readiness(engine, has_started=False, disk=None if durable is None else durable.disk)
     call_registry, store = new_call_registry(config, journal), new_store(config, durable)
     app = create_app(engine, config, store=store, readiness=readiness, call_registry=call_registry, nodes=nodes)
-    listener = bind(config.host, config.port)
+    loop, listener = asyncio.get_running_loop(), bind(config.host, config.port)
     http = _http(app, listener, config, engine)
-    loop = asyncio.get_running_loop()
     deadline_s = loop.time()  # Of a stop, on the loop's clock; it moves when one is asked for.
-    webhooks: WebhookSender = app.state.webhooks.sender
-    async with _held(app, config, signals, listener, store, on_progress):
+    chores = (app.state.sets.run(_url(config, listener)), _reloading(app, config, reread).run(signals.reload))
+    async with _held(app, config, signals, listener, store, on_progress, *chores):
         serving = asyncio.create_task(http.listen())
         try:
             await _first(serving, http.listening.wait())
@@ -121,7 +129,7 @@ async def serve(
                     engine.drain()
                     if call_registry.is_busy and not engine.failure:
                         on_progress(f"draining: {readiness.stop_waits_for()}; Ctrl-C again stops at once")
-                    await _until_drained(drained(call_registry, store, webhooks, engine.now_ns), signals, deadline_s)
+                    await _until_drained(_drained(app, engine), signals, deadline_s)
         finally:
             call_registry.leave()
             await engine.stop()
@@ -131,8 +139,8 @@ async def serve(
 async def _start(engine: Engine, app: FastAPI) -> None:
     """Start the engine, with what was added before this start."""
     await engine.start()
-    images = app.state.images
-    await images.additions.serve_again(engine.catalog, engine.models, images.entries)
+    images: ImageService = app.state.images
+    await images.additions.serve_again(engine.catalog, engine.models, images.entries, images.check_free)
 
 
 def _begin(
@@ -164,6 +172,20 @@ def _http(app: FastAPI, listener: socket.socket, config: ServerConfig, engine: E
     )
 
 
+def _drained(app: FastAPI, engine: Engine) -> Coroutine[object, object, None]:
+    submitter: CallSubmitter = app.state.submitter
+    return drained(submitter.call_registry, submitter.store, app.state.webhooks.sender, engine.now_ns)
+
+
+def _reloading(app: FastAPI, config: ServerConfig, reread: Callable[[], Reread] | None) -> Reloading:
+    return Reloading(
+        config=config,
+        models=dict(app.state.images.entries),
+        tenants=app.state.tenants,
+        reread=reread or (lambda: Reread(config=config)),
+    )
+
+
 @contextmanager
 def _beside(*chores: Coroutine[object, object, None]) -> Iterator[None]:
     """Do these while the block runs."""
@@ -180,7 +202,7 @@ def _stop_waits_for(call_registry: CallRegistry, deadline_s: float) -> str:
     return waits_for(call_registry, deadline_s - asyncio.get_running_loop().time())
 
 
-async def _until_drained(draining: Coroutine[object, object, None], signals: StopSignals, deadline_s: float) -> None:
+async def _until_drained(draining: Coroutine[object, object, None], signals: Signals, deadline_s: float) -> None:
     """Wait until the draining is done, the time is up, or a second signal asks to hurry."""
     task = asyncio.create_task(draining)
     try:
@@ -189,9 +211,7 @@ async def _until_drained(draining: Coroutine[object, object, None], signals: Sto
         task.cancel()
 
 
-async def _close(
-    app: FastAPI, http: Http, serving: asyncio.Task[None], signals: StopSignals, deadline_s: float
-) -> None:
+async def _close(app: FastAPI, http: Http, serving: asyncio.Task[None], signals: Signals, deadline_s: float) -> None:
     """Stop listening and let answers that are under way reach their clients, but not for ever."""
     app.state.watchers.close()
     http.close()
@@ -205,10 +225,11 @@ async def _close(
 async def _held(
     app: FastAPI,
     config: ServerConfig,
-    signals: StopSignals,
+    signals: Signals,
     listener: socket.socket,
     store: ResultStore,
     on_progress: Callable[[str], None],
+    *chores: Coroutine[object, object, None],
 ) -> AsyncIterator[None]:
     """What a server holds from its start to its end, and does beside.
 
@@ -216,7 +237,7 @@ async def _held(
         AddressInUse: the port for probes cannot be listened on.
         OSError: results cannot be kept.
     """
-    with _handled(signals), listener, _beside(app.state.sets.run(_url(config, listener))):
+    with _handled(signals), listener, _beside(*chores):
         await store.check()
         try:
             async with probe_port(app, config.probe_port, config) as url:
@@ -234,12 +255,16 @@ def _url(config: ServerConfig, listener: socket.socket) -> str:
 
 
 @contextmanager
-def _handled(signals: StopSignals) -> Iterator[None]:
+def _handled(signals: Signals) -> Iterator[None]:
     loop = asyncio.get_running_loop()
     installed: list[signal.Signals] = []
     with suppress(RuntimeError, ValueError, NotImplementedError):  # Not in the main thread.
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, signals.send)
+        for number, handle in (
+            (signal.SIGTERM, signals.end),
+            (signal.SIGINT, signals.end),
+            (signal.SIGHUP, signals.hang_up),
+        ):
+            loop.add_signal_handler(number, handle)
             installed.append(number)
     try:
         yield

@@ -9,16 +9,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from tilework.core.model import MODEL_NAME
 from tilework.core.pools import is_devices, unknown_device
 from tilework.pipelines.setup.quantize import begin_at
-from tilework.server.config import MODEL_NAME, ConfigError
+from tilework.server.config import ConfigError, ModelName
 from tilework.server.default_slo import WANTED, DefaultSlo, DefaultSloField
 from tilework.server.toml_file import KEY, place, read_toml
 
-_Name = Annotated[str, Field(pattern=MODEL_NAME)]
 _WANTED = {
     "path": 'a diffusers directory or a hub id, path = "./sdxl"',
-    "aliases": 'a list of other names, aliases = ["sd-xl"], of letters, digits and _ . / -',
+    "aliases": 'a list of other names, aliases = ["sd-xl"], each of ' + MODEL_NAME,
     "dtype": "float32, bfloat16 or float16",
     "adapter": 'MODULE:CLASS, adapter = "my_model:MyPipeline"',
     "default_slo": WANTED,
@@ -63,7 +63,7 @@ class _Model(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     path: str = Field(min_length=1)
-    aliases: list[_Name] = []
+    aliases: list[ModelName] = []
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     adapter: str | None = None
     default_slo: DefaultSloField = None
@@ -77,7 +77,7 @@ class _Model(BaseModel):
 class _File(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
-    models: dict[_Name, _Model] = Field(min_length=1)
+    models: dict[ModelName, _Model] = Field(min_length=1)
 
 
 def read_models(path: str | None) -> Mapping[str, ModelEntry]:
@@ -89,7 +89,7 @@ def read_models(path: str | None) -> Mapping[str, ModelEntry]:
     if path is None:
         return {}
     file = read_toml("models", path, _File, _mistake)
-    _check_distinct(file)
+    _check_distinct(path, file)
     return {name: _entry(one, Path(path).parent) for name, one in file.models.items()}
 
 
@@ -122,7 +122,7 @@ def _mistake(error: Any) -> str:
     """What is wrong with a value of the file, where, and what to give."""
     path, at = place(error)
     if error["loc"][-1] == KEY:
-        return f"models.{path[-1]!r} is not a name; use letters, digits and _ . / - (at most 128)."
+        return f"models.{path[-1]!r} is not a name; use {MODEL_NAME}."
     if error["type"] == "extra_forbidden":
         known = "[models.NAME]" if len(path) < 3 else ", ".join(_WANTED)
         return f"{at} is not known; give {known}, or leave it out."
@@ -131,11 +131,13 @@ def _mistake(error: Any) -> str:
     return f"{at} = {error['input']!r} cannot be used; give {_WANTED[str(path[2])]}."
 
 
-def _check_distinct(file: _File) -> None:
+def _check_distinct(path: str, file: _File) -> None:
     """Raises ConfigError if a name means two models."""
     taken = dict.fromkeys(file.models, "")
     for name, one in file.models.items():
         for alias in one.aliases:
             if alias in taken:
-                raise ConfigError(f"models.{name}.aliases has {alias!r}, which names another model; take it out.")
+                raise ConfigError(
+                    f"{path}: models.{name}.aliases has {alias!r}, which names another model; take it out."
+                )
             taken[alias] = name

@@ -70,6 +70,9 @@ class Tenants:
                     found = tenant
         return found
 
+    def named(self, name: str) -> Tenant | None:
+        return next((tenant for tenant in self.members if tenant.name == name), None)
+
     def allowed(self, tenant: Tenant) -> tuple[str, ...]:
         """The classes that a tenant may ask for."""
         return tuple(self.classes) if tenant.classes is None else tenant.classes
@@ -92,6 +95,13 @@ class Tenants:
             tenant_weight=tenant.weight,
             room=room(self.classes[name], max(self.classes.values())),
         )
+
+
+@dataclass(slots=True, eq=False)
+class CurrentTenants:
+    """The tenants that new requests meet: a reload puts others in their place (see `server.reload`)."""
+
+    value: Tenants
 
 
 def _checked_key(key: str) -> str:
@@ -150,14 +160,25 @@ def load_tenants(config: ServerConfig) -> Tenants:
     """Read `config.tenants`, if it is set; the keys of the settings belong to the default tenant.
 
     Raises:
-        ConfigError: the file cannot be used; the message names key, value and remedy, but never shows an API key.
+        ConfigError: the file cannot be used; the message names file, key, value and remedy, but never shows an API key.
     """
     file = _File() if config.tenants is None else read_toml("tenants", config.tenants, _File, _mistake)
+    try:
+        return _tenants(file, config)
+    except ConfigError as error:
+        raise ConfigError(str(error) if config.tenants is None else f"{config.tenants}: {error}") from None
+
+
+def _tenants(file: _File, config: ServerConfig) -> Tenants:
+    """Raises ConfigError, which does not name the file."""
     classes = {name: _default_weight(name) if row.weight is None else row.weight for name, row in file.classes.items()}
     classes = {**DEFAULT_CLASSES, **classes}
     members = {name: _tenant(name, row, classes) for name, row in file.tenants.items()}
-    if not all(tenant.keys for tenant in members.values() if tenant.name != DEFAULT_TENANT):
-        raise ConfigError("a tenant has no keys, so that no client could call as it; give each a list of keys.")
+    for name, tenant in members.items():
+        if not tenant.keys and name != DEFAULT_TENANT:
+            raise ConfigError(
+                f"tenants.{name} has no keys, so that no client could call as it; give it a list of keys."
+            )
     default = members.pop(DEFAULT_TENANT, Tenant())
     default = replace(default, keys=(*default.keys, *config.api_keys))
     exact_classes = frozenset(name for name, row in file.classes.items() if row.exact)

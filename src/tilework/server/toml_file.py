@@ -20,7 +20,7 @@ def read_toml(setting: str, path: str, kind: type[File], explain: Callable[[Any]
     """The contents of the file that a setting names. `explain` says of pydantic's first error what to give instead.
 
     Raises:
-        ConfigError: the file cannot be used.
+        ConfigError: the file cannot be used; the message names it.
     """
     try:
         table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
@@ -31,7 +31,7 @@ def read_toml(setting: str, path: str, kind: type[File], explain: Callable[[Any]
     try:
         return kind.model_validate(table)
     except ValidationError as error:
-        raise ConfigError(explain(error.errors()[0])) from None
+        raise ConfigError(f"{path}: {explain(error.errors()[0])}") from None
 
 
 def place(error: Any) -> tuple[Sequence[str | int], str]:

@@ -73,8 +73,9 @@ def serve(connection: socket.socket, sources: Sequence[Source], site: Site) -> N
     with `LoadFailed` if weights cannot be loaded, or the device has failed. `site.device_id` chooses the device for
     source.device "cuda".
     """
-    # Ctrl-C reaches the whole process group; when to end is the parent's decision.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C and SIGHUP may reach the whole process group; when to end is the parent's decision.
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     source = sources[0]
     if source.device == "cuda" and was_born_with_cuda():
         begin_anew(connection, sources, site)

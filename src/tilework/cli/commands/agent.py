@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 from contextlib import suppress
 from typing import Annotated
@@ -13,8 +12,8 @@ import typer
 from tilework.cli.console import UserError, console, require_serve_extra, user_errors
 from tilework.cli.nodes import token
 from tilework.cli.options.common import examples
+from tilework.cli.options.logs import LogFile, LogLevel, LogLevelName, ServerLog
 from tilework.cli.options.nodes import parse_address
-from tilework.cli.options.serve import LogLevel, LogLevelName
 from tilework.sets.address import open_registry
 from tilework.sets.registry import BadRegistry, Registry
 from tilework.sets.routing import RoutedAgent
@@ -54,18 +53,20 @@ def command(
         ),
     ] = 60.0,
     log_level: LogLevelName = LogLevel.WARNING,
+    log_file: LogFile = None,
 ) -> None:
     """Run workers on this machine for `tilework serve --nodes` on another (docs/cluster.md).
 
     The server says which models and how many workers. Their paths are those of this machine. When its server has ended,
     the agent waits for the next one, and so do its workers for a while if the server was killed. After Ctrl-C or
     SIGTERM it ends what it runs, and leaves when its states are on other nodes; after a second one it ends at once.
+    SIGHUP lets it open its log file anew.
     """
     if (server is None) == (registry is None):
         raise UserError("give either the HOST:PORT of a server, or --registry")
     require_serve_extra()
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    logging.getLogger("tilework").setLevel(log_level.upper())
+    with user_errors(OSError):
+        log = ServerLog(log_level, log_file)
     for address in () if server is None else server.split(","):
         if not parse_address(address)[1]:
             raise UserError(f"HOST:PORT is {address!r}; give the port that the server listens on")
@@ -73,14 +74,15 @@ def command(
     with user_errors(BadRegistry):
         opened = None if registry is None else open_registry(registry)
     console.print(f"an agent for {where}; stop with Ctrl-C", highlight=False, soft_wrap=True)
-    asyncio.run(_serve(server, opened, server_wait))
+    asyncio.run(_serve(server, opened, server_wait, log))
 
 
-async def _serve(server: str | None, registry: Registry | None, server_wait_s: float) -> None:
+async def _serve(server: str | None, registry: Registry | None, server_wait_s: float, log: ServerLog) -> None:
     """Be a node of the server at an address, or of those of a registry, until a signal comes."""
     from setproctitle import setproctitle
 
     from tilework.runtime.nodes.agent import Servers, default_name, serve_node
+    from tilework.server.reload import Terminal
 
     setproctitle("tilework: agent")
     loop, name, known, leaving = asyncio.get_running_loop(), default_name(), token(), asyncio.Event()
@@ -99,6 +101,8 @@ async def _serve(server: str | None, registry: Registry | None, server_wait_s: f
     def end() -> None:
         serving.cancel() if leaving.is_set() else leaving.set()
 
+    terminal = Terminal()
+    loop.add_signal_handler(signal.SIGHUP, lambda: end() if terminal.has_closed else log.reopen())
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
     with suppress(asyncio.CancelledError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as jsonlib
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +18,9 @@ from tilework.cli.models import ModelOptions, model_source, options_of, usual_so
 from tilework.cli.nodes import NodesWanted, nodes_wanted
 from tilework.cli.options import serve as options
 from tilework.cli.options.common import examples
-from tilework.cli.options.config_file import ConfigFile, ShowConfig, all_settings, server_settings
+from tilework.cli.options.config_file import ConfigFile, ShowConfig, all_settings, reader, server_settings
 from tilework.cli.options.groups import grouped
+from tilework.cli.options.logs import ServerLog
 from tilework.cli.options.nodes import NodeGroup
 from tilework.cli.options.setup import SetupGroup
 from tilework.core.model import SimulatedSource, Source
@@ -71,13 +71,11 @@ def command(
     if show_config:
         _show(ctx, settings, file, as_json=logs.json)
         return
-    nodes = nodes_wanted(over)
-    _check(where)
-    _prepare(logs.log_level, models, how.models_file)
+    nodes, is_modelled = nodes_wanted(over), where.backend is options.Backend.MODELLED
+    log = _prepared(where, logs, models, how.models_file)
     if over.cluster is not None and server.durable is not None and not is_kept():
         follow(over.cluster, None if nodes is None else nodes.host, server.durable, json=logs.json)
         return
-    is_modelled = where.backend is options.Backend.MODELLED
     found = FoundDevices("cpu") if is_modelled else found_devices(setup.device, elsewhere=nodes is not None)
     usual = options_of(
         setup,
@@ -105,6 +103,8 @@ def command(
         file=file,
         standby=over.standby,
         log=logs.log,
+        server_log=log,
+        again=reader(ctx, config),
         stuck_after_s=when.stuck_after,
         json=logs.json,
     ).run()
@@ -144,13 +144,18 @@ def _num_of_all(devices: Devices, nodes: NodesWanted | None) -> int | None:
     return None if nodes.num_nodes is None else nodes.num_nodes * devices.num_devices
 
 
-def _prepare(log_level: str, models: Sequence[str] | None, file: Path | None) -> None:
-    """Raises UserError if the models are given twice, or the extra `serve` is missing."""
+def _prepared(
+    where: options.DeviceGroup, logs: options.LogGroup, models: Sequence[str] | None, file: Path | None
+) -> ServerLog:
+    """The log. Raises UserError if there cannot be such devices, the models are given twice, or the extra `serve` is
+    missing.
+    """
+    _check(where)
     if models and file is not None:
         raise UserError(f"models are given twice, as {models[0]!r} and by --models; leave one out")
     require_serve_extra()
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    logging.getLogger("tilework").setLevel(log_level.upper())  # Libraries stay as they are.
+    with user_errors(OSError):
+        return ServerLog(logs.log_level, logs.log_file)
 
 
 def _workers(

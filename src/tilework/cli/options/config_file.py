@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 
 from tilework.cli.console import UserError, require_serve_extra
+from tilework.cli.options.logs import LogLevel
 from tilework.cli.options.nodes import NodeGroup
 from tilework.cli.options.serve import DeviceGroup, LogGroup, ModelGroup, SchedulingGroup, ServerGroup
 from tilework.pipelines.setup.quantize import begin_at
@@ -24,6 +25,7 @@ from tilework.pipelines.setup.quantize import begin_at
 PREFIX = "TILEWORK_"
 MODEL = "model"
 """The key of the models that are named without an option."""
+LOG_LEVEL = "log_level"
 _GROUPS = (ModelGroup, DeviceGroup, NodeGroup, SchedulingGroup, ServerGroup, LogGroup)
 _ITSELF = ("config", "show_config", "help")
 
@@ -43,18 +45,50 @@ def read_into(ctx: typer.Context, path: Path | None) -> Path | None:
     What only the server reads is left to `server_settings`. Raises UserError.
     """
     if path is not None:
-        table, parameters = _read(path), _parameters(ctx)
-        ctx.default_map = {
-            parameters[key].name: _converted(ctx, path, key, parameters[key], value)
-            for key, value in table.items()
-            if key in parameters
-        }
-        known = [*parameters, *_server_names()]
-        for key in table:
-            if key not in known:
-                nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
-                raise UserError(f"{path}: {key} is not a setting; the nearest one is {nearest}. Rename or remove it.")
+        ctx.default_map = {_parameters(ctx)[key].name: value for key, value in _of_command(ctx, path).items()}
     return path
+
+
+def _of_command(ctx: typer.Context, path: Path) -> dict[str, Any]:
+    """What the file says of the options of the command, by their keys. Raises UserError, also for other mistakes."""
+    table, parameters = _read(path), _parameters(ctx)
+    known = [*parameters, *_server_names()]
+    for key in table:
+        if key not in known:
+            nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
+            raise UserError(f"{path}: {key} is not a setting; the nearest one is {nearest}. Rename or remove it.")
+    return {
+        key: _converted(ctx, path, key, parameters[key], value) for key, value in table.items() if key in parameters
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileAgain:
+    """The file of settings, read again: what it says of the server, and the level of the log that is wanted now.
+
+    `differ` are the other options of the command that it gave at the start, and gives otherwise now.
+    """
+
+    path: Path | None
+    server: Mapping[str, object]
+    log_level: str
+    differ: tuple[str, ...]
+
+
+def reader(ctx: typer.Context, path: Path | None) -> Callable[[], FileAgain]:
+    """What reads the file again, which raises UserError. Without a file nothing has changed."""
+    before = {} if path is None else _of_command(ctx, path)
+    found = {key: ctx.get_parameter_source(one.name) for key, one in _parameters(ctx).items()}
+    of_file = [key for key, source in found.items() if source is not None and source.name in ("DEFAULT_MAP", "DEFAULT")]
+    level = str(ctx.params[LOG_LEVEL])
+
+    def read() -> FileAgain:
+        now = {} if path is None else _of_command(ctx, path)
+        differ = tuple(key for key in of_file if key != LOG_LEVEL and now.get(key) != before.get(key))
+        wanted = now.get(LOG_LEVEL, LogLevel.WARNING) if LOG_LEVEL in of_file else level
+        return FileAgain(path=path, server=server_settings(ctx, path), log_level=str(wanted), differ=differ)
+
+    return read
 
 
 ConfigFile = Annotated[

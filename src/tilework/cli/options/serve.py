@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar
 import typer
 
 from tilework.cli.options.common import Adapter, ProfilesFile, WorkerThreads
+from tilework.cli.options.logs import LogFile, LogLevel, LogLevelName
 from tilework.cli.sizes import parse_bytes
 from tilework.control.watchdog import WatchdogConfig
 from tilework.core.time import s_from_ns
@@ -24,14 +25,6 @@ class Backend(StrEnum):
 
     DIFFUSERS = "diffusers"
     MODELLED = "modelled"
-
-
-class LogLevel(StrEnum):
-    """The least level of what the server logs; `info` has a line for every call."""
-
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
 
 
 Models = Annotated[
@@ -91,15 +84,6 @@ WeightsMemory = Annotated[
         envvar="TILEWORK_WEIGHTS_MEMORY",
         help="What a device has for weights, as in 24GB: models are loaded when they are needed. Default: all models "
         "stay on every device.",
-    ),
-]
-LogLevelName = Annotated[
-    LogLevel,
-    typer.Option(
-        "--log-level",
-        envvar="TILEWORK_LOG_LEVEL",
-        case_sensitive=False,
-        help="Least level of what is logged to stderr; info has a line per call.",
     ),
 ]
 
@@ -364,4 +348,5 @@ class LogGroup:
         ),
     ] = None
     log_level: LogLevelName = LogLevel.WARNING
+    log_file: LogFile = None
     json: Annotated[bool, typer.Option("--json", help="Print one JSON line when ready, instead of text.")] = False

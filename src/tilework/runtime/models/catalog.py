@@ -47,8 +47,13 @@ class Catalog:
     turns: DeviceTurns
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def add(self, new: NewModel, *, measure: bool) -> ModelInfo:
+    async def add(
+        self, new: NewModel, *, measure: bool, check_name: Callable[[str], object] = lambda _name: None
+    ) -> ModelInfo:
         """Serve another model.
+
+        `check_name` may refuse its name by an exception of its own. It is called while no other change is made: with
+        the name that is asked for, "" if that is left to the model's files, and with the name that they give.
 
         What its requests cost must be known, from an earlier start or from a model that differs in its weights alone;
         and how fast weights are loaded, from any model that has some. Else it is measured if that is allowed, beside
@@ -60,12 +65,14 @@ class Catalog:
         async with self._lock:
             self._check_on_demand("A model")
             self._check_new(new.name)
+            check_name(new.name)
             source = replace(
                 self.usual, path=new.path, name=new.name, dtype=new.dtype or self.usual.dtype, loras=new.loras
             )
             model = await self.executor.read_model(source, set(self.infos))
             name = model.info.name
             try:
+                check_name(name)
                 self._serve(await self._added(model, replace(source, name=name), measure=measure))
             except BaseException:
                 self.executor.remove_model(name)

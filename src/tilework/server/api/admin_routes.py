@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 from fastapi import FastAPI, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from tilework.core.lora import LORA_NAME
-from tilework.core.model import LoraSource, ModelInfo, NewModel
+from tilework.core.model import LORA_NAME, MODEL_NAME, LoraSource, ModelInfo, NewModel, is_lora_name
 from tilework.runtime.executor import ModelRefused
 from tilework.server.api.images import ImageService
 from tilework.server.calls.parsing.image_call import parsed
 from tilework.server.calls.readiness import Readiness
-from tilework.server.config import MODEL_NAME, ConfigError
+from tilework.server.calls.served_models import NameRefused
+from tilework.server.config import ConfigError, ModelName
 from tilework.server.default_slo import WANTED, DefaultSloField
 from tilework.server.http.body import BodyLimits, read_json
 from tilework.server.http.errors import ApiError, invalid
@@ -24,7 +24,6 @@ from tilework.server.lora_directory import loras_in
 from tilework.server.models_file import ModelEntry
 from tilework.server.schema.answers import ModelCard
 
-_Name = Annotated[str, Field(pattern=MODEL_NAME)]
 Body = TypeVar("Body", bound=BaseModel)
 T = TypeVar("T")
 
@@ -35,14 +34,20 @@ class _AddModel(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     path: str = Field(min_length=1, description="a diffusers directory on the server, or a hub id")
-    name: _Name | None = Field(None, description="a name of letters, digits and _ . / -, or nothing")
+    name: ModelName | None = Field(None, description=f"a name of {MODEL_NAME}, or nothing")
     dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
         None, description='"float32", "bfloat16", "float16", or nothing for that of the first model'
     )
     loras: str | None = Field(None, min_length=1, description="a directory of LoRAs on the server, or nothing")
-    aliases: list[_Name] = Field([], description='a list of other names such as ["sd-xl"]')
+    aliases: list[ModelName] = Field([], description=f'a list of other names such as ["sd-xl"], each of {MODEL_NAME}')
     default_slo: DefaultSloField = Field(None, description=f"{WANTED}, or nothing")
     measure: bool = Field(False, description="true if its costs may be measured, beside the requests that are served")
+
+
+def _checked_lora_name(name: str) -> str:
+    if not is_lora_name(name):
+        raise ValueError(name)
+    return name
 
 
 class _AddLora(BaseModel):
@@ -50,7 +55,7 @@ class _AddLora(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
-    name: str = Field(pattern=f"^{LORA_NAME}$", description="a name of letters, digits and _ . -")
+    name: Annotated[str, AfterValidator(_checked_lora_name)] = Field(description=f"a name of {LORA_NAME}")
     path: str = Field(min_length=1, description="a file on the server that ends with .safetensors")
 
 
@@ -65,15 +70,17 @@ def add_admin_routes(
         """Serve another model."""
         _check(http, readiness)
         ask = await _asked(http, images, _AddModel, "path", '"./sdxl"')
-        for name in (ask.name, *ask.aliases):
-            if name is not None and images.models.has(name):
-                raise invalid("name" if name == ask.name else "aliases", name, "It names a model that is served.")
         try:
             loras = () if ask.loras is None else loras_in(Path(ask.loras))
         except ConfigError as error:
             raise invalid("loras", ask.loras, str(error)) from None
         new = NewModel(path=ask.path, name=ask.name or "", dtype=ask.dtype, loras=loras)
-        info = await _unless_refused(images.engine.catalog.add(new, measure=ask.measure))
+        info = await _unless_refused(
+            images.engine.catalog.add(
+                new, measure=ask.measure, check_name=lambda name: images.check_free(name, ask.aliases)
+            )
+        )
+        # Before anything is awaited: the next change is checked against the names of this one.
         entry = ModelEntry(
             path=ask.path,
             aliases=tuple(ask.aliases),
@@ -87,9 +94,14 @@ def add_admin_routes(
 
     @app.delete("/v1/admin/models/{model_id:path}", include_in_schema=False)
     async def remove_model(model_id: str, http: Request) -> dict[str, object]:
-        """Serve a model no more."""
+        """Serve a model no more.
+
+        The path of a LoRA that a client shortens at `..` is that of its model, so the name is asked for a second time.
+        """
         _check(http, readiness)
-        info = images.models.named(model_id)
+        info, confirm = images.models.named(model_id), http.query_params.get("confirm", "")
+        if confirm != model_id:
+            raise invalid("confirm", confirm, f"Add ?confirm={model_id} to remove the model with all its LoRAs.")
         await _unless_refused(images.engine.catalog.remove(info.name))
         images.entries.pop(info.name, None)
         images.additions.remove(info.name)
@@ -150,5 +162,7 @@ async def _asked(http: Request, images: ImageService, model: type[Body], require
 async def _unless_refused(change: Awaitable[T]) -> T:
     try:
         return await change
+    except NameRefused as error:
+        raise invalid(error.field, error.name, error.remedy) from None
     except ModelRefused as error:
         raise ApiError(409, f"{error}.", code="model_refused") from None

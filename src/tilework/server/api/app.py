@@ -67,7 +67,7 @@ from tilework.server.planning.recent import RecentTraffic
 from tilework.server.planning.service import PlanService
 from tilework.server.safety_filter import SafetyFilter, load_safety_filter
 from tilework.server.sets import NodePlaces, Sets, new_sets
-from tilework.server.tenants import Tenants, load_tenants
+from tilework.server.tenants import CurrentTenants, load_tenants
 from tilework.server.traces import Traces
 from tilework.server.webhooks.sender import WebhookSender
 from tilework.sets.window import UseWindow
@@ -94,13 +94,13 @@ def create_app(
     `store` keeps results that are fetched later (default: in memory); `rng` chooses seeds for clients that send none.
     `readiness` says when the engine has started (default: it has); `call_registry` lets the caller see which calls are
     open; `nodes` are those of the engine. In `app.state` are `submitter`, for calls that do not come by HTTP, `images`,
-    `sets`, this server among others, which the caller has to run, and what it has to close: `webhooks`, `batches`,
-    `planner`, and `watchers`, those that watch the server, before it can stop.
+    `tenants`, which may be swapped, `sets`, this server among others, which the caller has to run, and what it has to
+    close: `webhooks`, `batches`, `planner`, and `watchers`, those that watch the server, before it can stop.
 
     Raises:
         ConfigError: the file of tenants, that of models, the registry of sets or the safety filter cannot be used.
     """
-    tenants, safety_filter = load_tenants(config), load_safety_filter(config.safety_filter)
+    tenants, safety_filter = CurrentTenants(load_tenants(config)), load_safety_filter(config.safety_filter)
     store = new_store(config) if store is None else store
     readiness = readiness or Readiness(engine)
     use = UseWindow(ns_from_s(config.set_window_s))
@@ -123,18 +123,18 @@ def create_app(
         observers=(webhooks.on_record, *(() if traces is None else (traces.on_record,))),
         safety_filter=safety_filter,
     )
-    images = _images(engine, config, tenants, submitter, metrics, threads, rng or SystemRandom(), safety_filter)
+    images = _images(engine, config, submitter, metrics, threads, rng or SystemRandom(), safety_filter)
     app = _empty_app(threads, traces)
     app.state.submitter, app.state.sets, app.state.images, app.state.webhooks = submitter, sets, images, webhooks
-    app.state.watchers, app.state.planner = Watchers(engine, feed), Planner(engine, recent)
+    app.state.watchers, app.state.planner, app.state.tenants = Watchers(engine, feed), Planner(engine, recent), tenants
     app.state.batches = _batches(app, config, tenants, images, readiness)
     _add_routes(app, images, readiness)
     add_batch_routes(app, app.state.batches)
     add_live_route(app, LiveService(app.state.watchers, readiness, config, tenants))
-    add_plan_route(app, PlanService(app.state.planner, readiness, tenants))
+    add_plan_route(app, PlanService(app.state.planner, readiness))
     install_error_handlers(app)
     install_call_errors(app)
-    install_openapi(app, has_keys=tenants.has_keys)
+    install_openapi(app, has_keys=lambda: tenants.value.has_keys)
     app.middleware_stack = _stack(app, config, tenants)
     return app
 
@@ -189,7 +189,6 @@ def _submitter(
 def _images(
     engine: Engine,
     config: ServerConfig,
-    tenants: Tenants,
     submitter: CallSubmitter,
     metrics: Metrics,
     threads: Threads,
@@ -200,7 +199,6 @@ def _images(
     return ImageService(
         engine=engine,
         config=config,
-        tenants=tenants,
         entries=dict(read_models(config.models)),
         additions=Additions(submitter.call_registry.journal),
         submitter=submitter,
@@ -214,7 +212,7 @@ def _images(
 
 
 def _batches(
-    app: FastAPI, config: ServerConfig, tenants: Tenants, images: ImageService, readiness: Readiness
+    app: FastAPI, config: ServerConfig, tenants: CurrentTenants, images: ImageService, readiness: Readiness
 ) -> BatchService:
     shelf = None if config.durable is None else BatchShelf(Path(config.durable) / "batches", config.batch_bytes)
     runner = None if shelf is None else BatchRunner(app, shelf, tenants)
@@ -251,7 +249,7 @@ def _add_routes(app: FastAPI, images: ImageService, readiness: Readiness) -> Non
     add_page(app)
 
 
-def _stack(app: FastAPI, config: ServerConfig, tenants: Tenants) -> ASGIApp:
+def _stack(app: FastAPI, config: ServerConfig, tenants: CurrentTenants) -> ASGIApp:
     """The routes with what is around them, from the inside out.
 
     The stack that FastAPI would build has further layers, for bugs, bodies and telemetry, which are ours to care for.

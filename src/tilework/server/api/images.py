@@ -40,7 +40,7 @@ from tilework.server.default_slo import DefaultSlos
 from tilework.server.engine_protocol import Engine
 from tilework.server.http.connection import unless_gone
 from tilework.server.http.errors import ApiError
-from tilework.server.http.middleware import key_of, tenant_of
+from tilework.server.http.middleware import key_of, tenant_of, tenants_of
 from tilework.server.http.prefer import preference
 from tilework.server.http.sse import EventStream, event
 from tilework.server.metrics.metrics import Metrics
@@ -49,7 +49,7 @@ from tilework.server.request_rates import RequestRates
 from tilework.server.safety_filter import SafetyFilter
 from tilework.server.schema.answers import ImageData, ImagesResponse
 from tilework.server.schema.image_request import OutputFormat
-from tilework.server.tenants import Tenant, Tenants
+from tilework.server.tenants import Tenant
 from tilework.server.traces import TRACEPARENT
 
 Wire = Callable[[AsyncGenerator[Event, None]], AsyncGenerator[bytes, None]]
@@ -76,7 +76,6 @@ class ImageService:
 
     engine: Engine
     config: ServerConfig
-    tenants: Tenants
     entries: dict[str, ModelEntry]
     additions: Additions
     submitter: CallSubmitter
@@ -92,6 +91,10 @@ class ImageService:
     def models(self) -> ServedModels:
         """The models that are served; the engine must have started."""
         return ServedModels(self.engine.models, self.entries, self.config.served_names)
+
+    def check_free(self, name: str, aliases: Sequence[str]) -> None:
+        """Check names as `ServedModels.check_free`, against those of the models that are served then."""
+        self.models.check_free(name, aliases)
 
     async def generate(self, http: Request, route: Route = IMAGES) -> Response:
         entry = await self.enter(http, route)
@@ -131,7 +134,7 @@ class ImageService:
                 pictures = await self.bodies.decoded(given)
         with self._counting_mistakes():
             more: Any = {"pictures": pictures, "stream_of": route.stream_of, "video": asked.video}
-            ask = image_call(fields, self._rules(tenant, models, info), self.rng, **more)
+            ask = image_call(fields, self._rules(http, models, info), self.rng, **more)
             ask = replace(ask, traceparent=_traceparent(http))
             self.metrics.count_warnings(len(ask.warnings))
             await self._check_texts(ask.specs[0])
@@ -154,19 +157,20 @@ class ImageService:
             self.metrics.count_too_many_a_minute()
             raise too_many_a_minute(tenant, wait_ns)
 
-    def _rules(self, tenant: Tenant, models: ServedModels, info: ModelInfo) -> Rules:
-        """What a body of this tenant for this model is checked against, as of now."""
+    def _rules(self, http: Request, models: ServedModels, info: ModelInfo) -> Rules:
+        """What the body of a request for this model is checked against, as of now."""
+        tenant, tenants = tenant_of(http.scope), tenants_of(http.scope)
         return Rules(
             info=info,
             defaults=DefaultSlos(
                 tenant=tenant.default_slo,
-                classes=self.tenants.default_slos,
+                classes=tenants.default_slos,
                 model=models.default_slo(info.name),
                 server=self.config.usual_slo,
             ),
             alone_s=partial(self._alone_s, info.name),
             config=self.config,
-            tenants=self.tenants,
+            tenants=tenants,
             tenant=tenant,
             now=datetime.now(UTC),
         )

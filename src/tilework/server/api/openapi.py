@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -138,19 +138,23 @@ def header_docs(*names: str) -> dict[str, Any]:
     return {name: {"description": _HEADERS[name], "schema": {"type": "string"}} for name in names}
 
 
-def install_openapi(app: FastAPI, *, has_keys: bool) -> None:
-    """Describe the routes as they are: a wrong parameter is a 400 here, not FastAPI's 422."""
+def install_openapi(app: FastAPI, *, has_keys: Callable[[], bool]) -> None:
+    """Describe the routes as they are: a wrong parameter is a 400 here, not FastAPI's 422.
+
+    `has_keys` says whether requests need one.
+    """
 
     def describe() -> dict[str, Any]:
         if app.openapi_schema is None:
             schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
             _drop_validation(schema)
             _fill_examples(schema)
-            if has_keys:
-                schema["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-                schema["security"] = [{"key": []}]
             app.openapi_schema = schema
-        return app.openapi_schema
+        if not has_keys():
+            return app.openapi_schema
+        schemes = {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}}
+        components = app.openapi_schema["components"] | schemes
+        return app.openapi_schema | {"components": components, "security": [{"key": []}]}
 
     app.openapi = describe  # type: ignore[method-assign]
 

@@ -14,7 +14,7 @@ from tilework.server.api.openapi import errors, good, stream, text
 from tilework.server.calls.readiness import Readiness
 from tilework.server.config import ServerConfig
 from tilework.server.http.errors import ApiError
-from tilework.server.http.middleware import METRICS, tenant_of
+from tilework.server.http.middleware import METRICS, key_of, tenant_of, tenants_of
 from tilework.server.http.sse import MEDIA_TYPE, EventStream
 from tilework.server.live.frames import Viewer
 from tilework.server.live.watchers import MOST_WATCHERS, TooManyWatch, Watchers
@@ -24,7 +24,7 @@ from tilework.server.schema.answers import Alive, NodeModel, ReadyModel, SetList
 from tilework.server.schema.live import LiveState
 from tilework.server.schema.plan import PlanState
 from tilework.server.sets import Sets
-from tilework.server.tenants import Tenants
+from tilework.server.tenants import CurrentTenants, Tenant, Tenants
 from tilework.sets.directory import Directory
 from tilework.sets.records import SetRecord
 
@@ -69,13 +69,12 @@ class LiveService:
     watchers: Watchers
     readiness: Readiness
     config: ServerConfig
-    tenants: Tenants
+    tenants: CurrentTenants
 
     def answer(self, http: Request) -> Response:
         """Raises ApiError: as many watch as may."""
         self.readiness.require_started()
-        tenant = tenant_of(http.scope)
-        viewer = Viewer(None if tenant.is_admin or not self.tenants.has_keys else tenant.name)
+        viewer = _viewer(tenants_of(http.scope), tenant_of(http.scope))
         if MEDIA_TYPE not in http.headers.get("accept", ""):
             return JSONResponse(self.watchers.state(viewer))
         try:
@@ -83,7 +82,17 @@ class LiveService:
         except TooManyWatch:
             raise _crowded() from None
         leave = self.watchers.leave
-        return EventStream(self.watchers.events(viewer), keep_alive_s=self.config.keep_alive_s, on_close=leave)
+        events = self.watchers.events(viewer, lambda: self._viewer_with(key_of(http.scope)) == viewer)
+        return EventStream(events, keep_alive_s=self.config.keep_alive_s, on_close=leave)
+
+    def _viewer_with(self, key: bytes) -> Viewer | None:
+        """What a client with this key may see by now."""
+        tenant = self.tenants.value.find(key)
+        return None if tenant is None else _viewer(self.tenants.value, tenant)
+
+
+def _viewer(tenants: Tenants, tenant: Tenant) -> Viewer:
+    return Viewer(None if tenant.is_admin or not tenants.has_keys else tenant.name)
 
 
 def _crowded() -> ApiError:

@@ -17,9 +17,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tilework.server.batches.lines import Line, answer_line, answered, read_lines
 from tilework.server.batches.shelf import BatchShelf, StoredBatch
 from tilework.server.http.body import JSON
-from tilework.server.http.middleware import KEY, TENANT
+from tilework.server.http.middleware import KEY, TENANT, TENANTS
 from tilework.server.schema.batch_answers import BatchAnswer, BatchState, LineError, LineErrors
-from tilework.server.tenants import Tenant, Tenants
+from tilework.server.tenants import CurrentTenants, Tenant, Tenants
 from tilework.server.text import time_text
 
 logger = logging.getLogger("tilework.server")
@@ -35,12 +35,16 @@ _NO_ROOM, _NOT_READY = 429, 503
 
 @dataclass(slots=True, kw_only=True)
 class _Progress:
-    """A batch that runs: its files, how far it is, and whether its client wants no more of it."""
+    """A batch that runs: its files, how far it is, and whether its client wants no more of it.
+
+    `tenants` are the latest of which one was the batch's own.
+    """
 
     batch: StoredBatch
     calls: Path
     output: Path
     error: Path
+    tenants: Tenants | None = None
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -53,15 +57,16 @@ class _Progress:
 
 @dataclass(slots=True)
 class BatchRunner:
-    """Runs batches side by side, as calls of `app` by tenants that are known. Methods run on the event loop.
+    """Runs batches side by side, as calls of `app` by their tenants. Methods run on the event loop.
 
     Each call has an idempotency key of its own, so that a start of the server joins the calls that it has taken over,
     and makes none twice. Its class is `batch`, and its deadline the end of the batch's window, unless it says another.
+    While there is no tenant of the batch's name, no call is made.
     """
 
     app: ASGIApp
     shelf: BatchShelf
-    tenants: Tenants
+    tenants: CurrentTenants
     _running: dict[str, _Progress] = field(default_factory=dict)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -73,10 +78,8 @@ class BatchRunner:
 
     def start(self, batch: StoredBatch) -> None:
         """Begin, or go on with, a batch. One whose files are gone has failed."""
-        tenant = next((one for one in self.tenants.members if one.name == batch.tenant), None)
-        if tenant is None:
-            logger.error("batch %s cannot go on: its tenant %s is gone", batch.answer.id, batch.tenant)
-            return
+        if self.tenants.value.named(batch.tenant) is None:
+            logger.error("batch %s goes on when there is its tenant again: %s is gone", batch.answer.id, batch.tenant)
         calls, output, error = (self.shelf.file(batch.tenant, file_id) for file_id in _file_ids(batch.answer))
         if calls is None or output is None or error is None:
             self.shelf.keep(_without_files(batch))
@@ -85,7 +88,7 @@ class BatchRunner:
         if batch.answer.status == "cancelling":
             progress.cancelled.set()
         self._running[batch.answer.id] = progress
-        task = asyncio.create_task(self._watched(progress, tenant))
+        task = asyncio.create_task(self._watched(progress))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -114,23 +117,25 @@ class BatchRunner:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _watched(self, progress: _Progress, tenant: Tenant) -> None:
+    async def _watched(self, progress: _Progress) -> None:
         """Run a batch to its end, again if something is in the way, as a full disk: what is answered stays answered."""
         while True:
             try:
-                return await self._run(progress, tenant)
+                return await self._run(progress)
             except Exception:
                 logger.exception("batch %s has stopped, and goes on in %d seconds", progress.state.id, _STOPPED_S)
             await asyncio.sleep(_STOPPED_S)
 
-    async def _run(self, progress: _Progress, tenant: Tenant) -> None:
+    async def _run(self, progress: _Progress) -> None:
         state, places = progress.state, asyncio.Semaphore(AT_ONCE)
         done = answered(progress.output)
         failed = answered(progress.error)
         progress.update(request_counts=state.request_counts.model_copy(update=_counts(done, failed)))
         async with (
             httpx.AsyncClient(
-                transport=httpx.ASGITransport(self._as_tenant(tenant)), base_url=progress.batch.base_url, timeout=None
+                transport=httpx.ASGITransport(self._as_its_tenant(progress)),
+                base_url=progress.batch.base_url,
+                timeout=None,
             ) as client,
             asyncio.TaskGroup() as group,
         ):
@@ -140,22 +145,28 @@ class BatchRunner:
                 await places.acquire()
                 if self._is_over(progress):
                     break
-                task = group.create_task(self._call(client, progress, tenant, line))
+                task = group.create_task(self._call(client, progress, line))
                 task.add_done_callback(lambda _task: places.release())
         self._end(progress)
 
-    async def _call(self, client: httpx.AsyncClient, progress: _Progress, tenant: Tenant, line: Line) -> None:
-        """Make one call, again while there is no room, and keep its answer. Once the batch is over, it is not begun."""
+    async def _call(self, client: httpx.AsyncClient, progress: _Progress, line: Line) -> None:
+        """Make one call, again while there is no room, and keep its answer. Once the batch is over, it is not begun.
+
+        It is not made while its tenant is gone.
+        """
         state = progress.state
         headers = {"Idempotency-Key": f"{state.id}-{line.number}", "Content-Type": JSON}
         # As it was read: httpx's own JSON refuses what a route answers with 400, as half of a surrogate pair.
-        body = json.dumps({**line.body, **self._defaults(tenant, state, line)}).encode("ascii")
         while True:
-            answer = await client.post(state.endpoint, content=body, headers=headers)
-            if not _is_to_be_repeated(answer):
-                break
+            wait_s: float = _STOPPED_S
+            if (tenant := self._tenant(progress)) is not None:
+                body = json.dumps({**line.body, **self._defaults(progress, tenant, line)}).encode("ascii")
+                answer = await client.post(state.endpoint, content=body, headers=headers)
+                if not _is_to_be_repeated(answer):
+                    break
+                wait_s = float(answer.headers.get("retry-after", _RETRY_S))
             with suppress(TimeoutError):
-                async with asyncio.timeout(float(answer.headers.get("retry-after", _RETRY_S))):
+                async with asyncio.timeout(wait_s):
                     await progress.cancelled.wait()
             if self._is_over(progress):
                 return
@@ -166,18 +177,27 @@ class BatchRunner:
         counts, name = progress.state.request_counts, "completed" if is_good else "failed"
         progress.update(request_counts=counts.model_copy(update={name: getattr(counts, name) + 1}))
 
-    def _defaults(self, tenant: Tenant, state: BatchAnswer, line: Line) -> dict[str, Any]:
+    def _tenant(self, progress: _Progress) -> Tenant | None:
+        """Whose batch it is; None while there is no such tenant."""
+        if (tenant := self.tenants.value.named(progress.batch.tenant)) is not None:
+            progress.tenants = self.tenants.value
+        return tenant
+
+    def _defaults(self, progress: _Progress, tenant: Tenant, line: Line) -> dict[str, Any]:
         """What a call says that does not say it itself, be it in `extra_body`; null says nothing."""
         given, found = line.given(), dict[str, Any]()
-        if "priority" not in given and CLASS in self.tenants.allowed(tenant):
+        if "priority" not in given and CLASS in self.tenants.value.allowed(tenant):
             found["priority"] = CLASS
         if not any(name in given for name in _DEADLINES):
-            found["deadline"] = time_text(state.expires_at)
+            found["deadline"] = time_text(progress.state.expires_at)
         return found
 
-    def _as_tenant(self, tenant: Tenant) -> ASGIApp:
+    def _as_its_tenant(self, progress: _Progress) -> ASGIApp:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            await self.app({**scope, TENANT: tenant, KEY: b""}, receive, send)
+            tenants = progress.tenants
+            assert tenants is not None
+            its = {TENANT: tenants.named(progress.batch.tenant), TENANTS: tenants, KEY: b""}
+            await self.app({**scope, **its}, receive, send)
 
         return app
 

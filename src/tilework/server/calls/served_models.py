@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
-from tilework.core.model import ModelInfo
+from tilework.core.model import MODEL_NAME, ModelInfo, is_model_name
+from tilework.runtime.executor import ModelRefused
 from tilework.server.calls.errors import UnknownModel
 from tilework.server.config import ConfigError
 from tilework.server.default_slo import DefaultSlo
@@ -13,10 +15,18 @@ from tilework.server.models_file import ModelEntry
 from tilework.server.text import shown
 
 
+class NameRefused(ModelRefused):
+    """A model cannot be called so. `field` is `name` or `aliases`; the message is the remedy."""
+
+    def __init__(self, field: str, name: str, remedy: str) -> None:
+        super().__init__(f"{field} = {shown(name)} is not accepted: {remedy}")
+        self.field, self.name, self.remedy = field, name, remedy
+
+
 @dataclass(frozen=True, slots=True)
 class ServedModels:
-    """Models by name. A request that names none gets the first that suits it. A hub id is a name, too: SGLang's client
-    sends it.
+    """Models by name. A request that names none gets the first that suits it. A hub id leads to its model, too, unless
+    another has it as its name: SGLang's client sends it.
 
     `entries` are what the file of models says of some. `names` are what clients call the first one, if the server has
     been told so; its own name still leads to it.
@@ -27,11 +37,30 @@ class ServedModels:
     names: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """Raises ConfigError if a name of the first model is one of another."""
-        others = [name for info in list(self.infos.values())[1:] for name in self._names(info)]
+        """Raises ConfigError if a model is called as none can be, or if a name of the first model is one of another."""
+        for info in self.infos.values():
+            if not is_model_name(info.name):
+                raise ConfigError(
+                    f"the model of {info.path!r} is called {info.name!r}; start it as NAME=MODEL, with {MODEL_NAME}."
+                )
+        others = [name for info in list(self.infos.values())[1:] for name in self._given_names(info)]
         for name in self.names:
             if name in others:
                 raise ConfigError(f"served_model_name has {name!r}, which is another model here; leave it out.")
+
+    def check_free(self, name: str, aliases: Sequence[str]) -> None:
+        """Check the names of a model that is added. An empty `name` is not known yet.
+
+        The answer holds while no other change of models is made.
+
+        Raises:
+            NameRefused: it is no name, or leads to a model that is served.
+        """
+        if name and not is_model_name(name):
+            raise NameRefused("name", name, f"Give {MODEL_NAME}.")
+        for setting, one in (("name", name), *(("aliases", alias) for alias in aliases)):
+            if (owner := self._owner(one)) is not None:
+                raise NameRefused(setting, one, f"It leads to the model {owner.name}, which is served; give another.")
 
     @property
     def default(self) -> ModelInfo:
@@ -41,10 +70,6 @@ class ServedModels:
     def takes_pictures(self) -> bool:
         """Whether a request to some model may have pictures."""
         return any(info.pictures for info in self.infos.values())
-
-    def has(self, name: str) -> bool:
-        """Whether this names a model."""
-        return any(name in self._names(one) for one in self.infos.values())
 
     def named(self, name: object, suits: Callable[[ModelInfo], bool] = lambda _: True) -> ModelInfo:
         """The model of this name; without one the first that `suits`, or the first if none does.
@@ -56,7 +81,7 @@ class ServedModels:
         """
         if not isinstance(name, str):
             return next(filter(suits, self.infos.values()), self.default)
-        info = next((one for one in self.infos.values() if name in self._names(one)), None)
+        info = self._owner(name)
         if info is None:
             listed = [name for one in self.infos.values() for name in self.listed(one)]
             names = ", ".join(map(shown, listed))
@@ -66,8 +91,15 @@ class ServedModels:
             )
         return info
 
-    def _names(self, info: ModelInfo) -> tuple[str, ...]:
-        return (*self.listed(info), info.name, *self.aliases(info.name), public_source(info))
+    def _owner(self, name: str) -> ModelInfo | None:
+        """The model that a name leads to."""
+        infos = self.infos.values()
+        by_name = (one for one in infos if name in self._given_names(one))
+        by_source = (one for one in infos if name == public_source(one))
+        return next(chain(by_name, by_source), None)
+
+    def _given_names(self, info: ModelInfo) -> tuple[str, ...]:
+        return (*self.listed(info), info.name, *self.aliases(info.name))
 
     def listed(self, info: ModelInfo) -> tuple[str, ...]:
         """The names under which a model is shown to clients, one or more."""

@@ -42,7 +42,7 @@ async def run(channel_end: socket.socket, listener: socket.socket) -> None:
 
 def main() -> None:
     """A signal for all processes of the server concerns the controller alone, which then ends the front ends."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     setproctitle("tilework: front end")
     channel_end, listener = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tilework.server.http.errors import ApiError, internal_error, long_head
-from tilework.server.tenants import Tenant, Tenants
+from tilework.server.tenants import CurrentTenants, Tenant, Tenants
 from tilework.server.text import shown
 
 logger = logging.getLogger("tilework.server")
@@ -19,6 +19,7 @@ METRICS = "/metrics"
 DOCS = ("/docs", "/openapi.json")
 """What a person opens in a browser, which cannot send `Bearer`: the beginnings of paths."""
 TENANT = "tilework.tenant"  # The key of the tenant in the scope.
+TENANTS = "tilework.tenants"  # That of all tenants, as they were when it came.
 KEY = "tilework.key"  # And that of the key with which it came.
 IS_HEAD = "tilework.is_head"  # In the scope if the request was a HEAD.
 
@@ -27,6 +28,13 @@ def tenant_of(scope: Scope) -> Tenant:
     tenant = scope[TENANT]
     assert isinstance(tenant, Tenant)
     return tenant
+
+
+def tenants_of(scope: Scope) -> Tenants:
+    """All tenants, as they were when the request came: the same for all of it, though others take their place."""
+    tenants = scope[TENANTS]
+    assert isinstance(tenants, Tenants)
+    return tenants
 
 
 def key_of(scope: Scope) -> bytes:
@@ -65,7 +73,7 @@ class CatchBugs:
 
 
 class RequireKey:
-    """Let a request pass only with `Authorization: Bearer KEY`, and put key and tenant into the scope.
+    """Let a request pass only with `Authorization: Bearer KEY`, and put key, tenant and all tenants into the scope.
 
     A request whose tenant is in the scope already passes: it is a call of a batch.
 
@@ -74,21 +82,21 @@ class RequireKey:
     metrics opens `METRICS` alone. The time that a check takes reveals nothing: see `Tenants.find`.
     """
 
-    def __init__(self, app: ASGIApp, tenants: Tenants, open_paths: Collection[str]) -> None:
+    def __init__(self, app: ASGIApp, tenants: CurrentTenants, open_paths: Collection[str]) -> None:
         self._app = app
         self._tenants = tenants
         self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_docs = scope["type"] == "http" and scope["path"].startswith(DOCS)
+        is_docs, tenants = scope["type"] == "http" and scope["path"].startswith(DOCS), self._tenants.value
         if scope["type"] != "http" or scope["path"] in self._open_paths or TENANT in scope:
             await self._app(scope, receive, send)
-        elif (tenant := self._tenants.find(key := _key(scope, takes_basic=is_docs))) is not None:
+        elif (tenant := tenants.find(key := _key(scope, takes_basic=is_docs))) is not None:
             if tenant.is_monitor and not (scope["path"] == METRICS and scope["method"] in ("GET", "HEAD")):
                 await _metrics_only().response()(scope, receive, send)
                 return
             known = key if key in tenant.keys else None
-            await self._app({**scope, TENANT: tenant, KEY: known or b""}, receive, send)
+            await self._app({**scope, TENANT: tenant, TENANTS: tenants, KEY: known or b""}, receive, send)
         else:
             await _unauthorised(takes_basic=is_docs).response()(scope, receive, send)
 

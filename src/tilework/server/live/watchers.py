@@ -7,7 +7,7 @@ happened meanwhile, and nothing piles up for it; the HTTP server cuts off a clie
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -68,13 +68,13 @@ class Watchers:
     def leave(self) -> None:
         self.num_watching -= 1
 
-    async def events(self, viewer: Viewer) -> AsyncGenerator[bytes, None]:
-        """First the state with the past, then what has changed, until the server stops. `devices` are null if they
-        are as they were.
+    async def events(self, viewer: Viewer, may_see: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
+        """First the state with the past, then what has changed, until the server stops or the viewer may see that no
+        more. `devices` are null if they are as they were.
         """
         latest = frame(self.engine, self.feed, viewer, 0)
         yield event(EVENT, _complete(latest))
-        while not await self._closed_before(self._next_s()):
+        while not await self._closed_before(self._next_s()) and may_see():
             shared = self._share(viewer, latest.end)
             has_changed = shared.frame.devices != latest.devices
             latest = shared.frame

@@ -10,10 +10,9 @@ from starlette.requests import Request
 
 from tilework.server.calls.readiness import Readiness
 from tilework.server.http.errors import ApiError, invalid
-from tilework.server.http.middleware import tenant_of
+from tilework.server.http.middleware import tenant_of, tenants_of
 from tilework.server.planning.planner import LEAST_DUE, Job, Planner, PlannerBusy, TooLittleTraffic
 from tilework.server.schema.plan import PlanErrorModel, PlanPoint, PlanResult, PlanState, PlanUse
-from tilework.server.tenants import Tenants
 
 LOWEST, HIGHEST = 0.01, 0.999
 
@@ -24,12 +23,11 @@ class PlanService:
 
     planner: Planner
     readiness: Readiness
-    tenants: Tenants
 
     def answer(self, http: Request, text: str) -> PlanState:
         """Raises ApiError."""
         self.readiness.require()
-        if self.tenants.has_keys and not tenant_of(http.scope).is_admin:
+        if tenants_of(http.scope).has_keys and not tenant_of(http.scope).is_admin:
             raise ApiError(
                 403,
                 "This key may not see the traffic of all tenants. Send one with the scope admin: TILEWORK_ADMIN_KEY, "
