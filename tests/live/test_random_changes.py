@@ -106,10 +106,6 @@ class Lived:
         lines = self.ask("GET", "/metrics").text.splitlines()
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
 
-    def labels(self, name: str) -> list[str]:
-        """Lines of the metrics that name a model."""
-        return [line for line in self.ask("GET", "/metrics").text.splitlines() if f'"{name}"' in line]
-
     # Steps.
 
     def make(self, step: Step) -> None:
