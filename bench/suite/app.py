@@ -7,6 +7,7 @@ from suite.cases.batch_model import BatchModelCase
 from suite.cases.bubbles import Bubbles
 from suite.cases.burst import Burst
 from suite.cases.cells import Cells
+from suite.cases.changes import Changes
 from suite.cases.chaos import Chaos
 from suite.cases.checkpoints import Checkpoints
 from suite.cases.clipgroups import ClipGroups
@@ -105,6 +106,7 @@ CASES: Cases = {
     "weights": ("Memory of CPU workers with one copy of the weights, and with one each", Weights),
     "swaps": ("Two models in turn on a device with room for one: the cost beyond their loads", Swaps),
     "loras": ("LoRAs on a device: what they cost steps that use one, and others", Loras),
+    "changes": ("Models and LoRAs added and removed 300 times: what grows, and how long a change takes", Changes),
     "checkpoints": ("Many checkpoints on one device: requests on time, live and simulated", Checkpoints),
     "chaos": ("Workers killed under load: nothing is lost, and how soon requests continue", Chaos),
     "links": ("A worker killed while another runs for minutes: how soon the others go on, and form groups", Links),

@@ -48,7 +48,7 @@ class Loras:
         with TemporaryDirectory(prefix="tilework-bench-") as room:
             place = Path(room) / "model"
             save_model(place, self.layers)
-            files = self._save_loras(place, Path(room))
+            files = self.save_loras(place, Path(room))
             none, one, many = [load(ModelSource(path=str(place))) for _ in range(3)]
             assert one.loras is not None
             assert many.loras is not None
@@ -96,7 +96,7 @@ class Loras:
             ),
         )
 
-    def _save_loras(self, model: Path, room: Path) -> Sequence[Path]:
+    def save_loras(self, model: Path, room: Path) -> Sequence[Path]:
         """Equal files: which weights they have makes no difference."""
         from diffusers import StableDiffusion3Pipeline
         from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 from functools import partial
 
 from tilework.control.controller import Controller
@@ -31,6 +32,7 @@ from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import Forget, StopWork
 from tilework.core.wire.reports import Ended, Failed
 from tilework.core.work import Group, Work
+from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.sim.clock import Clock
 from tilework.sim.config import Layout, SimConfig
@@ -85,6 +87,8 @@ class Cluster:
         self._controller = controller
         self._core = DriverCore(controller, WatchdogConfig())
         self._costs = costs
+        self._known = {component.digest: component for component in costs.all_components}
+        self._gone: frozenset[str] = frozenset()  # Digests of components that nothing needs any more.
         self._read = costs.all_components if config.hosts_have_read else ()
         self._timing = timing
         self._hosts = Hosts(layout.node, costs.host_bytes, self._read)
@@ -173,6 +177,24 @@ class Cluster:
         """A job's latest checkpoint without lost blobs."""
         checkpoint = self._core.states.checkpoint(job_id)
         return checkpoint.among([blob for blob in checkpoint.blobs if self.nodes.has(blob)])
+
+    def change_models(self, part: CostTable | None) -> None:
+        """The server serves another model by these costs, other LoRAs of one, or one less.
+
+        Devices still know how long works for what has gone take: some may be on their way or run.
+        """
+        if part is not None:
+            (pipeline,) = part.pipelines
+            loras = {**self._costs.table.loras.get(pipeline, {}), **part.loras.get(pipeline, {})}
+            self._costs.serve(replace(part, loras={pipeline: loras} if loras else {}))
+            self._known |= {component.digest: component for component in part.all_components}
+            for node in range(self._layout.num_nodes):
+                self._hosts.keep(node, part.all_components)
+        served = {component.digest for component in self._controller.costs.all_components}
+        self._gone = frozenset(self._known.keys() - served)
+        for device_id in self._layout.ids:
+            if self._layout.kind(device_id) is DeviceKind.CPU:
+                self.fleet.set_memory(device_id, self._first_memory(device_id))
 
     def begin(self, job_id: int, request: Request, checkpoint: Checkpoint) -> None:
         """Begin a job from a checkpoint, which may be empty."""
@@ -305,7 +327,7 @@ class Cluster:
         self._clock.at(load.end_ns, partial(self._end_load, load), is_device_event=True)
 
     def _component(self, digest: str) -> Component:
-        return next(one for one in self._costs.all_components if one.digest == digest)
+        return self._known[digest]
 
     def _end_load(self, run: LoadRun) -> None:
         done = self.fleet.end_load(run)
@@ -423,18 +445,23 @@ class Cluster:
         """What a device has when it starts: all components if they fit; a CPU slot has all."""
         total_bytes = None if self._layout.kind(device_id) is DeviceKind.CPU else self._costs.table.memory_bytes
         memory = Memory(total_bytes)
-        return Memory(total_bytes, components) if memory.can_hold(components := self._costs.all_components) else memory
+        components = tuple(one for one in self._costs.all_components if one.digest not in self._gone)
+        return Memory(total_bytes, components) if memory.can_hold(components) else memory
 
     def _join(self, device_id: int) -> None:
         """A worker is up: the server learns of it from its node."""
-        node = self._layout.node(device_id)
+        node, memory = self._layout.node(device_id), self.fleet.memory(device_id)
         self.nodes.begin(node)
-        self.nodes.to_server(self.nodes.session(node), partial(self._joined, device_id))
+        self.nodes.to_server(self.nodes.session(node), partial(self._joined, device_id, memory))
 
-    def _joined(self, device_id: int) -> None:
-        memory = self._first_memory(device_id)
-        digests = tuple(component.digest for component in memory.components)
+    def _joined(self, device_id: int, memory: Memory) -> None:
+        """The server tells a worker what has come and gone while it began; weights that have come it must load."""
         node, kind = self._layout.node(device_id), self._layout.kind(device_id)
+        if kind is DeviceKind.CPU:
+            memory = self._first_memory(device_id)
+        memory = Memory(memory.total_bytes, tuple(one for one in memory.components if one.digest not in self._gone))
+        self.fleet.set_memory(device_id, memory)
+        digests = tuple(one.digest for one in memory.components)
         read = tuple(component.digest for component in self._read)
         self._on_event(DeviceJoined(device_id, node, kind, digests, memory.total_bytes, read))
 

@@ -56,6 +56,15 @@ class Fleet:
         self._devices[device_id] = Device(memory=memory)
         self._hosts.read(device_id, memory.components)
 
+    def memory(self, device_id: int) -> Memory:
+        """What a device has loaded."""
+        return self._devices[device_id].memory
+
+    def set_memory(self, device_id: int, memory: Memory) -> None:
+        """Let a device have this at once, if it is up."""
+        if (device := self._devices.get(device_id)) is not None:
+            device.memory = memory
+
     def forget_works(self) -> None:
         """Forget revoked and broken works: the next server numbers its works from 1."""
         self._revoked.clear()

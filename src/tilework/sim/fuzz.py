@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import TypeVar
 
 from tilework.core.actions import Action
 from tilework.core.events import Event
@@ -24,6 +25,7 @@ MAX_EVENTS = 100_000
 MAX_DRAIN_NS = 24 * 3600 * NS_PER_S
 _MAX_TRIALS = 150
 _PER_TASK = 8
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +59,7 @@ def run_scenario(one: Scenario, observe: Observe | None = None) -> ScenarioResul
 
     try:
         last_ns = max((request.arrival_ns for request in one.requests), default=0)
-        trace = simulation.run(one.requests, one.cancels, check, last_ns + MAX_DRAIN_NS)
+        trace = simulation.run(one.requests, one.cancels, check, last_ns + MAX_DRAIN_NS, one.changes)
         invariants.finish(trace)
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
@@ -71,7 +73,7 @@ def run_scenario(one: Scenario, observe: Observe | None = None) -> ScenarioResul
 
 
 def shrink(one: Scenario, report: Callable[[Scenario], None] | None = None) -> Scenario:
-    """The smallest scenario found with the same failure: without irrelevant faults, and with fewer requests."""
+    """The smallest scenario found with the same failure: with fewer faults, requests and changes of what is served."""
     trials, wanted = 0, _signature(run_scenario(one))
 
     def fails(smaller: Scenario) -> bool:
@@ -79,7 +81,7 @@ def shrink(one: Scenario, report: Callable[[Scenario], None] | None = None) -> S
         trials += 1
         return trials <= _MAX_TRIALS and _signature(run_scenario(smaller)) == wanted
 
-    for candidates in (_without_faults, _with_fewer_requests, _without_faults):
+    for candidates in (_without_faults, _with_fewer_requests, _with_fewer_changes, _without_faults):
         found: Scenario | None = one
         while found is not None:
             one = found
@@ -100,17 +102,24 @@ def _without_faults(one: Scenario) -> Iterator[Scenario]:
 
 
 def _with_fewer_requests(one: Scenario) -> Iterator[Scenario]:
-    """The scenario without one half, quarter and so on of its requests, down to single requests."""
-    uids = [request.uid for request in one.requests]
-    size = len(uids) // 2
+    yield from map(one.keeping, _with_fewer([request.uid for request in one.requests]))
+
+
+def _with_fewer_changes(one: Scenario) -> Iterator[Scenario]:
+    yield from map(one.keeping_changes, _with_fewer([change.number for change in one.changes]))
+
+
+def _with_fewer(items: Sequence[T]) -> Iterator[set[T]]:
+    """What is left without one half, quarter and so on, down to single items; not the last one of all."""
+    size = len(items) // 2
     while size:
-        for start in range(0, len(uids), size):
-            yield one.keeping({*uids[:start], *uids[start + size :]})
+        for start in range(0, len(items), size):
+            yield {*items[:start], *items[start + size :]}
         size //= 2
 
 
-def run_seed(seed: int, policy: str | None, faults: Faults | None) -> ScenarioResult:
-    return run_scenario(scenario(seed, policy, faults))
+def run_seed(seed: int, policy: str | None, faults: Faults | None, changes: bool | None = None) -> ScenarioResult:
+    return run_scenario(scenario(seed, policy, faults, changes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,17 +127,22 @@ class _Task:
     seeds: tuple[int, ...]
     policy: str | None
     faults: Faults | None
+    changes: bool | None
 
 
 def _run_task(task: _Task) -> list[ScenarioResult]:
-    return [run_seed(seed, task.policy, task.faults) for seed in task.seeds]
+    return [run_seed(seed, task.policy, task.faults, task.changes) for seed in task.seeds]
 
 
 def run_seeds(
-    seeds: Iterable[int], policy: str | None, faults: Faults | None, num_processes: int
+    seeds: Iterable[int],
+    policy: str | None,
+    faults: Faults | None,
+    num_processes: int,
+    changes: bool | None = None,
 ) -> Iterator[ScenarioResult]:
     """The results of many seeds in the order of the seeds. Seeds are taken as processes become free."""
-    tasks = _tasks(iter(seeds), policy, faults)
+    tasks = _tasks(iter(seeds), policy, faults, changes)
     if num_processes == 1:
         for task in tasks:
             yield from _run_task(task)
@@ -144,6 +158,6 @@ def run_seeds(
             pool.shutdown(cancel_futures=True)
 
 
-def _tasks(seeds: Iterator[int], policy: str | None, faults: Faults | None) -> Iterator[_Task]:
+def _tasks(seeds: Iterator[int], policy: str | None, faults: Faults | None, changes: bool | None) -> Iterator[_Task]:
     while some := tuple(islice(seeds, _PER_TASK)):
-        yield _Task(some, policy, faults)
+        yield _Task(some, policy, faults, changes)

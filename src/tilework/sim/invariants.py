@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable
 
@@ -30,6 +31,8 @@ from tilework.core.events import (
     Event,
     LeftOut,
     LinksChanged,
+    ModelRemoved,
+    ModelServed,
     NodeCordoned,
     NodeLost,
     OutOfMemory,
@@ -45,6 +48,7 @@ from tilework.core.time import NS_PER_MS, NS_PER_S, s_from_ns
 from tilework.core.work import Work
 from tilework.cost.memory import FORGET_NS
 from tilework.cost.table_costs import TableCosts
+from tilework.cost.table_file import parse_table
 from tilework.policy.registry import may_fail
 from tilework.policy.toolkit.demand import demand_at
 from tilework.sim.faults import Faults
@@ -96,6 +100,8 @@ class Invariants:
         self._interruptions: Counter[int] = Counter()
         self._num_interruptions = 0
         self._urgency_ns: dict[str, int] = {}
+        self._alone_ns: dict[str, int] = {}  # What each request takes alone.
+        self._lengths: dict[str, int] = {}  # How many positions each request has.
         self._first_start_ns: dict[str, int] = {}
         self._too_large: dict[tuple[_StageKey, int], int] = {}  # By pixels, too.
         self._num_events = 0
@@ -107,10 +113,15 @@ class Invariants:
         self._num_events += 1
         if self._simulation.num_servers != self._num_servers:
             self._reset()
-        self._record(event, actions, now_ns)
+        if isinstance(event, ModelServed | ModelRemoved):
+            self._change_models(event)
+        else:
+            self._record(event, actions, now_ns)
         for action in actions:
             self._check_action(action, event, now_ns)
         self._check_loads(actions)
+        if isinstance(event, ModelServed | ModelRemoved):
+            self._check_what_is_left()
         self._check_nodes()
         if isinstance(event, Cancelled):
             require(
@@ -164,6 +175,29 @@ class Invariants:
             case _:
                 pass
 
+    def _change_models(self, event: ModelServed | ModelRemoved) -> None:
+        """No request for what goes is open; the controller knows what is served, and nothing of what was before."""
+        costs, before = self._costs, self._costs.table
+        if isinstance(event, ModelRemoved):
+            for uid in self._job_ids.keys() - self._ended:
+                require(self._requests[uid].pipeline != event.pipeline, f"{uid} is open, and its model is removed")
+            costs.remove(event.pipeline)
+        else:
+            costs.serve(parse_table(json.loads(event.costs)))
+            self._sizes |= {component.digest: component.num_bytes for component in costs.all_components}
+        for device_id, kind in self._kinds.items():
+            if kind is DeviceKind.CPU:  # Such a device has what is served.
+                self._weights[device_id] = {component.digest for component in costs.all_components}
+        known = self._simulation.controller.costs
+        require(known.table == costs.table, f"the controller does not serve what it should after {event}")
+        new = set(costs.table.pipelines).difference(before.pipelines)
+        for row in (one for one in costs.table.rows if one.pipeline in new and one.batch == 1 and one.cache is None):
+            stage = costs.graph(row.pipeline).stage(row.stage)
+            expected, found = (one.run_ns(stage, (row.shape,), row.degree) for one in (TableCosts(costs.table), known))
+            require(found == expected, f"{stage} of a new model is believed to take {found} ns, and has {expected}")
+            fits = known.fits(stage, row.shape, row.degree) or not costs.fits(stage, row.shape, row.degree)
+            require(fits, f"{stage} of a new model is believed not to fit")
+
     def _change_devices(self, event: DeviceLost | NodeLost | NodeCordoned | LinksChanged) -> None:
         if isinstance(event, LinksChanged):
             self._alone = frozenset(event.alone)
@@ -211,6 +245,7 @@ class Invariants:
         require(uid not in self._ended, f"{uid} gets a cache after its end")
         require(self._requests[uid].spare_cache is not None, f"{uid} gets a cache that it has not asked for")
         self._requests[uid] = self._requests[uid].with_spare_cache
+        self._lengths[uid] = self._costs.start(self._requests[uid]).itinerary.length
 
     def _check_action(self, action: Action, event: Event, now_ns: int) -> None:
         match action:
@@ -247,6 +282,8 @@ class Invariants:
         require(job_id not in self._uids, f"job {job_id} belongs to two requests")
         require(eta_ns >= now_ns or "skew" in self._faults, f"the predicted finish of {uid} is in the past")
         self._job_ids[uid], self._uids[job_id] = job_id, uid
+        self._alone_ns[uid] = self._takes_alone_ns(self._requests[uid])
+        self._lengths[uid] = self._costs.start(self._requests[uid]).itinerary.length
         job = self._simulation.controller.tracker.job(job_id)
         if job is not None:  # It has not expired at once.
             self._urgency_ns.setdefault(uid, job.urgency_ns)
@@ -320,6 +357,13 @@ class Invariants:
         weights |= named
         total = sum(self._sizes[digest] for digest in weights)
         require(limit is None or total <= limit, f"device {device_id} has {total} bytes of components, and {limit} fit")
+
+    def _check_what_is_left(self) -> None:
+        """After a change of models no device keeps weights that nothing needs any more, unless it is about to leave."""
+        known = {component.digest for component in self._costs.all_components}
+        for device_id in self._up.keys() - self._cordoned:
+            left = self._weights[device_id] - known
+            require(not left, f"device {device_id} keeps {left}, which nothing needs any more")
 
     def _begin_read(self, read: ReadComponents) -> None:
         """A host reads ahead of need once at a time, and nothing that a device of its node has."""
@@ -447,7 +491,7 @@ class Invariants:
         for ending in trace.endings:
             uid = ending.request.uid
             if ending.status is Status.DONE:
-                check_image(uid, ending.image, self._costs.start(ending.request).itinerary.length)
+                check_image(uid, ending.image, self._lengths[uid])
             if self._is_exact and ending.request.is_promise and ending.status is Status.DONE:
                 require(ending.on_time, f"the promise to {uid} is broken without a fault")
             if self._is_exact and ending.request.is_dropped_if_late and ending.status is Status.DONE:
@@ -466,7 +510,7 @@ class Invariants:
         It may wait for one that is less urgent, too, if that runs when it arrives and does not give way. The dispatch
         of works, which takes longer than some of them, is no part of what a request takes alone.
         """
-        alone_ns = {uid: self._alone_ns(self._requests[uid]) for uid in self._urgency_ns}
+        alone_ns = {uid: self._alone_ns[uid] for uid in self._urgency_ns}
         slowness = 2 * max(1.0, 1.5 * self._faults.size("slow") if "slow" in self._faults else 1.0)
         spare_ns = self._num_interruptions * INTERRUPTION_NS + self._delays_ns() + 10 * NS_PER_S
         spare_ns += num_works * self._simulation.config.dispatch_ns_at(1)
@@ -490,7 +534,7 @@ class Invariants:
         counts = self._simulation.fault_counts
         return round(sum(2 * counts[name] * self._faults.size(name) for name in names) * NS_PER_S)
 
-    def _alone_ns(self, request: Request) -> int:
+    def _takes_alone_ns(self, request: Request) -> int:
         """What it takes on one device, if others push its weights out before each step."""
         start = self._costs.start(request)
         loads_ns = sum(num_steps * load_bound_ns(stage, self._costs) for stage, num_steps in start.pieces)

@@ -4,38 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import cycle, pairwise
 from random import Random
 
 from tilework.control.controller import ControllerConfig
 from tilework.core.cache import CacheChoice, CacheKind
-from tilework.core.component import Component, LoadSource
-from tilework.core.cost_row import CostRow
+from tilework.core.component import Component
 from tilework.core.graph.graph import Graph
-from tilework.core.graph.shipped import latent_diffusion
-from tilework.core.graph.stage import DeviceKind, StageSpec, StepShare
+from tilework.core.interfaces import NeedsFuture
 from tilework.core.lora import Lora, UsedLora
 from tilework.core.priority import DEFAULT_CLASSES
 from tilework.core.request import OnMiss, Request, Shape
 from tilework.core.time import NS_PER_S, ns_from_s
-from tilework.cost.table import CostTable, graphs_of
-from tilework.policy.registry import keeps_pools, policy_names
+from tilework.cost.table import CostTable
+from tilework.policy.registry import keeps_pools, make_policy, policy_names
 from tilework.sim.config import SimConfig
 from tilework.sim.faults import FAULTS, Fault, Faults
+from tilework.sim.made_up_tables import (
+    PIPELINE,
+    WEIGHTS_UNIT,
+    made_up_graph,
+    made_up_table,
+    some_shared,
+    with_components,
+    with_slots,
+    with_states,
+)
+from tilework.sim.models.changes import TimedChange
+from tilework.sim.models.drawn import drawn_changes
 
-PIPELINE, _OTHER = "fuzz", "fuzz too"
-_SIDES = (64, 128, 192)
-_STEP_S, _OTHERS_S = 0.1, (0.01, 0.05)  # A step, and the stages without steps, at 128 px on one device.
+_OTHER = f"{PIPELINE} too"
 _MEAN_S = 0.8  # Rough mean time of a request on one device.
-_WEIGHTS_UNIT = 1 << 20  # Bytes.
-_SPEEDUP = 1.6  # By each doubling of the degree.
 _LATER_FAULTS = ("leave", "partition", "fetch", "clock", "frontend"), ("late",), ("links",)
 """What came later is drawn by itself, so that a seed keeps its other faults."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """A cluster, a workload and faults to run the controller on. `cancels` are (time in ns, uid)."""
+    """A cluster, a workload, faults and changes of what is served to run the controller on.
+
+    `cancels` are (time in ns, uid).
+    """
 
     seed: int
     controller: ControllerConfig
@@ -43,12 +51,17 @@ class Scenario:
     config: SimConfig
     requests: tuple[Request, ...]
     cancels: tuple[tuple[int, str], ...] = field(default=())
+    changes: tuple[TimedChange, ...] = ()
 
     def keeping(self, uids: Collection[str]) -> Scenario:
         """The scenario with these requests only."""
         requests = tuple(request for request in self.requests if request.uid in uids)
         cancels = tuple(cancel for cancel in self.cancels if cancel[1] in uids)
         return replace(self, requests=requests, cancels=cancels)
+
+    def keeping_changes(self, numbers: Collection[int]) -> Scenario:
+        """The scenario with these changes only."""
+        return replace(self, changes=tuple(one for one in self.changes if one.number in numbers))
 
     def with_faults(self, faults: Faults) -> Scenario:
         return replace(self, config=replace(self.config, faults=faults))
@@ -58,8 +71,10 @@ class Scenario:
         return self.config.faults
 
 
-def scenario(seed: int, policy: str | None = None, faults: Faults | None = None) -> Scenario:
-    """The scenario of a seed; `policy` and `faults` replace the choice of the seed.
+def scenario(
+    seed: int, policy: str | None = None, faults: Faults | None = None, changes: bool | None = None
+) -> Scenario:
+    """The scenario of a seed; `policy`, `faults`, and whether models come and go replace the choice of the seed.
 
     Each fault is on at random, independent of the others, so that some scenarios have few faults, whose effects
     others would hide.
@@ -81,18 +96,9 @@ def scenario(seed: int, policy: str | None = None, faults: Faults | None = None)
     requests = _some_exact(Random(f"exact/{seed}"), requests)
     requests = _some_dropped(Random(f"drop/{seed}"), requests)
     max_batch = batch_random.choice((1, 2, 12, 12))
-    table = _with_components(
-        _with_states(
-            _table(
-                _with_slots(_some_shared(_graph(Random(f"graph/{seed}")), Random(f"shared/{seed}")), slot_random),
-                degrees,
-                devices_per_node,
-                batch_random.choice((0.0, 0.0, 0.15, 0.5)),
-            ),
-            Random(f"states/{seed}"),
-        ),
-        Random(f"components/{seed}"),
-    )
+    graph = with_slots(some_shared(made_up_graph(Random(f"graph/{seed}")), Random(f"shared/{seed}")), slot_random)
+    table = made_up_table(graph, degrees, devices_per_node, batch_random.choice((0.0, 0.0, 0.15, 0.5)))
+    table = with_components(with_states(table, Random(f"states/{seed}")), Random(f"components/{seed}"))
     made = Scenario(
         seed=seed,
         controller=ControllerConfig(
@@ -115,8 +121,13 @@ def scenario(seed: int, policy: str | None = None, faults: Faults | None = None)
         requests=requests,
         cancels=_cancels(random, requests),
     )
-    made = _with_pools(_with_loras(made, Random(f"loras/{seed}")), Random(f"pools/{seed}"))
-    return _with_caches(made, Random(f"caches/{seed}"))
+    made = _with_loras(made, Random(f"loras/{seed}"))
+    if not changes:
+        made = _with_pools(made, Random(f"pools/{seed}"))
+    made = _with_caches(made, Random(f"caches/{seed}"))
+    changing = Random(f"changes/{seed}")
+    is_changing = changing.random() < 0.25
+    return _with_changes(made, changing) if changes or (changes is None and is_changing) else made
 
 
 def _swarm_faults(seed: int) -> Faults:
@@ -139,135 +150,6 @@ def _drawn(names: Sequence[str], random: Random) -> dict[str, Fault]:
     return faults
 
 
-def _graph(random: Random) -> Graph:
-    """A latent diffusion pipeline, or a made-up one: encoders that join, stages with steps one after another, others.
-
-    An upscaler, or what else runs at once, may lie between two stages with steps, or after the last.
-    """
-    usual = latent_diffusion(PIPELINE)
-    if random.random() < 0.6:
-        return usual
-    num_encoders = random.choice((0, 1, 2))
-    encoders = [StageSpec(name=f"encoder{index}", outputs=(f"text{index}",)) for index in range(num_encoders)]
-    specs, latest = list(encoders), [name for spec in encoders for name in spec.outputs]
-    num_stepped = random.choice((1, 2, 2, 3))
-    shares = [index / num_stepped for index in range(num_stepped + 1)]
-    for index, (first, last) in enumerate(pairwise(shares)):
-        specs.append(
-            StageSpec(
-                name=f"steps{index}",
-                inputs=tuple(latest),
-                outputs=(f"latents{index}",),
-                steps=StepShare(first=first, last=last) if random.random() < 0.8 else StepShare(count=3),
-                degrees=None,
-                batchable=(share := random.random()) < 0.8,
-                one_shape=share < 0.2,
-            )
-        )
-        latest = [f"latents{index}"]
-        if random.random() < 0.3 or index == num_stepped - 1:
-            specs.append(
-                StageSpec(
-                    name=f"after{index}",
-                    inputs=(*latest, *(encoders[0].outputs if encoders and random.random() < 0.5 else ())),
-                    outputs=(f"picture{index}",),
-                    sliceable=random.random() < 0.5,
-                )
-            )
-            latest = [f"picture{index}"]
-    random.shuffle(specs)
-    return Graph(PIPELINE, tuple(specs))
-
-
-def _some_shared(graph: Graph, random: Random) -> Graph:
-    """The same graph, in half of all scenarios with stages without steps that several requests may share."""
-    if random.random() < 0.5:
-        return graph
-    specs = [
-        spec if spec.steps else replace(spec, batchable=random.random() < 0.7, one_shape=random.random() < 0.5)
-        for spec in graph.specs
-    ]
-    return Graph(graph.pipeline, tuple(specs))
-
-
-def _with_slots(graph: Graph, random: Random) -> Graph:
-    """In a third of all scenarios each stage that runs at once runs on a CPU slot or on an accelerator, by chance."""
-    if random.random() < 0.67:
-        return graph
-    kinds = tuple(DeviceKind)
-    specs = [spec if spec.steps else _on(random.choice(kinds), spec) for spec in graph.specs]
-    return Graph(graph.pipeline, tuple(specs))
-
-
-def _on(kind: DeviceKind, spec: StageSpec) -> StageSpec:
-    return replace(spec, device_kind=kind, batchable=spec.batchable and kind is not DeviceKind.CPU)
-
-
-def _table(graph: Graph, degrees: tuple[int, ...], devices_per_node: int, saving: float) -> CostTable:
-    """`saving`: share of its time that each member of a batch beyond the first saves; 0: no batch is measured."""
-    others_s = cycle(_OTHERS_S)
-    seconds = {stage: _STEP_S if stage.has_steps else next(others_s) for stage in graph.stages}
-    alone = [
-        CostRow(
-            pipeline=PIPELINE,
-            stage=stage.name,
-            height=side,
-            width=side,
-            degree=degree,
-            seconds=seconds[stage] * (side / 128) ** 2 / _SPEEDUP ** (degree.bit_length() - 1),
-        )
-        for side in _SIDES
-        for stage in graph.stages
-        for degree in (degrees if stage.is_parallel else (1,))
-    ]
-    together = [
-        replace(row, batch=size, seconds=row.seconds * (size - saving * (size - 1)))
-        for row in alone
-        for size in (2, 12)
-        if saving and graph.stage(row.stage).spec.batchable and row.degree == 1
-    ]
-    return CostTable(
-        hardware="made up, for fuzzing",
-        devices_per_node=devices_per_node,
-        rows=(*alone, *together),
-        graphs=graphs_of(graph),
-    )
-
-
-def _with_states(table: CostTable, random: Random) -> CostTable:
-    """In half of all scenarios it is known how large states are, so that what fetches take is planned with."""
-    if random.random() < 0.5:
-        return table
-    return replace(table, rows=tuple(replace(row, state_bytes=1) for row in table.rows))
-
-
-def _with_components(table: CostTable, random: Random) -> CostTable:
-    """In a third of all scenarios stages need weights, and devices and hosts may be too small for those of all stages.
-
-    A stage has one or two components, which others may share.
-    """
-    if random.random() < 0.67:
-        return table
-    stages = table.graph(PIPELINE).stages
-    sizes = {f"weights{index}": random.choice((1, 2, 4, 8)) * _WEIGHTS_UNIT for index in range(len(stages))}
-    needed = [random.sample(sorted(sizes), k=random.choice((1, 1, 2)) if len(sizes) > 1 else 1) for _ in stages]
-    specs = [replace(stage.spec, components=tuple(names)) for stage, names in zip(stages, needed, strict=True)]
-    least, most = max(sum(map(sizes.__getitem__, names)) for names in needed), sum(sizes.values())
-    seconds = random.choice((0.001, 0.02, 0.1))
-    return replace(
-        table,
-        graphs={PIPELINE: Graph(PIPELINE, tuple(specs))},
-        components={PIPELINE: {name: Component(f"digest of {name}", size) for name, size in sizes.items()}},
-        memory_bytes=random.choice((None, least, least, random.randint(least, most), most)),
-        load_bytes_per_s={
-            source: _WEIGHTS_UNIT / seconds * speed
-            for source, speed in ((LoadSource.DISK, 1), (LoadSource.HOST, 8), (LoadSource.PEER, 4))
-            if source is LoadSource.DISK or random.random() < 0.5
-        },
-        host_bytes=random.choice((None, None, 0, random.randint(least, most))),
-    )
-
-
 def _with_loras(made: Scenario, random: Random) -> Scenario:
     """In a quarter of all scenarios requests use up to two LoRAs, which devices load where these have components.
 
@@ -281,14 +163,14 @@ def _with_loras(made: Scenario, random: Random) -> Scenario:
     loras = {
         f"lora{index}": Lora(
             changes=frozenset(random.sample(parts, k=random.choice((1, 1, 2)))),
-            component=Component(f"digest of lora{index}", random.randint(1, _WEIGHTS_UNIT))
+            component=Component(f"digest of lora{index}", random.randint(1, WEIGHTS_UNIT))
             if table.components
             else None,
             slowdown=random.choice((1.0, 1.1, 1.5)),
         )
         for index in range(random.choice((1, 2, 3, 6)))
     }
-    memory_bytes, room = table.memory_bytes, random.choice((0, 2, 2)) * _WEIGHTS_UNIT
+    memory_bytes, room = table.memory_bytes, random.choice((0, 2, 2)) * WEIGHTS_UNIT
     return replace(
         made,
         table=replace(
@@ -366,6 +248,22 @@ def _with_caches(made: Scenario, random: Random) -> Scenario:
     ]
     rows = (*table.rows, *cached) if random.random() < 0.67 else table.rows
     return replace(made, table=replace(table, rows=rows), requests=tuple(requests))
+
+
+def _with_changes(made: Scenario, random: Random) -> Scenario:
+    """The scenario with models and LoRAs that come and go, for which many of its requests are.
+
+    It stays the same if it has pools, or a policy that must know which requests will come.
+    """
+    if made.table.devices or isinstance(make_policy(made.controller.policy), NeedsFuture):
+        return made
+    names = [f"added {index}" for index in range(random.choice((1, 2, 3)))]
+    share, last_ns = random.choice((0.3, 0.6)), max(request.arrival_ns for request in made.requests)
+    requests = [
+        replace(one, pipeline=random.choice(names)) if random.random() < share else one for one in made.requests
+    ]
+    changes = drawn_changes(made.table, names, random, last_ns + 5 * NS_PER_S)
+    return replace(made, requests=tuple(requests), changes=changes)
 
 
 def _requests(random: Random, num_requests: int, rate_per_s: float, is_overload: bool) -> tuple[Request, ...]:

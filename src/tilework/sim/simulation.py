@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -9,16 +10,19 @@ from functools import partial
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Accept, Action, Finish, Reject, UseCache, WakeAt
 from tilework.core.checkpoint import Checkpoint
-from tilework.core.events import Cancelled, Event, Restored, Submitted, Woke
+from tilework.core.events import Cancelled, Event, ModelRemoved, ModelServed, Restored, Submitted, Woke
 from tilework.core.interfaces import NeedsFuture
 from tilework.core.request import Request, Status
 from tilework.core.time import NS_PER_S
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
+from tilework.cost.table_file import parse_table
 from tilework.sim.clock import Clock
 from tilework.sim.cluster import Cluster
 from tilework.sim.config import SimConfig
 from tilework.sim.faults import FaultInjector
+from tilework.sim.models.catalog import SimCatalog
+from tilework.sim.models.changes import Change, TimedChange
 from tilework.sim.nodes.front_ends import FrontEnds
 from tilework.sim.replay_log import ReplayLog
 from tilework.sim.runs import State
@@ -82,6 +86,9 @@ class Simulation:
             on_image=self._keep_image,
             on_given_up=self._give_up,
         )
+        self.catalog = SimCatalog(
+            lambda: self.controller, self._handle, lambda: [self._requests[uid] for uid in self.open]
+        )
         self._front_ends = FrontEnds(self._clock, self._injector, self._lose_client)
         self._requests: dict[str, Request] = {}
         self._jobs: dict[int, Request] = {}
@@ -112,6 +119,7 @@ class Simulation:
         cancels: Iterable[tuple[int, str]] = (),
         observe: Observe | None = None,
         limit_ns: int | None = None,
+        changes: Iterable[TimedChange] = (),
     ) -> Trace:
         """Run until no event is left.
 
@@ -119,11 +127,13 @@ class Simulation:
             requests: each is submitted at its `arrival_ns`; ties are submitted in the order given.
             cancels: (time, uid) of clients that disconnect.
             observe: called after each event with the controller's answer, for checks and progress.
+            changes: of what is served.
 
         Raises:
             RequestLost: a request has not ended.
             ReplayDiverged: a controller that was rebuilt from its log answers differently.
             TimeLimitExceeded: an event is due after `limit_ns`.
+            ChangeMisjudged: a change was refused that can be made, or the reverse.
         """
         requests, self._observe = list(requests), observe
         for request in requests:
@@ -135,6 +145,8 @@ class Simulation:
             self._clock.at(request.arrival_ns, partial(self._submit, request.uid))
         for at_ns, uid in cancels:
             self._clock.at(at_ns, partial(self._handle, Cancelled(uid, "the client went away")))
+        for one in changes:
+            self._clock.at(one.at_ns, partial(self._change, one.change))
         self._clock.run(limit_ns)
         lost = [request.uid for request in requests if request.uid not in self._endings]
         if lost:
@@ -161,9 +173,24 @@ class Simulation:
         if self._requests[uid].pipeline in self._unserved:
             self._end(uid, Status.REJECTED, "no device is left")
             return
+        if refusal := self.catalog.refusal(self._requests[uid]):
+            self._end(uid, Status.REJECTED, refusal)
+            return
         self._timing.note_request(self._requests[uid])
         self._handle(Submitted(self._requests[uid]))
         self._front_ends.take(uid)
+
+    def _change(self, change: Change) -> None:
+        self.catalog.ask(change)
+        self._go_on_with_changes()
+
+    def _go_on_with_changes(self) -> None:
+        if self.catalog.go_on():
+            self._soon(self._go_on_with_changes)
+
+    def _soon(self, call: Callable[[], None]) -> None:
+        """Make a call after all that happens now, or when the controller is not paused any more."""
+        self._clock.at(self._clock.now_ns, self._unless_restarted(call))
 
     def _lose_client(self, uid: str) -> None:
         if uid not in self._endings:
@@ -181,6 +208,8 @@ class Simulation:
         actions = self.controller.handle(event, now_ns)
         if self._is_logged:
             self._log.record(event, now_ns, actions)
+        if isinstance(event, ModelServed | ModelRemoved):
+            self.cluster.change_models(parse_table(json.loads(event.costs)) if isinstance(event, ModelServed) else None)
         for action in actions:
             self._perform(action)
         if self._observe is not None:
@@ -228,6 +257,8 @@ class Simulation:
             reason=reason,
             image=self._images.pop(uid, None) if status is Status.DONE else None,
         )
+        if self.catalog.is_waiting:
+            self._soon(self._go_on_with_changes)
 
     @property
     def open(self) -> list[str]:
@@ -265,8 +296,10 @@ class Simulation:
         checkpoints = {self._jobs[job_id].uid: checkpoint for job_id, checkpoint in self.cluster.lose_all().items()}
         open_uids = self.open
         self._log.clear()
+        self._table = self.controller.costs.table  # What was added is kept.
         self.controller = self._make_controller(self.controller.config, self._table)
         self._tell_future()
+        self.catalog.restart()
         self.cluster.restart(self.controller)
         for uid in open_uids:
             self._checkpoints[uid] = checkpoint = checkpoints.get(uid, _NO_CHECKPOINT)

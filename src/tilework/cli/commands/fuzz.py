@@ -39,10 +39,11 @@ class _Choice:
 
     policy: str | None
     faults: Faults | None
+    changes: bool | None
     given: tuple[str, ...]
 
     def scenario(self, seed: int) -> Scenario:
-        return scenario(seed, self.policy, self.faults)
+        return scenario(seed, self.policy, self.faults, self.changes)
 
     def replay(self, smaller: Scenario) -> str:
         """The command that runs a scenario again."""
@@ -50,10 +51,13 @@ class _Choice:
         words = ["tilework fuzz --seed", str(smaller.seed)]
         words += [f"--policy {self.policy}"] if self.policy else []
         words += [f"--fault {text}" for text in self.given]
+        words += [] if self.changes is None else ["--changes" if self.changes else "--no-changes"]
         without = [name for name in whole.faults.by_name if name not in smaller.faults]
         words += [f"--without {','.join(without)}"] if without else []
         kept = [request.uid for request in smaller.requests]
         words += [f"--keep {','.join(kept)}"] if len(kept) < len(whole.requests) else []
+        left = [str(one.number) for one in smaller.changes]
+        words += [f"--keep-changes {','.join(left)}"] if len(left) < len(whole.changes) else []
         return " ".join(words)
 
 
@@ -64,6 +68,10 @@ def command(
     seed: Annotated[int | None, typer.Option(help="Run only this seed.")] = None,
     without: Annotated[str | None, typer.Option(help="With --seed: faults to leave out, separated by commas.")] = None,
     keep: Annotated[str | None, typer.Option(help="With --seed: the requests to keep, separated by commas.")] = None,
+    keep_changes: Annotated[
+        str | None,
+        typer.Option(help="With --seed: the numbers of the changes of models to keep, separated by commas."),
+    ] = None,
     log: Annotated[
         Path | None, typer.Option(help="With --seed: write the event log, for explain, timeline and replay.")
     ] = None,
@@ -73,6 +81,14 @@ def command(
     fault: Annotated[
         list[str] | None,
         typer.Option(help="NAME, NAME=PROBABILITY or NAME=PROBABILITY:SIZE; repeatable; by default seeds choose."),
+    ] = None,
+    changes: Annotated[
+        bool | None,
+        typer.Option(
+            "--changes/--no-changes",
+            help="Whether models and LoRAs come and go; by default each seed chooses.",
+            show_default=False,
+        ),
     ] = None,
     list_faults: Annotated[bool, typer.Option("--list-faults", help="List the faults, and do nothing else.")] = False,
     processes: Processes = None,
@@ -89,12 +105,13 @@ def command(
     with user_errors(BadFault, UnknownPolicy, OSError):
         if policy is not None:
             make_policy(policy)
-        choice = _Choice(policy=policy, faults=parse_faults(fault) if fault else None, given=tuple(fault or ()))
+        faults = parse_faults(fault) if fault else None
+        choice = _Choice(policy=policy, faults=faults, changes=changes, given=tuple(fault or ()))
         if seed is not None:
-            _run_one(_chosen(choice, seed, without, keep), log, json)
+            _run_one(_chosen(choice, seed, without, keep, keep_changes), log, json)
             return
-        if without or keep or log:
-            raise UserError("--without, --keep and --log are for one scenario; give its --seed")
+        if without or keep or keep_changes or log:
+            raise UserError("--without, --keep, --keep-changes and --log are for one scenario; give its --seed")
         if (seeds is None) == (minutes is None):
             raise UserError("give either --seeds N, --minutes M or --seed S")
         tally = _run_many(choice, first, seeds, minutes, processes or os.cpu_count() or 1, quiet=json)
@@ -103,8 +120,8 @@ def command(
         raise typer.Exit(1)
 
 
-def _chosen(choice: _Choice, seed: int, without: str | None, keep: str | None) -> Scenario:
-    """The scenario of a seed without some faults and requests. Raises UserError."""
+def _chosen(choice: _Choice, seed: int, without: str | None, keep: str | None, keep_changes: str | None) -> Scenario:
+    """The scenario of a seed without some faults, requests and changes of models. Raises UserError."""
     one = choice.scenario(seed)
     for name in (without or "").split(",") if without else []:
         if name not in one.faults:
@@ -117,7 +134,15 @@ def _chosen(choice: _Choice, seed: int, without: str | None, keep: str | None) -
         if strangers:
             raise UserError(f"--keep {min(strangers)}: seed {seed} has the requests 0 to {len(one.requests) - 1}")
         one = one.keeping(uids)
-    return one
+    return one if keep_changes is None else _with_changes(one, seed, keep_changes)
+
+
+def _with_changes(one: Scenario, seed: int, keep: str) -> Scenario:
+    known = {str(change.number): change.number for change in one.changes}
+    strangers = set(filter(None, keep.split(","))) - known.keys()
+    if strangers:
+        raise UserError(f"--keep-changes {min(strangers)}: seed {seed} has {len(known)} changes of models, from 0")
+    return one.keeping_changes({known[text] for text in keep.split(",") if text})
 
 
 def _run_one(one: Scenario, log: Path | None, json: bool) -> None:
@@ -138,6 +163,8 @@ def _run_one(one: Scenario, log: Path | None, json: bool) -> None:
         print_json(tally.document([]))
     else:
         size = f"{counted(one.config.num_devices, 'device')}, {counted(len(one.requests), 'request')}"
+        if one.changes:
+            size += f", {counted(len(one.changes), 'change')} of models"
         about = f"policy {one.controller.policy}, {size}"
         out.print(f"seed {one.seed}: {about}; faults {' '.join(map(str, one.faults.by_name.values())) or 'none'}")
         print_tally(tally)
@@ -161,7 +188,7 @@ def _run_many(
 
     with progress(quiet) as bar:
         task = bar.add_task("fuzzing", total=seeds)
-        for verdict in run_seeds(wanted(), choice.policy, choice.faults, num_processes):
+        for verdict in run_seeds(wanted(), choice.policy, choice.faults, num_processes, choice.changes):
             tally.add(verdict)
             failed = f", [red]{len(tally.bad)} bad[/red]" if tally.bad else ""
             bar.update(task, advance=1, description=f"fuzzing, {tally.num_events} events{failed}")

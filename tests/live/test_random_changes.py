@@ -1,0 +1,318 @@
+"""Random sequences of changes of a running server, with calls, kills and damaged files between: see `changes.py`.
+
+After each step the server is the one that was, unless it was killed; each call has an answer of those that are
+documented; a model that is served all the time is drawn as ever. After a sequence the server is as before it. A failure
+prints the seed and the steps that were made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from live import changes
+from live.changes import (
+    ANCHOR,
+    BAD_NAMES,
+    CLIPS,
+    DAMAGED,
+    GOOD,
+    MISSING,
+    Add,
+    AddLora,
+    Call,
+    Damage,
+    KillServer,
+    KillWorker,
+    Look,
+    Remove,
+    RemoveLora,
+    Repair,
+    Step,
+    Together,
+    cut_off,
+    lora_file,
+    make_files,
+    sequence,
+)
+from processes import descendants, is_alive, title
+from waiting import PATIENCE_S, eventually
+
+ADMIN = {"Authorization": "Bearer admin"}
+LENGTH = 8
+WEIGHTS_MEMORY = "8MB"
+REFUSED = (400, 404, 409)
+WORKER = re.compile(r"worker \d+ ")
+
+
+@dataclass
+class Lived:
+    """A durable server, started again after it was killed, and what its clients know of it.
+
+    `files` are those of each served model, by its name: files and a type. `seen` are images by what they were drawn of.
+    """
+
+    root: Path
+    files: dict[str, str] = field(default_factory=dict)
+    seen: dict[tuple[str, ...], str] = field(default_factory=dict)
+    pids: list[int] = field(default_factory=list)
+    process: subprocess.Popen[str] | None = None
+    url: str = ""
+    starts: int = 0
+
+    def start(self) -> None:
+        options = ["--weights-memory", WEIGHTS_MEMORY, "--devices", "2", "--device", "cpu", "--port", "0"]
+        command = ["serve", f"{ANCHOR}={self.root / ANCHOR}", *options, "--durable", str(self.root / "state"), "--json"]
+        settings = {"ADMIN_KEY": "admin", "DRAIN_S": "1", "PROFILES": str(self.root / "costs.sqlite")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tilework", *command],
+            stdout=subprocess.PIPE,
+            stderr=(self.root / "server.log").open("a"),
+            text=True,
+            env=os.environ | {f"TILEWORK_{name}": value for name, value in settings.items()},
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"the server did not start: {self.messages()}"
+        self.url, self.starts = json.loads(line)["url"], self.starts + 1
+        eventually(lambda: httpx.get(f"{self.url}/ready").status_code == 200)
+        self.pids = self.workers()
+
+    def messages(self) -> str:
+        return (self.root / "server.log").read_text("utf-8", "replace")[-3000:]
+
+    def ask(self, method: str, path: str, **options: Any) -> httpx.Response:
+        return httpx.request(method, f"{self.url}{path}", headers=ADMIN, timeout=PATIENCE_S, **options)
+
+    def served(self) -> dict[str, list[str]]:
+        """LoRAs by model."""
+        return {one["id"]: one["tilework"]["loras"] for one in self.ask("GET", "/v1/models").json()["data"]}
+
+    def metric(self, name: str) -> float:
+        lines = self.ask("GET", "/metrics").text.splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
+
+    # Steps.
+
+    def make(self, step: Step) -> None:
+        match step:
+            case Together(steps):
+                with ThreadPoolExecutor(len(steps)) as pool:
+                    for future in [pool.submit(self.make, one) for one in steps]:
+                        future.result()
+            case Damage(files):
+                if (self.root / files).exists():
+                    cut_off(self.root / files)
+            case Repair():
+                for files in ("other weights", "other stages"):
+                    changes.restore(self.root, files)
+            case KillWorker():
+                self.kill_worker()
+            case KillServer():
+                self.kill_server()
+            case Look():
+                for path in ("/metrics", "/v1/models", "/", "/v1/live", "/v1/requests", "/health"):
+                    assert self.ask("GET", path).status_code == 200, path
+            case Call():
+                self.call(step)
+            case _:
+                self.change(step)
+
+    def change(self, step: Add | Remove | AddLora | RemoveLora) -> None:
+        answer = self.asked(step)
+        done = 201 if isinstance(step, Add | AddLora) else 200
+        assert answer.status_code in (done, *REFUSED), f"{step}: {answer.status_code} {answer.text}"
+        if answer.status_code != done:
+            assert answer.json()["error"]["code"], step
+        elif isinstance(step, Add):
+            assert step.name not in BAD_NAMES or not step.name, f"{step} is served, and can never be removed"
+            assert step.files in GOOD, f"{step} is served"
+            self.files[answer.json()["id"]] = f"{step.files} {step.fields.get('dtype')}"
+        elif isinstance(step, AddLora):
+            assert step.file == "ink", f"{step} is served"
+
+    def asked(self, step: Add | Remove | AddLora | RemoveLora) -> httpx.Response:
+        match step:
+            case Add(files=files, name=name, fields=fields):
+                path = "shapes-motion" if files == CLIPS else str(self.root / files)
+                folder = {"loras": str(self.root / fields["loras"])} if "loras" in fields else {}
+                body = {"path": path, **({"name": name} if name else {}), **fields, **folder}
+                return self.ask("POST", "/v1/admin/models", json=body)
+            case Remove(name):
+                return self.ask("DELETE", f"/v1/admin/models/{name.replace('.', '%2E')}")
+            case AddLora(model=model, name=name, file=file):
+                body = {"name": name, "path": str(lora_file(self.root, file))}
+                return self.ask("POST", f"/v1/admin/models/{model}/loras", json=body)
+            case RemoveLora(model=model, name=name):
+                return self.ask("DELETE", f"/v1/admin/models/{model}/loras/{name.replace('.', '%2E')}")
+
+    def call(self, one: Call) -> None:
+        body: dict[str, Any] = {"prompt": "a red circle", "model": one.model, "size": "64x64", "seed": 7}
+        body |= {"num_inference_steps": 4}
+        match one.kind:
+            case "promise":
+                body |= {"slo_s": 60, "on_miss": "reject"}
+            case "exact":
+                body |= {"exact": True}
+            case "two":
+                body |= {"n": 2}
+            case "with LoRA":
+                body |= {"lora": [{"name": "ink", "scale": 1.0}], "exact": True}
+            case "cancelled":
+                self.cancel(body)
+                return
+        before = self.files.get(one.model)
+        answer = self.ask("POST", "/v1/images/generations", json=body)
+        assert answer.status_code in (200, 400, 404, 429), f"{one}: {answer.status_code} {answer.text}"
+        if answer.status_code == 200 and "exact" in body and before == self.files.get(one.model) is not None:
+            self.compare(one, before or "", answer)
+
+    def cancel(self, body: dict[str, Any]) -> None:
+        answer = self.ask("POST", "/v1/images/generations", json=body | {"num_inference_steps": 40, "stream": True})
+        assert answer.status_code in (200, 400, 404, 429), answer.text
+
+    def compare(self, one: Call, files: str, answer: httpx.Response) -> None:
+        """An exact image is that of the same files whenever these were drawn first."""
+        image = hashlib.sha256(answer.json()["data"][0]["b64_json"].encode()).hexdigest()
+        key = files, "LoRA" if one.kind == "with LoRA" else ""
+        assert self.seen.setdefault(key, image) == image, f"{one} of {files} is another image than before"
+
+    def kill_worker(self) -> None:
+        killed = self.pids[self.starts % len(self.pids)]
+        os.kill(killed, signal.SIGKILL)
+        others = {*self.pids} - {killed}
+
+        def is_back() -> bool:
+            new = {*self.workers()} - {killed}
+            return others < new and self.metric("tilework_devices_up") == len(self.pids)
+
+        eventually(is_back)
+        self.pids = self.workers()
+
+    def workers(self) -> list[int]:
+        """The processes of the server's devices."""
+        assert self.process is not None
+        return sorted(pid for pid in descendants(self.process.pid) if WORKER.search(title(pid)))
+
+    def kill_server(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self.start()
+        self.files = {name: files for name, files in self.files.items() if name in self.served()}
+
+    # Checks.
+
+    def check(self) -> None:
+        """The server runs, lost no worker that was not killed, and draws what is always served as ever."""
+        assert self.process is not None
+        assert self.process.poll() is None, f"the server has ended: {self.messages()}"
+        assert self.workers() == self.pids, f"a worker was lost: {self.messages()}"
+        self.call(Call(ANCHOR, "exact"))
+        answer = self.ask("POST", "/v1/images/generations", json={"prompt": "x", "model": ANCHOR, "seed": 1})
+        assert answer.status_code == 200, answer.text
+
+    def undo(self) -> None:
+        """Remove what was added: then all is as at the start."""
+        for name in self.served():
+            if name != ANCHOR:
+                answer = self.asked(Remove(name))
+                assert answer.status_code == 200, f"{name} cannot be removed: {answer.text}"
+        for lora in self.served()[ANCHOR]:
+            assert self.asked(RemoveLora(ANCHOR, lora)).status_code == 200
+        self.make(Repair())
+        self.files = {ANCHOR: ANCHOR}
+        assert self.served() == {ANCHOR: []}
+
+    def stop(self) -> None:
+        assert self.process is not None
+        children = descendants(self.process.pid)
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(PATIENCE_S) == 0, self.messages()
+        eventually(lambda: not any(map(is_alive, children)))
+
+
+@contextmanager
+def living(root: Path) -> Iterator[Lived]:
+    lived = Lived(root, {ANCHOR: ANCHOR})
+    lived.start()
+    try:
+        yield lived
+    finally:
+        assert lived.process is not None
+        lived.process.kill()
+        lived.process.wait()
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("lived")
+    make_files(place)
+    return place
+
+
+def run(lived: Lived, seed: int, steps: list[Step]) -> None:
+    """Raises AssertionError, which says what was done until then."""
+    done = list[Step]()
+    try:
+        for step in steps:
+            done.append(step)
+            lived.make(step)
+            lived.check()
+        lived.undo()
+    except Exception as error:
+        listed = "\n".join(f"  {one}" for one in done)
+        raise AssertionError(f"seed {seed}, after\n{listed}\n{type(error).__name__}: {error}") from error
+
+
+NUM_SEQUENCES = 8
+"""They take five minutes on two busy cores."""
+
+
+@pytest.mark.slow
+def test_sequences_of_changes_end_neither_server_nor_worker(root: Path) -> None:
+    with living(root) as lived:
+        for seed in range(NUM_SEQUENCES):
+            run(lived, seed, sequence(seed, LENGTH))
+        lived.stop()
+    logs = sorted((root / "state").glob("events-*.jsonl"))
+    assert len(logs) == lived.starts
+    for log in logs:
+        read_by_commands(log)
+
+
+def read_by_commands(log: Path) -> None:
+    """Each command that reads logs reads one of a server to which models were added."""
+    for words in (
+        ["explain", str(log)],
+        ["replay", str(log)],
+        ["timeline", str(log), "--out", str(log.with_suffix(".json"))],
+    ):
+        done = subprocess.run([sys.executable, "-m", "tilework", *words], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"tilework {' '.join(words)}: {done.stdout[-1000:]} {done.stderr[-2000:]}"
+
+
+def test_steps_are_drawn_from_a_seed() -> None:
+    steps = [sequence(seed, LENGTH) for seed in range(100)]
+    assert steps == [sequence(seed, LENGTH) for seed in range(100)]
+    flat = [step for one in steps for step in one]
+    kinds = {type(step) for step in flat}
+    assert kinds == {Add, Remove, AddLora, RemoveLora, Call, Damage, Repair, KillWorker, KillServer, Look, Together}
+    files = {step.files for step in flat if isinstance(step, Add)}
+    assert files == {*GOOD, *DAMAGED, MISSING, "too large"}
