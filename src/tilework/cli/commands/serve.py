@@ -72,7 +72,8 @@ def command(
         _show(ctx, settings, file, as_json=logs.json)
         return
     nodes = nodes_wanted(over)
-    _check(where)
+    if where.backend is options.Backend.MODELLED:
+        _check_simulated(ctx)
     _prepare(logs.log_level, models, how.models_file)
     if over.cluster is not None and server.durable is not None and not is_kept():
         follow(over.cluster, None if nodes is None else nodes.host, server.durable, json=logs.json)
@@ -128,13 +129,21 @@ def _show(ctx: typer.Context, given: Mapping[str, object], file: Mapping[str, ob
         out.print(f"{one.name:<{width}}  {one.source:<11}  {value}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _check(where: options.DeviceGroup) -> None:
-    """Raises UserError if there cannot be such devices, here or on each of several nodes."""
-    cell, is_modelled = where.cell, where.backend is options.Backend.MODELLED
-    if cell != "1" and is_modelled:
+_OF_MODELS = (
+    *("models_file", "adapter", "loras", "no_previews", "dtype", "quantize", "offload", "attention", "compiles"),
+    *("cuda_graphs", "copy_stream", "vae_tiling", "cell", "weights_memory", "recalibrate"),
+)
+"""Options, by their fields, that say how a model runs, or how it is measured."""
+
+
+def _check_simulated(ctx: typer.Context) -> None:
+    """Raises UserError if an option is given that means nothing where devices are simulated."""
+    given = {one.name: one.opts[0] for one in ctx.command.params if ctx.params[one.name] != one.default}
+    if "cell" in given:
+        cell = ctx.params["cell"]
         raise UserError(f"cell is {cell}, and simulated devices have no weights; give --cost NAME,cell={cell} instead")
-    if where.weights_memory is not None and is_modelled:
-        raise UserError("--weights-memory needs --backend diffusers: simulated devices have no weights; leave it out")
+    for flag in (given[name] for name in _OF_MODELS if name in given):
+        raise UserError(f"{flag} needs --backend diffusers: simulated devices run no model; leave it out")
 
 
 def _num_of_all(devices: Devices, nodes: NodesWanted | None) -> int | None:
@@ -180,6 +189,8 @@ def _checked_table(when: options.SchedulingGroup, num_workers: int | None, model
         check_live(when.policy)
         if when.cost is None:
             return None
+        if when.recalibrate:
+            raise UserError("--recalibrate measures, and --cost says what steps cost; leave one of them out")
         table = read_table(when.cost)
         if num_workers is not None:
             check_devices(table, num_workers, when.cost)
