@@ -72,8 +72,7 @@ def command(
         _show(ctx, settings, file, as_json=logs.json)
         return
     nodes = nodes_wanted(over)
-    if where.backend is options.Backend.MODELLED:
-        _check_simulated(ctx)
+    _check_simulated(ctx, where.backend)
     _prepare(logs.log_level, models, how.models_file)
     if over.cluster is not None and server.durable is not None and not is_kept():
         follow(over.cluster, None if nodes is None else nodes.host, server.durable, json=logs.json)
@@ -136,8 +135,10 @@ _OF_MODELS = (
 """Options, by their fields, that say how a model runs, or how it is measured."""
 
 
-def _check_simulated(ctx: typer.Context) -> None:
-    """Raises UserError if an option is given that means nothing where devices are simulated."""
+def _check_simulated(ctx: typer.Context, backend: options.Backend) -> None:
+    """Raises UserError if devices are simulated, and an option is given that means nothing then."""
+    if backend is not options.Backend.MODELLED:
+        return
     given = {one.name: one.opts[0] for one in ctx.command.params if ctx.params[one.name] != one.default}
     if "cell" in given:
         cell = ctx.params["cell"]
