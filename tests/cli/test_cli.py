@@ -196,9 +196,23 @@ def test_what_cells_cannot_do_is_refused_by_name(mistake: Callable[..., str], ar
     assert mistake("serve", *arguments).startswith(said)
 
 
-def test_simulated_devices_have_no_weights_to_load(mistake: Callable[..., str]) -> None:
-    simulated = "--backend", "modelled", "--cost", "flux1dev_h100_eager"
-    assert "--weights-memory needs --backend diffusers" in mistake("serve", *simulated, "--weights-memory", "1GB")
+@pytest.mark.parametrize(
+    "option",
+    [
+        *(["--models", "models.toml"], ["--adapter", "a:B"], ["--loras", "loras"], ["--no-previews"]),
+        *(["--dtype", "bfloat16"], ["--quantize", "int8"], ["--offload", "layers"], ["--attention", "math"]),
+        *(["--compile"], ["--cuda-graphs"], ["--copy-stream"], ["--vae-tiling"], ["--weights-memory", "1GB"]),
+        ["--recalibrate"],
+    ],
+)
+def test_what_is_of_models_is_refused_of_simulated_devices(mistake: Callable[..., str], option: list[str]) -> None:
+    said = mistake("serve", "--backend", "modelled", "--cost", "flux1dev_h100_eager", *option)
+    assert said == f"{option[0]} needs --backend diffusers: simulated devices run no model; leave it out"
+
+
+def test_what_a_table_says_is_not_measured_again(mistake: Callable[..., str]) -> None:
+    said = mistake("serve", "shapes", "--device", "cpu", "--cost", "sdxl_h100", "--recalibrate")
+    assert said == "--recalibrate measures, and --cost says what steps cost; leave one of them out"
 
 
 def test_a_name_that_is_neither_directory_nor_reachable_is_refused_so(

@@ -101,6 +101,13 @@ def test_a_server_may_start_with_fewer_nodes(monkeypatch: pytest.MonkeyPatch, mi
     assert "least nodes = 3 cannot be had; give 1 to 2" in mistake("serve", "--nodes", 2, "--least-nodes", 3)
 
 
+@pytest.mark.parametrize(
+    ("option", "value"), [("--agents", "127.0.0.1:7070"), ("--least-nodes", 1), ("--state-copies", 2)]
+)
+def test_what_nodes_have_is_refused_without_any(mistake: Callable[..., str], option: str, value: object) -> None:
+    assert mistake("serve", option, value).startswith(f"{option} is {value}, and nothing says that there are nodes")
+
+
 def test_an_agent_has_a_server_or_a_registry(mistake: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TILEWORK_REGISTRY", raising=False)
     for given in ((), ("10.0.0.5:7070", "--registry", "etcd://x")):

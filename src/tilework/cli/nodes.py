@@ -73,6 +73,7 @@ class NodesWanted:
 def nodes_wanted(asked: NodeGroup) -> NodesWanted | None:
     """None: the server has no nodes but its machine. Raises UserError."""
     if asked.nodes is None and asked.cluster is None:
+        _check_alone(asked)
         return None
     if asked.cluster is not None and find_spec("ray") is None:
         raise UserError("--cluster needs Ray; run: pip install 'tilework[cluster]'")
@@ -86,6 +87,15 @@ def nodes_wanted(asked: NodeGroup) -> NodesWanted | None:
         least_nodes=asked.least_nodes or 0,
         cluster=asked.cluster,
     )
+
+
+def _check_alone(asked: NodeGroup) -> None:
+    """Raises UserError if a server of one machine is given what only nodes have."""
+    copies = None if asked.state_copies == 1 else asked.state_copies
+    given = {"--agents": asked.agents, "--least-nodes": asked.least_nodes, "--state-copies": copies}
+    for flag, value in given.items():
+        if value is not None:
+            raise UserError(f"{flag} is {value}, and nothing says that there are nodes; give --nodes, or leave it out")
 
 
 def kept_name(durable: Path) -> str:

@@ -72,7 +72,7 @@ def command(
         _show(ctx, settings, file, as_json=logs.json)
         return
     nodes, is_modelled = nodes_wanted(over), where.backend is options.Backend.MODELLED
-    log = _prepared(where, logs, models, how.models_file)
+    log = _prepared(ctx, where.backend, logs, models, how.models_file)
     if over.cluster is not None and server.durable is not None and not is_kept():
         follow(over.cluster, None if nodes is None else nodes.host, server.durable, json=logs.json)
         return
@@ -128,13 +128,23 @@ def _show(ctx: typer.Context, given: Mapping[str, object], file: Mapping[str, ob
         out.print(f"{one.name:<{width}}  {one.source:<11}  {value}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _check(where: options.DeviceGroup) -> None:
-    """Raises UserError if there cannot be such devices, here or on each of several nodes."""
-    cell, is_modelled = where.cell, where.backend is options.Backend.MODELLED
-    if cell != "1" and is_modelled:
+_OF_MODELS = (
+    *("models_file", "adapter", "loras", "no_previews", "dtype", "quantize", "offload", "attention", "compiles"),
+    *("cuda_graphs", "copy_stream", "vae_tiling", "cell", "weights_memory", "recalibrate"),
+)
+"""Options, by their fields, that say how a model runs, or how it is measured."""
+
+
+def _check_simulated(ctx: typer.Context, backend: options.Backend) -> None:
+    """Raises UserError if devices are simulated, and an option is given that means nothing then."""
+    if backend is not options.Backend.MODELLED:
+        return
+    given = {one.name: one.opts[0] for one in ctx.command.params if ctx.params[one.name] != one.default}
+    if "cell" in given:
+        cell = ctx.params["cell"]
         raise UserError(f"cell is {cell}, and simulated devices have no weights; give --cost NAME,cell={cell} instead")
-    if where.weights_memory is not None and is_modelled:
-        raise UserError("--weights-memory needs --backend diffusers: simulated devices have no weights; leave it out")
+    for flag in (given[name] for name in _OF_MODELS if name in given):
+        raise UserError(f"{flag} needs --backend diffusers: simulated devices run no model; leave it out")
 
 
 def _num_of_all(devices: Devices, nodes: NodesWanted | None) -> int | None:
@@ -145,12 +155,16 @@ def _num_of_all(devices: Devices, nodes: NodesWanted | None) -> int | None:
 
 
 def _prepared(
-    where: options.DeviceGroup, logs: options.LogGroup, models: Sequence[str] | None, file: Path | None
+    ctx: typer.Context,
+    backend: options.Backend,
+    logs: options.LogGroup,
+    models: Sequence[str] | None,
+    file: Path | None,
 ) -> ServerLog:
     """The log. Raises UserError if there cannot be such devices, the models are given twice, or the extra `serve` is
     missing.
     """
-    _check(where)
+    _check_simulated(ctx, backend)
     if models and file is not None:
         raise UserError(f"models are given twice, as {models[0]!r} and by --models; leave one out")
     require_serve_extra()
@@ -185,6 +199,8 @@ def _checked_table(when: options.SchedulingGroup, num_workers: int | None, model
         check_live(when.policy)
         if when.cost is None:
             return None
+        if when.recalibrate:
+            raise UserError("--recalibrate measures, and --cost says what steps cost; leave one of them out")
         table = read_table(when.cost)
         if num_workers is not None:
             check_devices(table, num_workers, when.cost)
