@@ -43,6 +43,7 @@ from tilework.server.api.videos import VideoService
 from tilework.server.batches.routes import BatchService, add_batch_routes
 from tilework.server.batches.runner import BatchRunner
 from tilework.server.batches.shelf import BatchShelf
+from tilework.server.call_log import log_ended
 from tilework.server.call_webhooks import CallWebhooks
 from tilework.server.calls.decode_plans import DecodePlans
 from tilework.server.calls.encode import Threads
@@ -120,7 +121,7 @@ def create_app(
         call_registry=call_registry,
         readiness=readiness,
         sets=sets,
-        observers=(webhooks.on_record, *(() if traces is None else (traces.on_record,))),
+        observers=(webhooks.on_record, log_ended, *(() if traces is None else (traces.on_record,))),
         safety_filter=safety_filter,
     )
     images = _images(engine, config, submitter, metrics, threads, rng or SystemRandom(), safety_filter)
