@@ -24,7 +24,7 @@ from tilework.core.events import Event, ModelServed, Stopped, Woke
 from tilework.core.graph.graph import Graph
 from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.graph.stage import Stage
-from tilework.core.lora import LORA_NAME, Lora, UsedLora
+from tilework.core.lora import Lora, UsedLora
 from tilework.core.request import OnMiss
 from tilework.core.wire.spec import Spec
 from tilework.cost.table_file import table_json
@@ -32,7 +32,9 @@ from tilework.policy.registry import UnknownPolicy
 from tilework.sim.config import SimConfig
 
 HEADER = header_line("1.0", ControllerConfig(), table())
-USED_LORAS = st.builds(UsedLora, st.from_regex(LORA_NAME, fullmatch=True), st.floats(-10, 10))
+USED_LORAS = st.builds(
+    UsedLora, st.from_regex(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}", fullmatch=True), st.floats(-10, 10)
+)
 KINDS = {kind.__name__: kind for union in (Event, Action) for kind in get_args(union)}
 
 

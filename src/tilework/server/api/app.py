@@ -23,6 +23,7 @@ from tilework.runtime.observer import Observers
 from tilework.server.additions import Additions
 from tilework.server.api.admin_routes import add_admin_routes
 from tilework.server.api.bodies import Bodies
+from tilework.server.api.call_log import log_ended
 from tilework.server.api.chat import ChatService
 from tilework.server.api.errors import install_call_errors
 from tilework.server.api.image_routes import add_chat_route, add_image_routes
@@ -43,7 +44,6 @@ from tilework.server.api.videos import VideoService
 from tilework.server.batches.routes import BatchService, add_batch_routes
 from tilework.server.batches.runner import BatchRunner
 from tilework.server.batches.shelf import BatchShelf
-from tilework.server.call_log import log_ended
 from tilework.server.call_webhooks import CallWebhooks
 from tilework.server.calls.decode_plans import DecodePlans
 from tilework.server.calls.encode import Threads

@@ -20,8 +20,8 @@ from tilework.core.time import s_from_ns
 from tilework.core.wire.spec import Spec
 from tilework.server.additions import Additions
 from tilework.server.api.bodies import IMAGES, Bodies, Route
+from tilework.server.api.call_log import log_refused
 from tilework.server.api.errors import STATUSES
-from tilework.server.call_log import log_refused
 from tilework.server.calls.call import Call, Finished
 from tilework.server.calls.decode_plans import DecodePlans
 from tilework.server.calls.encode import Threads
