@@ -116,7 +116,7 @@ def test_what_cannot_be_answered_is_told_beside_the_answer(folder: Path) -> None
         (["--step", "9", "--most", "8"], "--step 9 is more than --most 8; give less, or more with --most"),
         (["--plot", "nowhere/plan.png"], "the directory"),
         (["--workload", "nowhere.jsonl"], "--workload nowhere.jsonl: there is no such file"),
-        (["--workload", "FOLDER"], "is a directory; give a file of requests"),
+        (["--workload", "FOLDER"], "the directory has no event log"),
     ],
 )
 def test_each_mistake_is_told(folder: Path, mistake: Mistake, options: list[str], told: str) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from statistics import median
 
 import pytest
 
 from builders import PIPELINE, poisson, request, table
-from recorded import cancelled_at_work, find, record, recorded
+from recorded import Play, cancelled_at_work, find, record, recorded
 from stages import DIFFUSE, stage_of
+from tilework.cli.views.explanation import request_document
 from tilework.control.controller import ControllerConfig
 from tilework.control.history import PastWork
 from tilework.control.history_recorder import read_history
@@ -18,12 +20,22 @@ from tilework.control.measured import dispatch_ns, profiled_table
 from tilework.core.actions import Reject
 from tilework.core.component import Component, LoadSource
 from tilework.core.cost_row import CostRow
-from tilework.core.events import DeviceLost, Stopped, Woke, WorkFailed, WorkFinished
+from tilework.core.events import (
+    DeviceLost,
+    ModelRemoved,
+    ModelServed,
+    Stopped,
+    Submitted,
+    Woke,
+    WorkFailed,
+    WorkFinished,
+)
 from tilework.core.lora import UsedLora
 from tilework.core.request import OnMiss, RefusalCode, Shape, Status
-from tilework.core.time import NS_PER_MS, NS_PER_S
+from tilework.core.time import NS_PER_MS, NS_PER_S, s_from_ns
 from tilework.core.work import Work
 from tilework.cost.table import CostTable
+from tilework.cost.table_file import table_json
 from tilework.sim.config import SimConfig
 from tilework.sim.runs import RunEnd
 
@@ -195,3 +207,35 @@ def test_history_lists_failed_and_lost_works_apart() -> None:
     history = read_history(broken)
     assert history.works == ()
     assert [past.status for past in history.requests] == [None]
+
+
+def test_a_log_of_models_that_came_and_went_is_read_with_their_costs() -> None:
+    """A row of the added one has a stage that it lacks, as a server once wrote it; a second one has its name later."""
+    play = Play("edf", 1, table())
+
+    def serve(uid: str, step_s: float) -> None:
+        costs = table_json(table(step_s=step_s, pipeline="other"))
+        play.tell(ModelServed(json.dumps(costs)))
+        costs["rows"].append({**costs["rows"][0], "stage": "export"})
+        document = json.loads(play.lines[-1])
+        document["event"]["costs"] = json.dumps(costs)
+        play.lines[-1] = json.dumps(document)
+        works = play.tell(Submitted(replace(request(uid, arrival_s=s_from_ns(play.now_ns)), pipeline="other")))
+        while works:
+            works = [*works[1:], *play.finish(works[0], 1.0)]
+        play.tell(ModelRemoved("other"), 0.01)
+
+    serve("a", step_s=0.1)
+    serve("b", step_s=0.3)
+    warnings: list[str] = []
+    history = read_history(play.lines, warnings.append)
+    assert len(warnings) == 2
+    assert all("rows[" in warning and "'export'" in warning for warning in warnings)
+    steps = {one.work.job_ids: one.predicted_ns for one in history.works if one.work.stage.name == DIFFUSE}
+    assert len(steps) == 2
+    first, second = (ns for ns in steps.values() if ns is not None)
+    assert second > first, "what was learned of the first counts for the second no more"
+    assert history.header.table.pipelines == (PIPELINE, "other")
+    for past in history.requests:
+        assert request_document(history, past)
+    assert profiled_table(history)

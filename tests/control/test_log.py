@@ -300,12 +300,36 @@ def test_an_unknown_policy_is_named() -> None:
 
 @given(data=st.data())
 @settings(max_examples=40)
-def test_a_last_line_that_was_cut_off_is_named(data: st.DataObject) -> None:
+def test_a_last_line_that_was_cut_off_is_left_out(data: st.DataObject) -> None:
     length = data.draw(st.integers(1, len(SMALL_LOG[-1]) - 1))
-    cut = [*SMALL_LOG[:-1], SMALL_LOG[-1][:length]]
-    for read in (replay, read_history):
-        with pytest.raises(BadLog, match=f"line {len(cut)} is not JSON.*cut off"):
-            read(cut)
+    cut, warnings = [*SMALL_LOG[:-1], SMALL_LOG[-1][:length]], list[str]()
+    assert replay(cut, warnings.append) == (len(cut) - 2, None)
+    assert read_history(cut, warnings.append) == read_history(SMALL_LOG[:-1])
+    assert warnings == 2 * [f"line {len(cut)}, the last, was cut off while it was written; it is left out"]
+
+
+def test_a_line_that_was_cut_off_elsewhere_is_named() -> None:
+    for cut in ([*SMALL_LOG[:-1], SMALL_LOG[-1][:9] + "\n"], [*SMALL_LOG[:4], SMALL_LOG[4][:9], *SMALL_LOG[5:]]):
+        for read in (replay, read_history):
+            with pytest.raises(BadLog, match=r"is not JSON.*cut off"):
+                read(cut)
+
+
+def test_what_is_unknown_in_a_header_is_left_out_with_one_warning() -> None:
+    """The cost table has a row of a stage that its pipeline lacks, and one of a later version; so has the config."""
+    document = json.loads(HEADER)
+    rows = document["cost_table"]["rows"]
+    document["cost_table"]["rows"] = [{**rows[0], "stage": "export"}, *rows, {"kind": "of a later version"}]
+    document["cost_table"]["graphs"] = {"other": {"stages": [{"name": "a", "shape": "round"}]}}
+    document["config"]["patience"] = 3
+    document["colour"] = "red"
+    warnings: list[str] = []
+    header, _ = read_log([json.dumps(document)], warnings.append)
+    assert header.table == table()
+    assert header.config == ControllerConfig()
+    (warning,) = warnings
+    assert warning.startswith("line 1 is read without what is unknown in it: ")
+    assert warning.endswith("(and 3 more)")
 
 
 def test_a_missing_last_line_break_is_no_error() -> None:
@@ -328,12 +352,11 @@ def header_without(*keys: str, **changes: Any) -> str:
         ("{}", "line 1 is not the header of a log; give"),
         (
             header_without(tilework_log=1),
-            "line 1 is the header of a log of format 1, and this Tilework reads format 18",
+            "line 1 is the header of a log of format 1, and this Tilework reads format 19",
         ),
         (SMALL_LOG[1], "line 1 is not the header of a log; give"),
         (header_without("version"), "line 1 is not the header of a log: KeyError('version')"),
         (header_without("cost_table"), "line 1 is not the header of a log: KeyError('cost_table')"),
-        (header_without(config={"polcy": "edf"}), "polcy"),
         (header_without(config=5), "line 1 is not the header"),
         (header_without(cost_table={"rows": []}), "non-empty list"),
     ],
@@ -369,7 +392,7 @@ def test_a_wrong_header_is_named(header: str | None, complaint: str) -> None:
 def test_an_invalid_entry_is_named(line: str) -> None:
     for read in (replay, read_history):
         with pytest.raises(BadLog, match="line 3 is not"):
-            read([HEADER, entry_line(Woke(), (), 0), line])
+            read([HEADER, entry_line(Woke(), (), 0), line + "\n"])
 
 
 def test_a_line_earlier_than_the_line_before_is_named() -> None:

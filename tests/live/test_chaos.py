@@ -30,13 +30,14 @@ from builders import table
 from stages import DIFFUSE
 from tilework.control.controller import ControllerConfig
 from tilework.control.watchdog import WatchdogConfig
+from tilework.core.events import Stopped
 from tilework.core.model import ModelSource
 from tilework.core.time import NS_PER_MS
 from tilework.core.wire.commands import STATES_BYTES
 from tilework.runtime.engine import Engine, EngineConfig
+from tilework.runtime.event_log.log_file import LogFile
 from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.local_executor import LocalExecutor
-from tilework.runtime.log_file import LogFile
 from tilework.server.config import ServerConfig
 from tilework.server.main import Signals, serve
 from waiting import PATIENCE_S, eventually
@@ -381,6 +382,6 @@ def test_a_log_that_could_not_be_written_does_not_fail_when_it_is_closed() -> No
     lost: list[bool] = []
     with open("/dev/full", "w", encoding="utf-8") as file:
         log = LogFile(file, lambda: lost.append(True))
-        log.write("a line")
-        log.write("another")
+        log.begin(lambda _segment, _state: "a line")
+        log.add(Stopped(1, 0), (), 0)
     assert lost == [True]

@@ -16,7 +16,7 @@ from tilework.core.checkpoint import Checkpoint
 from tilework.core.events import Event, Restored, Submitted, Woke
 from tilework.core.request import Status
 from tilework.runtime.control_loop import FAILED, ControlLoop, Incoming
-from tilework.runtime.log_file import LogFile
+from tilework.runtime.event_log.log_file import LogFile
 from tilework.runtime.observer import Observer
 from tilework.runtime.request_table import RequestTable
 from tilework.runtime.ticket import Ticket

@@ -22,6 +22,7 @@ from tilework.cli.measured import open_profiles
 from tilework.cli.models import checked_spec
 from tilework.cli.options.config_file import FileAgain
 from tilework.cli.options.logs import ServerLog
+from tilework.cli.options.serve import LogGroup
 from tilework.cli.views.memory_plan import measured_lines
 from tilework.cli.views.start_times import StartTimes, process_age_s
 from tilework.cli.workers import Workers
@@ -35,6 +36,7 @@ from tilework.cost.table import CostTable
 from tilework.pipelines.fits.beside import StartPlan
 from tilework.pipelines.support.record import limits_of
 from tilework.runtime.engine import Engine, EngineConfig
+from tilework.runtime.event_log.segmented_file import SegmentedFile
 from tilework.runtime.executor import Executor, WorkerStartFailed
 from tilework.runtime.models.costs import CostCache
 from tilework.runtime.nodes.config import BadNodes
@@ -43,7 +45,7 @@ from tilework.server.config import ConfigError, ServerConfig, load_config
 from tilework.server.http.server import AddressInUse
 from tilework.server.main import serve as serve_http
 from tilework.server.reload import Reread
-from tilework.store.durable import DurableDirectory
+from tilework.store.durable import LOGS, DurableDirectory
 from tilework.store.journal import JournalUnusable
 
 NOT_OF_THE_SERVER = (
@@ -80,11 +82,10 @@ class Serving:
     settings: Mapping[str, object]
     file: Mapping[str, object]
     standby: bool
-    log: Path | None
+    logs: LogGroup
     server_log: ServerLog
     again: Callable[[], FileAgain]
     stuck_after_s: float
-    json: bool
 
     def run(self) -> None:
         """Serve until a signal ends it. Raises UserError."""
@@ -115,7 +116,7 @@ class Serving:
                 ready |= {"ready_s": seconds}
                 ready |= {"restored": engine.health().num_jobs} if state is not None else {}
                 times = StartTimes(imports_s=imports_s, parts=engine.start_parts, picture_s=_picture_s(engine))
-                if self.json:
+                if self.logs.json:
                     print_json(ready | {"start": times.fields()})
                 else:
                     self._greet(ready, config.durable, engine.models, times)
@@ -183,8 +184,6 @@ class Serving:
         status: Status,
     ) -> Engine:
         """The engine, not yet started. Its log is closed with `stack`; `status` shows what it measures."""
-        log = state.new_log() if self.log is None and state is not None else self.log
-        lines = stack.enter_context(log.open("w", encoding="utf-8")) if log else None
         controller = ControllerConfig(
             policy=self.policy,
             max_jobs=config.max_jobs,
@@ -202,7 +201,18 @@ class Serving:
             usual=self.usual,
         )
         journal = None if state is None else state.journal
-        return Engine(engine_config, executor, lines, partial(_show, status), keeper=journal)
+        log = self._log(state)
+        if log is not None:
+            stack.callback(log.close)
+        return Engine(engine_config, executor, log, partial(_show, status), keeper=journal)
+
+    def _log(self, state: DurableDirectory | None) -> SegmentedFile | None:
+        """The event log, if there is to be one. Raises OSError."""
+        if self.logs.log is not None:
+            return SegmentedFile(self.logs.log, self.logs.bounds())
+        if state is None or self.logs.no_log:
+            return None
+        return SegmentedFile(state.new_log(), self.logs.bounds(), family=LOGS)
 
     def _greet(
         self, ready: Mapping[str, object], durable: str | None, models: Mapping[str, ModelInfo], times: StartTimes

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from tilework.control.history import (
     History,
@@ -15,7 +16,7 @@ from tilework.control.history import (
     PastRequest,
     PastWork,
 )
-from tilework.control.log import BadLog, Header, read_log
+from tilework.control.log import BadLog, Header, ignore, read_log, served_table
 from tilework.core.actions import (
     Accept,
     Action,
@@ -38,6 +39,8 @@ from tilework.core.events import (
     DeviceLost,
     Event,
     LeftOut,
+    ModelRemoved,
+    ModelServed,
     NodeLost,
     OutOfMemory,
     Restored,
@@ -48,19 +51,26 @@ from tilework.core.events import (
 )
 from tilework.core.request import Request, Status
 from tilework.core.work import Work
+from tilework.cost.table import BadCostTable, CostTable
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.tabled import UnknownCost
 
+T = TypeVar("T")
 
-def read_history(lines: Iterable[str]) -> History:
-    """Read a whole log. Raises BadLog."""
-    header, entries = read_log(lines)
+
+def read_history(lines: Iterable[str], warn: Callable[[str], None] = ignore) -> History:
+    """Read a whole log, or what is left of it; `warn` is as in `read_log`. Raises BadLog."""
+    header, entries = read_log(lines, warn)
+    if header.is_continued:
+        warn(f"the log begins with segment {header.segment}: what happened before is not known")
     recorder = HistoryRecorder(header)
     try:
         for entry in entries:
             recorder.add(entry.event, entry.actions, entry.now_ns)
     except KeyError as error:
         raise BadLog(f"the log names {error}, which no earlier line began; lines are missing or altered") from error
+    except BadCostTable as error:
+        raise BadLog(f"the log serves a model whose costs cannot be used: {error}") from error
     return recorder.history()
 
 
@@ -96,23 +106,42 @@ class HistoryRecorder:
         self._reading: dict[int, tuple[int, ReadComponents]] = {}  # Since when, and what.
         self._reads: list[PastRead] = []
         self._placements: list[PastPlacement] = []
+        self._removed: set[str] = set()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Know what is up and open where the log begins in the middle."""
+        for device in self._header.devices:
+            self._on_event(DeviceJoined(device.device_id, device.node, device.kind))
+        for one in self._header.open:
+            uid = one.request.uid
+            self._requests[uid] = PastRequest(request=one.request, job_id=one.job_id, eta_ns=one.eta_ns)
+            self._actions[uid] = []
+            self._jobs[one.job_id] = one.request
 
     def add(self, event: Event, actions: Iterable[Action], now_ns: int) -> None:
-        """Add one `handle` call.
+        """Add one `handle` call. Of a log that begins in the middle, what is about things before is left out.
 
         Raises:
             KeyError: a work was not begun before, or a request was not submitted.
         """
         self._now_ns = now_ns
-        self._on_event(event)
+        self._add(self._on_event, event)
         for action in actions:
-            self._on_action(action)
+            self._add(self._on_action, action)
+
+    def _add(self, handle: Callable[[T], None], one: T) -> None:
+        try:
+            handle(one)
+        except KeyError:
+            if not self._header.is_continued:
+                raise
 
     def history(self) -> History:
-        """The history of all calls so far."""
+        """The history of all calls so far. The table of its header has all models that were served."""
         requests = (replace(past, actions=tuple(self._actions[uid])) for uid, past in self._requests.items())
         return History(
-            header=self._header,
+            header=replace(self._header, table=self._costs.table),
             end_ns=self._now_ns,
             works=tuple(self._works),
             requests=tuple(requests),
@@ -125,23 +154,18 @@ class HistoryRecorder:
 
     def _on_event(self, event: Event) -> None:
         match event:
-            case Submitted() as submitted:
-                for request in submitted.requests:
+            case Submitted() | Restored():
+                for request in event.requests if isinstance(event, Submitted) else (event.request,):
                     self._requests[request.uid] = PastRequest(request=request)
                     self._actions[request.uid] = []
-            case Restored(request):
-                self._requests[request.uid] = PastRequest(request=request)
-                self._actions[request.uid] = []
             case WorkFinished(work_id, run_ns):
                 self._finish_work(work_id, run_ns)
             case Stopped(work_id, steps):
                 self._stop_work(work_id, steps)
             case LeftOut(work_id, job_id, reason):
                 self._leave_out(work_id, job_id, reason)
-            case WorkFailed(work_id, reason):
-                self._lose_work(work_id, 0, reason)
-            case Broken(work_id, steps) | OutOfMemory(work_id, steps):
-                self._lose_work(work_id, steps, event.why)
+            case WorkFailed() | Broken() | OutOfMemory():
+                self._fail_work(event)
             case DeviceJoined(device_id, node):
                 self._nodes[device_id] = node
                 joined = PastDevice(at_ns=self._now_ns, device_id=device_id, node=node, is_up=True, kind=event.kind)
@@ -151,6 +175,22 @@ class HistoryRecorder:
                     self._lose_device(device_id, event)
             case ComponentsLoaded() | ComponentsRead():
                 self._end_load(event)
+            case ModelServed() | ModelRemoved():
+                self._change_models(event)
+
+    def _change_models(self, event: ModelServed | ModelRemoved) -> None:
+        if isinstance(event, ModelRemoved):
+            self._removed.add(event.pipeline)
+        else:
+            self._serve(served_table(event))
+
+    def _serve(self, part: CostTable) -> None:
+        """Know what a model costs. That a removed one was served counts until another has its name."""
+        for pipeline in self._removed & set(part.pipelines):
+            self._removed.remove(pipeline)
+            if len(self._costs.table.pipelines) > 1:
+                self._costs.remove(pipeline)
+        self._costs.serve(part)
 
     def _end_load(self, event: ComponentsLoaded | ComponentsRead) -> None:
         if isinstance(event, ComponentsRead):
@@ -267,6 +307,12 @@ class HistoryRecorder:
             others = [other for other in one.work.job_ids if other != job_id]
             lost, one.work = one.work.without(others), one.work.without((job_id,))
             self._lost.append(LostWork(work=lost, start_ns=self._now_ns, end_ns=self._now_ns, steps=0, reason=reason))
+
+    def _fail_work(self, event: WorkFailed | Broken | OutOfMemory) -> None:
+        if isinstance(event, WorkFailed):
+            self._lose_work(event.work_id, 0, event.reason)
+        else:
+            self._lose_work(event.work_id, event.steps_done, event.why)
 
     def _lose_work(self, work_id: int, steps: int, reason: str) -> None:
         ended = self._end_work(work_id)

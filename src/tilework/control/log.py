@@ -1,32 +1,38 @@
 """The event log: the events and actions of a controller, one JSON object per line.
 
 The first line is the header: versions, configuration and the cost table that the controller started from. Every other
-line is one `handle` call: `{"t": now_ns, "event": {...}, "actions": [...]}`. An event, action or other value of a class
-is an object with the class's name under "is". Prompts are not in the log.
+line is one `handle` call: `{"t": now_ns, "event": {...}, "actions": [...]}`. An event or action is an object with its
+class's name under "is"; of other values the field says which class they are of. Fields that have their default are left
+out. Prompts are not in the log.
+
+A log may be in *segments*. Each begins with a header, so that it can be read when those before it are gone: that of a
+later segment has its number, the costs as they are by then, the devices that are up and the requests that are open.
 """
 
 from __future__ import annotations
 
 import json
 import types
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from enum import EnumType
 from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from tilework.control.controller import Controller, ControllerConfig
+from tilework.control.log_state import LoggedDevice, LogState, OpenRequest
 from tilework.core.actions import Action
 from tilework.core.cache import CacheChoice
 from tilework.core.events import Event, ModelServed
 from tilework.core.graph.stage import Stage
 from tilework.core.lora import UsedLora
-from tilework.cost.table import CostTable
+from tilework.cost.table import BadCostTable, CostTable
 from tilework.cost.table_file import parse_table, table_json
 from tilework.policy.registry import check_live
 
-FORMAT = 18
-"""Before format 18 nothing was measured while requests were served.
+FORMAT = 19
+"""Before format 19 logs had no segments, and their lines had all fields, and the class of each value.
+Before format 18 nothing was measured while requests were served.
 Before format 17 all accelerators of a node could always form groups.
 Before format 16 no request got a cache after it was accepted, and cost tables said nothing of caches.
 Before format 15 no request had a cache.
@@ -59,9 +65,22 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
+    """The first line of a log, or of one of its segments.
+
+    `devices` are up and `open` requests are open where a later segment begins; none where a log does.
+    """
+
     version: str
     config: ControllerConfig
     table: CostTable
+    segment: int = 1
+    devices: tuple[LoggedDevice, ...] = ()
+    open: tuple[OpenRequest, ...] = ()
+
+    @property
+    def is_continued(self) -> bool:
+        """Whether there was something before, which a reader of this log does not know."""
+        return self.segment > 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,57 +92,133 @@ class Difference:
     replayed: str
 
 
-def header_line(version: str, config: ControllerConfig, table: CostTable) -> str:
-    return _dump(
-        {"tilework_log": FORMAT, "version": version, "config": asdict(config), "cost_table": table_json(table)}
-    )
+def header_line(
+    version: str, config: ControllerConfig, table: CostTable, segment: int = 1, state: LogState | None = None
+) -> str:
+    """The header of a log; for a later segment, that with the `state` of the log so far."""
+    document = {"tilework_log": FORMAT, "version": version, "config": asdict(config), "cost_table": table_json(table)}
+    if state is not None:
+        document |= {"segment": segment, "devices": state.devices, "open": state.open}
+    return _dump(document)
 
 
 def entry_line(event: Event, actions: tuple[Action, ...], now_ns: int) -> str:
-    return _dump({"t": now_ns, "event": event, "actions": actions})
+    return _dump({"t": now_ns, "event": _named(event), "actions": [_named(action) for action in actions]})
 
 
-def read_log(lines: Iterable[str]) -> tuple[Header, Iterator[Entry]]:
-    """Split a log into its header and its entries. Raises BadLog, for later lines while iterating."""
+def ignore(_text: str) -> None:
+    """Take no notice of a warning."""
+
+
+def read_log(lines: Iterable[str], warn: Callable[[str], None] = ignore) -> tuple[Header, Iterator[Entry]]:
+    """Split a log, of one or more segments in order, into the header of the first and all entries.
+
+    `warn` is told what is left out: what is unknown in a header, and the last line if it was cut off while it was
+    written. Raises BadLog, for later lines while iterating.
+    """
     iterator = iter(lines)
-    first = _load(next(iterator, ""), 1)
-    if "tilework_log" not in first:
-        raise BadLog("line 1 is not the header of a log; give a file that `tilework serve --log` wrote")
-    if first["tilework_log"] != FORMAT:
+    header = _header(_load(next(iterator, ""), 1), 1, warn)
+    return header, _entries(iterator, header.segment, _Stages(header.table), warn)
+
+
+def _header(document: dict[str, Any], line: int, warn: Callable[[str], None]) -> Header:
+    """Raises BadLog."""
+    if "tilework_log" not in document:
+        raise BadLog(f"line {line} is not the header of a log; give a file that `tilework serve --log` wrote")
+    if document["tilework_log"] != FORMAT:
         raise BadLog(
-            f"line 1 is the header of a log of format {first['tilework_log']!r}, "
+            f"line {line} is the header of a log of format {document['tilework_log']!r}, "
             f"and this Tilework reads format {FORMAT}; "
-            f"read the log with the version that wrote it ({first.get('version', 'unknown')})"
+            f"read the log with the version that wrote it ({document.get('version', 'unknown')})"
         )
+    unknown = _Unknown()
     try:
-        config, table = ControllerConfig(**first["config"]), parse_table(first["cost_table"])
-        header = Header(version=first["version"], config=config, table=table)
+        table = parse_table(document["cost_table"], unknown.table)
+        header = Header(
+            version=document["version"],
+            config=_config(document["config"], unknown),
+            table=table,
+            segment=document.get("segment", 1),
+            devices=_from_plain(document.get("devices", ()), tuple[LoggedDevice, ...], _Stages(table)),
+            open=_from_plain(document.get("open", ()), tuple[OpenRequest, ...], _Stages(table)),
+        )
     except (KeyError, TypeError, ValueError) as error:
-        raise BadLog(f"line 1 is not the header of a log: {error!r}") from error
-    return header, _entries(iterator, _Stages(table))
+        raise BadLog(f"line {line} is not the header of a log: {error!r}") from error
+    unknown.tell(f"line {line}", warn)
+    return header
 
 
-def _entries(lines: Iterator[str], stages: _Stages) -> Iterator[Entry]:
+def _config(document: dict[str, Any], unknown: _Unknown) -> ControllerConfig:
+    """The configuration, without fields of other versions."""
+    known = _field_names(ControllerConfig)
+    if not isinstance(document, dict):
+        raise TypeError(f"config is {document!r}")
+    for name in document.keys() - set(known):
+        unknown.texts.append(f"config.{name} is not a field")
+    return ControllerConfig(**{name: document[name] for name in known if name in document})
+
+
+@dataclass(slots=True)
+class _Unknown:
+    """What is left out of a line, since this version does not know it."""
+
+    texts: list[str] = field(default_factory=list)
+
+    def table(self, error: BadCostTable) -> None:
+        self.texts.append(f"cost_table.{error}")
+
+    def tell(self, place: str, warn: Callable[[str], None]) -> None:
+        """Warn once, whatever their number."""
+        if self.texts:
+            more = f" (and {len(self.texts) - 1} more)" if len(self.texts) > 1 else ""
+            warn(f"{place} is read without what is unknown in it: {self.texts[0]}{more}")
+
+
+def _entries(lines: Iterator[str], segment: int, stages: _Stages, warn: Callable[[str], None]) -> Iterator[Entry]:
     now_ns = 0
     for line, text in enumerate(lines, start=2):
-        entry = _entry(text, line, stages)
+        try:
+            document = _load(text, line)
+        except BadLog:
+            if text.endswith("\n") or next(lines, None) is not None:
+                raise
+            warn(f"line {line}, the last, was cut off while it was written; it is left out")
+            return
+        if "tilework_log" in document:
+            header = _header(document, line, warn)
+            _check_next(header.segment, segment, line)
+            segment = header.segment
+            continue
+        entry = _entry(document, text, line, stages, warn)
         if entry.now_ns < now_ns:
             raise BadLog(f"line {line} has time {entry.now_ns}, before that of the line above; lines were moved")
         now_ns = entry.now_ns
         yield entry
 
 
-def replay(lines: Iterable[str]) -> tuple[int, Difference | None]:
+def _check_next(segment: int, last: int, line: int) -> None:
+    if segment != last + 1:
+        raise BadLog(f"line {line} begins segment {segment}, after segment {last}; those between are missing")
+
+
+def replay(lines: Iterable[str], warn: Callable[[str], None] = ignore) -> tuple[int, Difference | None]:
     """Feed a log's events to a new controller; returns the number of equal lines and the first difference, if any.
 
     The actions are recomputed from the events and the header alone, and the whole line is compared as text. An event
     at which the controller raises an error is a difference, too.
 
+    `warn` is as in `read_log`.
+
     Raises:
-        BadLog: a line cannot be read.
+        BadLog: a line cannot be read, or the log does not begin with its first segment.
         UnknownPolicy: the log's policy does not exist in this version, or needs to know the requests that will come.
     """
-    header, entries = read_log(lines)
+    header, entries = read_log(lines, warn)
+    if header.is_continued:
+        raise BadLog(
+            f"the log begins with segment {header.segment}: those before are gone, with what the controller knew "
+            "by then, without which it cannot decide again; explain and timeline read what is left"
+        )
     check_live(header.config.policy)
     controller = Controller(header.config, header.table)
     count = 0
@@ -168,12 +263,11 @@ class _Stages:
         return self._by_text[text]
 
 
-def _entry(text: str, line: int, stages: _Stages) -> Entry:
-    document = _load(text, line)
+def _entry(document: dict[str, Any], text: str, line: int, stages: _Stages, warn: Callable[[str], None]) -> Entry:
     try:
         event = _from_plain(document["event"], _EVENTS[document["event"]["is"]], stages)
         if isinstance(event, ModelServed):
-            stages.add(parse_table(json.loads(event.costs)))
+            stages.add(served_table(event, f"line {line}", warn))
         return Entry(
             line=line,
             now_ns=_from_plain(document["t"], int, stages),
@@ -183,6 +277,14 @@ def _entry(text: str, line: int, stages: _Stages) -> Entry:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise BadLog(f"line {line} is not an entry: {error!r}") from error
+
+
+def served_table(event: ModelServed, place: str = "", warn: Callable[[str], None] = ignore) -> CostTable:
+    """The costs of a model that is served from now on, without what is unknown in them. Raises BadCostTable."""
+    unknown = _Unknown()
+    table = parse_table(json.loads(event.costs), unknown.table)
+    unknown.tell(place, warn)
+    return table
 
 
 def _load(text: str, line: int) -> dict[str, Any]:
@@ -207,8 +309,22 @@ def _plain(value: Any) -> Any:
         return sorted(value)
     if isinstance(value, Stage):
         return str(value)
+    return _given(value)
+
+
+def _given(value: Any) -> dict[str, Any]:
+    """The fields of a value that do not have their default."""
+    given = {}
     cls: Any = type(value)
-    return {"is": cls.__name__, **{name: getattr(value, name) for name in _field_names(cls)}}
+    for name, default in _defaults(cls):
+        one = getattr(value, name)
+        if one != default:
+            given[name] = one
+    return given
+
+
+def _named(value: Event | Action) -> dict[str, Any]:
+    return {"is": type(value).__name__} | _given(value)
 
 
 # One encoder for all lines, without the search for cycles, since it runs for every event.
@@ -233,7 +349,7 @@ def _from_plain(plain: Any, cls: Any, stages: _Stages) -> Any:
             raise TypeError(f"{plain!r} is not of type {cls.__name__}")
         return plain
     hints = _hints(cls)
-    return cls(**{name: _from_plain(plain[name], hint, stages) for name, hint in hints.items()})
+    return cls(**{name: _from_plain(plain[name], hint, stages) for name, hint in hints.items() if name in plain})
 
 
 @cache
@@ -245,3 +361,13 @@ def _field_names(cls: Any) -> tuple[str, ...]:
 def _hints(cls: Any) -> dict[str, Any]:
     hints = get_type_hints(cls)
     return {name: hints[name] for name in _field_names(cls)}
+
+
+@cache
+def _defaults(cls: Any) -> tuple[tuple[str, Any], ...]:
+    """The fields of a class, each with its default, or MISSING."""
+    return tuple(
+        (one.name, one.default if one.default_factory is MISSING else one.default_factory())
+        for one in fields(cls)
+        if one.init
+    )

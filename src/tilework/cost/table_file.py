@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tilework.core.cache import CacheChoice
 from tilework.core.cost_row import CostRow
@@ -19,6 +19,9 @@ from tilework.cost.mixes import BadMixes, Mixes
 from tilework.cost.shipped import shipped_path
 from tilework.cost.table import BadCostTable, CostTable, in_cells, in_smallest_cells, merged
 from tilework.cost.table_memory import memory_json, parse_memory
+
+T = TypeVar("T")
+U = TypeVar("U")
 
 _ROW_FIELDS = tuple(column.name for column in fields(CostRow))
 _TEXTS = ("pipeline", "stage", "link")
@@ -73,35 +76,38 @@ def _read_one(place: Path | str) -> CostTable:
         raise BadCostTable(f"{path}: {error}") from error
 
 
-def parse_table(document: object) -> CostTable:
+def refuse(error: BadCostTable) -> None:
+    """Let nothing be left out of a table."""
+    raise error
+
+
+def parse_table(document: object, leave_out: Callable[[BadCostTable], None] = refuse) -> CostTable:
     """The cost table of a decoded JSON document. Raises BadCostTable.
 
     Other keys (notes, a standard deviation) are ignored, since the files of other tools have them. In a row, a key that
     looks like a misspelt field is an error if that field would silently take its default.
+
+    `leave_out` is told of each part that cannot be used: rows, and what stands beside them. If it returns, the table
+    is without that part. A table of which no row is left is refused.
     """
     if not isinstance(document, dict) or not isinstance(document.get("rows"), list) or not document["rows"]:
         raise BadCostTable('expected an object with a non-empty list "rows"')
-    for name in ("devices_per_node", "steps"):
-        if name in document and (type(document[name]) is not int or document[name] < 1):
-            raise BadCostTable(f"{name} is {document[name]!r}; expected a whole number of at least 1")
-    slo_s = _parse_slos(document.get("slo_s", {}))
-    rows = tuple(_parse_row(f"rows[{index}]", row) for index, row in enumerate(document["rows"]))
+    rows = _usable(enumerate(document["rows"]), lambda one: _parse_row(f"rows[{one[0]}]", one[1]), leave_out)
+    places = [index for index, _ in rows]
     table = CostTable(
         hardware=str(document.get("hardware", "unknown")),
-        sources=_parse_sources(document.get("source", ""), rows),
-        devices_per_node=document.get("devices_per_node", 8),
-        steps=document.get("steps"),
-        slo_s=slo_s,
-        rows=rows,
-        batch_models=_parse_batch_models(document.get("batch_models", {})),
-        graphs=_parse_graphs(document.get("graphs", {})),
-        mixes=_parse_mixes(document),
-        devices=_parse_devices(document.get("devices") or {}),
-        **parse_memory(document),
+        sources=_parse_sources(document.get("source", ""), [row for _, row in rows]),
+        devices_per_node=_part(_parse_count, document, "devices_per_node", 8, leave_out),
+        steps=_part(_parse_count, document, "steps", None, leave_out),
+        slo_s=_part(_parse_slos, document, "slo_s", {}, leave_out),
+        rows=tuple(row for _, row in rows),
+        batch_models=_part(_parse_batch_models, document, "batch_models", {}, leave_out),
+        graphs=_part(_parse_graphs, document, "graphs", {}, leave_out),
+        mixes=_usable_or(lambda: _parse_mixes(document), Mixes(), leave_out),
+        devices=_part(_parse_devices, document, "devices", {}, leave_out),
+        **_usable_or(lambda: parse_memory(document), dict[str, Any](), leave_out),
     )
-    _check_stages(table)
-    _check_served(table)
-    return table
+    return _checked_served(_checked_stages(table, places, leave_out), leave_out)
 
 
 def table_json(table: CostTable) -> dict[str, Any]:
@@ -125,6 +131,47 @@ def table_json(table: CostTable) -> dict[str, Any]:
     return document | memory_json(table) | table.mixes.to_json()
 
 
+def _usable(
+    given: Iterable[U], parse: Callable[[U], T], leave_out: Callable[[BadCostTable], None]
+) -> list[tuple[int, T]]:
+    """Those of the given things that can be parsed, each with its place among all. Raises BadCostTable if none can."""
+    found, errors = list[tuple[int, T]](), list[BadCostTable]()
+    for index, one in enumerate(given):
+        try:
+            found.append((index, parse(one)))
+        except BadCostTable as error:
+            leave_out(error)
+            errors.append(error)
+    if not found and errors:
+        raise errors[0]
+    return found
+
+
+def _part(
+    parse: Callable[[str, Any], T],
+    document: Mapping[str, Any],
+    name: str,
+    default: T,
+    leave_out: Callable[[BadCostTable], None],
+) -> T:
+    """The field `name`, or its default if it is not there or is left out."""
+    return _usable_or(lambda: parse(name, document[name]), default, leave_out) if name in document else default
+
+
+def _usable_or(parse: Callable[[], T], default: T, leave_out: Callable[[BadCostTable], None]) -> T:
+    try:
+        return parse()
+    except BadCostTable as error:
+        leave_out(error)
+        return default
+
+
+def _parse_count(name: str, count: object) -> int:
+    if type(count) is not int or count < 1:
+        raise BadCostTable(f"{name} is {count!r}; expected a whole number of at least 1")
+    return count
+
+
 def _row_json(row: CostRow) -> dict[str, Any]:
     values = {name: getattr(row, name) for name in _ROW_FIELDS}
     if not isinstance(row.batch, int):
@@ -146,7 +193,7 @@ def _parse_sources(source: object, rows: Sequence[CostRow]) -> dict[str, str]:
     return {row.pipeline: str(source) for row in rows} if source else {}
 
 
-def _parse_batch_models(batch_models: object) -> dict[str, BatchLatencyModel]:
+def _parse_batch_models(_name: str, batch_models: object) -> dict[str, BatchLatencyModel]:
     if not isinstance(batch_models, dict):
         raise BadCostTable(f"batch_models is {batch_models!r}; expected an object by pipeline")
     try:
@@ -155,7 +202,7 @@ def _parse_batch_models(batch_models: object) -> dict[str, BatchLatencyModel]:
         raise BadCostTable(f"batch_models: {error}; take it out, or write it with tilework profile --mixed") from error
 
 
-def _parse_graphs(graphs: object) -> dict[str, Graph]:
+def _parse_graphs(_name: str, graphs: object) -> dict[str, Graph]:
     if not isinstance(graphs, dict):
         raise BadCostTable(f"graphs is {graphs!r}; expected an object by pipeline")
     try:
@@ -164,7 +211,8 @@ def _parse_graphs(graphs: object) -> dict[str, Graph]:
         raise BadCostTable(f"graphs: {error}") from error
 
 
-def _parse_devices(devices: object) -> dict[str, tuple[int, ...]]:
+def _parse_devices(_name: str, devices: object) -> dict[str, tuple[int, ...]]:
+    devices = devices or {}
     if not isinstance(devices, dict):
         raise BadCostTable(f"devices is {devices!r}; expected an object by pipeline")
     for pipeline, ids in devices.items():
@@ -175,12 +223,13 @@ def _parse_devices(devices: object) -> dict[str, tuple[int, ...]]:
     return {pipeline: tuple(sorted(ids)) for pipeline, ids in devices.items() if ids is not None}
 
 
-def _check_served(table: CostTable) -> None:
+def _checked_served(table: CostTable, leave_out: Callable[[BadCostTable], None]) -> CostTable:
     """Refuse devices of a pipeline without rows: a misspelt name would let all devices serve the one that is meant."""
-    known = sorted({row.pipeline for row in table.rows})
-    for pipeline in table.devices:
-        if pipeline not in known:
-            raise BadCostTable(f"devices has {pipeline!r}, and the rows are of {', '.join(known)}; rename it")
+    known = sorted(table.pipelines)
+    unknown = [pipeline for pipeline in table.devices if pipeline not in known]
+    for pipeline in unknown:
+        leave_out(BadCostTable(f"devices has {pipeline!r}, and the rows are of {', '.join(known)}; rename it"))
+    return replace(table, devices={one: ids for one, ids in table.devices.items() if one not in unknown})
 
 
 def _parse_mixes(document: Mapping[str, Any]) -> Mixes:
@@ -190,19 +239,25 @@ def _parse_mixes(document: Mapping[str, Any]) -> Mixes:
         raise BadCostTable(str(error)) from error
 
 
-def _check_stages(table: CostTable) -> None:
+def _checked_stages(table: CostTable, places: Sequence[int], leave_out: Callable[[BadCostTable], None]) -> CostTable:
     """Refuse rows of stages that their pipeline does not have: nothing would use them."""
-    known = {row.pipeline: [stage.name for stage in table.graph(row.pipeline).stages] for row in table.rows}
+    known = {pipeline: [stage.name for stage in table.graph(pipeline).stages] for pipeline in table.pipelines}
     without = {(row.pipeline, row.stage, row.degree) for row in table.rows if row.cache is None and row.batch == 1}
-    for index, row in enumerate(table.rows):
-        if row.stage in known[row.pipeline] and row.cache is not None:
-            _check_cached(f"rows[{index}].cache is {str(row.cache)!r}", row, table, without)
+
+    def checked(placed: tuple[int, CostRow]) -> CostRow:
+        index, row = placed
         if row.stage not in known[row.pipeline]:
             names = ", ".join(known[row.pipeline])
             raise BadCostTable(
                 f"rows[{index}].stage is {row.stage!r}, and {row.pipeline!r} has {names}; rename it, leave the row "
                 "out, or describe the pipeline under graphs"
             )
+        if row.cache is not None:
+            _check_cached(f"rows[{index}].cache is {str(row.cache)!r}", row, table, without)
+        return row
+
+    placed = zip(places, table.rows, strict=True)
+    return replace(table, rows=tuple(row for _, row in _usable(placed, checked, leave_out)))
 
 
 def _check_cached(what: str, row: CostRow, table: CostTable, without: Collection[tuple[str, str, int]]) -> None:
@@ -214,7 +269,7 @@ def _check_cached(what: str, row: CostRow, table: CostTable, without: Collection
         )
 
 
-def _parse_slos(slo_s: object) -> dict[str, float]:
+def _parse_slos(_name: str, slo_s: object) -> dict[str, float]:
     if not isinstance(slo_s, dict) or not all(_is_seconds(value) for value in slo_s.values()):
         raise BadCostTable(f"slo_s is {slo_s!r}; expected an object of seconds above 0 by size, as 1024x1024")
     return slo_s

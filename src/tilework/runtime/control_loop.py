@@ -9,14 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tilework.control.controller import Controller
-from tilework.control.log import entry_line
 from tilework.core.actions import Accept, Action, Finish, Place, Reject, UseCache, WakeAt, jobs_of
 from tilework.core.checkpoint import Checkpoint
 from tilework.core.events import Event, Restored, Submitted, Woke
 from tilework.core.request import RefusalCode, Request, Status
 from tilework.core.time import NS_PER_S
 from tilework.core.wire.spec import File, Image, Spec
-from tilework.runtime.log_file import LogFile
+from tilework.runtime.event_log.log_file import LogFile
 from tilework.runtime.observer import Observer
 from tilework.runtime.request_table import RequestTable
 from tilework.runtime.ticket import Outcome, Ticket
@@ -116,7 +115,7 @@ class ControlLoop:
         actions = self._controller.handle(event, now_ns)
         took_ns = time.perf_counter_ns() - began_ns
         self._observer.on_decided(now_ns, took_ns, self._controller.num_waiting)
-        self._log.write(entry_line(event, actions, now_ns))
+        self._log.add(event, actions, now_ns)
         for action in actions:
             self._perform(action)
             self._note(action, now_ns)

@@ -17,6 +17,7 @@ from typing import TextIO
 import tilework
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.control.log import header_line
+from tilework.control.log_state import LogState
 from tilework.control.watchdog import WatchdogConfig
 from tilework.core.actions import Reject
 from tilework.core.checkpoint import Checkpoint, CheckpointKeeper
@@ -45,8 +46,9 @@ from tilework.cost.tabled import UnknownCost
 from tilework.policy.registry import check_live
 from tilework.runtime.control_loop import ControlLoop, Incoming
 from tilework.runtime.encode_cache import EncodeCache
+from tilework.runtime.event_log.log_file import LogFile
+from tilework.runtime.event_log.segmented_file import SegmentedFile
 from tilework.runtime.executor import Executor
-from tilework.runtime.log_file import LogFile
 from tilework.runtime.models.catalog import Catalog
 from tilework.runtime.models.costs import CostCache
 from tilework.runtime.models.measuring import Measuring, name_refused, with_weights
@@ -108,7 +110,7 @@ class Engine:
         self,
         config: EngineConfig,
         executor: Executor,
-        log: TextIO | None = None,
+        log: TextIO | SegmentedFile | None = None,
         on_progress: Callable[[str], None] = lambda _text: None,
         keeper: CheckpointKeeper | None = None,
     ) -> None:
@@ -149,6 +151,11 @@ class Engine:
         """What things cost, with what was measured since the start."""
         return self._controller.costs.corrected_table()
 
+    def _log_header(self, segment: int, state: LogState | None) -> str:
+        """The header of a segment of the log; that of a later one has the costs as they are by then."""
+        table = self._controller.costs.table if state is None else self.cost_table()
+        return header_line(tilework.__version__, self._config.controller, table, segment, state)
+
     def observe(self, observer: Observer) -> None:
         """Tell this one, and no other, what happens from now on."""
         self._observer = observer
@@ -176,7 +183,7 @@ class Engine:
         table = with_weights(table, loaded, self._executor.weights_bytes, self._executor.host_bytes)
         table = replace(table, devices={**table.devices, **self._executor.serving})
         self._controller = Controller(self._config.controller, table)
-        self._log.write(header_line(tilework.__version__, self._config.controller, table))
+        self._log.begin(self._log_header)
         self._control = ControlLoop(
             self._controller, self._requests, self._log, self._observer, self.now_ns, self._on_failed
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -14,8 +15,10 @@ from tilework.store.files import FileStore
 from tilework.store.journal import Journal, JournalUnusable, NotWritten
 
 JOURNAL = "tilework.sqlite"
+LOGS = "events-*.jsonl*"
+"""The event logs of all starts, with their segments (`runtime/event_log`, which bounds them)."""
+_NUMBER = re.compile(r"events-(\d+)\.")
 _LOCK = "lock"
-_KEPT_LOGS = 10
 
 
 class DurableDirectory:
@@ -66,10 +69,8 @@ class DurableDirectory:
         return FileStore(self.path / "results", max_bytes=max_bytes, ttl_ns=ttl_ns, on_failed=self.disk.failed)
 
     def new_log(self) -> Path:
-        """The path for the event log of this start; the logs of the oldest starts are removed."""
-        numbers = sorted(int(path.stem.removeprefix("events-")) for path in self.path.glob("events-[0-9]*.jsonl"))
-        for number in numbers[: 1 - _KEPT_LOGS]:
-            (self.path / f"events-{number}.jsonl").unlink()
+        """The path for the event log of this start: `events-N.jsonl`, with a number above that of all `LOGS`."""
+        numbers = [int(match[1]) for path in self.path.glob(LOGS) if (match := _NUMBER.match(path.name))]
         return self.path / f"events-{max(numbers, default=0) + 1}.jsonl"
 
     def close(self) -> None:

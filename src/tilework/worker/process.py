@@ -44,6 +44,7 @@ from tilework.pipelines.video.exporter import Exporter, can_export, check_export
 from tilework.pipelines.workflow.loading import load_on_slot
 from tilework.pipelines.workflow.source import is_workflow
 from tilework.worker.hardware import DeviceFailed, describe_hardware
+from tilework.worker.log_lines import log_to_stderr
 from tilework.worker.memory import Budget
 from tilework.worker.models.cell import Cell
 from tilework.worker.models.describe import described
@@ -76,6 +77,7 @@ def serve(connection: socket.socket, sources: Sequence[Source], site: Site) -> N
     # Ctrl-C and SIGHUP may reach the whole process group; when to end is the parent's decision.
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    log_to_stderr()
     source = sources[0]
     if source.device == "cuda" and was_born_with_cuda():
         begin_anew(connection, sources, site)

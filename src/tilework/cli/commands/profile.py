@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as jsonlib
-import logging
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -33,6 +32,7 @@ from tilework.cost.profile import Profile, ProfileOrigin
 from tilework.cost.profiles import Profiles, ProfilesUnavailable
 from tilework.cost.rows import row_key
 from tilework.cost.table_file import table_json
+from tilework.worker.log_lines import log_to_stderr
 
 if TYPE_CHECKING:
     from tilework.runtime.cell_executor import CellExecutor
@@ -102,7 +102,7 @@ def command(
     require_serve_extra()
     from tilework.runtime.executor import WorkerStartFailed
 
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    log_to_stderr()
     found = found_devices(setup.device)
     source = model_source(model, options_of(setup, found, threads=threads))
     if training is not None:

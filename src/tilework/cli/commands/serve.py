@@ -102,11 +102,10 @@ def command(
         settings=settings,
         file=file,
         standby=over.standby,
-        log=logs.log,
+        logs=logs,
         server_log=log,
         again=reader(ctx, config),
         stuck_after_s=when.stuck_after,
-        json=logs.json,
     ).run()
 
 
@@ -167,6 +166,8 @@ def _prepared(
     _check_simulated(ctx, backend)
     if models and file is not None:
         raise UserError(f"models are given twice, as {models[0]!r} and by --models; leave one out")
+    if logs.log is not None and logs.no_log:
+        raise UserError(f"--log {logs.log} and --no-log exclude each other; leave one out")
     require_serve_extra()
     with user_errors(OSError):
         return ServerLog(logs.log_level, logs.log_file)

@@ -10,8 +10,9 @@ from typing import Annotated
 
 import typer
 
+from tilework.worker.log_lines import formatter
+
 _log = logging.getLogger(__name__)
-_FORMAT = "%(levelname)s %(name)s: %(message)s"
 
 
 class LogLevel(StrEnum):
@@ -48,7 +49,7 @@ class ServerLog:
         """Raises OSError if the file cannot be written."""
         self._file = file
         self.handler = logging.StreamHandler(sys.stderr if file is None else file.open("a", encoding="utf-8"))
-        self.handler.setFormatter(logging.Formatter(_FORMAT))
+        self.handler.setFormatter(formatter())
         logging.basicConfig(level=logging.WARNING, handlers=[self.handler])
         self.set_level(level)
 

@@ -16,7 +16,9 @@ from tilework.control.watchdog import WatchdogConfig
 from tilework.core.time import s_from_ns
 from tilework.pipelines.fits.beside import Beside
 from tilework.policy.registry import DEFAULT_POLICY
+from tilework.runtime.event_log.segmented_file import DAY_NS, LogBounds
 
+_BOUNDS = LogBounds()
 STUCK_AFTER_S = s_from_ns(WatchdogConfig().least_ns)
 
 
@@ -347,6 +349,39 @@ class LogGroup:
             "DIR a new DIR/events-N.jsonl at every start.",
         ),
     ] = None
+    no_log: Annotated[bool, typer.Option("--no-log", help="Write no event log, also with --durable.")] = False
+    log_segment: Annotated[
+        int | None,
+        typer.Option(
+            parser=parse_bytes,
+            metavar="SIZE",
+            help="At this size the event log goes on in a new file, and the old one is compressed. Default: 64MB.",
+        ),
+    ] = None
+    log_segment_days: Annotated[float, typer.Option(min=0.001, metavar="DAYS", help="At this age it does so, too.")] = (
+        _BOUNDS.segment_ns / DAY_NS
+    )
+    log_kept: Annotated[
+        int | None,
+        typer.Option(
+            parser=parse_bytes,
+            metavar="SIZE",
+            help="What the event log, with --durable those of all starts, may take on the disk: the oldest files are "
+            "deleted. Default: 2GB.",
+        ),
+    ] = None
+    log_kept_days: Annotated[
+        float, typer.Option(min=0.001, metavar="DAYS", help="Files of the event log that are older are deleted.")
+    ] = _BOUNDS.kept_ns / DAY_NS
     log_level: LogLevelName = LogLevel.WARNING
     log_file: LogFile = None
     json: Annotated[bool, typer.Option("--json", help="Print one JSON line when ready, instead of text.")] = False
+
+    def bounds(self) -> LogBounds:
+        """How the files of the event log are bounded."""
+        return LogBounds(
+            segment_bytes=self.log_segment or _BOUNDS.segment_bytes,
+            segment_ns=round(self.log_segment_days * DAY_NS),
+            kept_bytes=self.log_kept or _BOUNDS.kept_bytes,
+            kept_ns=round(self.log_kept_days * DAY_NS),
+        )

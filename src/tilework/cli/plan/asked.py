@@ -94,7 +94,7 @@ def asked(wanted: Wanted, quiet: bool) -> Asked:
     assert wanted.workload is not None
     with user_errors(*(BadLine, BadRequests, BadCell, BadParameter, UnknownWorkload, UnknownPolicy, OSError)):
         path = Path(wanted.workload)
-        is_of_log = path.is_file() and is_log(path)
+        is_of_log = path.exists() and is_log(path)
         source = _of_log(path, wanted, quiet) if is_of_log else _of_workload(wanted)
         check_live(source.controller.policy)
     requests = source.traffic.requests(0)
@@ -142,8 +142,6 @@ def _check(wanted: Wanted) -> None:
     if twice := [name for name, times in Counter(wanted.hardware).items() if times > 1]:
         raise UserError(f"--hardware {twice[0]} is given twice; leave one out")
     path = Path(wanted.workload)
-    if path.is_dir():
-        raise UserError(f"--workload {path} is a directory; give a file of requests, an event log, or a name")
     if path.suffix == ".jsonl" and not path.exists():
         raise UserError(f"--workload {path}: there is no such file; give a file of requests, an event log, or a name")
 

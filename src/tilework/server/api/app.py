@@ -23,6 +23,7 @@ from tilework.runtime.observer import Observers
 from tilework.server.additions import Additions
 from tilework.server.api.admin_routes import add_admin_routes
 from tilework.server.api.bodies import Bodies
+from tilework.server.api.call_log import log_ended
 from tilework.server.api.chat import ChatService
 from tilework.server.api.errors import install_call_errors
 from tilework.server.api.image_routes import add_chat_route, add_image_routes
@@ -120,7 +121,7 @@ def create_app(
         call_registry=call_registry,
         readiness=readiness,
         sets=sets,
-        observers=(webhooks.on_record, *(() if traces is None else (traces.on_record,))),
+        observers=(webhooks.on_record, log_ended, *(() if traces is None else (traces.on_record,))),
         safety_filter=safety_filter,
     )
     images = _images(engine, config, submitter, metrics, threads, rng or SystemRandom(), safety_filter)

@@ -20,6 +20,8 @@ from tilework.core.time import s_from_ns
 from tilework.core.wire.spec import Spec
 from tilework.server.additions import Additions
 from tilework.server.api.bodies import IMAGES, Bodies, Route
+from tilework.server.api.call_log import log_refused
+from tilework.server.api.errors import STATUSES
 from tilework.server.calls.call import Call, Finished
 from tilework.server.calls.decode_plans import DecodePlans
 from tilework.server.calls.encode import Threads
@@ -118,8 +120,20 @@ class ImageService:
             ApiError: head or body cannot be read.
             CallError: the call is wrong, it was refused, or the models are not loaded yet; as `CallSubmitter.join`.
         """
+        tenant = tenant_of(http.scope)
+        try:
+            return await self._enter(http, route, tenant)
+        except CallError as error:
+            log_refused(tenant.name, STATUSES[type(error)], error.code, error.details.get("uid"))
+            raise
+        except ApiError as error:
+            log_refused(tenant.name, error.status, error.code, None)
+            raise
+
+    async def _enter(self, http: Request, route: Route, tenant: Tenant) -> Entry:
+        """Raises as `enter`."""
         self.submitter.readiness.require_started()
-        tenant, models = tenant_of(http.scope), self.models
+        models = self.models
         self._check_rate(tenant, key_of(http.scope))
         with self.bodies.room.place() as place:
             with self._counting_mistakes():

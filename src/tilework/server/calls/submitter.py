@@ -33,7 +33,7 @@ from tilework.server.text import shown
 from tilework.store.journal import NotWritten
 from tilework.store.results import ResultStore
 
-logger = logging.getLogger("tilework.server")
+logger = logging.getLogger("tilework.server.calls")
 
 DISCONNECTED = "the client has disconnected"
 
@@ -138,8 +138,8 @@ class CallSubmitter:
 
     def _begin(self, ask: ImageCall, tenant: Tenant, key: Key | None) -> Call:
         uid, arrival_ns = uuid4().hex, self.engine.now_ns()
-        if logger.isEnabledFor(logging.INFO):
-            logger.info("call %s: %d images for user %s of %s", uid, len(ask.specs), shown(ask.user), tenant.name)
+        if ask.user is not None:  # A text of the client, which is forgotten at the call's end.
+            logger.info("call uid=%s status=begun tenant=%s user=%s", uid, tenant.name, shown(ask.user))
         call = Call(
             uid=uid,
             ask=ask,

@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from tilework.cli.console import UserError, out, print_json, user_errors
+from tilework.cli.logs import read_with_progress
 from tilework.cli.options.common import AsJson, examples
-from tilework.control.log import BadLog, Difference
+from tilework.control.log import Difference
 from tilework.control.log import replay as replay_log
 from tilework.policy.registry import UnknownPolicy
 
@@ -26,8 +27,8 @@ def command(
 
     Exit status 1 if a decision differs.
     """
-    with user_errors(BadLog, UnknownPolicy, OSError), log.open(encoding="utf-8", errors="replace") as lines:
-        num_events, difference = replay_log(lines)
+    with user_errors(UnknownPolicy):
+        num_events, difference = read_with_progress(log, replay_log, quiet=json)
     if num_events == 0 and difference is None:
         raise UserError(f"{log} holds no events; was anything served?")
     if json:

@@ -1,0 +1,135 @@
+"""Writes an event log in segments: the newest as text, older ones compressed, the oldest deleted."""
+
+from __future__ import annotations
+
+import gzip
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+from typing import TextIO
+
+from tilework.core.time import ns_from_s
+from tilework.runtime.event_log.segments import PACKED, closed_path
+
+_log = logging.getLogger(__name__)
+_PART = ".part"
+_MOST_FILES = 1000
+"""A server that fails at each start begins a log each time."""
+DAY_NS = ns_from_s(86_400)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogBounds:
+    """When a segment is closed, by its size and age, and how much is kept of all of them."""
+
+    segment_bytes: int = 64 * 10**6
+    segment_ns: int = DAY_NS
+    kept_bytes: int = 2 * 10**9
+    kept_ns: int = 7 * DAY_NS
+
+
+class SegmentedFile:
+    """The files of one log. What `family` matches beside it is bounded with it, such as the logs of earlier starts.
+
+    A log of the same name is replaced, with its segments. All methods raise OSError.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        bounds: LogBounds,
+        *,
+        family: str | None = None,
+        unix_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.path, self._bounds, self._unix_ns = path, bounds, unix_ns
+        own = f"{path.stem}.[0-9]*{path.suffix}*"
+        self._families = (own,) if family is None else (own, family)
+        for old in path.parent.glob(own):
+            old.unlink()
+        self.segment = 1
+        self._packing: Thread | None = None
+        self._file = self._open()
+        self._delete_old()
+
+    def _open(self) -> TextIO:
+        self._num_bytes, self._begun_ns = 0, self._unix_ns()
+        return self.path.open("w", encoding="utf-8")
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the segment has lines, and is so large or old that the next line belongs to another one."""
+        age_ns = self._unix_ns() - self._begun_ns
+        is_due = self._num_bytes >= self._bounds.segment_bytes or age_ns >= self._bounds.segment_ns
+        return is_due and self._num_bytes > 0
+
+    def write(self, text: str) -> None:
+        self._file.write(text)
+        self._num_bytes += len(text)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def begin_segment(self) -> None:
+        """Close the segment and begin the next. The closed one is compressed on a thread; the oldest are deleted."""
+        self._file.close()
+        self._wait()
+        closed = closed_path(self.path, self.segment)
+        self.path.rename(closed)
+        self._file = self._open()
+        self.segment += 1
+        self._packing = Thread(target=self._pack, args=(closed,), name="compresses the event log")
+        self._packing.start()
+
+    def close(self) -> None:
+        self._file.close()
+        self._wait()
+
+    def _wait(self) -> None:
+        if self._packing is not None:
+            self._packing.join()
+
+    def _pack(self, closed: Path) -> None:
+        try:
+            pack(closed)
+            self._delete_old()
+        except OSError as error:
+            _log.warning("a closed segment of the event log stays as it is: %s", error)
+
+    def _delete_old(self) -> None:
+        """Delete the oldest files until the bounds hold. Never the segment that is written."""
+        stats = [
+            (stat.st_mtime_ns, path, stat.st_size)
+            for path in {path for family in self._families for path in self.path.parent.glob(family)} - {self.path}
+            if (stat := path.stat())
+        ]
+        kept_bytes = sum(size for _, _, size in stats) + self._bounds.segment_bytes
+        num_files = len(stats)
+        for changed_ns, path, size in sorted(stats):
+            is_old = self._unix_ns() - changed_ns > self._bounds.kept_ns
+            if not is_old and kept_bytes <= self._bounds.kept_bytes and num_files < _MOST_FILES:
+                break
+            path.unlink()
+            kept_bytes -= size
+            num_files -= 1
+
+
+def pack(path: Path) -> None:
+    """Compress a file, in its place. It has the time of what it was. If this is cut short, the file is as before."""
+    packed = path.with_name(path.name + PACKED)
+    part = packed.with_name(packed.name + _PART)
+    stat = path.stat()
+    try:
+        with path.open("rb") as source, gzip.open(part, "wb", compresslevel=6) as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+        os.utime(part, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        part.rename(packed)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
+    path.unlink()

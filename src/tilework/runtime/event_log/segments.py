@@ -1,0 +1,68 @@
+"""The files of an event log, by name.
+
+The newest segment has the name of the log, `events.jsonl`, and is text. Those before it are closed: numbered from 1,
+and compressed, `events.000001.jsonl.gz`. For a moment, or if the server was killed then, a closed one is still text.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Generator, Iterable
+from pathlib import Path
+
+PACKED = ".gz"
+_LOG = re.compile(r"events(?:-(\d+))?\.jsonl")
+
+
+def closed_path(log: Path, segment: int) -> Path:
+    """The name of a closed segment of a log, before it is compressed."""
+    return log.with_name(f"{log.stem}.{segment:06d}{log.suffix}")
+
+
+def closed_paths(log: Path) -> list[Path]:
+    """The closed segments of a log, oldest first; of one in both forms, the text, which is whole."""
+    name = re.compile(rf"{re.escape(log.stem)}\.(\d{{6,}}){re.escape(log.suffix)}({re.escape(PACKED)})?")
+    found: dict[int, Path] = {}
+    for path in sorted(log.parent.iterdir(), reverse=True):  # The text last.
+        if match := name.fullmatch(path.name):
+            found[int(match[1])] = path
+    return [found[segment] for segment in sorted(found)]
+
+
+def newest_log(directory: Path) -> Path:
+    """The log of the latest start in a directory: `events-12.jsonl`, or `events.jsonl`.
+
+    Raises FileNotFoundError.
+    """
+    logs = [(int(match[1] or 0), path) for path in directory.iterdir() if (match := _LOG.fullmatch(path.name))]
+    if not logs:
+        raise FileNotFoundError(2, "the directory has no event log, events.jsonl or events-N.jsonl", str(directory))
+    return max(logs)[1]
+
+
+def segments_of(place: Path) -> list[Path]:
+    """The files of a log, in order: of the newest in a directory, of one by its name, or a closed segment alone.
+
+    Raises OSError.
+    """
+    log = newest_log(place) if place.is_dir() else place
+    return [*closed_paths(log), log] if log.parent.is_dir() else [log]
+
+
+def lines_of(paths: Iterable[Path]) -> Generator[str]:
+    """The lines of files, one after another. Raises OSError."""
+    for path in paths:
+        yield from _lines(path)
+
+
+def _lines(path: Path) -> Generator[str]:
+    packed = path.with_name(path.name + PACKED)
+    if path.suffix != PACKED and not path.exists() and packed.exists():  # It was compressed meanwhile.
+        path = packed
+    if path.suffix == PACKED:
+        with gzip.open(path, "rt", encoding="utf-8", errors="replace") as lines:
+            yield from lines
+    else:
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            yield from lines

@@ -1,0 +1,44 @@
+"""The lines of the server's log about calls: one at the end of each, of `key=value` pairs. They hold no prompts."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from tilework.server.calls.records import Record
+from tilework.server.text import shown
+
+_log = logging.getLogger("tilework.server.calls")
+
+
+def log_ended(record: Record) -> None:
+    """Log how a call ended, now. Its latency is counted until its files were made and kept."""
+    if not _log.isEnabledFor(logging.INFO):
+        return
+    status, ask = record.status(), record.ask
+    values: dict[str, object] = {"uid": record.uid, "status": status.status}
+    if status.error is not None:
+        values["reason"] = status.error.code
+    values["latency_s"] = f"{time.time() - record.arrived_s:.3f}"
+    if status.slo_s is not None:
+        is_on_time = all(one.timeline is not None and one.timeline.on_time for one in status.images)
+        values |= {"deadline_s": f"{status.slo_s:.3f}", "on_time": str(is_on_time).lower()}
+    values |= {"tenant": record.tenant, "model": ask.model, "size": status.size, "images": len(status.images)}
+    _write(values)
+
+
+def log_refused(tenant: str, http_status: int, reason: str | None, uid: object) -> None:
+    """Log that a call was refused; `uid` is what the refusal says, if the event log has it."""
+    if not _log.isEnabledFor(logging.INFO):
+        return
+    values: dict[str, object] = {} if uid is None else {"uid": uid}
+    _write(values | {"status": "refused", "reason": reason or "invalid", "http": http_status, "tenant": tenant})
+
+
+def _write(values: dict[str, object]) -> None:
+    _log.info("call %s", " ".join(f"{name}={_plain(str(value))}" for name, value in values.items()))
+
+
+def _plain(text: str) -> str:
+    """A value as it is, or as JSON if something in it would break the line."""
+    return text if text.isascii() and text.isprintable() and not set(text) & set(' "=') else shown(text)

@@ -1,0 +1,163 @@
+"""Event logs in segments: when one ends, what is deleted, and what is read of the rest."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from builders import poisson
+from recorded import recorded
+from tilework.control.history_recorder import read_history
+from tilework.control.log import BadLog, Entry, header_line, read_log, replay
+from tilework.control.log_state import LogState
+from tilework.runtime.event_log.log_file import LogFile
+from tilework.runtime.event_log.segmented_file import DAY_NS, LogBounds, SegmentedFile
+from tilework.runtime.event_log.segments import closed_paths, lines_of, newest_log, segments_of
+
+
+@cache
+def whole() -> tuple[str, ...]:
+    return tuple(recorded(poisson(60, rate_per_s=4.0, seed=1)).lines)
+
+
+def never() -> None:
+    raise AssertionError("the log was lost")
+
+
+def write(path: Path, bounds: LogBounds, clock: Callable[[], int] | None = None) -> list[Entry]:
+    """Write a recorded log to a file in segments; returns its entries."""
+    header, found = read_log(whole())
+    entries = list(found)
+    file = SegmentedFile(path, bounds) if clock is None else SegmentedFile(path, bounds, unix_ns=clock)
+    log = LogFile(file, never)
+
+    def header_of(segment: int, state: LogState | None) -> str:
+        return header_line(header.version, header.config, header.table, segment, state)
+
+    log.begin(header_of)
+    for entry in entries:
+        log.add(entry.event, entry.actions, entry.now_ns)
+    file.close()
+    return entries
+
+
+SMALL = LogBounds(segment_bytes=8_000)
+
+
+def test_segments_together_are_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "events-3.jsonl"
+    entries = write(log, SMALL)
+    paths = segments_of(log)
+    assert len(paths) > 3
+    assert [path.name for path in paths[:2]] == ["events-3.000001.jsonl.gz", "events-3.000002.jsonl.gz"]
+    assert paths[-1] == log
+    assert segments_of(tmp_path) == paths
+    assert replay(lines_of(paths)) == (len(entries), None)
+    _, read = read_log(lines_of(paths))
+    assert [entry.text for entry in read] == list(map(str.rstrip, whole()[1:]))
+    assert read_history(lines_of(paths)) == read_history(whole())
+
+
+def test_a_closed_segment_can_be_read_alone(tmp_path: Path) -> None:
+    write(tmp_path / "events.jsonl", SMALL)
+    for number, path in enumerate(closed_paths(tmp_path / "events.jsonl"), 1):
+        assert segments_of(path) == [path]
+        header, entries = read_log(lines_of([path]))
+        assert header.segment == number
+        assert list(entries)
+
+
+def test_what_is_left_is_explained_and_not_replayed(tmp_path: Path) -> None:
+    log = tmp_path / "events.jsonl"
+    write(log, SMALL)
+    paths = segments_of(log)
+    paths[0].unlink()
+    left, warnings = segments_of(log), list[str]()
+    assert left == paths[1:]
+    history, before = read_history(lines_of(left), warnings.append), read_history(whole())
+    assert warnings == ["the log begins with segment 2: what happened before is not known"]
+    ends = {one.request.uid: (one.status, one.finish_ns, one.eta_ns, one.job_id) for one in before.requests}
+    found = {one.request.uid: (one.status, one.finish_ns, one.eta_ns, one.job_id) for one in history.requests}
+    assert found.items() <= ends.items()
+    assert {one.request.uid for one in before.requests if one.finish_ns is not None} > found.keys()
+    assert set(history.works) < set(before.works)
+    assert history.num_devices == before.num_devices
+    with pytest.raises(BadLog, match="the log begins with segment 2: those before are gone"):
+        replay(lines_of(left))
+    paths[2].unlink()
+    with pytest.raises(BadLog, match="begins segment 4, after segment 2; those between are missing"):
+        read_history(lines_of(segments_of(log)))
+
+
+def test_a_segment_ends_by_its_age(tmp_path: Path) -> None:
+    times_ns = iter(range(0, 10**6 * DAY_NS, DAY_NS // 100))
+    write(tmp_path / "events.jsonl", LogBounds(), lambda: next(times_ns))
+    assert 2 < len(segments_of(tmp_path)) < len(whole()) // 10
+
+
+def test_the_oldest_files_are_deleted_by_size(tmp_path: Path) -> None:
+    log = tmp_path / "events.jsonl"
+    write(log, SMALL)
+    all_bytes = sum(path.stat().st_size for path in closed_paths(log))
+    all_names = [path.name for path in closed_paths(log)]
+    write(log, LogBounds(segment_bytes=8_000, kept_bytes=8_000 + all_bytes // 2))
+    left = closed_paths(log)
+    assert [path.name for path in left] == all_names[-len(left) :]
+    assert 0 < sum(path.stat().st_size for path in left) <= all_bytes // 2
+
+
+def test_old_files_of_earlier_starts_are_deleted_and_no_others(tmp_path: Path) -> None:
+    now_ns = 100 * DAY_NS
+    for name, days in {"events-1.jsonl": 9, "events-2.000001.jsonl.gz": 8, "events-2.jsonl": 6, "results": 50}.items():
+        (tmp_path / name).write_text("x")
+        os.utime(tmp_path / name, ns=(now_ns - days * DAY_NS,) * 2)
+    file = SegmentedFile(tmp_path / "events-3.jsonl", LogBounds(), family="events-*.jsonl*", unix_ns=lambda: now_ns)
+    file.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["events-2.jsonl", "events-3.jsonl", "results"]
+
+
+def test_a_new_log_of_the_same_name_has_no_segments_of_the_old_one(tmp_path: Path) -> None:
+    log = tmp_path / "events.jsonl"
+    write(log, SMALL)
+    write(log, LogBounds())
+    assert segments_of(log) == [log]
+    assert replay(lines_of([log]))[1] is None
+
+
+def test_the_newest_log_of_a_directory_is_found_by_its_number(tmp_path: Path) -> None:
+    for name in ("events-9.jsonl", "events-10.jsonl", "events-11.000001.jsonl.gz"):
+        (tmp_path / name).write_text("")
+    assert newest_log(tmp_path).name == "events-10.jsonl"
+    with pytest.raises(FileNotFoundError):
+        newest_log(tmp_path.parent / "missing")
+
+
+@given(data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_a_log_that_was_killed_anywhere_is_readable(data: st.DataObject) -> None:
+    """The newest segment is cut at any byte; and the closed one before it may not be compressed yet."""
+    with TemporaryDirectory() as folder:
+        log = Path(folder) / "events.jsonl"
+        write(log, SMALL)
+        content = log.read_bytes()
+        log.write_bytes(content[: data.draw(st.integers(0, len(content)))])
+        if data.draw(st.booleans()):
+            packed = closed_paths(log)[-1]
+            text = gzip.decompress(packed.read_bytes())
+            packed.with_suffix("").write_bytes(text)
+            packed.write_bytes(packed.read_bytes()[: data.draw(st.integers(0, 100))])
+        warnings: list[str] = []
+        num_equal, difference = replay(lines_of(segments_of(log)), warnings.append)
+        assert difference is None
+        _, entries = read_log(lines_of(segments_of(log)))
+        assert [one.text for one in entries] == list(map(str.rstrip, whole()[1 : num_equal + 1]))
+        assert len(warnings) <= 1
+        read_history(lines_of(segments_of(log)))
