@@ -22,7 +22,7 @@ StageKey = tuple[str, str, int]
 """Pipeline, stage and degree."""
 
 _Key = TypeVar("_Key", bound=Hashable)
-_Named = TypeVar("_Named", bound=tuple[object, ...])
+_Named = TypeVar("_Named", CorrectionKey, StageKey, tuple[str, str])
 _Value = TypeVar("_Value")
 
 
@@ -73,8 +73,11 @@ class Corrections:
 
     def forget(self, pipeline: str) -> None:
         """Drop what was learned of a pipeline."""
-        for kept in (self._learned, self._recent, self._prediction_error, self._ratios, self._usual):
-            _forget(kept, pipeline)
+        _forget(self._learned, pipeline)
+        _forget(self._recent, pipeline)
+        _forget(self._prediction_error, pipeline)
+        _forget(self._ratios, pipeline)
+        _forget(self._usual, pipeline)
 
     def observe_single(self, key: CorrectionKey, ratio: float, unknown: float = 1.0) -> bool:
         """Learn from a work of one request; returns whether its correction has changed.
