@@ -56,6 +56,18 @@ def test_the_correction_converges_to_the_measured_ratio(factor: float, start: fl
     assert step_s(model, 100) == pytest.approx(factor, rel=0.01)
 
 
+@pytest.mark.parametrize(("factor", "expected"), [(3.0, 3.0), (1.3, 1.0)])
+def test_a_table_that_is_off_by_more_than_half_is_so_for_what_was_not_measured(factor: float, expected: float) -> None:
+    model = costs(row(100, 1.0), row(200, 2.0), row(300, 3.0), row(400, 4.0))
+    before = model.version_of(sized(400))
+    for pixels in (100, 200, 300):
+        assert step_s(model, 400) == pytest.approx(4.0)
+        observe(model, pixels, factor)
+    assert step_s(model, 400) == pytest.approx(4.0 * expected)
+    assert step_s(model, 400, guided=False) == pytest.approx(2.0 * expected)
+    assert (model.version_of(sized(400)) > before) == (expected != 1.0)
+
+
 def test_the_first_measurement_counts_in_full_and_later_ones_by_their_weight() -> None:
     model = costs(row(100, 1.0), weight=0.25)
     observe(model, 100, 2.0)

@@ -57,7 +57,7 @@ def cache(tmp_path: Path) -> CostCache:
 def test_a_first_start_measures_and_the_next_one_only_warms_up(cache: CostCache) -> None:
     first = FakeMeasurer()
     rows = asyncio.run(start(first, (1, 2), cache))
-    assert first.asked == [((shape,), degree, None) for degree in (1, 2) for shape in SHAPES]
+    assert first.asked == [((shape,), degree, None) for shape in SHAPES for degree in (1, 2)]
     assert set(rows) == {(stage, shape, 1) for stage in STAGES for shape in SHAPES} | {
         (DIFFUSE, shape, 2) for shape in SHAPES
     }
@@ -100,7 +100,7 @@ def test_a_start_at_more_degrees_measures_those_only(cache: CostCache) -> None:
     asyncio.run(start(FakeMeasurer(), (1,), cache))
     more = FakeMeasurer()
     rows = asyncio.run(start(more, (1, 2, 4), cache))
-    assert more.asked == [((shape,), degree, None) for degree in (2, 4) for shape in SHAPES] + [WARM_UP]
+    assert more.asked == [((shape,), degree, None) for shape in SHAPES for degree in (2, 4)] + [WARM_UP]
     assert {degree for _, _, degree in rows} == {1, 2, 4}
     assert asyncio.run(start(FakeMeasurer(), (1, 2, 4), cache)) == rows
 
@@ -148,6 +148,44 @@ def test_a_refresh_measures_again_and_its_rows_count_from_then_on(cache: CostCac
     slow.calibrate = slower  # type: ignore[method-assign]
     assert set(asyncio.run(start(slow, (1,), replace(cache, refresh=True))).values()) == {9.0}
     assert set(asyncio.run(start(FakeMeasurer(), (1,), cache)).values()) == {9.0}
+
+
+class Disturbed(FakeMeasurer):
+    """Runs on one device take five times as long until it was asked `num_busy` times."""
+
+    def __init__(self, num_busy: int) -> None:
+        super().__init__()
+        self.num_busy = num_busy
+
+    async def calibrate(self, *arguments: Any, **others: Any) -> tuple[CostRow, ...]:
+        rows = await super().calibrate(*arguments, **others)
+        factor = 5 if len(self.asked) <= self.num_busy else 1
+        return tuple(
+            replace(row, seconds=row.seconds * factor, p99_seconds=None) if row.degree == 1 else row for row in rows
+        )
+
+
+def test_degrees_that_are_implausible_are_measured_again_in_turns(cache: CostCache) -> None:
+    measurer = Disturbed(num_busy=2)
+    rows = asyncio.run(start(measurer, (1, 2), cache))
+    assert [degree for batch, degree, _ in measurer.asked if batch == (SHAPES[0],)] == [1, 2, 1, 2]
+    assert [degree for batch, degree, _ in measurer.asked if batch == (SHAPES[1],)] == [1, 2]
+    assert rows == asyncio.run(start(FakeMeasurer(), (1, 2), None))
+
+
+def test_what_remains_implausible_is_said_and_measured_again_at_the_next_start(
+    cache: CostCache, caplog: pytest.LogCaptureFixture
+) -> None:
+    measurer = Disturbed(num_busy=6)
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(start(measurer, (1, 2), cache))
+    assert [degree for batch, degree, _ in measurer.asked if batch == (SHAPES[0],)] == [1, 2] * 3
+    (said,) = (record.getMessage() for record in caplog.records)
+    assert said.startswith(f"{SHAPES[0]}: ")
+    assert "--recalibrate" in said
+    again = FakeMeasurer()
+    asyncio.run(start(again, (1, 2), cache))
+    assert again.asked == [((SHAPES[0],), degree, None) for degree in (1, 2)]
 
 
 def test_sizes_that_cannot_run_are_left_out_and_none_at_all_is_an_error(cache: CostCache) -> None:

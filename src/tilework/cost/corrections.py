@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, deque
+from collections.abc import Hashable, MutableMapping
 from dataclasses import dataclass, field
+from statistics import median
+from typing import TypeVar
 
 _MAX_FACTOR = 4.0
+_MOST = 4096  # Clients choose the shapes.
+_REMEMBERED, _FEW = 15, 3
+_FAR = 1.5
 
 CorrectionKey = tuple[str, str, int, int, int, int]
 """The key of a correction: pipeline, stage, degree, number of requests, their pixels, how many of them are guided.
@@ -14,6 +21,10 @@ A shape on its side has the same key. Guidance matters for steps only."""
 StageKey = tuple[str, str, int]
 """Pipeline, stage and degree."""
 
+_Key = TypeVar("_Key", bound=Hashable)
+_Named = TypeVar("_Named", CorrectionKey, StageKey, tuple[str, str])
+_Value = TypeVar("_Value")
+
 
 @dataclass(slots=True)
 class Corrections:
@@ -21,13 +32,23 @@ class Corrections:
 
     A measurement counts as at most four times what was expected, so that one outlier does not make every later request
     look infeasible. There are many different batches, and each is rare: one that has not been measured is corrected
-    like the recent batches of its stage.
+    like the recent batches of its stage. If the median of the latest single works of a stage is off by more than half,
+    so is what is expected of its shapes and degrees that have not been measured: then the table is of another machine,
+    or was measured beside other work.
+
+    Of each kind `_MOST` are kept; the least recently measured one is forgotten first.
     """
 
     weight: float
-    _learned: dict[CorrectionKey, float] = field(default_factory=dict, init=False)
-    _recent: dict[StageKey, float] = field(default_factory=dict, init=False)  # Batches.
-    _prediction_error: dict[StageKey, float] = field(default_factory=dict, init=False)
+    _learned: OrderedDict[CorrectionKey, float] = field(default_factory=OrderedDict, init=False)
+    _recent: OrderedDict[StageKey, float] = field(default_factory=OrderedDict, init=False)  # Batches.
+    _prediction_error: OrderedDict[StageKey, float] = field(default_factory=OrderedDict, init=False)
+    _ratios: OrderedDict[tuple[str, str], deque[float]] = field(default_factory=OrderedDict, init=False)  # Singles.
+    _usual: dict[tuple[str, str], float] = field(default_factory=dict, init=False)  # Where it is off by more than half.
+
+    def __len__(self) -> int:
+        """How many entries are kept of all kinds."""
+        return len(self._learned) + len(self._recent) + len(self._prediction_error) + len(self._ratios)
 
     def __contains__(self, key: CorrectionKey) -> bool:
         """Whether works of this key were measured."""
@@ -36,6 +57,11 @@ class Corrections:
     def single(self, key: CorrectionKey) -> float | None:
         """The correction of a work of one request; None until one has been measured."""
         return self._learned.get(key)
+
+    def usual(self, pipeline: str, stage: str) -> float:
+        """The correction of works of one request that have not been measured, by others of their stage; 1 unless these
+        are off by more than half."""
+        return self._usual.get((pipeline, stage), 1.0)
 
     def batch(self, key: CorrectionKey) -> float | None:
         """The correction of a batch; None until a batch of its stage has been measured."""
@@ -47,24 +73,41 @@ class Corrections:
 
     def forget(self, pipeline: str) -> None:
         """Drop what was learned of a pipeline."""
-        self._learned = {key: factor for key, factor in self._learned.items() if key[0] != pipeline}
-        self._recent = {key: factor for key, factor in self._recent.items() if key[0] != pipeline}
-        self._prediction_error = {key: one for key, one in self._prediction_error.items() if key[0] != pipeline}
+        _forget(self._learned, pipeline)
+        _forget(self._recent, pipeline)
+        _forget(self._prediction_error, pipeline)
+        _forget(self._ratios, pipeline)
+        _forget(self._usual, pipeline)
 
-    def observe_single(self, key: CorrectionKey, ratio: float) -> bool:
-        """Learn from a work of one request; returns whether the correction has changed."""
+    def observe_single(self, key: CorrectionKey, ratio: float, unknown: float = 1.0) -> bool:
+        """Learn from a work of one request; returns whether its correction has changed.
+
+        `unknown` is what such a work was corrected by until one was measured.
+        """
         before = self._learned.get(key)
-        new = self._learned[key] = self._mean(before, ratio)
+        new = self._mean(before, ratio)
+        _keep(self._learned, key, new)
+        stage = key[:2]
+        ratios = self._ratios.get(stage, deque(maxlen=_REMEMBERED))
+        ratios.append(ratio / unknown)
+        if (oldest := _keep(self._ratios, stage, ratios)) is not None:
+            self._usual.pop(oldest, None)
+        middle = median(ratios) if len(ratios) >= _FEW else 1.0
+        if 1 / _FAR <= middle <= _FAR:
+            self._usual.pop(stage, None)
+        else:
+            self._usual[stage] = min(_MAX_FACTOR, max(1 / _MAX_FACTOR, middle))
         return new != before
 
     def observe_batch(self, key: CorrectionKey, ratio: float) -> bool:
         """The same for a work of several requests."""
         stage = key[:3]
         before, prediction_error = self.batch(key), self.prediction_error(stage)
-        new = self._learned[key] = self._mean(before, ratio)
-        self._recent[stage] = self._mean(self._recent.get(stage), ratio)
+        new = self._mean(before, ratio)
+        _keep(self._learned, key, new)
+        _keep(self._recent, stage, self._mean(self._recent.get(stage), ratio))
         error = min(1.0, abs(ratio / (1.0 if before is None else before) - 1.0))
-        self._prediction_error[stage] = prediction_error + self.weight * (error - prediction_error)
+        _keep(self._prediction_error, stage, prediction_error + self.weight * (error - prediction_error))
         return new != before or error != prediction_error
 
     def _mean(self, old: float | None, ratio: float) -> float:
@@ -72,3 +115,15 @@ class Corrections:
         expected = 1.0 if old is None else old
         clipped = min(_MAX_FACTOR * expected, max(expected / _MAX_FACTOR, ratio))
         return clipped if old is None else old + self.weight * (clipped - old)
+
+
+def _keep(kept: OrderedDict[_Key, _Value], key: _Key, value: _Value) -> _Key | None:
+    """Keep a value as the latest; returns the key of the one that is forgotten for it, if any."""
+    kept[key] = value
+    kept.move_to_end(key)
+    return kept.popitem(last=False)[0] if len(kept) > _MOST else None
+
+
+def _forget(kept: MutableMapping[_Named, _Value], pipeline: str) -> None:
+    for key in [one for one in kept if one[0] == pipeline]:
+        del kept[key]

@@ -203,7 +203,7 @@ class TableCosts:
         """The correction of a price."""
         if not price.alone:
             learned = self._corrections.single(price.key)
-            return price.unknown if learned is None else learned
+            return price.unknown * self._corrections.usual(*price.key[:2]) if learned is None else learned
         learned = self._corrections.batch(price.key)
         return self._factor_alone(price) * (1.0 if learned is None else learned)
 
@@ -363,9 +363,17 @@ class TableCosts:
         expected_ns = price.base_ns * num_steps * (self._factor_alone(price) if price.alone else 1.0)
         if expected_ns <= 0 or run_ns <= 0:
             return
-        learn = self._corrections.observe_batch if price.alone else self._corrections.observe_single
-        if learn(price.key, run_ns / expected_ns):
-            self._has_changed(None if price.alone else requests[0].shape.pixels)
+        ratio, place = run_ns / expected_ns, price.key[:2]
+        if price.alone:
+            if self._corrections.observe_batch(price.key, ratio):
+                self._has_changed()
+            return
+        before = self._corrections.usual(*place)
+        has_changed = self._corrections.observe_single(price.key, ratio, price.unknown)
+        if self._corrections.usual(*place) != before:
+            self._has_changed()
+        elif has_changed:
+            self._has_changed(requests[0].shape.pixels)
 
     def knows(self, stage: Stage, request: Request) -> bool:
         """Whether the time of such a work alone on one device was measured, for the table or since then.

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from random import Random
 from typing import Protocol
 
@@ -19,12 +20,14 @@ from tilework.core.request import Shape
 from tilework.core.wire.reports import LoadedModel
 from tilework.cost.profile import Profile, ProfileKey, ProfileOrigin
 from tilework.cost.profiles import Profiles, ProfilesUnavailable
-from tilework.cost.rows import merge_rows, missing_batches, row_key
+from tilework.cost.rows import RowKey, merge_rows, missing_batches, row_key
 from tilework.cost.table import CostTable, graphs_of
 from tilework.runtime.executor import Executor
 
 _log = logging.getLogger(__name__)
 MAX_BATCH = 12
+_MORE_ROUNDS = 2
+_MOST_EFFICIENCY = 1.2  # Of a group, over one device.
 
 
 class Measurer(Protocol):
@@ -133,12 +136,56 @@ async def measure(
 ) -> AsyncIterator[tuple[CostRow, ...]]:
     """Measure batches at degrees, one after another; yields the rows of each, merged over all groups.
 
+    Degrees of one batch that follow each other are yielded together. While they are implausible (see
+    `implausible_batches`), they are measured again in turns, at most `_MORE_ROUNDS` times; each row is then that of its
+    quickest round, since other work only adds time. If they remain so, a warning says it.
+
     Stages of which `shared` has a row are not timed. A batch that cannot run has no rows. A caller that is cancelled
     keeps the rows it has received.
     """
-    for batch, degree in wanted:
+
+    async def rows_of(batch: Batch, degree: int) -> tuple[CostRow, ...]:
         known = _known_stages(shared, batch, degree)
-        yield merge_rows(await measurer.calibrate((batch,), degree, num_runs, known=known))
+        return merge_rows(await measurer.calibrate((batch,), degree, num_runs, known=known))
+
+    for batch, alike in groupby(wanted, key=lambda one: one[0]):
+        degrees = [degree for _, degree in alike]
+        measured = [await rows_of(batch, degree) for degree in degrees]
+        for _ in range(_MORE_ROUNDS):
+            if not implausible_batches(row for rows in measured for row in rows):
+                break
+            measured = [
+                _quicker(rows, await rows_of(batch, degree)) for rows, degree in zip(measured, degrees, strict=True)
+            ]
+        if implausible_batches(row for rows in measured for row in rows):
+            _log.warning(
+                "%s: several devices seem to be more than as many times as fast as one, also when measured again; "
+                "other work has probably disturbed it. Measure again when the machine is idle (serve --recalibrate, "
+                "or profile)",
+                " + ".join(map(str, batch)),
+            )
+        for rows in measured:
+            yield rows
+
+
+def implausible_batches(rows: Iterable[CostRow]) -> frozenset[Batch]:
+    """The batches for which a stage takes less than one d-th of its time on one device at a degree d, by more than
+    measurements differ."""
+    seconds = {(row.stage, row.shapes, row.degree): row.seconds for row in rows}
+    return frozenset(
+        shapes
+        for (stage, shapes, degree), taken_s in seconds.items()
+        if seconds.get((stage, shapes, 1), 0.0) > _MOST_EFFICIENCY * degree * taken_s
+    )
+
+
+def _quicker(rows: Sequence[CostRow], others: Sequence[CostRow]) -> tuple[CostRow, ...]:
+    """Of two measurements of the same, the quicker one of each row."""
+    found: dict[RowKey, CostRow] = {}
+    for row in (*rows, *others):
+        before = found.setdefault(row_key(row), row)
+        found[row_key(row)] = min(before, row, key=lambda one: one.seconds)
+    return tuple(found.values())
 
 
 def _known_stages(rows: Iterable[CostRow], batch: Batch, degree: int) -> frozenset[str]:
@@ -161,15 +208,18 @@ async def start_costs(
     It has the `shared` rows, which are those of stages that were measured for another model.
 
     It has every stage at the calibration shapes and each of `degrees`, and a step of the calibration batches (unless
-    `with_batches` is false), except where one cannot run. New measurements are saved for the next start. Returns None
-    if nothing is known and nothing runs. Afterwards every device is warm, even if nothing had to be measured. An
-    unusable cache logs a warning, and the server measures at every start. `on_measuring` is called with the number of
-    measurements done and of all.
+    `with_batches` is false), except where one cannot run. New measurements are saved for the next start, but for
+    implausible ones, which it measures again. Returns None if nothing is known and nothing runs. Afterwards every
+    device is warm, even if nothing had to be measured. An unusable cache logs a warning, and the server measures at
+    every start. `on_measuring` is called with the number of measurements done and of all.
     """
     key, singles = measurer.profile_key, tuple((shape,) for shape in calibration_shapes(info))
     earlier = earlier_costs(cache, key, info.graph) or key.table(())
     known = (*earlier.rows, *shared)
-    missing = [(one, degree) for degree in degrees for one in missing_batches(known, info.graph, singles, degree)]
+    lacking = {degree: missing_batches(known, info.graph, singles, degree) for degree in degrees}
+    missing: list[tuple[Batch, int]] = [
+        (one, degree) for one in singles for degree in degrees if one in lacking[degree]
+    ]
     batches = calibration_batches(info) if with_batches else ()
     missing += [(batch, 1) for batch in missing_batches(known, info.graph, batches, 1)]
     fresh: list[CostRow] = []
@@ -179,7 +229,8 @@ async def start_costs(
         fresh += measured
         num_done += 1
         on_measuring(num_done, len(missing))
-    _save(cache, key, tuple(fresh))
+    implausible = implausible_batches(fresh)
+    _save(cache, key, tuple(row for row in fresh if row.shapes not in implausible))
     # Stages that batches and groups do not run are cold, and those behind the last one that was timed.
     if not any((batch, 1) in missing and not _known_stages(shared, batch, 1) for batch in singles):
         await measurer.calibrate(singles[:1])
