@@ -153,7 +153,7 @@ class Lived:
                 body = {"path": path, **({"name": name} if name else {}), **fields, **folder}
                 return self.ask("POST", "/v1/admin/models", json=body)
             case Remove(name):
-                return self.ask("DELETE", f"/v1/admin/models/{name.replace('.', '%2E')}")
+                return self.ask("DELETE", f"/v1/admin/models/{name.replace('.', '%2E')}", params={"confirm": name})
             case AddLora(model=model, name=name, file=file):
                 body = {"name": name, "path": str(lora_file(self.root, file))}
                 return self.ask("POST", f"/v1/admin/models/{model}/loras", json=body)
@@ -281,7 +281,7 @@ def run(lived: Lived, seed: int, steps: list[Step]) -> None:
         raise AssertionError(f"seed {seed}, after\n{listed}\n{type(error).__name__}: {error}") from error
 
 
-NUM_SEQUENCES = 8
+NUM_SEQUENCES = 5
 """They take five minutes on two busy cores."""
 
 

@@ -126,7 +126,8 @@ _LOG = "event log"
 def _change(http: httpx.Client, path: str, body: dict[str, object]) -> None:
     """Add something and remove it. Raises CaseFailed."""
     place = f"/v1/admin/models{path}"
-    for answer in (http.post(place, json=body), http.delete(f"{place}/{body['name']}")):
+    name = str(body["name"])
+    for answer in (http.post(place, json=body), http.delete(f"{place}/{name}", params={"confirm": name})):
         if answer.is_error:
             raise CaseFailed(f"{answer.request.method} {answer.request.url}: {answer.status_code} {answer.text}")
 
