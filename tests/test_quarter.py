@@ -174,7 +174,11 @@ class TestKept:
             folder.add_results(tmp_path / "source")
         assert folder.documents() == {"a_h100_202611.md": "new"}
 
-    @pytest.mark.parametrize("content", [b"", b"none", gzip.compress(b"none"), gzip.compress(bytes(3000))[:-20], None])
+    @pytest.mark.parametrize(
+        "content",
+        [b"", b"none", gzip.compress(b"none"), gzip.compress(bytes(3000))[:-20], None],
+        ids=["empty", "no archive", "no folder", "cut", "a folder"],  # The bytes have the second of their making.
+    )
     def test_what_cannot_be_read_is_said_before_anything_is_measured(
         self, tmp_path: Path, content: bytes | None
     ) -> None:
