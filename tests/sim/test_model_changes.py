@@ -132,14 +132,7 @@ def remove_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def remember_removed_models(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was learned of a model is believed of the next one of its name."""
-    removed = TableCosts.remove
-
-    def remove(self: Any, pipeline: str) -> None:
-        learned = dict(self._corrections._learned)
-        removed(self, pipeline)
-        self._corrections._learned.update(learned)
-
-    monkeypatch.setattr(TableCosts, "remove", remove)
+    monkeypatch.setattr(TableCosts, "forget", lambda _costs, _pipeline: None)
 
 
 @pytest.mark.parametrize(

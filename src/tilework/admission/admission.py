@@ -33,10 +33,9 @@ from tilework.core.interfaces import (
 from tilework.core.request import EXACT_NEEDS_MORE, RefusalCode, Request, RequestClass, cost_key
 from tilework.policy.toolkit.buddy_allocator import nodes
 from tilework.policy.toolkit.demand import fastest, fits_at
+from tilework.policy.toolkit.known_demands import ByClass
 from tilework.policy.toolkit.pools import serving
 from tilework.policy.toolkit.wording import needs
-
-_MOST_CLASSES = 10_000
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,7 +52,7 @@ class Admission:
     limits: AdmissionLimits
     _eta: Eta = field(default_factory=Eta, init=False)
     _eta_correction: EtaCorrection = field(default_factory=EtaCorrection, init=False)
-    _fitting: dict[RequestClass, tuple[int, int]] = field(default_factory=dict, init=False)
+    _fitting: ByClass[RequestClass, tuple[int, int]] = field(default_factory=ByClass, init=False)
     _reservations: tuple[Moment, Reservations] | None = field(default=None, init=False)
 
     def admit(
@@ -108,8 +107,6 @@ class Admission:
             return None
         refused = _too_large(request, policy, costs, backlog)
         if refused is None:
-            if len(self._fitting) >= _MOST_CLASSES:  # Clients choose the shapes.
-                self._fitting.clear()
             self._fitting[key] = state
         return refused
 
@@ -130,8 +127,9 @@ class Admission:
         self._eta_correction.learn(request, eta_prediction.num_jobs, eta_prediction.predicted_ns, actual_ns)
 
     def forget(self, pipeline: str) -> None:
-        """A pipeline is served no more: the next one of its name is another one."""
-        self._eta_correction.forget(pipeline)
+        """Drop all that is known by a pipeline's name: it is served no more."""
+        for known in (self._eta, self._eta_correction, self._fitting):
+            known.forget(pipeline)
 
     def eta_ns(self, job: JobView, costs: CostModel, backlog: Backlog, now_ns: int) -> int:
         """When an accepted job is expected to end, predicted now."""

@@ -42,6 +42,10 @@ class Eta:
             self._free_after(job.request, job.urgency_ns, job.job_id, pools, backlog), job.demand, begin_ns
         )
 
+    def forget(self, pipeline: str) -> None:
+        """Drop what is known of a pipeline."""
+        self._parts.pop(pipeline, None)
+
     def _free_after(
         self, request: Request, urgency_ns: int, job_id: int | None, pools: Pools, backlog: Backlog
     ) -> list[FreeAfterAhead]:

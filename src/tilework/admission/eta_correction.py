@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 
 from tilework.core.request import Request, Shape
+from tilework.policy.toolkit.known_demands import ByClass
 
 _MOST_SIZES = 1024
 _REMEMBERED, _FEW = 15, 3
@@ -30,7 +32,7 @@ class EtaCorrection:
     medians are of the latest few requests: a mean would follow the rare requests that many others have overtaken.
     """
 
-    _seen: OrderedDict[_Size, _Ratios] = field(default_factory=OrderedDict)
+    _seen: ByClass[_Size, _Ratios] = field(default_factory=partial(ByClass, _MOST_SIZES))
 
     def ratio(self, request: Request, num_jobs: int) -> float:
         """The factor for the predicted latency of a request that arrives while `num_jobs` jobs are present.
@@ -50,8 +52,7 @@ class EtaCorrection:
 
     def forget(self, pipeline: str) -> None:
         """Drop what was learned from requests for a pipeline."""
-        for size in [one for one in self._seen if one[0] == pipeline]:
-            del self._seen[size]
+        self._seen.forget(pipeline)
 
     def learn(self, request: Request, num_jobs: int, predicted_ns: int, actual_ns: int) -> None:
         """Learn from a request that found `num_jobs` jobs present and finished `actual_ns` after its arrival.
@@ -61,12 +62,10 @@ class EtaCorrection:
         if predicted_ns <= 0 or actual_ns <= 0:
             return
         size, load = (request.pipeline, request.shape, request.steps), _load(num_jobs)
-        seen = self._seen.setdefault(size, {})
-        self._seen.move_to_end(size)
+        seen = self._seen.get(size, {})
         for deadline in _deadlines(request):
             seen.setdefault((load, deadline), deque(maxlen=_REMEMBERED)).append(actual_ns / predicted_ns)
-        if len(self._seen) > _MOST_SIZES:  # Clients choose the shapes.
-            self._seen.popitem(last=False)
+        self._seen.renew(size, seen)
 
 
 def _deadlines(request: Request) -> tuple[str, str]:

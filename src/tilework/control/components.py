@@ -52,6 +52,7 @@ class Components:
         known = self._costs.all_components
         self._known = {component.digest: component for component in known}
         gone = set(before).difference(known)
+        self._tracker.sources.forget(gone)
         actions: list[Action] = []
         for device in self._tracker.devices:
             actions += self._drop(device, [one for one in device.memory.components if one in gone])

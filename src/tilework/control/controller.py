@@ -229,13 +229,23 @@ class Controller:
 
     def _change_models(self, event: ModelServed | ModelRemoved) -> list[Action]:
         if isinstance(event, ModelRemoved):
-            self._rule.forget(event.pipeline)
-            if isinstance(self.policy, RemembersPipelines):
-                self.policy.forget(event.pipeline)
-            return self._components.remove(event.pipeline)
-        actions = self._components.serve(_costs(event))
+            actions = self._components.remove(event.pipeline)
+            self._forget(event.pipeline)
+            return actions
+        part, before = _costs(event), self.costs.table
+        actions = self._components.serve(part)
+        for pipeline in part.pipelines:
+            if pipeline in before.pipelines and before.graph(pipeline) != part.graph(pipeline):
+                self._forget(pipeline)  # Another one has its name.
         self.tracker.unpark()
         return actions
+
+    def _forget(self, pipeline: str) -> None:
+        """Forget what is known by the name of a pipeline that is served no more."""
+        self.costs.forget(pipeline)
+        self._rule.forget(pipeline)
+        if isinstance(self.policy, RemembersPipelines):
+            self.policy.forget(pipeline, self.costs)
 
     def _on_devices_lost(self, event: DeviceLost | NodeLost, now_ns: int) -> list[Action]:
         """Works that only these had are lost; works with survivors end by `Broken`, when these have reported."""

@@ -396,13 +396,13 @@ class PlacementStatus:
 
 @runtime_checkable
 class RemembersPipelines(Protocol):
-    """A policy that goes by what it has seen or computed of pipelines before.
+    """A policy that keeps something of the pipelines for which requests came."""
 
-    What is computed anew when `CostModel.version_of` has changed need not be forgotten.
-    """
+    def forget(self, pipeline: str, costs: CostModel) -> None:
+        """Drop all that is known by a pipeline's name: the next one of that name may be another.
 
-    def forget(self, pipeline: str) -> None:
-        """A pipeline is served no more, and has no jobs. The next one of its name is another one."""
+        It is served no more and has no jobs. `costs` do not know it, or know the next one.
+        """
 
 
 @runtime_checkable

@@ -96,10 +96,14 @@ class TableCosts:
         self._replace(table)
 
     def remove(self, pipeline: str) -> None:
-        """Forget a pipeline, with what was learned of it. At least one must be left."""
+        """Serve a pipeline no more. At least one must be left."""
+        self._replace(without(self.table, {pipeline}))
+
+    def forget(self, pipeline: str) -> None:
+        """Drop what was learned of a pipeline: the next one of its name is another one."""
         self._corrections.forget(pipeline)
         self._memory.forget_pipeline(pipeline)
-        self._replace(without(self.table, {pipeline}))
+        self._has_changed()
 
     def _replace(self, table: CostTable) -> None:
         self._take(table)
@@ -334,11 +338,15 @@ class TableCosts:
         self._measured.setdefault(nodes, MeasuredLink()).observe(num_bytes, run_ns)
 
     def components(self, stage: Stage) -> tuple[Component, ...]:
-        """The components that a stage and its LoRAs need, as far as the table knows them."""
+        """The components that a stage and its LoRAs need, as far as the table knows them.
+
+        A work of a request that was cancelled may end after its model or its LoRA has gone.
+        """
         components = self._components.get((stage.pipeline, stage.name), ())
         if not stage.loras:
             return components
-        used = [self.table.loras[stage.pipeline][one.name].component for one in stage.loras]
+        known = self.table.loras.get(stage.pipeline, {})
+        used = [known[one.name].component for one in stage.loras if one.name in known]
         return (*components, *(one for one in used if one is not None))
 
     def load_ns(self, num_bytes: int, source: LoadSource | None = None) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from tilework.control.cluster.device import Device
@@ -45,11 +45,17 @@ class LoadSources:
     def use(self, node: int, components: Iterable[Component], forgets: Sequence[Component] = ()) -> None:
         """Note that a device of the node has read these components, or is told to load them from its host's memory.
 
-        The host forgets `forgets` first, if it must.
+        The host forgets `forgets` first, if it must. What no pipeline needs any more, it does not keep.
         """
-        host = self._hosts.get(node) or Memory(self._costs.host_bytes)
-        self._hosts[node] = host.with_read(components, forgets)
+        host, known = self._hosts.get(node) or Memory(self._costs.host_bytes), self._costs.all_components
+        self._hosts[node] = host.with_read([one for one in components if one in known], forgets)
         self.changed(node)
+
+    def forget(self, gone: Collection[Component]) -> None:
+        """Note that hosts drop these components, which no pipeline needs any more."""
+        self._hosts = {node: host.without(gone) for node, host in self._hosts.items()}
+        self.unreadable.difference_update(gone)
+        self.changed()
 
     # Reads ahead of need.
 
@@ -66,7 +72,7 @@ class LoadSources:
         if is_kept:
             self.use(node, read.components, read.forgets)
         else:
-            self.unreadable.update(read.components)
+            self.unreadable.update(one for one in read.components if one in self._costs.all_components)
             self.changed(node)
 
     def is_being_read(self, node: int, component: Component) -> bool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from math import inf
 
 from tilework.core.request import RequestClass
-from tilework.policy.toolkit.known_demands import forget_classes
+from tilework.policy.toolkit.known_demands import ByClass
 
 _WEIGHT = 0.1  # Of the latest gap in the mean.
 _MOST_CLASSES = 256
@@ -43,31 +44,27 @@ class TightClasses:
     """
 
     least_slack_ns: float = field(default=inf, init=False)
-    _slacks_ns: dict[RequestClass, int] = field(default_factory=dict, init=False)
-    _arrivals: dict[RequestClass, DueArrivals] = field(default_factory=dict, init=False)
+    _known: ByClass[RequestClass, tuple[int, DueArrivals]] = field(default_factory=partial(ByClass, _MOST_CLASSES))
 
     def add(self, key: RequestClass, arrival_ns: int, slack_ns: int) -> None:
         """Count a request that has a deadline and this slack; one that needs a wider group does not count."""
         if slack_ns <= 0:
             return
-        arrivals = self._arrivals.pop(key, None) or DueArrivals()
+        arrivals = self._known[key][1] if key in self._known else DueArrivals()
         arrivals.add([arrival_ns])
-        self._arrivals[key], self._slacks_ns[key] = arrivals, slack_ns
-        if len(self._arrivals) > _MOST_CLASSES:
-            oldest = next(iter(self._arrivals))
-            del self._arrivals[oldest], self._slacks_ns[oldest]
-        self.least_slack_ns = min(self._slacks_ns.values())
+        self._known.renew(key, (slack_ns, arrivals))
+        self._find_least()
 
     def forget(self, pipeline: str) -> None:
         """Drop the classes of a pipeline."""
-        forget_classes(self._arrivals, pipeline)
-        forget_classes(self._slacks_ns, pipeline)
-        self.least_slack_ns = min(self._slacks_ns.values(), default=inf)
+        self._known.forget(pipeline)
+        self._find_least()
+
+    def _find_least(self) -> None:
+        self.least_slack_ns = min([slack_ns for slack_ns, _ in self._known.values()], default=inf)
 
     def frequencies(self, now_ns: int) -> tuple[tuple[int, float], ...]:
         """For each slack, ascending: how many requests with at most this slack come per nanosecond."""
-        ordered = sorted(
-            (slack_ns, 1 / self._arrivals[key].gap_at(now_ns)) for key, slack_ns in self._slacks_ns.items()
-        )
+        ordered = sorted((slack_ns, 1 / arrivals.gap_at(now_ns)) for slack_ns, arrivals in self._known.values())
         sums = accumulate(frequency for _, frequency in ordered)
         return tuple((slack_ns, total) for (slack_ns, _), total in zip(ordered, sums, strict=True))

@@ -75,9 +75,11 @@ class ComponentRates:
         while len(self.stages) > _MOST_KNOWN:
             del self.stages[next(iter(self.stages))]
 
-    def forget(self, pipeline: str) -> None:
-        """Drop the stages of a pipeline; other pipelines may have its components."""
+    def forget(self, pipeline: str, costs: CostModel) -> None:
+        """Drop the stages of a pipeline, and the components that no other needs."""
         self.stages = {stage: None for stage in self.stages if stage.pipeline != pipeline}
+        needed = set(costs.all_components)
+        self._asked = {one: asked for one, asked in self._asked.items() if one in needed}
 
     def per_s(self, component: Component, now_ns: int) -> float:
         """How many requests per second are expected to ask for a component."""

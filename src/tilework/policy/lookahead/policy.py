@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
+from functools import partial
 
 from tilework.core.component import num_bytes
 from tilework.core.graph.progress import Cursor
@@ -27,7 +28,7 @@ from tilework.policy.lookahead.reading import Reading
 from tilework.policy.lookahead.request_costs import RequestCosts
 from tilework.policy.registry import policy
 from tilework.policy.toolkit.deadline_policy import DeadlinePolicy
-from tilework.policy.toolkit.known_demands import forget_classes
+from tilework.policy.toolkit.known_demands import ByClass
 
 _MOST_WAITING = 24  # Per node: the most urgent.
 _MOST_CLASSES = 256
@@ -51,7 +52,7 @@ class LookaheadPolicy(DeadlinePolicy):
     chunk_ns: int = 200 * NS_PER_MS  # How often it decides for a device: a decision takes as long for any model.
     patience: float = 300.0
     _request_costs: RequestCosts = field(default_factory=RequestCosts, init=False)
-    _alone_ns: dict[RequestClass, int] = field(default_factory=dict, init=False)
+    _alone_ns: ByClass[RequestClass, int] = field(default_factory=partial(ByClass, _MOST_CLASSES), init=False)
     _tight: dict[Within, TightClasses] = field(default_factory=dict, init=False)
     _rates: ComponentRates = field(default_factory=ComponentRates, init=False)
     _preloading: Preloading = field(default_factory=Preloading, init=False)
@@ -81,17 +82,16 @@ class LookaheadPolicy(DeadlinePolicy):
                     rationing = self._rationing.setdefault(within, Rationing())
                     rationing.add(key, request.arrival_ns, float(demand.device_ns), request.weight)
                 self._tight.setdefault(within, TightClasses()).add(key, request.arrival_ns, slack_ns)
-            self._alone_ns.pop(key, None)
-            self._alone_ns[key] = self._request_costs.of(request, left, choices.degrees[-1], costs).alone_ns(
-                left.num_steps_left
-            )
-            if len(self._alone_ns) > _MOST_CLASSES:
-                del self._alone_ns[next(iter(self._alone_ns))]
+            alone = self._request_costs.of(request, left, choices.degrees[-1], costs)
+            self._alone_ns.renew(key, alone.alone_ns(left.num_steps_left))
         return demand
 
-    def forget(self, pipeline: str) -> None:
-        forget_classes(self._alone_ns, pipeline)
-        self._rates.forget(pipeline)
+    def forget(self, pipeline: str, costs: CostModel) -> None:
+        DeadlinePolicy.forget(self, pipeline, costs)  # Dataclasses with slots know no super().
+        self._rates.forget(pipeline, costs)
+        self._preloading, self._reading = Preloading(), Reading()  # They know the latest holdings in which none paid.
+        self._alone_ns.forget(pipeline)
+        self._request_costs.forget(pipeline)
         for tight in self._tight.values():
             tight.forget(pipeline)
         for rationing in self._rationing.values():

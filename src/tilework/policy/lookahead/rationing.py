@@ -13,12 +13,13 @@ While the devices are enough for all, nothing is rationed.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from math import exp
 from typing import NamedTuple
 
 from tilework.core.request import RequestClass
 from tilework.core.time import NS_PER_S
-from tilework.policy.toolkit.known_demands import forget_classes
+from tilework.policy.toolkit.known_demands import ByClass
 
 _RECENT_NS = 120 * NS_PER_S
 _LEAST_NS = 60 * NS_PER_S
@@ -26,23 +27,27 @@ _LEAST_NS = 60 * NS_PER_S
 _OVERLOAD = 1.05
 """From which load on anything is rationed: slack makes up for less."""
 _MOST_CLASSES = 256
+_FIRST_CREDIT = 0.5
 
 
 class _Asked(NamedTuple):
-    """How much device time requests of a class have asked for, decayed since the latest came, and that of one."""
+    """How much device time requests of a class have asked for, decayed since the latest came, and that of one.
+
+    `credit` is the part of a request that may be on time beyond those that were to be.
+    """
 
     at_ns: int
     total_ns: float
     each_ns: float
     weight: float
+    credit: float = _FIRST_CREDIT
 
 
 @dataclass(slots=True)
 class Rationing:
     """The requests with a deadline that devices which stand for each other are asked for."""
 
-    _asked: dict[RequestClass, _Asked] = field(default_factory=dict)
-    _credits: dict[RequestClass, float] = field(default_factory=dict)
+    _asked: ByClass[RequestClass, _Asked] = field(default_factory=partial(ByClass, _MOST_CLASSES))
     _first_ns: int | None = None
     _shares: dict[RequestClass, float] = field(default_factory=dict)  # Those of `_moment`, if none was counted since.
     _moment: tuple[int, int] | None = None  # A time, and how many devices there are.
@@ -51,19 +56,15 @@ class Rationing:
         """Count a request that has come, with the device time that it takes to be on time."""
         self._first_ns = now_ns if self._first_ns is None else self._first_ns
         self._moment = None
-        before = self._asked.pop(key, None)
-        total_ns = device_ns + (0.0 if before is None else before.total_ns * _decay(now_ns - before.at_ns))
-        self._asked[key] = _Asked(now_ns, total_ns, device_ns, weight)
-        if len(self._asked) > _MOST_CLASSES:
-            oldest = next(iter(self._asked))
-            del self._asked[oldest]
-            self._credits.pop(oldest, None)
+        before = self._asked.get(key, _Asked(now_ns, 0.0, device_ns, weight))
+        total_ns = device_ns + before.total_ns * _decay(now_ns - before.at_ns)
+        self._asked.renew(key, _Asked(now_ns, total_ns, device_ns, weight, before.credit))
 
     def forget(self, pipeline: str) -> None:
         """Drop the classes of a pipeline."""
         self._moment = None
-        forget_classes(self._asked, pipeline)
-        forget_classes(self._credits, pipeline)
+        self._shares.clear()
+        self._asked.forget(pipeline)
 
     def admits(self, key: RequestClass, now_ns: int, num_devices: int) -> bool:
         """Whether a request that was counted is to be on time; to be asked once for each."""
@@ -74,11 +75,15 @@ class Rationing:
         if share is None:
             share = self._shares[key] = self._share(key, now_ns, num_devices) if key in self._asked else 1.0
         if share >= 1.0:
-            self._credits.pop(key, None)
+            self._keep_credit(key, _FIRST_CREDIT)
             return True
-        credit = self._credits.get(key, 0.5) + share
-        self._credits[key] = credit - 1.0 if credit >= 1.0 else credit
+        credit = self._asked[key].credit + share
+        self._keep_credit(key, credit - 1.0 if credit >= 1.0 else credit)
         return credit >= 1.0
+
+    def _keep_credit(self, key: RequestClass, credit: float) -> None:
+        if key in self._asked:
+            self._asked[key] = self._asked[key]._replace(credit=credit)
 
     def _share(self, key: RequestClass, now_ns: int, num_devices: int) -> float:
         """How large a share of a class the devices can serve beside all cheaper ones."""

@@ -19,8 +19,8 @@ from tilework.policy.toolkit.demand import (
     step_speeds,
     worthwhile,
 )
+from tilework.policy.toolkit.known_demands import ByClass
 
-_MOST_CLASSES = 10_000
 _UNKNOWN = (0, None)
 
 _Where = tuple[int, int, tuple[int, ...]]
@@ -74,8 +74,8 @@ class StepCosts:
 class RequestCosts:
     """The costs of each class of requests, computed again when the cost model has learned of such requests."""
 
-    _known: dict[tuple[StepClass, _Where], tuple[int, StepCosts]] = field(default_factory=dict)
-    _by_class: dict[tuple[RequestClass, _Where], tuple[int, StepCosts]] = field(default_factory=dict)
+    _known: ByClass[tuple[StepClass, _Where], tuple[int, StepCosts]] = field(default_factory=ByClass)
+    _by_class: ByClass[tuple[RequestClass, _Where], tuple[int, StepCosts]] = field(default_factory=ByClass)
 
     def of(self, request: Request, left: Cursor, num_devices: int, costs: CostModel) -> StepCosts:
         """The costs on a node of `num_devices`. Raises UnknownCost.
@@ -91,14 +91,15 @@ class RequestCosts:
         key = (step_key(request), where)
         known_version, known = self._known.get(key, _UNKNOWN)
         if known is None or known_version != version:
-            if len(self._known) >= _MOST_CLASSES:  # Clients choose the shapes.
-                self._known.clear()
             known = _step_costs(request, left, num_devices, costs, several=several)
             self._known[key] = version, known
-        if len(self._by_class) >= _MOST_CLASSES:
-            self._by_class.clear()
         self._by_class[class_key] = version, known
         return known
+
+    def forget(self, pipeline: str) -> None:
+        """Drop the costs of a pipeline."""
+        self._known.forget(pipeline)
+        self._by_class.forget(pipeline)
 
 
 def _step_costs(request: Request, left: Cursor, num_devices: int, costs: CostModel, *, several: bool) -> StepCosts:

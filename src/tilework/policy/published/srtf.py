@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from tilework.core.graph.progress import Cursor
 from tilework.core.interfaces import ClusterView, CostModel, Demand
@@ -14,7 +15,7 @@ from tilework.policy.registry import policy
 from tilework.policy.toolkit.degrees import efficient_degree
 from tilework.policy.toolkit.demand import Speed, demand_at, step_speeds
 from tilework.policy.toolkit.elastic_groups import DevicePool, Placement
-from tilework.policy.toolkit.known_demands import forget_classes
+from tilework.policy.toolkit.known_demands import ByClass
 from tilework.policy.toolkit.tasks import Task
 from tilework.policy.toolkit.wording import needs
 
@@ -38,7 +39,7 @@ class ShortestFirst:
 
     chunk_ns: int = 200 * NS_PER_MS
     patience: int = 20
-    _run_ns: dict[RequestClass, int] = field(default_factory=dict, init=False)
+    _run_ns: ByClass[RequestClass, int] = field(default_factory=partial(ByClass, _MOST_CLASSES), init=False)
 
     def urgency_ns(self, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int:
         """The time that a request takes is known from `demand`, which admission asks for first."""
@@ -57,17 +58,11 @@ class ShortestFirst:
         (degree,) = self.degrees(request, costs)
         demand = demand_at(request, left, degree if left.num_steps_left else 1, costs)
         if not left.position:
-            self._remember(cost_key(request), demand.run_ns)
+            self._run_ns.renew(cost_key(request), demand.run_ns)
         return demand
 
-    def _remember(self, key: RequestClass, run_ns: int) -> None:
-        self._run_ns.pop(key, None)
-        self._run_ns[key] = run_ns
-        if len(self._run_ns) > _MOST_CLASSES:
-            del self._run_ns[next(iter(self._run_ns))]
-
-    def forget(self, pipeline: str) -> None:
-        forget_classes(self._run_ns, pipeline)
+    def forget(self, pipeline: str, costs: CostModel) -> None:
+        self._run_ns.forget(pipeline)
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
         pool = DevicePool(view, costs, now_ns, self.chunk_ns)

@@ -29,5 +29,8 @@ class DeadlinePolicy(DeadlineOrdered):
         """The work at the cheapest degree that meets the deadline from the arrival on; the fastest if none does."""
         return self.cheapest(request, self.known.of(request, left, costs))
 
+    def forget(self, pipeline: str, costs: CostModel) -> None:
+        self.known.forget(pipeline)
+
     def cheapest(self, request: Request, choices: Choices) -> Demand:
         return choices.cheapest_in_time(self.order.urgency_ns(request, False) - request.arrival_ns)

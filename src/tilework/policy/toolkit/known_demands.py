@@ -1,18 +1,56 @@
-"""What is computed once per class of requests: the remaining work at each degree."""
+"""What is known by class of requests: the remaining work at each degree, and whatever policies keep."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from tilework.core.graph.progress import Cursor
 from tilework.core.interfaces import CostModel, Demand
-from tilework.core.request import Request, RequestClass, StepClass, cost_key
+from tilework.core.request import Request, RequestClass, cost_key
 from tilework.policy.toolkit.demand import demands_at, quickest
 
 _MOST_KNOWN = 10_000
-Key = TypeVar("Key", RequestClass, StepClass)
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+
+
+class ByClass(dict[Key, Value]):
+    """What is known by class of requests, of `most` classes: one more, and that which was set first is dropped.
+
+    Clients choose the shapes, so there is no end of classes. A key is a class of requests or of steps, or a tuple that
+    begins with one, or with a pipeline.
+    """
+
+    __slots__ = ("most",)
+
+    def __init__(self, most: int = _MOST_KNOWN) -> None:
+        super().__init__()
+        self.most = most
+
+    def __setitem__(self, key: Key, value: Value) -> None:
+        super().__setitem__(key, value)
+        if len(self) > self.most:
+            del self[next(iter(self))]
+
+    def renew(self, key: Key, value: Value) -> None:
+        """Set a value as the latest: what was not set for longest is dropped first."""
+        self.pop(key, None)
+        self[key] = value
+
+    def forget(self, pipeline: str) -> bool:
+        """Drop all that is known of a pipeline; returns whether anything was."""
+        gone = [one for one in self if _pipeline_of(one) == pipeline]
+        for key in gone:
+            del self[key]
+        return bool(gone)
+
+
+def _pipeline_of(key: Any) -> str:
+    while not isinstance(key, str):
+        key = key.step if isinstance(key, RequestClass) else key[0]
+    return key
 
 
 class Choices(NamedTuple):
@@ -49,7 +87,7 @@ class KnownDemands:
 
     degrees_of: Callable[[Request, CostModel], Sequence[int]]
 
-    _known: dict[tuple[RequestClass, int, int], tuple[int, Choices]] = field(default_factory=dict)
+    _known: ByClass[tuple[RequestClass, int, int], tuple[int, Choices]] = field(default_factory=ByClass)
 
     def of(self, request: Request, left: Cursor, costs: CostModel) -> Choices:
         """Raises UnknownCost."""
@@ -58,19 +96,11 @@ class KnownDemands:
         known = self._known.get(key)
         if known is not None and known[0] == version:
             return known[1]
-        if len(self._known) >= _MOST_KNOWN:  # Clients choose the shapes.
-            self._known.clear()
         degrees = self.degrees_of(request, costs)
         choices = Choices.of(degrees, demands_at(request, left, degrees, costs))
         self._known[key] = version, choices
         return choices
 
-
-def forget_classes(by_class: MutableMapping[Key, Any], pipeline: str) -> None:
-    """Drop what is kept by class for the requests of a pipeline, which is served no more."""
-    for key in [one for one in by_class if _pipeline(one) == pipeline]:
-        del by_class[key]
-
-
-def _pipeline(key: RequestClass | StepClass) -> str:
-    return key.step.pipeline if isinstance(key, RequestClass) else key.pipeline
+    def forget(self, pipeline: str) -> None:
+        """Drop the choices of a pipeline."""
+        self._known.forget(pipeline)

@@ -11,13 +11,13 @@ from tilework.core.interfaces import ClusterView, CostModel, DeviceView, JobView
 from tilework.core.request import Request, StepClass, step_key
 from tilework.core.work import Group, Start
 from tilework.policy.toolkit.demand import Speed, head_and_tail_ns, step_speeds
+from tilework.policy.toolkit.known_demands import ByClass
 from tilework.policy.toolkit.order import by_urgency, jobs_at_hand
 from tilework.policy.toolkit.starts import before_steps, start_at_once, start_steps
 
 NO_STEPS = Speed(1, 0)
 """The speed of a task without steps: one device, no time."""
 
-_MOST_CLASSES = 10_000
 _UNKNOWN = (0, None)
 
 
@@ -82,7 +82,7 @@ class TaskPrices:
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[StepClass, int, int, int], tuple[int, Price]] = {}
+        self._known: ByClass[tuple[StepClass, int, int, int], tuple[int, Price]] = ByClass()
 
     def of(self, request: Request, left: Cursor, max_degree: int, costs: CostModel) -> Price:
         """Raises UnknownCost."""
@@ -91,12 +91,14 @@ class TaskPrices:
         known_version, price = self._known.get(key, _UNKNOWN)
         if price is not None and known_version == version:
             return price
-        if len(self._known) >= _MOST_CLASSES:  # Clients choose the shapes.
-            self._known.clear()
         head_ns, tail_ns = head_and_tail_ns(request, left, costs)
         price = Price(head_ns, step_speeds(request, costs, max_degree, left), tail_ns)
         self._known[key] = version, price
         return price
+
+    def forget(self, pipeline: str) -> None:
+        """Drop the prices of a pipeline."""
+        self._known.forget(pipeline)
 
 
 class TaskReader:

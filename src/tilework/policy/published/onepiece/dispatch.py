@@ -83,9 +83,11 @@ class OnePieceDispatch(ArrivalOrdered):
     def placement_status(self, now_ns: int) -> Sequence[PlacementStatus]:
         return self._manager.status(now_ns)
 
-    def forget(self, pipeline: str) -> None:
+    def forget(self, pipeline: str, costs: CostModel) -> None:
         self._traffic.forget(pipeline)
         self._manager.forget_unserved()
+        served = self._traffic.services.all()
+        self._turns = Counter({one: num for one, num in self._turns.items() if one in served})
 
     # The plan.
 

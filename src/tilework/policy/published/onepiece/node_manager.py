@@ -59,6 +59,7 @@ class NodeManager:
     _of_device: dict[int, Group] = field(default_factory=dict, init=False)
     _occasion: tuple[int, int] = field(default=(0, 0), init=False)
     _is_cut: bool = field(default=False, init=False)  # Whether the latest look cut the devices anew.
+    _has_lost: bool = field(default=False, init=False)  # Whether a service has gone since the latest update.
     _was_for: dict[int, Service | None] = field(default_factory=dict, init=False)  # By device, as of the latest cut.
     _told: dict[Group, Service | None] = field(default_factory=dict, init=False)
     _reasons: list[str] = field(default_factory=list, init=False)  # Why instances have changed since they were told.
@@ -94,13 +95,18 @@ class NodeManager:
         return self._since_ns + self.rule.window_ns if is_at_work and self._since_ns is not None else None
 
     def forget_unserved(self) -> None:
-        """Drop what services did that no pipeline has any more. Their instances are divided at the next update."""
+        """Drop what is known of services that no pipeline has any more. Instances are divided at the next update."""
         served = self.traffic.services.all()
+        if all(one in served for one in self.services):
+            return
+        self._has_lost, self._told = True, {}
+        self.services = [one for one in self.services if one in served]
+        self.instances = {one: own if own in served else None for one, own in self.instances.items()}
+        self._was_for = {one: own for one, own in self._was_for.items() if own in served}
+        self._ends_ns = {one: ends for one, ends in self._ends_ns.items() if one in served}
         for counter in (self._waiting, self._had_ns, self._used_ns, self._refused_ns):
             for service in [one for one in counter if one not in served]:
                 del counter[service]
-        self._ends_ns = {one: ends for one, ends in self._ends_ns.items() if one in served}
-        self._was_for = {one: own for one, own in self._was_for.items() if own in served}
 
     def refused(self, request: Request, costs: CostModel) -> None:
         """Note a request that was refused: its services were asked for its time."""
@@ -146,7 +152,8 @@ class NodeManager:
         self._occasion = self.traffic.occasion
         if self._is_cut:
             self.instances = {one: own if own in self.services else None for one, own in self.instances.items()}
-        if set(before) - set(self.services):
+        has_lost, self._has_lost = self._has_lost or bool(set(before) - set(self.services)), False
+        if has_lost:
             self._divide(costs, f"stages are served apart as {len(self.services)} services", now_ns)
         elif has_changed and not self._has_tried:
             self._divide(costs, f"by the times of the stages, for the first {self.traffic.num} requests", now_ns)

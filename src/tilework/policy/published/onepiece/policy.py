@@ -43,8 +43,8 @@ class OnePiece(OnePieceDispatch):
             self._manager.refused(request, costs)
         return refusal
 
-    def forget(self, pipeline: str) -> None:
-        OnePieceDispatch.forget(self, pipeline)
+    def forget(self, pipeline: str, costs: CostModel) -> None:
+        OnePieceDispatch.forget(self, pipeline, costs)
         self._monitor.forget_unserved(self._traffic.services.all())
 
     def _accepted(self, requests: Sequence[Request], costs: CostModel, now_ns: int) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from tilework.core.interfaces import CostModel
 from tilework.core.request import Request, RequestClass, cost_key
@@ -12,9 +12,9 @@ from tilework.cost.tabled import UnknownCost
 from tilework.policy.placement.roles import Role
 from tilework.policy.published.onepiece.modes import Mode, Run, narrowed, runs_of
 from tilework.policy.published.onepiece.services import Service, Services
-from tilework.policy.toolkit.known_demands import forget_classes
+from tilework.policy.toolkit.known_demands import ByClass
 
-_MOST_CLASSES = 1024
+_few = partial(ByClass, 1024)
 
 Parts = Mapping[Service, Run]
 """What a request takes of each service: the most workers at a time, and how long it keeps these."""
@@ -38,18 +38,18 @@ class Traffic:
     num: int = field(default=0, init=False)
     wanted: int = field(default=1, init=False)
     widest: int = field(default=1, init=False)
-    _counts: Counter[RequestClass] = field(default_factory=Counter, init=False)
-    _before: Counter[RequestClass] = field(default_factory=Counter, init=False)
-    _one_of: dict[RequestClass, Request] = field(default_factory=dict, init=False)
-    _degrees: dict[RequestClass, Mapping[Role, int]] = field(default_factory=dict, init=False)
-    _runs: dict[RequestClass, Mapping[Role, Run]] = field(default_factory=dict, init=False)
-    _parts: dict[RequestClass, Parts] = field(default_factory=dict, init=False)
+    _counts: ByClass[RequestClass, int] = field(default_factory=_few, init=False)
+    _before: ByClass[RequestClass, int] = field(default_factory=_few, init=False)
+    _one_of: ByClass[RequestClass, Request] = field(default_factory=_few, init=False)
+    _degrees: ByClass[RequestClass, Mapping[Role, int]] = field(default_factory=_few, init=False)
+    _runs: ByClass[RequestClass, Mapping[Role, Run]] = field(default_factory=_few, init=False)
+    _parts: ByClass[RequestClass, Parts] = field(default_factory=_few, init=False)
     _longest_ns: dict[Service, int] = field(default_factory=dict, init=False)
 
     def note(self, request: Request, costs: CostModel) -> None:
         """Count a request. Raises UnknownCost."""
         key = cost_key(request)
-        self._counts[key] += 1
+        self._counts[key] = self._counts.get(key, 0) + 1
         self.num += 1
         if key not in self._one_of:
             self._one_of[key] = request
@@ -70,11 +70,8 @@ class Traffic:
     def forget(self, pipeline: str) -> None:
         """A pipeline is served no more. If no other was asked for, no request has come yet."""
         self.services.forget(pipeline)
-        for counts in (self._counts, self._before):
-            forget_classes(counts, pipeline)
-        forget_classes(self._one_of, pipeline)
-        forget_classes(self._degrees, pipeline)
-        forget_classes(self._runs, pipeline)
+        for known in (self._counts, self._before, self._one_of, self._degrees, self._runs):
+            known.forget(pipeline)
         self.services_changed()
         if not self._one_of:
             self.num = 0
@@ -88,8 +85,9 @@ class Traffic:
 
     def end_window(self) -> None:
         """Forget what came before this window, and all times."""
-        self._before, self._counts = self._counts, Counter()
-        self._one_of = {key: one for key, one in self._one_of.items() if key in self._before}
+        self._before, self._counts = self._counts, _few()
+        for key in [one for one in self._one_of if one not in self._before]:
+            del self._one_of[key]
         self._runs.clear()
         self.services_changed()
 
@@ -97,8 +95,6 @@ class Traffic:
         """How many workers a request wants for each role. Raises UnknownCost."""
         key = cost_key(request)
         if key not in self._degrees:
-            if len(self._degrees) >= _MOST_CLASSES:  # Clients choose the shapes.
-                self._degrees.clear()
             self._degrees[key] = self.mode.degrees(request, costs)
         return self._degrees[key]
 
@@ -126,10 +122,10 @@ class Traffic:
     def loads(self, costs: CostModel) -> dict[Service, float]:
         """The device time that all these requests take of each service, at least a nanosecond."""
         found = dict.fromkeys(self.services.all(), 1.0)
-        nums = self._counts + self._before
         for key, one in self._served(costs):
+            num = self._counts.get(key, 0) + self._before.get(key, 0)
             for service, run in self.parts(one, costs).items():
-                found[service] += nums[key] * run.device_ns
+                found[service] += num * run.device_ns
         return found
 
     def longest_ns(self, service: Service, costs: CostModel) -> int:

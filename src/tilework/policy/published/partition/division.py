@@ -9,7 +9,8 @@ from tilework.core.work import Group
 from tilework.policy.toolkit.buddy_allocator import Allocator
 
 Bucket = tuple[int, str, bool]
-"""Ordered: the requests of later buckets take more. The last part: exact requests, which take one device each."""
+"""Ordered: the requests of later buckets take more. Then the pipeline that it is of, or nothing if it is of all; and
+whether its requests are exact, which take one device each."""
 
 
 @dataclass(frozen=True, slots=True)

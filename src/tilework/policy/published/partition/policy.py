@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 
 from tilework.core.graph.progress import Cursor
@@ -24,7 +25,7 @@ from tilework.policy.published.partition.division import (
 from tilework.policy.toolkit.buddy_allocator import Allocator, nodes
 from tilework.policy.toolkit.demand import Speed, demand_at, step_speeds, usable_degree
 from tilework.policy.toolkit.fixed_groups import LanePlan, Pick
-from tilework.policy.toolkit.known_demands import forget_classes
+from tilework.policy.toolkit.known_demands import ByClass
 from tilework.policy.toolkit.open_devices import Lane, has_room, open_lanes
 from tilework.policy.toolkit.order import ArrivalOrdered
 
@@ -68,7 +69,9 @@ class Partition(ArrivalOrdered):
     _clusters: dict[Bucket, Cluster] = field(default_factory=dict, init=False)
     _groups: dict[Group, Cluster] = field(default_factory=dict, init=False)
     _divided_at: tuple[object, ...] = field(default=(), init=False)
-    _classes: dict[StepClass, tuple[Bucket, tuple[Speed, ...]]] = field(default_factory=dict, init=False)
+    _classes: ByClass[StepClass, tuple[Bucket, tuple[Speed, ...]]] = field(
+        default_factory=partial(ByClass, _MOST_CLASSES), init=False
+    )
 
     def degrees(self, request: Request, costs: CostModel) -> Sequence[int]:
         bucket, speeds = self._class_of(request, costs)
@@ -87,13 +90,15 @@ class Partition(ArrivalOrdered):
         if found is None:
             speeds = step_speeds(request, costs)
             found = self._classes[key] = self.bucket_of(request, speeds), speeds
-            if len(self._classes) > _MOST_CLASSES:
-                del self._classes[next(iter(self._classes))]
         return found
 
-    def forget(self, pipeline: str) -> None:
-        """Buckets stay: they are of all pipelines."""
-        forget_classes(self._classes, pipeline)
+    def forget(self, pipeline: str, costs: CostModel) -> None:
+        """Devices are divided anew if that leaves a bucket without requests. Others keep what was learned of all."""
+        self._classes.forget(pipeline)
+        known = {bucket for bucket, _ in self._classes.values()}
+        left = {bucket: stats for bucket, stats in self._stats.items() if bucket in known}
+        if len(left) < len(self._stats):
+            self._stats, self._clusters, self._groups, self._divided_at = left, {}, {}, ()
 
     # Which request is served where.
 

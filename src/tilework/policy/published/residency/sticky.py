@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tilework.core.interfaces import DeviceView, JobView
+from tilework.core.interfaces import CostModel, DeviceView, JobView
 from tilework.policy.published.residency.to_the_end import Choice, Moment, OneToTheEnd
 from tilework.policy.registry import policy
 
@@ -33,7 +33,7 @@ class Sticky(OneToTheEnd):
                 return job, home, "its pipeline has its home here"
         return None
 
-    def forget(self, pipeline: str) -> None:
+    def forget(self, pipeline: str, costs: CostModel) -> None:
         self._homes.pop(pipeline, None)
 
     def _home(self, pipeline: str, up: Sequence[int]) -> int:

@@ -17,7 +17,7 @@ from tilework.policy.registry import policy
 from tilework.policy.toolkit.best_effort import late_jobs
 from tilework.policy.toolkit.deadline_policy import DeadlinePolicy
 from tilework.policy.toolkit.demand import Speed
-from tilework.policy.toolkit.known_demands import forget_classes
+from tilework.policy.toolkit.known_demands import ByClass
 from tilework.policy.toolkit.tasks import Task, tasks_at_hand
 
 _MOST_CLASSES = 8
@@ -51,11 +51,12 @@ class TetriServe(DeadlinePolicy):
     _age: int = field(default=_LATEST, init=False)
     _search: RoundSearch | None = field(default=None, init=False)
     _has_news: bool = field(default=False, init=False)
-    _budgets: dict[RequestClass, ClassBudget] = field(default_factory=dict, init=False)
+    _budgets: ByClass[RequestClass, ClassBudget] = field(default_factory=partial(ByClass, _MOST_CLASSES), init=False)
 
-    def forget(self, pipeline: str) -> None:
-        forget_classes(self._budgets, pipeline)
-        self._has_news = True
+    def forget(self, pipeline: str, costs: CostModel) -> None:
+        DeadlinePolicy.forget(self, pipeline, costs)  # Dataclasses with slots know no super().
+        if self._budgets.forget(pipeline):  # The length was for its requests, too.
+            self._search, self._chosen_ns, self._age = None, 0, _LATEST
 
     def plan(self, view: ClusterView, costs: CostModel, now_ns: int) -> Plan:
         is_over = now_ns >= self._end_ns or _is_abandoned(view) or (self.ends_early and _is_idle(view))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from tilework.core.graph.progress import Cursor
 from tilework.core.interfaces import ClusterView, CostModel, Demand, DeviceView, JobView
@@ -17,6 +18,7 @@ from tilework.policy.published.trident_baselines.layout import Layout, Line, Roo
 from tilework.policy.published.trident_baselines.memory import shortage, usable_bytes
 from tilework.policy.published.trident_baselines.profiles import SeenRequests, works_ns
 from tilework.policy.toolkit.demand import shaped, usable_degree
+from tilework.policy.toolkit.known_demands import ByClass
 from tilework.policy.toolkit.order import ArrivalOrdered, DeadlineOrder
 from tilework.policy.toolkit.wording import devices_text, needs
 
@@ -53,7 +55,9 @@ class TridentBaseline(ArrivalOrdered):
     _lines: tuple[Line, ...] = field(default=(), init=False)
     _told: tuple[Line, ...] = field(default=(), init=False)
     _laid_out: tuple[Sequence[DeviceView], tuple[int, int]] | None = field(default=None, init=False)
-    _routes: dict[tuple[RequestClass, Role], Route] = field(default_factory=dict, init=False)
+    _routes: ByClass[tuple[RequestClass, Role], Route] = field(
+        default_factory=partial(ByClass, _MOST_ROUTES), init=False
+    )
     _jobs: dict[int, tuple[int, Route]] = field(default_factory=dict, init=False)  # By id: its progress, and its route.
     _num_waiting: int = field(default=0, init=False)
     _held: dict[int, Group] = field(default_factory=dict, init=False)
@@ -86,8 +90,6 @@ class TridentBaseline(ArrivalOrdered):
         key = cost_key(request), leader
         found = self._routes.get(key)
         if found is None:
-            if len(self._routes) >= _MOST_ROUTES:  # Clients choose the shapes.
-                self._routes.clear()
             degree = self._seen.profile(request, costs).degrees[leader]
             found = self._routes[key] = self._line_for(leader, degree)
         return found
@@ -117,10 +119,12 @@ class TridentBaseline(ArrivalOrdered):
             return Plan(failures=failures)
         return Plan(starts=tuple(self._starts(waiting, view, costs, now_ns)), placement=self._news())
 
-    def forget(self, pipeline: str) -> None:
-        self._seen.forget(pipeline)
-        self._routes.clear()
-        self._jobs.clear()
+    def forget(self, pipeline: str, costs: CostModel) -> None:
+        if self._seen.forget(pipeline):  # The layout was for its requests, too.
+            self._lines, self._laid_out = (), None
+            self._jobs.clear()
+            self._routes.clear()
+        self._routes.forget(pipeline)
 
     def _lay_out(self, view: ClusterView) -> bool:
         """Divide the devices if there is an occasion; returns whether they are divided in another way now."""

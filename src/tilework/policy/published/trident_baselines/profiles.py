@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import DeviceKind, Stage
@@ -12,7 +13,7 @@ from tilework.core.request import Request, RequestClass, cost_key
 from tilework.policy.placement.launch import Launch
 from tilework.policy.placement.roles import Role, role_of
 from tilework.policy.toolkit.demand import optimal_degree
-from tilework.policy.toolkit.known_demands import forget_classes
+from tilework.policy.toolkit.known_demands import ByClass
 
 _MOST_CLASSES = 256
 
@@ -83,7 +84,7 @@ class SeenRequests:
     """
 
     num: int = 0
-    _classes: dict[RequestClass, tuple[Profile, int]] = field(default_factory=dict)
+    _classes: ByClass[RequestClass, tuple[Profile, int]] = field(default_factory=partial(ByClass, _MOST_CLASSES))
 
     def note(self, request: Request, costs: CostModel) -> None:
         """Count a request. Raises UnknownCost."""
@@ -91,13 +92,12 @@ class SeenRequests:
         profile, count = self._classes[key] if key in self._classes else (profile_of(request, costs), 0)
         self._classes[key] = profile, count + 1
         self.num += 1
-        if len(self._classes) > _MOST_CLASSES:
-            del self._classes[next(iter(self._classes))]
 
-    def forget(self, pipeline: str) -> None:
-        """Drop the classes of a pipeline, and their requests."""
-        forget_classes(self._classes, pipeline)
+    def forget(self, pipeline: str) -> bool:
+        """Drop the classes of a pipeline, and their requests; returns whether there were any."""
+        had_any = self._classes.forget(pipeline)
         self.num = sum(count for _, count in self._classes.values())
+        return had_any
 
     @property
     def occasion(self) -> tuple[int, int]:

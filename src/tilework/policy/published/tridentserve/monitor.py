@@ -100,6 +100,7 @@ class Monitor:
     def forget_pipeline(self, pipeline: str) -> None:
         """Forget the requests of a pipeline that was removed; without any others nothing has been seen yet."""
         self._drop({key for key in self._counts if key.step.pipeline == pipeline})
+        self._runs = [run for run in self._runs if run.pool.part != pipeline]
         if not self._requests:
             self.first_ns, self.num_seen = None, 0
 

@@ -127,8 +127,11 @@ class TridentServe(DeadlinePolicy):
     def placement_status(self, now_ns: int) -> Sequence[PlacementStatus]:
         return self.orchestration.status(now_ns)
 
-    def forget(self, pipeline: str) -> None:
+    def forget(self, pipeline: str, costs: CostModel) -> None:
+        DeadlinePolicy.forget(self, pipeline, costs)  # Dataclasses with slots know no super().
         self.orchestration.forget(pipeline)
+        self._prices.forget(pipeline)
+        self._ways = None
 
     def _ways_on(self, layout: Layout, costs: CostModel) -> Ways:
         """The ways on this layout, with what was computed since it changed."""
