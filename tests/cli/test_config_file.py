@@ -77,7 +77,7 @@ def test_a_server_is_started_with_what_is_shown(write: Write, monkeypatch: pytes
     invoke("serve", "--config", path, "--exact")
     each = given["workers"].each
     assert (each.num_workers, [one.name for one in each.sources]) == (3, ["a"])
-    assert given["log"] == tmp_path / "events.jsonl"
+    assert given["logs"].log == tmp_path / "events.jsonl"
     assert given["file"] == {"port": 7, "exact": True}
     assert given["settings"] == {"exact": True}
 
@@ -202,10 +202,10 @@ def test_a_log_file_that_was_renamed_is_opened_anew(tmp_path: Path, caplog: pyte
         logger.error("three")
         log.set_level("error")
         logger.warning("unheard")
-        assert (tmp_path / "server.log.1").read_text().splitlines() == [
-            f"ERROR tilework.server: {n}" for n in ("one", "two")
-        ]
-        assert file.read_text() == "ERROR tilework.server: three\n"
+        written = (tmp_path / "server.log.1").read_text().splitlines()
+        assert [line.split(" ", 1)[1] for line in written] == [f"ERROR tilework.server: {n}" for n in ("one", "two")]
+        assert file.read_text().endswith("Z ERROR tilework.server: three\n")
+        assert len(file.read_text().splitlines()) == 1
         file.unlink()
         file.mkdir()
         log.reopen()
