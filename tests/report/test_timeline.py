@@ -410,7 +410,7 @@ def test_mistakes_are_named(mixed: Recorded, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("t.*"))
     (tmp_path / "b.jsonl").write_text("not json\n")
     assert "b.jsonl:1: " in refusal("timeline", tmp_path / "b.jsonl", "--out", tmp_path / "t.html")
-    (tmp_path / "c.jsonl").write_text("\n".join(mixed.lines[:9])[:-5])
+    (tmp_path / "c.jsonl").write_text("\n".join([*mixed.lines[:8], mixed.lines[8][:-5], *mixed.lines[9:]]))
     assert "line 9 is not JSON" in refusal("timeline", tmp_path / "c.jsonl", "--out", tmp_path / "t.html")
 
 

@@ -92,14 +92,17 @@ def parse_table(document: object, leave_out: Callable[[BadCostTable], None] = re
     """
     if not isinstance(document, dict) or not isinstance(document.get("rows"), list) or not document["rows"]:
         raise BadCostTable('expected an object with a non-empty list "rows"')
+    devices_per_node = _part(_parse_count, document, "devices_per_node", 8, leave_out)
+    steps = _part(_parse_count, document, "steps", None, leave_out)
+    slo_s: dict[str, float] = _part(_parse_slos, document, "slo_s", {}, leave_out)
     rows = _usable(enumerate(document["rows"]), lambda one: _parse_row(f"rows[{one[0]}]", one[1]), leave_out)
     places = [index for index, _ in rows]
     table = CostTable(
         hardware=str(document.get("hardware", "unknown")),
         sources=_parse_sources(document.get("source", ""), [row for _, row in rows]),
-        devices_per_node=_part(_parse_count, document, "devices_per_node", 8, leave_out),
-        steps=_part(_parse_count, document, "steps", None, leave_out),
-        slo_s=_part(_parse_slos, document, "slo_s", {}, leave_out),
+        devices_per_node=devices_per_node,
+        steps=steps,
+        slo_s=slo_s,
         rows=tuple(row for _, row in rows),
         batch_models=_part(_parse_batch_models, document, "batch_models", {}, leave_out),
         graphs=_part(_parse_graphs, document, "graphs", {}, leave_out),

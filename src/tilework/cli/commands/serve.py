@@ -168,6 +168,8 @@ def _prepared(
         raise UserError(f"models are given twice, as {models[0]!r} and by --models; leave one out")
     if logs.log is not None and logs.no_log:
         raise UserError(f"--log {logs.log} and --no-log exclude each other; leave one out")
+    if logs.log is not None and logs.no_log:
+        raise UserError(f"--log names a file for the event log, {logs.log}, and --no-log wants none; leave one out")
     require_serve_extra()
     with user_errors(OSError):
         return ServerLog(logs.log_level, logs.log_file)
