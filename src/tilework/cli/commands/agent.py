@@ -84,7 +84,6 @@ async def _serve(server: str | None, registry: Registry | None, server_wait_s: f
     from tilework.runtime.nodes.agent import Servers, default_name, serve_node
     from tilework.server.reload import Terminal
 
-    setproctitle("tilework: agent")
     loop, name, known, leaving = asyncio.get_running_loop(), default_name(), token(), asyncio.Event()
 
     async def serve(addresses: str, leaving: asyncio.Event) -> None:
@@ -105,5 +104,6 @@ async def _serve(server: str | None, registry: Registry | None, server_wait_s: f
     loop.add_signal_handler(signal.SIGHUP, lambda: end() if terminal.has_closed else log.reopen())
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
+    setproctitle("tilework: agent")  # From now on signals mean what they should.
     with suppress(asyncio.CancelledError):
         await serving
