@@ -213,7 +213,6 @@ def test_cells_are_measured_as_devices(source: ModelSource) -> None:
 
         async def scenario() -> None:
             executor, batches = executor_of(rig), ((Shape(64, 64),),)
-            rig.engine._leave()
             rows = await executor.calibrate("flux", batches, num_runs=1)
             assert {(row.stage, row.degree) for row in rows} == {(stage, 1) for stage in STAGES}
             assert all(row.state_bytes for row in rows if row.stage != STAGES[-1])
@@ -222,7 +221,6 @@ def test_cells_are_measured_as_devices(source: ModelSource) -> None:
             assert DIFFUSE in {row.stage for row in rows}
             assert executor.profile_key("flux").hardware.startswith("2 x ")
             await executor.end_calibration()
-            rig.engine._join()
 
         rig.run(scenario())
 
