@@ -63,7 +63,7 @@ OF_ANY: dict[str, Values] = {
     "set_name": (("--set", "east"),),
     "log": (("--log", "{own}/events.jsonl"),),
     "no_log": (("--no-log",),),
-    "log_segment": (("--log-segment", "1MB"),),
+    "log_segment": (("--log-segment", "8MB"),),
     "log_segment_days": (("--log-segment-days", "0.5"),),
     "log_kept": (("--log-kept", "100MB"),),
     "log_kept_days": (("--log-kept-days", "1"),),
