@@ -21,7 +21,7 @@ STARTS = {f"{space.name}, {index}": one for space in SPACES.values() for index, 
 
 
 def test_each_option_has_values_or_a_reason_for_none() -> None:
-    """Whoever adds an option says here with what it is tried: in `bench/suite/pairs/samples.py`."""
+    """A new option needs values in `bench/suite/pairs/samples.py`, or a reason there for none."""
     serve = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
     known = {option for space in SPACES.values() for option in space.values}
     assert known | LEFT_OUT.keys() == {one.name for one in serve.params} - {"help"}

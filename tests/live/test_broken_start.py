@@ -27,7 +27,7 @@ from waiting import until
 
 pytestmark = pytest.mark.slow
 SHAPES = ModelSource(path="shapes")
-BROKEN, NOBODY = 2, 9
+BROKEN, ABSENT = 2, 9
 
 
 class OneBroken(LocalExecutor):
@@ -60,9 +60,9 @@ class OneDeaf(LocalExecutor):
         if isinstance(outgoing, EnterNode) and device_id == BROKEN and not self.is_mended:
             meeting = Path(self._rendezvous.address) / str(outgoing.node.group_id)
             meeting.mkdir(exist_ok=True)
-            for come in (BROKEN, NOBODY):  # So that all of both meetings have come, and none can connect.
+            for come in (BROKEN, ABSENT):  # So that all of both meetings have come, and none can connect.
                 (meeting / f"device-{come}").touch()
-            outgoing = EnterNode(replace(outgoing.node, devices=(BROKEN, NOBODY)))
+            outgoing = EnterNode(replace(outgoing.node, devices=(BROKEN, ABSENT)))
         super().send(device_id, outgoing)
 
 

@@ -220,7 +220,7 @@ def num_objects(root: object) -> int:
 
 
 def _held_by(root: object) -> _Found:
-    """All that an object holds, directly or not. Classes, modules and functions are nobody's own."""
+    """All that an object holds, directly or not. Classes, modules and functions belong to no object."""
     found: _Found = {id(root): (root, None)}
     queue = deque([root])
     while queue:
