@@ -91,8 +91,11 @@ def test_calls_of_a_tenant_that_goes_end_as_accepted(file: Path, caplog: pytest.
         server.on_loop(server.engine.finish, f"{uid}-0")
         file.write_text(STUDIO)
         server.reload()
-        answer = server.http.get(f"/v1/requests/{uid}", headers=of("first"))
-        assert answer.json()["status"] == "done", "it comes back to its calls"
+
+        def is_done() -> bool:
+            return server.http.get(f"/v1/requests/{uid}", headers=of("first")).json()["status"] == "done"
+
+        eventually(is_done)  # It comes back to its calls.
 
 
 class Slow:
