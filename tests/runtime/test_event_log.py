@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -124,12 +125,50 @@ def test_old_files_of_earlier_starts_are_deleted_and_no_others(tmp_path: Path) -
     assert sorted(path.name for path in tmp_path.iterdir()) == ["events-2.jsonl", "events-3.jsonl", "results"]
 
 
-def test_a_new_log_of_the_same_name_has_no_segments_of_the_old_one(tmp_path: Path) -> None:
-    log = tmp_path / "events.jsonl"
+def test_the_log_of_an_earlier_start_is_kept_with_its_segments_and_bounded_with_the_others(tmp_path: Path) -> None:
+    log, earlier = tmp_path / "events.jsonl", tmp_path / "events.start1.jsonl"
     write(log, SMALL)
+    names = {path.name for path in segments_of(log)}
     write(log, LogBounds())
     assert segments_of(log) == [log]
-    assert replay(lines_of([log]))[1] is None
+    assert {path.name.replace(".start1", "") for path in segments_of(earlier)} == names
+    for one in (log, earlier):
+        assert replay(lines_of(segments_of(one)))[1] is None
+    write(log, LogBounds(kept_bytes=0))
+    assert list(tmp_path.iterdir()) == [log]
+
+
+def test_a_move_of_an_earlier_log_that_was_cut_short_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "events.jsonl"
+    write(log, SMALL)
+    real = Path.rename
+
+    def rename(path: Path, target: Path) -> Path:
+        if path == log:
+            raise OSError("in between")
+        return real(path, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(OSError, match="in between"):
+        SegmentedFile(log, SMALL)
+    monkeypatch.undo()
+    write(log, LogBounds())
+    assert replay(lines_of(segments_of(tmp_path / "events.start1.jsonl")))[1] is None
+
+
+def test_a_link_is_followed_and_a_device_stays(tmp_path: Path) -> None:
+    """A device that is renamed is gone for all."""
+    link, device = tmp_path / "events.jsonl", tmp_path / "device"
+    (tmp_path / "disk").mkdir()
+    link.symlink_to(tmp_path / "disk" / "events.jsonl")
+    for _ in range(2):
+        write(link, SMALL)
+    assert replay(lines_of(segments_of(link)))[1] is None
+    assert len(closed_paths(tmp_path / "disk" / "events.jsonl")) > 3
+    device.symlink_to("/dev/null")
+    write(device, SMALL)
+    assert device.is_char_device()
+    assert {path.name for path in tmp_path.iterdir()} == {"events.jsonl", "disk", "device"}
 
 
 def test_the_newest_log_of_a_directory_is_found_by_its_number(tmp_path: Path) -> None:
@@ -140,13 +179,20 @@ def test_the_newest_log_of_a_directory_is_found_by_its_number(tmp_path: Path) ->
         newest_log(tmp_path.parent / "missing")
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a log in segments."""
+    directory = tmp_path_factory.mktemp("written")
+    write(directory / "events.jsonl", SMALL)
+    return directory
+
+
 @given(data=st.data())
-@settings(max_examples=25, deadline=None)
-def test_a_log_that_was_killed_anywhere_is_readable(data: st.DataObject) -> None:
+@settings(max_examples=15, deadline=None)
+def test_a_log_that_was_killed_anywhere_is_readable(written: Path, data: st.DataObject) -> None:
     """The newest segment is cut at any byte; and the closed one before it may not be compressed yet."""
     with TemporaryDirectory() as folder:
-        log = Path(folder) / "events.jsonl"
-        write(log, SMALL)
+        log = Path(shutil.copytree(written, folder, dirs_exist_ok=True)) / "events.jsonl"
         content = log.read_bytes()
         log.write_bytes(content[: data.draw(st.integers(0, len(content)))])
         if data.draw(st.booleans()):

@@ -345,8 +345,8 @@ class LogGroup:
     log: Annotated[
         Path | None,
         typer.Option(
-            help="Write the event log here, for replay, explain, timeline and simulate. Default: none; with --durable "
-            "DIR a new DIR/events-N.jsonl at every start.",
+            help="Write the event log here, for replay, explain, timeline and simulate; an older one is kept under "
+            "another name. Default: none; with --durable DIR a new DIR/events-N.jsonl at every start.",
         ),
     ] = None
     no_log: Annotated[bool, typer.Option("--no-log", help="Write no event log, also with --durable.")] = False

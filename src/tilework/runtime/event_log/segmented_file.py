@@ -14,7 +14,7 @@ from threading import Thread
 from typing import TextIO
 
 from tilework.core.time import ns_from_s
-from tilework.runtime.event_log.segments import PACKED, closed_path
+from tilework.runtime.event_log.segments import PACKED, closed_path, keep_earlier
 
 _log = logging.getLogger(__name__)
 _PART = ".part"
@@ -34,9 +34,10 @@ class LogBounds:
 
 
 class SegmentedFile:
-    """The files of one log. What `family` matches beside it is bounded with it, such as the logs of earlier starts.
+    """The files of one log. Logs of earlier starts are bounded with it: what `family` matches, and one of its name,
+    which is given another.
 
-    A log of the same name is replaced, with its segments. All methods raise OSError.
+    What is no regular file, such as a pipe, has one segment. All methods raise OSError.
     """
 
     def __init__(
@@ -47,15 +48,17 @@ class SegmentedFile:
         family: str | None = None,
         unix_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        self.path, self._bounds, self._unix_ns = path, bounds, unix_ns
-        own = f"{path.stem}.[0-9]*{path.suffix}*"
-        self._families = (own,) if family is None else (own, family)
-        for old in path.parent.glob(own):
-            old.unlink()
+        self.path = path.resolve() if path.is_file() or not path.exists() else path  # A segment is not a renamed link.
+        self._bounds, self._unix_ns = bounds, unix_ns
+        own = [f"{self.path.stem}.{number}*{self.path.suffix}*" for number in ("[0-9]", "start[0-9]")]
+        self._families = own if family is None else [*own, family]
+        keep_earlier(self.path)
         self.segment = 1
         self._packing: Thread | None = None
         self._file = self._open()
-        self._delete_old()
+        self._has_segments = self.path.is_file()
+        if self._has_segments:
+            self._delete_old()
 
     def _open(self) -> TextIO:
         self._num_bytes, self._begun_ns = 0, self._unix_ns()
@@ -66,7 +69,7 @@ class SegmentedFile:
         """Whether the segment has lines, and is so large or old that the next line belongs to another one."""
         age_ns = self._unix_ns() - self._begun_ns
         is_due = self._num_bytes >= self._bounds.segment_bytes or age_ns >= self._bounds.segment_ns
-        return is_due and self._num_bytes > 0
+        return is_due and self._num_bytes > 0 and self._has_segments
 
     def write(self, text: str) -> None:
         self._file.write(text)

@@ -2,6 +2,7 @@
 
 The newest segment has the name of the log, `events.jsonl`, and is text. Those before it are closed: numbered from 1,
 and compressed, `events.000001.jsonl.gz`. For a moment, or if the server was killed then, a closed one is still text.
+The log of an earlier start that had the same name is `events.start2.jsonl`, with segments of its own.
 """
 
 from __future__ import annotations
@@ -30,6 +31,17 @@ def closed_paths(log: Path) -> list[Path]:
     return [found[segment] for segment in sorted(found)]
 
 
+def keep_earlier(log: Path) -> None:
+    """Rename a log that there is, with its segments, to that of an earlier start. Raises OSError."""
+    if not log.is_file():
+        return
+    starts = re.compile(rf"{re.escape(log.stem)}\.start(\d+){re.escape(log.suffix)}")
+    numbers = [int(match[1]) for path in log.parent.iterdir() if (match := starts.fullmatch(path.name))]
+    earlier = log.with_name(f"{log.stem}.start{max(numbers, default=0) + 1}{log.suffix}")
+    for path in [*closed_paths(log), log]:  # The log last: what is cut short goes on at the next start.
+        path.rename(path.with_name(earlier.stem + path.name.removeprefix(log.stem)))
+
+
 def newest_log(directory: Path) -> Path:
     """The log of the latest start in a directory: `events-12.jsonl`, or `events.jsonl`.
 
@@ -46,7 +58,7 @@ def segments_of(place: Path) -> list[Path]:
 
     Raises OSError.
     """
-    log = newest_log(place) if place.is_dir() else place
+    log = (newest_log(place) if place.is_dir() else place).resolve()
     return [*closed_paths(log), log] if log.parent.is_dir() else [log]
 
 
