@@ -73,6 +73,22 @@ def test_no_process_of_a_server_ends_when_its_whole_group_gets_the_signal(tmp_pa
         assert drawn.status_code == 200, drawn.text
 
 
+def test_a_standby_that_waits_opens_its_log_anew(tmp_path: Path) -> None:
+    log = tmp_path / "standby.log"
+    durable = ("--durable", tmp_path / "state")
+    with server(*durable):
+        command = [*COMMAND, *COSTS, *map(str, durable), "--standby", "--log-file", str(log)]
+        standby = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        assert standby.stderr is not None
+        assert "standing by" in standby.stderr.readline()
+        log.rename(tmp_path / "standby.log.1")
+        standby.send_signal(signal.SIGHUP)
+        eventually(log.exists)
+        assert standby.poll() is None
+        standby.kill()
+        standby.wait()
+
+
 def test_an_agent_opens_its_log_anew(tmp_path: Path) -> None:
     log = tmp_path / "agent.log"
     command = [sys.executable, "-m", "tilework", "agent", f"127.0.0.1:{free_port()}", "--log-file", str(log)]

@@ -43,6 +43,7 @@ from tilework.runtime.nodes.config import BadNodes
 from tilework.runtime.nodes.executor import NodesExecutor
 from tilework.server.config import ConfigError, ServerConfig, load_config
 from tilework.server.http.server import AddressInUse
+from tilework.server.main import Signals
 from tilework.server.main import serve as serve_http
 from tilework.server.reload import Reread
 from tilework.store.durable import LOGS, DurableDirectory
@@ -94,6 +95,8 @@ class Serving:
             user_errors(BadNodes, ConfigError, AddressInUse, WorkerStartFailed, JournalUnusable, OSError),
             ExitStack() as stack,
         ):
+            signals = Signals()
+            stack.enter_context(signals.before_start(self.server_log.reopen))  # A standby may wait for days.
             config = load_config(self.settings, file=self.file, others=NOT_OF_THE_SERVER)
             self._check_config(config)
             executor = self.workers.executor(Path(config.durable).resolve() if config.durable else None)
@@ -126,6 +129,7 @@ class Serving:
                 config,
                 on_ready=on_ready,
                 on_progress=partial(_show, None),
+                signals=signals,
                 durable=state,
                 reread=self._reread,
                 nodes=executor if isinstance(executor, NodesExecutor) and not executor.starts_agents else None,

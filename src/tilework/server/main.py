@@ -54,6 +54,22 @@ class Signals:
     def hang_up(self) -> None:
         self.end() if self.terminal.has_closed else self.reload.set()
 
+    @contextmanager
+    def before_start(self, reopen_log: Callable[[], None]) -> Iterator[None]:
+        """Heed SIGHUP until there is a loop: open the log anew, and read the settings again once they are in use."""
+
+        def handle(_number: int, _frame: object) -> None:
+            if self.terminal.has_closed:
+                raise KeyboardInterrupt
+            reopen_log()
+            self.reload.set()
+
+        before = signal.signal(signal.SIGHUP, handle)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGHUP, before)
+
 
 class Http(Protocol):
     """What takes HTTP for an application: this process, or front ends."""
