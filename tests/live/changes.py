@@ -24,7 +24,7 @@ CLIPS, MISSING = "clips", "missing"
 DAMAGED = ("without a part", "cut off")
 GOOD = ("other weights", "other stages", CLIPS)
 LORAS = ("ink", "of another model", "no LoRA")
-CALLS = ("image", "promise", "exact", "two", "cancelled", "with LoRA")
+CALLS = ("image", "promise", "exact", "two", "cancelled", "with LoRA", "edit", "batch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 """Random sequences of changes of a running server, with calls, kills and damaged files between: see `changes.py`.
 
 After each step the server is the one that was, unless it was killed; each call has an answer of those that are
-documented; a model that is served all the time is drawn as ever. After a sequence the server is as before it. A failure
-prints the seed and the steps that were made.
+documented; a model that is served all the time is drawn as ever, also while steps are made. After a sequence the server
+is as before it. A failure prints the seed and the steps that were made.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,12 +51,16 @@ from live.changes import (
     sequence,
 )
 from processes import descendants, is_alive, title
+from server.picture_files import data_url, plain
 from waiting import PATIENCE_S, eventually
 
 ADMIN = {"Authorization": "Bearer admin"}
 LENGTH = 8
 WEIGHTS_MEMORY = "8MB"
 REFUSED = (400, 404, 409)
+ANSWERS = (200, 400, 404, 429)
+ENDED = {"done", "failed", "cancelled", "completed", "expired"}
+PICTURE = data_url(plain(64, 64))
 WORKER = re.compile(r"worker \d+ ")
 
 
@@ -95,8 +100,9 @@ class Lived:
     def messages(self) -> str:
         return (self.root / "server.log").read_text("utf-8", "replace")[-3000:]
 
-    def ask(self, method: str, path: str, **options: Any) -> httpx.Response:
-        return httpx.request(method, f"{self.url}{path}", headers=ADMIN, timeout=PATIENCE_S, **options)
+    def ask(self, method: str, path: str, headers: dict[str, str] | None = None, **options: Any) -> httpx.Response:
+        given = ADMIN | (headers or {})
+        return httpx.request(method, f"{self.url}{path}", headers=given, timeout=PATIENCE_S, **options)
 
     def served(self) -> dict[str, list[str]]:
         """LoRAs by model."""
@@ -160,7 +166,8 @@ class Lived:
             case RemoveLora(model=model, name=name):
                 return self.ask("DELETE", f"/v1/admin/models/{model}/loras/{name.replace('.', '%2E')}")
 
-    def call(self, one: Call) -> None:
+    def call(self, one: Call, *, must: bool = False) -> None:
+        """Call, and look at the answer, which `must` be an image."""
         body: dict[str, Any] = {"prompt": "a red circle", "model": one.model, "size": "64x64", "seed": 7}
         body |= {"num_inference_steps": 4}
         match one.kind:
@@ -175,15 +182,39 @@ class Lived:
             case "cancelled":
                 self.cancel(body)
                 return
+            case "batch":
+                self.batch(body)
+                return
+            case "edit":
+                answer = self.ask("POST", "/v1/images/edits", json=body | {"image": PICTURE})
+                assert answer.status_code in ANSWERS, f"{one}: {answer.status_code} {answer.text}"
+                return
         before = self.files.get(one.model)
         answer = self.ask("POST", "/v1/images/generations", json=body)
-        assert answer.status_code in (200, 400, 404, 429), f"{one}: {answer.status_code} {answer.text}"
+        assert answer.status_code in ANSWERS, f"{one}: {answer.status_code} {answer.text}"
+        assert answer.status_code == 200 or not must, f"{one}: {answer.status_code} {answer.text}"
         if answer.status_code == 200 and "exact" in body and before == self.files.get(one.model) is not None:
             self.compare(one, before or "", answer)
 
     def cancel(self, body: dict[str, Any]) -> None:
-        answer = self.ask("POST", "/v1/images/generations", json=body | {"num_inference_steps": 40, "stream": True})
-        assert answer.status_code in (200, 400, 404, 429), answer.text
+        body |= {"num_inference_steps": 40}
+        asked = self.ask("POST", "/v1/images/generations", json=body, headers={"Prefer": "respond-async"})
+        assert asked.status_code in (202, *ANSWERS), asked.text
+        if asked.status_code == 202:
+            path = f"/v1/requests/{asked.json()['uid']}"
+            assert self.ask("DELETE", path).status_code == 200
+            eventually(lambda: self.ask("GET", path).json()["status"] in ENDED)
+
+    def batch(self, body: dict[str, Any]) -> None:
+        line = {"custom_id": "a", "method": "POST", "url": "/v1/images/generations", "body": body}
+        file = {"file": ("calls.jsonl", json.dumps(line) + "\n")}
+        kept = self.ask("POST", "/v1/files", files=file, data={"purpose": "batch"}).json()["id"]
+        about = {"endpoint": line["url"], "completion_window": "24h", "input_file_id": kept}
+        asked = self.ask("POST", "/v1/batches", json=about)
+        assert asked.status_code in ANSWERS, asked.text
+        if asked.status_code == 200:
+            path = f"/v1/batches/{asked.json()['id']}"
+            eventually(lambda: self.ask("GET", path).json()["status"] in ENDED)
 
     def compare(self, one: Call, files: str, answer: httpx.Response) -> None:
         """An exact image is that of the same files whenever these were drawn first."""
@@ -224,9 +255,7 @@ class Lived:
         assert self.process is not None
         assert self.process.poll() is None, f"the server has ended: {self.messages()}"
         assert self.workers() == self.pids, f"a worker was lost: {self.messages()}"
-        self.call(Call(ANCHOR, "exact"))
-        answer = self.ask("POST", "/v1/images/generations", json={"prompt": "x", "model": ANCHOR, "seed": 1})
-        assert answer.status_code == 200, answer.text
+        self.call(Call(ANCHOR, "exact"), must=True)
 
     def undo(self) -> None:
         """Remove what was added: then all is as at the start."""
@@ -267,13 +296,32 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@contextmanager
+def load(lived: Lived) -> Iterator[None]:
+    """One exact image after another of what is always served. Raises AssertionError at the end if any failed."""
+    has_ended = threading.Event()
+
+    def draw() -> None:
+        while not has_ended.is_set():
+            lived.call(Call(ANCHOR, "exact"), must=True)
+
+    with ThreadPoolExecutor(1) as pool:
+        drawing = pool.submit(draw)
+        try:
+            yield
+        finally:
+            has_ended.set()
+            drawing.result()
+
+
 def run(lived: Lived, seed: int, steps: list[Step]) -> None:
     """Raises AssertionError, which says what was done until then."""
     done = list[Step]()
     try:
         for step in steps:
             done.append(step)
-            lived.make(step)
+            with nullcontext() if isinstance(step, KillServer) else load(lived):
+                lived.make(step)
             lived.check()
         lived.undo()
     except Exception as error:
@@ -281,7 +329,7 @@ def run(lived: Lived, seed: int, steps: list[Step]) -> None:
         raise AssertionError(f"seed {seed}, after\n{listed}\n{type(error).__name__}: {error}") from error
 
 
-NUM_SEQUENCES = 5
+NUM_SEQUENCES = 12
 """They take five minutes on two busy cores."""
 
 
