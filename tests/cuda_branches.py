@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType
@@ -210,13 +211,14 @@ class Found:
         return f"{self.module} {self.use.where}"
 
 
-def found() -> list[Found]:
+@cache
+def found() -> tuple[Found, ...]:
     """The uses of all modules."""
-    return [
+    return tuple(
         Found(path.relative_to(SOURCE).as_posix(), use)
         for path in sorted(SOURCE.rglob("*.py"))
         for use in uses(path.read_text("utf-8"))
-    ]
+    )
 
 
 def tests_of(place: str) -> list[str]:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,7 @@ ALLOWED = {
 """By file and function: kinds of uses that it must have, each with the reason."""
 
 
+@cache
 def found() -> dict[str, dict[str, list[str]]]:
     """The uses of all files, as `ALLOWED` names them; each with its line and code."""
     by_place: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))

@@ -157,7 +157,7 @@ def test_an_injected_bug_is_found(
     breakage: Callable[[pytest.MonkeyPatch], None], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     breakage(monkeypatch)
-    results = (run_seed(seed, "edf", Faults(), changes=True) for seed in range(200))
+    results = (run_seed(seed, "edf", Faults(), changes=True) for seed in range(30, 200))
     assert any(words in result.violation for result in results)
 
 
