@@ -138,7 +138,7 @@ def _add(random: Random) -> Add:
 
 
 def _remove(random: Random) -> Remove:
-    return Remove(random.choice((*NAMES, *NAMES, ANCHOR, "unknown", "..")))
+    return Remove(random.choice((*NAMES, *NAMES, "unknown", "..")))
 
 
 def _add_lora(random: Random) -> AddLora:
