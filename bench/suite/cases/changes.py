@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -17,10 +19,12 @@ from suite.cases.loras import Loras
 from suite.cases.weights import save_model
 from suite.server import Server, serving
 from suite.stats import exact, extremes
+from tilework.cli.local_agents import free_port, local_agents
 from tilework.runtime.worker_process import resident_bytes
 
 _ADMIN = {"Authorization": "Bearer bench"}
 _BASE = "base"
+_TOKEN = "that of the bench"
 _TIMEOUT_S = 600.0
 
 
@@ -36,7 +40,10 @@ class _Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """`changes` of each kind, one after another, each an addition and a removal; looked at after every `every`."""
+    """`changes` of each kind, one after another, each an addition and a removal; looked at after every `every`.
+
+    Half of the kinds are done again on `nodes` nodes with as many front ends.
+    """
 
     kinds: tuple[str, ...] = (
         "a LoRA",
@@ -47,6 +54,7 @@ class Changes:
     changes: int = 300
     every: int = 50
     workers: int = 1
+    nodes: int = 2
     most: float = 1.02
     most_time: float = 1.2
 
@@ -67,11 +75,12 @@ class Changes:
                 "a model with other weights": ("", {"name": "added", "path": str(place / "other")}),
                 "a model of clips": ("", {"name": "added", "path": "shapes-motion"}),
             }
-            for index, kind in enumerate(self.kinds):
-                with self._serving(place, index) as (server, sizes):
-                    note(f"{kind}: {self.changes} changes")
-                    found[kind] = self._changed(server, *bodies[kind], sizes)
-                    note(f"{kind}: {median(found[kind][-1].seconds):.2f} s a change at the end")
+            for index, (kind, nodes) in enumerate([*((kind, 0) for kind in self.kinds), *self._over_nodes()]):
+                name = f"{kind}, {nodes} nodes" if nodes else kind
+                with self._serving(place, index, nodes) as (server, sizes):
+                    note(f"{name}: {self.changes} changes")
+                    found[name] = self._changed(server, *bodies[kind], sizes)
+                    note(f"{name}: {median(found[name][-1].seconds):.2f} s a change at the end")
         return Finding(
             checks=tuple(check for kind, marks in found.items() for check in self._checks(kind, marks)),
             tables=tuple(_table(kind, marks) for kind, marks in found.items()),
@@ -84,12 +93,21 @@ class Changes:
             ),
         )
 
+    def _over_nodes(self) -> list[tuple[str, int]]:
+        return [(kind, self.nodes) for kind in self.kinds[::2]]
+
     @contextmanager
-    def _serving(self, place: Path, index: int) -> Iterator[tuple[Server, Callable[[], dict[str, float]]]]:
+    def _serving(self, place: Path, index: int, nodes: int) -> Iterator[tuple[Server, Callable[[], dict[str, float]]]]:
         state, costs = place / f"state-{index}", place / f"costs-{index}.sqlite"
-        settings = {"admin_key": "bench", "profiles": costs}
+        settings: dict[str, object] = {"admin_key": "bench", "profiles": costs, "cluster_token": _TOKEN}
         options = ["--durable", str(state), "--weights-memory", "200MB"]
-        with serving(self.workers, settings=settings, model=f"{_BASE}={place / _BASE}", options=options) as server:
+        with ExitStack() as stack:
+            if nodes:
+                port = free_port()
+                stack.enter_context(local_agents(nodes, port=port, token=_TOKEN, log=place / f"agents-{index}.log"))
+                options += ["--nodes", str(nodes), "--agents", f"127.0.0.1:{port}", "--frontends", str(nodes)]
+            model = f"{_BASE}={place / _BASE}"
+            server = stack.enter_context(serving(self.workers, settings=settings, model=model, options=options))
             yield server, lambda: _sizes(server, state, costs)
 
     def _changed(
@@ -138,13 +156,24 @@ def _sizes(server: Server, state: Path, costs: Path) -> dict[str, float]:
     is_log = [file.name.startswith("events-") for file in files]
     sizes = [file.stat().st_size for file in files]
     return {
-        "memory of the server": float(resident_bytes(server.pid) or 0),
-        "memory of its processes": float(sum(resident_bytes(pid) or 0 for pid in _children(server.pid))),
+        **_memory(server.pid),
         "/metrics": float(len(metrics.content)),
         "cost cache": float(costs.stat().st_size),
         "durable directory": float(sum(size for size, log in zip(sizes, is_log, strict=True) if not log)),
         _LOG: float(sum(size for size, log in zip(sizes, is_log, strict=True) if log)),
     }
+
+
+def _memory(server: int) -> dict[str, float]:
+    """Of the server, and of all other processes together that have the same title but for a number."""
+    found = dict[str, float]()
+    for pid in _children(os.getpid()):
+        with suppress(OSError):
+            title = Path(f"/proc/{pid}/cmdline").read_text("utf-8", "replace").rstrip("\0 ")
+            kind = "server" if pid == server else re.sub(r" \d+.*", "s", title.removeprefix("tilework: "))
+            what = f"memory: {kind if title.startswith('tilework: ') else 'others'}"
+            found[what] = found.get(what, 0.0) + (resident_bytes(pid) or 0)
+    return found
 
 
 def _children(pid: int) -> list[int]:
