@@ -19,7 +19,7 @@ def test_what_is_kept_is_bounded_and_the_least_recently_measured_is_forgotten() 
         corrections.observe_single(key(1, stage=f"diffuse{{{number}}}"), 9.0)
         corrections.observe_batch(key(number, stage=f"diffuse{{{number}}}", number=2), 1.1)
         if number in (10_000, 19_999):
-            sizes.append(len(corrections) + len(corrections._usual))
+            sizes.append(len(corrections) + len(corrections.deviations))
     assert sizes[0] == sizes[1]
     assert key(-1) in corrections
     assert key(19_999) in corrections
