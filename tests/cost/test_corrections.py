@@ -46,5 +46,8 @@ def test_a_stage_that_is_as_expected_again_corrects_nothing() -> None:
     for pixels in range(3):
         corrections.observe_single(key(pixels), 3.0)
     for pixels in range(15):
-        corrections.observe_single(key(pixels), 1.0)
+        corrections.observe_single(key(pixels), 1.3)
+    assert corrections.usual("toy", "diffuse") == 1.3, "or it would begin and end again and again"
+    for pixels in range(15):
+        corrections.observe_single(key(pixels), 1.2)
     assert corrections.usual("toy", "diffuse") == 1.0

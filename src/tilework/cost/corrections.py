@@ -11,7 +11,7 @@ from typing import TypeVar
 _MAX_FACTOR = 4.0
 _MOST = 4096  # Clients choose the shapes.
 _REMEMBERED, _FEW = 15, 3
-_FAR = 1.5
+_FAR, _NEAR = 1.5, 1.25
 
 CorrectionKey = tuple[str, str, int, int, int, int]
 """The key of a correction: pipeline, stage, degree, number of requests, their pixels, how many of them are guided.
@@ -36,8 +36,8 @@ class Corrections:
     A measurement counts as at most four times what was expected, so that one outlier does not make every later request
     look infeasible. There are many different batches, and each is rare: one that has not been measured is corrected
     like the recent batches of its stage. If the median of the latest single works of a stage is off by more than half,
-    so is what is expected of its shapes and degrees that have not been measured: then the table is of another machine,
-    or was measured beside other work.
+    so is what is expected of its shapes and degrees that have not been measured, until it is off by less than a
+    quarter: then the table is of another machine, or was measured beside other work.
 
     Of each kind `_MOST` are kept; the least recently measured one is forgotten first.
     """
@@ -62,8 +62,8 @@ class Corrections:
         return self._learned.get(key)
 
     def usual(self, pipeline: str, stage: str) -> float:
-        """The correction of works of one request that have not been measured, by others of their stage; 1 unless these
-        are off by more than half."""
+        """The correction of works of one request that have not been measured, by others of their stage; 1 unless it is
+        among the deviations."""
         return min(_MAX_FACTOR, max(1 / _MAX_FACTOR, self._deviations.get((pipeline, stage), 1.0)))
 
     @property
@@ -100,7 +100,7 @@ class Corrections:
         ratios.append(ratio / unknown)
         if (oldest := _keep(self._ratios, stage, ratios)) is not None:
             self._deviations.pop(oldest, None)
-        if (middle := deviation(ratios)) is None:
+        if (middle := deviation(ratios, _NEAR if stage in self._deviations else _FAR)) is None:
             self._deviations.pop(stage, None)
         else:
             self._deviations[stage] = middle
@@ -124,11 +124,11 @@ class Corrections:
         return clipped if old is None else old + self.weight * (clipped - old)
 
 
-def deviation(ratios: Collection[float]) -> float | None:
-    """The median of these ratios of measured to expected time; None if it is not off by more than half, or they are too
-    few to say it."""
+def deviation(ratios: Collection[float], far: float = _FAR) -> float | None:
+    """The median of these ratios of measured to expected time; None if it is not off by more than half, or by a factor
+    of `far`, or if they are too few to say it."""
     middle = median(ratios) if len(ratios) >= _FEW else 1.0
-    return None if 1 / _FAR <= middle <= _FAR else middle
+    return None if 1 / far <= middle <= far else middle
 
 
 def _keep(kept: OrderedDict[_Key, _Value], key: _Key, value: _Value) -> _Key | None:

@@ -135,8 +135,7 @@ class WorkRecorder:
         for pipeline, stage in deviations.keys() - self._told:
             self._told.add((pipeline, stage))
             _log.warning(
-                "%s: the latest runs of %s took %.2g times as long as measured; from now on predictions are corrected "
-                "by that. %s",
+                "%s: the latest runs of %s took %.2g times as long as measured; predictions are corrected. %s",
                 pipeline,
                 stage,
                 deviations[pipeline, stage],
