@@ -19,7 +19,7 @@ def test_what_is_kept_is_bounded_and_the_least_recently_measured_is_forgotten() 
         corrections.observe_single(key(1, stage=f"diffuse{{{number}}}"), 9.0)
         corrections.observe_batch(key(number, stage=f"diffuse{{{number}}}", number=2), 1.1)
         if number in (10_000, 19_999):
-            sizes.append(len(corrections) + len(corrections._usual))
+            sizes.append(len(corrections) + len(corrections.deviations))
     assert sizes[0] == sizes[1]
     assert key(-1) in corrections
     assert key(19_999) in corrections
@@ -46,5 +46,8 @@ def test_a_stage_that_is_as_expected_again_corrects_nothing() -> None:
     for pixels in range(3):
         corrections.observe_single(key(pixels), 3.0)
     for pixels in range(15):
-        corrections.observe_single(key(pixels), 1.0)
+        corrections.observe_single(key(pixels), 1.3)
+    assert corrections.usual("toy", "diffuse") == 1.3, "or it would begin and end again and again"
+    for pixels in range(15):
+        corrections.observe_single(key(pixels), 1.2)
     assert corrections.usual("toy", "diffuse") == 1.0

@@ -7,6 +7,7 @@ from typing import Any
 
 from tilework.report.contact_sheet import Frame
 from tilework.report.pages.demo_page import write_demo_page
+from tilework.report.pages.stage_times import StageTime
 
 
 def frame(caption: str, image: bytes | None = b"mp4", **more: Any) -> Frame:
@@ -41,8 +42,9 @@ def test_without_clips_and_notes_there_is_no_section_for_them(tmp_path: Path) ->
 
 
 def test_notes_are_sentences_below_the_title(tmp_path: Path) -> None:
-    write_demo_page(
-        tmp_path / "index.html", [], title="pictures", notes=["node 1 was lost: <nothing> said", "all done"]
-    )
+    slow = StageTime(model="shapes", stage="decode", num_runs=24, ratio=3.14, is_off=True)
+    notes = ["node 1 was lost: <nothing> said", "all done"]
+    write_demo_page(tmp_path / "index.html", [], title="pictures", notes=notes, times=[slow])
     page = (tmp_path / "index.html").read_text("utf-8")
+    assert "<td>shapes</td><td>decode</td><td>24</td><td>3.1</td>" in page
     assert "<li>node 1 was lost: &lt;nothing&gt; said</li>\n<li>all done</li>" in page

@@ -70,8 +70,8 @@ class FakeMeasurer:
                 pipeline=self.info.name,
                 stage=stage,
                 degree=degree,
-                seconds=pixels / 1e6 / degree * (2 if stage == DECODE else 1) + group * 0.002,
-                p99_seconds=pixels / 1e6 * 3,
+                seconds=pixels / 1e6 / degree * (2 if stage == DECODE else 1) + group * 0.0002,
+                p99_seconds=pixels / 1e6 / degree * (2 if stage == DECODE else 1) + 0.001,
                 num_runs=num_runs or 5,
             )
             for group in range(2)

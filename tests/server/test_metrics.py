@@ -88,7 +88,8 @@ ROWS = (
 
 
 TABLE = CostTable(hardware="two simulated devices", rows=ROWS, steps=5)
-SOURCE = SimulatedSource(pipeline=PIPELINE, hardware=TABLE.hardware, steps=5, rows=ROWS)
+SLOW = replace(ROWS[1], seconds=3 * ROWS[1].seconds)  # A decode takes longer than the table says.
+SOURCE = SimulatedSource(pipeline=PIPELINE, hardware=TABLE.hardware, steps=5, rows=(ROWS[0], SLOW))
 
 
 GB = 10**9

@@ -47,6 +47,15 @@ def test_what_no_card_tells_has_no_series(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(found) == 7
 
 
+def test_stages_whose_costs_are_off_are_shown_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine()
+    usage = replace(engine.usage(), cost_deviations={("toy", DIFFUSE): 2.5})
+    monkeypatch.setattr(engine, "usage", lambda: usage)
+    found = samples(Metrics(engine, MemoryStore(max_bytes=1, ttl_ns=1), UseWindow(NS_PER_S)).text().decode())
+    off = {dict(labels)["stage"]: ratio for (name, labels), ratio in found.items() if "cost_deviation" in name}
+    assert off == {DIFFUSE: 2.5}
+
+
 def test_what_a_policy_counts_for_its_placement_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = FakeEngine()
     status = PlacementStatus(

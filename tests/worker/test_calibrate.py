@@ -262,6 +262,8 @@ def test_a_pipeline_that_is_served_by_its_stock_call_is_timed(monkeypatch: pytes
     rows = calibrate(family, (ONE_SMALL,), num_runs=3)
     assert {row.stage for row in rows} == set(STAGES)
     assert {row.seconds for row in rows if row.stage == DECODE} == {0.25}, "not what is left of a call that has ended"
+    decodes = calibrate(family, (ONE_SMALL,), num_runs=3, known=frozenset({ENCODE, DIFFUSE}))
+    assert [row.stage for row in decodes] == [DECODE]
 
 
 @pytest.mark.parametrize("most", [1, 2])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Hashable, MutableMapping
+from collections.abc import Collection, Hashable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TypeVar
@@ -11,7 +11,7 @@ from typing import TypeVar
 _MAX_FACTOR = 4.0
 _MOST = 4096  # Clients choose the shapes.
 _REMEMBERED, _FEW = 15, 3
-_FAR = 1.5
+_FAR, _NEAR = 1.5, 1.25
 
 CorrectionKey = tuple[str, str, int, int, int, int]
 """The key of a correction: pipeline, stage, degree, number of requests, their pixels, how many of them are guided.
@@ -20,6 +20,9 @@ A shape on its side has the same key. Guidance matters for steps only."""
 
 StageKey = tuple[str, str, int]
 """Pipeline, stage and degree."""
+
+Deviations = Mapping[tuple[str, str], float]
+"""Measured over expected time by pipeline and stage, of the stages where it is off by more than half."""
 
 _Key = TypeVar("_Key", bound=Hashable)
 _Named = TypeVar("_Named", CorrectionKey, StageKey, tuple[str, str])
@@ -33,8 +36,8 @@ class Corrections:
     A measurement counts as at most four times what was expected, so that one outlier does not make every later request
     look infeasible. There are many different batches, and each is rare: one that has not been measured is corrected
     like the recent batches of its stage. If the median of the latest single works of a stage is off by more than half,
-    so is what is expected of its shapes and degrees that have not been measured: then the table is of another machine,
-    or was measured beside other work.
+    so is what is expected of its shapes and degrees that have not been measured, until it is off by less than a
+    quarter: then the table is of another machine, or was measured beside other work.
 
     Of each kind `_MOST` are kept; the least recently measured one is forgotten first.
     """
@@ -44,7 +47,7 @@ class Corrections:
     _recent: OrderedDict[StageKey, float] = field(default_factory=OrderedDict, init=False)  # Batches.
     _prediction_error: OrderedDict[StageKey, float] = field(default_factory=OrderedDict, init=False)
     _ratios: OrderedDict[tuple[str, str], deque[float]] = field(default_factory=OrderedDict, init=False)  # Singles.
-    _usual: dict[tuple[str, str], float] = field(default_factory=dict, init=False)  # Where it is off by more than half.
+    _deviations: dict[tuple[str, str], float] = field(default_factory=dict, init=False)
 
     def __len__(self) -> int:
         """How many entries are kept of all kinds."""
@@ -59,9 +62,14 @@ class Corrections:
         return self._learned.get(key)
 
     def usual(self, pipeline: str, stage: str) -> float:
-        """The correction of works of one request that have not been measured, by others of their stage; 1 unless these
-        are off by more than half."""
-        return self._usual.get((pipeline, stage), 1.0)
+        """The correction of works of one request that have not been measured, by others of their stage; 1 unless it is
+        among the deviations."""
+        return min(_MAX_FACTOR, max(1 / _MAX_FACTOR, self._deviations.get((pipeline, stage), 1.0)))
+
+    @property
+    def deviations(self) -> Deviations:
+        """By the latest works of one request."""
+        return self._deviations
 
     def batch(self, key: CorrectionKey) -> float | None:
         """The correction of a batch; None until a batch of its stage has been measured."""
@@ -77,7 +85,7 @@ class Corrections:
         _forget(self._recent, pipeline)
         _forget(self._prediction_error, pipeline)
         _forget(self._ratios, pipeline)
-        _forget(self._usual, pipeline)
+        _forget(self._deviations, pipeline)
 
     def observe_single(self, key: CorrectionKey, ratio: float, unknown: float = 1.0) -> bool:
         """Learn from a work of one request; returns whether its correction has changed.
@@ -91,12 +99,11 @@ class Corrections:
         ratios = self._ratios.get(stage, deque(maxlen=_REMEMBERED))
         ratios.append(ratio / unknown)
         if (oldest := _keep(self._ratios, stage, ratios)) is not None:
-            self._usual.pop(oldest, None)
-        middle = median(ratios) if len(ratios) >= _FEW else 1.0
-        if 1 / _FAR <= middle <= _FAR:
-            self._usual.pop(stage, None)
+            self._deviations.pop(oldest, None)
+        if (middle := deviation(ratios, _NEAR if stage in self._deviations else _FAR)) is None:
+            self._deviations.pop(stage, None)
         else:
-            self._usual[stage] = min(_MAX_FACTOR, max(1 / _MAX_FACTOR, middle))
+            self._deviations[stage] = middle
         return new != before
 
     def observe_batch(self, key: CorrectionKey, ratio: float) -> bool:
@@ -115,6 +122,13 @@ class Corrections:
         expected = 1.0 if old is None else old
         clipped = min(_MAX_FACTOR * expected, max(expected / _MAX_FACTOR, ratio))
         return clipped if old is None else old + self.weight * (clipped - old)
+
+
+def deviation(ratios: Collection[float], far: float = _FAR) -> float | None:
+    """The median of these ratios of measured to expected time; None if it is not off by more than half, or by a factor
+    of `far`, or if they are too few to say it."""
+    middle = median(ratios) if len(ratios) >= _FEW else 1.0
+    return None if 1 / far <= middle <= far else middle
 
 
 def _keep(kept: OrderedDict[_Key, _Value], key: _Key, value: _Value) -> _Key | None:

@@ -18,7 +18,7 @@ from tilework.core.request import Request, RequestClass, Shape, cost_key
 from tilework.core.work import Work
 from tilework.cost.activations import Activations
 from tilework.cost.caching.savings import Saving
-from tilework.cost.corrections import CorrectionKey, Corrections
+from tilework.cost.corrections import CorrectionKey, Corrections, Deviations
 from tilework.cost.loading import LoadTimes, MeasuredLink, MoveTimes
 from tilework.cost.memory import MemoryLimits
 from tilework.cost.table import CostTable, merged, without
@@ -395,6 +395,11 @@ class TableCosts:
     def prediction_error(self, stage: Stage) -> float:
         """The recent mean of |measured / predicted - 1| of batches on one device; 0 if none were measured."""
         return self._corrections.prediction_error((stage.pipeline, stage.name, 1))
+
+    @property
+    def deviations(self) -> Deviations:
+        """Of the latest works of one request from what the table says."""
+        return self._corrections.deviations
 
     def correction(self, stage: Stage, requests: Sequence[Request], degree: int) -> float:
         """Measured over tabled time of such works; 1 until one has been measured."""

@@ -291,6 +291,7 @@ class Engine:
             readings=self._executor.readings,
             weights_free_bytes={device_id: size for device_id, size in free.items() if size is not None},
             placements=policy.placement_status(now_ns) if isinstance(policy, PlacesStages) else (),
+            cost_deviations=self._controller.costs.deviations,
         )
 
     def holdings(self) -> tuple[Holding, ...]:

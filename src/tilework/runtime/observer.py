@@ -12,6 +12,7 @@ from tilework.core.interfaces import PlacementStatus
 from tilework.core.request import RefusalCode, Request
 from tilework.core.wire.reports import DeviceReading, KeptStates
 from tilework.core.work import NewPlacement, Work
+from tilework.cost.corrections import Deviations
 from tilework.runtime.encode_cache import CacheUsage
 from tilework.runtime.ticket import Outcome, Ticket
 
@@ -44,7 +45,8 @@ class Usage:
     work; `kept` is what it keeps of requests that have no work there; `resident_bytes` is the memory of each worker
     process; `weights_free_bytes` is what those that load weights on demand have left for weights when their works have
     ended. `readings` are what the device of each worker said of itself last, by the names of `resident_bytes`.
-    `placements` are there if the policy decides which stages devices are for.
+    `placements` are there if the policy decides which stages devices are for. `cost_deviations` are those of the latest
+    works from what was measured.
     """
 
     waiting: Mapping[str, int]
@@ -58,6 +60,7 @@ class Usage:
     placements: Sequence[PlacementStatus] = ()
     encode_cache: CacheUsage = field(default_factory=CacheUsage)
     readings: Mapping[str, DeviceReading] = field(default_factory=dict)
+    cost_deviations: Deviations = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator
@@ -16,10 +17,13 @@ from tilework.core.request import Request
 from tilework.core.wire.blobs import SavedState
 from tilework.core.wire.reports import Ended, Preview
 from tilework.core.work import Work
+from tilework.runtime.models.costs import MEASURE_AGAIN
 from tilework.runtime.observer import EndedWork, Observer
 from tilework.runtime.request_table import RequestTable
 from tilework.runtime.ticket import Preview as TicketPreview
 from tilework.runtime.ticket import Segment
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,7 @@ class WorkRecorder:
         self._origin_ns = origin_ns
         self._begun: dict[int, _Begun] = {}
         self._load_ns: Counter[int] = Counter()  # Since the latest work of each device ended.
+        self._told: set[tuple[str, str]] = set()  # The stages of whose deviation the log has a line.
 
     def loaded(self, load: LoadComponents, run_ns: int) -> None:
         """Record that a device has loaded weights for its next work."""
@@ -121,6 +126,21 @@ class WorkRecorder:
             correction=self._costs.correction(work.stage, begun.requests, len(work.devices)),
         )
         self.observer.on_work_ended(ended)
+        self._tell_deviations()
+
+    def _tell_deviations(self) -> None:
+        """Log each stage whose works take more than half longer or shorter than measured, once until that ends."""
+        deviations = self._costs.deviations
+        self._told.intersection_update(deviations)
+        for pipeline, stage in deviations.keys() - self._told:
+            self._told.add((pipeline, stage))
+            _log.warning(
+                "%s: the latest runs of %s took %.2g times as long as measured; predictions are corrected. %s",
+                pipeline,
+                stage,
+                deviations[pipeline, stage],
+                MEASURE_AGAIN,
+            )
 
 
 def _first_steps(work: Work | None, members: Collection[int]) -> Iterator[tuple[int, int]]:

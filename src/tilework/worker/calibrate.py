@@ -124,7 +124,7 @@ def _time_stages(
                     timings[stage.name] = clock.time(partial(family.run, stage.name, specs, read))
         if timings.keys() == wanted:
             break
-        state = steps.export() if stage.has_steps else None
+        state = steps.export() if stage.has_steps and stage.name in wanted else None  # It has made a step.
         outputs = {spec: _moved(of_spec) for spec, of_spec in write().items()}
         if degree == 1 and len(batch) == 1 and stage.name in wanted:
             size = serialize(outputs[specs[0]] if state is None else state).num_bytes

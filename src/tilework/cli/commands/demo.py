@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as jsonlib
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -16,6 +17,7 @@ from tilework.cli.options.common import AsJson, examples
 from tilework.cli.views.charts import chart_of_history
 from tilework.cli.views.node_losses import node_losses
 from tilework.cli.views.schedules import schedule_of_history
+from tilework.cli.views.stage_times import stage_times
 from tilework.client.record import Record
 from tilework.control.history import History
 from tilework.control.history_recorder import read_history
@@ -27,6 +29,7 @@ from tilework.policy.registry import DEFAULT_POLICY
 from tilework.report.clip_sheet import draw_clip_sheet
 from tilework.report.contact_sheet import Frame, draw_contact_sheet
 from tilework.report.pages.demo_page import write_demo_page
+from tilework.report.pages.stage_times import StageTime, stage_times_sentence
 from tilework.report.pages.timeline_page import write_page
 from tilework.report.tables import attainment_table, summary
 from tilework.report.timeline import draw_timeline
@@ -78,8 +81,10 @@ def command(
     notes = [note for loss in losses for note in (str(loss), *map(str, loss.moves))]
     notes += [] if wrong is None else [_comparison(len(records), wrong)]
     notes += [f"{num_events} events replayed: decisions {'the same' if difference is None else 'DIFFER'}"]
-    _draw(run, records, history, ids, notes)
-    result: dict[str, Any] = summary(records)
+    times = stage_times(history)
+    notes += [stage_times_sentence(times)]
+    _draw(run, records, history, ids, notes, times)
+    result: dict[str, Any] = summary(records) | {"stage_times": [asdict(one) for one in times]}
     result |= {} if wrong is None else {"node_losses": [loss.to_json() for loss in losses], "different": len(wrong)}
     (directory / "report.json").write_text(jsonlib.dumps(result, indent=2) + "\n", encoding="utf-8")
     if json:
@@ -125,7 +130,14 @@ def _comparison(count: int, wrong: Sequence[Record]) -> str:
     return f"{len(wrong)} of {count} results DIFFER from those of a server without nodes: {named}"
 
 
-def _draw(run: DemoRun, records: list[Record], history: History, ids: Mapping[str, int], notes: Sequence[str]) -> None:
+def _draw(
+    run: DemoRun,
+    records: list[Record],
+    history: History,
+    ids: Mapping[str, int],
+    notes: Sequence[str],
+    times: Sequence[StageTime],
+) -> None:
     directory, title = run.directory, _title(records, run)
     with console.status("drawing"):
         pictures, clips = ([_frame(r) for r in records if r.request.is_clip is kind] for kind in (False, True))
@@ -139,7 +151,7 @@ def _draw(run: DemoRun, records: list[Record], history: History, ids: Mapping[st
         chart = chart_of_history(history, ids)
         draw_timeline(directory / "timeline.png", chart, title=title)
         write_page(directory / "timeline.html", chart, title=title)
-        write_demo_page(directory / "index.html", named, title=title, notes=notes)
+        write_demo_page(directory / "index.html", named, title=title, notes=notes, times=times)
 
 
 def _title(records: Sequence[Record], run: DemoRun) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from random import Random
@@ -28,6 +28,10 @@ _log = logging.getLogger(__name__)
 MAX_BATCH = 12
 _MORE_ROUNDS = 2
 _MOST_EFFICIENCY = 1.2  # Of a group, over one device.
+_MOST_SPREAD, _LEAST_SPREAD_S = 0.2, 0.001  # Of the median; and what does not matter, whatever its share.
+MEASURE_AGAIN = (
+    "Measure again when the machine is idle: `tilework serve --recalibrate` without --cost, or `tilework profile`"
+)
 
 
 class Measurer(Protocol):
@@ -136,36 +140,80 @@ async def measure(
 ) -> AsyncIterator[tuple[CostRow, ...]]:
     """Measure batches at degrees, one after another; yields the rows of each, merged over all groups.
 
-    Degrees of one batch that follow each other are yielded together. While they are implausible (see
-    `implausible_batches`), they are measured again in turns, at most `_MORE_ROUNDS` times; each row is then that of its
-    quickest round, since other work only adds time. If they remain so, a warning says it.
+    Degrees of one batch that follow each other are yielded together. They are measured again in turns while they are
+    implausible (see `implausible_batches`), and what varies (see `_varies`) while it does so, at most `_MORE_ROUNDS`
+    times. Each row is then that of its quickest round, since other work only adds time. Warnings say what remains so.
 
     Stages of which `shared` has a row are not timed. A batch that cannot run has no rows. A caller that is cancelled
     keeps the rows it has received.
     """
 
-    async def rows_of(batch: Batch, degree: int) -> tuple[CostRow, ...]:
-        known = _known_stages(shared, batch, degree)
+    async def rows_of(batch: Batch, degree: int, steady: frozenset[str] = frozenset()) -> tuple[CostRow, ...]:
+        known = _known_stages(shared, batch, degree) | steady
         return merge_rows(await measurer.calibrate((batch,), degree, num_runs, known=known))
 
+    found: list[CostRow] = []
     for batch, alike in groupby(wanted, key=lambda one: one[0]):
-        degrees = [degree for _, degree in alike]
-        measured = [await rows_of(batch, degree) for degree in degrees]
+        measured = {degree: await rows_of(batch, degree) for _, degree in alike}
         for _ in range(_MORE_ROUNDS):
-            if not implausible_batches(row for rows in measured for row in rows):
+            steady = _steady_stages(measured)
+            for degree, stages in steady.items():
+                measured[degree] = _quicker(measured[degree], await rows_of(batch, degree, stages))
+            if not steady:
                 break
-            measured = [
-                _quicker(rows, await rows_of(batch, degree)) for rows, degree in zip(measured, degrees, strict=True)
-            ]
-        if implausible_batches(row for rows in measured for row in rows):
+        if implausible_batches(row for rows in measured.values() for row in rows):
             _log.warning(
                 "%s: several devices seem to be more than as many times as fast as one, also when measured again; "
-                "other work has probably disturbed it. Measure again when the machine is idle (serve --recalibrate, "
-                "or profile)",
+                "other work has probably disturbed it. %s",
                 " + ".join(map(str, batch)),
+                MEASURE_AGAIN,
             )
-        for rows in measured:
+        for rows in measured.values():
+            found += rows
             yield rows
+    _warn_of_varying(found)
+
+
+def _steady_stages(measured: Mapping[int, Sequence[CostRow]]) -> dict[int, frozenset[str]]:
+    """By degree, the stages of a batch that need not be timed again; without the degrees at which none must be."""
+    if implausible_batches(row for rows in measured.values() for row in rows):
+        return dict.fromkeys(measured, frozenset())
+    return {
+        degree: frozenset(row.stage for row in rows if not _varies(row))
+        for degree, rows in measured.items()
+        if any(map(_varies, rows))
+    }
+
+
+def _varies(row: CostRow) -> bool:
+    """Whether its runs took times that differ by more than they do on an idle machine."""
+    return _spread_s(row) > max(_MOST_SPREAD * row.seconds, _LEAST_SPREAD_S)
+
+
+def _spread_s(row: CostRow) -> float:
+    """How much longer the longest run took than the median, on any of the groups."""
+    return (row.p99_seconds or row.seconds) - row.seconds
+
+
+def _warn_of_varying(rows: Sequence[CostRow]) -> None:
+    """Log how many rows vary, and which of them the most."""
+    varying = [row for row in rows if _varies(row)]
+    if varying:
+        row = max(varying, key=lambda one: _spread_s(one) / one.seconds)
+        _log.warning(
+            "%s: %d of %d times vary by more than %.0f%% between runs, also when measured again; that of %s of %s on "
+            "%d device%s by %.0f%%. Other work has probably disturbed them. %s",
+            row.pipeline,
+            len(varying),
+            len(rows),
+            100 * _MOST_SPREAD,
+            row.stage,
+            " + ".join(map(str, row.shapes)),
+            row.degree,
+            "" if row.degree == 1 else "s",
+            100 * _spread_s(row) / row.seconds,
+            MEASURE_AGAIN,
+        )
 
 
 def implausible_batches(rows: Iterable[CostRow]) -> frozenset[Batch]:
@@ -180,11 +228,11 @@ def implausible_batches(rows: Iterable[CostRow]) -> frozenset[Batch]:
 
 
 def _quicker(rows: Sequence[CostRow], others: Sequence[CostRow]) -> tuple[CostRow, ...]:
-    """Of two measurements of the same, the quicker one of each row."""
+    """Of two measurements of the same, the quicker one of each row: by its median and its longest run together."""
     found: dict[RowKey, CostRow] = {}
     for row in (*rows, *others):
         before = found.setdefault(row_key(row), row)
-        found[row_key(row)] = min(before, row, key=lambda one: one.seconds)
+        found[row_key(row)] = min(before, row, key=lambda one: one.seconds + (one.p99_seconds or one.seconds))
     return tuple(found.values())
 
 

@@ -242,6 +242,12 @@ COST_CORRECTION_RATIO = _gauge(
     SIZE,
     DEGREE,
 )
+COST_DEVIATION_RATIO = _gauge(
+    "cost_deviation_ratio",
+    "Measured over tabled time of the latest works of one image, of stages where it is off by more than half",
+    MODEL,
+    STAGE,
+)
 DEVICE_BUSY_SECONDS = _counter(
     "device_busy_seconds",
     "Time in works that were done or stopped, added when they end: its rate is the busy share",

@@ -14,6 +14,7 @@ from tilework.core.interfaces import PlacementStatus
 from tilework.core.priority import DEFAULT_CLASSES
 from tilework.core.time import s_from_ns
 from tilework.core.wire.reports import KeptStates
+from tilework.cost.corrections import Deviations
 from tilework.runtime.worker_process import resident_bytes
 from tilework.server.engine_protocol import Engine
 from tilework.server.metrics import families
@@ -61,6 +62,7 @@ class Levels(Collector):
         yield from _by_placement(usage.placements)
         yield from self._kept(usage.kept)
         yield self._resident(usage.resident_bytes)
+        yield self._deviations(usage.cost_deviations)
         yield from readings_of(usage.readings)
 
     def _build(self) -> Metric:
@@ -97,6 +99,12 @@ class Levels(Collector):
         found = level(family)
         for device_id, value in values.items():
             found.add_metric((str(device_id),), value)
+        return found
+
+    def _deviations(self, deviations: Deviations) -> Metric:
+        found = level(families.COST_DEVIATION_RATIO)
+        for place, ratio in deviations.items():
+            found.add_metric(place, ratio)
         return found
 
     def _kept(self, kept: Mapping[int, KeptStates]) -> Iterator[Metric]:
