@@ -207,6 +207,13 @@ class TestQuantized:
     def test_fp8_and_encoders_by_name(self, flux: Path) -> None:
         equals_stock(flux, quantize="fp8,text_encoder_2=int8", dtype="bfloat16")
 
+    def test_what_the_class_of_a_pipeline_calls_optional_is_not_read_again_as_it_was(self) -> None:
+        """The transformer of Wan, whose pipeline may have another one in its place."""
+        placed = list[torch.nn.Module]()
+        family = load(ModelSource(path="shapes-motion", quantize=INT8), placed.append)
+        assert [name for name, module in family.modules.items() if all(module is not one for one in placed)] == []
+        assert any(type(layer.weight) is not torch.nn.Parameter for layer in leaves(family.modules["transformer"]))
+
     def test_a_component_that_there_is_not_is_named(self, flux: Path) -> None:
         with pytest.raises(UnsupportedModel, match="quantize names 'unet', and the components with weights are"):
             load_stock(ModelSource(path=str(flux), quantize=(("unet", "int8"),)))

@@ -153,7 +153,7 @@ def _each(words: str, option: str, levels: int, **other: int) -> tuple[Refused, 
 _ANYWHERE = (
     _pair("--standby waits for the directory of another server", standby=1, durable=ABSENT),
     *_each("with which pictures are not exact", "cache", 3, exact=1),
-    _pair("--log names a file for the event log", log=1, no_log=1),
+    _pair("and --no-log exclude each other", log=1, no_log=1),
     _pair("which has no interval", cache=1, cache_interval=1),
     _pair("which has no threshold", cache=2, cache_threshold=1),
     *(

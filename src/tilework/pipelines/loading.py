@@ -243,12 +243,9 @@ def _has_other(pipeline: Any, name: str) -> bool:
 
 def _load_classic(index: ModelIndex, dtype: torch.dtype, loaded: Mapping[str, Any]) -> Any:
     """The stock pipeline, of whose components some are `loaded`. Those that the index leaves empty must be None."""
-    kind = named if _is_pipeline(named := _named(index.adapter)) else DiffusionPipeline
-    if kind is DiffusionPipeline and not hasattr(diffusers, name := index.components["_class_name"]):
-        raise UnsupportedModel(
-            f"{index.path}: {index.file} names the pipeline class {name!r}, which diffusers {diffusers.__version__} "
-            "lacks; install a version that has it, or name the class itself as the adapter, MODULE:CLASS"
-        )
+    kind = _named(index.adapter)
+    if not _is_pipeline(kind) or kind is DiffusionPipeline:
+        kind = _pipeline_class(index)
     absent = {name: None for name, value in index.components.items() if value == [None, None]}
     return kind.from_pretrained(
         index.path if index.directory is None else str(index.directory),
@@ -259,6 +256,19 @@ def _load_classic(index: ModelIndex, dtype: torch.dtype, loaded: Mapping[str, An
         **absent,
         **loaded,
     )
+
+
+def _pipeline_class(index: ModelIndex) -> Any:
+    """What the index names. `DiffusionPipeline.from_pretrained` would read components again that the class calls
+    optional, such as the transformer of Wan, and leave out those that it is given.
+    """
+    name = index.components["_class_name"]
+    if not hasattr(diffusers, name):
+        raise UnsupportedModel(
+            f"{index.path}: {index.file} names the pipeline class {name!r}, which diffusers {diffusers.__version__} "
+            "lacks; install a version that has it, or name the class itself as the adapter, MODULE:CLASS"
+        )
+    return getattr(diffusers, name)
 
 
 def load_component(source: ModelSource, name: str) -> torch.nn.Module:
