@@ -189,6 +189,11 @@ def test_calls_of_what_cannot_be_served_again_fail_and_the_server_starts(
         assert server.http.post("/v1/images/generations", json={"prompt": "x"}).status_code == 200
     with restarted(state) as server:
         assert "sdxl" in server.engine.models, "the files may have been repaired"
+    with restarted(state, refusal="its files are damaged") as server:
+        removed = server.http.delete("/v1/admin/models/sdxl?confirm=sdxl", headers=ADMIN)
+        assert (removed.status_code, "the model sdxl was removed, by tenant default" in caplog.text) == (200, True)
+    with restarted(state) as server:
+        assert "sdxl" not in server.engine.models, "nor is it tried again"
 
 
 def test_only_a_key_with_the_scope_admin_changes_what_is_served(server: Served) -> None:

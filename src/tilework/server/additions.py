@@ -31,12 +31,13 @@ class Additions:
     """
 
     journal: CallJournal
-    gone: list[str] = field(default_factory=list, init=False)
+    gone: set[str] = field(default_factory=set, init=False)
 
     def add_model(self, name: str, entry: ModelEntry) -> None:
         loras = None if entry.loras is None else _absolute(entry.loras)
         kept = replace(entry, path=_absolute(entry.path), loras=loras)
         self.journal.add(Added(model=name, lora="", document=_ENTRY.dump_json(kept)))
+        self.gone.discard(name)
 
     def add_lora(self, model: str, lora: LoraSource) -> None:
         self.journal.add(Added(model=model, lora=lora.name, document=_PATH.dump_json(_absolute(lora.path))))
@@ -44,6 +45,7 @@ class Additions:
     def remove(self, model: str, lora: str = "") -> None:
         """A LoRA is no more, or without one a model with all its LoRAs."""
         self.journal.remove(model, lora)
+        self.gone.discard(model)
 
     async def serve_again(
         self,
@@ -73,7 +75,7 @@ class Additions:
                     error,
                 )
                 if not added.lora:
-                    self.gone.append(added.model)
+                    self.gone.add(added.model)
 
 
 async def _add_model(

@@ -58,7 +58,7 @@ class LogFile:
             self._file.write(line() + "\n")
             self._file.flush()
         except OSError as error:
-            _log.warning("the event log ends here: %s", error)
+            _log.warning("the event log ends here, until the server is started again: %s", error)
             with suppress(OSError):  # Closing would try to write the line once more, now or when the server ends.
                 self._file.close()
             self._file = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
@@ -23,7 +24,9 @@ from tilework.server.http.middleware import tenant_of
 from tilework.server.lora_directory import loras_in
 from tilework.server.models_file import ModelEntry
 from tilework.server.schema.answers import ModelCard
+from tilework.server.text import shown
 
+logger = logging.getLogger("tilework.server")
 Body = TypeVar("Body", bound=BaseModel)
 T = TypeVar("T")
 
@@ -90,22 +93,26 @@ def add_admin_routes(
         )
         images.entries[info.name] = entry
         images.additions.add_model(info.name, entry)
+        _tell(http, f"the model {info.name} was added from {shown(ask.path, 400)}")
         return card(info)
 
     @app.delete("/v1/admin/models/{model_id:path}", include_in_schema=False)
     async def remove_model(model_id: str, http: Request) -> dict[str, object]:
-        """Serve a model no more.
+        """Serve a model no more, or no longer try to at each start.
 
         The path of a LoRA that a client shortens at `..` is that of its model, so the name is asked for a second time.
         """
         _check(http, readiness)
-        info, confirm = images.models.named(model_id), http.query_params.get("confirm", "")
-        if confirm != model_id:
+        is_gone = model_id in images.additions.gone
+        name = model_id if is_gone else images.models.named(model_id).name
+        if (confirm := http.query_params.get("confirm", "")) != model_id:
             raise invalid("confirm", confirm, f"Add ?confirm={model_id} to remove the model with all its LoRAs.")
-        await _unless_refused(images.engine.catalog.remove(info.name))
-        images.entries.pop(info.name, None)
-        images.additions.remove(info.name)
-        return {"id": info.name, "object": "model", "deleted": True}
+        if not is_gone:
+            await _unless_refused(images.engine.catalog.remove(name))
+            images.entries.pop(name, None)
+        images.additions.remove(name)
+        _tell(http, f"the model {name} was removed")
+        return {"id": name, "object": "model", "deleted": True}
 
 
 def _add_lora_routes(
@@ -122,6 +129,7 @@ def _add_lora_routes(
         lora = LoraSource(ask.name, ask.path)
         await _unless_refused(images.engine.catalog.add_lora(info.name, lora))
         images.additions.add_lora(info.name, lora)
+        _tell(http, f"the LoRA {lora.name} of {info.name} was added from {shown(lora.path, 400)}")
         return card(images.models.named(info.name))
 
     @app.delete("/v1/admin/models/{model_id:path}/loras/{lora}", include_in_schema=False)
@@ -133,7 +141,13 @@ def _add_lora_routes(
             raise ApiError(404, f"{info.name} has no LoRA {lora!r}.", code="lora_not_found")
         await _unless_refused(images.engine.catalog.remove_lora(info.name, lora))
         images.additions.remove(info.name, lora)
+        _tell(http, f"the LoRA {lora} of {info.name} was removed")
         return card(images.models.named(info.name))
+
+
+def _tell(http: Request, text: str) -> None:
+    """Log a change, and whose it was."""
+    logger.warning("%s, by tenant %s", text, tenant_of(http.scope).name)
 
 
 def _check(http: Request, readiness: Readiness) -> None:
