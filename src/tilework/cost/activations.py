@@ -11,7 +11,7 @@ from tilework.cost.prices import Points, between, extended, means
 from tilework.cost.rows import ShapeKey, batch_key
 from tilework.cost.table import CostTable
 
-_MAX_CACHED = 10_000  # Clients choose the shapes.
+_MAX_CACHED = 4096  # Clients choose the shapes.
 
 
 class Activations:

@@ -19,7 +19,7 @@ Points = Sequence[tuple[float, float]]
 """Sorted by the first number, which is pixels or a number of requests."""
 
 _MIN_RUNS = 3
-_MAX_TERMS = 10_000  # Clients choose the shapes.
+_MAX_TERMS = 4096  # Clients choose the shapes.
 _Key = TypeVar("_Key", float, tuple[ShapeKey, ...])
 
 

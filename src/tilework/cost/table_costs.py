@@ -25,7 +25,7 @@ from tilework.cost.table import CostTable, merged, without
 from tilework.cost.tabled import TabledTimes, UnknownCost
 
 _UNGUIDED = 0.5
-_MAX_CACHED = 10_000
+_MAX_CACHED = 4096
 
 
 class TableCosts:

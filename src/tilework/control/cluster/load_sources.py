@@ -11,6 +11,8 @@ from tilework.core.component import Component, LoadSource, Memory
 from tilework.core.graph.stage import Stage
 from tilework.core.interfaces import CostModel
 
+_MAX_CACHED = 4096  # Of a node; clients choose the scales of LoRAs, which are part of a stage.
+
 
 @dataclass(frozen=True, slots=True)
 class HostRead:
@@ -115,6 +117,8 @@ class LoadSources:
             have = device.memory.components
             lacking = [one for one in dict.fromkeys(wanted) if one not in have]
             known_ns = sum([self._costs.load_ns(one.num_bytes, self.of(one, device)) for one in lacking])
+            if len(known) >= _MAX_CACHED:
+                known.clear()
             known[key] = known_ns
         if device.loads:
             known_ns += device.ahead_ns(wanted)

@@ -11,7 +11,7 @@ from tilework.core.interfaces import CostModel, Demand
 from tilework.core.request import Request, RequestClass, cost_key
 from tilework.policy.toolkit.demand import demands_at, quickest
 
-_MOST_KNOWN = 10_000
+_MOST_KNOWN = 4096
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
