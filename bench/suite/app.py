@@ -23,6 +23,7 @@ from suite.cases.frontdoor import FrontDoor
 from suite.cases.frontends import FrontEnds
 from suite.cases.fuzz import Fuzz
 from suite.cases.groups import GroupTime
+from suite.cases.growth import Growth
 from suite.cases.links import Links
 from suite.cases.load import Load
 from suite.cases.loras import Loras
@@ -114,6 +115,7 @@ CASES: Cases = {
     "fuzz": ("Scenarios where things go wrong, simulated: is anything violated that must hold", Fuzz),
     "sampled": ("Bugs injected into server, runtime, workers, pipelines: what a commit's tests miss of them", Sampled),
     "mutations": ("Bugs injected into controller and policies: does simulation or a test catch them", Mutations),
+    "growth": ("100,000 calls of 5,000 sizes: what they leave behind in the memory of the server", Growth),
     "soak": ("Mixed traffic with random kills for twenty minutes: memory and attainment", Soak),
     "ring": (
         "Messages between processes of a node: the ring, pipes and ZeroMQ, also when a sender is killed",

@@ -14,7 +14,7 @@ from tilework.core.cost_row import CostRow
 from tilework.core.graph.graph import Graph
 from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.lora import UsedLora
-from tilework.core.request import Request, Shape
+from tilework.core.request import Bounded, Request, Shape
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
 
@@ -124,7 +124,7 @@ def test_loras_change_nothing() -> None:
 
 
 def test_answers_stay_the_same_with_more_shapes_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tilework.cost.activations._MAX_CACHED", 3)
+    monkeypatch.setattr(Bounded.__init__, "__defaults__", (3,))
     model = costs(needs(100, 1000), needs(300, 5000))
     assert [of(model, pixels) for pixels in [*range(100, 120), *range(100, 120)]] == [
         1000 + 20 * more for more in [*range(20), *range(20)]

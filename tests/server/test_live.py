@@ -9,12 +9,12 @@ import json
 import re
 import select
 import socket
+import tracemalloc
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import closing
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 from urllib.parse import urlsplit
 
 import httpx
@@ -31,7 +31,7 @@ from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.work import Group, Work
 from tilework.runtime.observer import EndedWork, Observer, Observers
 from tilework.runtime.ticket import Outcome, Ticket
-from tilework.server.live.attainment import WINDOW_NS, Attainment
+from tilework.server.live.attainment import SPAN_NS, WINDOW_NS, Attainment
 from tilework.server.live.attainment import Group as Counted
 from tilework.server.live.feed import MOST_KEPT, EndedRequest, Feed, Tile
 from tilework.server.live.frames import MOST_PAST, MOST_REQUESTS, Viewer, frame
@@ -403,13 +403,20 @@ def test_attainment_counts_by_class_tenant_and_model_also_of_late() -> None:
     assert rows(2 * WINDOW_NS)[PIPELINE] == (1, 1, 1, 1, 0, 0)
 
 
-def test_the_window_is_bounded() -> None:
-    told = Attainment()
-    with patch("tilework.server.live.attainment.MOST_RECENT", 20):
-        for number in range(30):
-            told.ended(request("a"), True, number)
+def test_the_memory_of_the_window_does_not_grow_with_the_ends_in_it() -> None:
+    told, num_ends = Attainment(), 2_000
+    told.ended(request("a"), True, 0)
+    tracemalloc.start()
+    for number in range(1, num_ends):
+        told.ended(request("a"), True, number)
+    grown, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert grown < 10 * num_ends, "they are counted, not kept"
     counts = told.counts[Counted("class", "standard")]
-    assert (counts.recent_on_time, counts.on_time) == (21, 30)
+    assert (counts.recent_on_time, counts.on_time) == (num_ends, num_ends)
+    told.ended(request("b"), False, SPAN_NS)
+    list(told.rows(WINDOW_NS))
+    assert (counts.recent_on_time, counts.recent_late) == (0, 1), "the ends of a span leave together"
 
 
 # Several observers.

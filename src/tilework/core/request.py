@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from tilework.core.cache import CacheChoice
 from tilework.core.graph.stage import ResultKind
@@ -84,6 +85,35 @@ class Terms:
 DEFAULT_TERMS = Terms()
 
 
+MOST_KNOWN = 4096
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+
+
+class Bounded(dict[Key, Value]):
+    """What is known by shapes or the like, of `most` keys: one more, and that which was set first is dropped.
+
+    Clients choose the shapes, so there is no end of them. Dropping all at once would do for answers, but not for
+    memory: several would be full together every now and then, and the process keeps what it took then.
+    """
+
+    __slots__ = ("most",)
+
+    def __init__(self, most: int = MOST_KNOWN) -> None:
+        super().__init__()
+        self.most = most
+
+    def __setitem__(self, key: Key, value: Value) -> None:
+        super().__setitem__(key, value)
+        if len(self) > self.most:
+            del self[next(iter(self))]
+
+    def renew(self, key: Key, value: Value) -> None:
+        """Set a value as the latest: what was not set for longest is dropped first."""
+        self.pop(key, None)
+        self[key] = value
+
+
 class StepClass(NamedTuple):
     """Requests of one step class have the same stages, with steps of the same cost on the same devices."""
 
@@ -117,7 +147,7 @@ class RequestClass:
         return f"RequestClass({self.step}, {self.steps})"
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=MOST_KNOWN)
 def _class_of(step: StepClass, steps: int) -> RequestClass:
     """The class with these values: nearly always one object, which a dict finds without `__eq__`."""
     return RequestClass(step, steps)

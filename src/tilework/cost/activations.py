@@ -6,12 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from tilework.core.cost_row import CostRow
 from tilework.core.graph.stage import Stage
-from tilework.core.request import Shape, latent_pixels
+from tilework.core.request import Bounded, Shape, latent_pixels
 from tilework.cost.prices import Points, between, extended, means
 from tilework.cost.rows import ShapeKey, batch_key
 from tilework.cost.table import CostTable
-
-_MAX_CACHED = 10_000  # Clients choose the shapes.
 
 
 class Activations:
@@ -46,7 +44,7 @@ class Activations:
         self._declared = max((one.memory_bytes for each in table.graphs.values() for one in each.specs), default=0)
         self.largest = max((row.activation_bytes or 0 for row in rows), default=0)
         self.largest = max(self.largest, self._declared)
-        self._cached: dict[tuple[object, ...], int] = {}
+        self._cached = Bounded[tuple[object, ...], int]()
 
     def __bool__(self) -> bool:
         """Whether any is known."""
@@ -65,8 +63,6 @@ class Activations:
             known = None if profiled is None else self._known[stage.pipeline, stage.name, profiled]
             measured = 0 if known is None else known.num_bytes(batch_key(shapes))
             found = max(measured, stage.spec.memory_bytes)
-            if len(self._cached) >= _MAX_CACHED:
-                self._cached.clear()
             self._cached[key] = found
         return found
 

@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import TypeVar
 
 from tilework.core.cost_row import CostRow
-from tilework.core.request import Shape, latent_pixels
+from tilework.core.request import Bounded, Shape, latent_pixels
 from tilework.cost.batch_latency import BatchLatencyModel
 from tilework.cost.rows import ShapeKey, batch_key
 
@@ -19,7 +19,6 @@ Points = Sequence[tuple[float, float]]
 """Sorted by the first number, which is pixels or a number of requests."""
 
 _MIN_RUNS = 3
-_MAX_TERMS = 10_000  # Clients choose the shapes.
 _Key = TypeVar("_Key", float, tuple[ShapeKey, ...])
 
 
@@ -49,7 +48,7 @@ class Prices:
         self._known = {self._pixels(row.shape) for row in measured}
         self._together = dict(means((batch_key(row.shapes), row.seconds) for row in rows if row.batch != 1))
         self._savings = self._measured_savings(rows) if self._alone else []
-        self._terms: dict[tuple[ShapeKey, int], tuple[float, float]] = {}
+        self._terms = Bounded[tuple[ShapeKey, int], tuple[float, float]]()
         self._mixing = self._measured_mixing() if self._alone else (0.0, 0.0)
 
     def _pixels(self, shape: Shape) -> float:
@@ -106,8 +105,6 @@ class Prices:
 
     def _new_terms(self, shape: ShapeKey, size: int) -> tuple[float, float]:
         """The time of an output alone, and the time that it saves in a batch of `size`."""
-        if len(self._terms) >= _MAX_TERMS:
-            self._terms.clear()
         pixels = latent_pixels(shape, self._frames_per_latent)
         savings = [(number, between(points, pixels)) for number, points in self._savings]
         terms = extended(self._alone, pixels), between(savings, size) if savings else 0.0

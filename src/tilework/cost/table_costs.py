@@ -14,7 +14,7 @@ from tilework.core.graph.stage import Stage
 from tilework.core.lora import slowdown
 from tilework.core.pools import Pools
 from tilework.core.preview import preview_shape
-from tilework.core.request import Request, RequestClass, Shape, cost_key
+from tilework.core.request import MOST_KNOWN, Bounded, Request, RequestClass, Shape, cost_key
 from tilework.core.work import Work
 from tilework.cost.activations import Activations
 from tilework.cost.caching.savings import Saving
@@ -25,7 +25,6 @@ from tilework.cost.table import CostTable, merged, without
 from tilework.cost.tabled import TabledTimes, UnknownCost
 
 _UNGUIDED = 0.5
-_MAX_CACHED = 10_000
 
 
 class TableCosts:
@@ -47,7 +46,7 @@ class TableCosts:
         self._loads = LoadTimes(table.load_bytes_per_s, weight)
         self._measured: dict[tuple[int, int], MeasuredLink] = {}
         self._corrections = Corrections(weight)
-        self._prices: dict[_Key, _Price] = {}
+        self._prices = Bounded[_Key, _Price]()
         self._changed: dict[int, int] = {}  # The version at which the times of single requests changed, by pixels.
         self._all_changed = 0
         self._take(table)
@@ -71,8 +70,8 @@ class TableCosts:
                     self._named[lora.component].append((pipeline, name))
         self._tabled = TabledTimes(table)
         self._activations = Activations(table)
-        self._rooms: dict[_Key, bool] = {}
-        self._starts: dict[RequestClass, Cursor] = {}
+        self._rooms = Bounded[_Key, bool]()
+        self._starts = Bounded[RequestClass, Cursor]()
         self.most_bytes = num_bytes(self.all_components) + self._activations.largest
 
     @property
@@ -120,7 +119,7 @@ class TableCosts:
     def _has_changed(self, pixels: int | None = None) -> None:
         """Count a change of the times of requests with this many pixels; None: of any, or of batches."""
         self.version += 1
-        if pixels is None or len(self._changed) >= _MAX_CACHED:
+        if pixels is None or len(self._changed) >= MOST_KNOWN:
             self._all_changed = self.version
             self._changed.clear()
         else:
@@ -172,8 +171,6 @@ class TableCosts:
         self, key: _Key, stage: Stage, shapes: Sequence[Shape], degree: int, guided: Sequence[bool]
     ) -> _Price:
         price = self._new_price(stage, shapes, degree, guided)
-        if len(self._prices) >= _MAX_CACHED:  # Clients choose the shapes.
-            self._prices.clear()
         self._prices[key] = price
         return price
 
@@ -233,8 +230,6 @@ class TableCosts:
         key = cost_key(request)
         start = self._starts.get(key)
         if start is None:
-            if len(self._starts) >= _MAX_CACHED:  # Clients choose the shapes.
-                self._starts.clear()
             start = self._starts[key] = self._new_start(request)
         return start
 
@@ -301,8 +296,6 @@ class TableCosts:
         key = stage.name, degree, stage.pipeline, stage.loras, *[(one.height, one.width, one.frames) for one in shapes]
         has_room = self._rooms.get(key)
         if has_room is None:
-            if len(self._rooms) >= _MAX_CACHED:
-                self._rooms.clear()
             needed = self._activations.num_bytes(stage, shapes, degree) + num_bytes(self.components(stage))
             has_room = self._rooms[key] = needed <= self.memory_bytes
         return has_room

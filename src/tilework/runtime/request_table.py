@@ -11,7 +11,7 @@ from tilework.runtime.ticket import Ticket
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Entry:
-    """An open request. `image` or `file` is the one that its latest work has reported."""
+    """An open request. `image` or `file` is the one that a work has reported last."""
 
     spec: Spec
     ticket: Ticket

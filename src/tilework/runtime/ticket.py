@@ -179,11 +179,15 @@ class Ticket:
         self._tell()
 
     def add(self, segment: Segment, first_step: int) -> None:
-        """Add a finished work, which began when `first_step` steps were done."""
+        """Add a finished work, which began when `first_step` steps were done.
+
+        One of several devices ends for us when the last of them has reported: a later one may have come before it.
+        """
+        is_latest = not self.segments or segment.start_ns >= self.segments[-1].start_ns
         self.segments.append(segment)
-        if self.first_start_ns is None:
-            self.first_start_ns = segment.start_ns
-        if segment.num_steps:
+        self.segments.sort(key=lambda one: one.start_ns)
+        self.first_start_ns = self.segments[0].start_ns
+        if segment.num_steps and is_latest:
             self.steps_done = first_step + segment.num_steps
         self._tell()
 

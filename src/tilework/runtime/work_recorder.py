@@ -90,7 +90,9 @@ class WorkRecorder:
             entry = self._requests[job_id]
             request = entry.ticket.request
             entry.ticket.add(self._segment(result.work, report, load_ns, report.cache_use.get(job_id)), first_step)
-            entry.image, entry.file = report.images.get(job_id), report.files.get(job_id)
+            # The work before the one with the result may end after it: its last device reports late.
+            entry.image = report.images.get(job_id, entry.image)
+            entry.file = report.files.get(job_id, entry.file)
             if self._keeper is not None and job_id in report.blobs:
                 before = result.members[job_id]
                 index = self._costs.start(request).itinerary.at[before].num_done

@@ -10,6 +10,7 @@ from tilework.control.cluster.device_set import DeviceSet
 from tilework.core.component import Component, LoadSource, Memory
 from tilework.core.graph.stage import Stage
 from tilework.core.interfaces import CostModel
+from tilework.core.request import Bounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class LoadSources:
         self._hosts: dict[int, Memory] = {}
         self._reads: dict[int, HostRead] = {}
         self.unreadable: set[Component] = set()
-        self._known_ns: dict[int, dict[tuple[int, Stage], int]] = {}  # By node, since what it has changed last.
+        self._known_ns: dict[int, Bounded[tuple[int, Stage], int]] = {}  # By node, since what it has changed last.
 
     def kept(self, node: int) -> tuple[Component, ...]:
         """What the host of a node has in memory, the least recently used first."""
@@ -109,7 +110,7 @@ class LoadSources:
         """How long a device loads before it can run a stage: what it lacks, from the quickest sources, and what is left
         of what it loads already for no work.
         """
-        known, key = self._known_ns.setdefault(device.node, {}), (device.device_id, stage)
+        known, key = self._known_ns.setdefault(device.node, Bounded()), (device.device_id, stage)
         known_ns, wanted = known.get(key), self._costs.components(stage)
         if known_ns is None:
             have = device.memory.components

@@ -2,42 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from tilework.core.graph.progress import Cursor
 from tilework.core.interfaces import CostModel, Demand
-from tilework.core.request import Request, RequestClass, cost_key
+from tilework.core.request import Bounded, Key, Request, RequestClass, Value, cost_key
 from tilework.policy.toolkit.demand import demands_at, quickest
 
-_MOST_KNOWN = 10_000
-Key = TypeVar("Key", bound=Hashable)
-Value = TypeVar("Value")
 
-
-class ByClass(dict[Key, Value]):
-    """What is known by class of requests, of `most` classes: one more, and that which was set first is dropped.
-
-    Clients choose the shapes, so there is no end of classes. A key is a class of requests or of steps, or a tuple that
-    begins with one, or with a pipeline.
+class ByClass(Bounded[Key, Value]):
+    """What is known by class of requests: a key is a class of requests or of steps, or a tuple that begins with one, or
+    with a pipeline.
     """
 
-    __slots__ = ("most",)
-
-    def __init__(self, most: int = _MOST_KNOWN) -> None:
-        super().__init__()
-        self.most = most
-
-    def __setitem__(self, key: Key, value: Value) -> None:
-        super().__setitem__(key, value)
-        if len(self) > self.most:
-            del self[next(iter(self))]
-
-    def renew(self, key: Key, value: Value) -> None:
-        """Set a value as the latest: what was not set for longest is dropped first."""
-        self.pop(key, None)
-        self[key] = value
+    __slots__ = ()
 
     def forget(self, pipeline: str) -> bool:
         """Drop all that is known of a pipeline; returns whether anything was."""

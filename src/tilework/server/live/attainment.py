@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -11,8 +11,8 @@ from tilework.core.request import Request
 from tilework.core.time import NS_PER_S
 
 WINDOW_NS = 600 * NS_PER_S
-MOST_RECENT = 50_000
-"""How many ends the window holds at most; of a busier server it shows less than its minutes."""
+SPAN_NS = 10 * NS_PER_S
+"""Ends of the same ten seconds leave the window together, so that its memory does not grow with how many there are."""
 
 
 class Group(NamedTuple):
@@ -36,10 +36,13 @@ class Counts:
     recent_late: int = 0
 
 
-class _End(NamedTuple):
-    at_ns: int
-    groups: tuple[Group, ...]
-    is_met: bool
+@dataclass(slots=True)
+class _Span:
+    """The ends of requests with a deadline in a span of time, by group: how many by it, and how many after it."""
+
+    number: int
+    on_time: Counter[Group] = field(default_factory=Counter)
+    late: Counter[Group] = field(default_factory=Counter)
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +50,7 @@ class Attainment:
     """Counts each request in its three groups. Times only grow."""
 
     counts: dict[Group, Counts] = field(default_factory=dict)
-    _recent: deque[_End] = field(default_factory=deque)
+    _recent: deque[_Span] = field(default_factory=deque)
 
     def refused(self, request: Request, now_ns: int) -> None:
         self._forget(now_ns)
@@ -57,18 +60,18 @@ class Attainment:
     def ended(self, request: Request, is_met: bool | None, now_ns: int) -> None:
         """`is_met` as `Request.met_deadline` says it."""
         self._forget(now_ns)
-        groups = _groups(request)
-        for counts in map(self._of, groups):
+        for group in _groups(request):
+            counts = self._of(group)
             if is_met is None:
                 counts.others += 1
             elif is_met:
                 counts.on_time += 1
                 counts.recent_on_time += 1
+                self._span(now_ns).on_time[group] += 1
             else:
                 counts.late += 1
                 counts.recent_late += 1
-        if is_met is not None:
-            self._recent.append(_End(now_ns, groups, is_met))
+                self._span(now_ns).late[group] += 1
 
     def rows(self, now_ns: int) -> Iterator[tuple[Group, Counts]]:
         """All groups by name, as of now."""
@@ -81,15 +84,21 @@ class Attainment:
             counts = self.counts[group] = Counts()
         return counts
 
+    def _span(self, now_ns: int) -> _Span:
+        number = now_ns // SPAN_NS
+        if not self._recent or self._recent[-1].number != number:
+            self._recent.append(_Span(number))
+        return self._recent[-1]
+
     def _forget(self, now_ns: int) -> None:
         """Take what has left the window out of the recent counts."""
-        while self._recent and (self._recent[0].at_ns <= now_ns - WINDOW_NS or len(self._recent) > MOST_RECENT):
-            end = self._recent.popleft()
-            for group in end.groups:
-                if end.is_met:
-                    self.counts[group].recent_on_time -= 1
-                else:
-                    self.counts[group].recent_late -= 1
+        oldest = (now_ns - WINDOW_NS) // SPAN_NS
+        while self._recent and self._recent[0].number <= oldest:
+            span = self._recent.popleft()
+            for group, count in span.on_time.items():
+                self.counts[group].recent_on_time -= count
+            for group, count in span.late.items():
+                self.counts[group].recent_late -= count
 
 
 def _groups(request: Request) -> tuple[Group, ...]:

@@ -8,21 +8,47 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tilework.core.request import RefusalCode, Request, Status
+from tilework.core.lora import UsedLora
+from tilework.core.request import OnMiss, RefusalCode, Request, Shape, Status
 from tilework.core.time import NS_PER_S, s_from_ns
 from tilework.runtime.observer import Observer
 from tilework.runtime.ticket import Outcome, Ticket
 
 WINDOW_NS = 3600 * NS_PER_S
-MOST_KEPT = 20_000
+MOST_KEPT = 10_000
 """How many requests are kept at most; of a busier server the traffic is that of less than an hour."""
 
 
 class Past(NamedTuple):
-    """A request that has ended, and whether it was done by its deadline."""
+    """What a plan needs of a request that has ended: a third of the request's memory. `is_met`: by its deadline."""
 
-    request: Request
+    arrival_ns: int
+    deadline_ns: int | None
+    pipeline: str
+    shape: Shape
+    steps: int
+    tenant: str
+    priority: str
+    on_miss: OnMiss
+    exact: bool
+    loras: tuple[UsedLora, ...]
     is_met: bool
+
+    @staticmethod
+    def of(request: Request, is_met: bool) -> Past:
+        return Past(
+            request.arrival_ns,
+            request.deadline_ns,
+            request.pipeline,
+            request.shape,
+            request.steps,
+            request.tenant,
+            request.priority,
+            request.on_miss,
+            request.exact,
+            request.loras,
+            is_met,
+        )
 
 
 class Traffic(NamedTuple):
@@ -43,43 +69,43 @@ class RecentTraffic(Observer):
     _past: deque[Past] = field(default_factory=lambda: deque(maxlen=MOST_KEPT))
 
     def on_refused(self, request: Request, code: RefusalCode) -> None:
-        self._past.append(Past(request, False))
+        self._past.append(Past.of(request, is_met=False))
 
     def on_ended(self, ticket: Ticket, outcome: Outcome) -> None:
         if outcome.status is not Status.CANCELLED:
             is_met = ticket.request.met_deadline(outcome.status, outcome.finished_ns) is True
-            self._past.append(Past(ticket.request, is_met))
+            self._past.append(Past.of(ticket.request, is_met))
 
     def traffic(self) -> Traffic:
         """Those that came in the latest hour, in order of arrival."""
         since_ns = self.now_ns() - WINDOW_NS
-        recent = [one for one in self._past if one.request.arrival_ns >= since_ns]
-        recent.sort(key=lambda one: (one.request.arrival_ns, one.request.uid))
-        begin_ns = recent[0].request.arrival_ns if recent else 0
-        lines = [json.dumps(_line(place, one.request, begin_ns)) for place, one in enumerate(recent)]
+        recent = [one for one in self._past if one.arrival_ns >= since_ns]
+        recent.sort(key=lambda one: one.arrival_ns)
+        begin_ns = recent[0].arrival_ns if recent else 0
+        lines = [json.dumps(_line(place, one, begin_ns)) for place, one in enumerate(recent)]
         return Traffic(
             lines="".join(f"{line}\n" for line in lines),
             num_requests=len(recent),
-            num_due=sum(one.request.deadline_ns is not None for one in recent),
+            num_due=sum(one.deadline_ns is not None for one in recent),
             num_met=sum(one.is_met for one in recent),
-            span_s=s_from_ns(recent[-1].request.arrival_ns - begin_ns) if recent else 0.0,
+            span_s=s_from_ns(recent[-1].arrival_ns - begin_ns) if recent else 0.0,
         )
 
 
-def _line(place: int, request: Request, begin_ns: int) -> dict[str, object]:
-    deadline_ns = request.deadline_ns
+def _line(place: int, past: Past, begin_ns: int) -> dict[str, object]:
+    deadline_ns = past.deadline_ns
     line: dict[str, object] = {
         "id": place,
-        "arrival_s": s_from_ns(request.arrival_ns - begin_ns),
-        "pipeline": request.pipeline,
-        "height": request.shape.height,
-        "width": request.shape.width,
-        "frames": request.shape.frames,
-        "steps": request.steps,
-        "slo_s": None if deadline_ns is None else s_from_ns(max(1, deadline_ns - request.arrival_ns)),
-        "tenant": request.tenant,
-        "priority": request.priority,
-        "on_miss": request.on_miss.value,
-        "exact": request.exact,
+        "arrival_s": s_from_ns(past.arrival_ns - begin_ns),
+        "pipeline": past.pipeline,
+        "height": past.shape.height,
+        "width": past.shape.width,
+        "frames": past.shape.frames,
+        "steps": past.steps,
+        "slo_s": None if deadline_ns is None else s_from_ns(max(1, deadline_ns - past.arrival_ns)),
+        "tenant": past.tenant,
+        "priority": past.priority,
+        "on_miss": past.on_miss.value,
+        "exact": past.exact,
     }
-    return line | ({"loras": {one.name: one.scale for one in request.loras}} if request.loras else {})
+    return line | ({"loras": {one.name: one.scale for one in past.loras}} if past.loras else {})
