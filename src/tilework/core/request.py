@@ -93,8 +93,8 @@ Value = TypeVar("Value")
 class Bounded(dict[Key, Value]):
     """What is known by shapes or the like, of `most` keys: one more, and that which was set first is dropped.
 
-    Clients choose the shapes, so there is no end of them. Dropping all at once would do for answers, but not for
-    memory: several would be full together every now and then, and the process keeps what it took then.
+    Clients choose the shapes, so there is no end of them. If all were dropped at once, all would be computed anew
+    at once.
     """
 
     __slots__ = ("most",)

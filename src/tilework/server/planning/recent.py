@@ -20,7 +20,7 @@ MOST_KEPT = 10_000
 
 
 class Past(NamedTuple):
-    """What a plan needs of a request that has ended: a third of the request's memory. `is_met`: by its deadline."""
+    """What a plan needs of a request that has ended, without the rest of it. `is_met`: it was done by its deadline."""
 
     arrival_ns: int
     deadline_ns: int | None
