@@ -464,7 +464,7 @@ def test_results_end_with_their_time_and_their_room(server: Served) -> None:
         assert httpx.get(url).status_code == 410
         assert httpx.get(url).json()["error"]["code"] in ("result_expired", "request_not_found")
     size = len(httpx.get(server.post(ask).json()["data"][0]["url"]).content)
-    with serving(FakeEngine(), result_bytes=size + 30) as small:
+    with serving(FakeEngine(), result_bytes=size * 3 // 2) as small:
         urls = [small.post({**ask, "seed": seed}).json()["data"][0]["url"] for seed in (1, 2)]
         assert [httpx.get(url).status_code for url in urls] == [410, 200]
         answer = small.post({**ask, "size": "512x512"})
