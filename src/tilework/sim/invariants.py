@@ -182,6 +182,8 @@ class Invariants:
             for uid in self._job_ids.keys() - self._ended:
                 require(self._requests[uid].pipeline != event.pipeline, f"{uid} is open, and its model is removed")
             costs.remove(event.pipeline)
+            for one in [one for one in self._too_large if one[0][0] == event.pipeline]:
+                del self._too_large[one]
         else:
             costs.serve(parse_table(json.loads(event.costs)))
             self._sizes |= {component.digest: component.num_bytes for component in costs.all_components}
