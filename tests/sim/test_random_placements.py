@@ -88,7 +88,8 @@ def assert_fitting(case: Case, trace: Trace, starts: Starts) -> None:
     A request of which some size fits nowhere so takes turns; one that has begun its steps keeps its device.
     """
     costs, profiles = TableCosts(case.table), Profiles()
-    profiles.set_devices(case.table.memory_bytes, min(case.per_node, case.num_devices), case.num_devices)
+    sizes = [min(case.per_node, case.num_devices - first) for first in range(0, case.num_devices, case.per_node)]
+    profiles.set_devices(case.table.memory_bytes, sizes)
     by_job = {one.job_id: one.request for one in trace.endings}
     begun: dict[int, tuple[int, ...]] = {}
     for action, kind in starts.found:

@@ -175,7 +175,7 @@ def test_steps_that_did_not_fit_are_tried_again_only_where_nothing_wider_is_left
     stage, place = stage_of(asked.pipeline, DIFFUSE), {"positions": (1,), "first_steps": (0,)}
     work = Work(work_id=1, stage=stage, job_ids=(0,), attempts=(1,), devices=(0,), num_steps=1, why="", **place)
     costs.observe_memory(work, (asked.shape,), fitted=False, now_ns=0)
-    profiles.set_devices(None, num_up, num_up)
+    profiles.set_devices(None, (num_up,))
     task = TaskReader({}, costs, num_up, 0).read(job(0, asked))
     assert task is not None
     ways = Ways(Layout.colocated({0: range(num_up)}), profiles, costs).of(task)

@@ -385,7 +385,7 @@ def test_a_device_that_a_running_request_keeps_gets_no_stage_of_another() -> Non
         tracker.commit(Start(stage=stage, job_ids=(job_id,), devices=(device_id,), num_steps=1, why="a test"))
     up, profiles = OpenDevices(), Profiles()
     up.update(tracker.devices, now_ns)
-    profiles.set_devices(FLUX.memory_bytes, 2, 2)
+    profiles.set_devices(FLUX.memory_bytes, (2,))
     assert tracker.devices[0].free_ns < tracker.devices[1].free_ns
     reader = TaskReader(up.by_id, costs, 2, now_ns)
     task = reader.read(tracker.jobs[2])

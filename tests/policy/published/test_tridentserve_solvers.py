@@ -19,7 +19,7 @@ from tilework.policy.toolkit.tasks import TaskPrices, TaskReader
 
 def ways_of(asked: Request, layout: Layout, paper_times: bool = False) -> tuple[Way, ...]:
     costs, profiles = TableCosts(FLUX), Profiles()
-    profiles.set_devices(FLUX.memory_bytes, 8, 16)
+    profiles.set_devices(FLUX.memory_bytes, (8, 8))
     task = TaskReader({}, costs, 8, 0).read(job(0, asked, done=costs.start(asked)))
     assert task is not None
     return Ways(layout, profiles, costs, paper_times).of(task)
@@ -27,7 +27,7 @@ def ways_of(asked: Request, layout: Layout, paper_times: bool = False) -> tuple[
 
 def test_ways_are_computed_again_when_costs_have_learned_of_such_requests() -> None:
     costs, profiles, prices = TableCosts(FLUX), Profiles(), TaskPrices()
-    profiles.set_devices(FLUX.memory_bytes, 8, 16)
+    profiles.set_devices(FLUX.memory_bytes, (8, 8))
     one, other = ask("a", 0.0, "2048x2048"), ask("b", 0.0, "512x512")
     ways = Ways(TWO_KINDS, profiles, costs)
 

@@ -13,7 +13,7 @@ from tilework.control.controller import ControllerConfig
 from tilework.core.actions import Action, Place, RunWork
 from tilework.core.events import Event
 from tilework.core.request import Request, Shape, Status
-from tilework.core.time import NS_PER_S
+from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.work import NewPlacement, Work
 from tilework.cost.table import CostTable
 from tilework.policy import registry
@@ -63,12 +63,18 @@ class Seen:
 
 
 def serve(
-    requests: Sequence[Request], policy: str = "tridentserve", table: CostTable = FLUX, num_devices: int = 8
+    requests: Sequence[Request],
+    policy: str = "tridentserve",
+    table: CostTable = FLUX,
+    num_devices: int = 8,
+    limit_s: float | None = None,
 ) -> Seen:
-    """Simulate, and check that all requests are done."""
+    """Simulate, and check that all requests are done; with `limit_s`, by then."""
     seen = Seen()
     config = SimConfig(num_devices=num_devices, hosts_have_read=True)
-    seen.trace = Simulation(ControllerConfig(policy=policy), table, config).run(requests, observe=seen.observe)
+    limit_ns = None if limit_s is None else ns_from_s(limit_s)
+    simulation = Simulation(ControllerConfig(policy=policy), table, config)
+    seen.trace = simulation.run(requests, observe=seen.observe, limit_ns=limit_ns)
     assert {ending.status for ending in seen.trace.endings} == {Status.DONE}
     return seen
 

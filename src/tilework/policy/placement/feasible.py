@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tilework.policy.placement.pack import can_place
+from tilework.policy.placement.placement import Nodes
 from tilework.policy.placement.roles import PlacementType, Role, VirtualReplica
 
 FitsAt = Mapping[PlacementType, Sequence[int]]
@@ -84,10 +86,10 @@ def virtual_replica(fits: FitsAt, widest: int | None = None) -> VirtualReplica |
     return next((one for one in VirtualReplica if can_run(fits, one, widest)), None)
 
 
-def is_placeable(fits: FitsAt, widest: int, num_devices: int) -> bool:
-    """Whether nodes of at most `widest` devices, and that many in all, are enough for the class by itself."""
+def is_placeable(fits: FitsAt, nodes: Nodes) -> bool:
+    """Whether nodes are enough for the class by itself: for a block of each type of some virtual replica."""
     return any(
-        can_run(fits, one, widest) and sum(fits[kind][0] for kind in one.types) <= num_devices for one in VirtualReplica
+        can_run(fits, one) and can_place({kind: fits[kind][0] for kind in one.types}, nodes) for one in VirtualReplica
     )
 
 

@@ -46,7 +46,8 @@ def smallest_placement(
 
 def can_share(demands: Sequence[ClassDemand], nodes: Nodes) -> bool:
     """Whether all these classes can run on the nodes, each on some virtual replica."""
-    return _smallest_blocks(demands, nodes) is not None
+    unlike = {tuple((kind, degrees[0]) for kind, degrees in demand.fits.items()): demand for demand in demands}
+    return _smallest_blocks(tuple(unlike.values()), nodes) is not None
 
 
 def _smallest_blocks(demands: Sequence[ClassDemand], nodes: Nodes) -> tuple[Counts, Assigned] | None:

@@ -4,19 +4,25 @@ Theory of operation. A placement is for one set of weights. Pipelines whose requ
 they share one part, where each device is to hold all stages of whatever it runs. Each other pipeline has a part of its
 own. Parts get devices in proportion to the device time of their requests, in whole nodes if there is a node for each.
 
+Such a part may have too few devices for a request that all devices together could serve. Then neighbours are divided
+instead of nodes. If a class still can run nowhere, classes take turns, in the order of their most urgent request of
+which something is left to start: each has devices if all before it can run beside it. The others have none until a
+later division, when those before them have nothing left to start. So every request that some placement can serve is
+served in the end: its turn comes when the requests that are more urgent are done.
+
 Ours: the paper serves one pipeline at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilework.core.interfaces import CostModel
-from tilework.core.request import Request
+from tilework.core.request import Request, RequestClass, cost_key
 from tilework.core.shares import apportioned
 from tilework.policy.placement.demand import By, ClassDemand, Mix, grouped, mix_of
-from tilework.policy.placement.feasible import virtual_replica
+from tilework.policy.placement.feasible import can_run, virtual_replica
 from tilework.policy.placement.orchestrator import plan_placement
 from tilework.policy.placement.placement import Nodes, widest
 from tilework.policy.placement.roles import PlacementType, VirtualReplica
@@ -25,6 +31,9 @@ from tilework.policy.published.tridentserve.ways import Profiles
 
 Demands = Mapping[str, Sequence[ClassDemand]]
 """What is asked of each part."""
+
+_Placed = tuple[Layout, tuple[str, ...]]
+"""A layout, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,49 +72,123 @@ def mixes_of(demands: Demands, wide: int, by: By) -> dict[str, Mix]:
     return {part: mix_of(grouped(some, wide), by) for part, some in demands.items() if part != SHARED}
 
 
-def divide(demands: Demands, rows: Nodes, before: Layout, by: By) -> Division:
-    """The layout for these demands. Where there is a choice, devices keep their types."""
-    wide = widest(rows)
-    shares, mixes = shares_of(demands), mixes_of(demands, wide, by)
+def divide(
+    known: Sequence[tuple[Request, float]],
+    turns: Sequence[RequestClass],
+    profiles: Profiles,
+    costs: CostModel,
+    before: Layout,
+    by: By,
+) -> Division:
+    """The layout for these requests, one of each class with its number.
+
+    Where there is a choice, devices keep their types. `turns` are the classes of which something is left to start, the
+    most urgent first. Raises UnknownCost.
+    """
+    demands = demands_by_part(known, profiles, costs, widest(before.rows))
+    placed = _serving(known, profiles, costs, before, by) or _in_turns(known, turns, profiles, costs, before, by)
+    layout, reasons = placed or next(_layouts(demands, before, by))
+    return Division(layout, mixes_of(demands, widest(before.rows), by), shares_of(demands), reasons)
+
+
+def _in_turns(
+    known: Sequence[tuple[Request, float]],
+    turns: Sequence[RequestClass],
+    profiles: Profiles,
+    costs: CostModel,
+    before: Layout,
+    by: By,
+) -> _Placed | None:
+    """The layout for as many classes as it can serve together, the most urgent first; None if there are none.
+
+    Classes of a pipeline that need the same devices have their turn together.
+    """
+    rank = {key: index for index, key in enumerate(turns)}
+    alike: dict[object, list[tuple[Request, float]]] = {}
+    for request, count in sorted(known, key=lambda one: rank.get(cost_key(one[0]), len(rank))):
+        fits = profiles.of(request, costs).fits
+        if virtual_replica(fits, widest(before.rows)) is not None:
+            least = tuple((kind, degrees[0]) for kind, degrees in fits.items())
+            alike.setdefault((request.pipeline, least), []).append((request, count))
+    served, found = list[tuple[Request, float]](), None
+    for some in alike.values():
+        if (placed := _serving([*served, *some], profiles, costs, before, by)) is not None:
+            served, found = [*served, *some], placed
+    if found is None:
+        return None
+    num = sum(count for _, count in known) - sum(count for _, count in served)
+    return found[0], (*found[1], f"{num:g} requests wait for their turn: devices are too few for all at once")
+
+
+def _serving(
+    known: Sequence[tuple[Request, float]], profiles: Profiles, costs: CostModel, before: Layout, by: By
+) -> _Placed | None:
+    """A layout on which each of these classes that fits on the nodes can run; None if none was found."""
+    wide = widest(before.rows)
+    fits = [(request.pipeline, profiles.of(request, costs).fits) for request, _ in known]
+    wanted = [(pipeline, some) for pipeline, some in fits if virtual_replica(some, wide) is not None]
+    for placed in _layouts(demands_by_part(known, profiles, costs, wide), before, by):
+        if all(placed[0].replicas(pipeline, some) for pipeline, some in wanted):
+            return placed
+    return None
+
+
+def _layouts(demands: Demands, before: Layout, by: By) -> Iterator[_Placed]:
+    """The layouts to try for these demands, each with its reasons: at least one."""
+    rows = before.rows
     if demands.keys() <= {SHARED}:
         why = "all stages of each request fit on one device" if demands else "no request is known"
-        return Division(Layout.colocated(rows), mixes, shares, (why,))
-    pools: dict[int, Pool] = {}
-    reasons: tuple[str, ...] = ()
-    for part, own in _divided(shares, rows).items():
-        prefix = f"{part}: " if len(shares) > 1 else ""
-        if part == SHARED or not own:
-            pools |= {one: Pool(part, PlacementType.EDC) for row in own.values() for one in row}
-            continue
-        plan = plan_placement(demands[part], own, by=by, before=before.placement_of(part))
-        reasons += tuple(prefix + reason for reason in plan.reasons)
-        pools |= {device_id: Pool(part, kind) for device_id, kind in plan.placement.types}
-    return Division(Layout(rows, pools), mixes, shares, reasons)
+        yield Layout.colocated(rows), (why,)
+        return
+    for division in _divided(demands, rows):
+        pools: dict[int, Pool] = {}
+        reasons: tuple[str, ...] = ()
+        for part, own in division.items():
+            prefix = f"{part}: " if len(demands) > 1 else ""
+            if part == SHARED or not own:
+                pools |= {one: Pool(part, PlacementType.EDC) for row in own.values() for one in row}
+                continue
+            plan = plan_placement(demands[part], own, by=by, before=before.placement_of(part))
+            reasons += tuple(prefix + reason for reason in plan.reasons)
+            pools |= {device_id: Pool(part, kind) for device_id, kind in plan.placement.types}
+        yield Layout(rows, pools), reasons
 
 
-def _divided(shares: Mapping[str, float], rows: Nodes) -> dict[str, Nodes]:
-    """The devices of each part: whole nodes if there is one for each, else neighbours, at least one if there is."""
+def _divided(demands: Demands, rows: Nodes) -> Iterator[dict[str, Nodes]]:
+    """The devices of each part: whole nodes if there is one for each; then neighbours, at least what a class needs."""
+    shares = shares_of(demands)
     if len(shares) == 1:
-        return dict.fromkeys(shares, rows)
+        yield dict.fromkeys(shares, rows)
+        return
     if len(rows) >= len(shares):
         nodes, found = iter(sorted(rows)), dict[str, Nodes]()
-        for part, num in _at_least_one(shares, len(rows)).items():
+        for part, num in _at_least(dict.fromkeys(shares, 1), shares, len(rows)).items():
             found[part] = {node: rows[node] for node in [next(nodes) for _ in range(num)]}
-        return found
+        yield found
     placed = iter([(node, one) for node in sorted(rows) for one in rows[node]])
     slices: dict[str, dict[int, list[int]]] = {}
-    for part, num in _at_least_one(shares, sum(map(len, rows.values()))).items():
+    least = {part: max(map(_least_devices, some)) for part, some in demands.items()}
+    for part, num in _at_least(least, shares, sum(map(len, rows.values()))).items():
         own = slices.setdefault(part, {})
         for node, one in [next(placed) for _ in range(num)]:
             own.setdefault(node, []).append(one)
-    return {**slices}
+    yield {**slices}
 
 
-def _at_least_one(shares: Mapping[str, float], total: int) -> dict[str, int]:
-    """`total` in proportion to the shares, at least 1 for each if that is possible; the largest give."""
+def _least_devices(demand: ClassDemand) -> int:
+    """The fewest devices on which a class can run; 1 if it fits on no placement."""
+    able = [replica for replica in VirtualReplica if can_run(demand.fits, replica)]
+    return min([sum(demand.fits[kind][0] for kind in replica.types) for replica in able], default=1)
+
+
+def _at_least(least: Mapping[str, int], shares: Mapping[str, float], total: int) -> dict[str, int]:
+    """`total` in proportion to the shares, `least` for each while others have more; those with most to spare give."""
     counts = apportioned(shares, total)
     for part in counts:
-        if not counts[part] and max(counts.values()) > 1:
-            counts[max(counts, key=counts.__getitem__)] -= 1
+        while counts[part] < least[part]:
+            giver = max(counts, key=lambda other: counts[other] - least[other])
+            if counts[giver] <= least[giver]:
+                break
+            counts[giver] -= 1
             counts[part] += 1
     return counts

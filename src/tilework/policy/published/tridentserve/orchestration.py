@@ -26,7 +26,7 @@ from tilework.core.request import Request, RequestClass, cost_key
 from tilework.core.work import NewPlacement
 from tilework.policy.placement.demand import By
 from tilework.policy.placement.feasible import virtual_replica
-from tilework.policy.placement.placement import Nodes, widest
+from tilework.policy.placement.placement import widest
 from tilework.policy.placement.roles import PlacementType
 from tilework.policy.placement.switching import SwitchRule, WindowStats, is_worthwhile
 from tilework.policy.published.tridentserve.division import Division, demands_by_part, divide, mixes_of, shares_of
@@ -139,16 +139,17 @@ class Orchestration:
         self._latest = costs, tasks
         self.monitor.see(view, tasks, now_ns)
         if have_changed and self._now is not None:
-            self._derive(costs, "devices have joined or were lost", now_ns)
+            self._derive(costs, "devices have joined or were lost", self._left_to_start(view, tasks), now_ns)
         elif self._is_first_due(now_ns):
             self.monitor.set_window(self.profiles, costs)
             num = "the declared mix" if self.declared else f"{self.monitor.num_seen} requests"
-            self._derive(costs, f"the first placement, for {num}", now_ns)
+            self._derive(costs, f"the first placement, for {num}", self._left_to_start(view, tasks), now_ns)
             self._ticked_ns = self._switched_ns = now_ns
         elif now_ns >= self._ticked_ns + self.monitor.window_ns // _TICKS_PER_WINDOW:
-            self._tick(costs, tasks, now_ns)
+            self._tick(view, costs, tasks, now_ns)
         if (stuck := self._stuck(view, costs, tasks)) is not None:
-            self._derive(costs, f"a request of {stuck.shape} can run nowhere", now_ns)
+            why = f"a request of {stuck.shape} can run nowhere"
+            self._derive(costs, why, self._left_to_start(view, tasks), now_ns)
 
     def _note_devices(self, view: ClusterView) -> bool:
         if self._devices is view.devices:
@@ -157,7 +158,7 @@ class Orchestration:
         for device in view.devices:
             rows.setdefault(device.pool, []).append(device.device_id)
         limits = [one.memory.total_bytes for one in view.devices if one.memory.total_bytes is not None]
-        self.profiles.set_devices(min(limits, default=None), max(map(len, rows.values()), default=0), len(view.devices))
+        self.profiles.set_devices(min(limits, default=None), map(len, rows.values()))
         if self._now is None:
             self.layout = Layout.colocated(rows)
         else:
@@ -191,8 +192,7 @@ class Orchestration:
         if not self._nowhere:
             return None
         found = None
-        jobs = {job.job_id: job for job in (*(task.job for task in tasks), *self.monitor.running(view))}
-        for request in [job.request for job in sorted(jobs.values(), key=by_urgency)]:
+        for request in self._left_to_start(view, tasks):
             if (key := cost_key(request)) in self._nowhere:
                 self._has_stuck = True
                 fits = self.profiles.of(request, costs).fits
@@ -200,10 +200,15 @@ class Orchestration:
                     found = found or request
         return found
 
+    def _left_to_start(self, view: ClusterView, tasks: Sequence[Task]) -> list[Request]:
+        """The requests of the window of which something is left to start, the most urgent first."""
+        jobs = {job.job_id: job for job in (*(task.job for task in tasks), *self.monitor.running(view))}
+        return [job.request for job in sorted(jobs.values(), key=by_urgency)]
+
     def _can_run(self, request: Request, costs: CostModel) -> bool:
         return bool(self.layout.replicas(request.pipeline, self.profiles.of(request, costs).fits))
 
-    def _tick(self, costs: CostModel, tasks: Sequence[Task], now_ns: int) -> None:
+    def _tick(self, view: ClusterView, costs: CostModel, tasks: Sequence[Task], now_ns: int) -> None:
         self._ticked_ns = now_ns
         self._tried.clear()
         self.monitor.forget(now_ns)
@@ -213,7 +218,7 @@ class Orchestration:
         if self.switches and self._switched_ns is not None:
             reason = self._reason(costs, tasks, now_ns, now_ns - self._switched_ns)
             if reason is not None:
-                self._derive(costs, reason, now_ns, is_switch=True)
+                self._derive(costs, reason, self._left_to_start(view, tasks), now_ns, is_switch=True)
 
     def _reason(self, costs: CostModel, tasks: Sequence[Task], now_ns: int, since_ns: int) -> str | None:
         assert self._now is not None
@@ -252,19 +257,21 @@ class Orchestration:
 
     # What.
 
-    def _derive(self, costs: CostModel, reason: str, now_ns: int, *, is_switch: bool = False) -> None:
-        """Derive a layout; a switch is made only if it is worthwhile."""
+    def _derive(
+        self, costs: CostModel, reason: str, waiting: Sequence[Request], now_ns: int, *, is_switch: bool = False
+    ) -> None:
+        """Derive a layout; a switch is made only if it is worthwhile. `waiting` are requests by urgency."""
         classes = self.monitor.classes()
-        self._tried = set(classes)
         known: Sequence[tuple[Request, float]] = tuple(classes.values())
         if self.declared and self._now is None:
             known = self.declared
-        rows: Nodes = self.layout.rows
-        division = divide(demands_by_part(known, self.profiles, costs, self.widest_node()), rows, self.layout, self.by)
+        turns = tuple(dict.fromkeys(map(cost_key, waiting)))
+        division = divide(known, turns, self.profiles, costs, self.layout, self.by)
         if is_switch:
             if not self._is_worthwhile(division):
                 return
             self._switched_ns = now_ns
+        self._tried = set(classes)
         changed = division.layout.changed(self.layout)
         has_changed = bool(changed) or division.layout.groups() != self.layout.groups()
         if self._switched_ns is not None and self.downtime_ns:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from tilework.core.graph.stage import Stage
@@ -20,6 +20,7 @@ from tilework.policy.toolkit.tasks import Task
 
 _TOKENS_PER_PENALTY = 1000
 _MOST_PENALTY = 100
+_MOST_BLOCKS = max(len(one.types) for one in VirtualReplica)  # A class needs no more nodes than that.
 _UNKNOWN: tuple[int, tuple[Way, ...]] = (-1, ())
 
 
@@ -38,8 +39,8 @@ class Way(NamedTuple):
 class Profiles:
     """The profiles of request classes, each made once; `forget` has them made anew, from what the costs say then.
 
-    `usable_bytes` is what a device has; None: no limit. There are `num_devices`, on a node at most `most_on_node`. A
-    class that fits on no placement of these takes turns. If a stage fits nowhere even so, which admission refuses
+    `usable_bytes` is what a device has; None: no limit. `most_on_node` is how many devices the largest node has. A
+    class that fits on no placement of all nodes takes turns. If a stage fits nowhere even so, which admission refuses
     unless that was learned or devices were lost since, it is tried as if there were no limit, and the controller counts
     its attempts.
     """
@@ -47,7 +48,8 @@ class Profiles:
     def __init__(self) -> None:
         self.version = 0
         self.usable_bytes: int | None = None
-        self.most_on_node = self.num_devices = 0
+        self.most_on_node = 0
+        self._sizes: list[int] = []
         self._known: dict[RequestClass, ClassProfile] = {}
         self._by_uid: dict[str, tuple[Request, ClassProfile]] = {}
 
@@ -64,16 +66,19 @@ class Profiles:
         return profile
 
     def _profile(self, request: Request, costs: CostModel) -> ClassProfile:
+        nodes = {index: range(size) for index, size in enumerate(self._sizes[:_MOST_BLOCKS])}
         for takes_turns in (False, True):
             profile = class_profile(request, costs, self.usable_bytes, takes_turns=takes_turns)
-            if is_placeable(profile.fits, self.most_on_node, self.num_devices):
+            if is_placeable(profile.fits, nodes):
                 return profile
         return class_profile(request, costs, None, self.most_on_node)
 
-    def set_devices(self, usable_bytes: int | None, on_node: int, num_devices: int) -> None:
-        """Devices are `num_devices` now, on a node at most `on_node`, and the smallest has `usable_bytes`."""
-        if (usable_bytes, on_node, num_devices) != (self.usable_bytes, self.most_on_node, self.num_devices):
-            self.usable_bytes, self.most_on_node, self.num_devices = usable_bytes, on_node, num_devices
+    def set_devices(self, usable_bytes: int | None, sizes: Iterable[int]) -> None:
+        """Nodes have that many devices each now, and the smallest device has `usable_bytes`."""
+        sizes = sorted(sizes, reverse=True)
+        if (usable_bytes, sizes) != (self.usable_bytes, self._sizes):
+            self.usable_bytes, self._sizes = usable_bytes, sizes
+            self.most_on_node = max(sizes, default=0)
             self.forget()
 
     def forget(self) -> None:
@@ -163,14 +168,17 @@ class Ways:
         return role_of(self._costs.graph(request.pipeline), stage)
 
     def _steps(self, task: Task, profile: ClassProfile) -> Iterator[Way]:
-        """On primaries, at the degrees that are efficient and fit; at the least that fits if no efficient one does."""
+        """On primaries, at degrees that are efficient, fit, and are no wider than a node has devices of the pool.
+
+        At the least that fits if no efficient one does.
+        """
         request, fits = task.job.request, profile.fits
         part = self._layout.part_of(request.pipeline)
         unit = min(_MOST_PENALTY, 1 + request.shape.pixels // PIXELS_PER_TOKEN // _TOKENS_PER_PENALTY)
         for replica in self._layout.replicas(request.pipeline, fits):
             pool = Pool(part, replica.primary)
             wide, rank = self._layout.widest(pool), tuple(VirtualReplica).index(replica)
-            for speed in _usable(task.group_speeds, fits[replica.primary], wide):
+            for speed in _usable(task.group_speeds, [degree for degree in fits[replica.primary] if degree <= wide]):
                 run_ns = task.num_steps * speed.step_ns + self._others_ns(task, replica.primary, speed.degree)
                 yield Way(pool, speed.degree, run_ns, rank * unit)
 
@@ -213,7 +221,6 @@ def _has_steps(task: Task, costs: CostModel) -> bool:
     return any(role_of(graph, stage) is Role.D for stage, _ in task.job.left.pieces)
 
 
-def _usable(speeds: Sequence[Speed], fitting: Sequence[int], wide: int) -> list[Speed]:
+def _usable(speeds: Sequence[Speed], fitting: Sequence[int]) -> list[Speed]:
     found = [speed for speed in worthwhile(efficient_speeds(speeds)) if speed.degree in fitting]
-    found = found or [speed for speed in speeds if speed.degree in fitting][:1]
-    return [speed for speed in found if speed.degree <= wide]
+    return found or [speed for speed in speeds if speed.degree in fitting][:1]
