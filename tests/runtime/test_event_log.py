@@ -126,12 +126,12 @@ def test_old_files_of_earlier_starts_are_deleted_and_no_others(tmp_path: Path) -
 
 
 def test_the_log_of_an_earlier_start_is_kept_with_its_segments_and_bounded_with_the_others(tmp_path: Path) -> None:
-    log, earlier = tmp_path / "events.jsonl", tmp_path / "events.start1.jsonl"
+    log, earlier = tmp_path / "events.jsonl", tmp_path / "events-start1.jsonl"
     write(log, SMALL)
     names = {path.name for path in segments_of(log)}
     write(log, LogBounds())
     assert segments_of(log) == [log]
-    assert {path.name.replace(".start1", "") for path in segments_of(earlier)} == names
+    assert {path.name.replace("-start1", "") for path in segments_of(earlier)} == names
     for one in (log, earlier):
         assert replay(lines_of(segments_of(one)))[1] is None
     write(log, LogBounds(kept_bytes=0))
@@ -153,7 +153,20 @@ def test_a_move_of_an_earlier_log_that_was_cut_short_goes_on(tmp_path: Path, mon
         SegmentedFile(log, SMALL)
     monkeypatch.undo()
     write(log, LogBounds())
-    assert replay(lines_of(segments_of(tmp_path / "events.start1.jsonl")))[1] is None
+    assert replay(lines_of(segments_of(tmp_path / "events-start1.jsonl")))[1] is None
+
+
+@pytest.mark.parametrize("name", ["events", ".hidden", "run[1].jsonl", "a.b.jsonl"])
+def test_a_log_may_have_any_name(name: str, tmp_path: Path) -> None:
+    log, other = tmp_path / name, tmp_path / f"{name}.2"
+    other.write_text("of somebody else")
+    entries = write(log, SMALL)
+    write(log, LogBounds())
+    (earlier,) = (one for one in tmp_path.iterdir() if "-start1" in one.name and one.name.count(".") == name.count("."))
+    for one in (log, earlier):
+        assert replay(lines_of(segments_of(one))) == (len(entries), None)
+    write(log, LogBounds(kept_bytes=0))
+    assert {*tmp_path.iterdir()} == {log, other}
 
 
 def test_a_link_is_followed_and_a_device_stays(tmp_path: Path) -> None:

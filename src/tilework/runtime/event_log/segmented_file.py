@@ -14,7 +14,7 @@ from threading import Thread
 from typing import TextIO
 
 from tilework.core.time import ns_from_s
-from tilework.runtime.event_log.segments import PACKED, closed_path, keep_earlier
+from tilework.runtime.event_log.segments import PACKED, closed_path, keep_earlier, patterns_of
 
 _log = logging.getLogger(__name__)
 _PART = ".part"
@@ -50,7 +50,7 @@ class SegmentedFile:
     ) -> None:
         self.path = path.resolve() if path.is_file() or not path.exists() else path  # A segment is not a renamed link.
         self._bounds, self._unix_ns = bounds, unix_ns
-        own = [f"{self.path.stem}.{number}*{self.path.suffix}*" for number in ("[0-9]", "start[0-9]")]
+        own = patterns_of(self.path)
         self._families = own if family is None else [*own, family]
         keep_earlier(self.path)
         self.segment = 1

@@ -2,11 +2,12 @@
 
 The newest segment has the name of the log, `events.jsonl`, and is text. Those before it are closed: numbered from 1,
 and compressed, `events.000001.jsonl.gz`. For a moment, or if the server was killed then, a closed one is still text.
-The log of an earlier start that had the same name is `events.start2.jsonl`, with segments of its own.
+The log of an earlier start that had the same name is `events-start2.jsonl`, with segments of its own.
 """
 
 from __future__ import annotations
 
+import glob
 import gzip
 import re
 from collections.abc import Generator, Iterable
@@ -35,11 +36,17 @@ def keep_earlier(log: Path) -> None:
     """Rename a log that there is, with its segments, to that of an earlier start. Raises OSError."""
     if not log.is_file():
         return
-    starts = re.compile(rf"{re.escape(log.stem)}\.start(\d+){re.escape(log.suffix)}")
+    starts = re.compile(rf"{re.escape(log.stem)}-start(\d+){re.escape(log.suffix)}")
     numbers = [int(match[1]) for path in log.parent.iterdir() if (match := starts.fullmatch(path.name))]
-    earlier = log.with_name(f"{log.stem}.start{max(numbers, default=0) + 1}{log.suffix}")
+    earlier = f"{log.stem}-start{max(numbers, default=0) + 1}"
     for path in [*closed_paths(log), log]:  # The log last: what is cut short goes on at the next start.
-        path.rename(path.with_name(earlier.stem + path.name.removeprefix(log.stem)))
+        path.rename(path.with_name(earlier + path.name.removeprefix(log.stem)))
+
+
+def patterns_of(log: Path) -> list[str]:
+    """Globs for the closed segments of a log, and for what its name had at earlier starts."""
+    stem, suffix = glob.escape(log.stem), f"{glob.escape(log.suffix)}*" if log.suffix else ""
+    return [f"{stem}.{'[0-9]' * 6}*{suffix}", f"{stem}-start[0-9]*{suffix}"]
 
 
 def newest_log(directory: Path) -> Path:
