@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -231,8 +231,8 @@ class FakeEngine:
             self.cancelled[uid] = reason
             self._resolve(ticket, Status.CANCELLED, reason, None)
 
-    def identity(self, model: str) -> str:
-        return self.weights + model
+    def identity(self, model: str, loras: Iterable[str] = ()) -> str:
+        return ", ".join((self.weights + model, *loras))
 
     def eta_ns(self, uid: str) -> int | None:
         ticket = self.tickets.get(uid)

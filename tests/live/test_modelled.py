@@ -16,15 +16,18 @@ from tilework.cli.commands.serve import simulated_source
 from tilework.cli.console import UserError
 from tilework.control.controller import ControllerConfig
 from tilework.control.log import replay
+from tilework.core.checkpoint import Checkpoint
 from tilework.core.component import Component, LoadSource
 from tilework.core.cost_row import CostRow
+from tilework.core.lora import UsedLora
 from tilework.core.model import SimulatedSource
-from tilework.core.request import Shape, Status
+from tilework.core.request import OnMiss, Shape, Status, Terms
+from tilework.core.time import NS_PER_S
 from tilework.cost.table import CostTable
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.local_executor import LocalExecutor
-from tilework.runtime.ticket import Outcome
+from tilework.runtime.ticket import Outcome, Wanted
 from tilework.worker.simulated import SimulatedFamily
 from waiting import PATIENCE_S
 
@@ -50,11 +53,11 @@ SOURCE = SimulatedSource(pipeline="pretended", hardware=TABLE.hardware, steps=5,
 
 
 class Rig:
-    def __init__(self, policy: str, table: CostTable = TABLE) -> None:
+    def __init__(self, policy: str, table: CostTable = TABLE, begin_ns: int = 0) -> None:
         self.runner = asyncio.Runner()
         self.log = io.StringIO()
         executor = LocalExecutor(LocalConfig(num_workers=4, sources=(SOURCE,)))
-        config = EngineConfig(controller=ControllerConfig(policy=policy), table=table)
+        config = EngineConfig(controller=ControllerConfig(policy=policy), table=table, begin_ns=begin_ns)
         self.engine = Engine(config, executor, self.log)
         self.run(self.engine.start())
 
@@ -95,6 +98,26 @@ def test_steps_take_the_time_of_the_table(policy: str, degree: int) -> None:
     colours = {bytes(outcome.image.pixels[:3]) for outcome in outcomes if outcome.image}
     assert len(colours) == 3, "each seed has its colour"
     assert replay(rig.log.getvalue().splitlines())[1] is None
+
+
+def test_what_the_next_start_cannot_serve_any_more_ends_by_its_reason() -> None:
+    """A deadline may have passed while no server ran, a LoRA gone."""
+    now_ns, spec = 10 * NS_PER_S, tiny.spec(height=512, width=512, steps=5)
+    wanted = Wanted(uid="a", model="pretended", spec=spec, arrival_ns=0, deadline_ns=NS_PER_S, terms=Terms())
+    late = replace(wanted, uid="late", terms=Terms(on_miss=OnMiss.DROP))
+    changed = replace(wanted, uid="changed", spec=replace(spec, loras=(UsedLora("ink", 1.0),)))
+    rig = Rig("tridentserve", begin_ns=now_ns)
+
+    async def restored() -> list[Outcome]:
+        tickets = rig.engine.restore([(one, Checkpoint()) for one in (wanted, late, changed)])
+        return await asyncio.gather(*(one.outcome for one in tickets))
+
+    try:
+        outcomes = rig.run(restored())
+    finally:
+        rig.close()
+    assert [one.status for one in outcomes] == [Status.DONE, Status.EXPIRED, Status.FAILED]
+    assert outcomes[2].reason == "pretended has no LoRA ink any more"
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 
 import tiny
 from builders import request
-from tilework.core.actions import Accept, Action, Reject
+from tilework.core.actions import Accept, Action, Finish, Reject
 from tilework.core.checkpoint import Checkpoint
 from tilework.core.events import Event, Restored, Submitted, Woke
 from tilework.core.request import Status
@@ -24,7 +24,7 @@ from tilework.runtime.ticket import Ticket
 
 @dataclass
 class Broken:
-    """Accepts what comes, and raises when it is woken."""
+    """Accepts what comes, ends what comes late, and raises when it is woken."""
 
     num_waiting: int = 0
     events: list[Event] = field(default_factory=list)
@@ -33,7 +33,9 @@ class Broken:
         self.events.append(event)
         match event:
             case Submitted() | Restored():
-                return (Accept(len(self.events), event.request.uid, now_ns, "", None),)
+                job_id, uid = len(self.events), event.request.uid
+                accept = Accept(job_id, uid, now_ns, "", None)
+                return (accept, Finish(job_id, uid, Status.EXPIRED, "late")) if uid == "late" else (accept,)
         raise AssertionError("a work begins twice")
 
 
@@ -41,6 +43,8 @@ class Nothing:
     """Takes the place of the dispatcher."""
 
     def begin(self, *_: Any) -> None: ...
+
+    def end(self, *_: Any) -> None: ...
 
 
 @dataclass
@@ -61,11 +65,11 @@ class Bench:
         )
         self.loop.attach(Nothing(), self.holds_states)  # type: ignore[arg-type]
 
-    def submit(self, uid: str, *, is_restored: bool = False) -> Ticket | Action:
+    def submit(self, uid: str, *, is_restored: bool = False) -> Ticket | Reject:
         asked = request(uid)
         event = Restored(asked, 0) if is_restored else Submitted(asked, (), ())
         answer = self.loop.submit(event, [Incoming(asked, tiny.spec(), Checkpoint())], 0)
-        return self.requests.ticket(uid) if isinstance(answer, Accept) else answer
+        return answer if isinstance(answer, Reject) else answer[0]
 
     def fail(self) -> None:
         with pytest.raises(AssertionError, match="begins twice"):
@@ -111,5 +115,17 @@ def test_the_next_start_takes_over_what_it_can_and_not_for_ever() -> None:
         assert outcomes(tickets) == [(Status.FAILED, FAILED), None]
         bench.loop.stop("the server was stopped")  # Its calls are kept by then.
         assert outcomes(tickets)[1] == (Status.CANCELLED, "the server was stopped")
+
+    on_loop(scenario)
+
+
+def test_what_ends_as_it_is_taken_over_has_its_ticket() -> None:
+    """Its deadline may have passed while no server ran."""
+
+    async def scenario() -> None:
+        bench = Bench(holds_states=True)
+        tickets = [bench.submit("late", is_restored=True), bench.submit("new")]
+        assert outcomes(tickets) == [(Status.EXPIRED, "late"), None]
+        assert bench.requests.uids == ["new"]
 
     on_loop(scenario)

@@ -121,6 +121,7 @@ def test_old_files_of_earlier_starts_are_deleted_and_no_others(tmp_path: Path) -
         (tmp_path / name).write_text("x")
         os.utime(tmp_path / name, ns=(now_ns - days * DAY_NS,) * 2)
     file = SegmentedFile(tmp_path / "events-3.jsonl", LogBounds(), family="events-*.jsonl*", unix_ns=lambda: now_ns)
+    file.write("a line")
     file.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["events-2.jsonl", "events-3.jsonl", "results"]
 
@@ -149,11 +150,33 @@ def test_a_move_of_an_earlier_log_that_was_cut_short_goes_on(tmp_path: Path, mon
         return real(path, target)
 
     monkeypatch.setattr(Path, "rename", rename)
+    file = SegmentedFile(log, SMALL)
     with pytest.raises(OSError, match="in between"):
-        SegmentedFile(log, SMALL)
+        file.write("a line")
+    file.close()
     monkeypatch.undo()
     write(log, LogBounds())
     assert replay(lines_of(segments_of(tmp_path / "events-start1.jsonl")))[1] is None
+
+
+def test_a_start_that_fails_leaves_the_log_of_the_server_that_runs(tmp_path: Path) -> None:
+    """The same command twice: the second start finds the file in use, or fails before its log has a line."""
+    log = tmp_path / "events.jsonl"
+    header, *lines = whole()
+    running = SegmentedFile(log, LogBounds())
+    running.write(header + "\n")
+    for _ in range(2):
+        with pytest.raises(OSError, match="a running server writes its event log there"):
+            SegmentedFile(log, LogBounds())
+    running.write("".join(f"{line}\n" for line in lines))
+    running.begin_segment()
+    with pytest.raises(OSError, match="a running server writes its event log there"):
+        SegmentedFile(log, LogBounds())
+    running.close()
+    for path in (log, tmp_path / "other.jsonl"):
+        SegmentedFile(path, LogBounds()).close()  # It starts, and fails then.
+    assert {*tmp_path.iterdir()} == {log, *closed_paths(log)}
+    assert list(map(str.rstrip, lines_of(segments_of(log)))) == [header, *lines]
 
 
 @pytest.mark.parametrize("name", ["events", ".hidden", "run[1].jsonl", "a.b.jsonl"])

@@ -49,7 +49,7 @@ class FakeCatalog:
                 raise ModelRefused(self.refusal)
             name = new.name or self.found
             check_name(name)
-            self.engine.others += (replace(INFO, name=name),)
+            self.engine.others += (replace(INFO, name=name, loras=tuple(one.name for one in new.loras)),)
             return self.engine.others[-1]
 
     async def remove(self, name: str) -> None:
@@ -59,11 +59,16 @@ class FakeCatalog:
         self.asked.append(source)
         if self.refusal:
             raise ModelRefused(self.refusal)
-        self.engine.info = replace(self.engine.info, loras=(*self.engine.info.loras, source.name))
+        self._change_loras(model, lambda loras: (*loras, source.name))
 
     async def remove_lora(self, model: str, name: str) -> None:
-        kept = tuple(one for one in self.engine.info.loras if one != name)
-        self.engine.info = replace(self.engine.info, loras=kept)
+        self._change_loras(model, lambda loras: tuple(one for one in loras if one != name))
+
+    def _change_loras(self, model: str, change: Callable[[tuple[str, ...]], tuple[str, ...]]) -> None:
+        def changed(one: ModelInfo) -> ModelInfo:
+            return replace(one, loras=change(one.loras)) if one.name == model else one
+
+        self.engine.info, self.engine.others = changed(self.engine.info), tuple(map(changed, self.engine.others))
 
 
 class Gate:
@@ -174,6 +179,46 @@ def test_what_was_added_is_served_again_by_the_next_start(left: tuple[Path, str]
         eventually(lambda: server.http.get(f"/v1/requests/{uid}").json()["status"] == "done")
         assert server.http.post("/v1/images/generations", json={"prompt": "x", "model": "sdxl-xl"}).status_code == 200
         assert server.engine.requests[-1].deadline_ns is not None
+
+
+def test_loras_of_an_added_model_are_as_they_were_left(tmp_path: Path) -> None:
+    """They come with the directory of their model, and then come and go like others; the directory counts no more."""
+    place, state, later = "/v1/admin/models/sdxl/loras", tmp_path / "state", {"Prefer": "respond-async"}
+    for name in ("ink", "wool", "chalk"):
+        (tmp_path / f"{name}.safetensors").touch()
+
+    def loras(server: Served) -> Any:
+        return server.http.get("/v1/models/sdxl").json()["tilework"]["loras"]
+
+    with restarted(state) as server:
+        server.engine.plan = Plan(is_held=True)
+        assert add(server, path=str(tmp_path), name="sdxl", loras=str(tmp_path)).status_code == 201
+        for name in ("ink", "wool"):
+            assert server.http.delete(f"{place}/{name}", headers=ADMIN).status_code == 200
+        server.http.post(place, json={"name": "ink", "path": "/new.safetensors"}, headers=ADMIN)
+        assert sorted(loras(server)) == ["chalk", "ink"]
+        ask = {"prompt": "x", "model": "sdxl", "lora": [{"name": "ink", "scale": 1}]}
+        uid = server.http.post("/v1/images/generations", json=ask, headers=later).json()["uid"]
+        shutil.copytree(state, tmp_path / "killed")
+    with restarted(tmp_path / "killed") as server:
+        (model, _measure), chalk, ink = server.engine.catalog.asked
+        assert (model.loras, chalk.name) == ((), "chalk")
+        assert ink == LoraSource("ink", "/new.safetensors")
+        assert sorted(loras(server)) == ["chalk", "ink"]
+        (wanted, _) = server.engine.restored[0]
+        assert (wanted.uid, wanted.spec.loras[0].name) == (f"{uid}-0", "ink")
+
+
+def test_a_lora_that_is_gone_can_be_removed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    state, place = tmp_path / "state", f"/v1/admin/models/{INFO.name}/loras"
+    with restarted(state) as server:
+        server.http.post(place, json={"name": "ink", "path": "/ink.safetensors"}, headers=ADMIN)
+    with restarted(state, refusal="no such file") as server:
+        assert f"the LoRA ink of {INFO.name} was added to the server before this start" in caplog.text
+        assert server.http.delete(f"{place}/ink", headers=ADMIN).status_code == 200
+        assert server.http.delete(f"{place}/ink", headers=ADMIN).status_code == 404
+    with restarted(state) as server:
+        assert server.engine.catalog.asked == []
 
 
 def test_calls_of_what_cannot_be_served_again_fail_and_the_server_starts(

@@ -58,6 +58,7 @@ class ControlLoop:
         self._now_ns, self._on_failed = now_ns, on_failed
         self._loop = asyncio.get_running_loop()
         self._incoming: dict[str, Incoming] = {}
+        self._accepted: dict[str, Ticket] = {}  # By the event that is handled now.
         self._restored: set[str] = set()
         self._is_stopped = False
 
@@ -78,14 +79,18 @@ class ControlLoop:
             self.resolve(entry.ticket, Status.CANCELLED, reason)
         self._requests.clear()
 
-    def submit(self, event: Submitted | Restored, incoming: Sequence[Incoming], now_ns: int) -> Action:
-        """Submit requests; returns the answer to the first."""
+    def submit(
+        self, event: Submitted | Restored, incoming: Sequence[Incoming], now_ns: int
+    ) -> Reject | tuple[Ticket, ...]:
+        """Submit requests; returns their tickets, which may have ended already, or why all are refused."""
         if self._is_stopped:
             return Reject(incoming[0].request.uid, FAILED, None, RefusalCode.NO_DEVICE)
         if isinstance(event, Restored):
             self._restored.add(event.request.uid)
         self._incoming |= {one.request.uid: one for one in incoming}
-        return self.handle(event, now_ns)[0]
+        answer = self.handle(event, now_ns)[0]
+        tickets, self._accepted = self._accepted, {}
+        return answer if isinstance(answer, Reject) else tuple(tickets[one.request.uid] for one in incoming)
 
     def handle(self, event: Event, now_ns: int | None = None) -> tuple[Action, ...]:
         """Let the controller handle an event; returns its actions, which have been performed. None after `stop`."""
@@ -153,7 +158,8 @@ class ControlLoop:
         incoming = self._incoming.pop(accept.uid)
         request = accept.accepted(incoming.request)
         spec = incoming.spec.with_spare_cache if accept.uses_cache else incoming.spec
-        self._requests.add(accept.job_id, spec, self.ticket(request, accept.eta_ns, incoming.checkpoint))
+        ticket = self._accepted[accept.uid] = self.ticket(request, accept.eta_ns, incoming.checkpoint)
+        self._requests.add(accept.job_id, spec, ticket)
         self._dispatcher.begin(accept.job_id, request, incoming.checkpoint)
 
     def ticket(self, request: Request, eta_ns: int, checkpoint: Checkpoint) -> Ticket:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TextIO
@@ -354,10 +354,15 @@ class Engine:
         pools = self._controller.costs.pools
         return tuple(one for one in range(self._executor.num_devices) if pools.serves(one, model))
 
-    def identity(self, model: str) -> str:
-        """What a served model is, whatever its name: states of one identity are no use to another."""
-        key = self._executor.profile_key(model)
-        return f"{key.model}, {key.dtype}, {key.libraries}"
+    def identity(self, model: str, loras: Iterable[str] = ()) -> str:
+        """What a served model is, with these of its LoRAs, whatever their names.
+
+        States of one identity are no use to another.
+        """
+        key, known = self._executor.profile_key(model), self._controller.costs.table.loras.get(model, {})
+        weights = [known[name].component if name in known else None for name in sorted(loras)]
+        parts = [key.model, key.dtype, key.libraries, *("" if one is None else one.digest for one in weights)]
+        return ", ".join(parts)
 
     def is_on_host(self, model: str) -> bool:
         """Whether the host of a node keeps a copy of all weights of a model, from which devices load them."""
@@ -417,8 +422,7 @@ class Engine:
             for one in incoming:
                 for blob in one.checkpoint.blobs:
                     self._executor.discard(blob)
-            return answer
-        return tuple(self._requests.ticket(uid) for uid in specs)
+        return answer
 
     def _encoded(self, request: Request, spec: Spec) -> Checkpoint:
         """Where a new request may begin, as what it would encode was encoded before."""
@@ -443,11 +447,14 @@ class Engine:
         request = wanted.request(self.models.get(wanted.model))
         if wanted.model not in self.models:
             return self._failed(request, f"the model {wanted.model} is not served any more")
+        for lora in request.loras:
+            if lora.name not in self.models[wanted.model].loras:
+                return self._failed(request, f"{wanted.model} has no LoRA {lora.name} any more")
         incoming = Incoming(request, wanted.spec, checkpoint)
         answer = self._control.submit(Restored(request, checkpoint.position), [incoming], self.now_ns())
         if isinstance(answer, Reject):
             return self._failed(request, answer.reason)
-        ticket = self._requests.ticket(request.uid)
+        (ticket,) = answer
         left = self._controller.costs.start(request).itinerary.at[checkpoint.position]
         ticket.progress(request.steps - left.num_steps_left)
         return ticket

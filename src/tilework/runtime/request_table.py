@@ -47,9 +47,6 @@ class RequestTable:
         """The job id of a request; None if it is not open."""
         return self._job_ids.get(uid)
 
-    def ticket(self, uid: str) -> Ticket:
-        return self._entries[self._job_ids[uid]].ticket
-
     def add(self, job_id: int, spec: Spec, ticket: Ticket) -> None:
         self._entries[job_id] = Entry(spec=spec, ticket=ticket)
         self._job_ids[ticket.request.uid] = job_id

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,7 +14,6 @@ from tilework.runtime.executor import ModelRefused
 from tilework.server.calls.journal import CallJournal
 from tilework.server.config import ConfigError
 from tilework.server.engine_protocol import Catalog
-from tilework.server.lora_directory import loras_in
 from tilework.server.models_file import ModelEntry
 from tilework.store.journal import Added
 
@@ -25,27 +24,33 @@ _PATH = TypeAdapter(str)
 
 @dataclass(slots=True)
 class Additions:
-    """Kept in the `journal` of calls.
+    """Kept in the `journal` of calls, each LoRA by itself, so that those of a directory come and go like any other.
 
-    `gone` are the models that could not be served again, by name: their open calls fail.
+    `gone` is what could not be served again, as model and LoRA, "" for the model: its open calls fail.
     """
 
     journal: CallJournal
-    gone: set[str] = field(default_factory=set, init=False)
+    gone: set[tuple[str, str]] = field(default_factory=set, init=False)
 
-    def add_model(self, name: str, entry: ModelEntry) -> None:
-        loras = None if entry.loras is None else _absolute(entry.loras)
-        kept = replace(entry, path=_absolute(entry.path), loras=loras)
-        self.journal.add(Added(model=name, lora="", document=_ENTRY.dump_json(kept)))
-        self.gone.discard(name)
+    @property
+    def gone_models(self) -> list[str]:
+        return [model for model, lora in self.gone if not lora]
+
+    def add_model(self, name: str, entry: ModelEntry, loras: Iterable[LoraSource]) -> None:
+        """A model is served from now on, with these LoRAs."""
+        kept = replace(entry, path=_absolute(entry.path), loras=None)
+        model = Added(model=name, lora="", document=_ENTRY.dump_json(kept))
+        self.journal.add(model, *(_kept_lora(name, one) for one in loras))
+        self.gone = {one for one in self.gone if one[0] != name}
 
     def add_lora(self, model: str, lora: LoraSource) -> None:
-        self.journal.add(Added(model=model, lora=lora.name, document=_PATH.dump_json(_absolute(lora.path))))
+        self.journal.add(_kept_lora(model, lora))
+        self.gone.discard((model, lora.name))
 
     def remove(self, model: str, lora: str = "") -> None:
         """A LoRA is no more, or without one a model with all its LoRAs."""
         self.journal.remove(model, lora)
-        self.gone.discard(model)
+        self.gone = {one for one in self.gone if one != (model, lora) and (lora or one[0] != model)}
 
     async def serve_again(
         self,
@@ -60,10 +65,12 @@ class Additions:
         names and aliases, as `ServedModels.check_free`.
         """
         for added in self.journal.added():
+            if (added.model, "") in self.gone:
+                continue
             what = f"the LoRA {added.lora} of {added.model}" if added.lora else f"the model {added.model}"
             try:
                 if added.lora:
-                    await _add_lora(catalog, served, added)
+                    await _add_lora(catalog, added)
                 elif added.model not in served:
                     entry = _ENTRY.validate_json(added.document)
                     await _add_model(catalog, added.model, entry, check_free)
@@ -74,24 +81,24 @@ class Additions:
                     what,
                     error,
                 )
-                if not added.lora:
-                    self.gone.add(added.model)
+                self.gone.add((added.model, added.lora))
 
 
 async def _add_model(
     catalog: Catalog, name: str, entry: ModelEntry, check_free: Callable[[str, Sequence[str]], None]
 ) -> None:
-    loras = () if entry.loras is None else loras_in(Path(entry.loras))
-    new = NewModel(path=entry.path, name=name, dtype=entry.dtype, loras=loras)
+    new = NewModel(path=entry.path, name=name, dtype=entry.dtype)
     await catalog.add(new, measure=True, check_name=lambda one: check_free(one, entry.aliases))
 
 
-async def _add_lora(catalog: Catalog, served: Collection[str], added: Added) -> None:
-    if added.model not in served:
-        raise ModelRefused(f"{added.model} is not served")
+async def _add_lora(catalog: Catalog, added: Added) -> None:
     if not is_lora_name(added.lora):
         raise ModelRefused(f"its name is {added.lora!r}; use {LORA_NAME}")
     await catalog.add_lora(added.model, LoraSource(added.lora, _PATH.validate_json(added.document)))
+
+
+def _kept_lora(model: str, lora: LoraSource) -> Added:
+    return Added(model=model, lora=lora.name, document=_PATH.dump_json(_absolute(lora.path)))
 
 
 def _absolute(path: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from tilework.core.actions import Reject
@@ -56,8 +56,11 @@ class Engine(Protocol):
     def models(self) -> Mapping[str, ModelInfo]:
         """The served models by name, that of requests that name none first; known once the engine has started."""
 
-    def identity(self, model: str) -> str:
-        """What its files, dtype and settings are, and which libraries run it: another value is another model."""
+    def identity(self, model: str, loras: Iterable[str] = ()) -> str:
+        """What its files, dtype and settings are, and which libraries run it: another value is another model.
+
+        With LoRAs, also which files these are.
+        """
 
     @property
     def catalog(self) -> Catalog:

@@ -165,7 +165,7 @@ def _begin(
     """Take over what the previous start has left, and calls from now on."""
     app.state.images.models.check()
     if journal is not None:
-        readiness.num_restored = restore(engine, journal, app.state.submitter, app.state.images.additions.gone)
+        readiness.num_restored = restore(engine, journal, app.state.submitter, app.state.images.additions.gone_models)
         if config.webhook_hosts:
             app.state.webhooks.resume()
     readiness.has_started = True

@@ -216,11 +216,11 @@ class Journal:
 
     # What was added while the server ran.
 
-    def add(self, added: Added) -> None:
-        """Keep a model or LoRA until it is removed, in the place of one of this name. Raises NotWritten."""
+    def add(self, *added: Added) -> None:
+        """Keep models and LoRAs until they are removed, in the place of those of their names. Raises NotWritten."""
         with self._transaction() as connection:
-            values = added.model, added.lora, added.document
-            connection.execute("INSERT OR REPLACE INTO added (model, lora, document) VALUES (?, ?, ?)", values)
+            values = [(one.model, one.lora, one.document) for one in added]
+            connection.executemany("INSERT OR REPLACE INTO added (model, lora, document) VALUES (?, ?, ?)", values)
 
     def remove(self, model: str, lora: str = "") -> None:
         """Forget a LoRA that was added; without one a model and all its LoRAs. Raises NotWritten."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import gzip
 import logging
 import os
@@ -35,7 +37,8 @@ class LogBounds:
 
 class SegmentedFile:
     """The files of one log. Logs of earlier starts are bounded with it: what `family` matches, and one of its name,
-    which is given another.
+    which is given another at the first line of this one: a server that does not start changes none of them. A file is
+    locked for as long as it is written, against another server that was started by the same command.
 
     What is no regular file, such as a pipe, has one segment. All methods raise OSError.
     """
@@ -52,17 +55,34 @@ class SegmentedFile:
         self._bounds, self._unix_ns = bounds, unix_ns
         own = patterns_of(self.path)
         self._families = own if family is None else [*own, family]
-        keep_earlier(self.path)
         self.segment = 1
         self._packing: Thread | None = None
-        self._file = self._open()
+        self._is_new, self._has_begun = not self.path.exists(), False
+        self._file = self._open("a")
         self._has_segments = self.path.is_file()
+
+    def _begin(self) -> None:
+        """Make room for the first line."""
+        self._has_begun, claimed = True, self._file
+        if self._has_segments and keep_earlier(self.path):
+            self._file = self._open("w")
+            claimed.close()
         if self._has_segments:
             self._delete_old()
 
-    def _open(self) -> TextIO:
+    def _open(self, mode: str) -> TextIO:
         self._num_bytes, self._begun_ns = 0, self._unix_ns()
-        return self.path.open("w", encoding="utf-8")
+        file = self.path.open(mode, encoding="utf-8")
+        if self.path.is_file():
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.close()
+                reason = "a running server writes its event log there; stop that one, or give another file"
+                raise OSError(errno.EBUSY, reason, str(self.path)) from None
+            except OSError as error:
+                _log.warning("%s cannot be locked: start no other server with this event log (%s)", self.path, error)
+        return file
 
     @property
     def is_full(self) -> bool:
@@ -72,6 +92,8 @@ class SegmentedFile:
         return is_due and self._num_bytes > 0 and self._has_segments
 
     def write(self, text: str) -> None:
+        if not self._has_begun:
+            self._begin()
         self._file.write(text)
         self._num_bytes += len(text)
 
@@ -80,16 +102,18 @@ class SegmentedFile:
 
     def begin_segment(self) -> None:
         """Close the segment and begin the next. The closed one is compressed on a thread; the oldest are deleted."""
-        self._file.close()
         self._wait()
-        closed = closed_path(self.path, self.segment)
+        closed, full = closed_path(self.path, self.segment), self._file
         self.path.rename(closed)
-        self._file = self._open()
+        self._file = self._open("w")
+        full.close()
         self.segment += 1
         self._packing = Thread(target=self._pack, args=(closed,), name="compresses the event log")
         self._packing.start()
 
     def close(self) -> None:
+        if self._is_new and not self._has_begun:
+            self.path.unlink(missing_ok=True)
         self._file.close()
         self._wait()
 

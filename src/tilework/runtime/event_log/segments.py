@@ -32,15 +32,17 @@ def closed_paths(log: Path) -> list[Path]:
     return [found[segment] for segment in sorted(found)]
 
 
-def keep_earlier(log: Path) -> None:
-    """Rename a log that there is, with its segments, to that of an earlier start. Raises OSError."""
-    if not log.is_file():
-        return
+def keep_earlier(log: Path) -> bool:
+    """Rename a log that has lines, with its segments, to that of an earlier start; returns whether. Raises OSError."""
+    closed = closed_paths(log)
+    if not closed and not log.stat().st_size:
+        return False
     starts = re.compile(rf"{re.escape(log.stem)}-start(\d+){re.escape(log.suffix)}")
     numbers = [int(match[1]) for path in log.parent.iterdir() if (match := starts.fullmatch(path.name))]
     earlier = f"{log.stem}-start{max(numbers, default=0) + 1}"
-    for path in [*closed_paths(log), log]:  # The log last: what is cut short goes on at the next start.
+    for path in [*closed, log]:  # The log last: what is cut short goes on at the next start.
         path.rename(path.with_name(earlier + path.name.removeprefix(log.stem)))
+    return True
 
 
 def patterns_of(log: Path) -> list[str]:

@@ -92,7 +92,7 @@ def add_admin_routes(
             loras=ask.loras,
         )
         images.entries[info.name] = entry
-        images.additions.add_model(info.name, entry)
+        images.additions.add_model(info.name, entry, loras)
         _tell(http, f"the model {info.name} was added from {shown(ask.path, 400)}")
         return card(info)
 
@@ -103,7 +103,7 @@ def add_admin_routes(
         The path of a LoRA that a client shortens at `..` is that of its model, so the name is asked for a second time.
         """
         _check(http, readiness)
-        is_gone = model_id in images.additions.gone
+        is_gone = (model_id, "") in images.additions.gone
         name = model_id if is_gone else images.models.named(model_id).name
         if (confirm := http.query_params.get("confirm", "")) != model_id:
             raise invalid("confirm", confirm, f"Add ?confirm={model_id} to remove the model with all its LoRAs.")
@@ -134,12 +134,13 @@ def _add_lora_routes(
 
     @app.delete("/v1/admin/models/{model_id:path}/loras/{lora}", include_in_schema=False)
     async def remove_lora(model_id: str, lora: str, http: Request) -> ModelCard:
-        """Let requests for a model use a LoRA no more."""
+        """Let requests for a model use a LoRA no more, or no longer try to at each start."""
         _check(http, readiness)
         info = images.models.named(model_id)
-        if lora not in info.loras:
-            raise ApiError(404, f"{info.name} has no LoRA {lora!r}.", code="lora_not_found")
-        await _unless_refused(images.engine.catalog.remove_lora(info.name, lora))
+        if (info.name, lora) not in images.additions.gone:
+            if lora not in info.loras:
+                raise ApiError(404, f"{info.name} has no LoRA {lora!r}.", code="lora_not_found")
+            await _unless_refused(images.engine.catalog.remove_lora(info.name, lora))
         images.additions.remove(info.name, lora)
         _tell(http, f"the LoRA {lora} of {info.name} was removed")
         return card(images.models.named(info.name))

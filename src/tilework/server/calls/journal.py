@@ -77,8 +77,8 @@ class CallJournal:
     def drop(self, uids: Sequence[str]) -> None:
         """These records are no more."""
 
-    def add(self, added: Added) -> None:
-        """A model or LoRA is served from now on that the server was not started with."""
+    def add(self, *added: Added) -> None:
+        """Models or LoRAs are served from now on that the server was not started with."""
 
     def remove(self, model: str, lora: str = "") -> None:
         """A LoRA is no more, or without one a model with all its LoRAs."""
@@ -147,11 +147,12 @@ class DurableJournal(CallJournal):
         except NotWritten as error:
             logger.warning("the next start would still know calls that have expired: %s", error)
 
-    def add(self, added: Added) -> None:
+    def add(self, *added: Added) -> None:
         try:
-            self._journal.add(added)
+            self._journal.add(*added)
         except NotWritten as error:
-            logger.error("after the next start %s would not be served: %s", added.lora or added.model, error)
+            what = ", ".join(one.lora or one.model for one in added)
+            logger.error("after the next start these would not be served: %s (%s)", what, error)
 
     def remove(self, model: str, lora: str = "") -> None:
         try:

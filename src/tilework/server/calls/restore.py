@@ -51,8 +51,9 @@ def restore(engine: Engine, journal: DurableJournal, submitter: CallSubmitter, g
 
 
 def _is_same(engine: Engine, call: KeptCall) -> bool:
-    """Whether the model of a call is the one that computed its states: another may have its name by now."""
-    return call.ask.model in engine.models and engine.identity(call.ask.model) == call.identity
+    """Whether its model and LoRAs are those that computed the states of a call: others may have their names by now."""
+    ask = call.ask
+    return ask.model in engine.models and engine.identity(ask.model, ask.lora_names) == call.identity
 
 
 def _wanted(call: KeptCall) -> list[Wanted]:

@@ -147,7 +147,7 @@ class CallSubmitter:
             arrival_ns=arrival_ns,
             arrived_s=time.time(),
             tickets=self._submit(ask, uid, arrival_ns),
-            identity=self.engine.identity(ask.model),
+            identity=self.engine.identity(ask.model, ask.lora_names),
             end=asyncio.get_running_loop().create_future(),
         )
         try:

@@ -80,6 +80,10 @@ class ImageCall:
         return self.specs[0].video is not None
 
     @property
+    def lora_names(self) -> list[str]:
+        return [one.name for one in self.specs[0].loras]
+
+    @property
     def num_parts(self) -> int:
         """How many files each image has: those of a clip are its frames, unless it is a video."""
         return 1 if self.is_video else self.specs[0].frames
