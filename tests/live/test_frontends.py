@@ -43,6 +43,9 @@ class Server:
         """On a connection of its own, so that either front end may take it."""
         return httpx.get(self.url + path, timeout=60)
 
+    def num_open(self) -> int:
+        return sum(call["status"] != "done" for call in self.get("/v1/requests").json()["data"])
+
 
 @contextmanager
 def serving(folder: Path) -> Iterator[Server]:
@@ -51,7 +54,8 @@ def serving(folder: Path) -> Iterator[Server]:
     options = ["--workers", "1", "--port", "0", "--cost", str(costs), "--frontends", "2", "--json"]
     command = [sys.executable, "-m", "tilework", "serve", "shapes", *options, "--durable", str(folder / "state")]
     environ = os.environ | {"TILEWORK_DRAIN_S": "0.2"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ)
+    with (folder / "stderr").open("w") as said:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True, env=environ)
     assert process.stdout is not None
     try:
         line = process.stdout.readline()
@@ -92,6 +96,12 @@ class Client(threading.Thread):
             return
 
 
+def lose(url: str) -> None:
+    """A call whose client waits until the server is no more."""
+    with pytest.raises(httpx.TransportError):
+        httpx.post(f"{url}/v1/images/generations", json=BODY | {"num_inference_steps": 100}, timeout=120)
+
+
 def ended(folder: Path) -> tuple[Counter[str], Counter[str]]:
     """How often each image was accepted, and how often it ended, by the log of the first start."""
     lines = (folder / "state" / "events-1.jsonl").read_text().splitlines()
@@ -126,12 +136,19 @@ def test_what_a_killed_front_end_had_taken_goes_on(tmp_path: Path) -> None:
             assert server.get(f"/v1/images/{uid}-0/content").status_code == 200
         eventually(lambda: len(set(server.front_ends()) - set(killed)) == 2)
         last = server.front_ends()
+        waiting = [threading.Thread(target=lose, args=(server.url,)) for _ in range(CLIENTS)]
+        for one in waiting:
+            one.start()
+        eventually(lambda: server.num_open() == CLIENTS)
         server.process.kill()
         server.process.wait()
+        for one in waiting:
+            one.join(120)
         eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in last))
+    assert "Traceback" not in (tmp_path / "stderr").read_text()
     accepted, finished = ended(tmp_path)
-    assert set(accepted) == {f"{uid}-0" for uid in uids}
-    assert accepted == finished, "each ends exactly once"
+    assert {uid for uid, times in accepted.items() if times == finished[uid] == 1} == {f"{uid}-0" for uid in uids}
+    assert len(accepted) == len(uids) + CLIENTS and len(finished) == len(uids), "each ends exactly once"
     with serving(tmp_path) as server:
         assert all(server.get(f"/v1/requests/{uid}").json()["status"] == "done" for uid in uids)
 

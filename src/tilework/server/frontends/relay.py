@@ -128,6 +128,7 @@ class Relay:
                 pass
         finally:
             receiving.cancel()
+        exchange.answers.put_nowait(None)  # The controller, which would cut it off, may have gone, too.
         self._channel.send(Gone(), exchange.number)
 
     def _count_answered(self) -> None:
