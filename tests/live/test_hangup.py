@@ -85,8 +85,8 @@ def test_a_standby_that_waits_opens_its_log_anew(tmp_path: Path) -> None:
         standby.send_signal(signal.SIGHUP)
         eventually(log.exists)
         assert standby.poll() is None
-        standby.kill()
-        standby.wait()
+        standby.terminate()
+        assert standby.wait() == 0, "it has stopped as it was asked to"
 
 
 def test_an_agent_opens_its_log_anew(tmp_path: Path) -> None:
@@ -103,3 +103,15 @@ def test_an_agent_opens_its_log_anew(tmp_path: Path) -> None:
     finally:
         agent.terminate()
         assert agent.wait() == 0
+
+
+def test_a_server_that_stops_does_not_heed_it_any_more() -> None:
+    """Until the process is no more, also in the moments without a loop."""
+    with server() as (process, _):
+        process.terminate()
+
+        def has_ended() -> bool:
+            process.send_signal(signal.SIGHUP)
+            return process.poll() is not None
+
+        eventually(has_ended)

@@ -96,7 +96,7 @@ class Serving:
             ExitStack() as stack,
         ):
             signals = Signals()
-            stack.enter_context(signals.before_start(self.server_log.reopen))  # A standby may wait for days.
+            stack.enter_context(signals.without_loop(self.server_log.reopen))  # A standby may wait for days.
             config = load_config(self.settings, file=self.file, others=NOT_OF_THE_SERVER)
             self._check_config(config)
             executor = self.workers.executor(Path(config.durable).resolve() if config.durable else None)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from fastapi import FastAPI
 
@@ -55,20 +55,28 @@ class Signals:
         self.end() if self.terminal.has_closed else self.reload.set()
 
     @contextmanager
-    def before_start(self, reopen_log: Callable[[], None]) -> Iterator[None]:
-        """Heed SIGHUP until there is a loop: open the log anew, and read the settings again once they are in use."""
+    def without_loop(self, reopen_log: Callable[[], None]) -> Iterator[None]:
+        """Heed signals of this process before and after its loop, and ignore SIGHUP for what is left of it then.
 
-        def handle(_number: int, _frame: object) -> None:
+        SIGHUP opens the log anew, and lets the settings be read again once they are in use; SIGTERM ends the process.
+        """
+
+        def hang_up(_number: int, _frame: object) -> None:
             if self.terminal.has_closed:
                 raise KeyboardInterrupt
             reopen_log()
             self.reload.set()
 
-        before = signal.signal(signal.SIGHUP, handle)
+        def end(_number: int, _frame: object) -> None:
+            raise SystemExit(0)
+
+        signal.signal(signal.SIGHUP, hang_up)
+        before = signal.signal(signal.SIGTERM, end)
         try:
             yield
         finally:
-            signal.signal(signal.SIGHUP, before)
+            signal.signal(signal.SIGTERM, before)
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 class Http(Protocol):
@@ -272,21 +280,26 @@ def _url(config: ServerConfig, listener: socket.socket) -> str:
 
 @contextmanager
 def _handled(signals: Signals) -> Iterator[None]:
+    """Heed signals on the loop, and then as before."""
     loop = asyncio.get_running_loop()
-    installed: list[signal.Signals] = []
+    installed: dict[signal.Signals, Any] = {}
     with suppress(RuntimeError, ValueError, NotImplementedError):  # Not in the main thread.
         for number, handle in (
             (signal.SIGTERM, signals.end),
             (signal.SIGINT, signals.end),
             (signal.SIGHUP, signals.hang_up),
         ):
+            before = signal.getsignal(number)
             loop.add_signal_handler(number, handle)
-            installed.append(number)
+            installed[number] = before
     try:
         yield
     finally:
-        for number in installed:
+        signal.pthread_sigmask(signal.SIG_BLOCK, installed)  # For a moment the default would end the process.
+        for number, before in installed.items():
             loop.remove_signal_handler(number)
+            signal.signal(number, before)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, installed)
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[object, object, None]) -> bool:
