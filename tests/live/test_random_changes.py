@@ -68,12 +68,14 @@ WORKER = re.compile(r"worker \d+ ")
 class Lived:
     """A durable server, started again after it was killed, and what its clients know of it.
 
-    `files` are those of each served model, by its name: files and a type. `seen` are images by what they were drawn of.
+    `files` are those of each served model, by its name: files and a type, and `damaged` those that are not whole. `seen`
+    are images by what they were drawn of.
     """
 
     root: Path
     files: dict[str, str] = field(default_factory=dict)
     seen: dict[tuple[str, ...], str] = field(default_factory=dict)
+    damaged: set[str] = field(default_factory=set)
     pids: list[int] = field(default_factory=list)
     process: subprocess.Popen[str] | None = None
     url: str = ""
@@ -123,7 +125,9 @@ class Lived:
             case Damage(files):
                 if (self.root / files).exists():
                     cut_off(self.root / files)
+                self.damaged.add(files)
             case Repair():
+                self.damaged.clear()
                 for files in ("other weights", "other stages"):
                     changes.restore(self.root, files)
             case KillWorker():
@@ -240,13 +244,28 @@ class Lived:
         return sorted(pid for pid in descendants(self.process.pid) if WORKER.search(title(pid)))
 
     def kill_server(self) -> None:
+        """Its next start serves what it served, of files that are whole, and ends what is late by then."""
         assert self.process is not None
+        before, late = self.served(), self.begin_late()
         self.process.kill()
         self.process.wait()
         assert self.process.stdout is not None
         self.process.stdout.close()
         self.start()
-        self.files = {name: files for name, files in self.files.items() if name in self.served()}
+        after = self.served()
+        assert after == {name: loras for name, loras in before.items() if name in after}
+        gone = {self.files[name].rpartition(" ")[0] for name in before.keys() - after.keys() if name in self.files}
+        assert gone <= self.damaged, f"{gone} are not served again: {self.messages()}"
+        self.files = {name: files for name, files in self.files.items() if name in after}
+        eventually(lambda: self.ask("GET", f"/v1/requests/{late}").json()["status"] in ENDED)
+
+    def begin_late(self) -> str:
+        """A call that is open when the server is killed, and whose deadline passes before it starts again."""
+        body = {"prompt": "a red circle", "model": ANCHOR, "size": "64x64", "num_inference_steps": 200}
+        body |= {"slo_s": 0.5, "on_miss": "drop"}
+        asked = self.ask("POST", "/v1/images/generations", json=body, headers={"Prefer": "respond-async"})
+        assert asked.status_code == 202, asked.text
+        return str(asked.json()["uid"])
 
     # Checks.
 

@@ -14,6 +14,7 @@ from tilework.core.actions import LoadComponents
 from tilework.core.cache import CacheUse
 from tilework.core.checkpoint import CheckpointKeeper
 from tilework.core.request import Request
+from tilework.core.time import ns_from_s
 from tilework.core.wire.blobs import SavedState
 from tilework.core.wire.reports import Ended, Preview
 from tilework.core.work import Work
@@ -24,6 +25,7 @@ from tilework.runtime.ticket import Preview as TicketPreview
 from tilework.runtime.ticket import Segment
 
 _log = logging.getLogger(__name__)
+_TELL_EVERY_NS = ns_from_s(3600)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class WorkRecorder:
         self._origin_ns = origin_ns
         self._begun: dict[int, _Begun] = {}
         self._load_ns: Counter[int] = Counter()  # Since the latest work of each device ended.
-        self._told: set[tuple[str, str]] = set()  # The stages of whose deviation the log has a line.
+        self._told_ns: dict[tuple[str, str], int] = {}  # When the log had a line on the deviation of a stage.
 
     def loaded(self, load: LoadComponents, run_ns: int) -> None:
         """Record that a device has loaded weights for its next work."""
@@ -128,14 +130,14 @@ class WorkRecorder:
             correction=self._costs.correction(work.stage, begun.requests, len(work.devices)),
         )
         self.observer.on_work_ended(ended)
-        self._tell_deviations()
+        self._tell_deviations(now_ns)
 
-    def _tell_deviations(self) -> None:
-        """Log each stage whose works take more than half longer or shorter than measured, once until that ends."""
+    def _tell_deviations(self, now_ns: int) -> None:
+        """Log each stage whose works take more than half longer or shorter than measured, every hour at most."""
         deviations = self._costs.deviations
-        self._told.intersection_update(deviations)
-        for pipeline, stage in deviations.keys() - self._told:
-            self._told.add((pipeline, stage))
+        self._told_ns = {key: told_ns for key, told_ns in self._told_ns.items() if now_ns - told_ns < _TELL_EVERY_NS}
+        for pipeline, stage in deviations.keys() - self._told_ns.keys():
+            self._told_ns[pipeline, stage] = now_ns
             _log.warning(
                 "%s: the latest runs of %s took %.2g times as long as measured; predictions are corrected. %s",
                 pipeline,
