@@ -148,7 +148,7 @@ def test_what_a_killed_front_end_had_taken_goes_on(tmp_path: Path) -> None:
     assert "Traceback" not in (tmp_path / "stderr").read_text()
     accepted, finished = ended(tmp_path)
     assert {uid for uid, times in accepted.items() if times == finished[uid] == 1} == {f"{uid}-0" for uid in uids}
-    assert len(accepted) == len(uids) + CLIENTS and len(finished) == len(uids), "each ends exactly once"
+    assert (len(accepted), len(finished)) == (len(uids) + CLIENTS, len(uids)), "each ends exactly once"
     with serving(tmp_path) as server:
         assert all(server.get(f"/v1/requests/{uid}").json()["status"] == "done" for uid in uids)
 

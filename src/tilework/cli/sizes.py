@@ -22,5 +22,5 @@ def parse_bytes(text: str) -> int:
         raise typer.BadParameter(f"{text!r} is not an amount of memory; write one with its unit, as in 800MB or 2GiB")
     num_bytes = int(float(match[1]) * _UNITS[match[2].upper()])
     if num_bytes < 1 << 20:
-        raise typer.BadParameter(f"{text!r} is less than any work takes; give at least 1MiB")
+        raise typer.BadParameter(f"{text!r} is less than a mebibyte; give at least 1MiB")
     return num_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -33,6 +34,7 @@ from tilework.server.standing_answer import standing_answer
 from tilework.store.durable import DurableDirectory
 from tilework.store.results import ResultStore
 
+_log = logging.getLogger("tilework.server")
 CLOSE_S = 5  # For the last answers, after the drain or after a second signal.
 FAILED_S = 1  # Until it is recorded which requests have failed with the engine.
 
@@ -147,7 +149,9 @@ async def serve(
                 with rare_collections(), _beside(sweep(lambda: http.num_closed), *tidying):
                     _begin(app, engine, config, readiness, journal)
                     on_ready(_url(config, listener))
+                    _log.info("ready at %s: %s", _url(config, listener), ", ".join(engine.models))
                     await _first(serving, _either(signals.stop, engine.failed))
+                    _log.info("stopping: %s", "the engine has failed" if engine.failure else "a signal asks for it")
                     deadline_s = loop.time() + (FAILED_S if engine.failure else config.drain_s)
                     readiness.stop_waits_for = partial(_stop_waits_for, call_registry, deadline_s)
                     engine.drain()
@@ -158,6 +162,7 @@ async def serve(
             call_registry.leave()
             await engine.stop()
             await _close(app, http, serving, signals, deadline_s)
+            _log.info("stopped")
 
 
 async def _start(engine: Engine, app: FastAPI) -> None:

@@ -107,11 +107,14 @@ def add_admin_routes(
         name = model_id if is_gone else images.models.named(model_id).name
         if (confirm := http.query_params.get("confirm", "")) != model_id:
             raise invalid("confirm", confirm, f"Add ?confirm={model_id} to remove the model with all its LoRAs.")
+        default = images.models.default.name
         if not is_gone:
             await _unless_refused(images.engine.catalog.remove(name))
             images.entries.pop(name, None)
         images.additions.remove(name)
         _tell(http, f"the model {name} was removed")
+        if images.models.default.name != default:
+            _tell(http, f"{images.models.default.name} draws what names no model")
         return {"id": name, "object": "model", "deleted": True}
 
 

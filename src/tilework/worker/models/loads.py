@@ -104,7 +104,7 @@ class Loads:
                 self._budget.release()
                 return self._next(digest, command)
         except Exception as error:
-            _log.exception("weights could not be loaded")
+            _log.error("weights could not be loaded: %s", error, exc_info=not isinstance(error, OSError))
             raise WeightsNotLoaded(f"weights could not be loaded: {type(error).__name__}: {error}") from error
 
     def _next(self, digest: str, command: LoadWeights) -> int | None:

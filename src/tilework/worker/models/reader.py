@@ -23,8 +23,9 @@ def read_ahead(command: ReadWeights, files: SharedWeights) -> WeightsRead:
     """Read what the host does not have yet."""
     try:
         is_kept = all(_read(one, files, command.forgets) for one in command.files)
-    except Exception:
-        _log.exception("components could not be read ahead of need")
+    except Exception as error:
+        has_trace = not isinstance(error, OSError)
+        _log.error("components could not be read ahead of need: %s", error, exc_info=has_trace)
         is_kept = False
     return WeightsRead(command.read_id, is_kept)
 
