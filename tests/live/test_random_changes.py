@@ -68,7 +68,7 @@ WORKER = re.compile(r"worker \d+ ")
 class Lived:
     """A durable server, started again after it was killed, and what its clients know of it.
 
-    `files` are those of each served model, by its name: files and a type; `damaged` are those that are not whole. `seen`
+    `files` are those of each served model, by its name: files and a type; `damaged` are not whole. `seen`
     are images by what they were drawn of.
     """
 

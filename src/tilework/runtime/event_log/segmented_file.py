@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
-from typing import TextIO
+from typing import Literal, TextIO
 
 from tilework.core.time import ns_from_s
 from tilework.runtime.event_log.segments import PACKED, closed_path, keep_earlier, patterns_of
@@ -70,7 +70,7 @@ class SegmentedFile:
         if self._has_segments:
             self._delete_old()
 
-    def _open(self, mode: str) -> TextIO:
+    def _open(self, mode: Literal["a", "w"]) -> TextIO:
         self._num_bytes, self._begun_ns = 0, self._unix_ns()
         file = self.path.open(mode, encoding="utf-8")
         if self.path.is_file():
