@@ -262,7 +262,7 @@ class Lived:
     def begin_late(self) -> str:
         """A call that is open when the server is killed, and whose deadline passes before it starts again."""
         body = {"prompt": "a red circle", "model": ANCHOR, "size": "64x64", "num_inference_steps": 200}
-        body |= {"slo_s": 0.5, "on_miss": "drop"}
+        body |= {"slo_s": 2, "on_miss": "drop"}
         asked = self.ask("POST", "/v1/images/generations", json=body, headers={"Prefer": "respond-async"})
         assert asked.status_code == 202, asked.text
         return str(asked.json()["uid"])
