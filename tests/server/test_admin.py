@@ -139,11 +139,11 @@ def test_a_lora_comes_and_goes(server: Served) -> None:
 
 
 @contextmanager
-def restarted(state: Path, refusal: str = "") -> Iterator[Served]:
-    """The next start of a durable server."""
-    engine = FakeEngine()
+def restarted(state: Path, refusal: str = "", models: tuple[ModelInfo, ...] = (INFO,)) -> Iterator[Served]:
+    """The next start of a durable server, with these models."""
+    engine = FakeEngine(info=models[0], others=models[1:])
     engine.catalog = FakeCatalog(engine, refusal=refusal)
-    with serving(engine, admin_key="admin-key", durable=str(state)) as served:
+    with serving(engine, admin_key="admin-key", durable=str(state), drain_s=0.1) as served:
         yield served
 
 
@@ -207,6 +207,19 @@ def test_loras_of_an_added_model_are_as_they_were_left(tmp_path: Path) -> None:
         assert sorted(loras(server)) == ["chalk", "ink"]
         (wanted, _) = server.engine.restored[0]
         assert (wanted.uid, wanted.spec.loras[0].name) == (f"{uid}-0", "ink")
+
+
+def test_what_a_server_is_started_with_takes_the_place_of_what_was_added(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    (tmp_path / "wool.safetensors").touch()
+    with restarted(state) as server:
+        ink = {"name": "ink", "path": "/ink.safetensors"}
+        server.http.post(f"/v1/admin/models/{INFO.name}/loras", json=ink, headers=ADMIN)
+        assert add(server, path=str(tmp_path), name="sdxl", loras=str(tmp_path)).status_code == 201
+    with restarted(state, models=(replace(INFO, loras=("ink",)), replace(INFO, name="sdxl"))) as server:
+        assert server.engine.catalog.asked == []
+        gone = server.http.delete(f"/v1/admin/models/{INFO.name}/loras/ink", headers=ADMIN)
+        assert gone.json()["tilework"]["loras"] == []
 
 
 def test_a_lora_that_is_gone_can_be_removed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
