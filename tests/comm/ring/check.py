@@ -11,13 +11,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 import debian
 from comm.ring.cases import LONG, QUICK
-from comm.ring.explorer import Explorer, Violation
-from comm.ring.mutants import MISTAKES
+from comm.ring.explorer import Explorer, Setting, Violation
+from comm.ring.mutants import MISTAKES, Mistake
 from comm.ring.programs import setting
 
 MODELS = Path(__file__).parent / "models"
@@ -48,23 +52,6 @@ RUNS = (
 )
 
 
-def main() -> int:
-    missing = _missing()
-    failures = 0
-    if not missing:
-        for run in RUNS:
-            failures += not _say(f"SPIN, {run.model}: {run.definitions}", run.is_violated, *_spin(run))
-    for name, where in {**QUICK, **LONG}.items():
-        failures += not _say(f"explorer: {name}", False, *_explore(Explorer(setting(**where))))
-    for mistake in MISTAKES:
-        explorer = Explorer(setting(protocol=mistake.protocol(), **mistake.where))
-        failures += not _say(f"explorer: {mistake.name}", True, *_explore(explorer))
-    if missing:
-        print(f"NOT RUN: the models, because {missing}. Install the Debian package spin and a C compiler.")
-    print(f"{failures} checks failed" if failures else "all checks that ran passed")
-    return 1 if failures else 0
-
-
 def _say(what: str, should_be_violated: bool, is_violated: bool, detail: str) -> bool:
     is_right = is_violated == should_be_violated
     found = "is violated" if is_violated else "holds"
@@ -72,8 +59,9 @@ def _say(what: str, should_be_violated: bool, is_violated: bool, detail: str) ->
     return is_right
 
 
-def _explore(explorer: Explorer) -> tuple[bool, str]:
+def _explore(make: Callable[[], Setting]) -> tuple[bool, str]:
     start_s = time.monotonic()
+    explorer = Explorer(make())
     try:
         explorer.run()
     except Violation as violation:
@@ -94,6 +82,10 @@ def _spin(run: Run) -> tuple[bool, str]:
     return "errors: 0" not in output, f"{float(states):,.0f} states, {time.monotonic() - start_s:.1f} s"
 
 
+def _mistaken(mistake: Mistake) -> Setting:
+    return setting(protocol=mistake.protocol(), **mistake.where)
+
+
 def _call(command: list[str], folder: str) -> str:
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=SPIN_S, check=False)
     return result.stdout + result.stderr
@@ -104,6 +96,35 @@ def _missing() -> str:
     if shutil.which("cc") is None:
         return "there is no C compiler"
     return "" if debian.has("spin", "spin") else "SPIN is missing and apt-get cannot install it here"
+
+
+_SPIN = tuple((f"SPIN, {run.model}: {run.definitions}", run.is_violated, partial(_spin, run)) for run in RUNS)
+_RIGHT = tuple(
+    (f"explorer: {name}", False, partial(_explore, partial(setting, **where))) for name, where in (QUICK | LONG).items()
+)
+_WRONG = tuple((f"explorer: {one.name}", True, partial(_explore, partial(_mistaken, one))) for one in MISTAKES)
+CHECKS: tuple[tuple[str, bool, Callable[[], tuple[bool, str]]], ...] = (*_SPIN, *_RIGHT, *_WRONG)
+"""What is checked, whether a violation must be found, and how."""
+
+
+def main() -> int:
+    missing = _missing()
+    checks = range(len(_SPIN) if missing else 0, len(CHECKS))
+    failures = 0
+    with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:
+        for check, found in zip(checks, pool.map(_result, checks), strict=True):
+            what, is_violated, _ = CHECKS[check]
+            failures += not _say(what, is_violated, *found)
+    if missing:
+        print(f"NOT RUN: the models, because {missing}. Install the Debian package spin and a C compiler.")
+    print(f"{failures} checks failed" if failures else "all checks that ran passed")
+    return 1 if failures else 0
+
+
+def _result(check: int) -> tuple[bool, str]:
+    """By its number: what is checked cannot be sent to a process."""
+    _, _, run = CHECKS[check]
+    return run()
 
 
 if __name__ == "__main__":
