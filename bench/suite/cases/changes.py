@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -30,8 +31,7 @@ _TIMEOUT_S = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Mark:
-    """What there is after so many changes: bytes by what they are of, and how long each change since the last mark
-    took."""
+    """What there is after so many changes: bytes by what they are of, and how long each change took since the last."""
 
     num_changes: int
     sizes: Mapping[str, float]
@@ -39,10 +39,19 @@ class _Mark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """`ratios` are how long changes take after all others, over those that a new server makes in turn with them."""
+
+    marks: list[_Mark]
+    ratios: list[float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
     """`changes` of each kind, one after another, each an addition and a removal; looked at after every `every`.
 
-    Half of the kinds are done again on `nodes` nodes with as many front ends.
+    Half of the kinds are done again on `nodes` nodes with as many front ends. Then `pairs` more are made in turn with those
+    of a new server.
     """
 
     kinds: tuple[str, ...] = (
@@ -53,6 +62,7 @@ class Changes:
     )
     changes: int = 300
     every: int = 50
+    pairs: int = 20
     workers: int = 1
     nodes: int = 2
     most: float = 1.02
@@ -60,10 +70,10 @@ class Changes:
 
     @classmethod
     def make(cls, quick: bool) -> Changes:
-        return cls(changes=6, every=2) if quick else cls()
+        return cls(changes=6, every=2, pairs=2) if quick else cls()
 
     def measure(self, note: Note) -> Finding:
-        found: dict[str, list[_Mark]] = {}
+        found: dict[str, _Found] = {}
         with TemporaryDirectory(prefix="tilework-bench-") as room:
             place = Path(room)
             for seed, name in enumerate((_BASE, "other")):
@@ -77,19 +87,23 @@ class Changes:
             }
             for index, (kind, nodes) in enumerate([*((kind, 0) for kind in self.kinds), *self._over_nodes()]):
                 name = f"{kind}, {nodes} nodes" if nodes else kind
-                with self._serving(place, index, nodes) as (server, sizes):
+                with self._serving(place, f"{index}", nodes) as (server, sizes):
                     note(f"{name}: {self.changes} changes")
-                    found[name] = self._changed(server, *bodies[kind], sizes)
-                    note(f"{name}: {median(found[name][-1].seconds):.2f} s a change at the end")
+                    marks = self._changed(server, *bodies[kind], sizes)
+                    note(f"{name}: {median(marks[-1].seconds):.2f} s a change at the end; now beside a new server")
+                    with self._serving(place, f"{index}-new", nodes) as (new, _):
+                        found[name] = _Found(marks=marks, ratios=self._in_turn(server, new, *bodies[kind]))
         return Finding(
-            checks=tuple(check for kind, marks in found.items() for check in self._checks(kind, marks)),
-            tables=tuple(_table(kind, marks) for kind, marks in found.items()),
+            checks=tuple(check for kind, one in found.items() for check in self._checks(kind, one)),
+            tables=tuple(_table(kind, one.marks) for kind, one in found.items()),
             method=(
                 f"A durable server with {self.workers} CPU worker and --weights-memory; tiny models. Each change is a "
                 "POST and a DELETE of the admin API, and the next begins when both have ended.",
                 f"Sizes after {self.changes} changes over those after {self.every}: of processes (RSS), of what "
                 "/metrics answers, of the cost cache, and of the durable directory without event logs. Of the "
                 "event log, what the last changes have added over what the first have.",
+                f"The time of a change after {self.changes}, over that of a server that was started then: {self.pairs} "
+                "of each in turn, as other work makes the machine slower and faster.",
             ),
         )
 
@@ -97,7 +111,7 @@ class Changes:
         return [(kind, self.nodes) for kind in self.kinds[::2]]
 
     @contextmanager
-    def _serving(self, place: Path, index: int, nodes: int) -> Iterator[tuple[Server, Callable[[], dict[str, float]]]]:
+    def _serving(self, place: Path, index: str, nodes: int) -> Iterator[tuple[Server, Callable[[], dict[str, float]]]]:
         state, costs = place / f"state-{index}", place / f"costs-{index}.sqlite"
         settings: dict[str, object] = {"admin_key": "bench", "profiles": costs, "cluster_token": _TOKEN}
         options = ["--durable", str(state), "--weights-memory", "200MB"]
@@ -114,19 +128,20 @@ class Changes:
         self, server: Server, path: str, body: dict[str, object], sizes: Callable[[], dict[str, float]]
     ) -> list[_Mark]:
         marks, seconds = list[_Mark](), list[float]()
-        with httpx.Client(base_url=server.url, headers=_ADMIN, timeout=_TIMEOUT_S) as http:
-            if not path:
-                _change(http, path, body | {"measure": True})  # Its costs are measured once.
+        with _client(server, path, body) as http:
             for number in range(1, self.changes + 1):
-                start_s = time.perf_counter()
-                _change(http, path, body)
-                seconds.append(time.perf_counter() - start_s)
+                seconds.append(_change(http, path, body))
                 if number % self.every == 0:
                     marks.append(_Mark(num_changes=number, sizes=sizes(), seconds=tuple(seconds)))
                     seconds.clear()
         return marks
 
-    def _checks(self, kind: str, marks: list[_Mark]) -> Iterator[Check]:
+    def _in_turn(self, server: Server, new: Server, path: str, body: dict[str, object]) -> list[float]:
+        with _client(server, path, body) as late, _client(new, path, body) as early:
+            return [_change(late, path, body) / _change(early, path, body) for _ in range(self.pairs)]
+
+    def _checks(self, kind: str, found: _Found) -> Iterator[Check]:
+        marks = found.marks
         first, last = marks[0], marks[-1]
         for what, size in first.sizes.items():
             if what == _LOG:
@@ -134,35 +149,55 @@ class Changes:
                 yield Check(what=f"{kind}: {what}, a change", measured=exact(late / early), high=self.most)
             else:
                 yield Check(what=f"{kind}: {what}", measured=exact(last.sizes[what] / size), high=self.most)
-        ratios = [seconds / median(first.seconds) for seconds in last.seconds]
-        yield Check(what=f"{kind}: time of a change", measured=extremes(ratios), high=self.most_time)
+        yield Check(what=f"{kind}: time of a change", measured=extremes(found.ratios), high=self.most_time)
 
 
 _LOG = "event log"
 
 
-def _change(http: httpx.Client, path: str, body: dict[str, object]) -> None:
-    """Add something and remove it. Raises CaseFailed."""
+@contextmanager
+def _client(server: Server, path: str, body: dict[str, object]) -> Iterator[httpx.Client]:
+    """What a change costs has been measured, if anything has to be."""
+    with httpx.Client(base_url=server.url, headers=_ADMIN, timeout=_TIMEOUT_S) as http:
+        _change(http, path, body if path else body | {"measure": True})
+        yield http
+
+
+def _change(http: httpx.Client, path: str, body: dict[str, object]) -> float:
+    """Add something and remove it; returns how many seconds that took. Raises CaseFailed."""
     place = f"/v1/admin/models{path}"
     name = str(body["name"])
+    start_s = time.perf_counter()
     for answer in (http.post(place, json=body), http.delete(f"{place}/{name}", params={"confirm": name})):
         if answer.is_error:
             raise CaseFailed(f"{answer.request.method} {answer.request.url}: {answer.status_code} {answer.text}")
+    return time.perf_counter() - start_s
 
 
 def _sizes(server: Server, state: Path, costs: Path) -> dict[str, float]:
     metrics = httpx.get(f"{server.url}/metrics", headers=_ADMIN, trust_env=False)
-    # The write-ahead log keeps the size that it had when five seconds brought the most.
-    files = [file for file in state.rglob("*") if file.is_file() and not file.name.endswith("-wal")]
-    is_log = [file.name.startswith("events-") for file in files]
-    sizes = [file.stat().st_size for file in files]
+    logs = {file for file in state.rglob("events-*") if file.is_file()}
+    others = [file for file in state.rglob("*") if file.is_file() and file not in logs]
     return {
         **_memory(server.pid),
         "/metrics": float(len(metrics.content)),
-        "cost cache": float(costs.stat().st_size),
-        "durable directory": float(sum(size for size, log in zip(sizes, is_log, strict=True) if not log)),
-        _LOG: float(sum(size for size, log in zip(sizes, is_log, strict=True) if log)),
+        "cost cache": float(_database_bytes(costs)),
+        "durable directory": float(sum(_database_bytes(file) for file in others)),
+        _LOG: float(sum(file.stat().st_size for file in logs)),
     }
+
+
+def _database_bytes(file: Path) -> int:
+    """The size of a file, of a database what it holds: its pages are in the write-ahead log until that is full."""
+    if file.name.endswith(("-wal", "-shm")):
+        return 0
+    if file.suffix != ".sqlite":
+        return file.stat().st_size
+    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as database:
+        (num_pages,), (page_bytes,) = (
+            database.execute(f"PRAGMA {what}").fetchone() for what in ("page_count", "page_size")
+        )
+    return int(num_pages) * int(page_bytes)
 
 
 def _memory(server: int) -> dict[str, float]:
