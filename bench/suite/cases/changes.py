@@ -50,8 +50,8 @@ class _Found:
 class Changes:
     """`changes` of each kind, one after another, each an addition and a removal; looked at after every `every`.
 
-    Half of the kinds are done again on `nodes` nodes with as many front ends. Then `pairs` more are made in turn with those
-    of a new server.
+    Half of the kinds are done again on `nodes` nodes with as many front ends. Then `pairs` more are made in turn with
+    those of a new server.
     """
 
     kinds: tuple[str, ...] = (
