@@ -105,13 +105,32 @@ def test_an_agent_opens_its_log_anew(tmp_path: Path) -> None:
         assert agent.wait() == 0
 
 
-def test_a_server_that_stops_does_not_heed_it_any_more() -> None:
-    """Until the process is no more, also in the moments without a loop."""
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM], ids=str)
+def test_a_server_that_stops_does_so_by_itself(number: signal.Signals) -> None:
+    """Signals do not end it until the process is no more, also in the moments without a loop."""
     with server() as (process, _):
         process.terminate()
 
         def has_ended() -> bool:
-            process.send_signal(signal.SIGHUP)
+            process.send_signal(number)
             return process.poll() is not None
 
         eventually(has_ended)
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM], ids=str)
+def test_signals_wait_for_the_imports(number: signal.Signals) -> None:
+    process = subprocess.Popen([*COMMAND, *COSTS], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout is not None
+    eventually(lambda: blocked_signals(process.pid) & 1 << (number - 1))
+    process.send_signal(number)
+    if number == signal.SIGHUP:
+        assert json.loads(process.stdout.readline())["url"]
+        process.terminate()
+    assert process.wait() == 0
+
+
+def blocked_signals(pid: int) -> int:
+    """A bit for each, the first for signal 1."""
+    (line,) = (one for one in Path(f"/proc/{pid}/status").read_text().splitlines() if one.startswith("SigBlk:"))
+    return int(line.split()[1], 16)

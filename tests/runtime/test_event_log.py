@@ -159,6 +159,23 @@ def test_a_move_of_an_earlier_log_that_was_cut_short_goes_on(tmp_path: Path, mon
     assert replay(lines_of(segments_of(tmp_path / "events-start1.jsonl")))[1] is None
 
 
+def test_a_file_of_somebody_else_stays(tmp_path: Path) -> None:
+    """Such as a database, or notes; and what has nearly the name of an earlier log."""
+    notes, pipe, loop = tmp_path / "notes.txt", tmp_path / "pipe", tmp_path / "loop"
+    notes.write_text("what I wrote")
+    with pytest.raises(OSError, match="is no event log; give another name"):
+        SegmentedFile(notes, LogBounds())
+    os.mkfifo(pipe)
+    loop.symlink_to(loop)
+    for path in (pipe, loop, tmp_path):
+        with pytest.raises(OSError):  # noqa: PT011
+            SegmentedFile(path, LogBounds())
+    beside = tmp_path / "events-start1.jsonl.bak"
+    beside.write_text("a copy")
+    write(tmp_path / "events.jsonl", LogBounds(kept_bytes=0))
+    assert (notes.read_text(), beside.read_text()) == ("what I wrote", "a copy")
+
+
 def test_a_start_that_fails_leaves_the_log_of_the_server_that_runs(tmp_path: Path) -> None:
     """The same command twice: the second start finds the file in use, or fails before its log has a line."""
     log = tmp_path / "events.jsonl"

@@ -33,7 +33,7 @@ from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.executor import WorkerStartFailed
 from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.local_executor import LocalExecutor
-from waiting import eventually, until
+from waiting import PATIENCE_S, eventually, until
 
 ROWS = (CostRow(pipeline=MODEL, stage=DIFFUSE, height=64, width=64, seconds=0.01),)
 MODELLED = SimulatedSource(pipeline=MODEL, hardware="none", steps=5, rows=ROWS)
@@ -275,6 +275,27 @@ def test_when_the_forkserver_is_killed_the_workers_live_and_new_ones_can_be_star
     run(scenario, num_workers=2)
     assert threads
     assert threading.get_ident() not in threads, "the event loop has waited for it"
+
+
+@pytest.mark.slow
+def test_a_stop_does_not_wait_for_a_forkserver_that_starts_no_worker() -> None:
+    """It may still import. Here it stands still."""
+
+    async def scenario() -> None:
+        pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+        os.kill(pid, signal.SIGSTOP)
+        executor = LocalExecutor(LocalConfig(num_workers=2, sources=(ModelSource(path="shapes"),), stop_grace_s=0.2))
+        starting = asyncio.create_task(executor.start(Listener()))
+        await until(lambda: len(executor._workers) == 2)
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        await asyncio.wait_for(executor.stop(), PATIENCE_S)
+
+    async def nothing(_executor: LocalExecutor, _listener: Listener) -> None: ...
+
+    run(nothing)  # There is one.
+    asyncio.run(scenario())
+    run(nothing)
 
 
 @pytest.mark.slow

@@ -222,6 +222,19 @@ def test_what_a_server_is_started_with_takes_the_place_of_what_was_added(tmp_pat
         assert gone.json()["tilework"]["loras"] == []
 
 
+def test_a_model_that_comes_again_has_no_loras_of_its_former_life(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    (tmp_path / "wool.safetensors").touch()
+    with restarted(state) as server:
+        assert add(server, path=str(tmp_path), name="sdxl", loras=str(tmp_path)).status_code == 201
+    with restarted(state, refusal="no such directory") as server:
+        server.engine.catalog.refusal = ""
+        assert add(server, path=str(tmp_path), name="sdxl").status_code == 201
+    with restarted(state) as server:
+        (only,) = server.engine.catalog.asked
+        assert only[0].name == "sdxl"
+
+
 def test_a_lora_that_is_gone_can_be_removed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     state, place = tmp_path / "state", f"/v1/admin/models/{INFO.name}/loras"
     with restarted(state) as server:

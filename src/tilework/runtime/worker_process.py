@@ -9,6 +9,7 @@ import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
@@ -29,6 +30,13 @@ def forkserver_context() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([PRELOAD])
     return context
+
+
+def _end_forkserver() -> None:
+    pid: int | None = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    if pid is not None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 class WorkerProcess(asyncio.BufferedProtocol):
@@ -80,11 +88,17 @@ class WorkerProcess(asyncio.BufferedProtocol):
                 os.kill(self.pid, signal.SIGKILL)
 
     async def close(self, grace_s: float) -> None:
-        """Ask the process to quit, and kill it if it has not within `grace_s`."""
+        """Ask the process to quit, and kill it if it has not within `grace_s`.
+
+        If the forkserver has not started it by then, since it still imports, it is not waited for: the next start makes
+        a new one.
+        """
         self._write(Quit())
         await asyncio.wait({self._task}, timeout=grace_s)
         if not self._task.done():
             self.kill("it did not quit")
+            if self.pid is None:
+                _end_forkserver()
             await self._task
 
     async def _run(self, ours: socket.socket, theirs: socket.socket) -> None:

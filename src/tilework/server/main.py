@@ -58,9 +58,10 @@ class Signals:
 
     @contextmanager
     def without_loop(self, reopen_log: Callable[[], None]) -> Iterator[None]:
-        """Heed signals of this process before and after its loop, and ignore SIGHUP for what is left of it then.
+        """Heed signals of this process before its loop, and after it until nothing is left to be closed.
 
-        SIGHUP opens the log anew, and lets the settings be read again once they are in use; SIGTERM ends the process.
+        SIGHUP opens the log anew, and lets the settings be read again once they are in use. SIGTERM and SIGINT end the
+        process, unless it was told before that it should stop.
         """
 
         def hang_up(_number: int, _frame: object) -> None:
@@ -69,16 +70,19 @@ class Signals:
             reopen_log()
             self.reload.set()
 
-        def end(_number: int, _frame: object) -> None:
-            raise SystemExit(0)
+        def end(number: int, _frame: object) -> None:
+            if not self.stop.is_set():
+                raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(0)
 
-        signal.signal(signal.SIGHUP, hang_up)
-        before = signal.signal(signal.SIGTERM, end)
+        handlers = {signal.SIGHUP: hang_up, signal.SIGTERM: end, signal.SIGINT: end}
+        for number, handle in handlers.items():
+            signal.signal(number, handle)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, handlers)  # Blocked since the process began: see `cli.main`.
         try:
             yield
         finally:
-            signal.signal(signal.SIGTERM, before)
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+            for number in handlers:
+                signal.signal(number, signal.SIG_IGN)
 
 
 class Http(Protocol):
@@ -149,7 +153,8 @@ async def serve(
                 with rare_collections(), _beside(sweep(lambda: http.num_closed), *tidying):
                     _begin(app, engine, config, readiness, journal)
                     on_ready(_url(config, listener))
-                    _log.info("ready at %s: %s", _url(config, listener), ", ".join(engine.models))
+                    taken = "" if journal is None else f", {readiness.num_restored} images taken over"
+                    _log.info("ready at %s: %s%s", _url(config, listener), ", ".join(engine.models), taken)
                     await _first(serving, _either(signals.stop, engine.failed))
                     _log.info("stopping: %s", "the engine has failed" if engine.failure else "a signal asks for it")
                     deadline_s = loop.time() + (FAILED_S if engine.failure else config.drain_s)
@@ -285,26 +290,25 @@ def _url(config: ServerConfig, listener: socket.socket) -> str:
 
 @contextmanager
 def _handled(signals: Signals) -> Iterator[None]:
-    """Heed signals on the loop, and then as before."""
+    """Heed signals on the loop, and then as before.
+
+    Not by `add_signal_handler`: when the loop gives a signal back, the next one ends the process for a moment.
+    """
     loop = asyncio.get_running_loop()
-    installed: dict[signal.Signals, Any] = {}
-    with suppress(RuntimeError, ValueError, NotImplementedError):  # Not in the main thread.
-        for number, handle in (
-            (signal.SIGTERM, signals.end),
-            (signal.SIGINT, signals.end),
-            (signal.SIGHUP, signals.hang_up),
-        ):
-            before = signal.getsignal(number)
-            loop.add_signal_handler(number, handle)
-            installed[number] = before
+
+    def on_loop(handle: Callable[[], None]) -> Callable[[int, object], object]:
+        return lambda _number, _frame: loop.call_soon_threadsafe(handle)
+
+    handlers = {signal.SIGTERM: signals.end, signal.SIGINT: signals.end, signal.SIGHUP: signals.hang_up}
+    before: dict[signal.Signals, Any] = {}
+    with suppress(ValueError):  # Not in the main thread.
+        for number, handle in handlers.items():
+            before[number] = signal.signal(number, on_loop(handle))
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_BLOCK, installed)  # For a moment the default would end the process.
-        for number, before in installed.items():
-            loop.remove_signal_handler(number)
-            signal.signal(number, before)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, installed)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[object, object, None]) -> bool:

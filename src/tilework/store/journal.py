@@ -217,8 +217,13 @@ class Journal:
     # What was added while the server ran.
 
     def add(self, *added: Added) -> None:
-        """Keep models and LoRAs until they are removed, in the place of those of their names. Raises NotWritten."""
+        """Keep models and LoRAs until they are removed, in the place of those of their names.
+
+        A model takes the place of another with all its LoRAs. Raises NotWritten.
+        """
         with self._transaction() as connection:
+            models = [(one.model,) for one in added if not one.lora]
+            connection.executemany("DELETE FROM added WHERE model = ?", models)
             values = [(one.model, one.lora, one.document) for one in added]
             connection.executemany("INSERT OR REPLACE INTO added (model, lora, document) VALUES (?, ?, ?)", values)
 

@@ -11,12 +11,13 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from threading import Thread
 from typing import Literal, TextIO
 
 from tilework.core.time import ns_from_s
-from tilework.runtime.event_log.segments import PACKED, closed_path, keep_earlier, patterns_of
+from tilework.runtime.event_log.segments import PACKED, START, closed_path, keep_earlier, names_of
 
 _log = logging.getLogger(__name__)
 _PART = ".part"
@@ -51,15 +52,26 @@ class SegmentedFile:
         family: str | None = None,
         unix_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        self.path = path.resolve() if path.is_file() or not path.exists() else path  # A segment is not a renamed link.
+        # A segment is not a renamed link.
+        self.path = Path(os.path.realpath(path)) if path.is_file() or not path.exists() else path
         self._bounds, self._unix_ns = bounds, unix_ns
-        own = patterns_of(self.path)
-        self._families = own if family is None else [*own, family]
+        self._own, self._family = names_of(self.path), family
         self.segment = 1
         self._packing: Thread | None = None
         self._is_new, self._has_begun = not self.path.exists(), False
+        self._check()
         self._file = self._open("a")
         self._has_segments = self.path.is_file()
+
+    def _check(self) -> None:
+        """A file that is no event log stays as it is, and a pipe that nobody reads is not waited for."""
+        if self.path.is_fifo():
+            os.close(os.open(self.path, os.O_WRONLY | os.O_NONBLOCK))
+        if self.path.is_file():
+            with self.path.open("rb") as file:
+                start = file.read(len(START))
+            if start != START[: len(start)]:
+                raise OSError(errno.EEXIST, "the file is no event log; give another name", str(self.path))
 
     def _begin(self) -> None:
         """Make room for the first line."""
@@ -132,8 +144,8 @@ class SegmentedFile:
         """Delete the oldest files until the bounds hold. Never the segment that is written."""
         stats = [
             (stat.st_mtime_ns, path, stat.st_size)
-            for path in {path for family in self._families for path in self.path.parent.glob(family)} - {self.path}
-            if (stat := path.stat())
+            for path in self.path.parent.iterdir()
+            if path != self.path and self._is_ours(path.name) and (stat := path.stat())
         ]
         kept_bytes = sum(size for _, _, size in stats) + self._bounds.segment_bytes
         num_files = len(stats)
@@ -144,6 +156,10 @@ class SegmentedFile:
             path.unlink()
             kept_bytes -= size
             num_files -= 1
+
+    def _is_ours(self, name: str) -> bool:
+        is_of_family = self._family is not None and fnmatchcase(name, self._family)
+        return is_of_family or self._own.fullmatch(name) is not None
 
 
 def pack(path: Path) -> None:

@@ -7,13 +7,14 @@ The log of an earlier start that had the same name is `events-start2.jsonl`, wit
 
 from __future__ import annotations
 
-import glob
 import gzip
 import re
 from collections.abc import Generator, Iterable
 from pathlib import Path
 
 PACKED = ".gz"
+START = b'{"tilework_log"'
+"""How a log begins."""
 _LOG = re.compile(r"events(?:-(\d+))?\.jsonl")
 
 
@@ -45,10 +46,10 @@ def keep_earlier(log: Path) -> bool:
     return True
 
 
-def patterns_of(log: Path) -> list[str]:
-    """Globs for the closed segments of a log, and for what its name had at earlier starts."""
-    stem, suffix = glob.escape(log.stem), f"{glob.escape(log.suffix)}*" if log.suffix else ""
-    return [f"{stem}.{'[0-9]' * 6}*{suffix}", f"{stem}-start[0-9]*{suffix}"]
+def names_of(log: Path) -> re.Pattern[str]:
+    """The names of a log, of its closed segments, and of all that at earlier starts."""
+    stem, suffix, packed = (re.escape(text) for text in (log.stem, log.suffix, PACKED))
+    return re.compile(rf"{stem}(-start\d+)?(\.\d{{6,}})?{suffix}({packed})?")
 
 
 def newest_log(directory: Path) -> Path:

@@ -10,6 +10,7 @@ take, and in each worker, which would have a copy of the memory that they share.
 import atexit
 import gc
 import os
+import signal
 
 # torch marks a process that has asked the CUDA runtime for its devices as unfit for forking, and libraries ask while
 # they are imported, so this comes before the first of them; through NVML the question is harmless.
@@ -44,6 +45,7 @@ _NAMES = (
     "tilework.worker.process",
 )
 
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends this one.
 setproctitle("tilework: starts workers")  # For `ps`; a worker sets its own title when it starts.
 gc.disable()
 try:
