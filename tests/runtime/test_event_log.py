@@ -159,7 +159,7 @@ def test_a_move_of_an_earlier_log_that_was_cut_short_goes_on(tmp_path: Path, mon
     assert replay(lines_of(segments_of(tmp_path / "events-start1.jsonl")))[1] is None
 
 
-def test_a_file_of_somebody_else_stays(tmp_path: Path) -> None:
+def test_a_file_that_is_no_log_stays(tmp_path: Path) -> None:
     """Such as a database, or notes; and what has nearly the name of an earlier log."""
     notes, pipe, loop = tmp_path / "notes.txt", tmp_path / "pipe", tmp_path / "loop"
     notes.write_text("what I wrote")

@@ -153,10 +153,9 @@ async def serve(
                 with rare_collections(), _beside(sweep(lambda: http.num_closed), *tidying):
                     _begin(app, engine, config, readiness, journal)
                     on_ready(_url(config, listener))
-                    taken = "" if journal is None else f", {readiness.num_restored} images taken over"
-                    _log.info("ready at %s: %s%s", _url(config, listener), ", ".join(engine.models), taken)
-                    await _first(serving, _either(signals.stop, engine.failed))
-                    _log.info("stopping: %s", "the engine has failed" if engine.failure else "a signal asks for it")
+                    what = ", ".join(engine.models), readiness.num_restored
+                    _log.info("ready at %s: %s, %d images taken over", _url(config, listener), *what)
+                    await _until_stop(serving, signals, engine)
                     deadline_s = loop.time() + (FAILED_S if engine.failure else config.drain_s)
                     readiness.stop_waits_for = partial(_stop_waits_for, call_registry, deadline_s)
                     engine.drain()
@@ -167,7 +166,6 @@ async def serve(
             call_registry.leave()
             await engine.stop()
             await _close(app, http, serving, signals, deadline_s)
-            _log.info("stopped")
 
 
 async def _start(engine: Engine, app: FastAPI) -> None:
@@ -236,6 +234,11 @@ def _stop_waits_for(call_registry: CallRegistry, deadline_s: float) -> str:
     return waits_for(call_registry, deadline_s - asyncio.get_running_loop().time())
 
 
+async def _until_stop(serving: asyncio.Task[None], signals: Signals, engine: Engine) -> None:
+    await _first(serving, _either(signals.stop, engine.failed))
+    _log.info("stopping: %s", "the engine has failed" if engine.failure else "a signal asks for it")
+
+
 async def _until_drained(draining: Coroutine[object, object, None], signals: Signals, deadline_s: float) -> None:
     """Wait until the draining is done, the time is up, or a second signal asks to hurry."""
     task = asyncio.create_task(draining)
@@ -253,6 +256,7 @@ async def _close(app: FastAPI, http: Http, serving: asyncio.Task[None], signals:
     await asyncio.wait({serving}, timeout=CLOSE_S)
     http.abort()
     await serving
+    _log.info("stopped")
 
 
 @asynccontextmanager

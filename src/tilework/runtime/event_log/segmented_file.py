@@ -64,7 +64,7 @@ class SegmentedFile:
         self._has_segments = self.path.is_file()
 
     def _check(self) -> None:
-        """A file that is no event log stays as it is, and a pipe that nobody reads is not waited for."""
+        """A file that is no event log stays as it is, and a pipe without a reader is not waited for."""
         if self.path.is_fifo():
             os.close(os.open(self.path, os.O_WRONLY | os.O_NONBLOCK))
         if self.path.is_file():
