@@ -153,8 +153,6 @@ async def serve(
                 with rare_collections(), _beside(sweep(lambda: http.num_closed), *tidying):
                     _begin(app, engine, config, readiness, journal)
                     on_ready(_url(config, listener))
-                    what = ", ".join(engine.models), readiness.num_restored
-                    _log.info("ready at %s: %s, %d images taken over", _url(config, listener), *what)
                     await _until_stop(serving, signals, engine)
                     deadline_s = loop.time() + (FAILED_S if engine.failure else config.drain_s)
                     readiness.stop_waits_for = partial(_stop_waits_for, call_registry, deadline_s)
@@ -186,6 +184,7 @@ def _begin(
             app.state.webhooks.resume()
     readiness.has_started = True
     app.state.batches.resume()
+    _log.info("ready: %s, %d images taken over", ", ".join(engine.models), readiness.num_restored)
 
 
 def _http(app: FastAPI, listener: socket.socket, config: ServerConfig, engine: Engine) -> Http:
