@@ -1,3 +1,3 @@
-from tilework.cli import main
+from tilework.cli import start
 
-main()
+start()

@@ -119,10 +119,10 @@ def test_a_server_that_stops_does_so_by_itself(number: signal.Signals) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM], ids=str)
-def test_signals_wait_for_the_imports(number: signal.Signals) -> None:
+def test_signals_during_the_imports_do_as_later(number: signal.Signals) -> None:
     process = subprocess.Popen([*COMMAND, *COSTS], stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stdout is not None
-    eventually(lambda: blocked_signals(process.pid) & 1 << (number - 1))
+    eventually(lambda: caught_signals(process.pid) & 1 << (number - 1))
     process.send_signal(number)
     if number == signal.SIGHUP:
         assert json.loads(process.stdout.readline())["url"]
@@ -130,7 +130,7 @@ def test_signals_wait_for_the_imports(number: signal.Signals) -> None:
     assert process.wait() == 0
 
 
-def blocked_signals(pid: int) -> int:
+def caught_signals(pid: int) -> int:
     """A bit for each, the first for signal 1."""
-    (line,) = (one for one in Path(f"/proc/{pid}/status").read_text().splitlines() if one.startswith("SigBlk:"))
+    (line,) = (one for one in Path(f"/proc/{pid}/status").read_text().splitlines() if one.startswith("SigCgt:"))
     return int(line.split()[1], 16)

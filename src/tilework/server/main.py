@@ -75,14 +75,12 @@ class Signals:
                 raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(0)
 
         handlers = {signal.SIGHUP: hang_up, signal.SIGTERM: end, signal.SIGINT: end}
-        for number, handle in handlers.items():
-            signal.signal(number, handle)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, handlers)  # Blocked since the process began: see `cli.main`.
+        before = {number: signal.signal(number, handle) for number, handle in handlers.items()}
         try:
             yield
         finally:
-            for number in handlers:
-                signal.signal(number, signal.SIG_IGN)
+            for number, earlier in before.items():
+                signal.signal(number, earlier)
 
 
 class Http(Protocol):
