@@ -33,7 +33,10 @@ def follow(cluster: str, host: str | None, durable: Path, *, json: bool) -> None
         connect(cluster, host)
         command = [sys.executable, "-m", "tilework", *sys.argv[1:], "--standby", "--json"]
         actor = keeper(kept_name(durable.resolve()), command, os.environ | {KEPT: "1"})
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # The server goes on.
     why = ""
     try:
         if line := ray.get(actor.ready.remote()):
