@@ -21,7 +21,7 @@ from tilework.policy.placement.feasible import FitsAt, Footprint, fits_at, is_pl
 from tilework.policy.placement.placement import Nodes
 from tilework.policy.placement.profile import ClassProfile
 from tilework.policy.placement.roles import PlacementType
-from tilework.policy.published.tridentserve.division import Division, divide
+from tilework.policy.published.tridentserve.division import Divider, Division
 from tilework.policy.published.tridentserve.layout import Layout
 from tilework.policy.published.tridentserve.orchestration import Orchestration
 from tilework.policy.published.tridentserve.ways import Profiles, Ways
@@ -56,7 +56,8 @@ def divided(fits: Mapping[str, FitsAt], nodes: Nodes, counts: Sequence[int] | No
     known = list(zip(asked, counts or [1] * len(asked), strict=True))
     known.sort(key=lambda one: one[0].pipeline)
     turns = [cost_key(one) for one in asked]
-    return divide(known, turns, Known(fits), COSTS, Layout.colocated(nodes), "device_time")
+    divider = Divider(profiles=Known(fits), costs=COSTS, before=Layout.colocated(nodes), by="device_time")
+    return divider.divide(known, turns)
 
 
 APART: FitsAt = {kind: (1,) for kind in PlacementType if kind is not PlacementType.EDC}

@@ -72,86 +72,83 @@ def mixes_of(demands: Demands, wide: int, by: By) -> dict[str, Mix]:
     return {part: mix_of(grouped(some, wide), by) for part, some in demands.items() if part != SHARED}
 
 
-def divide(
-    known: Sequence[tuple[Request, float]],
-    turns: Sequence[RequestClass],
-    profiles: Profiles,
-    costs: CostModel,
-    before: Layout,
-    by: By,
-) -> Division:
-    """The layout for these requests, one of each class with its number.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divider:
+    """Divides the devices of the layout `before` by what requests need. Where there is a choice, they keep their types.
 
-    Where there is a choice, devices keep their types. `turns` are the classes of which something is left to start, the
-    most urgent first. Raises UnknownCost.
+    Requests are one of each class, with its number. All methods raise UnknownCost.
     """
-    demands = demands_by_part(known, profiles, costs, widest(before.rows))
-    placed = _serving(known, profiles, costs, before, by) or _in_turns(known, turns, profiles, costs, before, by)
-    layout, reasons = placed or next(_layouts(demands, before, by))
-    return Division(layout, mixes_of(demands, widest(before.rows), by), shares_of(demands), reasons)
 
+    profiles: Profiles
+    costs: CostModel
+    before: Layout
+    by: By
 
-def _in_turns(
-    known: Sequence[tuple[Request, float]],
-    turns: Sequence[RequestClass],
-    profiles: Profiles,
-    costs: CostModel,
-    before: Layout,
-    by: By,
-) -> _Placed | None:
-    """The layout for as many classes as it can serve together, the most urgent first; None if there are none.
+    @property
+    def _wide(self) -> int:
+        return widest(self.before.rows)
 
-    Classes of a pipeline that need the same devices have their turn together.
-    """
-    rank = {key: index for index, key in enumerate(turns)}
-    alike: dict[object, list[tuple[Request, float]]] = {}
-    for request, count in sorted(known, key=lambda one: rank.get(cost_key(one[0]), len(rank))):
-        fits = profiles.of(request, costs).fits
-        if virtual_replica(fits, widest(before.rows)) is not None:
-            least = tuple((kind, degrees[0]) for kind, degrees in fits.items())
-            alike.setdefault((request.pipeline, least), []).append((request, count))
-    served, found = list[tuple[Request, float]](), None
-    for some in alike.values():
-        if (placed := _serving([*served, *some], profiles, costs, before, by)) is not None:
-            served, found = [*served, *some], placed
-    if found is None:
+    def divide(self, known: Sequence[tuple[Request, float]], turns: Sequence[RequestClass]) -> Division:
+        """The layout for these requests.
+
+        `turns` are the classes of which something is left to start, the most urgent first.
+        """
+        demands = self._demands(known)
+        layout, reasons = self._serving(known) or self._in_turns(known, turns) or next(self._layouts(demands))
+        return Division(layout, mixes_of(demands, self._wide, self.by), shares_of(demands), reasons)
+
+    def _demands(self, known: Sequence[tuple[Request, float]]) -> Demands:
+        return demands_by_part(known, self.profiles, self.costs, self._wide)
+
+    def _in_turns(self, known: Sequence[tuple[Request, float]], turns: Sequence[RequestClass]) -> _Placed | None:
+        """The layout for as many classes as it can serve together, the most urgent first; None if there are none.
+
+        Classes of a pipeline that need the same devices have their turn together.
+        """
+        rank = {key: index for index, key in enumerate(turns)}
+        alike: dict[object, list[tuple[Request, float]]] = {}
+        for request, count in sorted(known, key=lambda one: rank.get(cost_key(one[0]), len(rank))):
+            fits = self.profiles.of(request, self.costs).fits
+            if virtual_replica(fits, self._wide) is not None:
+                least = tuple((kind, degrees[0]) for kind, degrees in fits.items())
+                alike.setdefault((request.pipeline, least), []).append((request, count))
+        served, found = list[tuple[Request, float]](), None
+        for some in alike.values():
+            if (placed := self._serving([*served, *some])) is not None:
+                served, found = [*served, *some], placed
+        if found is None:
+            return None
+        num = sum(count for _, count in known) - sum(count for _, count in served)
+        return found[0], (*found[1], f"{num:g} requests wait for their turn: devices are too few for all at once")
+
+    def _serving(self, known: Sequence[tuple[Request, float]]) -> _Placed | None:
+        """A layout on which each of these classes that fits on the nodes can run; None if none was found."""
+        fits = [(request.pipeline, self.profiles.of(request, self.costs).fits) for request, _ in known]
+        wanted = [(pipeline, some) for pipeline, some in fits if virtual_replica(some, self._wide) is not None]
+        for placed in self._layouts(self._demands(known)):
+            if all(placed[0].replicas(pipeline, some) for pipeline, some in wanted):
+                return placed
         return None
-    num = sum(count for _, count in known) - sum(count for _, count in served)
-    return found[0], (*found[1], f"{num:g} requests wait for their turn: devices are too few for all at once")
 
-
-def _serving(
-    known: Sequence[tuple[Request, float]], profiles: Profiles, costs: CostModel, before: Layout, by: By
-) -> _Placed | None:
-    """A layout on which each of these classes that fits on the nodes can run; None if none was found."""
-    wide = widest(before.rows)
-    fits = [(request.pipeline, profiles.of(request, costs).fits) for request, _ in known]
-    wanted = [(pipeline, some) for pipeline, some in fits if virtual_replica(some, wide) is not None]
-    for placed in _layouts(demands_by_part(known, profiles, costs, wide), before, by):
-        if all(placed[0].replicas(pipeline, some) for pipeline, some in wanted):
-            return placed
-    return None
-
-
-def _layouts(demands: Demands, before: Layout, by: By) -> Iterator[_Placed]:
-    """The layouts to try for these demands, each with its reasons: at least one."""
-    rows = before.rows
-    if demands.keys() <= {SHARED}:
-        why = "all stages of each request fit on one device" if demands else "no request is known"
-        yield Layout.colocated(rows), (why,)
-        return
-    for division in _divided(demands, rows):
-        pools: dict[int, Pool] = {}
-        reasons: tuple[str, ...] = ()
-        for part, own in division.items():
-            prefix = f"{part}: " if len(demands) > 1 else ""
-            if part == SHARED or not own:
-                pools |= {one: Pool(part, PlacementType.EDC) for row in own.values() for one in row}
-                continue
-            plan = plan_placement(demands[part], own, by=by, before=before.placement_of(part))
-            reasons += tuple(prefix + reason for reason in plan.reasons)
-            pools |= {device_id: Pool(part, kind) for device_id, kind in plan.placement.types}
-        yield Layout(rows, pools), reasons
+    def _layouts(self, demands: Demands) -> Iterator[_Placed]:
+        """The layouts to try for these demands, each with its reasons: at least one."""
+        rows = self.before.rows
+        if demands.keys() <= {SHARED}:
+            why = "all stages of each request fit on one device" if demands else "no request is known"
+            yield Layout.colocated(rows), (why,)
+            return
+        for division in _divided(demands, rows):
+            pools: dict[int, Pool] = {}
+            reasons: tuple[str, ...] = ()
+            for part, own in division.items():
+                prefix = f"{part}: " if len(demands) > 1 else ""
+                if part == SHARED or not own:
+                    pools |= {one: Pool(part, PlacementType.EDC) for row in own.values() for one in row}
+                    continue
+                plan = plan_placement(demands[part], own, by=self.by, before=self.before.placement_of(part))
+                reasons += tuple(prefix + reason for reason in plan.reasons)
+                pools |= {device_id: Pool(part, kind) for device_id, kind in plan.placement.types}
+            yield Layout(rows, pools), reasons
 
 
 def _divided(demands: Demands, rows: Nodes) -> Iterator[dict[str, Nodes]]:

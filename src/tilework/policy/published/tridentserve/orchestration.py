@@ -29,7 +29,7 @@ from tilework.policy.placement.feasible import virtual_replica
 from tilework.policy.placement.placement import widest
 from tilework.policy.placement.roles import PlacementType
 from tilework.policy.placement.switching import SwitchRule, WindowStats, is_worthwhile
-from tilework.policy.published.tridentserve.division import Division, demands_by_part, divide, mixes_of, shares_of
+from tilework.policy.published.tridentserve.division import Divider, Division, demands_by_part, mixes_of, shares_of
 from tilework.policy.published.tridentserve.layout import SHARED, Layout, Pool
 from tilework.policy.published.tridentserve.monitor import Monitor
 from tilework.policy.published.tridentserve.ways import Profiles
@@ -266,7 +266,7 @@ class Orchestration:
         if self.declared and self._now is None:
             known = self.declared
         turns = tuple(dict.fromkeys(map(cost_key, waiting)))
-        division = divide(known, turns, self.profiles, costs, self.layout, self.by)
+        division = Divider(profiles=self.profiles, costs=costs, before=self.layout, by=self.by).divide(known, turns)
         if is_switch:
             if not self._is_worthwhile(division):
                 return
