@@ -170,10 +170,12 @@ def test_a_file_that_is_no_log_stays(tmp_path: Path) -> None:
     for path in (pipe, loop, tmp_path):
         with pytest.raises(OSError):  # noqa: PT011
             SegmentedFile(path, LogBounds())
-    beside = tmp_path / "events-start1.jsonl.bak"
+    beside, cut_short = tmp_path / "events-start1.jsonl.bak", tmp_path / "events.000007.jsonl.gz.part"
     beside.write_text("a copy")
+    cut_short.touch()
     write(tmp_path / "events.jsonl", LogBounds(kept_bytes=0))
     assert (notes.read_text(), beside.read_text()) == ("what I wrote", "a copy")
+    assert not cut_short.exists(), "the server was killed while it compressed a segment"
 
 
 def test_a_start_that_fails_leaves_the_log_of_the_server_that_runs(tmp_path: Path) -> None:

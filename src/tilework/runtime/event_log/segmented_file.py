@@ -17,10 +17,9 @@ from threading import Thread
 from typing import Literal, TextIO
 
 from tilework.core.time import ns_from_s
-from tilework.runtime.event_log.segments import PACKED, START, closed_path, keep_earlier, names_of
+from tilework.runtime.event_log.segments import PACKED, PART, START, closed_path, keep_earlier, names_of
 
 _log = logging.getLogger(__name__)
-_PART = ".part"
 _MOST_FILES = 1000
 """A server that fails at each start begins a log each time."""
 DAY_NS = ns_from_s(86_400)
@@ -165,7 +164,7 @@ class SegmentedFile:
 def pack(path: Path) -> None:
     """Compress a file, in its place. It has the time of what it was. If this is cut short, the file is as before."""
     packed = path.with_name(path.name + PACKED)
-    part = packed.with_name(packed.name + _PART)
+    part = packed.with_name(packed.name + PART)
     stat = path.stat()
     try:
         with path.open("rb") as source, gzip.open(part, "wb", compresslevel=6) as target:

@@ -13,6 +13,8 @@ from collections.abc import Generator, Iterable
 from pathlib import Path
 
 PACKED = ".gz"
+PART = ".part"
+"""What is compressed has this at its end until it is whole."""
 START = b'{"tilework_log"'
 """How a log begins."""
 _LOG = re.compile(r"events(?:-(\d+))?\.jsonl")
@@ -48,8 +50,8 @@ def keep_earlier(log: Path) -> bool:
 
 def names_of(log: Path) -> re.Pattern[str]:
     """The names of a log, of its closed segments, and of all that at earlier starts."""
-    stem, suffix, packed = (re.escape(text) for text in (log.stem, log.suffix, PACKED))
-    return re.compile(rf"{stem}(-start\d+)?(\.\d{{6,}})?{suffix}({packed})?")
+    stem, suffix, packed, part = (re.escape(text) for text in (log.stem, log.suffix, PACKED, PART))
+    return re.compile(rf"{stem}(-start\d+)?(\.\d{{6,}})?{suffix}({packed}({part})?)?")
 
 
 def newest_log(directory: Path) -> Path:
