@@ -145,7 +145,8 @@ class _Started:
             if code != _REFUSED or "Traceback" in sentence or "this is a bug" in sentence:
                 self._faults.append(f"it ended with exit code {code}: {sentence[-600:]}")
             self._look_after(process.pid, [])
-            return Outcome(sentence=sentence.replace("\n", " "), faults=tuple(self._faults))
+            sentence = sentence.replace("\n", " ").replace(str(self._own), "{own}")
+            return Outcome(sentence=sentence, faults=tuple(self._faults))
         url = json.loads(line)["url"]
         got, faults = answers(url, self._command)
         self._faults += faults
