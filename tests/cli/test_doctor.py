@@ -144,9 +144,11 @@ def test_memory_is_that_of_the_container(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_too_few_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine.resource, "getrlimit", lambda which: (1024, 4096))
-    assert machine.open_files_finding(200).level is Level.OK
-    assert "ulimit -n 4000" in machine.open_files_finding(1000).remedy
+    monkeypatch.setattr("resource.getrlimit", lambda _which: (512, 1024))
+    assert machine.open_files_finding(384).level is Level.OK
+    few = machine.open_files_finding(1000)
+    assert "enough for 384 of 1000" in few.found
+    assert "ulimit -Hn 4000" in few.remedy
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from fake_engine import FakeEngine, Plan, Served, serving
 from tilework.core.checkpoint import Checkpoint
 from tilework.core.wire.blobs import SavedState, StateBlob
 from tilework.runtime.state_blobs import StateBlobDirectory
+from tilework.server.calls import finish
 from tilework.server.calls.journal import DurableJournal
 from tilework.store import files
 from tilework.store.disk import CHECK_S, Disk
@@ -544,6 +545,7 @@ def test_results_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(files, "_write", write)
+    monkeypatch.setattr(finish, "PATIENCE_S", 0)
     with serving(FakeEngine(), durable=str(tmp_path / "state")) as server:
         waits = server.post({"prompt": "x"}, headers={"Idempotency-Key": "k"})
         assert waits.json()["data"][0]["b64_json"]
@@ -561,6 +563,28 @@ def test_results_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
     unwritten = asyncio.run(FileStore(tmp_path / "r", max_bytes=9, ttl_ns=9).put("a", b"x", "image/png", 0))
     assert isinstance(unwritten, Unwritten)
     assert "No space left" in unwritten.reason
+
+
+def test_a_result_that_cannot_be_written_now_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As while others have opened all files that the server may have."""
+    refused, really = list[Path](), files._write
+
+    def write(path: Path, *more: Any) -> None:
+        if len(refused) < 2:
+            refused.append(path)
+            raise OSError(errno.EMFILE, "Too many open files")
+        really(path, *more)
+
+    monkeypatch.setattr(files, "_write", write)
+    with serving(FakeEngine(), durable=str(tmp_path / "state")) as server:
+        uid = server.post({"prompt": "x"}, headers=ASYNC).headers["x-request-id"]
+        eventually(lambda: len(refused) == 1)
+        assert status(server, uid)["status"] != "failed"
+        server.skip(1)
+        eventually(lambda: len(refused) == 2)
+        server.skip(1)
+        eventually(lambda: status(server, uid)["status"] == "done")
+        assert server.http.get(f"/v1/requests/{uid}/content").status_code == 200
 
 
 def test_open_calls_of_another_model_are_not_served(tmp_path: Path) -> None:

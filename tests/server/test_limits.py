@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -31,6 +31,7 @@ import clock
 from fake_engine import FakeEngine, Plan, Served, serving
 from tilework.core.request import RefusalCode
 from tilework.server.config import ServerConfig
+from tilework.server.http.places import Places
 from tilework.server.http.protocol import LEAST_BYTES_PER_S, LimitedProtocol, protocol_class
 from waiting import PATIENCE_S, eventually
 
@@ -82,8 +83,8 @@ protocols: WeakSet[LimitedProtocol] = WeakSet()  # The server's ends of the conn
 def _watched() -> Iterator[None]:
     """Servers tell of their connections, and close no idle one."""
 
-    def watching(limits: ServerConfig) -> type[LimitedProtocol]:
-        class Watched(protocol_class(limits)):  # type: ignore[misc]
+    def watching(*shared: Any) -> type[LimitedProtocol]:
+        class Watched(protocol_class(*shared)):  # type: ignore[misc]
             def connection_made(self, transport: Any) -> None:
                 super().connection_made(transport)
                 protocols.add(self)
@@ -235,19 +236,30 @@ def test_nonsense_is_400_in_the_usual_shape(server: Served) -> None:
         assert error_of(everything(connection)) == (400, "invalid_http")
 
 
-def test_connections_are_limited(server: Served) -> None:
-    held = [connect(server.url) for _ in range(30)]
-    try:
-        for connection in held:
-            at_server(server, connection, is_open)
-        let_pass(server, LIMIT_S)  # It closes those that were let in, since they send nothing.
-        answers = [error_of(received) for received in map(everything, held) if received]
-        assert 9 <= len(answers) <= 12, "20 connections, of which the test's own client may have one"
-        assert set(answers) == {(503, "too_many_connections")}
-    finally:
-        for connection in held:
-            connection.close()
-    eventually(lambda: httpx.get(f"{server.url}/health").status_code == 200)
+def asks_and_waits(url: str) -> socket.socket:
+    """A connection with a call whose picture does not come."""
+    connection, body = connect(url), b'{"prompt": "x"}'
+    connection.sendall(head(len(body)) + body)
+    return connection
+
+
+def open_images(server: Served) -> int:
+    return server.on_loop(lambda: server.engine.health().num_jobs)
+
+
+def test_connections_in_a_request_keep_their_places(server: Served) -> None:
+    """Who comes then is told so; and gets a place as soon as there is one."""
+    server.engine.script = [Plan(is_held=True)] * 20
+    with ExitStack() as stack:
+        held = [stack.enter_context(asks_and_waits(server.url)) for _ in range(19)]  # The test's client may have one.
+        eventually(lambda: open_images(server) == 19)
+        late = [stack.enter_context(asks_and_waits(server.url)) for _ in range(2)]
+        assert error_of(everything(late[1])) == (503, "too_many_connections")
+        held[0].close()
+        eventually(lambda: open_images(server) < 20)
+        eventually(lambda: httpx.get(f"{server.url}/health").status_code == 200)
+    eventually(lambda: not open_images(server))
+    server.engine.script = []
 
 
 # Clients that do not take their answers.
@@ -323,7 +335,8 @@ def test_reader_that_took_everything_in_between_is_not_slow(has_taken_all: bool)
 
     async def is_cut_off(loop: clock.ManualLoop, end: socket.socket) -> bool:
         limits = ServerConfig(send_timeout_s=LIMIT_S, read_timeout_s=9 * LIMIT_S)
-        protocol: Any = protocol_class(limits)(uvicorn.Config(FastAPI()), ServerState(), {})  # type: ignore[call-arg]
+        places = Places(most=9, now_s=loop.time)
+        protocol: Any = protocol_class(limits, places)(uvicorn.Config(FastAPI()), ServerState(), {})  # type: ignore[call-arg]
         wire = Wire(end)
         protocol.connection_made(wire)
         protocol.write(b"x" * 100)

@@ -26,6 +26,7 @@ from tilework.server.drain import drained, waits_for
 from tilework.server.engine_protocol import Engine
 from tilework.server.frontends.supervisor import FrontEnds
 from tilework.server.garbage import give_back_large_blocks, rare_collections, sweep
+from tilework.server.http.descriptors import raise_limit
 from tilework.server.http.probe_port import probe_port
 from tilework.server.http.server import HttpServer, bind
 from tilework.server.reload import Reloading, Reread, Terminal
@@ -187,12 +188,13 @@ def _begin(
 
 def _http(app: FastAPI, listener: socket.socket, config: ServerConfig, engine: Engine) -> Http:
     if not config.frontends:
-        return HttpServer(app, listener, config)
+        return HttpServer(app, listener, config, config.max_connections, app.state.open_paths)
     submitter: CallSubmitter = app.state.submitter
     return FrontEnds(
         app,
         listener,
         config,
+        config.max_connections,
         config.frontends,
         # A refusal may name another set, of those that serve the call's model, and is to be read by pages of other
         # origins: the controller's to say.
@@ -266,12 +268,13 @@ async def _held(
     on_progress: Callable[[str], None],
     *chores: Coroutine[object, object, None],
 ) -> AsyncIterator[None]:
-    """What a server holds from its start to its end, and does beside.
+    """What a server holds from its start to its end, and does beside; from then on it may open as many files as it can.
 
     Raises:
         AddressInUse: the port for probes cannot be listened on.
         OSError: results cannot be kept.
     """
+    raise_limit()
     with _handled(signals), listener, _beside(*chores):
         await store.check()
         try:

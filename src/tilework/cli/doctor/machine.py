@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import socket
 import sysconfig
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from tilework.cli.doctor.finding import Finding, error, gigabytes, ok, warning
 from tilework.pipelines.setup.host_memory import free_host_bytes
+from tilework.server.http.descriptors import connections_within, possible_limit
 
 if TYPE_CHECKING:
     from tilework.pipelines.cuda.state import Card, CudaState
@@ -55,14 +55,15 @@ def shared_memory_finding() -> Finding:
 
 
 def open_files_finding(num_connections: int) -> Finding:
-    """Whether this number of connections can be open, each with a file or two of its own."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft > 2 * num_connections:
-        return ok("open files", "no limit" if soft == resource.RLIM_INFINITY else f"limit {soft}")
+    """Whether this number of connections can be open. The server raises its limit as far as it may."""
+    limit = possible_limit()
+    most = connections_within(limit)
+    if most >= num_connections:
+        return ok("open files", f"limit {limit}")
     return warning(
         "open files",
-        f"limit {soft}, with up to {num_connections} connections",
-        f"ulimit -n {4 * num_connections}, or set TILEWORK_MAX_CONNECTIONS below half of the limit",
+        f"limit {limit}, enough for {most} of {num_connections} connections",
+        f"ulimit -Hn {4 * num_connections} (systemd: LimitNOFILE), or set TILEWORK_MAX_CONNECTIONS to {most}",
     )
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from tilework.worker.log_lines import formatter
+from tilework.worker.log_lines import LogHandler
 
 _log = logging.getLogger(__name__)
 
@@ -48,8 +48,7 @@ class ServerLog:
     def __init__(self, level: str, file: Path | None = None) -> None:
         """Raises OSError if the file cannot be written."""
         self._file = file
-        self.handler = logging.StreamHandler(sys.stderr if file is None else file.open("a", encoding="utf-8"))
-        self.handler.setFormatter(formatter())
+        self.handler = LogHandler(sys.stderr if file is None else file.open("a", encoding="utf-8"))
         logging.basicConfig(level=logging.WARNING, handlers=[self.handler])
         self.set_level(level)
 

@@ -257,7 +257,10 @@ def _stack(app: FastAPI, config: ServerConfig, tenants: CurrentTenants) -> ASGIA
     """
     stack: ASGIApp = AsyncExitStackMiddleware(app.router)  # For routes that are not direct.
     stack = HeadAsGet(ExceptionMiddleware(stack, app.exception_handlers))
-    stack = CatchBugs(RequireKey(stack, tenants=tenants, open_paths=PROBES | PAGE_FILES.keys()))
+    app.state.open_paths = PROBES | PAGE_FILES.keys()
+    most_at_once = max(1, config.max_connections // 2)
+    stack = RequireKey(stack, tenants=tenants, open_paths=app.state.open_paths, most_at_once=most_at_once)
+    stack = CatchBugs(stack)
     stack = LimitHead(stack, max_bytes=config.max_head_bytes)
     if not config.origins:
         return stack

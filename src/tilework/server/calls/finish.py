@@ -42,13 +42,17 @@ from tilework.server.schema.provenance import Provenance
 from tilework.store.results import ResultStore, Stored, TooLarge, Unwritten
 
 logger = logging.getLogger("tilework.server")
+PATIENCE_S = 60.0
+"""How long a picture that cannot be kept is tried again."""
+_RETRY_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finisher:
     """Brings calls to their end; `store` keeps the pictures that a client may fetch later.
 
-    If it `has_metadata`, PNG files say how they were made. `observers` are told of each call that has ended.
+    If it `has_metadata`, PNG files say how they were
+    made. `observers` are told of each call that has ended.
     """
 
     engine: Engine
@@ -163,7 +167,7 @@ class Finisher:
         expire_ns = []
         for number, file in enumerate(finished.files):
             name = stored_name(call.tenant, call.uid, *divmod(number, finished.ask.num_parts))
-            match await self.store.put(name, file, call.ask.media_type, self.engine.now_ns()):
+            match await self._put(call, name, file):
                 case TooLarge() as answer:
                     return _too_large(answer)
                 case Unwritten(reason=reason):
@@ -172,6 +176,22 @@ class Finisher:
                 case Stored(expires_ns=expires_ns):
                     expire_ns.append(expires_ns)
         return min(expire_ns)
+
+    async def _put(self, call: Call, name: str, file: bytes) -> Stored | TooLarge | Unwritten:
+        """Put a picture into the store, again for some time if it cannot be written: the disk is full, too many files
+        are open, or other machines cannot be reached. A client that waits for the picture itself does not wait for
+        that.
+        """
+        waited_s = 0.0
+        while True:
+            stored = await self.store.put(name, file, call.ask.media_type, self.engine.now_ns())
+            is_needed = call.ask.as_url or call.is_detached
+            if not isinstance(stored, Unwritten) or not is_needed or waited_s >= PATIENCE_S:
+                return stored
+            if self.call_registry.is_left:  # It goes on with the next start.
+                return stored
+            await asyncio.sleep(_RETRY_S)
+            waited_s += _RETRY_S
 
     def _record(
         self, call: Call, ask: ImageCall, end: Finished | CallError, expires_ns: int | None, now_ns: int

@@ -27,7 +27,7 @@ async def run(channel_end: socket.socket, listener: socket.socket) -> None:
     _, begin = await anext(messages)
     assert isinstance(begin, Begin)
     relay = Relay(channel)
-    server = HttpServer(relay, listener, begin)
+    server = HttpServer(relay, listener, begin, begin.max_connections, begin.open_paths)
     serving = asyncio.create_task(server.listen())
     following = asyncio.create_task(relay.follow(messages, on_close=server.close))
     listening = asyncio.create_task(server.listening.wait())

@@ -20,9 +20,10 @@ EPOCH = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begin:
-    """What holds for connections: see `ServerConfig`. The first message."""
+    """What holds for connections: see `ServerConfig`. The first message. `open_paths` need no key."""
 
     max_connections: int
+    open_paths: tuple[str, ...]
     max_head_bytes: int
     read_timeout_s: float
     send_timeout_s: float

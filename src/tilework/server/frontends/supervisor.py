@@ -29,7 +29,7 @@ class FrontEnds:
     """`number` processes that take the connections of one bound socket, and pass their requests to an application.
 
     The application runs in this process. A front end that ends costs its connections; the others go on, and another one
-    takes its place. `limits` are for all connections together.
+    takes its place. `max_connections` are for all of them together.
     """
 
     def __init__(
@@ -37,6 +37,7 @@ class FrontEnds:
         app: FastAPI,
         listener: socket.socket,
         limits: Limits,
+        max_connections: int,
         number: int,
         standing: Callable[[], StandingAnswer | None],
         on_answered: Callable[[int], None],
@@ -46,7 +47,8 @@ class FrontEnds:
         self.num_started = 0
         self._app, self._listener, self._number = app, listener, number
         self._begin = Begin(
-            max_connections=-(-limits.max_connections // number),
+            max_connections=-(-max_connections // number),
+            open_paths=tuple(sorted(app.state.open_paths)),
             max_head_bytes=limits.max_head_bytes,
             read_timeout_s=limits.read_timeout_s,
             send_timeout_s=limits.send_timeout_s,

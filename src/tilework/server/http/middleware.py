@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from base64 import b64decode
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -80,12 +82,17 @@ class RequireKey:
     `open_paths` need no key. For `DOCS` a browser asks its user for the key, and sends it as the password of `Basic`.
     No other path takes that: a browser sends it along with what other sites let it send, too. A key of the scope
     metrics opens `METRICS` alone. The time that a check takes reveals nothing: see `Tenants.find`.
+
+    Where there are several tenants, one may have `most_at_once` requests under way, so that connections are left for
+    the others.
     """
 
-    def __init__(self, app: ASGIApp, tenants: CurrentTenants, open_paths: Collection[str]) -> None:
+    def __init__(self, app: ASGIApp, tenants: CurrentTenants, open_paths: Collection[str], most_at_once: int) -> None:
         self._app = app
         self._tenants = tenants
         self._open_paths = open_paths
+        self._most_at_once = most_at_once
+        self._num_under_way = Counter[str]()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_docs, tenants = scope["type"] == "http" and scope["path"].startswith(DOCS), self._tenants.value
@@ -95,10 +102,24 @@ class RequireKey:
             if tenant.is_monitor and not (scope["path"] == METRICS and scope["method"] in ("GET", "HEAD")):
                 await _metrics_only().response()(scope, receive, send)
                 return
+            if len(tenants.members) > 1 and self._num_under_way[tenant.name] >= self._most_at_once:
+                await _too_many_at_once(self._most_at_once).response()(scope, receive, send)
+                return
             known = key if key in tenant.keys else None
-            await self._app({**scope, TENANT: tenant, TENANTS: tenants, KEY: known or b""}, receive, send)
+            with self._under_way(tenant):
+                await self._app({**scope, TENANT: tenant, TENANTS: tenants, KEY: known or b""}, receive, send)
         else:
             await _unauthorised(takes_basic=is_docs).response()(scope, receive, send)
+
+    @contextmanager
+    def _under_way(self, tenant: Tenant) -> Iterator[None]:
+        self._num_under_way[tenant.name] += 1
+        try:
+            yield
+        finally:
+            self._num_under_way[tenant.name] -= 1
+            if not self._num_under_way[tenant.name]:  # Tenants come and go.
+                del self._num_under_way[tenant.name]
 
 
 class LimitHead:
@@ -154,6 +175,15 @@ def _unauthorised(*, takes_basic: bool) -> ApiError:
     message = 'The API key is missing or wrong. Send "Authorization: Bearer KEY" with a key of this server.'
     scheme = 'Basic realm="Tilework: any name, and an API key as the password"' if takes_basic else "Bearer"
     return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": scheme})
+
+
+def _too_many_at_once(most: int) -> ApiError:
+    message = (
+        f"{most} requests of this tenant are under way, as many as one of several tenants may have. Retry in 1 second,"
+        ' or send calls with "Prefer: respond-async".'
+    )
+    headers = {"Connection": "close", "Retry-After": "1"}
+    return ApiError(429, message, error_type="rate_limit_error", code="too_many_at_once", headers=headers)
 
 
 def _metrics_only() -> ApiError:

@@ -17,6 +17,7 @@ from tilework.server.tenants import Tenant
 LOOPBACK = "127.0.0.1"
 _MONITOR = Tenant(is_monitor=True)
 _CLOSE_S = 5
+_MAX_CONNECTIONS = 32
 
 
 class ProbesOnly:
@@ -41,7 +42,7 @@ async def probe_port(app: ASGIApp, port: int | None, limits: Limits) -> AsyncIte
         return
     with bind(LOOPBACK, port) as listener:
         listen(listener)
-        server = HttpServer(ProbesOnly(app), listener, limits)
+        server = HttpServer(ProbesOnly(app), listener, limits, _MAX_CONNECTIONS, PROBES | {METRICS})
         serving = asyncio.create_task(server.listen())
         try:
             yield f"http://{LOOPBACK}:{listener.getsockname()[1]}"

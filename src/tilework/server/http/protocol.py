@@ -2,7 +2,8 @@
 
 uvicorn (0.54) has no limit for these: it waits without end for the head of a request, for a client that takes nothing
 of its answer, and for the rest of a body that no route reads; and its `limit_concurrency` refuses requests, but accepts
-any number of connections. The protocol is always h11's, so that the limits are the same on every machine.
+any number of connections (see `places`). The protocol is always h11's, so that the limits are the same on every
+machine.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import socket
 import struct
 import sys
 import termios
+from collections.abc import Collection
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, Protocol, cast
@@ -24,18 +26,18 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from tilework.server.http.errors import SERVER, ApiError, long_head
+from tilework.server.http.places import Places, holder_of
 
 LEAST_BYTES_PER_S = 16 << 10  # The least rate at which a client must take its answer.
 LINGER_S = 1.0  # Time for a client to read an answer that came before it had sent all of its request.
-_HEAD = b"HTTP/1.1 "  # How an answer begins.
+_HEAD = b"HTTP/1.1 "  # How an answer begins; its status follows.
+_MOST_REFUSED = 64  # Connections without a place that get an answer at a time: others are cut off.
 LINGER_BYTES = 4 << 20  # How much more of that request is received, and thrown away.
 
 
 class Limits(Protocol):
-    """What holds for each connection, and how many there may be: see `ServerConfig`."""
+    """What holds for each connection: see `ServerConfig`."""
 
-    @property
-    def max_connections(self) -> int: ...
     @property
     def max_head_bytes(self) -> int: ...
     @property
@@ -45,13 +47,17 @@ class Limits(Protocol):
 
 
 class LimitedProtocol(H11Protocol):
-    """One connection. uvicorn makes the protocols itself, so `limits` is set on a subclass: see `protocol_class`.
+    """One connection. uvicorn wants to make protocols from a class, so what all of them share is set on a subclass:
+    see `protocol_class`. `open_paths` are answered without a key.
 
-    That subclass also counts the connections that were closed.
+    That subclass also counts the connections that were closed, and those that were refused and are still open.
     """
 
     limits: Limits
+    places: Places
+    open_paths: Collection[str]
     num_closed = 0
+    num_refused = 0
 
     def __init__(
         self,
@@ -68,6 +74,13 @@ class LimitedProtocol(H11Protocol):
         self._num_taken_before = 0
         self._num_discarded = 0
         self._head = b""
+        self._status = 0
+        self._is_known = self._is_refused = False
+
+    @property
+    def holder(self) -> str:
+        """Whose connection it is: see `places`."""
+        return holder_of(self.client[0] if self.client else "")
 
     @property
     def is_lingering(self) -> bool:
@@ -76,17 +89,37 @@ class LimitedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(cast(asyncio.Transport, _PoliteTransport(transport, self)))
         self._raw = transport
-        if len(self.connections) > self.limits.max_connections:
-            self._refuse(_too_many_connections(self.limits.max_connections))
-        else:
+        if self.places.enter(self):
             self._await_head()
+        else:
+            self._turn_away()
+
+    def _turn_away(self) -> None:
+        """There is no place for it."""
+        if type(self).num_refused >= _MOST_REFUSED:
+            self._raw.abort()
+            return
+        type(self).num_refused += 1
+        self._is_refused = True
+        self._refuse(_too_many_connections(self.places.most))
+
+    def give_way(self) -> None:
+        """Close for a connection that gets its place. One that has begun to send is told why."""
+        if not self.is_lingering and self.conn.trailing_data[0]:
+            self._answer(_too_many_connections(self.places.most))
+        if self._raw.get_write_buffer_size():  # It would stay open until its client takes that.
+            self._raw.abort()
+        else:
+            self._raw.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         for timer in (self._head_timer, self._stall_timer, self._linger_timer):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
+        self.places.leave(self)
         type(self).num_closed += 1
+        type(self).num_refused -= self._is_refused
         self._unset_keepalive_if_required()  # uvicorn leaves it running if the connection was reset.
         # These point back at the protocol: only a collection would free them.
         if self.cycle is None or self.cycle.response_complete:
@@ -102,6 +135,7 @@ class LimitedProtocol(H11Protocol):
         if self._head_timer is not None and not self._is_between_requests():
             self._head_timer.cancel()
             self._head_timer = None
+            self.places.use(self)
 
     def _is_between_requests(self) -> bool:
         return self.conn.their_state is h11.IDLE
@@ -124,6 +158,10 @@ class LimitedProtocol(H11Protocol):
 
     def _refuse(self, error: ApiError) -> None:
         """Answer outside of any request, and close."""
+        self._answer(error)
+        self._linger()
+
+    def _answer(self, error: ApiError) -> None:
         body = json.dumps(error.body()).encode("ascii")
         lines = [
             f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}",
@@ -133,7 +171,7 @@ class LimitedProtocol(H11Protocol):
             *(f"{name}: {value}" for name, value in error.headers.items()),
         ]
         self.write("\r\n".join([*lines, "", ""]).encode("ascii") + body)
-        self._linger()
+        self.send_head()
 
     # Clients that take too little.
 
@@ -142,8 +180,12 @@ class LimitedProtocol(H11Protocol):
         self._watch_stall()
 
     def on_response_complete(self) -> None:
+        is_open = self.scope["path"] in self.open_paths or self.scope["method"] == "OPTIONS"
+        self._is_known |= self._status < HTTPStatus.BAD_REQUEST and not is_open
         super().on_response_complete()
         self._watch_stall()
+        if self._is_between_requests() and not self.is_lingering:
+            self.places.rest(self, is_known=self._is_known)
 
     def _watch_stall(self) -> None:
         """Check every `send_timeout_s` until everything is sent; cut off a client that took too little in between."""
@@ -176,6 +218,7 @@ class LimitedProtocol(H11Protocol):
         Each send is a call of the kernel, which wakes the client: a third of the time of a short answer.
         """
         if data.startswith(_HEAD) and not self._head:
+            self._status = int(data[len(_HEAD) : len(_HEAD) + 3])
             self._head = data
             self.loop.call_soon(self.send_head)
         else:
@@ -214,6 +257,7 @@ class LimitedProtocol(H11Protocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+        self.places.linger(self)
         self._linger_timer = self.loop.call_later(LINGER_S, self._raw.abort)
         self._raw.resume_reading()
         if self._raw.can_write_eof():
@@ -270,13 +314,13 @@ def _reset_when_closed(transport: asyncio.Transport) -> None:
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, on_at_once)
 
 
-def protocol_class(limits: Limits) -> type[LimitedProtocol]:
-    """The protocol for a server with these limits."""
-    return type("BoundProtocol", (LimitedProtocol,), {"limits": limits})
+def protocol_class(limits: Limits, places: Places, open_paths: Collection[str] = ()) -> type[LimitedProtocol]:
+    """The protocol for a server with these limits and places; `open_paths` need no key."""
+    return type("BoundProtocol", (LimitedProtocol,), {"limits": limits, "places": places, "open_paths": open_paths})
 
 
 def _too_many_connections(most: int) -> ApiError:
-    message = f"The server has {most} connections, as many as it takes. Retry in 1 second."
+    message = f"The server has {most} connections, as many as it takes. Retry in 1 second, with fewer."
     return ApiError(503, message, error_type=SERVER, code="too_many_connections", headers={"Retry-After": "1"})
 
 

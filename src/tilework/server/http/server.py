@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from tilework.server.http.acceptor import Acceptor
+from tilework.server.http.descriptors import connections_within, possible_limit
 from tilework.server.http.pieces import InPieces
+from tilework.server.http.places import Places
 from tilework.server.http.protocol import LimitedProtocol, Limits, protocol_class
 
 # Longer than clients keep idle connections (httpx 5 s, aiohttp 15 s), so that a client closes first and no new request
@@ -18,6 +24,9 @@ from tilework.server.http.protocol import LimitedProtocol, Limits, protocol_clas
 _KEEP_ALIVE_S = 20
 _ABORT_S = 1
 _BACKLOG = 2048  # As uvicorn has it.
+_TURNS = 8  # Of the loop, in which an address may open all of its share of connections.
+
+_log = logging.getLogger("tilework.server")
 
 
 class AddressInUse(Exception):
@@ -30,9 +39,20 @@ class HttpServer(uvicorn.Server):
     uvicorn's signal handlers are left out: they raise the signal again before the engine could stop.
     """
 
-    def __init__(self, app: ASGIApp, listener: socket.socket, limits: Limits) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        listener: socket.socket,
+        limits: Limits,
+        max_connections: int,
+        open_paths: Collection[str] = (),
+    ) -> None:
+        """`open_paths` need no key. There are fewer connections than `max_connections` if this process may have too few
+        files open for them.
+        """
         self.listening = asyncio.Event()
-        self._protocol, self._listener = protocol_class(limits), listener
+        self._places = Places(_possible(max_connections), time.monotonic)
+        self._protocol, self._listener = protocol_class(limits, self._places, open_paths), listener
         super().__init__(
             uvicorn.Config(
                 InPieces(app),
@@ -60,7 +80,12 @@ class HttpServer(uvicorn.Server):
         await self.serve(sockets=[self._listener])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        await super().startup([])
+        state = {"config": self.config, "server_state": self.server_state, "app_state": self.lifespan.state}
+        # Fewer than the share of an address by far: the first would give way before what it has sent could be read.
+        at_once = max(1, self._places.most_of_one // _TURNS)
+        acceptor = Acceptor(self._listener, partial(self._protocol, **state), at_once)
+        self.servers.append(acceptor)  # type: ignore[arg-type]
         self.listening.set()
 
     def close(self) -> None:
@@ -77,6 +102,16 @@ class HttpServer(uvicorn.Server):
     def _end_tasks(self) -> None:
         for task in self.server_state.tasks:
             task.cancel()
+
+
+def _possible(max_connections: int) -> int:
+    """As many connections as that, or fewer if files that this process may have open are too few for them."""
+    limit = possible_limit()
+    most = min(max_connections, connections_within(limit))
+    if most < max_connections:
+        text = "at most %d connections, not max_connections = %d: this process may have %d files open; raise ulimit -n"
+        _log.warning(text, most, max_connections, limit)
+    return most
 
 
 def bind(host: str, port: int) -> socket.socket:
