@@ -19,24 +19,25 @@ ROOT = Path(tilework.__file__).parent
 DECISIONS = {"core", "cost", "policy", "admission", "control"}
 ARROWS: dict[str, set[str]] = {
     "core": set(),
+    "ownership": set(),
     "formats": {"core"},
-    "comm": {"core"},
+    "comm": {"core", "ownership"},
     "cost": {"core"},
     "policy": {"core", "cost"},
     "admission": {"core", "cost", "policy"},
     "control": {"core", "cost", "policy", "admission"},
     "sim": DECISIONS | {"formats"},
-    "runtime": DECISIONS | {"worker", "comm"},
-    "worker": {"core", "cost", "pipelines", "patches", "comm"},
+    "runtime": DECISIONS | {"worker", "comm", "ownership"},
+    "worker": {"core", "cost", "pipelines", "patches", "comm", "ownership"},
     "pipelines": {"core"},
     "patches": {"core"},
-    "store": {"core"},
+    "store": {"core", "ownership"},
     "sets": {"core", "policy"},
     "server": DECISIONS | {"runtime", "store", "worker", "pipelines", "comm", "sets"},
     "client": {"core", "formats"},
     "report": {"core", "formats"},
     "cli": DECISIONS
-    | {"formats", "sim", "runtime", "server", "client", "report", "worker", "pipelines", "store", "sets"},
+    | {"formats", "sim", "runtime", "server", "client", "report", "worker", "pipelines", "store", "sets", "ownership"},
 }
 POLICY_ARROWS: dict[str, set[str]] = {
     "registry": set(),
@@ -267,7 +268,7 @@ def test_the_page_on_architecture_shows_a_request_pass_each_room_once() -> None:
     rooms = [name for name in names if (ROOT / name).is_dir()]
     assert len(rooms) == len(set(rooms))
     drawn = {room.split("/")[0] for room in rooms}
-    assert drawn >= set(ARROWS) - {"core", "formats", "sim", "client", "report", "cli"}
+    assert drawn >= set(ARROWS) - {"core", "ownership", "formats", "sim", "client", "report", "cli"}
 
 
 def test_only_adapters_name_stages() -> None:

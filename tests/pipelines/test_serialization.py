@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import copy
 import gc
 import json
@@ -236,31 +235,6 @@ CYCLE.append(CYCLE)
 def test_what_no_state_can_hold_is_refused_by_name(value: Any) -> None:
     with pytest.raises(NotSerializable, match=r"^noise: .*(cannot be serialized|neither str nor int|nested deeper)"):
         serialize({"noise": [value]})
-
-
-def imported(path: Path) -> set[str]:
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        match node:
-            case ast.Import():
-                found |= {alias.name.split(".")[0] for alias in node.names}
-            case ast.ImportFrom():
-                found.add((node.module or "").split(".")[0])
-            case ast.Call(func=ast.Attribute(value=ast.Name("torch"), attr="load" | "save")):
-                found.add("pickle")
-    return found
-
-
-@pytest.mark.parametrize("package", ["pipelines", "worker"])
-def test_nothing_that_reads_states_can_unpickle(package: str) -> None:
-    """Two files may, which read no states: skeletons, which one process of a server writes for its others, and the
-    arguments that a worker leaves itself when it begins anew.
-    """
-    allowed = {"skeleton.py", "anew.py"}
-    paths = [path for path in sorted((SRC / package).rglob("*.py")) if path.name not in allowed]
-    assert paths
-    pickles = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
-    assert {str(path): found for path in paths if (found := imported(path) & pickles)} == {}
 
 
 @pytest.mark.parametrize(("kind", "name"), CASES, ids=[f"{kind}-{name}" for kind, name in CASES])

@@ -31,8 +31,7 @@ class Workers:
             slots=lambda: [3],
             send=lambda device_id, command: self.sent.append((device_id, command)),
         )
-        self.skeleton = path / "m.skeleton"
-        self.skeleton.touch()
+        self.skeleton = b"skeleton"
         self.changes._skeletons["m"] = self.skeleton
 
 
@@ -44,7 +43,7 @@ def test_a_worker_that_comes_up_meanwhile_gets_the_model_too(is_restarted: bool,
         workers = Workers(tmp_path)
         workers.up = [0, 1]
         adding = asyncio.create_task(workers.changes.add(SOURCE))
-        told = AddModel(SOURCE, str(workers.skeleton))
+        told = AddModel(SOURCE, workers.skeleton)
         await until(lambda: workers.sent == [(0, told), (1, told)])
         workers.changes.answered(1, ModelAdded("m"))
         if is_restarted:
@@ -55,10 +54,10 @@ def test_a_worker_that_comes_up_meanwhile_gets_the_model_too(is_restarted: bool,
         late = 1 if is_restarted else 2
         await until(lambda: adding.done() or len(workers.sent) == 3)
         assert workers.sent[-1] == (late, told)
-        assert workers.skeleton.exists()
+        assert workers.changes._skeletons
         workers.changes.answered(late, ModelAdded("m"))
         await adding
-        assert not workers.skeleton.exists()
+        assert not workers.changes._skeletons, "workers that are started later read the model themselves"
 
     asyncio.run(test())
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -46,5 +45,5 @@ def test_a_model_that_was_broken_is_drawn_once_it_is_added_again(goes: bool, mon
         served.change(RemoveModel("broken"))
         assert served.broken == {}, "a worker says so of no model that has gone"
     source = ModelSource(path="m", name="broken")
-    assert served.change(AddModel(source, str(Path("m.skeleton")))) == ModelAdded("broken")
+    assert served.change(AddModel(source, b"skeleton")) == ModelAdded("broken")
     assert ("broken" in served, served.broken) == (True, {})

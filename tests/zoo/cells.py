@@ -63,9 +63,9 @@ def draw_in_cell(comm: Comm, name: str, source: ModelSource, directory: Path) ->
     tiny.prepare()
     ranks = tuple(range(comm.size))
     cell = Cell(ranks, comm.rank)
-    weights, file = Weights(SharedWeights(directory / "weights"), cell), directory / f"{comm.rank}.skeleton"
-    leave_skeleton(source, weights, file)
-    family, parts = take_over(source, file, weights, WorkerLoras(on_demand=True), torch.device("cpu"))
+    weights = Weights(SharedWeights(directory / "weights"), cell)
+    _, skeleton = leave_skeleton(source, weights)
+    family, parts = take_over(source, skeleton, weights, WorkerLoras(on_demand=True), torch.device("cpu"))
     for part in parts.values():
         for _ in weights.loading(part.digest):
             pass

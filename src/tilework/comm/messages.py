@@ -1,8 +1,11 @@
-"""Messages between two processes over a Unix socket: pickles, with large buffers beside them.
+"""Messages between two processes over a Unix socket without a name: pickles, with large buffers beside them.
 
 A message is the number of buffers and the length of the pickle, the lengths of the buffers, the pickle, the buffers.
 Buffers are those that objects hand out when they are pickled (pickle protocol 5). They are neither copied where they
 are sent, nor where they arrive: they are read into the memory that the object then has.
+
+Reading a pickle runs what it says. So nothing else in Tilework reads one, and no pickle lies where a path leads: both
+ends of such a socket, or of the memory of `to_bytes`, are processes that one of them has started.
 """
 
 from __future__ import annotations
@@ -29,6 +32,16 @@ def encode_message(message: object) -> list[Buffer]:
     buffers = [one.raw() for one in handed_out]
     lengths = b"".join(_LENGTH.pack(len(one)) for one in buffers)
     return [_HEAD.pack(len(buffers), len(pickled)) + lengths + pickled, *buffers]
+
+
+def to_bytes(content: object) -> bytes:
+    """What `from_bytes` reads: to be part of a message, or in memory without a name. Raises if it is no data."""
+    return pickle.dumps(content)
+
+
+def from_bytes(content: bytes | memoryview) -> Any:
+    """The object of `to_bytes`, which a process of this server has called."""
+    return pickle.loads(content)
 
 
 def send_message(connection: socket.socket, message: object) -> None:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import shutil
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Set
+from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 
 from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import WEIGHTS
+from tilework.ownership.own import NotOwn, closing_fd, open_private_file, open_private_folder
 
+_log = logging.getLogger(__name__)
 _MIN_FREE_BYTES = 1 << 30
 _SHARED = Path("/dev/shm")
 _PREFIX = "tilework-"
-_LOCK = "lock"
+_LOCK, _UNLOCKED = "lock", "lock-soon"
 _OWNER = "owner"
 
 
@@ -29,7 +33,7 @@ class StateBlobDirectory:
 
     The process holds a lock on its directory while it lives. Directories whose lock is free belonged to killed
     processes and are removed here. A process id instead of a lock would not do: containers may share memory but not
-    process ids.
+    process ids. Only directories that no other user can have made or changed are looked into.
 
     With an `owner`, the data directory of a durable server, the blobs may outlive the process: the server's next start
     finds this directory by the owner's path and reuses it. No other server removes it while the owner exists.
@@ -113,18 +117,24 @@ def _choose_root() -> Path:
 
 def _make(root: Path, owner: Path | None) -> tuple[Path, int]:
     path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
-    if owner is not None:
-        (path / _OWNER).write_text(str(owner), "utf-8")
-    lock = os.open(path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)
+    with closing_fd(open_private_folder(path)) as folder:
+        if owner is not None:
+            with open(_new(_OWNER, folder), "w", encoding="utf-8") as file:
+                file.write(str(owner))
+        lock = _new(_UNLOCKED, folder)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        os.rename(_UNLOCKED, _LOCK, src_dir_fd=folder, dst_dir_fd=folder)  # Under its name it is never free.
     return path, lock
+
+
+def _new(name: str, folder: int) -> int:
+    return os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=folder)
 
 
 def _take_abandoned(roots: list[Path], owner: Path | None) -> tuple[Path, int] | None:
     """Remove the directories of killed processes; returns that of `owner`, if any, with its lock."""
     found: tuple[Path, int] | None = None
-    for path, lock in _abandoned(roots):
-        its_owner = _owner(path)
+    for path, lock, its_owner in _abandoned(roots):
         if found is None and owner is not None and its_owner == owner:
             for groups in path.glob("*/"):  # The rendezvous of its workers.
                 shutil.rmtree(groups, ignore_errors=True)
@@ -136,26 +146,33 @@ def _take_abandoned(roots: list[Path], owner: Path | None) -> tuple[Path, int] |
     return found
 
 
-def _owner(path: Path) -> Path | None:
-    try:
-        return Path((path / _OWNER).read_text("utf-8"))
-    except OSError:
-        return None
+def _abandoned(roots: list[Path]) -> Iterator[tuple[Path, int, Path | None]]:
+    """Tilework's directories of this user alone whose lock was free, each with the lock, now held, and its owner.
 
-
-def _abandoned(roots: list[Path]) -> Iterator[tuple[Path, int]]:
-    """Tilework's directories of this user whose lock was free, each with the lock, now held."""
-    for lock in (lock for root in roots for lock in root.glob(f"{_PREFIX}*/{_LOCK}")):
+    Every user can make a directory of such a name, also one that looks like ours: what is read there would be another
+    user's word, and what is written there theirs to read. So one that others could have made or changed stays as it is.
+    """
+    for path in (path for root in roots for path in root.glob(f"{_PREFIX}*")):
         try:
-            descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:  # Another user's, or just removed.
+            with closing_fd(open_private_folder(path)) as folder, ExitStack() as stack:
+                lock = open_private_file(_LOCK, folder, os.O_RDWR)
+                stack.callback(os.close, lock)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                its_owner = _owner(folder)
+                stack.pop_all()
+        except NotOwn as error:
+            if not error.is_anothers:  # Servers of other users are nothing to warn of.
+                _log.warning("%s is not used, since other users could change what is there: %s", path, error)
             continue
-        is_ours = os.fstat(descriptor).st_uid == os.geteuid()
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            is_ours = False
-        if is_ours:
-            yield lock.parent, descriptor
-        else:
-            os.close(descriptor)
+        except OSError:  # In use, just removed, or no directory of a server.
+            continue
+        yield path, lock, its_owner
+
+
+def _owner(folder: int) -> Path | None:
+    """Raises NotOwn, OSError."""
+    try:
+        with open(open_private_file(_OWNER, folder, os.O_RDONLY), encoding="utf-8") as file:
+            return Path(file.read())
+    except FileNotFoundError:
+        return None

@@ -34,7 +34,7 @@ from tilework.core.wire.commands import (
     StartOver,
     StopWork,
 )
-from tilework.core.wire.reports import Loaded, LoadedModel, LoadFailed, Report, Sized
+from tilework.core.wire.reports import Loaded, LoadedModel, LoadFailed, ModelRead, Report, Sized
 from tilework.pipelines.cuda.copies import DIRECT, CudaStreams, SideCopies
 from tilework.pipelines.errors import InvalidSource
 from tilework.pipelines.family import Family
@@ -87,8 +87,8 @@ def serve(connection: socket.socket, sources: Sequence[Source], site: Site) -> N
     start_ns = time.monotonic_ns()
     try:
         _prepare(source, site.device_id)
-        if site.skeleton:
-            link.send(_left_skeleton(source, site, start_ns))
+        if site.for_others:
+            link.send(_read_for_workers(source, site, start_ns))
             link.wait()
             return
         if site.sizes:
@@ -140,12 +140,11 @@ def _execute_all(link: _Link, worker: Worker) -> None:
         link.loads_ahead.executed(command)
 
 
-def _left_skeleton(source: Source, site: Site, start_ns: int) -> Loaded:
+def _read_for_workers(source: Source, site: Site, start_ns: int) -> ModelRead:
     """Read a model for workers that serve already."""
     assert isinstance(source, ModelSource)
-    weights = Weights(SharedWeights(Path(site.blobs) / WEIGHTS), _cell(site))
-    model = leave_skeleton(source, weights, Path(site.skeleton))
-    return Loaded((model,), time.monotonic_ns() - start_ns)
+    model, skeleton = leave_skeleton(source, Weights(SharedWeights(Path(site.blobs) / WEIGHTS), _cell(site)))
+    return ModelRead(Loaded((model,), time.monotonic_ns() - start_ns), skeleton)
 
 
 def _read_for_others(link: _Link, site: Site) -> None:
@@ -172,7 +171,7 @@ def _load(sources: Sequence[Source], site: Site, start_ns: int, copies: SideCopi
             elif weights.cell is None:
                 family, model, parts = load_on_demand(source, weights, loras)
             else:
-                family, model, parts = _split(source, site, weights, loras)
+                family, model, parts = _split(source, weights, loras)
             check_export(family.info)
         except Exception as error:
             if not site.replaces or (source is sources[-1] and not families):
@@ -200,12 +199,10 @@ def _whole(source: Source, info: ModelInfo | None, files: SharedWeights, loras: 
     return family, described(family, source, {}, usable, refused), {}
 
 
-def _split(source: ModelSource, site: Site, weights: Weights, loras: WorkerLoras) -> _Read:
+def _split(source: ModelSource, weights: Weights, loras: WorkerLoras) -> _Read:
     """A model of which no device has all: not even while it is read."""
-    file = Path(site.blobs) / WEIGHTS / f"{site.device_id}.skeleton"
-    model = leave_skeleton(source, weights, file)
-    family, parts = take_over(source, file, weights, loras, torch.device(source.device))
-    file.unlink()
+    model, skeleton = leave_skeleton(source, weights)
+    family, parts = take_over(source, skeleton, weights, loras, torch.device(source.device))
     return family, model, parts
 
 

@@ -32,8 +32,8 @@ class Site:
     `rendezvous` is empty where no groups are formed. With `loads_on_demand` a worker has no weights on its device until
     a command loads them; otherwise it has those of all its models from the start. One that `replaces` a lost worker
     serves what it can of its models. Of jobs that have no work there it keeps `states_bytes` at most; of others their
-    blobs are read again. What steps of jobs with a cache leave for later ones is `cache_bytes` at most. With a
-    `skeleton` it serves nothing: it reads its one model, leaves the skeleton in this file and waits for its end. One
+    blobs are read again. What steps of jobs with a cache leave for later ones is `cache_bytes` at most. One
+    that is `for_others` serves nothing: it reads its one model, answers `ModelRead` and waits for its end. One
     that `reads` serves nothing either: it takes `ReadWeights` alone; and one that `sizes` only reports how large its
     models are.
 
@@ -50,7 +50,7 @@ class Site:
     states_bytes: int = STATES_BYTES
     cache_bytes: int = CACHE_BYTES
     replaces: bool = False
-    skeleton: str = ""
+    for_others: bool = False
     reads: bool = False
     sizes: bool = False
     infos: tuple[ModelInfo, ...] = ()
@@ -216,10 +216,10 @@ class ReadWeights:
 
 @dataclass(frozen=True, slots=True)
 class AddModel:
-    """Serve another model, from its skeleton in a file; answered by `ModelAdded`. For workers that load on demand."""
+    """Serve another model, by its skeleton of `ModelRead`; answered by `ModelAdded`. For those that load on demand."""
 
     source: ModelSource
-    skeleton: str
+    skeleton: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,6 +98,17 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelRead:
+    """The answer of a process that was started to read a model, the only one of `loaded`, for workers that serve.
+
+    They take it over by its `skeleton`, the model without weights, for `AddModel`. It never lies in a file.
+    """
+
+    loaded: Loaded
+    skeleton: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class WeightsLoaded:
     """A `LoadWeights` is done, in `run_ns` without what the worker did meanwhile, but with the drops just before it.
 
@@ -315,6 +326,7 @@ class DeviceReading:
 Report = (
     Loaded
     | Sized
+    | ModelRead
     | LoadFailed
     | WeightsLoaded
     | WeightsRead

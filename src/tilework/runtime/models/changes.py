@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
 from pathlib import Path
 
 from tilework.core.lora import Lora
 from tilework.core.model import LoraSource, ModelSource
-from tilework.core.wire.commands import WEIGHTS, AddLora, AddModel, Command, RemoveLora, RemoveModel, Site
-from tilework.core.wire.reports import Loaded, LoadFailed, LoraAdded, ModelAdded, Report
+from tilework.core.wire.commands import AddLora, AddModel, Command, RemoveLora, RemoveModel, Site
+from tilework.core.wire.reports import Loaded, LoadFailed, LoraAdded, ModelAdded, ModelRead, Report
 from tilework.runtime.executor import ModelRefused, name_taken
 from tilework.runtime.worker_process import WorkerProcess
 
@@ -22,8 +21,8 @@ _READER = -1  # In place of a device: a process that serves none.
 class ModelChanges:
     """Tells the workers that are `up` what they serve more or less; one change at a time. CPU `slots` use no LoRAs.
 
-    A process of its own reads a further model and leaves a skeleton of it in `directory`, so that workers take it over
-    between two works. They are in cells of `cell_size`.
+    A process of its own reads a further model, leaves the weights in `directory` and answers with the rest, a skeleton,
+    so that workers take it over between two works. They are in cells of `cell_size`.
     """
 
     directory: Path
@@ -33,18 +32,17 @@ class ModelChanges:
     up: Callable[[], Sequence[int]]
     slots: Callable[[], Collection[int]]
     send: Callable[[int, Command], None]
-    _skeletons: dict[str, Path] = field(default_factory=dict)
+    _skeletons: dict[str, bytes] = field(default_factory=dict)
     _answers: dict[int, asyncio.Future[Report | None]] = field(default_factory=dict)
 
     async def read(self, source: ModelSource, served: Collection[str]) -> Loaded:
         """Read a further model, the only one of the answer. Raises ModelRefused, also if its name is in `served`."""
-        skeleton = self.directory / WEIGHTS / f"{sha256(repr(source).encode()).hexdigest()[:16]}.skeleton"
         cell = tuple(range(_READER, _READER + self.cell_size)) if self.cell_size > 1 else ()
-        site = Site(device_id=_READER, blobs=str(self.directory), skeleton=str(skeleton), cell=cell)
-        answer: asyncio.Future[Loaded] = asyncio.get_running_loop().create_future()
+        site = Site(device_id=_READER, blobs=str(self.directory), for_others=True, cell=cell)
+        answer: asyncio.Future[ModelRead] = asyncio.get_running_loop().create_future()
 
         def on_report(report: Report) -> None:
-            if isinstance(report, Loaded) and not answer.done():
+            if isinstance(report, ModelRead) and not answer.done():
                 answer.set_result(report)
             elif isinstance(report, LoadFailed):
                 reader.set_exit_reason(report.reason)
@@ -56,31 +54,28 @@ class ModelChanges:
         reader = WorkerProcess(site, [source], on_report, on_exit)
         try:
             async with asyncio.timeout(self.timeout_s):
-                loaded = await answer
+                read = await answer
         except TimeoutError:
             raise ModelRefused(f"it was not read within {self.timeout_s:g} s") from None
         finally:
             await reader.close(self.grace_s)
-        (model,) = loaded.models
+        (model,) = read.loaded.models
         if model.info.name in served:
-            skeleton.unlink()
             raise ModelRefused(name_taken(model.info.name))
-        self._skeletons[model.info.name] = skeleton
-        return loaded
+        self._skeletons[model.info.name] = read.skeleton
+        return read.loaded
 
     async def add(self, source: ModelSource) -> None:
         """Let workers serve a model that was read. Raises ModelRefused."""
-        answers = await self._ask(AddModel(source, str(self._skeletons[source.name])), self.up)
-        self._skeletons.pop(source.name).unlink()
+        answers = await self._ask(AddModel(source, self._skeletons[source.name]), self.up)
+        del self._skeletons[source.name]
         errors = [one.error for one in answers if isinstance(one, ModelAdded) and one.error]
         if errors:
             raise ModelRefused(errors[0])
 
     def remove(self, model: str) -> None:
         """Let no worker serve a model, and forget it if it was only read."""
-        if (skeleton := self._skeletons.pop(model, None)) is not None:
-            skeleton.unlink()
-        else:
+        if self._skeletons.pop(model, None) is None:
             self.tell(RemoveModel(model))
 
     async def add_lora(self, model: str, lora: LoraSource) -> Lora:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 
 import torch
 
@@ -64,7 +63,7 @@ class Models:
         """
         match command:
             case AddModel(source, skeleton):
-                return self._add(source, Path(skeleton))
+                return self._add(source, skeleton)
             case AddLora(model, one):
                 return self._add_lora(model, one)
             case RemoveModel(model):
@@ -73,7 +72,7 @@ class Models:
                 self._loras.remove(model, name)
         return None
 
-    def _add(self, source: ModelSource, skeleton: Path) -> ModelAdded:
+    def _add(self, source: ModelSource, skeleton: bytes) -> ModelAdded:
         family: Family
         components: Mapping[str, Component] = {}
         try:

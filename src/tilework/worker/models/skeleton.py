@@ -8,15 +8,14 @@ write.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from tilework.comm.messages import from_bytes, to_bytes
 from tilework.core.component import Component
 from tilework.core.lora import Lora
 from tilework.core.model import LoraSource, ModelSource
@@ -33,7 +32,7 @@ from tilework.worker.models.weights import KeptWeights, Weights
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skeleton:
-    """A stock pipeline without weights, pickled, and what is known of its weights and LoRAs, by name."""
+    """A stock pipeline without weights, as bytes, and what is known of its weights and LoRAs, by name."""
 
     pipeline: bytes
     weights: Mapping[str, KeptWeights]
@@ -41,8 +40,8 @@ class Skeleton:
     model: LoadedModel
 
 
-def leave_skeleton(source: ModelSource, weights: Weights, file: Path) -> LoadedModel:
-    """Read a model, keep its weights on the host, and write the rest of it.
+def leave_skeleton(source: ModelSource, weights: Weights) -> tuple[LoadedModel, bytes]:
+    """Read a model, and keep its weights on the host; returns what the server must know, and the skeleton.
 
     Raises:
         ModelError: it cannot be served.
@@ -64,19 +63,16 @@ def leave_skeleton(source: ModelSource, weights: Weights, file: Path) -> LoadedM
         one.name: (one, usable[one.name], loras.content(name, one.name)) for one in source.loras if one.name in usable
     }
     skeleton = Skeleton(pipeline=pickled, weights=kept, loras=known, model=model)
-    temporary = file.with_suffix(".part")
-    temporary.write_bytes(pickle.dumps(skeleton))
-    temporary.rename(file)
-    return model
+    return model, to_bytes(skeleton)
 
 
 def _without_weights(pipeline: Any) -> bytes:
-    """The pickled pipeline. Its weights are as before afterwards."""
+    """The pipeline as bytes. Its weights are as before afterwards."""
     held = [(one, one.data) for module in modules_of(pipeline).values() for one in weights_of(module)]
     try:
         for one, _ in held:
             one.data = torch.empty(0, dtype=one.dtype)
-        return pickle.dumps(pipeline)
+        return to_bytes(pipeline)
     except Exception as error:
         raise UnsupportedModel(
             f"{type(pipeline).__name__} can neither be added while the server runs nor served by cells, since it is no "
@@ -88,28 +84,28 @@ def _without_weights(pipeline: Any) -> bytes:
 
 
 def take_over(
-    source: ModelSource, file: Path, weights: Weights, loras: WorkerLoras, device: torch.device
+    source: ModelSource, skeleton: bytes, weights: Weights, loras: WorkerLoras, device: torch.device
 ) -> tuple[Family, Mapping[str, Component]]:
     """The model of a skeleton. None of its weights and LoRAs is on the device."""
-    skeleton: Skeleton = pickle.loads(file.read_bytes())
-    pipeline = pickle.loads(skeleton.pipeline)
+    left: Skeleton = from_bytes(skeleton)
+    pipeline = from_bytes(left.pipeline)
     pipeline.to(device)  # What is no weight of a component.
     family = family_of(source, pipeline)
     for name, module in modules_of(pipeline).items():
-        weights.add_empty(module, skeleton.weights[name].on(device), partial(load_component, source, name))
-    for one, lora, content in skeleton.loras.values():
+        weights.add_empty(module, left.weights[name].on(device), partial(load_component, source, name))
+    for one, lora, content in left.loras.values():
         loras.add_known(family.info.name, family, one, lora, content)
-    return family, {name: kept.component for name, kept in skeleton.weights.items()}
+    return family, {name: kept.component for name, kept in left.weights.items()}
 
 
-def exporter_of(file: Path) -> Exporter:
+def exporter_of(skeleton: bytes) -> Exporter:
     """What a CPU slot needs of the model of a skeleton.
 
     Raises:
         UnsupportedModel: it needs more than to write videos.
     """
-    skeleton: Skeleton = pickle.loads(file.read_bytes())
-    info = skeleton.model.info
+    left: Skeleton = from_bytes(skeleton)
+    info = left.model.info
     if not can_export(info):
         raise UnsupportedModel(f"a stage of {info.name} on CPU slots needs weights; name it when the server is started")
     return Exporter(info)

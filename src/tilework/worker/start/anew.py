@@ -9,8 +9,8 @@ process, which is not the one that forks.
 
 from __future__ import annotations
 
+import fcntl
 import os
-import pickle
 import socket
 import sys
 from collections.abc import Sequence
@@ -19,12 +19,14 @@ from typing import NoReturn
 
 import torch
 
+from tilework.comm.messages import from_bytes, to_bytes
 from tilework.core.model import Source
 from tilework.core.wire.commands import Site
 
 _OPEN_FILES = Path("/proc/self/fd")
 _OF_CUDA = "/dev/nvidia-uvm"
 """What a process opens that initialises CUDA, and one that asks NVML does not."""
+_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from tilework.worker.start.anew import resume; resume({pipe}, {memory})"
 
 
@@ -42,9 +44,10 @@ def _is_of_cuda(link: Path) -> bool:
 
 def begin_anew(connection: socket.socket, sources: Sequence[Source], site: Site) -> NoReturn:
     """Replace the program of this process by one that serves with these arguments."""
-    memory = os.memfd_create("tilework-worker", 0)  # Not closed by exec, as other files are.
+    memory = os.memfd_create("tilework-worker", os.MFD_ALLOW_SEALING)  # Not closed by exec, as other files are.
     with open(memory, "wb", closefd=False) as file:
-        pickle.dump((tuple(sources), site), file)
+        file.write(to_bytes((tuple(sources), site)))
+    fcntl.fcntl(memory, fcntl.F_ADD_SEALS, _SEALS)
     os.lseek(memory, 0, os.SEEK_SET)
     connection.set_inheritable(True)
     program = _PROGRAM.format(path=sys.path, pipe=connection.fileno(), memory=memory)
@@ -52,9 +55,9 @@ def begin_anew(connection: socket.socket, sources: Sequence[Source], site: Site)
 
 
 def resume(pipe: int, memory: int) -> None:
-    """Serve, as the program that `begin_anew` has started, with what it left in these files."""
+    """Serve, as the program that `begin_anew` has started, with this pipe and what it left in this memory."""
     from tilework.worker.process import serve
 
     with open(memory, "rb") as file:
-        sources, site = pickle.load(file)
+        sources, site = from_bytes(file.read())
     serve(socket.socket(fileno=pipe), sources, site)
