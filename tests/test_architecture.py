@@ -22,7 +22,7 @@ ARROWS: dict[str, set[str]] = {
     "ownership": set(),
     "formats": {"core"},
     "comm": {"core", "ownership"},
-    "cost": {"core"},
+    "cost": {"core", "ownership"},
     "policy": {"core", "cost"},
     "admission": {"core", "cost", "policy"},
     "control": {"core", "cost", "policy", "admission"},

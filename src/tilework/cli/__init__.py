@@ -1,7 +1,10 @@
 """Owns the command line: parsing, progress bars, tables. Every command is a thin call into another package."""
 
+import os
 import signal
 import sys
+
+from tilework.ownership.own import ONLY_OURS
 
 _SIGNALS = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
 
@@ -13,6 +16,8 @@ def start() -> None:
     and SIGINT end the process without a traceback, and SIGHUP has nothing to read again. When it has ended, but for
     what the interpreter takes apart, they do nothing.
     """
+    if sys.argv[1:2] in (["serve"], ["agent"]):
+        os.umask(ONLY_OURS)  # Prompts, results and states are for no other user to read.
     if sys.argv[1:2] != ["serve"]:
         main()
         return

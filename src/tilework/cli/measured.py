@@ -19,6 +19,7 @@ from tilework.core.cost_row import CostRow
 from tilework.core.request import Shape
 from tilework.cost.profiles import Profiles
 from tilework.cost.table import CostTable
+from tilework.ownership.own import NotOwn, make_own_folder
 from tilework.report.tables import percentile
 
 
@@ -36,8 +37,15 @@ def cache_directory() -> Path:
 
 
 def keep_compiled() -> None:
-    """Let torch keep what it compiles in the user's cache, for this process and those that it starts from now on."""
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_directory() / "compiled"))
+    """Let torch keep what it compiles in the user's cache, for this process and those that it starts from now on.
+
+    Raises UserError if other users could put something there.
+    """
+    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+        try:
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(make_own_folder(cache_directory() / "compiled"))
+        except (NotOwn, OSError) as error:
+            raise UserError(f"what torch compiles is run again from its cache: {error}") from error
 
 
 def parse_size(text: str) -> Shape:

@@ -14,6 +14,7 @@ from typing import TypeVar
 from tilework.cost.profile import Profile, ProfileKey, best_table
 from tilework.cost.profile_schema import ForeignDatabase, OtherSchema, insert_profile, prepare, select_profiles
 from tilework.cost.table import CostTable
+from tilework.ownership.own import NotOwn, make_own_file
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -30,7 +31,8 @@ class Profiles:
 
     Any number of processes may use it at once: each call is one transaction that waits for its turn. A file that is
     damaged, or of another schema, is renamed with a warning and a new file is created: the lost rows can be measured
-    again. Another program's database is left alone. All methods raise ProfilesUnavailable.
+    again. Another program's database is left alone. All methods raise ProfilesUnavailable, also if another user may
+    write to the file: a table that is wrong makes a server promise what it cannot keep.
 
     It uses the rollback journal instead of WAL: home directories may be on network file systems, where WAL does not
     work, and a server writes here once.
@@ -61,7 +63,7 @@ class Profiles:
 
     def _attempt(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_own_file(self.path)
             with closing(sqlite3.connect(self.path, timeout=_BUSY_S, isolation_level=None)) as connection:
                 connection.execute("BEGIN IMMEDIATE")
                 prepare(connection)
@@ -70,7 +72,7 @@ class Profiles:
                 return result
         except OtherSchema as error:
             raise _Unreadable(self._message(error)) from error
-        except (ForeignDatabase, sqlite3.Error, OSError) as error:
+        except (NotOwn, ForeignDatabase, sqlite3.Error, OSError) as error:
             is_damaged = getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED
             raise (_Unreadable if is_damaged else ProfilesUnavailable)(self._message(error)) from error
 

@@ -49,17 +49,21 @@ def open_private_file(name: str, folder: int, flags: int) -> int:
 
 
 def make_own_folder(path: Path) -> Path:
-    """Make a folder of mode 0700 if there is none; returns its path without links.
+    """Make a folder of mode 0700 if there is none; returns its path without links. Raises as `own_folder`."""
+    path.mkdir(mode=_FOLDER, parents=True, exist_ok=True)
+    return own_folder(path)
 
-    One that is there must be this user's, and no other may write to it; others may read its names. A link is followed
-    if it is this user's or root's, since data is often put on another disk so. Links of others are not, even to a
-    folder of this user: they would choose which.
+
+def own_folder(path: Path) -> Path:
+    """The path without links of a folder that is this user's, and to which no other may write; others may read it.
+
+    A link is followed if it is this user's or root's, since data is often put on another disk so. Links of others are
+    not, even to a folder of this user: they would choose which.
 
     Raises:
         NotOwn: another user has it, or may write to it.
-        OSError: it cannot be made.
+        OSError: there is none, or it cannot be made.
     """
-    path.mkdir(mode=_FOLDER, parents=True, exist_ok=True)
     link = path.lstat()
     if stat.S_ISLNK(link.st_mode) and link.st_uid not in (os.geteuid(), _ROOT):
         raise NotOwn(f"{path} is a link of user {link.st_uid}; give the directory itself", is_anothers=True)

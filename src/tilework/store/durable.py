@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+from tilework.ownership.own import NotOwn, make_own_folder
 from tilework.store.disk import Disk
 from tilework.store.files import FileStore
 from tilework.store.journal import Journal, JournalUnusable, NotWritten
@@ -34,14 +35,17 @@ class DurableDirectory:
         With `on_wait`, which is called then, wait for as long as another server uses it.
 
         Raises:
-            JournalUnusable: another server uses it, or it is not ours; the message says what to do.
+            JournalUnusable: another server uses it, it is not ours, or other users may write to it; the message says
+                what to do.
             OSError: it cannot be made or written to.
         """
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.path = path.resolve()
+        try:
+            self.path = make_own_folder(path)
+        except NotOwn as error:
+            raise JournalUnusable(f"durable: {error}, since prompts, results and states lie there") from error
         self.disk = Disk(self.path)
         with ExitStack() as stack:
-            self._lock = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            self._lock = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             stack.callback(os.close, self._lock)
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -53,6 +57,7 @@ class DurableDirectory:
                     ) from None
                 on_wait()
                 fcntl.flock(self._lock, fcntl.LOCK_EX)
+            os.close(os.open(self.path / JOURNAL, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
             self.journal = Journal(self.path / JOURNAL, on_failed=self.disk.failed)
             stack.pop_all()
 

@@ -11,6 +11,7 @@ import typer
 
 from tilework.cli.console import UserError, console, out, print_json, require_serve_extra
 from tilework.cli.options.common import AsJson, examples
+from tilework.ownership.own import NotOwn, make_own_folder
 
 if TYPE_CHECKING:
     import torch
@@ -61,7 +62,7 @@ def command(
         if in_memory:
             raise UserError(f"DIR is {directory}, and --in-memory names a folder itself; leave one of them out")
         raise UserError("DIR is missing; name the directory to write, such as ./model, or give --in-memory")
-    directory = directory or _MEMORY / f"tilework-{model}"
+    directory = directory or _in_memory(model)
     if dtype not in _DTYPES:
         raise UserError(f"dtype is {dtype!r}; choose one of {', '.join(_DTYPES)}")
     start_s = time.monotonic()
@@ -73,6 +74,14 @@ def command(
         text = f"{directory}: {num_bytes / 1e9:.1f} GB of weights in {took_s:.0f} s"
         hint = f"; remove it when you are done: rm -r {directory}" if in_memory else ""
         out.print(f"{text}{hint}", highlight=False, soft_wrap=True)
+
+
+def _in_memory(model: str) -> Path:
+    """The folder for a model in shared memory. Raises UserError if another user has made it first."""
+    try:
+        return make_own_folder(_MEMORY / f"tilework-{model}")
+    except (NotOwn, OSError) as error:
+        raise UserError(f"DIR: {error}, or name another directory") from error
 
 
 def _write(model: FakeModel, directory: Path, dtype: str, device: str) -> int:

@@ -7,12 +7,14 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from tilework.comm.ring.errors import RingError
 from tilework.comm.ring.layout import Layout
+from tilework.ownership.own import NotOwn, make_own_folder, own_folder
 
 _FORMAT = "tw-ring2"
 _MEMORY, _SETTINGS, _SOCKET = "memory", "settings.json", "ring"
@@ -46,7 +48,7 @@ class Place:
             memory = _memory_without_name(layout.size)
         else:
             root = directory
-            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _checked(make_own_folder, root)
             if any(root.iterdir()):
                 raise RingError(f"directory: {root} is not empty; resume the ring there, or remove it")
             memory = _memory_file(root / _MEMORY, layout.size)
@@ -62,6 +64,7 @@ class Place:
     def find(cls, directory: Path) -> Place:
         """The place of a lasting ring whose consumer has ended. Raises RingError."""
         try:
+            _checked(own_folder, directory)
             lock = os.open(directory / _SETTINGS, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise RingError(f"directory: there is no ring in {directory} ({error}); create one") from error
@@ -89,6 +92,14 @@ class Place:
         """This process is not its consumer any more."""
         os.close(self.memory)
         os.close(self.lock)
+
+
+def _checked(own: Callable[[Path], Path], directory: Path) -> None:
+    """Raises RingError if other users could put files there, OSError."""
+    try:
+        own(directory)
+    except NotOwn as error:
+        raise RingError(f"directory: {error}") from error
 
 
 def _memory_without_name(size: int) -> int:
