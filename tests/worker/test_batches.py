@@ -225,3 +225,30 @@ def test_states_are_serialized_for_all_members_or_none(
     [*_, failed] = bench.run(steps(1, ((1, 0), (2, 0)), 3))
     assert isinstance(failed, Failed)
     assert set(tmp_path.iterdir()) == known, "a blob of which nobody knows stays for ever"
+
+
+def test_a_picture_that_is_no_number_is_an_error_of_its_job_alone(
+    family: StableDiffusion3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch fails by its model, so each is decoded alone then, as after any error; previews alone end no steps."""
+    specs = {job_id: tiny.spec(steps=3, seed=job_id, preview_every=1) for job_id in (1, 2)}
+    advance = family.advance
+
+    def spoil(state: LatentState, prediction: torch.Tensor) -> None:
+        advance(state, prediction)
+        if state.spec.seed == 2:
+            state.latents = state.latents * torch.nan
+
+    monkeypatch.setattr(family, "advance", spoil)
+    bench = WorkerBench(family, tmp_path)
+    bench.run(*(encode(100 + job_id, job_id, spec) for job_id, spec in specs.items()))
+    end = ended(bench.run(steps(1, ((1, 0), (2, 0)), 3)))
+    (both,) = bench.run(decode_all(2, dict.fromkeys((1, 2), 3)))
+    assert isinstance(both, Failed)
+    assert both.by_model
+    assert both.refuses is None
+    assert "NotFinite: the decoded picture has values that are NaN or infinite" in both.reason
+    for job_id, spec in specs.items():
+        bench.run(import_state(job_id, spec, 3, None, end.blobs[job_id]))
+    assert ended(bench.run(decode(3, 1, 3))).images.keys() == {1}
+    assert [report.by_model for report in bench.run(decode(4, 2, 3)) if isinstance(report, Failed)] == [True]

@@ -31,6 +31,7 @@ from tilework.pipelines.errors import UnsupportedModel
 from tilework.pipelines.families.latent_state import Conditioning, LatentState
 from tilework.pipelines.family import ANY_SEED, Values, Watch
 from tilework.pipelines.lora import LoadedLoras
+from tilework.pipelines.numerics import check_pictures
 from tilework.pipelines.packing import Packing
 from tilework.pipelines.parallel import Parallel
 from tilework.pipelines.sampler import check_sampler, generator_argument, memory_of, step_ranges, usual
@@ -84,6 +85,7 @@ class StagedPipeline(ABC):
         arguments: Mapping[str, float | None],
     ) -> None:
         self._pipeline, self._arguments = pipeline, arguments
+        check_pictures(pipeline)
         # diffusers' own property walks all modules on each read: 0.5 ms, and a worker reads it in each step.
         self._device: torch.device = denoiser.device
         self._denoiser, self._step_caches = denoiser, StepCaches([denoiser])

@@ -11,17 +11,20 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers.utils import logging
 from peft.tuners.lora import LoraLayer
+from safetensors import safe_open
 from torch import nn
 
 from tilework.core.lora import UsedLora
 from tilework.pipelines.components import modules_of
 from tilework.pipelines.errors import ModelError
+from tilework.pipelines.numerics import is_finite
 
 _HOOKS = (
     "_forward_hooks",
@@ -62,7 +65,8 @@ class LoadedLoras:
         """Read a LoRA from a safetensors file onto the device.
 
         Raises:
-            InvalidLora: it cannot be read, or is not of this model; nothing has changed then.
+            InvalidLora: it cannot be read, is not of this model, or has values that are no numbers; nothing has changed
+                then.
         """
         if not hasattr(self._pipeline, "load_lora_weights"):
             raise InvalidLora(f"{type(self._pipeline).__name__} takes no LoRAs in this version of diffusers")
@@ -125,6 +129,9 @@ class LoadedLoras:
         if not weights or len(weights) < num_tensors:
             num_odd = num_tensors - len(weights)
             raise InvalidLora(f"{file} is not for this model: {num_odd} of its {num_tensors} tensors do not fit")
+        scales = [layer.scaling.get(key, 1.0) for _, layer in self._all_layers()]
+        if not all(map(isfinite, scales)) or not all(is_finite(weight) for _, weight in weights):
+            raise InvalidLora(_not_finite(file, weights[0][1].dtype))
         for _, weight in weights:  # As `loading._copy_weights`; and as those that are in use in the stock pipeline.
             weight.data = weight.data.clone()
             weight.requires_grad_(True)
@@ -134,6 +141,18 @@ class LoadedLoras:
         read = self._pipeline.lora_state_dict(directory, **place)
         tensors = read[0] if isinstance(read, tuple) else read
         return sum(not name.endswith(".alpha") for name in tensors)
+
+
+def _not_finite(file: Path, dtype: torch.dtype) -> str:
+    """Which tensor of a file is not finite, or is not any more as a model of this dtype has it."""
+    with safe_open(file, "pt") as tensors:
+        for name in tensors.keys():  # noqa: SIM118  # It is no dictionary.
+            values = tensors.get_tensor(name)
+            if not is_finite(values):
+                return f"{file}: its tensor {name} has values that are NaN or infinite; train or save the LoRA again"
+            if not is_finite(values.to(dtype)):
+                return f"{file}: its tensor {name} has values that {dtype} cannot hold; serve with --dtype float32"
+    return f"{file}: its weights become NaN or infinite as {dtype}; train or save the LoRA again"
 
 
 @contextmanager

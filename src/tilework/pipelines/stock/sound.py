@@ -6,6 +6,7 @@ from typing import Any
 
 from diffusers.modular_pipelines import PipelineState
 
+from tilework.pipelines.numerics import require_finite
 from tilework.pipelines.stock.component_calls import config_of
 from tilework.pipelines.video.export import Sound
 
@@ -22,6 +23,7 @@ def sound_rate(pipeline: Any) -> int:
 
 
 def sound_of(result: Any, rate: int) -> Sound:
-    """The sound in what the stock call returns."""
+    """The sound in what the stock call returns. Raises NotFinite."""
     audio = result.get("audio") if isinstance(result, PipelineState) else result.audio
+    require_finite(audio[0], "sound")
     return Sound(audio[0].float().cpu(), rate)

@@ -33,6 +33,7 @@ from tilework.pipelines.components import denoisers_of, modules_of
 from tilework.pipelines.errors import UnsupportedModel
 from tilework.pipelines.family import ANY_SEED, LIVE, Values, Watch
 from tilework.pipelines.lora import LoadedLoras
+from tilework.pipelines.numerics import check_pictures
 from tilework.pipelines.parallel import Parallel
 from tilework.pipelines.previews.shrink import preview_of
 from tilework.pipelines.sequence import share
@@ -124,6 +125,7 @@ class StockPipeline:
         self._can_share = can_share(pipeline, self._denoisers.values())
         self._step_caches = StepCaches([] if fills_caches(pipeline) else self._denoisers.values())
         watch_components(pipeline)
+        check_pictures(pipeline)
         take_undecoded(pipeline)
         self._info = replace(
             describe(pipeline, self._arguments, name, overrides, library, max_degree, self._can_share),
