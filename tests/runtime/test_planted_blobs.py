@@ -69,6 +69,7 @@ def plant(folder: Path, owner: Path, mode: int, lock: Callable[[Path], None]) ->
     folder.chmod(mode)
     (folder / WEIGHTS).mkdir()
     (folder / "owner").write_text(str(owner), "utf-8")
+    (folder / "owner").chmod(0o600)
     (folder / "1-2-a-0").write_text("planted")
     (folder / WEIGHTS / "0.skeleton").write_text("planted")
     lock(folder / "lock")
@@ -92,8 +93,8 @@ def test_a_directory_that_another_user_has_made_is_left_alone(
     theirs, folder = root / "readable", root / "tilework-planted"
     theirs.touch()
     theirs.chmod(0o666)
-    name = Path(folder.name)
-    as_another(root, lambda: plant(name, state, mode, lambda lock: LOCKS[kind](lock, theirs.name)), monkeypatch)
+    name, owner = Path(folder.name), state if is_durable else state / "gone"  # What has no owner is removed.
+    as_another(root, lambda: plant(name, owner, mode, lambda lock: LOCKS[kind](lock, theirs.name)), monkeypatch)
     directory = StateBlobDirectory(root, state if is_durable else None) if IS_ROOT else None
     if directory is None:  # What it makes itself would not be its own, either.
         with pytest.raises(Exception, match="belongs to user"):
@@ -110,7 +111,6 @@ def test_a_directory_that_another_user_has_made_is_left_alone(
 def test_a_link_to_a_directory_is_left_alone(root: Path, state: Path, tmp_path: Path, is_link: bool) -> None:
     real = tmp_path / "elsewhere"
     plant(real, state, 0o700, lambda lock: lock.touch(0o600))
-    (real / "owner").chmod(0o600)
     name = root / "tilework-planted"
     name.symlink_to(real) if is_link else real.rename(name)
     directory = StateBlobDirectory(root, state)
@@ -140,7 +140,6 @@ def test_a_directory_whose_lock_or_owner_is_not_private_is_left_alone(
 ) -> None:
     folder = root / "tilework-odd"
     plant(folder, state, 0o700, lambda lock: lock.touch(0o600))
-    (folder / "owner").chmod(0o600)
     file, other = folder / name, tmp_path / "other"
     if kind == "a link":
         file.rename(other)
@@ -162,7 +161,6 @@ def test_what_is_removed_is_in_the_directory_not_behind_a_link(root: Path, state
     for owner in (state, tmp_path / "gone"):
         folder = root / f"tilework-{owner.name}"
         plant(folder, owner, 0o700, lambda lock: lock.touch(0o600))
-        (folder / "owner").chmod(0o600)
         (folder / "groups-x").symlink_to(precious)
     directory = StateBlobDirectory(root, state)
     assert directory.path == root / "tilework-state"
