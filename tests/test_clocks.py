@@ -59,6 +59,7 @@ ALLOWED = {
     },
     "server/test_api.py test_openai_client_gets_an_image_and_its_timeline": {"clock": DATE},
     "server/test_api.py test_waiting_leaves_no_task_behind.waited": {"count": OWN},
+    "server/test_batch_limits.py later": {"clock": DATE},
     "server/test_batches.py test_a_batch_that_takes_too_long_ends_with_what_it_has": {"clock": DATE},
     "server/test_idempotency.py Later.now": {"clock": DATE},
     "server/test_idempotency.py test_repeat_is_not_measured_against_the_clock_again": {"clock": DATE},

@@ -16,9 +16,9 @@ from PIL import Image
 
 from fake_engine import FakeEngine, Plan, Served, serving
 from tilework.core.request import RefusalCode
-from tilework.server.batches.lines import answered, check
+from tilework.server.batches.answers import AnswerFile
+from tilework.server.batches.lines import check
 from tilework.server.batches.runner import AT_ONCE
-from tilework.server.batches.shelf import BatchShelf, ShelfFull
 from waiting import eventually
 
 URL = "/v1/images/generations"
@@ -233,16 +233,14 @@ def test_a_batch_whose_files_are_gone_has_failed(tmp_path: Path) -> None:
 def test_a_batch_goes_on_when_its_answers_can_be_written_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from tilework.server.batches import runner
+    append, is_full = AnswerFile.append, True
 
-    append, is_full = runner._append, True
-
-    def written(place: Path, line: bytes) -> None:
+    def written(file: AnswerFile, number: int, line: bytes) -> None:
         if is_full:
             raise OSError(28, "No space left on device")
-        append(place, line)
+        append(file, number, line)
 
-    monkeypatch.setattr(runner, "_append", written)
+    monkeypatch.setattr(AnswerFile, "append", written)
     with serving(FakeEngine(), durable=str(tmp_path), drain_s=0) as server:
         batch_id = begun(server, *map(call, range(40)))
         eventually(lambda: "No space left on device" in caplog.text)
@@ -304,19 +302,6 @@ def test_a_line_that_no_client_could_send_spoils_no_other(tmp_path: Path) -> Non
                     {"input_file_id": file.id, "endpoint": URL, "completion_window": "24h", "metadata": {"a": "\ud800"}}
                 ).encode(),
             )
-
-
-def test_files_that_go_while_the_shelf_is_looked_over_take_no_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As those of another upload, which get their name when they are whole."""
-    shelf = BatchShelf(tmp_path, max_bytes=1000)
-    kept = shelf.add("a", b"x" * 600)
-    seen = [next(tmp_path.glob(f"*/{kept.id}")), tmp_path / "tenant-a" / "file-0.new"]
-    monkeypatch.setattr(Path, "glob", lambda *_: iter(seen))
-    shelf.check_room(400)
-    with pytest.raises(ShelfFull, match="600 bytes of 1000"):
-        shelf.check_room(401)
 
 
 @pytest.mark.slow
@@ -410,17 +395,6 @@ def test_a_batch_that_takes_too_long_ends_with_what_it_has(tmp_path: Path, monke
         for uid in list(engine.tickets):
             server.on_loop(engine.finish, uid)
         assert ended(server, batch_id, "expired").request_counts.completed == AT_ONCE
-
-
-@pytest.mark.parametrize("cut", range(60))
-def test_a_line_is_whole_or_not_there(cut: int, tmp_path: Path) -> None:
-    whole = lines({"custom_id": "a"}, {"custom_id": "b"}, {"custom_id": "c"})
-    place = tmp_path / "output"
-    place.write_bytes(whole[:cut])
-    names = answered(place)
-    assert names == {"a", "b", "c"} if cut >= len(whole) else len(names) == cut // 19
-    assert place.read_bytes() == whole[: 19 * len(names)]
-    assert answered(place) == names
 
 
 def test_too_many_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,8 +78,10 @@ class ServerConfig(BaseSettings):
     on after its client has gone. `read_timeout_s` is for a whole request head, and for a whole body; `send_timeout_s`
     is after how long a client that takes too little of an answer is cut off (how little is in `protocol`). `durable` is
     a directory that keeps accepted calls when the server ends (see `store.durable`), and files of batches, of
-    `batch_bytes` in all (see `batches`). `results` are addresses of Redis servers for pictures, by commas, or a bucket
-    of S3 (see `store.redis_results`, `store.s3_results`). `max_records` and `record_bytes` bound what is remembered of
+    `batch_bytes` in all; batches that have ended, and files that say no other time, are kept for `batch_ttl_s`. A
+    tenant has at most `max_batches`, of which `max_running_batches` make calls at a time, and `max_batch_files` of
+    calls (see `batches`). `results` are addresses of Redis servers for pictures, by commas, or a bucket of S3 (see
+    `store.redis_results`, `store.s3_results`). `max_records` and `record_bytes` bound what is remembered of
     calls that have ended. `drain_s` is how long a stop waits for open calls and for answers under way. `frontends` is
     how many processes take HTTP (see `server.frontends`); with 0 the controller's own does. `max_connections` are
     divided among them.
@@ -137,6 +139,10 @@ class ServerConfig(BaseSettings):
     result_ttl_s: LongSeconds = 3600.0
     result_bytes: int = Field(512 << 20, ge=1, le=1 << 50)
     batch_bytes: int = Field(4 << 30, ge=1024, le=1 << 50)
+    batch_ttl_s: LongSeconds = 30 * 86400.0
+    max_batches: int = Field(1000, ge=1, le=100_000)
+    max_running_batches: int = Field(4, ge=1, le=1000)
+    max_batch_files: int = Field(1000, ge=1, le=100_000)
     max_records: int = Field(10_000, ge=1, le=1 << 30)
     record_bytes: int = Field(64 << 20, ge=1024, le=1 << 50)
     encode_threads: int = Field(2, ge=1, le=64)

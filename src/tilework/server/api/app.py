@@ -41,8 +41,9 @@ from tilework.server.api.request_routes import add_request_routes
 from tilework.server.api.requests import RequestService
 from tilework.server.api.video_routes import add_video_routes
 from tilework.server.api.videos import VideoService
-from tilework.server.batches.routes import BatchService, add_batch_routes
+from tilework.server.batches.routes import add_batch_routes
 from tilework.server.batches.runner import BatchRunner
+from tilework.server.batches.service import BatchService
 from tilework.server.batches.shelf import BatchShelf
 from tilework.server.call_webhooks import CallWebhooks
 from tilework.server.calls.decode_plans import DecodePlans
@@ -215,9 +216,9 @@ def _images(
 def _batches(
     app: FastAPI, config: ServerConfig, tenants: CurrentTenants, images: ImageService, readiness: Readiness
 ) -> BatchService:
-    shelf = None if config.durable is None else BatchShelf(Path(config.durable) / "batches", config.batch_bytes)
-    runner = None if shelf is None else BatchRunner(app, shelf, tenants)
-    return BatchService(config, shelf, runner, images.bodies.room, readiness.require)
+    shelf = None if config.durable is None else BatchShelf(Path(config.durable) / "batches", config)
+    runner = None if shelf is None else BatchRunner(app, shelf, tenants, config.max_running_batches)
+    return BatchService(config, shelf, runner, images.bodies.room, readiness.require, images.check_rate)
 
 
 def _webhooks(config: ServerConfig, call_registry: CallRegistry, metrics: Metrics) -> CallWebhooks:

@@ -134,7 +134,7 @@ class ImageService:
         """Raises as `enter`."""
         self.submitter.readiness.require_started()
         models = self.models
-        self._check_rate(tenant, key_of(http.scope))
+        self.check_rate(tenant, key_of(http.scope))
         with self.bodies.room.place() as place:
             with self._counting_mistakes():
                 body = await self.bodies.read(http, route, models, place)
@@ -165,7 +165,7 @@ class ImageService:
         if reason is not None:
             raise ContentRefused(f"This is not drawn here: {reason}.", resend=False)
 
-    def _check_rate(self, tenant: Tenant, key: bytes) -> None:
+    def check_rate(self, tenant: Tenant, key: bytes) -> None:
         """Raises CallError if the key has made its calls of this minute."""
         if wait_ns := self.rates.take(tenant, key, self.engine.now_ns()):
             self.metrics.count_too_many_a_minute()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from tilework.server.text import shown
 
 MAX_LINES = 50_000
 _MOST_ERRORS = 20
+_PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,27 +36,26 @@ class Line:
         return {name: value for name, value in fields.items() if value is not None}
 
 
-def read_lines(place: Path, endpoint: str) -> Iterator[Line | LineError]:
-    """The calls of a file, in order, or what is wrong with a line. Empty lines are none."""
-    seen: set[str] = set()
-    with place.open("rb") as file:
-        for number, text in enumerate(file, 1):
-            if text.strip():
-                line = _line(number, text, endpoint)
-                if isinstance(line, Line) and line.custom_id in seen:
-                    line = LineError(line=number, message="The custom_id is that of another line.", param="custom_id")
-                if isinstance(line, Line):
-                    seen.add(line.custom_id)
-                yield line
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A place between two lines: after `number` of them, `offset` bytes from the begin."""
+
+    number: int = 0
+    offset: int = 0
 
 
 def check(place: Path, endpoint: str) -> tuple[int, list[LineError]]:
-    """How many calls a file has, and what is wrong with some; the first mistakes."""
-    num_calls, mistakes = 0, list[LineError]()
-    for line in read_lines(place, endpoint):
+    """How many calls a file has, and what is wrong with some; the first mistakes. Empty lines are none. Blocks."""
+    seen, num_calls, mistakes = set[str](), 0, list[LineError]()
+    for line in _read(place, endpoint):
         num_calls += 1
         if isinstance(line, LineError):
             mistakes.append(line)
+        elif line.custom_id in seen:
+            message = "The custom_id is that of another line."
+            mistakes.append(LineError(line=line.number, message=message, param="custom_id"))
+        else:
+            seen.add(line.custom_id)
         if len(mistakes) == _MOST_ERRORS or num_calls > MAX_LINES:
             break
     if num_calls > MAX_LINES:
@@ -65,24 +65,41 @@ def check(place: Path, endpoint: str) -> tuple[int, list[LineError]]:
     return num_calls, mistakes
 
 
-def answered(place: Path) -> set[str]:
-    """The calls of which a file has answers. A line that was cut off, as the process was killed, is removed."""
-    content = place.read_bytes()
-    whole = content.rpartition(b"\n")[0]
-    if len(whole) + 1 < len(content) or (content and not whole):
-        with place.open("r+b") as file:
-            file.truncate(len(whole) + 1 if whole else 0)
-    return {json.loads(line)["custom_id"] for line in whole.splitlines()}
+def read_calls(
+    place: Path, endpoint: str, begin: Position, *answered: Collection[int]
+) -> tuple[list[Line], Position | None]:
+    """Some calls of a file that `check` found right, from `begin` on, and where the next ones are; None: at its end.
+
+    Those whose numbers are among `answered` are passed over, and not parsed. Blocks, for a piece of the file.
+    """
+    number, num_bytes, calls = begin.number, 0, list[Line]()
+    with place.open("rb") as file:
+        file.seek(begin.offset)
+        while num_bytes < _PIECE_BYTES:
+            if not (text := file.readline()):
+                return calls, None
+            number, num_bytes = number + 1, num_bytes + len(text)
+            if text.strip() and not any(number in one for one in answered):
+                line = _line(number, text, endpoint)
+                if isinstance(line, Line):
+                    calls.append(line)
+    return calls, Position(number, begin.offset + num_bytes)
 
 
-def answer_line(batch_id: str, line: Line, status: int, uid: str, body: object) -> bytes:
-    answer = {
-        "id": f"{batch_id}-{line.number}",
-        "custom_id": line.custom_id,
-        "response": {"status_code": status, "request_id": uid, "body": body},
-        "error": None,
-    }
-    return json.dumps(answer).encode("ascii") + b"\n"
+def answer_line(batch_id: str, line: Line, status: int, uid: str, body: bytes) -> bytes:
+    """The line of an answer. `body` is what the route answered: JSON, which is not parsed."""
+    about = json.dumps({"id": f"{batch_id}-{line.number}", "custom_id": line.custom_id}).encode("ascii")
+    response = json.dumps({"status_code": status, "request_id": uid}).encode("ascii")
+    body = body.strip().replace(b"\n", b" ")  # Between values alone: inside of texts JSON has none.
+    return about[:-1] + b', "response": ' + response[:-1] + b', "body": ' + body + b'}, "error": null}\n'
+
+
+def _read(place: Path, endpoint: str) -> Iterator[Line | LineError]:
+    """The calls of a file, in order, or what is wrong with a line."""
+    with place.open("rb") as file:
+        for number, text in enumerate(file, 1):
+            if text.strip():
+                yield _line(number, text, endpoint)
 
 
 def _line(number: int, text: bytes, endpoint: str) -> Line | LineError:

@@ -6,16 +6,19 @@ import asyncio
 import json
 import logging
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import httpx
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tilework.server.batches.lines import Line, answer_line, answered, read_lines
-from tilework.server.batches.shelf import BatchShelf, StoredBatch
+from tilework.server.batches.answers import AnswerFile
+from tilework.server.batches.disk import KeptFile, StoredBatch
+from tilework.server.batches.lines import Line, Position, answer_line, read_calls
+from tilework.server.batches.shelf import BatchShelf
 from tilework.server.http.body import JSON
 from tilework.server.http.middleware import KEY, TENANT, TENANTS
 from tilework.server.schema.batch_answers import BatchAnswer, BatchState, LineError, LineErrors
@@ -31,25 +34,39 @@ _DEADLINES = ("slo_s", "slo_ms", "deadline")
 _RETRY_S = 5.0
 _STOPPED_S = 15
 _NO_ROOM, _NOT_READY = 429, 503
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Answers:
+    """A file of answers, as the runner writes it and as the shelf knows it."""
+
+    kept: KeptFile
+    file: AnswerFile
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
 class _Progress:
-    """A batch that runs: its files, how far it is, and whether its client wants no more of it.
+    """A batch that waits or runs: how far it is, and whether its client wants no more of it.
 
     `tenants` are the latest of which one was the batch's own.
     """
 
     batch: StoredBatch
-    calls: Path
-    output: Path
-    error: Path
     tenants: Tenants | None = None
+    is_running: bool = False
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def state(self) -> BatchAnswer:
         return self.batch.answer
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no more calls of it are to be made."""
+        return self.cancelled.is_set() or time.time() >= self.state.expires_at
 
     def update(self, **changes: object) -> None:
         self.batch = replace(self.batch, answer=self.state.model_copy(update=changes))
@@ -57,65 +74,90 @@ class _Progress:
 
 @dataclass(slots=True)
 class BatchRunner:
-    """Runs batches side by side, as calls of `app` by their tenants. Methods run on the event loop.
+    """Runs batches, as calls of `app` by their tenants. Methods run on the event loop.
 
-    Each call has an idempotency key of its own, so that a start of the server joins the calls that it has taken over,
-    and makes none twice. Its class is `batch`, and its deadline the end of the batch's window, unless it says another.
-    While there is no tenant of the batch's name, no call is made.
+    `max_running` of a tenant run side by side, and the others wait, the oldest first. Each call has an idempotency key
+    of its own, so that a start of the server joins the calls that it has taken over, and makes none twice. Its class
+    is `batch`, and its deadline the end of the batch's window, unless it says another. While there is no tenant of the
+    batch's name, no call is made. Lines and answers are read and written by one thread, in the order in which that is
+    asked for, also by tasks that have been cancelled since.
     """
 
     app: ASGIApp
     shelf: BatchShelf
     tenants: CurrentTenants
-    _running: dict[str, _Progress] = field(default_factory=dict)
+    max_running: int
+    _open: dict[str, dict[str, _Progress]] = field(default_factory=dict)  # By tenant and id, the oldest first.
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _thread: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="tilework-batches")
+    )
 
     def resume(self) -> None:
-        """Go on with what the previous start has left."""
-        for batch in reversed(self.shelf.batches()):
-            if batch.answer.status in ("in_progress", "cancelling"):
-                self.start(batch)
+        """Go on with what the previous start has left; the shelf is open."""
+        unfinished, self.shelf.unfinished = self.shelf.unfinished, []
+        for batch in unfinished:
+            if self.tenants.value.named(batch.tenant) is None:
+                message = "batch %s goes on when there is its tenant again: %s is gone"
+                logger.error(message, batch.answer.id, batch.tenant)
+            self.start(batch)
 
-    def start(self, batch: StoredBatch) -> None:
-        """Begin, or go on with, a batch. One whose files are gone has failed."""
-        if self.tenants.value.named(batch.tenant) is None:
-            logger.error("batch %s goes on when there is its tenant again: %s is gone", batch.answer.id, batch.tenant)
-        calls, output, error = (self.shelf.file(batch.tenant, file_id) for file_id in _file_ids(batch.answer))
-        if calls is None or output is None or error is None:
-            self.shelf.keep(_without_files(batch))
-            return
-        progress = _Progress(batch=batch, calls=calls, output=output, error=error)
+    def start(self, batch: StoredBatch) -> BatchAnswer:
+        """Begin, or go on with, a batch, or let it wait for others of its tenant; returns how it stands then."""
+        progress = _Progress(batch=batch)
         if batch.answer.status == "cancelling":
             progress.cancelled.set()
-        self._running[batch.answer.id] = progress
-        task = asyncio.create_task(self._watched(progress))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    def current(self, batch: StoredBatch) -> BatchAnswer:
-        """How a batch stands now."""
-        progress = self._running.get(batch.answer.id)
-        return batch.answer if progress is None else progress.state
-
-    def cancel(self, batch: StoredBatch) -> BatchAnswer:
-        """Make no more calls of it; those that are under way are finished."""
-        progress = self._running.get(batch.answer.id)
-        if progress is None or progress.cancelled.is_set():
-            return self.current(batch)
-        progress.cancelled.set()
-        progress.update(status="cancelling", cancelling_at=int(time.time()))
-        self.shelf.keep(progress.batch)
+        self._open.setdefault(batch.tenant, {})[batch.answer.id] = progress
+        self._begin(batch.tenant)
         return progress.state
 
-    def user_of(self, file_id: str) -> str | None:
-        """The id of a batch that is not done and has this file, if there is one."""
-        return next((name for name, one in self._running.items() if file_id in _file_ids(one.state)), None)
+    def current(self, tenant: str, batch_id: str) -> BatchAnswer | None:
+        """How a batch stands now that has not ended."""
+        progress = self._open.get(tenant, {}).get(batch_id)
+        return None if progress is None else progress.state
+
+    async def cancel(self, tenant: str, batch_id: str) -> BatchAnswer | None:
+        """Make no more calls of a batch that has not ended; those that are under way are finished. Raises OSError."""
+        progress = self._open.get(tenant, {}).get(batch_id)
+        if progress is not None and not progress.cancelled.is_set():
+            progress.cancelled.set()
+            progress.update(status="cancelling", cancelling_at=int(time.time()))
+            async with progress.writing:
+                if progress.state.status == "cancelling":
+                    await self.shelf.keep(progress.batch)
+            self._begin(tenant)
+        return None if progress is None else progress.state
+
+    def end_overdue(self) -> None:
+        """End batches whose window has passed while they waited."""
+        for tenant in list(self._open):
+            self._begin(tenant)
 
     async def close(self) -> None:
         """Leave batches to the next start."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.to_thread(self._thread.shutdown)
+
+    def _begin(self, tenant: str) -> None:
+        """Begin what may begin. Batches that make no more calls only have to end, and need no place."""
+        of_tenant = self._open.get(tenant, {}).values()
+        num_free = self.max_running - sum(one.is_running and not one.is_over for one in of_tenant)
+        for progress in [one for one in of_tenant if not one.is_running]:
+            if not progress.is_over:
+                if num_free <= 0:
+                    continue
+                num_free -= 1
+                if progress.state.status == "validating":
+                    progress.update(status="in_progress", in_progress_at=int(time.time()))
+            progress.is_running = True
+            task = asyncio.create_task(self._watched(progress))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _on_thread(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: function(*args, **kwargs))
 
     async def _watched(self, progress: _Progress) -> None:
         """Run a batch to its end, again if something is in the way, as a full disk: what is answered stays answered."""
@@ -127,29 +169,44 @@ class BatchRunner:
             await asyncio.sleep(_STOPPED_S)
 
     async def _run(self, progress: _Progress) -> None:
-        state, places = progress.state, asyncio.Semaphore(AT_ONCE)
-        done = answered(progress.output)
-        failed = answered(progress.error)
-        progress.update(request_counts=state.request_counts.model_copy(update=_counts(done, failed)))
-        async with (
-            httpx.AsyncClient(
-                transport=httpx.ASGITransport(self._as_its_tenant(progress)),
-                base_url=progress.batch.base_url,
-                timeout=None,
-            ) as client,
-            asyncio.TaskGroup() as group,
-        ):
-            for line in read_lines(progress.calls, state.endpoint):
-                if isinstance(line, LineError) or line.custom_id in done | failed:
-                    continue
-                await places.acquire()
-                if self._is_over(progress):
-                    break
-                task = group.create_task(self._call(client, progress, line))
-                task.add_done_callback(lambda _task: places.release())
-        self._end(progress)
+        tenant, state = progress.batch.tenant, progress.state
+        ids = (state.input_file_id, state.output_file_id or "", state.error_file_id or "")
+        calls, *kept = (self.shelf.file(tenant, file_id) for file_id in ids)
+        answers = [_Answers(kept=one, file=AnswerFile(one.place)) for one in kept if one is not None]
+        if calls is None or len(answers) < len(kept):
+            await self._end(progress, "failed", errors=_files_gone())
+            return
+        for one in answers:
+            await self._on_thread(one.file.begin)
+            while await self._on_thread(one.file.read_on):
+                pass
+            self.shelf.has_grown(one.kept, one.file.end)
+        counts = {"completed": len(answers[0].file.numbers), "failed": len(answers[1].file.numbers)}
+        progress.update(request_counts=state.request_counts.model_copy(update=counts))
+        await self._make_calls(progress, calls, answers)
+        status: BatchState = "completed"
+        if (counted := progress.state.request_counts).completed + counted.failed < counted.total:
+            status = "cancelled" if progress.cancelled.is_set() else "expired"
+        await self._end(progress, status)
+        with suppress(OSError):  # The next start removes what is left.
+            for one in answers:
+                await self._on_thread(one.file.forget)
 
-    async def _call(self, client: httpx.AsyncClient, progress: _Progress, line: Line) -> None:
+    async def _make_calls(self, progress: _Progress, calls: KeptFile, answers: list[_Answers]) -> None:
+        places, answered = asyncio.Semaphore(AT_ONCE), [one.file.numbers for one in answers]
+        position: Position | None = Position()
+        async with self._client(progress) as client, asyncio.TaskGroup() as group:
+            while position is not None and not progress.is_over:
+                endpoint = progress.state.endpoint
+                lines, position = await self._on_thread(read_calls, calls.place, endpoint, position, *answered)
+                for line in lines:
+                    await places.acquire()
+                    if progress.is_over:
+                        break
+                    task = group.create_task(self._call(client, progress, line, answers))
+                    task.add_done_callback(lambda _task: places.release())
+
+    async def _call(self, client: httpx.AsyncClient, progress: _Progress, line: Line, answers: list[_Answers]) -> None:
         """Make one call, again while there is no room, and keep its answer. Once the batch is over, it is not begun.
 
         It is not made while its tenant is gone.
@@ -168,14 +225,18 @@ class BatchRunner:
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await progress.cancelled.wait()
-            if self._is_over(progress):
+            if progress.is_over:
                 return
         is_good = answer.status_code == httpx.codes.OK
-        uid, content = answer.headers.get("x-request-id", ""), json.loads(answer.content)
-        written = answer_line(state.id, line, answer.status_code, uid, content)
-        await asyncio.to_thread(_append, progress.output if is_good else progress.error, written)
+        written = answers[0 if is_good else 1]
+        await self._on_thread(_append, written.file, state.id, line, answer)
+        self.shelf.has_grown(written.kept, written.file.end)
         counts, name = progress.state.request_counts, "completed" if is_good else "failed"
         progress.update(request_counts=counts.model_copy(update={name: getattr(counts, name) + 1}))
+
+    def _client(self, progress: _Progress) -> httpx.AsyncClient:
+        transport = httpx.ASGITransport(self._as_its_tenant(progress))
+        return httpx.AsyncClient(transport=transport, base_url=progress.batch.base_url, timeout=None)
 
     def _tenant(self, progress: _Progress) -> Tenant | None:
         """Whose batch it is; None while there is no such tenant."""
@@ -201,29 +262,20 @@ class BatchRunner:
 
         return app
 
-    def _is_over(self, progress: _Progress) -> bool:
-        return progress.cancelled.is_set() or time.time() >= progress.state.expires_at
-
-    def _end(self, progress: _Progress) -> None:
-        state, now_s = progress.state, int(time.time())
-        status: BatchState = "completed"
-        if state.request_counts.completed + state.request_counts.failed < state.request_counts.total:
-            status = "cancelled" if progress.cancelled.is_set() else "expired"
-        progress.update(**{"status": status, f"{status}_at": now_s})
-        self.shelf.keep(progress.batch)
-        del self._running[state.id]
+    async def _end(self, progress: _Progress, status: BatchState, **changes: object) -> None:
+        """Raises OSError: it has not ended then."""
+        async with progress.writing:
+            ended = {"status": status, f"{status}_at": int(time.time()), **changes}
+            batch = replace(progress.batch, answer=progress.state.model_copy(update=ended))
+            await self.shelf.keep(batch)
+            progress.batch = batch
+        del self._open[batch.tenant][batch.answer.id]
+        self._begin(batch.tenant)
 
 
-def _file_ids(answer: BatchAnswer) -> tuple[str, str, str]:
-    """Of the calls, the answers, and the errors."""
-    return answer.input_file_id, answer.output_file_id or "", answer.error_file_id or ""
-
-
-def _without_files(batch: StoredBatch) -> StoredBatch:
+def _files_gone() -> LineErrors:
     message = "A file of the batch is gone. Send what is left of its calls as another batch."
-    errors = LineErrors(data=[LineError(code="file_not_found", line=None, message=message)])
-    changes = {"status": "failed", "failed_at": int(time.time()), "errors": errors}
-    return replace(batch, answer=batch.answer.model_copy(update=changes))
+    return LineErrors(data=[LineError(code="file_not_found", line=None, message=message)])
 
 
 def _is_to_be_repeated(answer: httpx.Response) -> bool:
@@ -233,10 +285,7 @@ def _is_to_be_repeated(answer: httpx.Response) -> bool:
     return answer.status_code in (_NO_ROOM, _NOT_READY) and not is_final
 
 
-def _counts(done: set[str], failed: set[str]) -> dict[str, int]:
-    return {"completed": len(done), "failed": len(failed)}
-
-
-def _append(place: Path, line: bytes) -> None:
-    with place.open("ab") as file:
-        file.write(line)
+def _append(file: AnswerFile, batch_id: str, line: Line, answer: httpx.Response) -> None:
+    """Raises OSError."""
+    uid = answer.headers.get("x-request-id", "")
+    file.append(line.number, answer_line(batch_id, line, answer.status_code, uid, answer.content))

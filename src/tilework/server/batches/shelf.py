@@ -1,144 +1,275 @@
-"""The files of batches, and batches themselves as files, in the durable directory of a server."""
+"""The files of batches, and batches themselves, of each tenant: an index in memory of what lies in a directory."""
 
 from __future__ import annotations
 
+import asyncio
 import os
-import re
 import time
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from uuid import uuid4
 
-from pydantic import ValidationError
-
-from tilework.server.schema.batch_answers import BatchAnswer, FileAnswer
+from tilework.server.batches import disk
+from tilework.server.batches.disk import Found, KeptBatch, KeptFile, StoredBatch
+from tilework.server.config import ServerConfig
+from tilework.server.schema.batch_answers import FileAnswer
+from tilework.server.text import counted
 from tilework.store.files import OpenFile
 from tilework.store.results import Result
 
-_FILE = re.compile(r"(file|output)-[0-9a-f]{32}", re.ASCII)
-_BATCH = re.compile(r"batch-[0-9a-f]{32}", re.ASCII)
-_OUTPUT = "output"
+KEPT_S = 3600
+"""The answers of a batch do not make room for another batch before this long after its end."""
+_RETRY_S = 60
 
 
 class ShelfFull(Exception):
     """There is no room for another file."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredBatch:
-    """A batch of a tenant. `base_url` is that of its client, for URLs in answers."""
+class TooMany(Exception):
+    """A tenant has as many files or batches as it may have. `retry_s` is when there may be room."""
 
-    tenant: str
-    base_url: str
-    answer: BatchAnswer
+    def __init__(self, message: str, retry_s: int = _RETRY_S) -> None:
+        super().__init__(message)
+        self.retry_s = retry_s
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
+class _Owned:
+    """What a tenant has. Who adds or removes holds the lock, so that numbers are those that were checked."""
+
+    found: Found = field(default_factory=Found)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
 class BatchShelf:
-    """Files of tenants below `path`, of `max_bytes` in all: beyond that no more are taken. Blocks while it reads."""
+    """Files and batches of tenants below `path`, within the limits of the settings. The event loop's alone.
 
-    path: Path
-    max_bytes: int
+    Only `open` looks into the directory. All other methods go by the index; those that read or write a file do so on a
+    thread. A file that is in use by a batch that has not ended neither expires nor is removed.
+    """
 
-    def add(self, tenant: str, content: bytes) -> FileAnswer:
-        """Keep a file of calls. Raises ShelfFull, OSError."""
-        self.check_room(len(content))
-        place = self._place(tenant) / f"file-{uuid4().hex}"
-        _write(place, content)
-        return _answer(place)
+    def __init__(self, path: Path, config: ServerConfig) -> None:
+        self.path = path
+        self.num_bytes = 0
+        self.unfinished: list[StoredBatch] = []
+        """The batches that the previous start has left, the oldest first: for who goes on with them."""
+        self._config = config
+        self._tenants: dict[str, _Owned] = {}
+        self._opening: asyncio.Task[None] | None = None
 
-    def check_room(self, num_bytes: int) -> None:
-        """Raises ShelfFull."""
-        held = sum(map(_num_bytes, self.path.glob("tenant-*/*")))
-        if held + num_bytes > self.max_bytes:
-            raise ShelfFull(f"the files of batches take {held} bytes of {self.max_bytes}")
+    async def open(self) -> None:
+        """Build the index, at the first call. Raises OSError: the next call tries again."""
+        if self._opening is None or (self._opening.done() and self._opening.exception() is not None):
+            self._opening = asyncio.create_task(self._open())
+        await asyncio.shield(self._opening)
 
-    def file(self, tenant: str, file_id: str) -> Path | None:
-        """The file of a tenant, if there is one of this id."""
-        place = self._place(tenant) / file_id
-        return place if _FILE.fullmatch(file_id) and place.is_file() else None
+    async def _open(self) -> None:
+        found, self.unfinished = await asyncio.to_thread(disk.scan, self.path)
+        self._tenants = {tenant: _Owned(one) for tenant, one in found.items()}
+        self.num_bytes = sum(file.num_bytes for one in found.values() for file in one.files.values())
 
-    def files(self, tenant: str) -> list[FileAnswer]:
-        """Newest first."""
-        found = [one for one in self._place(tenant).iterdir() if _FILE.fullmatch(one.name)]
-        return [_answer(one) for one in sorted(found, key=lambda one: (-one.stat().st_mtime_ns, one.name))]
+    def lock(self, tenant: str) -> asyncio.Lock:
+        """Held by who looks at what a tenant has and then adds or removes some."""
+        return self._owned(tenant).lock
 
-    def answer(self, place: Path) -> FileAnswer:
-        """About a file that `file` has found."""
-        return _answer(place)
+    # Files.
 
-    def content(self, place: Path) -> Result:
-        """What a file that `file` has found holds now; more may be written to it meanwhile. The caller closes it."""
-        file = place.open("rb")
-        return OpenFile(file, 0, os.fstat(file.fileno()).st_size, "application/jsonl")
+    def check_room(self, tenant: str, num_bytes: int, num_tenants: int) -> None:
+        """Whether a tenant may add a file of calls. Raises ShelfFull, TooMany."""
+        most, files = self._config.max_batch_files, self._owned(tenant).found.files.values()
+        num_files = sum(one.purpose == "batch" for one in files)
+        if num_files >= most:
+            raise TooMany(
+                f"You have {counted(num_files, 'file')} of calls of {most}. Delete those that are done, or let files"
+                " expire (expires_after)."
+            )
+        held, own = self.num_bytes, sum(one.num_bytes for one in files)
+        if held + num_bytes > (total := self._config.batch_bytes):
+            raise ShelfFull(f"the files of batches take {held} bytes of {total}")
+        if num_tenants > 1 and own + num_bytes > total // 2:
+            raise TooMany(
+                f"Your files take {own} bytes. A tenant may have {total // 2}, so that others have room, too. Delete"
+                " those that are done, or let files expire (expires_after)."
+            )
 
-    def new_output(self, tenant: str) -> str:
-        """The id of an empty file for answers. Raises OSError."""
-        place = self._place(tenant) / f"{_OUTPUT}-{uuid4().hex}"
-        _write(place, b"")
-        return place.name
+    async def add(self, tenant: str, content: bytes, expires_s: int | None, num_tenants: int = 1) -> FileAnswer:
+        """Keep a file of calls. Raises ShelfFull, TooMany, OSError."""
+        async with self.lock(tenant):
+            self.check_room(tenant, len(content), num_tenants)
+            with self._reserved(len(content)):
+                file = await asyncio.to_thread(disk.write_calls, self._folder(tenant), content, expires_s)
+            self._add(tenant, file)
+        return self.about(tenant, file)
+
+    def file(self, tenant: str, file_id: str) -> KeptFile | None:
+        """The file of a tenant, if there is one of this id that has not expired."""
+        file = self._owned(tenant).found.files.get(file_id)
+        return None if file is None or self._is_gone(tenant, file, time.time()) else file
+
+    def files(self, tenant: str) -> list[KeptFile]:
+        """Newest first; in an order that no other start changes."""
+        now_s, found = time.time(), self._owned(tenant).found
+        in_use = _in_use(found)
+        kept = [one for one in found.files.values() if one.id in in_use or not self._is_expired(found, one, now_s)]
+        return sorted(kept, key=lambda one: (one.created_s, one.id), reverse=True)
+
+    def about(self, tenant: str, file: KeptFile) -> FileAnswer:
+        return file.answer(self._expires_s(self._owned(tenant).found, file))
+
+    def content(self, file: KeptFile) -> Result:
+        """What it holds now; more may be written to it meanwhile. The caller closes it. Blocks. Raises OSError."""
+        opened = file.place.open("rb")
+        return OpenFile(opened, 0, os.fstat(opened.fileno()).st_size, "application/jsonl")
+
+    def user_of(self, tenant: str, file_id: str) -> str | None:
+        """The id of a batch that has not ended and has this file, if there is one."""
+        return _in_use(self._owned(tenant).found).get(file_id)
+
+    async def delete(self, tenant: str, file: KeptFile) -> None:
+        """Raises OSError."""
+        await self._remove(tenant, [file])
+
+    async def new_outputs(self, tenant: str, created_s: int) -> tuple[str, str]:
+        """The ids of two empty files for answers. Raises OSError."""
+        made = [await asyncio.to_thread(disk.new_output, self._folder(tenant), created_s) for _ in range(2)]
+        for file in made:
+            self._add(tenant, file)
+        return made[0].id, made[1].id
+
+    def has_grown(self, file: KeptFile, num_bytes: int) -> None:
+        """Answers were written to it: so long is it now."""
+        self.num_bytes += num_bytes - file.num_bytes
+        file.num_bytes = num_bytes
 
     # Batches.
 
-    def keep(self, batch: StoredBatch) -> None:
+    async def keep(self, batch: StoredBatch) -> None:
         """Write a batch as it stands. Raises OSError."""
-        place = self._place(batch.tenant) / batch.answer.id
-        _write(place, f"{batch.base_url}\n{batch.answer.model_dump_json()}".encode())
+        await asyncio.to_thread(disk.write_batch, self._folder(batch.tenant), batch)
+        found, kept = self._owned(batch.tenant).found, KeptBatch.of(batch.answer)
+        found.batches[kept.id] = kept
+        for file_id in kept.answers_ids:
+            if file_id in found.files:
+                found.files[file_id].batch_id = kept.id
 
-    def batches(self, tenant: str | None = None) -> list[StoredBatch]:
-        """Those of a tenant, or all, newest first. One that cannot be read is left out."""
-        known = [one.name.removeprefix("tenant-") for one in self.path.glob("tenant-*")]
-        owners = known if tenant is None else [tenant]
-        found = [
-            batch
-            for owner in owners
-            for place in self._place(owner).iterdir()
-            if _BATCH.fullmatch(place.name) and (batch := _read(owner, place)) is not None
-        ]
-        return sorted(found, key=lambda one: (-one.answer.created_at, one.answer.id))
+    def has(self, tenant: str, batch_id: str) -> bool:
+        return batch_id in self._owned(tenant).found.batches
 
-    def batch(self, tenant: str, batch_id: str) -> StoredBatch | None:
-        place = self._place(tenant) / batch_id
-        return _read(tenant, place) if _BATCH.fullmatch(batch_id) and place.is_file() else None
+    async def read(self, tenant: str, batch_ids: list[str]) -> list[StoredBatch]:
+        """Those batches, but for such as have gone meanwhile. Raises OSError."""
+        return await asyncio.to_thread(_read, tenant, self._folder(tenant), batch_ids)
 
-    def _place(self, tenant: str) -> Path:
-        place = self.path / f"tenant-{tenant}"
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return place
+    def batches(self, tenant: str) -> list[str]:
+        """The ids of its batches, newest first."""
+        found = self._owned(tenant).found.batches.values()
+        return [one.id for one in sorted(found, key=lambda one: (one.created_s, one.id), reverse=True)]
+
+    async def make_room(self, tenant: str) -> None:
+        """For one batch more: the batch that ended first goes, if there are as many as may be. Raises TooMany, OSError.
+
+        It goes with its answers, which are there for `KEPT_S` at least.
+        """
+        found, most, now_s = self._owned(tenant).found, self._config.max_batches, time.time()
+        while len(found.batches) >= most:
+            ended = [(_goes_s(one), one.id) for one in found.batches.values() if one.ended_s is not None]
+            goes_s, batch_id = min(ended, default=(now_s + _RETRY_S, ""))
+            if goes_s > now_s:
+                raise TooMany(
+                    f"You have {len(found.batches)} batches of {most}, and none whose answers are older than"
+                    f" {KEPT_S // 60} minutes, to make room. Send it later, and more calls in one batch.",
+                    max(1, int(goes_s - now_s)),
+                )
+            await self._remove_batch(tenant, found.batches[batch_id])
+
+    async def sweep(self) -> None:
+        """Remove what has expired. Raises OSError."""
+        for tenant, owned in list(self._tenants.items()):
+            async with owned.lock:
+                found, now_s = owned.found, time.time()
+                for batch in [one for one in found.batches.values() if self._is_past(one, now_s)]:
+                    await self._remove_batch(tenant, batch)
+                in_use = _in_use(found)
+                expired = [one for one in found.files.values() if self._is_expired(found, one, now_s)]
+                await self._remove(tenant, [one for one in expired if one.id not in in_use])
+
+    def _owned(self, tenant: str) -> _Owned:
+        return self._tenants.setdefault(tenant, _Owned())
+
+    def _folder(self, tenant: str) -> Path:
+        return self.path / f"{disk.TENANT}{tenant}"
+
+    def _add(self, tenant: str, file: KeptFile) -> None:
+        self._owned(tenant).found.files[file.id] = file
+        self.num_bytes += file.num_bytes
+
+    @contextmanager
+    def _reserved(self, num_bytes: int) -> Iterator[None]:
+        """Room that no other upload takes while this one is written."""
+        self.num_bytes += num_bytes
+        try:
+            yield
+        finally:
+            self.num_bytes -= num_bytes
+
+    async def _remove(self, tenant: str, files: list[KeptFile]) -> None:
+        """Their index entries first: what is being removed is not found any more."""
+        for file in files:
+            del self._owned(tenant).found.files[file.id]
+            self.num_bytes -= file.num_bytes
+        if files:
+            await asyncio.to_thread(disk.remove, [one.place for one in files])
+
+    async def _remove_batch(self, tenant: str, batch: KeptBatch) -> None:
+        """Answers first, so that a kill leaves none without a batch."""
+        found = self._owned(tenant).found
+        del found.batches[batch.id]
+        await self._remove(tenant, [found.files[one] for one in batch.answers_ids if one in found.files])
+        await asyncio.to_thread(disk.remove, [self._folder(tenant) / batch.id])
+
+    def _is_gone(self, tenant: str, file: KeptFile, now_s: float) -> bool:
+        found = self._owned(tenant).found
+        return self._is_expired(found, file, now_s) and file.id not in _in_use(found)
+
+    def _is_expired(self, found: Found, file: KeptFile, now_s: float) -> bool:
+        expires_s = self._expires_s(found, file)
+        return expires_s is not None and expires_s <= now_s
+
+    def _expires_s(self, found: Found, file: KeptFile) -> int | None:
+        """When a file expires, as far as that is known: answers live from the end of their batch on."""
+        ttl_s = int(self._config.batch_ttl_s)
+        if file.expires_s is not None:
+            return file.expires_s
+        if file.id in found.held:
+            return None
+        if file.batch_id is None or (batch := found.batches.get(file.batch_id)) is None:
+            return file.created_s + ttl_s
+        return None if batch.ended_s is None else batch.ended_s + (batch.output_ttl_s or ttl_s)
+
+    def _is_past(self, batch: KeptBatch, now_s: float) -> bool:
+        ttl_s = max(int(self._config.batch_ttl_s), batch.output_ttl_s or 0)
+        return batch.ended_s is not None and batch.ended_s + ttl_s <= now_s
 
 
-def _read(tenant: str, place: Path) -> StoredBatch | None:
-    base_url, _, document = place.read_text("utf-8").partition("\n")
-    try:
-        return StoredBatch(tenant, base_url, BatchAnswer.model_validate_json(document))
-    except ValidationError:  # Another version has written it.
-        return None
+def _read(tenant: str, folder: Path, batch_ids: list[str]) -> list[StoredBatch]:
+    found = list[StoredBatch]()
+    for batch_id in batch_ids:
+        try:
+            batch = disk.read_batch(tenant, folder / batch_id)
+        except FileNotFoundError:
+            continue
+        if batch is not None:
+            found.append(batch)
+    return found
 
 
-def _write(place: Path, content: bytes) -> None:
-    """All of it or nothing, whenever the process is killed."""
-    new = place.with_suffix(".new")
-    with new.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(new, place)
+def _in_use(found: Found) -> dict[str, str]:
+    """The files of batches that have not ended, and of which one."""
+    return {file_id: one.id for one in found.batches.values() if one.ended_s is None for file_id in one.file_ids}
 
 
-def _num_bytes(place: Path) -> int:
-    """0 if it has gone since it was listed: it was deleted, or has got its name."""
-    with suppress(FileNotFoundError):
-        return place.stat().st_size
-    return 0
-
-
-def _answer(place: Path) -> FileAnswer:
-    status = place.stat()
-    return FileAnswer(
-        id=place.name,
-        bytes=status.st_size,
-        created_at=int(status.st_mtime) or int(time.time()),
-        filename=f"{place.name}.jsonl",
-        purpose="batch_output" if place.name.startswith(_OUTPUT) else "batch",
-    )
+def _goes_s(batch: KeptBatch) -> int:
+    """When a batch that has ended may make room for another one."""
+    assert batch.ended_s is not None
+    return batch.ended_s + (KEPT_S if batch.has_answers else 0)

@@ -6,10 +6,23 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-BatchState = Literal["in_progress", "completed", "failed", "expired", "cancelling", "cancelled"]
+BatchState = Literal["validating", "in_progress", "completed", "failed", "expired", "cancelling", "cancelled"]
 Name = Annotated[str, Field(max_length=64)]
 Text = Annotated[str, Field(max_length=512)]
 Endpoint = Literal["/v1/images/generations", "/v1/images/edits", "/v1/chat/completions"]
+
+
+SHORTEST_S, LONGEST_S = 3600, 2_592_000
+"""How long a client may have files kept."""
+
+
+class ExpiresAfter(BaseModel):
+    """How long a file is kept, from `anchor` on."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    anchor: Literal["created_at"]
+    seconds: int = Field(ge=SHORTEST_S, le=LONGEST_S)
 
 
 class FileAnswer(BaseModel):
@@ -19,15 +32,20 @@ class FileAnswer(BaseModel):
     object: Literal["file"] = "file"
     bytes: int
     created_at: int
+    expires_at: int | None = None
     filename: str
     purpose: Literal["batch", "batch_output"]
     status: Literal["processed"] = "processed"
 
 
 class FileList(BaseModel):
+    """If there are more, `after` = `last_id` asks for them."""
+
     object: Literal["list"] = "list"
     data: list[FileAnswer]
-    has_more: Literal[False] = False
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
 
 
 class FileDeleted(BaseModel):
@@ -57,7 +75,10 @@ class LineErrors(BaseModel):
 
 
 class BatchAnswer(BaseModel):
-    """A batch. Answers with status 200 are in its output file, others in its error file."""
+    """A batch. Answers with status 200 are in its output file, others in its error file.
+
+    While it waits for others of its tenant to end, it is `validating`: the first state of OpenAI's batches.
+    """
 
     id: str
     object: Literal["batch"] = "batch"
@@ -77,6 +98,7 @@ class BatchAnswer(BaseModel):
     cancelling_at: int | None = None
     cancelled_at: int | None = None
     request_counts: RequestCounts = RequestCounts()
+    output_expires_after: ExpiresAfter | None = None
     metadata: dict[str, str] | None = None
 
 
@@ -98,6 +120,10 @@ class BatchRequest(BaseModel):
     input_file_id: str = Field(description="the id of a file that was sent with the purpose batch")
     endpoint: Endpoint = Field(description='"/v1/images/generations", "/v1/images/edits" or "/v1/chat/completions"')
     completion_window: str = Field("24h", pattern=r"^[1-9][0-9]{0,3}[mhd]$", description='a time such as "24h" or "7d"')
+    output_expires_after: ExpiresAfter | None = Field(
+        None,
+        description=f'{{"anchor": "created_at", "seconds": ...}} with {SHORTEST_S} to {LONGEST_S} seconds, or nothing',
+    )
     metadata: dict[Name, Text] | None = Field(
         None, max_length=16, description="an object of at most 16 texts of 512 characters, or nothing"
     )

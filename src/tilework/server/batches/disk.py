@@ -1,0 +1,213 @@
+"""How files and batches of a tenant lie on the disk, and what a start finds there. Everything here blocks."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+from uuid import uuid4
+
+from pydantic import ValidationError
+
+from tilework.server.batches.answers import INDEX
+from tilework.server.schema.batch_answers import BatchAnswer, FileAnswer
+
+logger = logging.getLogger("tilework.server")
+
+Purpose = Literal["batch", "batch_output"]
+TENANT = "tenant-"
+"""How the name of a tenant's folder begins."""
+_CALLS, _OUTPUT, _NEW = "file", "output", ".new"
+_FILE = re.compile(r"((?:file|output)-[0-9a-f]{32})(?:\.([0-9]{1,11}))?", re.ASCII)
+"""The name of a file: its id, and when it expires if its client has said that, in seconds since 1970."""
+_BATCH = re.compile(r"batch-[0-9a-f]{32}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBatch:
+    """A batch of a tenant. `base_url` is that of its client, for URLs in answers."""
+
+    tenant: str
+    base_url: str
+    answer: BatchAnswer
+
+
+@dataclass(slots=True)
+class KeptFile:
+    """A file: where it is, when it expires if its client has said that, and of which batch it has the answers.
+
+    `num_calls` are the calls in a file of calls without a mistake, by endpoint, once it was checked.
+    """
+
+    place: Path
+    num_bytes: int
+    created_s: int
+    expires_s: int | None = None
+    batch_id: str | None = None
+    num_calls: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        return self.place.name.partition(".")[0]
+
+    @property
+    def purpose(self) -> Purpose:
+        return "batch_output" if self.id.startswith(_OUTPUT) else "batch"
+
+    def answer(self, expires_s: int | None) -> FileAnswer:
+        return FileAnswer(
+            id=self.id,
+            bytes=self.num_bytes,
+            created_at=self.created_s,
+            expires_at=expires_s,
+            filename=f"{self.id}.jsonl",
+            purpose=self.purpose,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class KeptBatch:
+    """What is known of a batch without reading it. `output_ttl_s` is of its files of answers, from its end on."""
+
+    id: str
+    created_s: int
+    ended_s: int | None
+    calls_id: str
+    answers_ids: tuple[str, ...]
+    has_answers: bool
+    output_ttl_s: int | None
+
+    @classmethod
+    def of(cls, answer: BatchAnswer) -> KeptBatch:
+        times_s = (answer.completed_at, answer.failed_at, answer.expired_at, answer.cancelled_at)
+        counts, expiry = answer.request_counts, answer.output_expires_after
+        return cls(
+            id=answer.id,
+            created_s=answer.created_at,
+            ended_s=next((one for one in times_s if one is not None), None),
+            calls_id=answer.input_file_id,
+            answers_ids=tuple(one for one in (answer.output_file_id, answer.error_file_id) if one is not None),
+            has_answers=counts.completed + counts.failed > 0,
+            output_ttl_s=None if expiry is None else expiry.seconds,
+        )
+
+    @property
+    def file_ids(self) -> tuple[str, ...]:
+        return self.calls_id, *self.answers_ids
+
+
+@dataclass(slots=True)
+class Found:
+    """What is on the disk of a tenant.
+
+    `held` are the ids of files that batches of another version name, which cannot be read and are left as they are.
+    """
+
+    files: dict[str, KeptFile] = field(default_factory=dict)
+    batches: dict[str, KeptBatch] = field(default_factory=dict)
+    held: set[str] = field(default_factory=set)
+
+
+def scan(path: Path) -> tuple[dict[str, Found], list[StoredBatch]]:
+    """What each tenant has, and the batches that have not ended, the oldest first. What a kill has left is removed.
+
+    Raises OSError.
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found, unfinished = dict[str, Found](), list[StoredBatch]()
+    for folder in path.glob(f"{TENANT}*"):
+        tenant = folder.name.removeprefix(TENANT)
+        found[tenant], more = _scan_tenant(tenant, folder)
+        unfinished += more
+    return found, sorted(unfinished, key=lambda one: (one.answer.created_at, one.answer.id))
+
+
+def read_batch(tenant: str, place: Path) -> StoredBatch | None:
+    """None if another version has written it. Raises OSError."""
+    base_url, _, document = place.read_text("utf-8", errors="replace").partition("\n")
+    try:
+        return StoredBatch(tenant, base_url, BatchAnswer.model_validate_json(document))
+    except ValidationError:
+        return None
+
+
+def write_batch(folder: Path, batch: StoredBatch) -> None:
+    """Raises OSError."""
+    _write(folder / batch.answer.id, f"{batch.base_url}\n{batch.answer.model_dump_json()}".encode())
+
+
+def write_calls(folder: Path, content: bytes, expires_s: int | None) -> KeptFile:
+    """Raises OSError."""
+    place = folder / f"{_CALLS}-{uuid4().hex}{'' if expires_s is None else f'.{expires_s}'}"
+    _write(place, content)
+    return KeptFile(place, len(content), int(place.stat().st_mtime), expires_s)
+
+
+def new_output(folder: Path, created_s: int) -> KeptFile:
+    """An empty file for answers. Raises OSError."""
+    place = folder / f"{_OUTPUT}-{uuid4().hex}"
+    _write(place, b"")
+    return KeptFile(place, 0, created_s)
+
+
+def remove(places: Iterable[Path]) -> None:
+    """In their order. Raises OSError."""
+    for place in places:
+        for one in (place, place.with_name(place.name + INDEX)):
+            with suppress(FileNotFoundError):
+                one.unlink()
+
+
+def _scan_tenant(tenant: str, folder: Path) -> tuple[Found, list[StoredBatch]]:
+    found, unfinished, indexes = Found(), list[StoredBatch](), list[Path]()
+    for place in map(Path, os.scandir(folder)):
+        if place.name.endswith(_NEW):
+            place.unlink()
+        elif place.name.endswith(INDEX):
+            indexes.append(place)
+        elif name := _FILE.fullmatch(place.name):
+            status, expires_s = place.stat(), None if name[2] is None else int(name[2])
+            found.files[name[1]] = KeptFile(place, status.st_size, int(status.st_mtime), expires_s)
+        elif not _BATCH.fullmatch(place.name):
+            continue
+        elif (batch := read_batch(tenant, place)) is None:
+            logger.warning("the batch %s is of another version of Tilework, and is left as it is", place)
+            found.held.update(one[1] for one in _FILE.finditer(place.read_text("utf-8", errors="replace")))
+        else:
+            found.batches[batch.answer.id] = kept = KeptBatch.of(batch.answer)
+            if kept.ended_s is None:
+                unfinished.append(batch)
+    _assign_answers(found)
+    needed = {one + INDEX for batch in unfinished for one in KeptBatch.of(batch.answer).answers_ids}
+    for place in indexes:
+        if place.name not in needed and place.name.removesuffix(INDEX) not in found.held:
+            place.unlink()
+    return found, unfinished
+
+
+def _assign_answers(found: Found) -> None:
+    """To their batches, with which their files were created; they have changed since."""
+    for batch in found.batches.values():
+        for file_id in batch.answers_ids:
+            if (file := found.files.get(file_id)) is not None:
+                file.created_s, file.batch_id = batch.created_s, batch.id
+
+
+def _write(place: Path, content: bytes) -> None:
+    """All of it or nothing, whenever the process is killed."""
+    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    new = place.with_name(place.name + _NEW)
+    try:
+        with new.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, place)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
