@@ -12,6 +12,7 @@ from builders import SERVICE_S, Idle, controller, only, promise, request, simula
 from stages import ENCODE
 from tilework.admission.admission import Admission
 from tilework.admission.admission_limits import AdmissionLimits
+from tilework.admission.reservations import SearchBudget
 from tilework.control.cluster.device import Device, Now
 from tilework.core.actions import Accept, Finish, Reject, RunWork
 from tilework.core.events import Cancelled, Submitted, WorkFinished
@@ -25,6 +26,7 @@ from tilework.core.interfaces import (
     EtaPrediction,
     Held,
     Moment,
+    ReservationChanges,
     Running,
 )
 from tilework.core.pools import Within
@@ -96,14 +98,20 @@ class Backlog:
     def running(self, within: Within = None) -> list[Running]:
         return []
 
-    def reserved(self) -> list[Any]:
+    def reserved(self, most: int | None = None) -> list[Any]:
         return []
+
+    def begun_reservations(self) -> list[Any]:
+        return []
+
+    def reservation_changes(self, since: int) -> ReservationChanges:
+        return ReservationChanges(0, (), is_all=False)
 
 
 def answer(asked: Request, policy: Any = None, backlog: Any = None, now_ns: int = 0) -> Admitted | Reject:
     limits = AdmissionLimits(max_jobs=10, max_backlog_ns=100 * NS_PER_S)
     return Admission(limits=limits).admit(
-        asked, COSTS.start(asked), policy or Idle(), COSTS, backlog or Backlog(), now_ns
+        asked, COSTS.start(asked), policy or Idle(), COSTS, backlog or Backlog(), now_ns, SearchBudget()
     )
 
 

@@ -7,20 +7,23 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import combinations, product
 from random import Random
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import FEW_POLICIES, PIPELINE, only, promise_mix, request, simulate, table
+from reserved import View
 from stages import DECODE, DIFFUSE, ENCODE
+from tilework.admission.reservation_book import ReservationBook
 from tilework.admission.reservation_timeline import DeviceTimes, Nodes, choose_group, run_in_order
 from tilework.admission.reservations import Reservations
 from tilework.control.controller import ControllerConfig
 from tilework.core.actions import Accept, Action, Reject
 from tilework.core.cost_row import CostRow
 from tilework.core.events import Event, Submitted
-from tilework.core.interfaces import Block, Demand
+from tilework.core.interfaces import Backlog, Block, Demand
 from tilework.core.request import OnMiss, RefusalCode, Request, Status
 from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.core.work import Group
@@ -44,7 +47,9 @@ class Schedule:
     blocks: list[Block]
 
     def reservations(self, now_ns: int = NOW_NS) -> Reservations:
-        return Reservations(dict(self.free_ns), self.nodes, self.blocks, now_ns)
+        book = ReservationBook()
+        book.follow_devices(cast(Backlog, View(self.free_ns, self.nodes, self.blocks)))
+        return Reservations(book, now_ns)
 
     def ends_ns(self, blocks: Sequence[Block], anew: bool = False) -> list[int]:
         return run_in_order(dict(self.free_ns), self.nodes, blocks, anew)[1]

@@ -11,9 +11,10 @@ from tilework.admission.admission_limits import AdmissionLimits
 from tilework.admission.eta import Eta, end_after
 from tilework.admission.eta_correction import EtaCorrection
 from tilework.admission.free_after import FreeAfterAhead
-from tilework.admission.loads import all_unloaded, expected_ns, too_large
+from tilework.admission.loads import expected_ns, too_large
 from tilework.admission.promise_query import PromiseQuery
-from tilework.admission.reservations import Reservations
+from tilework.admission.reservation_book import ReservationBook
+from tilework.admission.reservations import Reservations, SearchBudget
 from tilework.core.actions import Reject
 from tilework.core.component import num_bytes
 from tilework.core.graph.progress import Cursor
@@ -26,14 +27,13 @@ from tilework.core.interfaces import (
     DeviceView,
     EtaPrediction,
     JobView,
-    Moment,
     Policy,
     RefusesRequests,
 )
 from tilework.core.request import EXACT_NEEDS_MORE, RefusalCode, Request, RequestClass, cost_key
-from tilework.policy.toolkit.buddy_allocator import nodes
 from tilework.policy.toolkit.demand import fastest, fits_at
 from tilework.policy.toolkit.known_demands import ByClass
+from tilework.policy.toolkit.margin import ADMISSION_MARGIN
 from tilework.policy.toolkit.pools import serving
 from tilework.policy.toolkit.wording import needs
 
@@ -50,17 +50,25 @@ class Admission:
     """
 
     limits: AdmissionLimits
+    book: ReservationBook = field(default_factory=ReservationBook)
     _eta: Eta = field(default_factory=Eta, init=False)
     _eta_correction: EtaCorrection = field(default_factory=EtaCorrection, init=False)
     _fitting: ByClass[RequestClass, tuple[int, int]] = field(default_factory=ByClass, init=False)
-    _reservations: tuple[Moment, Reservations] | None = field(default=None, init=False)
 
     def admit(
-        self, request: Request, left: Cursor, policy: Policy, costs: CostModel, backlog: Backlog, now_ns: int
+        self,
+        request: Request,
+        left: Cursor,
+        policy: Policy,
+        costs: CostModel,
+        backlog: Backlog,
+        now_ns: int,
+        budget: SearchBudget,
     ) -> Admitted | Reject:
         """Accept or refuse a request, of which this is left. Raises UnknownCost.
 
-        A promise needs a proof for the whole of it.
+        A promise needs a proof for the whole of it. Its refusal has a deadline that could be promised, the earliest
+        that the `budget` of its call finds.
         """
         demand = policy.demand(request, costs.start(request), costs)  # Policies learn from it what is asked for.
         if left.position:
@@ -92,7 +100,8 @@ class Admission:
         if not request.is_promise:
             return Admitted(eta_ns, why, eta_prediction, demand)
         assert request.deadline_ns is not None
-        reservations = self._reservations_at(backlog, now_ns)
+        self.book.follow_devices(backlog)
+        reservations = Reservations(self.book, now_ns, budget)
         query = PromiseQuery.of(request, policy, costs, backlog, reservations=reservations, eta=self._eta, parts=parts)
         reservation = query.reservation(request.deadline_ns)
         if reservation is None:
@@ -110,17 +119,16 @@ class Admission:
             self._fitting[key] = state
         return refused
 
-    def _reservations_at(self, backlog: Backlog, now_ns: int) -> Reservations:
-        """The reservations, which stay the same until works or promises change."""
-        moment, blocks = backlog.moment, backlog.reserved()
-        if backlog.needs_loads:
-            blocks = all_unloaded(blocks)
-        if self._reservations is None or self._reservations[0] != moment or self._reservations[1].blocks != blocks:
-            free_ns = {device.device_id: device.free_ns for device in (*backlog.devices, *backlog.slots)}
-            self._reservations = moment, Reservations(free_ns, nodes(backlog.devices), blocks, now_ns)
-        reservations = self._reservations[1]
-        reservations.set_time(now_ns)
-        return reservations
+    def after_all_ns(self, requests: Sequence[Request], policy: Policy, costs: CostModel, now_ns: int) -> int:
+        """A deadline that leaves time for all these requests, one after another, after all reservations."""
+        run_ns = sum(policy.demand(one, costs.start(one), costs).run_ns for one in requests)
+        last_ns = max([now_ns, *(due_ns for due_ns, _ in self.book.keys[-1:])])
+        return ADMISSION_MARGIN.due_ns(last_ns + run_ns, now_ns)
+
+    def shared_ns(self, requests: Sequence[Request], policy: Policy, costs: CostModel, backlog: Backlog) -> int:
+        """By how much a deadline must be later for these requests, too, if they share the devices evenly."""
+        device_ns = sum(policy.demand(one, costs.start(one), costs).device_ns for one in requests)
+        return device_ns * (100 + ADMISSION_MARGIN.percent) // (100 * len(backlog.devices))
 
     def learn(self, request: Request, eta_prediction: EtaPrediction, actual_ns: int) -> None:
         """Correct the predictions for requests like this one, which has finished `actual_ns` after its arrival."""

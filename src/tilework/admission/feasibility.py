@@ -6,11 +6,14 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tilework.admission.effect_tree import Key
 from tilework.admission.proof_search import Candidate, ProofSearch
+from tilework.admission.reservation_book import ReservationBook
 from tilework.admission.reservation_timeline import DeviceTimes
-from tilework.admission.what_if import WhatIf, due
+from tilework.admission.what_if import WhatIf, due, is_before
 from tilework.core.interfaces import Block, ClusterView, JobView
 from tilework.core.time import NEVER_NS
+from tilework.policy.toolkit.margin import GUARD_MARGIN
 
 _NUM_NEAR = 64
 
@@ -21,6 +24,7 @@ class FeasibilityProof:
 
     Of many reservations only the *near* ones, due before `far_from`, are searched. The *far* ones keep their groups:
     it is enough that near reservations leave each device by `far_spared_ns`, until when far reservations can spare it.
+    When these must have ended follows from the book, as of `as_of_ns`: what has ended since only leaves them more time.
 
     `granted_ns` is when jobs may end that cannot be in time any more. They must not become later.
     """
@@ -29,7 +33,8 @@ class FeasibilityProof:
     ends_ns: Mapping[int, int]
     far_from: tuple[int, int] | None
     far_spared_ns: DeviceTimes
-    far_ends_ns: Mapping[int, int]
+    as_of_ns: int
+    book: ReservationBook
     granted_ns: Mapping[int, int]
 
     def holds(self, view: ClusterView) -> bool:
@@ -37,15 +42,29 @@ class FeasibilityProof:
         devices = (*view.devices, *view.slots)
         if self.granted_ns or len(devices) != len(self.spared_ns):
             return False
+        far_ns = min(self.far_spared_ns.values(), default=0)
         for device in devices:
             if device.free_ns >= self.spared_ns.get(device.device_id, 0):
                 return False
             for work in device.works:
                 for job_id in work.job_ids:
-                    end_ns = self.ends_ns.get(job_id) or self.far_ends_ns.get(job_id)
-                    if end_ns is not None and not _ends_by(end_ns, view.job(job_id), device.end_ns(work)):
+                    job, end_ns = view.job(job_id), self.ends_ns.get(job_id)
+                    if job is None or job.promised is None:
+                        continue
+                    ready_ns = device.end_ns(work)
+                    if end_ns is not None and ready_ns + job.promised.demand.run_ns > end_ns:
+                        return False
+                    if end_ns is None and ready_ns <= far_ns and job.promised.devices and job.promised.demand.run_ns:
+                        continue  # As `_is_in_time` would say, but sooner: there may be hundreds of works.
+                    if end_ns is None and not self._leaves_far(job, job.promised, ready_ns):
                         return False
         return True
+
+    def _leaves_far(self, job: JobView, block: Block, ready_ns: int) -> bool:
+        """Whether a job whose works end then is in time if it is far."""
+        if is_before(job, self.far_from):
+            return True
+        return _is_in_time(self.book, due(job), block, ready_ns, self.far_spared_ns, self.as_of_ns)
 
     def is_usable(self, what_if: WhatIf) -> bool:
         """Whether the devices are the same, and enough near jobs remain."""
@@ -60,40 +79,80 @@ class FeasibilityProof:
         """Whether starts need no search: the promised jobs that they start are far, and they delay no near job."""
         if any(free_ns > self.spared_ns[device_id] for device_id, free_ns in after.free_ns.items()):
             return False
-        return all(job_id in self.far_ends_ns for job_id in after.changed)
+        jobs = map(after.view.job, after.changed)
+        return all(job is not None and not is_before(job, self.far_from) for job in jobs)
 
     def followed_by(self, search: ProofSearch, candidate: Candidate) -> FeasibilityProof:
         """The proof by a candidate with the near jobs."""
-        spared_ns, ends_ns = search.backwards(candidate)
-        ends_of = {job.job_id: end_ns for job, end_ns in zip(search.jobs, ends_ns, strict=True)}
-        return replace(self, spared_ns=spared_ns, ends_ns=ends_of, granted_ns=search.granted_ns(candidate))
+        found = FeasibilityProof.of_near(search, candidate, self.book)
+        return replace(found, far_from=self.far_from, as_of_ns=self.as_of_ns)
 
     @staticmethod
-    def after(search: ProofSearch, candidate: Candidate) -> FeasibilityProof:
-        """The proof by a candidate with all jobs. Late jobs are near, and with few jobs all are near."""
-        count, ids = len(search.jobs), [job.job_id for job in search.jobs]
-        last_late = max((rank for rank, late_ns in enumerate(candidate.lates_ns) if late_ns), default=-1)
-        cut = count if count <= 2 * _NUM_NEAR else max(_NUM_NEAR, last_late + 1)
+    def of_near(search: ProofSearch, candidate: Candidate, book: ReservationBook) -> FeasibilityProof:
+        """The proof by a candidate of a search over the near jobs, or over all."""
+        count, every = len(search.jobs), search.what_if.view.promised()
+        far_from = due(every[count]) if count < len(every) else None
         spared_ns, ends_ns = search.backwards(candidate)
         return FeasibilityProof(
             spared_ns=spared_ns,
-            ends_ns=dict(zip(ids[:cut], ends_ns[:cut], strict=True)),
-            far_from=due(search.jobs[cut]) if cut < count else None,
-            far_spared_ns=_first_starts(search.what_if.free_ns, candidate.blocks[cut:], ends_ns[cut:]),
-            far_ends_ns=dict(zip(ids[cut:], ends_ns[cut:], strict=True)),
+            ends_ns={job.job_id: end_ns for job, end_ns in zip(search.jobs, ends_ns, strict=True)},
+            far_from=far_from,
+            far_spared_ns=search.far_spared_ns,
+            as_of_ns=search.what_if.now_ns,
+            book=book,
             granted_ns=search.granted_ns(candidate),
         )
 
+    @staticmethod
+    def after(search: ProofSearch, candidate: Candidate, book: ReservationBook) -> FeasibilityProof:
+        """The proof by a candidate with all jobs. Late jobs are near, and with few jobs all are near."""
+        count = len(search.jobs)
+        last_late = max((rank for rank, late_ns in enumerate(candidate.lates_ns) if late_ns), default=-1)
+        cut = count if count <= 2 * _NUM_NEAR else max(_NUM_NEAR, last_late + 1)
+        ends_ns = search.backwards(candidate)[1]
+        far_spared_ns = _first_starts(search.what_if.free_ns, candidate.blocks[cut:], ends_ns[cut:])
+        proof = FeasibilityProof.of_near(search, candidate, book)
+        if cut == count:
+            return proof
+        near = {job.job_id: end_ns for job, end_ns in zip(search.jobs[:cut], ends_ns[:cut], strict=True)}
+        return replace(proof, ends_ns=near, far_from=due(search.jobs[cut]), far_spared_ns=far_spared_ns)
+
     def leaves_far(self, after: WhatIf) -> bool:
         """Whether the far jobs that are started end in time."""
-        return all(
-            block.ready_ns + block.demand.run_ns <= self.far_ends_ns.get(job_id, NEVER_NS)
-            for job_id, block in after.changed.items()
-        )
+        changed = ((after.view.job(job_id), block) for job_id, block in after.changed.items())
+        return all(job is None or self._leaves_far(job, block, block.ready_ns) for job, block in changed)
 
 
-def _ends_by(end_ns: int, job: JobView | None, ready_ns: int) -> bool:
-    return job is None or job.promised is None or ready_ns + job.promised.demand.run_ns <= end_ns
+def _is_in_time(
+    book: ReservationBook, key: Key, block: Block, ready_ns: int, far_spared_ns: DeviceTimes, now_ns: int
+) -> bool:
+    """Whether a far reservation is in time if its job is ready then.
+
+    It is if the job is ready before any far reservation must begin on one of its devices, as it nearly always is.
+    """
+    for device_id, from_ns, _ in block.if_unloaded.windows() if block.demand.run_ns else ():
+        if ready_ns + from_ns <= far_spared_ns.get(device_id, 0):
+            return True
+    return ready_ns + block.demand.run_ns <= book.latest_end_ns(key, GUARD_MARGIN, now_ns)
+
+
+def near_search(book: ReservationBook, what_if: WhatIf) -> ProofSearch | None:
+    """The search over the near jobs, if far ones keep their groups; None if these lack any, or are late even so.
+
+    Then all are to be searched, as when they are few.
+    """
+    promised = what_if.view.promised()
+    if len(promised) <= 2 * _NUM_NEAR:
+        return None
+    far_from = due(promised[_NUM_NEAR])
+    if any(key >= far_from for key in book.unplaced):
+        return None
+    far_spared_ns = book.spared_ns(far_from, GUARD_MARGIN, what_if.now_ns)
+    for due_ns, job_id, block in what_if.view.begun_reservations():
+        key, now_ns = (due_ns, job_id), what_if.now_ns
+        if key >= far_from and not _is_in_time(book, key, block, block.ready_ns, far_spared_ns, now_ns):
+            return None
+    return ProofSearch.of_first(_NUM_NEAR, what_if, far_spared_ns, {})
 
 
 def _first_starts(devices: Iterable[int], blocks: Sequence[Block], ends_ns: Sequence[int]) -> DeviceTimes:

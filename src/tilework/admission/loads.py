@@ -70,11 +70,6 @@ def in_order(blocks: Sequence[Block]) -> list[Block]:
     return found
 
 
-def all_unloaded(blocks: Sequence[Block]) -> list[Block]:
-    """The same reservations, counting on no components: a new one may come before each of them."""
-    return [block.if_unloaded for block in blocks]
-
-
 def moved(block: Block, devices: tuple[int, ...], slot: int | None) -> Block:
     """The reservation on other devices."""
     block = block if devices == block.devices else block.if_unloaded

@@ -52,7 +52,7 @@ class ProofSearch:
         num_jobs: int, what_if: WhatIf, far_spared_ns: DeviceTimes, granted_ns: Mapping[int, int]
     ) -> ProofSearch:
         """The search over the first `num_jobs` reservations; `granted_ns` as in `FeasibilityProof`."""
-        jobs, blocks = what_if.view.promised()[:num_jobs], list(what_if.view.reserved()[:num_jobs])
+        jobs, blocks = what_if.view.promised()[:num_jobs], list(what_if.view.reserved(num_jobs))
         for job_id, block in what_if.changed.items():
             job = what_if.view.job(job_id)
             assert job is not None

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tilework.admission.feasibility import FeasibilityProof
+from tilework.admission.feasibility import FeasibilityProof, near_search
 from tilework.admission.proof_search import Degrees, ProofSearch
+from tilework.admission.reservation_book import ReservationBook
 from tilework.admission.reservation_timeline import begin_ns
 from tilework.admission.what_if import WhatIf
 from tilework.core.events import MeasurementAsked
@@ -39,6 +40,7 @@ class ReservationGuard:
     It holds a proof, which `update` renews and all other methods use.
     """
 
+    book: ReservationBook = field(default_factory=ReservationBook)
     chunk_ns: int = 200 * NS_PER_MS
     _known: FeasibilityProof | None = field(default=None, init=False)
     _up: Mapping[int, int] = field(default_factory=dict, init=False)  # The pools of the devices that were up.
@@ -57,6 +59,7 @@ class ReservationGuard:
         delaying others, on more devices if that helps. `degrees` returns the degrees at which the policy may run a
         request.
         """
+        self.book.follow(view)
         if not view.promised() or not view.devices:
             self._known = None
             return {}
@@ -70,10 +73,16 @@ class ReservationGuard:
                 self._known = known.followed_by(search, found)
                 return search.adopted(found)
         up = {device_id: device.pool for device_id, device in what_if.up.items()}
+        near = near_search(self.book, what_if) if self._up == up else None
+        if near is not None:
+            found = near.in_time() or near.least_late(degrees)
+            if found.leaves_room:
+                self._known = FeasibilityProof.of_near(near, found, self.book)
+                return near.adopted(found)
         search = ProofSearch.of_all(what_if, devices_changed=self._up != up)
         found = search.in_time() or search.least_late(degrees)
         self._up = up
-        self._known = FeasibilityProof.after(search, found)
+        self._known = FeasibilityProof.after(search, found, self.book)
         return search.adopted(found)
 
     # What a policy may start.
@@ -140,8 +149,8 @@ class ReservationGuard:
         Then no promise is a reason to wait. A proof may be one: if costs have changed since the reservations were
         made, the job ends later than it says, and would for ever.
         """
-        for job, block in zip(view.promised(), view.reserved(), strict=True):
-            if block.demand.slot is not None:
+        for job in view.promised():
+            if job.promised is not None and job.promised.demand.slot is not None:
                 return job.job_id in start.job_ids
         return False
 
@@ -168,7 +177,7 @@ class ReservationGuard:
         held: set[int] = set()
         room = {device.device_id: WORKS_PER_DEVICE - len(device.works) for device in what_if.view.devices}
         num_near = known.num_near(what_if.view)
-        for job, block in zip(what_if.view.promised()[:num_near], what_if.view.reserved()[:num_near], strict=True):
+        for job, block in zip(what_if.view.promised()[:num_near], what_if.view.reserved(num_near), strict=True):
             cursor = what_if.cursor(job)
             if cursor.stage is None or not block.devices:  # None that may run it is up.
                 continue

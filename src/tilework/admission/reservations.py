@@ -20,7 +20,8 @@ a promise late.
 
 *The test.* Going backwards from the deadlines gives for each device until when the reservations can spare it, and for
 each block when it must have ended (`reservation_timeline.latest_ends`). All are in time exactly if each device is free
-by then, and each job is ready early enough. So most questions take one comparison per device.
+by then, and each job is ready early enough. So most questions take one comparison per device, at a place in the order
+that is found in the logarithm of the number of reservations (`admission.reservation_book`).
 
 What preserves the proof:
 
@@ -41,47 +42,36 @@ admission is the larger one, so the guard starts with some time to spare.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
-from tilework.admission.reservation_timeline import (
-    Chosen,
-    DeviceTimes,
-    Nodes,
-    begin_ns,
-    choose_group,
-    latest_ends,
-    run_in_order,
-)
+from tilework.admission.effect_tree import Key
+from tilework.admission.reservation_book import ReservationBook
+from tilework.admission.reservation_timeline import Chosen, begin_ns, choose_group, run_in_order
 from tilework.core.interfaces import Block, Demand
 from tilework.core.pools import Within
-from tilework.core.time import NEVER_NS
 from tilework.policy.toolkit.margin import ADMISSION_MARGIN
 
-_MANY, _STRIDE = 256, 32
+_MANY = 256  # Reservations, of which groups are not chosen anew for a new request.
+_FEW_PLACES, _MOST_PLACES = 16, 24
 
 
-class Reservations:
-    """The reservations of all promised jobs, in order of their deadlines, on the devices at one time.
+@dataclass(slots=True)
+class SearchBudget:
+    """How many more places in the order of reservations are tried to find earliest deadlines, for all of one call.
 
-    `free_ns` is when each device is free; there is at least one device. The effects of the blocks before and after a
-    place in the order are computed when they are first needed, and cached at every `_STRIDE`-th place. So most answers
-    take far less time than going through all blocks.
+    Without any left, only the place after all others is.
     """
 
-    def __init__(self, free_ns: DeviceTimes, nodes: Nodes, blocks: Sequence[Block], now_ns: int) -> None:
-        self.free_ns = free_ns
-        self.nodes = nodes
-        self.blocks = blocks
-        self.now_ns = now_ns
-        self._stride = 1 if len(blocks) <= _MANY else _STRIDE
-        self._free_ns = [free_ns]
-        self._spared_ns = [dict.fromkeys(free_ns, NEVER_NS)]
+    num_places: int = _MOST_PLACES
 
-    def set_time(self, now_ns: int) -> None:
-        """Move to a later time with the same free times and blocks; margins are smaller then."""
-        self.now_ns = now_ns
+
+@dataclass(slots=True)
+class Reservations:
+    """Questions about one more reservation, beside those of the book, at one time. At least one device is up."""
+
+    book: ReservationBook
+    now_ns: int
+    budget: SearchBudget = field(default_factory=SearchBudget)
 
     def place(self, due_ns: int, demand: Demand, within: Within = None) -> Block | None:
         """The reservation of a new request with this deadline, on devices `within`.
@@ -91,90 +81,74 @@ class Reservations:
         Other reservations keep their groups. If there is no room and there are few reservations, all groups are chosen
         anew; if that makes room, the guard will choose them anew, too.
         """
-        index = self._place_of(due_ns)
-        found = self._beside_others(index, demand, within)
+        found = self._beside_others(_after(due_ns), demand, within)
         if found is not None and ADMISSION_MARGIN.due_ns(found[1], self.now_ns) <= due_ns:
             return Block(due_ns, 0, demand, *found[0], within=within)
-        if len(self.blocks) > _MANY:
+        if len(self.book.keys) > _MANY or ADMISSION_MARGIN.due_ns(self.now_ns + demand.run_ns, self.now_ns) > due_ns:
             return None
-        return self._anew(index, Block(due_ns, self.now_ns, demand, within=within))
+        return self._anew(Block(due_ns, self.now_ns, demand, within=within))
 
     def earliest_ns(self, demand: Demand, at_least_ns: int = 0, within: Within = None) -> int:
         """A deadline, from `at_least_ns` on, with which a new request would be accepted on devices `within`.
 
-        It is the earliest for which all other reservations keep their groups. With many reservations it may be later,
-        since not all places in the order are tried.
+        If few reservations are due later, it is the earliest for which all others keep their groups. Of many, some
+        places in their order are tried: the middle between one that has no room and the next that has, again and again.
+        So it may be later, by a smaller part of the time until the last deadline with each place.
         """
-        for index in self._places(self._place_of(at_least_ns)):
-            found = self._beside_others(index, demand, within)
-            if found is not None:
-                before_ns = self.blocks[index - 1].due_ns if index else 0
-                due_ns = max(at_least_ns, before_ns, ADMISSION_MARGIN.due_ns(found[1], self.now_ns))
-                if index == len(self.blocks) or due_ns < self.blocks[index].due_ns:
-                    return due_ns
-        raise AssertionError("there is room after all others")
+        first, last = self.book.rank(_after(at_least_ns)), len(self.book.keys)
+        found_ns = None
+        if last - first <= min(_FEW_PLACES, self.budget.num_places):
+            tried = (self._due_ns(index, demand, at_least_ns, within) for index in range(first, last))
+            found_ns = next((due_ns for due_ns in tried if due_ns is not None), None)
+            first = last
+        elif self.budget.num_places > 0:
+            found_ns = self._due_ns(first, demand, at_least_ns, within)
+        if found_ns is not None:
+            return found_ns
+        found_ns = self._due_ns(last, demand, at_least_ns, within)
+        assert found_ns is not None, "there is room after all others"
+        while last - first > 1 and self.budget.num_places > 0:
+            middle = (first + last) // 2
+            due_ns = self._due_ns(middle, demand, at_least_ns, within)
+            if due_ns is None:
+                first = middle
+            else:
+                last, found_ns = middle, due_ns
+        return found_ns
 
-    def _beside_others(self, index: int, demand: Demand, within: Within) -> tuple[Chosen, int] | None:
+    def _due_ns(self, index: int, demand: Demand, at_least_ns: int, within: Within) -> int | None:
+        """The earliest deadline that gives a new request this place in the order; None if there is no room."""
+        keys = self.book.keys
+        self.budget.num_places -= 1
+        before_ns = keys[index - 1][0] if index else 0
+        if index < len(keys) and keys[index][0] <= max(before_ns, at_least_ns):
+            return None
+        found = self._beside_others(_after(before_ns), demand, within)
+        if found is None:
+            return None
+        due_ns = max(at_least_ns, before_ns, ADMISSION_MARGIN.due_ns(found[1], self.now_ns))
+        return due_ns if index == len(keys) or due_ns < keys[index][0] else None
+
+    def _beside_others(self, place: Key, demand: Demand, within: Within) -> tuple[Chosen, int] | None:
         """A group for a new block at a place in the order that later blocks can spare, and the block's end on it."""
-        free_ns, spared_ns = self._around(index)
-        chosen = choose_group(free_ns, self.nodes, demand, self.now_ns, spared_ns, within)
+        free_ns, spared_ns = self.book.around(place, self.now_ns)
+        chosen = choose_group(free_ns, self.book.nodes, demand, self.now_ns, spared_ns, within)
         if chosen is None:
             return None
         return chosen, begin_ns(Block(0, self.now_ns, demand, *chosen), free_ns) + demand.run_ns
 
-    def _anew(self, index: int, newcomer: Block) -> Block | None:
-        blocks = [*self.blocks[:index], newcomer, *self.blocks[index:]]
-        blocks, ends_ns = run_in_order(dict(self.free_ns), self.nodes, blocks, anew=True)
+    def _anew(self, newcomer: Block) -> Block | None:
+        book, now_ns = self.book, self.now_ns
+        index = book.rank(_after(newcomer.due_ns))
+        blocks = [book.blocks[key] for key in book.keys]
+        blocks.insert(index, newcomer)
+        blocks, ends_ns = run_in_order(dict(book.free_ns), book.nodes, blocks, anew=True)
         for block, end_ns in zip(blocks, ends_ns, strict=True):
-            if ADMISSION_MARGIN.due_ns(end_ns, self.now_ns) > block.due_ns:
+            if ADMISSION_MARGIN.due_ns(end_ns, now_ns) > block.due_ns:
                 return None
         return replace(blocks[index], ready_ns=0)
 
-    def _place_of(self, due_ns: int) -> int:
-        """The place of a new block in the order: after blocks with the same deadline."""
-        return bisect_left(self.blocks, due_ns + 1, key=_due_ns)
 
-    def _places(self, first: int) -> Iterator[int]:
-        """Places in the order from `first` on: all of them, or `first`, the cached places and the last."""
-        yield first
-        yield from range(first // self._stride * self._stride + self._stride, len(self.blocks), self._stride)
-        if first < len(self.blocks):
-            yield len(self.blocks)
-
-    def _around(self, index: int) -> tuple[DeviceTimes, DeviceTimes]:
-        """When devices are free after the blocks before a place, and until when later blocks can spare them.
-
-        The caller must not change them.
-        """
-        stride, mark, next_mark = self._stride, index // self._stride, -(-index // self._stride)
-        free_ns, spared_ns = self._free_at(mark), self._spared_at(next_mark)
-        if mark < next_mark:
-            free_ns, spared_ns = dict(free_ns), dict(spared_ns)
-            run_in_order(free_ns, self.nodes, self.blocks[mark * stride : index])
-            self._go_back(spared_ns, index, next_mark * stride)
-        return free_ns, spared_ns
-
-    def _free_at(self, mark: int) -> DeviceTimes:
-        marks, stride = self._free_ns, self._stride
-        while len(marks) <= mark:
-            free_ns, first = dict(marks[-1]), (len(marks) - 1) * stride
-            run_in_order(free_ns, self.nodes, self.blocks[first : first + stride])
-            marks.append(free_ns)
-        return marks[mark]
-
-    def _spared_at(self, mark: int) -> DeviceTimes:
-        marks, stride = self._spared_ns, self._stride  # The last mark comes first.
-        last = -(-len(self.blocks) // stride)
-        while last - len(marks) >= mark:
-            spared_ns, first = dict(marks[-1]), (last - len(marks)) * stride
-            self._go_back(spared_ns, first, first + stride)
-            marks.append(spared_ns)
-        return marks[last - mark]
-
-    def _go_back(self, spared_ns: DeviceTimes, first: int, last: int) -> None:
-        blocks = self.blocks[first:last]
-        latest_ends(spared_ns, blocks, ADMISSION_MARGIN.latest_all_ns(blocks, self.now_ns))
-
-
-def _due_ns(block: Block) -> int:
-    return block.due_ns
+def _after(due_ns: int) -> Key:
+    """The place of a new reservation in the order: after those with the same deadline."""
+    return due_ns + 1, -1

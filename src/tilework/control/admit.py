@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from tilework.admission.admission import Admission
 from tilework.admission.reservation_guard import ReservationGuard
+from tilework.admission.reservations import SearchBudget
 from tilework.control.cluster.job import Job
 from tilework.control.cluster.tracker import Tracker
 from tilework.control.expiry import Expiry
@@ -16,7 +17,7 @@ from tilework.core.request import RefusalCode, Request
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.tabled import UnknownCost
 
-_MORE_TRIALS = 16  # In addition to one per request, to find a deadline with which all of them are accepted.
+_MOST_ASKED = 24  # Requests in trials, to find a deadline with which all of a call are accepted.
 
 
 class Admit:
@@ -43,11 +44,12 @@ class Admit:
         """Accept all requests, or refuse all; each with the position at which it begins."""
         jobs: list[Job] = []
         accepts: list[Action] = []
+        budget = SearchBudget()
         for request, position in begun:
-            chosen, answer = self._ask(request, now_ns, position)
+            chosen, answer = self._ask(request, now_ns, budget, position)
             if isinstance(answer, Reject):
                 self._take_back(jobs)
-                return self._reject([request for request, _ in begun], len(jobs), answer, now_ns)
+                return self._reject([request for request, _ in begun], len(jobs), answer, now_ns, budget)
             jobs.append(self._enter(chosen, answer, len(jobs), position))
             uses_cache = chosen.cache != request.cache
             accepts.append(Accept(jobs[-1].job_id, request.uid, answer.eta_ns, answer.why, uses_cache))
@@ -61,7 +63,7 @@ class Admit:
 
         In that case its deadline is not promised. It is refused only if its cost is unknown.
         """
-        chosen, answer = self._ask(request, now_ns)
+        chosen, answer = self._ask(request, now_ns, SearchBudget())
         if isinstance(answer, Reject) and answer.code is RefusalCode.UNKNOWN_COST:
             return [answer]
         if isinstance(answer, Reject):
@@ -77,24 +79,26 @@ class Admit:
         why = f"it had been accepted before; {answer.why}"
         return [Accept(job.job_id, request.uid, answer.eta_ns, why, chosen.cache != request.cache)]
 
-    def _ask(self, request: Request, now_ns: int, position: int = 0) -> tuple[Request, Admitted | Reject]:
+    def _ask(
+        self, request: Request, now_ns: int, budget: SearchBudget, position: int = 0
+    ) -> tuple[Request, Admitted | Reject]:
         """The answer to a request, and the request that it is for: the same, or one with its spare cache."""
-        answer = self._answer(request, now_ns, position)
+        answer = self._answer(request, now_ns, budget, position)
         if request.spare_cache is None:
             return request, answer
         if isinstance(answer, Admitted) and (request.deadline_ns is None or answer.eta_ns <= request.deadline_ns):
             return request, answer
-        cached = self._answer(request.with_spare_cache, now_ns, position)
+        cached = self._answer(request.with_spare_cache, now_ns, budget, position)
         if isinstance(cached, Reject):
             return request, answer
         return request.with_spare_cache, replace(
             cached, why=f"{cached.why}; it has a cache, since it would be late without"
         )
 
-    def _answer(self, request: Request, now_ns: int, position: int) -> Admitted | Reject:
+    def _answer(self, request: Request, now_ns: int, budget: SearchBudget, position: int) -> Admitted | Reject:
         try:
             left = self._costs.start(request).itinerary.at[position]
-            return self._rule.admit(request, left, self._policy, self._costs, self._tracker, now_ns)
+            return self._rule.admit(request, left, self._policy, self._costs, self._tracker, now_ns, budget)
         except UnknownCost as error:
             return Reject(request.uid, str(error), None, RefusalCode.UNKNOWN_COST)
 
@@ -118,43 +122,57 @@ class Admit:
         for job in jobs:
             self._tracker.remove_job(job)
 
-    def _reject(self, requests: Sequence[Request], index: int, answer: Reject, now_ns: int) -> list[Action]:
+    def _reject(
+        self, requests: Sequence[Request], index: int, answer: Reject, now_ns: int, budget: SearchBudget
+    ) -> list[Action]:
         """Refuse all requests, since the request with this index is refused."""
         if len(requests) > 1:
             earliest_ns = answer.earliest_ns
             if earliest_ns is not None and answer.code is RefusalCode.DEADLINE:
-                earliest_ns = self._earliest_ns(requests, earliest_ns, now_ns)
+                earliest_ns = self._earliest_ns(requests, index, earliest_ns, now_ns, budget)
             reason = f"{answer.reason} (request {index + 1} of {len(requests)} submitted together)"
             answer = replace(answer, reason=reason, earliest_ns=earliest_ns)
         return [replace(answer, uid=request.uid) for request in requests]
 
-    def _earliest_ns(self, requests: Sequence[Request], due_ns: int, now_ns: int) -> int:
-        """A deadline, from `due_ns` on, with which all requests would be accepted together: about the earliest.
+    def _earliest_ns(
+        self, requests: Sequence[Request], index: int, due_ns: int, now_ns: int, budget: SearchBudget
+    ) -> int | None:
+        """A deadline with which all requests would be accepted together, about the earliest; None if none is found.
 
-        In each trial the first refused request says which deadline it needs. That may be earlier than the deadline just
-        tried, since a later deadline can break a promise that an earlier one does not break. In that case the next
-        trial is later by a step that doubles.
+        The request with this index could be accepted with `due_ns`, the earlier ones before it. In each trial the first
+        refused request says which deadline it needs, and the next trial leaves time for those after it, too. That may
+        be earlier than the deadline just tried, since a later deadline can break a promise that an earlier one does not
+        break. In that case the next trial is later by a step that doubles. The last trial is after all reservations.
+        The more requests, the fewer trials: together they ask no more than some single requests do.
         """
-        step_ns = (due_ns - now_ns) // 32
-        for _ in range(len(requests) + _MORE_TRIALS):
-            refusal = self._trial([replace(request, deadline_ns=due_ns) for request in requests], now_ns)
+        step_ns, num_trials = (due_ns - now_ns) // 32, max(2, _MOST_ASKED // len(requests))
+        due_ns = self._with_others(requests, index, due_ns)
+        for number in range(num_trials):
+            if number == num_trials - 1:
+                due_ns = max(due_ns, self._rule.after_all_ns(requests, self._policy, self._costs, now_ns))
+            trial = [replace(request, deadline_ns=due_ns) for request in requests]
+            index, refusal = self._trial(trial, now_ns, budget)
             if refusal is None or refusal.earliest_ns is None:
-                break
+                return due_ns
             if refusal.earliest_ns > due_ns:
-                due_ns = refusal.earliest_ns
+                due_ns = self._with_others(requests, index, refusal.earliest_ns)
             else:
                 due_ns, step_ns = due_ns + step_ns, 2 * step_ns
-        return due_ns
+        return None
 
-    def _trial(self, requests: Sequence[Request], now_ns: int) -> Reject | None:
-        """The refusal of the first of these requests that would be refused; None if all would be accepted."""
+    def _with_others(self, requests: Sequence[Request], index: int, due_ns: int) -> int:
+        """A deadline for the requests up to this one, and for those after it."""
+        return due_ns + self._rule.shared_ns(requests[index + 1 :], self._policy, self._costs, self._tracker)
+
+    def _trial(self, requests: Sequence[Request], now_ns: int, budget: SearchBudget) -> tuple[int, Reject | None]:
+        """Which of these requests would be refused first, and how; None if all would be accepted."""
         jobs: list[Job] = []
         try:
             for request in requests:
-                chosen, answer = self._ask(request, now_ns)
+                chosen, answer = self._ask(request, now_ns, budget)
                 if isinstance(answer, Reject):
-                    return answer
+                    return len(jobs), answer
                 jobs.append(self._enter(chosen, answer, len(jobs)))
-            return None
+            return len(jobs), None
         finally:
             self._take_back(jobs)

@@ -113,7 +113,7 @@ class Controller:
         self.policy = policy = policy or make_policy(config.policy)
         limits = AdmissionLimits(max_jobs=config.max_jobs, max_backlog_ns=config.max_backlog_ns)
         self._rule = rule or Admission(limits=limits)
-        self._guard = guard = ReservationGuard()
+        self._guard = guard = ReservationGuard(book=self._rule.book)
         self.tracker = Tracker(policy, self.costs)
         self._recovery = Recovery(self.tracker, guard, config.max_attempts)
         expiry = Expiry(policy, self.costs, self.tracker, self._recovery)

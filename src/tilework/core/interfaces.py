@@ -187,8 +187,27 @@ class DeviceView(Protocol):
         """Predicted end of one of its works, not before now; 0 for a work that it does not have."""
 
 
-class ClusterView(Protocol):
-    """The cluster as a policy sees it: live, indexed and read-only."""
+class ReservationChange(NamedTuple):
+    """The reservation of a promised job is new, or another one than before; None: it is gone."""
+
+    due_ns: int
+    job_id: int
+    block: Block | None
+
+
+class ReservationChanges(NamedTuple):
+    """What has changed in reservations, the latest last, and the number of changes ever made, from which to ask again.
+
+    `is_all`: these are all reservations, since the former changes are not known any more.
+    """
+
+    number: int
+    changes: Sequence[ReservationChange]
+    is_all: bool
+
+
+class Reserves(Protocol):
+    """The reservations of promised jobs, and the devices that are up."""
 
     @property
     def devices(self) -> Sequence[DeviceView]:
@@ -197,19 +216,9 @@ class ClusterView(Protocol):
         It is another object whenever devices have joined or are lost, or lie in other pools.
         """
 
-    def device(self, device_id: int) -> DeviceView | None:
-        """The device with this id; None while it is down."""
-
-    def on_node(self, node: int) -> Sequence[DeviceView]:
-        """Accelerators of a node that are up, by id."""
-
     @property
     def slots(self) -> Sequence[DeviceView]:
-        """CPU slots that are up, by id."""
-
-    @property
-    def is_linking(self) -> bool:
-        """Whether accelerators that are alone in their pools now will be in wider ones within seconds."""
+        """CPU slots that are up, by id; another object whenever one has joined or is lost."""
 
     @property
     def needs_loads(self) -> bool:
@@ -217,6 +226,31 @@ class ClusterView(Protocol):
 
         If not, no work ever waits for a load.
         """
+
+    def reserved(self, most: int | None = None) -> Sequence[Block]:
+        """The reservation of each promised job, or of the first `most`, by (deadline, job id), ready when its works
+        end.
+        """
+
+    def begun_reservations(self) -> Sequence[tuple[int, int, Block]]:
+        """Of these the ones of jobs that have works: deadline, job id, reservation."""
+
+    def reservation_changes(self, since: int) -> ReservationChanges:
+        """What has changed in reservations since this number of changes, as if no job had works."""
+
+
+class ClusterView(Reserves, Protocol):
+    """The cluster as a policy sees it: live, indexed and read-only."""
+
+    def device(self, device_id: int) -> DeviceView | None:
+        """The device with this id; None while it is down."""
+
+    def on_node(self, node: int) -> Sequence[DeviceView]:
+        """Accelerators of a node that are up, by id."""
+
+    @property
+    def is_linking(self) -> bool:
+        """Whether accelerators that are alone in their pools now will be in wider ones within seconds."""
 
     def load_ns(self, device_id: int, stage: Stage) -> int:
         """How long an accelerator would load, after its works, what it lacks of a stage's components.
@@ -242,9 +276,6 @@ class ClusterView(Protocol):
 
     def promised(self) -> Sequence[JobView]:
         """Jobs whose deadline is promised and can be kept, by (deadline, job id)."""
-
-    def reserved(self) -> Sequence[Block]:
-        """The reservation of each promised job, in the same order, ready when the job's works end."""
 
     def job(self, job_id: int) -> JobView | None:
         """The job with this id; None if it has ended or is parked. A work may outlive its job."""
@@ -479,20 +510,8 @@ class Moment(NamedTuple):
     now_ns: int | None
 
 
-class Backlog(Protocol):
+class Backlog(Reserves, Protocol):
     """What admission needs to know of the jobs that have not ended."""
-
-    @property
-    def devices(self) -> Sequence[DeviceView]:
-        """Accelerators that are up."""
-
-    @property
-    def slots(self) -> Sequence[DeviceView]:
-        """CPU slots that are up."""
-
-    @property
-    def needs_loads(self) -> bool:
-        """Whether a device lacks components that some stage needs."""
 
     def widest(self, pipeline: str) -> int:
         """The largest number of devices of one pool that were up at the same time, of those that serve a pipeline."""
@@ -500,6 +519,9 @@ class Backlog(Protocol):
     def num_jobs(self) -> int: ...
     def held(self, tenant: str | None = None) -> Held:
         """The jobs of a tenant, or of all tenants."""
+
+    def promised_to(self, tenant: str) -> Held:
+        """The jobs of a tenant that have reservations, and the device time of these."""
 
     def rivals_weight(self, tenant: str) -> float:
         """The sum of the weights of all other tenants that have jobs."""
@@ -530,6 +552,3 @@ class Backlog(Protocol):
         """The jobs with works on devices `within`, or that wait for a CPU slot, in order of service, if more than their
         works is left of them.
         """
-
-    def reserved(self) -> Sequence[Block]:
-        """The reservations of promised jobs, by (deadline, job id), ready when the jobs' works end."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from tilework.control.cluster.job import Job
-from tilework.core.interfaces import Block
+from tilework.core.interfaces import Block, Held, ReservationChange, ReservationChanges
+
+_NOTHING = Held(0, 0)
+_MOST_KEPT = 4  # Changes, and one more for each promised job; then the older half is dropped.
 
 
 class Promises:
@@ -14,24 +17,63 @@ class Promises:
     def __init__(self) -> None:
         self.jobs: list[Job] = []
         self.blocks: list[Block] = []
+        self._changes: list[ReservationChange] = []
+        self._num_dropped = 0  # Changes that are not known any more.
+        self._held: dict[str, Held] = {}  # By tenant.
+
+    def held(self, tenant: str) -> Held:
+        """How many promised jobs a tenant has, and the device time of their reservations."""
+        return self._held.get(tenant, _NOTHING)
+
+    def _hold(self, job: Job, num_jobs: int, device_ns: int) -> None:
+        """Count more, or less, for the tenant of a job."""
+        tenant = job.request.tenant
+        before = self.held(tenant)
+        now = Held(before.num_jobs + num_jobs, before.device_ns + device_ns)
+        if now.num_jobs:
+            self._held[tenant] = now
+        else:
+            del self._held[tenant]
 
     def add(self, job: Job, block: Block) -> None:
         rank = self.rank(job)
         self.jobs.insert(rank, job)
         self.blocks.insert(rank, block)
+        self._hold(job, 1, block.demand.device_ns)
+        self._note(job, block)
 
     def replace(self, job: Job, block: Block) -> None:
-        job.promised = self.blocks[self.rank(job)] = block
+        rank = self.rank(job)
+        self._hold(job, 0, block.demand.device_ns - self.blocks[rank].demand.device_ns)
+        job.promised = self.blocks[rank] = block
+        self._note(job, block)
 
     def remove(self, job: Job) -> None:
         """Give up the reservation of a job, if it has one."""
         if job.promised is not None:
             job.promised, rank = None, self.rank(job)
+            self._hold(job, -1, -self.blocks[rank].demand.device_ns)
             del self.jobs[rank], self.blocks[rank]
+            self._note(job, None)
 
     def rank(self, job: Job) -> int:
         """The index of a promised job."""
         return bisect_left(self.jobs, _due(job), key=_due)
+
+    def changes(self, since: int) -> ReservationChanges:
+        """What has changed since this number of changes were made."""
+        number = self._num_dropped + len(self._changes)
+        if since >= self._num_dropped:
+            return ReservationChanges(number, self._changes[since - self._num_dropped :], False)
+        every = zip(self.jobs, self.blocks, strict=True)
+        return ReservationChanges(number, [ReservationChange(*_due(job), block) for job, block in every], True)
+
+    def _note(self, job: Job, block: Block | None) -> None:
+        self._changes.append(ReservationChange(*_due(job), block))
+        if len(self._changes) > _MOST_KEPT + len(self.jobs):
+            num_old = len(self._changes) // 2
+            del self._changes[:num_old]
+            self._num_dropped += num_old
 
 
 def _due(job: Job) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from tilework.control.cluster.residents import Residents
 from tilework.control.cluster.start_check import check_start
 from tilework.core.component import Component, Memory
 from tilework.core.graph.stage import DeviceKind, Stage, StageSpec
-from tilework.core.interfaces import Ahead, Block, CostModel, Held, Moment, Policy, Running
+from tilework.core.interfaces import Ahead, Block, CostModel, Held, Moment, Policy, ReservationChanges, Running
 from tilework.core.pools import Within, may_run
 from tilework.core.request import Request
 from tilework.core.work import Group, Start, Work
@@ -150,6 +150,9 @@ class Tracker:
     def held(self, tenant: str | None = None) -> Held:
         return self._load.held(tenant)
 
+    def promised_to(self, tenant: str) -> Held:
+        return self._promises.held(tenant)
+
     def rivals_weight(self, tenant: str) -> float:
         return self._load.rivals_weight(tenant)
 
@@ -184,12 +187,25 @@ class Tracker:
     def promised(self) -> Sequence[Job]:
         return self._promises.jobs
 
-    def reserved(self) -> list[Block]:
-        blocks, end_ns = list(self._promises.blocks), self._devices.end_ns
+    def reserved(self, most: int | None = None) -> list[Block]:
+        blocks = self._promises.blocks[:most]
+        for job, block in self._begun():
+            rank = self._promises.rank(job)
+            if rank < len(blocks):
+                blocks[rank] = block
+        return blocks
+
+    def begun_reservations(self) -> list[tuple[int, int, Block]]:
+        return [(block.due_ns, job.job_id, block) for job, block in self._begun()]
+
+    def _begun(self) -> Iterator[tuple[Job, Block]]:
+        end_ns = self._devices.end_ns
         for job in self._busy.values():
             if job.promised is not None:
-                blocks[self._promises.rank(job)] = replace(job.promised, ready_ns=end_ns(job.works[-1]))
-        return blocks
+                yield job, replace(job.promised, ready_ns=end_ns(job.works[-1]))
+
+    def reservation_changes(self, since: int) -> ReservationChanges:
+        return self._promises.changes(since)
 
     # Devices.
 

@@ -74,9 +74,9 @@ def input_full(num_held: int, num_asked: int, most_bytes: int) -> Refused:
 
 
 def _unreachable(refusal: Reject, deadline: Deadline, arrival_ns: int) -> CallError:
-    """`retry_s` says after how long the deadline that was asked for could be met."""
+    """`retry_s` says after how long the deadline that was asked for could be met, if a deadline that could is known."""
     if refusal.earliest_ns is None:
-        return not_ready(refusal.reason)
+        return _unreachable_together(refusal, deadline)
     earliest_s = _ceil_ms(refusal.earliest_ns - arrival_ns)
     retry_s = max(1, math.ceil(earliest_s - deadline.slo_s))
     field, earliest = deadline.field, deadline.moved(earliest_s)
@@ -95,6 +95,17 @@ def _unreachable(refusal: Reject, deadline: Deadline, arrival_ns: int) -> CallEr
         resend=False,
         details={**judged, "earliest_s": earliest_s, **as_time},
     )
+
+
+def _unreachable_together(refusal: Reject, deadline: Deadline) -> CallError:
+    """The error for images of which no deadline was found that can be met for all of them together."""
+    message = (
+        f"{deadline.field} = {shown(deadline.value)} cannot be met: {refusal.reason}. No deadline was found for all of"
+        f' them together: ask for fewer, or send on_miss "best_effort".'
+    )
+    details = {"uid": refusal.uid, "slo_s": deadline.slo_s, "slo_source": deadline.source, "earliest_s": None}
+    code = refusal.code.value
+    return Refused(message, field=deadline.field, code=code, retry_s=RETRY_BUSY_S, resend=False, details=details)
 
 
 def _too_short(refusal: Reject, deadline: Deadline, arrival_ns: int) -> CallError:
