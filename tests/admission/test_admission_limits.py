@@ -255,3 +255,52 @@ def test_a_promise_counts_for_its_tenant() -> None:
     refused = submit(control, replace(promise("more", 0, slo_s=99), tenant="a"))
     assert isinstance(refused, Reject)
     assert refused.code is RefusalCode.TENANT
+
+
+# Shares of promises.
+
+
+def promised_to(uid: str, tenant: str, share: float = 0.25, **more: Any) -> Request:
+    return replace(promise(uid, 0, slo_s=5000, **more), tenant=tenant, promise_share=share)
+
+
+def test_a_tenant_beside_others_may_hold_a_quarter_of_the_promises_though_no_other_has_any() -> None:
+    control = controller(max_jobs=40)
+    assert num_accepted(control, [promised_to(f"a{index}", "a") for index in range(40)]) == 10
+    refused = submit(control, promised_to("more", "a"))
+    assert isinstance(refused, Reject)
+    assert (refused.code, refused.reason) == (
+        RefusalCode.TENANT,
+        "you have 10 promised requests; your share is 10 requests; ask without on_miss reject, or when some of them"
+        " have ended",
+    )
+    assert refused.retry_ns == pytest.approx(SERVICE_S * NS_PER_S, rel=0.05), "then one of the ten has ended"
+    assert isinstance(submit(control, promised_to("b", "b")), Accept)
+    assert isinstance(submit(control, of_tenant("without", "a")), Accept)
+    control.handle(Cancelled("a3", "gone"), 0)
+    assert isinstance(submit(control, promised_to("again", "a")), Accept)
+
+
+def test_a_tenant_beside_others_may_hold_a_quarter_of_the_time_that_may_be_promised() -> None:
+    control = controller(num_devices=2, max_backlog_ns=ns_from_s(40 * SERVICE_S))
+    accepted = num_accepted(control, [promised_to(f"a{index}", "a") for index in range(80)])
+    assert accepted in (20, 21), "ten of the 40 on each of both devices; the last may exceed it"
+    refused = submit(control, promised_to("more", "a"))
+    assert isinstance(refused, Reject)
+    assert refused.code is RefusalCode.TENANT
+    assert refused.reason.startswith("you have 11 s of promised requests; your share is 11 s; ask without")
+    assert isinstance(submit(control, promised_to("b", "b")), Accept)
+
+
+def test_a_tenant_that_shares_with_none_may_hold_all_promises() -> None:
+    """But for the tenth of all requests that it leaves to tenants who come later."""
+    control = controller(max_jobs=40)
+    assert num_accepted(control, [promised_to(f"a{index}", "a", share=1.0) for index in range(40)]) == 36
+
+
+def test_images_of_one_call_count_one_by_one() -> None:
+    control = controller(max_jobs=40)
+    call = [promised_to(str(index), "a") for index in range(11)]
+    answers = control.handle(Submitted(call[0], tuple(call[1:])), 0)
+    assert [one.code for one in only(Reject, answers)] == [RefusalCode.TENANT] * 11
+    assert len(only(Accept, control.handle(Submitted(call[0], tuple(call[1:10])), 0))) == 10

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fake_engine import VIDEOS, FakeEngine, Served, serving
+from fake_engine import VIDEOS, FakeEngine, Plan, Served, serving
 from tilework.core.time import NS_PER_S
 from tilework.server.config import ConfigError, load_config
 from tilework.server.request_rates import RequestRates
@@ -52,6 +52,17 @@ def test_each_key_has_its_own_calls_of_a_minute(tmp_path: Path) -> None:
         server.skip(20)
         assert post(server, "a").status_code == 200
         assert post(server, "a").status_code == 429
+
+
+def test_refused_promises_count_as_calls_of_a_minute(tmp_path: Path) -> None:
+    """An answer takes time, whatever it is: who asks for what cannot be promised has no more calls than others."""
+    (tmp_path / "tenants.toml").write_text(TENANTS)
+    engine = FakeEngine(script=[Plan(refuse_s=9.0) for _ in range(3)])
+    headers, what = {"Authorization": "Bearer a"}, {"prompt": "x", "slo_s": 1, "on_miss": "reject"}
+    with serving(engine, tenants=str(tmp_path / "tenants.toml")) as server:
+        answers = [server.http.post("/v1/images/generations", json=what, headers=headers) for _ in range(4)]
+    codes = [answer.json()["error"]["code"] for answer in answers]
+    assert codes == ["deadline_unreachable"] * 3 + ["rate_limit_exceeded"]
 
 
 @pytest.mark.slow

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
 import pytest
 
 from fake_engine import FakeEngine, Plan, Served, serving
+from tilework.core.request import OnMiss
 from tilework.server.config import ConfigError, ServerConfig
 from tilework.server.tenants import load_tenants
 from waiting import eventually
@@ -73,6 +75,7 @@ def test_key_gives_tenant_class_and_weight(
     request = server.engine.requests[-1]
     assert (request.tenant, request.priority, request.weight) == (tenant, priority, pytest.approx(weight))
     assert request.tenant_weight == tenant_weight
+    assert request.promise_share == 0.25, "others may come"
     assert request.room == pytest.approx((weight / tenant_weight / 8) ** 0.25), "the heaviest class weighs 8"
 
 
@@ -161,6 +164,14 @@ def test_no_file_and_no_key_let_every_call_in() -> None:
     tenant = tenants.find(None)
     assert tenant is not None
     assert (tenant.name, tenants.allowed(tenant)) == ("default", ("interactive", "standard", "batch"))
+    assert tenants.terms(tenant, "standard", OnMiss.REJECT).promise_share == 1, "no other can come"
+
+
+def test_a_tenant_that_is_the_only_one_with_keys_may_hold_all_promises(tmp_path: Path) -> None:
+    alone = '[tenants.a]\nkeys = ["k"]\n[tenants.watcher]\nkeys = ["m"]\nmetrics = true'
+    for text, share in ((alone, 1), (alone + '\n[tenants.b]\nkeys = ["l"]', 0.25)):
+        tenants: Any = load(tmp_path, text)
+        assert tenants.terms(tenants.find(b"k"), "standard", OnMiss.REJECT).promise_share == share
 
 
 def test_default_tenant_may_have_settings_without_keys(tmp_path: Path) -> None:

@@ -27,7 +27,10 @@ class AdmissionLimits:
 
     A promised request does not wait in the queue but has a place among the reservations. So neither its class nor the
     time of the queue counts. The number of promised requests is bounded, and so is the share of their tenant, since
-    other requests cannot use promised time.
+    other requests cannot use promised time. A tenant beside others may hold a quarter of what may be promised
+    (`Request.promise_share`), whether others have requests now or not, since a promise is never taken back: of
+    `max_jobs`, and of the time of the devices that are up for as long as `max_backlog_ns`. A tenant that shares with
+    none may hold all.
 
     Without a device, the time of the backlog is unknown, and only the numbers are bounded.
     """
@@ -37,6 +40,8 @@ class AdmissionLimits:
 
     def refusal(self, request: Request, backlog: Backlog) -> Reject | None:
         """The refusal of a request; None if there is room for it."""
+        if (refused := self._promise_refusal(request, backlog)) is not None:
+            return refused
         room = 1.0 if request.is_promise else request.room
         if self._is_half_empty(room, backlog):
             return None
@@ -44,6 +49,24 @@ class AdmissionLimits:
             if (refused := bound.refusal(request)) is not None:
                 return refused
         return None
+
+    def _promise_refusal(self, request: Request, backlog: Backlog) -> Reject | None:
+        """The refusal of a request whose tenant holds its share of promises; it may come again without one at once."""
+        if not request.is_promise or request.promise_share == 1:
+            return None
+        own, num_devices = backlog.promised_to(request.tenant), len(backlog.devices)
+        own_ns = own.device_ns // max(1, num_devices)
+        most, most_ns = ceil(request.promise_share * self.max_jobs), int(request.promise_share * self.max_backlog_ns)
+        if own.num_jobs >= most:
+            retry_ns = own_ns * (own.num_jobs - most + 1) // own.num_jobs
+            held, share = f"{own.num_jobs} promised requests", f"{most} requests"
+        elif num_devices and own_ns >= most_ns:
+            retry_ns = own_ns - most_ns + 1
+            held, share = f"{s_from_ns(own_ns):.0f} s of promised requests", f"{s_from_ns(most_ns):.0f} s"
+        else:
+            return None
+        reason = f"you have {held}; your share is {share}; ask without on_miss reject, or when some of them have ended"
+        return Reject(request.uid, reason, None, RefusalCode.TENANT, retry_ns if num_devices else None)
 
     def _is_half_empty(self, room: float, backlog: Backlog) -> bool:
         """Whether so little is in use that no bound refuses anything, as nearly always."""

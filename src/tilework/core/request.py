@@ -72,6 +72,7 @@ class Terms:
         weight: weight of the request, the product of its tenant's and its class's.
         tenant_weight: the tenant's factor of `weight`.
         room: how full the queue may be, from 0 to 1, for the request to be accepted.
+        promise_share: which part of what may be promised its tenant may hold, from 0 to 1.
     """
 
     on_miss: OnMiss = OnMiss.BEST_EFFORT
@@ -80,6 +81,7 @@ class Terms:
     weight: float = 1.0
     tenant_weight: float = 1.0
     room: float = 1.0
+    promise_share: float = 1.0
 
 
 DEFAULT_TERMS = Terms()

@@ -51,6 +51,7 @@ class Wanted:
             weight=terms.weight,
             tenant_weight=terms.tenant_weight,
             room=terms.room,
+            promise_share=terms.promise_share,
         )
 
 

@@ -17,6 +17,7 @@ from tilework.server.toml_file import KEY, place, read_toml
 
 DEFAULT_TENANT = "default"
 MAX_OPEN = 1_000_000
+PROMISE_SHARE = 0.25  # Of what may be promised, that a tenant may hold beside others: a promise is never taken back.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +95,13 @@ class Tenants:
             weight=self.weight(tenant, name),
             tenant_weight=tenant.weight,
             room=room(self.classes[name], max(self.classes.values())),
+            promise_share=PROMISE_SHARE if self._num_callers > 1 else 1.0,
         )
+
+    @property
+    def _num_callers(self) -> int:
+        """How many tenants may ask for pictures: who is alone shares with none."""
+        return sum(bool(tenant.keys) and not tenant.is_monitor for tenant in self.members)
 
 
 @dataclass(slots=True, eq=False)
