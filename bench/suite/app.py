@@ -41,6 +41,7 @@ from suite.cases.patchsize import PatchSize
 from suite.cases.placement import Placement
 from suite.cases.plan import Plan
 from suite.cases.policytime import PolicyTime
+from suite.cases.promised import Promised
 from suite.cases.promises import Reservations
 from suite.cases.queue import QueueLength
 from suite.cases.ready import Ready
@@ -84,6 +85,7 @@ CASES: Cases = {
     "trident": ("Decisions of tridentserve on 1024 and 4096 devices: time, and value against the solver's", Trident),
     "replace": ("A live server that re-places its stages while the mix of requests shifts", Replace),
     "residency": ("Many checkpoints on few devices: tilework between a cache and one that knows the future", Residency),
+    "promised": ("One more promise when 25,000 are given: CPU time of the answer", Promised),
     "queue": ("One more request behind 20,000 others: time and memory in the controller", QueueLength),
     "promises": ("Promised deadlines and predicted finishes at 0.5 to 3 times capacity, simulated", Reservations),
     "frontends": ("What front ends change at the door", FrontEnds),
