@@ -130,6 +130,10 @@ class CellExecutor:
     def readings(self) -> Mapping[str, DeviceReading]:
         return {self._name(int(worker)): reading for worker, reading in self._inner.readings.items()}
 
+    @property
+    def bad_reports(self) -> Mapping[int, int]:
+        return self._inner.bad_reports
+
     def profile_key(self, model: str) -> ProfileKey:
         return self._inner.profile_key(model)
 

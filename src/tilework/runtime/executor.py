@@ -175,6 +175,10 @@ class Executor(Protocol):
     def readings(self) -> Mapping[str, DeviceReading]:
         """What the device of each worker said of itself last, by the same names; only of CUDA devices."""
 
+    @property
+    def bad_reports(self) -> Mapping[int, int]:
+        """How often the node at each place was lost, or a worker there, since it had reported what cannot be."""
+
     def send(self, device_id: int, outgoing: Outgoing) -> None: ...
     def read_ahead(self, read: ReadComponents) -> None:
         """Let the host read components; `on_read` follows. It reads once at a time."""

@@ -67,6 +67,7 @@ class LocalExecutor:
         self._sources = config.sources
         self._workers: dict[int, WorkerProcess] = {}
         self._failed_starts: dict[int, int] = {}
+        self._num_bad_reports = 0
         self._deaths: dict[int, int] = {}  # Deaths without a finished work between them.
         self._restarting: set[int] = set()
         self._start_timers: dict[int, asyncio.TimerHandle] = {}  # Of those that are started again.
@@ -309,6 +310,10 @@ class LocalExecutor:
     def readings(self) -> Mapping[str, DeviceReading]:
         return {str(device_id): reading for device_id, reading in self._readings.items()}
 
+    @property
+    def bad_reports(self) -> Mapping[int, int]:
+        return {0: self._num_bad_reports}
+
     async def read_model(self, source: ModelSource, served: Collection[str]) -> LoadedModel:
         self._is_serving = True
         loaded = await self._changes.read(source, served)
@@ -492,7 +497,9 @@ class LocalExecutor:
     def _on_exit(self, device_id: int, reason: str) -> None:
         if self._stopping:
             return
-        self._blobs.sweep(device_id, self._workers.pop(device_id).pid)
+        worker = self._workers.pop(device_id)
+        self._num_bad_reports += not worker.is_believed
+        self._blobs.sweep(device_id, worker.pid)
         self._end_start_timer(device_id)
         self._fail_waiting(device_id, reason)
         self._up.discard(device_id)

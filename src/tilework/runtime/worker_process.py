@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing import forkserver
@@ -14,6 +15,7 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 from tilework.comm.messages import MessageReader, encode_message
+from tilework.control.driver.report_check import BadReport, ReportCheck
 from tilework.core.model import Source
 from tilework.core.wire.commands import Command, Quit, Site
 from tilework.core.wire.reports import Report
@@ -42,7 +44,8 @@ def _end_forkserver() -> None:
 class WorkerProcess(asyncio.BufferedProtocol):
     """Starts a process at once. Use it on the event loop's thread; callbacks are called there.
 
-    `on_exit` is the last callback and comes once, also if the process could not be started. The loop never blocks: not
+    `on_exit` is the last callback and comes once, also if the process could not be started. A process that reports what
+    cannot be is killed: it `is_believed` no more, and nothing that it reports then counts. The loop never blocks: not
     for a process that is suspended in the middle of a message or does not read, nor for the forkserver, which takes
     seconds to restart after it was killed. The loop reads reports itself: a thread would cost two context switches per
     message, just when the worker is to begin its next work.
@@ -63,6 +66,8 @@ class WorkerProcess(asyncio.BufferedProtocol):
         self._closed: asyncio.Future[None] = self._loop.create_future()
         self._reason: str | None = None
         self._killed = False
+        self._check = ReportCheck(site.device_id)
+        self.is_believed = True
         self.pid: int | None = None  # Until the process has started.
         ours, theirs = socket.socketpair()
         self._process = forkserver_context().Process(
@@ -137,6 +142,7 @@ class WorkerProcess(asyncio.BufferedProtocol):
     def _write(self, command: Command) -> None:
         """Write a command. Nothing is written to a process that has gone: `on_exit` follows."""
         if self._transport is not None and not self._transport.is_closing():
+            self._check.sent(command, time.monotonic_ns())
             for piece in encode_message(command):
                 self._transport.write(piece)
 
@@ -147,8 +153,18 @@ class WorkerProcess(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         for report in self._reader.received(nbytes):
-            # Called later, so that a bug in handling a report does not close the transport.
-            self._loop.call_soon(self._on_report, report)
+            if self._believes(report):
+                # Called later, so that a bug in handling a report does not close the transport.
+                self._loop.call_soon(self._on_report, report)
+
+    def _believes(self, report: Report) -> bool:
+        try:
+            if self.is_believed:
+                self._check.check(report, time.monotonic_ns())
+        except BadReport as error:
+            self.is_believed = False
+            self.kill(f"it has reported what cannot be: {error}")
+        return self.is_believed
 
     def connection_lost(self, exc: Exception | None) -> None:
         # This object is in cycles, which a server collects rarely. What it holds and needs no more goes now: the buffer

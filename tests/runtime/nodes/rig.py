@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from tilework.comm.net.channel import Channel
@@ -13,7 +14,7 @@ from tilework.core.model import ModelInfo, ModelSource
 from tilework.core.wire.blobs import SavedState, StateBlob
 from tilework.core.wire.commands import Execute, GroupRef, ImportState
 from tilework.core.wire.reports import Ended, LoadedModel, Report, WeightsRead
-from tilework.core.wire.spec import Spec
+from tilework.core.wire.spec import Image, Spec
 from tilework.core.work import Group
 from tilework.cost.profile import ProfileKey
 from tilework.runtime.local_config import LocalConfig
@@ -177,7 +178,21 @@ async def nodes(**options: Any) -> AsyncIterator[tuple[NodesExecutor, Heard, lis
 
 
 def ended(work_id: int, *blobs: str) -> Ended:
-    return Ended(work_id, 5, 9, 1, blobs={index: StateBlob(name, 1) for index, name in enumerate(blobs)})
+    """The report on an `execute` of as many jobs as there are blobs, or of one that has got its picture."""
+    images = {} if blobs else {0: Image(1, 1, b"rgb")}
+    written = {index: StateBlob(name, 1) for index, name in enumerate(blobs)}
+    return Ended(work_id, 5, 9, 1, blobs=written, images=images)
+
+
+async def does(executor: NodesExecutor, agent: PlayedAgent, device_id: int, report: Ended) -> None:
+    """Give a device of an agent a work, skip what the agent was told before, and let the device report its end."""
+    members = tuple((job_id, 1) for job_id in range(max(1, len(report.blobs))))
+    executor.send(device_id, replace(execute(report.work_id), members=members))
+    async with asyncio.timeout(PATIENCE_S):
+        on_node, command = await agent.told.get()
+        while not isinstance(command, Execute):
+            on_node, command = await agent.told.get()
+    agent.say(report, on_node)
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:

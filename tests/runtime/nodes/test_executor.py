@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from runtime.nodes.rig import (
     Heard,
     config,
     connect,
+    does,
     ended,
     execute,
     imported,
@@ -125,6 +127,8 @@ def test_a_node_has_cells_as_its_devices() -> None:
         executor.send(1, execute(7))
         executor.send(3, Forget(1))
         assert [await agents[1].hears_for(0), await agents[1].hears_for(1)] == [execute(7), Forget(1)]
+        agents[1].say(Memory({"0.0": 40, "0.1": 41, "1": 42}, {}))
+        await until(lambda: executor.resident_bytes == {"1.0": 40, "1.1": 41, "3": 42})
         await executor.stop()
 
     run(test())
@@ -134,8 +138,11 @@ def test_times_of_a_node_are_converted_to_our_clock() -> None:
     async def test() -> None:
         async with nodes() as (executor, heard, (zero, _)):
             executor.nodes[0].clock.add(0, 1_000_000, 2)
-            zero.say(replace(ended(1), start_ns=1_000_100, end_ns=1_000_200), 1)
-            await heard.hears(("report", 1, replace(ended(1), start_ns=101, end_ns=201)))
+            executor.send(1, execute(1))
+            assert await zero.hears_for(1) == execute(1)
+            now_ns = time.monotonic_ns()
+            zero.say(replace(ended(1), start_ns=now_ns + 1_000_100, end_ns=now_ns + 1_000_200), 1)
+            await heard.hears(("report", 1, replace(ended(1), start_ns=now_ns + 101, end_ns=now_ns + 201)))
 
     run(test())
 
@@ -145,16 +152,16 @@ def test_what_workers_say_of_themselves_is_known_by_their_numbers_until_their_no
         async with nodes() as (executor, heard, (zero, one)):
             first, second = (DeviceReading(card=CardReading(celsius=one), allocator=None) for one in (60, 70))
             zero.say(Memory({"0": 10, "2": 30}, {"0": first}))
-            one.say(Memory({"0.0": 40, "0.1": 41}, {"0.1": second}))
-            one.say(ended(1), 0)
-            zero.say(ended(1), 0)
+            one.say(Memory({"0": 40, "1": 41}, {"1": second}))
+            await does(executor, zero, 0, ended(1))
+            await does(executor, one, 2, ended(1))
             await heard.hears(("report", 0, ended(1)), ("report", 2, ended(1)))
-            assert executor.resident_bytes == {"0": 10, "4": 30, "2.0": 40, "2.1": 41}
-            assert executor.readings == {"0": first, "2.1": second}
+            assert executor.resident_bytes == {"0": 10, "4": 30, "2": 40, "3": 41}
+            assert executor.readings == {"0": first, "3": second}
             zero.close()
             await heard.hears(("node lost", 0, (0, 1, 4), set()))
-            assert executor.resident_bytes == {"2.0": 40, "2.1": 41}
-            assert executor.readings == {"2.1": second}
+            assert executor.resident_bytes == {"2": 40, "3": 41}
+            assert executor.readings == {"3": second}
 
     run(test())
 

@@ -10,6 +10,7 @@ from runtime.nodes.rig import (
     Heard,
     PlayedAgent,
     connect,
+    does,
     ended,
     execute,
     imported,
@@ -21,6 +22,7 @@ from tilework.core.actions import ReadComponents
 from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.node_blobs import BlobsFetched, CopyBlob, DiscardBlob, FetchBlobs, LeaveOrigin
 from tilework.core.wire.reports import WeightsRead
+from tilework.runtime.nodes.executor import NodesExecutor
 from tilework.runtime.nodes.messages import (
     Leave,
     Leaving,
@@ -29,9 +31,9 @@ from tilework.runtime.nodes.messages import (
 )
 
 
-async def has_written(heard: Heard, agent: PlayedAgent, device_id: int, *blobs: str) -> None:
+async def has_written(executor: NodesExecutor, heard: Heard, agent: PlayedAgent, device_id: int, *blobs: str) -> None:
     """A device of node 0 has written blobs."""
-    agent.say(ended(1, *blobs), device_id)
+    await does(executor, agent, device_id, ended(1, *blobs))
     await heard.hears(("report", device_id, ended(1, *blobs)))
 
 
@@ -40,7 +42,7 @@ def test_a_node_fetches_what_an_import_needs_before_it_gets_it() -> None:
 
     async def test() -> None:
         async with nodes() as (executor, heard, (zero, one)):
-            await has_written(heard, zero, 0, "a", "b")
+            await has_written(executor, heard, zero, 0, "a", "b")
             executor.send(2, imported(A, B))
             executor.send(3, imported(A))
             asked = await one.hears(FetchBlobs)
@@ -62,12 +64,12 @@ def test_a_node_fetches_what_an_import_needs_before_it_gets_it() -> None:
 def test_what_was_not_fetched_is_fetched_again() -> None:
     async def test() -> None:
         async with nodes() as (executor, heard, (zero, one)):
-            await has_written(heard, zero, 0, "a")
+            await has_written(executor, heard, zero, 0, "a")
             executor.send(2, imported(A))
             asked = await one.hears(FetchBlobs)
             await one.hears_for(0)
             one.say(BlobsFetched(asked.fetch_id, (), 7, "no room"))
-            one.say(ended(2), 0)
+            await does(executor, one, 2, ended(2))
             await heard.hears(("report", 2, ended(2)))
             executor.send(2, imported(A))
             assert (await one.hears(FetchBlobs)).blobs == (A,)
@@ -81,12 +83,12 @@ def test_only_what_is_still_kept_is_missed(caplog: pytest.LogCaptureFixture) -> 
     async def test() -> None:
         async with nodes(state_copies=2) as (executor, heard, (zero, one)):
             for work_id, blob in enumerate((A, B), 2):
-                await has_written(heard, zero, 0, blob.name)
+                await has_written(executor, heard, zero, 0, blob.name)
                 asked = await one.hears(FetchBlobs)
                 if blob is A:
                     executor.discard(blob)
                 one.say(BlobsFetched(asked.fetch_id, (), 7, f"no {blob.name}"))
-                one.say(ended(work_id), 0)
+                await does(executor, one, 2, ended(work_id))
                 await heard.hears(("report", 2, ended(work_id)))
 
     run(test())
@@ -108,7 +110,7 @@ def test_a_lost_node_takes_what_only_it_had() -> None:
     async def test() -> None:
         async with nodes() as (executor, heard, agents):
             zero, one = agents
-            await has_written(heard, zero, 0, "a", "b")
+            await has_written(executor, heard, zero, 0, "a", "b")
             executor.send(2, imported(A))
             asked = await one.hears(FetchBlobs)
             await one.hears_for(0)
@@ -135,7 +137,7 @@ def test_a_node_that_leaves_goes_when_it_has_handed_over_its_states(comes: bool)
 
     async def test() -> None:
         async with nodes() as (executor, heard, (zero, one)):
-            await has_written(heard, zero, 0, "a", "b")
+            await has_written(executor, heard, zero, 0, "a", "b")
             executor.send(2, imported(A))
             asked = await one.hears(FetchBlobs)
             await one.hears_for(0)
@@ -145,7 +147,7 @@ def test_a_node_that_leaves_goes_when_it_has_handed_over_its_states(comes: bool)
             assert executor.devices_up == (2, 3)
             zero.say(WorkerLost(1, "killed"))
             zero.say(WorkerJoined(1))
-            zero.say(ended(2, "c"), 0)
+            await does(executor, zero, 0, ended(2, "c"))
             await heard.hears(("lost", 1, "killed"), ("report", 0, ended(2, "c")))
             heard.let_go()
             asked = await one.hears(FetchBlobs)
@@ -162,7 +164,7 @@ def test_a_node_that_leaves_goes_when_it_has_handed_over_its_states(comes: bool)
 def test_states_are_handed_over_again_if_the_node_that_got_them_is_lost() -> None:
     async def test() -> None:
         async with nodes(num_nodes=3) as (executor, heard, (zero, one, two)):
-            await has_written(heard, zero, 0, "a")
+            await has_written(executor, heard, zero, 0, "a")
             executor.dismiss(0, "too many")
             executor.dismiss(0, "twice")
             heard.let_go()
@@ -183,7 +185,7 @@ def test_states_are_handed_over_again_if_the_node_that_got_them_is_lost() -> Non
 def test_copies_are_on_each_node_that_has_the_blob() -> None:
     async def test() -> None:
         async with nodes() as (executor, heard, (zero, _)):
-            await has_written(heard, zero, 0, "a")
+            await has_written(executor, heard, zero, 0, "a")
             copied = executor.copy(A)
             assert copied is not None
             assert await zero.hears(CopyBlob) == CopyBlob(A, copied.name)
@@ -196,12 +198,12 @@ def test_copies_are_on_each_node_that_has_the_blob() -> None:
 
 def test_states_are_kept_on_as_many_nodes_as_are_wanted() -> None:
     async def test() -> None:
-        async with nodes(state_copies=2) as (_, heard, (zero, one)):
-            await has_written(heard, zero, 0, "a", "b")
+        async with nodes(state_copies=2) as (executor, heard, (zero, one)):
+            await has_written(executor, heard, zero, 0, "a", "b")
             asked = await one.hears(FetchBlobs)
             assert asked.blobs == (A, B)
             one.say(BlobsFetched(asked.fetch_id, (A, B), 7))
-            one.say(ended(2), 1)
+            await does(executor, one, 3, ended(2))
             await heard.hears(("report", 3, ended(2)))
             zero.close()
             await heard.hears(("node lost", 0, (0, 1, 4), set()))

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from tilework.comm.net.frames import BadFrame
+from tilework.comm.net.limits import BadMessage, Limits
 
 _HEAD = struct.Struct("!iH")
 
@@ -28,6 +28,7 @@ class Codec:
         self._numbers = {one: number for number, one in enumerate(types)}
         self._encoder = msgspec.msgpack.Encoder()
         self._decoders: list[msgspec.msgpack.Decoder[Any]] = [msgspec.msgpack.Decoder(one) for one in types]
+        self._limits = Limits()
         schema = msgspec.json.schema_components(types)
         self.digest = hashlib.sha256(repr(schema).encode()).digest()
 
@@ -35,9 +36,11 @@ class Codec:
         return _HEAD.pack(address, self._numbers[type(message)]) + self._encoder.encode(message)
 
     def decode(self, payload: bytes) -> tuple[int, Any]:
-        """The address and the message. Raises BadFrame if it is none."""
+        """The address and the message. Raises BadMessage if it is none, or holds what lies outside of its ranges."""
         try:
             address, number = _HEAD.unpack_from(payload)
-            return address, self._decoders[number].decode(memoryview(payload)[_HEAD.size :])
+            message = self._decoders[number].decode(memoryview(payload)[_HEAD.size :])
         except (struct.error, IndexError, ValueError, TypeError, msgspec.MsgspecError) as error:
-            raise BadFrame(f"a message cannot be read: {error}") from error
+            raise BadMessage(f"a message cannot be read: {error}") from error
+        self._limits.check(message)
+        return address, message

@@ -15,15 +15,21 @@ class BlobPlaces:
     def __init__(self) -> None:
         self._nodes: dict[StateBlob, set[int]] = {}
         self._coming: dict[StateBlob, set[int]] = {}
+        self._names: set[str] = set()
 
     @property
     def num_kept(self) -> int:
         """The number of blobs that are kept."""
         return len(self._nodes)
 
+    def knows(self, name: str) -> bool:
+        """Whether a blob of this name is kept."""
+        return name in self._names
+
     def add(self, blob: StateBlob, node: int) -> None:
         """A node has written a blob, or has fetched one that is still kept."""
         self._nodes.setdefault(blob, set()).add(node)
+        self._names.add(blob.name)
 
     def nodes(self, blob: StateBlob) -> Set[int]:
         return self._nodes.get(blob, _NOWHERE)
@@ -63,6 +69,7 @@ class BlobPlaces:
 
     def discard(self, blob: StateBlob) -> Set[int]:
         """A blob is kept no more; returns the nodes that have it."""
+        self._names.discard(blob.name)
         return self._nodes.pop(blob, _NOWHERE)
 
     def lose(self, node: int) -> list[StateBlob]:
@@ -74,4 +81,5 @@ class BlobPlaces:
         gone = [blob for blob, nodes in self._nodes.items() if not nodes]
         for blob in gone:
             del self._nodes[blob]
+            self._names.discard(blob.name)
         return gone

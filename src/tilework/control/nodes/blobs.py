@@ -59,6 +59,10 @@ class NodeBlobs:
         """The nodes that have a blob."""
         return self._places.nodes(blob)
 
+    def is_taken(self, name: str) -> bool:
+        """Whether no worker may give a blob this name: another has it, or it is that of a copy."""
+        return name.startswith(self._prefix) or self._places.knows(name)
+
     def written(self, blobs: Iterable[StateBlob], node: BlobNode) -> None:
         """A device of a node has written blobs."""
         for blob in blobs:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilework.core.wire.ranges import Count, Name
+
 
 @dataclass(frozen=True, slots=True)
 class StateBlob:
     """The name and size of a serialized state, in the directory of blobs of its node."""
 
-    name: str
-    num_bytes: int
+    name: Name
+    num_bytes: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,6 @@ class SavedState:
     `position` is where the request is after it (`core.graph.itinerary.Itinerary`), `index` that of the stage.
     """
 
-    index: int
-    position: int
+    index: Count
+    position: Count
     blob: StateBlob

@@ -5,22 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilework.core.wire.blobs import StateBlob
+from tilework.core.wire.ranges import Count, Duration, Name, Port, Text
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
     """Where files can be fetched: the address of a node, in one session of it."""
 
-    host: str
-    port: int
-    epoch: int
+    host: Name
+    port: Port
+    epoch: Count
 
 
 @dataclass(frozen=True, slots=True)
 class FetchBlobs:
     """Fetch blobs from another node. Imports that name one wait for it. Answered by `BlobsFetched`."""
 
-    fetch_id: int
+    fetch_id: Count
     blobs: tuple[StateBlob, ...]
     origin: Origin
     timeout_s: float
@@ -30,10 +31,10 @@ class FetchBlobs:
 class BlobsFetched:
     """The answer to `FetchBlobs`: the blobs that are here now, after `run_ns`. `reason` says why others are not."""
 
-    fetch_id: int
+    fetch_id: Count
     blobs: tuple[StateBlob, ...]
-    run_ns: int
-    reason: str = ""
+    run_ns: Duration
+    reason: Text = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from tilework.core.cost_row import CostRow
 from tilework.core.lora import Lora
 from tilework.core.model import ModelInfo
 from tilework.core.wire.blobs import StateBlob
+from tilework.core.wire.ranges import Amount, Count, Duration, Name, Share, Text, Time
 from tilework.core.wire.spec import File, Image
 
 
@@ -25,13 +26,13 @@ class LoadedModel:
     """
 
     info: ModelInfo
-    identity: str = "unknown"
+    identity: Text = "unknown"
     stage_keys: Mapping[str, str] = field(default_factory=dict)
     components: Mapping[str, Component] = field(default_factory=dict)
-    weights: Mapping[str, int] = field(default_factory=dict)
+    weights: Mapping[str, Count] = field(default_factory=dict)
     loras: Mapping[str, Lora] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
-    load_ns: int = 0
+    load_ns: Duration = 0
 
     def needed(self, loras: Collection[str] = ()) -> dict[str, tuple[Component, ...]]:
         """What each stage needs, by its name, for a request that uses these LoRAs."""
@@ -115,16 +116,16 @@ class WeightsLoaded:
     It was told to drop `dropped` before it had loaded them.
     """
 
-    load_id: int
-    run_ns: int
-    dropped: tuple[str, ...] = ()
+    load_id: Count
+    run_ns: Duration
+    dropped: tuple[Name, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsRead:
     """The answer to `ReadWeights`. Not `is_kept`: the host could not read them, or has no room for them."""
 
-    read_id: int
+    read_id: Count
     is_kept: bool
 
 
@@ -175,8 +176,8 @@ class Calibrated:
 class Progress:
     """A step of a running work has ended; not sent of its last one."""
 
-    work_id: int
-    steps_done: int
+    work_id: Count
+    steps_done: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +188,9 @@ class Preview:
     size that `core.preview.preview_shape` gives.
     """
 
-    work_id: int
-    job_id: int
-    steps_done: int
+    work_id: Count
+    job_id: Count
+    steps_done: Count
     image: Image
 
 
@@ -197,8 +198,8 @@ class Preview:
 class Absent:
     """A member that was left out, since the worker lacks its state; with `state_lost` its blobs are gone, too."""
 
-    job_id: int
-    reason: str
+    job_id: Count
+    reason: Text
     state_lost: bool
 
 
@@ -209,9 +210,9 @@ class KeptStates:
     Since its start it dropped those of a job `num_spills` times, and read them again `num_returns` times.
     """
 
-    num_bytes: int
-    num_spills: int
-    num_returns: int
+    num_bytes: Count
+    num_spills: Count
+    num_returns: Count
 
 
 @dataclass(slots=True)
@@ -227,21 +228,21 @@ class Ended:
     simulations make one per work.
     """
 
-    work_id: int
-    start_ns: int
-    end_ns: int
-    steps_done: int
+    work_id: Count
+    start_ns: Time
+    end_ns: Time
+    steps_done: Count
     stopped: bool = False
     broken: bool = False
     out_of_memory: bool = False
-    blobs: Mapping[int, StateBlob] = field(default_factory=dict)
+    blobs: Mapping[Count, StateBlob] = field(default_factory=dict)
     absent: tuple[Absent, ...] = ()
-    images: Mapping[int, Image] = field(default_factory=dict)
-    files: Mapping[int, File] = field(default_factory=dict)
-    memory_bytes: int | None = None
-    for_any_seed: frozenset[int] = frozenset()
+    images: Mapping[Count, Image] = field(default_factory=dict)
+    files: Mapping[Count, File] = field(default_factory=dict)
+    memory_bytes: Count | None = None
+    for_any_seed: frozenset[Count] = frozenset()
     kept: KeptStates | None = None
-    cache_use: Mapping[int, CacheUse] = field(default_factory=dict)
+    cache_use: Mapping[Count, CacheUse] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,11 +253,11 @@ class Failed:
     not serve its request: that ends, and no device tries it again.
     """
 
-    work_id: int
-    reason: str
+    work_id: Count
+    reason: Text
     state_lost: bool = False
     by_model: bool = False
-    refuses: int | None = None
+    refuses: Count | None = None
 
 
 SLOWDOWNS = ("power cap", "power brake", "temperature", "hardware", "other cards", "fixed clock")
@@ -271,16 +272,16 @@ class CardReading:
     The clock is that of the multiprocessors, and those of SLOWDOWNS in `slowed_by` keep it down.
     """
 
-    busy: float | None = None
-    total_bytes: int | None = None
-    used_bytes: int | None = None
-    worker_bytes: int | None = None
+    busy: Share | None = None
+    total_bytes: Count | None = None
+    used_bytes: Count | None = None
+    worker_bytes: Count | None = None
     celsius: int | None = None
-    watts: float | None = None
-    limit_watts: float | None = None
-    hertz: int | None = None
-    most_hertz: int | None = None
-    slowed_by: tuple[str, ...] | None = None
+    watts: Amount | None = None
+    limit_watts: Amount | None = None
+    hertz: Count | None = None
+    most_hertz: Count | None = None
+    slowed_by: tuple[Name, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,12 +293,12 @@ class AllocatorReading:
     retry is an allocation for which it had to give back what it keeps first; a failure ran out of memory.
     """
 
-    reserved_bytes: int
-    allocated_bytes: int
-    peak_bytes: int
-    split_bytes: int
-    num_retries: int
-    num_failures: int
+    reserved_bytes: Count
+    allocated_bytes: Count
+    peak_bytes: Count
+    split_bytes: Count
+    num_retries: Count
+    num_failures: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,9 +310,9 @@ class StartMemory:
     more.
     """
 
-    context_bytes: int
-    weights_bytes: int
-    free_bytes: int
+    context_bytes: Count
+    weights_bytes: Count
+    free_bytes: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from tilework.core.graph.stage import ResultKind
 from tilework.core.lora import UsedLora
 from tilework.core.model import ArgumentValue
 from tilework.core.request import Shape
+from tilework.core.wire.ranges import Name
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class File:
     """A result as a file."""
 
     content: bytes = field(repr=False)
-    media_type: str
+    media_type: Name
 
 
 class VideoCodec(StrEnum):

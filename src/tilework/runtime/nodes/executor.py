@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
+from collections import Counter
 from collections.abc import Awaitable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
@@ -12,6 +14,7 @@ from typing import Any, Protocol
 
 from tilework.comm.net.channel import Channel
 from tilework.comm.net.frames import BadFrame
+from tilework.comm.net.limits import BadMessage
 from tilework.control.nodes.blobs import NodeBlobs
 from tilework.control.nodes.numbers import DeviceNumbers
 from tilework.control.nodes.places import NodePlaces
@@ -33,7 +36,6 @@ from tilework.runtime.nodes.config import NodesConfig
 from tilework.runtime.nodes.departures import Departures
 from tilework.runtime.nodes.measuring import NodeMeasuring
 from tilework.runtime.nodes.messages import (
-    THE_NODE,
     Begin,
     BreakOff,
     KillWorker,
@@ -49,6 +51,7 @@ from tilework.runtime.nodes.messages import (
     WorkersLeft,
 )
 from tilework.runtime.nodes.models import NodeModels
+from tilework.runtime.nodes.node_check import OF_DEVICES, NodeCheck
 from tilework.runtime.nodes.remote_node import RemoteNode, with_devices
 from tilework.runtime.outbox import Outgoing
 
@@ -71,6 +74,8 @@ class NodesExecutor:
     A node that is lost leaves its place to the next agent that connects. All nodes have the same models, hardware and
     number of workers. A job goes on on another node from its blobs: the node fetches them from the one that has them.
 
+    Each message of an agent is checked. One that cannot be loses its node, and ends its agent, which is broken.
+
     Agents that have waited for this server bring workers that are up, and blobs, to be `inherit`ed. At the stop of a
     durable server they wait again.
     """
@@ -85,6 +90,8 @@ class NodesExecutor:
         self._nodes = self._places.there
         self._models = NodeModels(each.sources, self._nodes)
         self._measuring = NodeMeasuring(self._nodes)
+        self._check = NodeCheck(each=each)
+        self._bad_reports = Counter[int]()
         self._first: Started | None = None
         self._groups = GroupTable(max_per_worker=1 << 30)  # Agents close what has not been used for long.
         prefix = f"copy-{secrets.token_hex(6)}"  # No name is ever used again.
@@ -200,6 +207,10 @@ class NodesExecutor:
             for worker, reading in node.readings.items()
         }
 
+    @property
+    def bad_reports(self) -> Mapping[int, int]:
+        return {place: self._bad_reports[place] for place in range(self._config.num_nodes)}
+
     def _name(self, node: RemoteNode, worker: str) -> str:
         """What a worker of a node is called here."""
         on_node, dot, rank = worker.partition(".")
@@ -263,21 +274,29 @@ class NodesExecutor:
             channel.send(Leave(f"all {self._config.num_nodes} places for nodes are taken"))
             await channel.drain()
             return
-        node = RemoteNode(place, channel, self._config.ping_s, self._config.silence_s, self._models.version)
+        begin = self._begin(place)
+        num_models = len(begin.models) + len(begin.simulated)
+        pinged = self._config.ping_s, self._config.silence_s
+        node = RemoteNode(place, channel, *pinged, self._models.version, num_models)
         self._places.take(place, node)
-        node.tell(self._begin(node.node))
+        node.tell(begin)
         reason = "its agent has closed the connection"
         try:
             async for address, message in channel.messages():
-                if not node.heard(address, message):
-                    # Called later, so that a bug in handling a report does not end the connection.
-                    self._loop.call_soon(self._handle, node, address, message)
+                # Called later, so that a bug in handling a report does not end the connection.
+                self._loop.call_soon(self._handle, node, address, message, time.monotonic_ns())
+        except BadMessage as error:
+            self._loop.call_soon(self._reject, node, error)
         except BadFrame as error:
             reason = str(error)
         finally:
             reason = f"it said nothing for {self._config.silence_s:g} s" if node.is_silent else reason
-            node.close(reason)
-            self._loop.call_soon(self._lose, node, reason)
+            self._loop.call_soon(self._end, node, reason)
+
+    def _end(self, node: RemoteNode, reason: str) -> None:
+        """The connection to a node has ended."""
+        node.close(reason)
+        self._lose(node, reason)
 
     def _begin(self, place: int) -> Begin:
         each = self._config.each
@@ -304,12 +323,31 @@ class NodesExecutor:
 
     # What nodes say.
 
-    def _handle(self, node: RemoteNode, address: int, message: Any) -> None:
+    def _handle(self, node: RemoteNode, address: int, message: Any, received_ns: int) -> None:
         if not self._places.is_current(node.node, node):
             return
-        if address != THE_NODE:
-            self._report(node, self._numbers.of(node.node, address), message)
+        node.heard(message, received_ns)
+        try:
+            self._check.check(node, address, message, received_ns)
+        except BadMessage as error:
+            self._reject(node, error)
             return
+        if isinstance(message, OF_DEVICES):
+            self._report(node, self._numbers.of(node.node, address), message)
+        elif not node.take(message, received_ns):
+            self._on_message(node, message)
+
+    def _reject(self, node: RemoteNode, error: BadMessage) -> None:
+        """What a node said cannot be: it is lost, and its agent, which may say more of that kind, is told to end."""
+        if self._places.is_current(node.node, node):
+            self._bad_reports[node.node] += 1
+            reason = f"it has said what cannot be: {error}"
+            node.leaves_because = ""
+            node.tell(Leave(reason, is_final=True))
+            node.cut_off()
+            self._end(node, reason)
+
+    def _on_message(self, node: RemoteNode, message: Any) -> None:
         match message:
             case Started():
                 self._on_started(node, message)
@@ -332,7 +370,7 @@ class NodesExecutor:
                 node.reads.discard(message.read_id)
                 self._listener.on_read(message)
             case _:
-                _log.warning("node %d said %r, which was not asked", node.node, message)
+                raise AssertionError(f"unexpected message {message!r}")
 
     def _report(self, node: RemoteNode, device_id: int, report: Report) -> None:
         if isinstance(report, Ended):
@@ -359,7 +397,7 @@ class NodesExecutor:
             node.tell(Leave(reason))
             self._fail_start(reason)
             return
-        node.begin(started, self._num_each, partial(self._prepared, node))
+        node.begin(started, self._num_each, partial(self._prepared, node), self._blobs.is_taken)
         if started.blobs and not self._may_inherit:
             node.tell(KeepBlobs(()))
         if self._absence is not None:

@@ -17,6 +17,7 @@ from tilework.core.lora import Lora, UsedLora
 from tilework.core.model import LoraSource, ModelSource, SimulatedSource
 from tilework.core.wire.commands import Command, RemoveLora, RemoveModel
 from tilework.core.wire.node_blobs import BlobsFetched, CopyBlob, DiscardBlob, FetchBlobs, KeepBlobs, LeaveOrigin
+from tilework.core.wire.ranges import Amount, Count, Name, Port, Text, Time
 from tilework.core.wire.reports import DeviceReading, LoadedModel, Report
 from tilework.core.work import Group
 from tilework.cost.profile import ProfileKey
@@ -104,7 +105,7 @@ class ReadLora:
 class Ping:
     """Answered by `Pong`, at once."""
 
-    sent_ns: int
+    sent_ns: Time
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,39 +132,39 @@ class Started:
 
     models: tuple[LoadedModel, ...]
     keys: Mapping[str, ProfileKey]
-    num_slots: int
-    host_bytes: int | None
-    port: int
-    name: str
-    blobs: tuple[str, ...] = ()
+    num_slots: Count
+    host_bytes: Count | None
+    port: Port
+    name: Name
+    blobs: tuple[Name, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StartFailed:
-    reason: str
+    reason: Text
 
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    num_ready: int
+    num_ready: Count
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLost:
-    device_id: int
-    reason: str
+    device_id: Count
+    reason: Text
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerJoined:
-    device_id: int
+    device_id: Count
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
     """See `Executor.alone` and `Executor.is_linking`; until the first one, none is alone."""
 
-    alone: Group
+    alone: tuple[Count, ...]
     is_linking: bool
 
 
@@ -171,14 +172,14 @@ class Links:
 class WorkersLeft:
     """A worker was given up; these are left, none if it was the last of its kind."""
 
-    device_ids: Group
+    device_ids: tuple[Count, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
     """The node is about to go, and waits for `Leave`."""
 
-    reason: str
+    reason: Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,14 +187,14 @@ class Measured:
     """`error` is not empty if the workers could not measure."""
 
     rows: tuple[CostRow, ...]
-    error: str = ""
+    error: Text = ""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadSpeeds:
     """Bytes per second by source."""
 
-    bytes_per_s: Mapping[LoadSource, float]
+    bytes_per_s: Mapping[LoadSource, Amount]
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +203,7 @@ class ModelRead:
 
     model: LoadedModel | None = None
     key: ProfileKey | None = None
-    error: str = ""
+    error: Text = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,14 +211,14 @@ class LoraRead:
     """`error` says why there is no LoRA."""
 
     lora: Lora | None = None
-    error: str = ""
+    error: Text = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Changed:
     """`error` is empty if the node serves the model now."""
 
-    error: str = ""
+    error: Text = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +228,7 @@ class Memory:
     It follows each `Pong`.
     """
 
-    resident_bytes: Mapping[str, int]
+    resident_bytes: Mapping[Name, Count]
     readings: Mapping[str, DeviceReading]
 
 
@@ -235,8 +236,8 @@ class Memory:
 class Pong:
     """`sent_ns` is that of the `Ping`, `now_ns` the clock of the node."""
 
-    sent_ns: int
-    now_ns: int
+    sent_ns: Time
+    now_ns: Time
 
 
 ToNode = (

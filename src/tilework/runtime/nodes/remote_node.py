@@ -10,17 +10,20 @@ from functools import partial
 from typing import Any, TypeVar
 
 from tilework.comm.net.channel import Channel
+from tilework.control.driver.report_check import ReportCheck
 from tilework.control.nodes.clock import ClockOffset
 from tilework.control.nodes.numbers import DeviceNumbers
+from tilework.core.time import ns_from_s, s_from_ns
 from tilework.core.wire.commands import Command, Execute, GroupRef
 from tilework.core.wire.node_blobs import FetchBlobs, Origin
-from tilework.core.wire.reports import DeviceReading, Ended
+from tilework.core.wire.reports import DeviceReading, Ended, Report
 from tilework.runtime.executor import WorkerStartFailed
-from tilework.runtime.nodes.messages import THE_NODE, Links, Memory, Ping, Pong, Started
+from tilework.runtime.nodes.messages import Links, Memory, Ping, Pong, Started
 from tilework.runtime.outbox import Outbox, Outgoing
 
 _FIRST_PINGS = 8
 _FIRST_PING_S = 0.02
+_LAST_WORD_S = 1.0
 Answer = TypeVar("Answer")
 
 
@@ -28,11 +31,15 @@ class RemoteNode:
     """The node at place `node`, over a connection that has been greeted.
 
     It is pinged every `ping_s`, and its connection is closed after a silence of `silence_s`. Times of its reports are
-    converted to the clock of the engine, with an error of at most `clock.error_ns`.
+    converted to the clock of the engine, with an error of at most `clock.error_ns`. What it says is held against
+    what it was told (`check`, `NodeCheck`).
     """
 
-    def __init__(self, node: int, channel: Channel, ping_s: float, silence_s: float, models_version: int) -> None:
+    def __init__(
+        self, node: int, channel: Channel, ping_s: float, silence_s: float, models_version: int, num_models: int
+    ) -> None:
         self.node, self.channel, self.models_version = node, channel, models_version
+        self.num_models = num_models  # It is told to start with.
         self.clock = ClockOffset()
         self.started: Started | None = None
         self.up: set[int] = set()  # As they are called on the node, and so everywhere here.
@@ -46,7 +53,10 @@ class RemoteNode:
         self.leaves_for_good = True
         self._ping_s, self._silence_s = ping_s, silence_s
         self._outboxes: dict[int, Outbox] = {}
-        self._awaited: list[tuple[type, asyncio.Future[Any]]] = []
+        self._checks: dict[int, ReportCheck] = {}
+        self._checks_before: dict[int, ReportCheck] = {}  # Of the workers before: what is on its way meets the next.
+        self._pings: set[int] = set()  # When those were sent that are not answered.
+        self._awaited: list[tuple[object, type, asyncio.Future[Any]]] = []
         self.is_silent = False
         self._heard_s = time.monotonic()
         self._pinging = asyncio.get_running_loop().create_task(self._ping())
@@ -65,26 +75,41 @@ class RemoteNode:
         assert self.started is not None
         return Origin(self.channel.host, self.started.port, self.channel.epoch)
 
-    def begin(self, started: Started, num_workers: int, prepared: Callable[[Command], Command]) -> None:
-        """All its workers are up. `prepared` is called with each command just before it is sent to a device."""
+    def begin(
+        self,
+        started: Started,
+        num_workers: int,
+        prepared: Callable[[Command], Command],
+        is_taken: Callable[[str], bool],
+    ) -> None:
+        """All its workers are up. `prepared` is called with each command just before it is sent to a device.
+
+        No worker may write a blob whose name `is_taken`.
+        """
+        self._is_taken = is_taken
         self.started = started
         self.up = set(range(num_workers + started.num_slots))
         self.left = frozenset(self.up)
         for device_id in self.up:
             outbox = self._outboxes[device_id] = Outbox(partial(self._write, prepared, device_id))
+            self._checks[device_id] = ReportCheck(device_id, is_taken)
             outbox.open()
 
     def lose(self, device_id: int) -> None:
         """The worker of a device is lost; what waits for it is not sent to the next one."""
         self.up.discard(device_id)
         self._outboxes[device_id].clear()
+        self._checks_before[device_id] = self._checks[device_id]
+        self._checks[device_id] = ReportCheck(device_id, self._is_taken)
 
     def send(self, device_id: int, outgoing: Outgoing) -> None:
         """Send a command to a device, as `Outbox` does."""
         self._outboxes[device_id].send(outgoing)
 
     def _write(self, prepared: Callable[[Command], Command], device_id: int, command: Command) -> None:
-        self.channel.send(prepared(command), device_id)
+        ready = prepared(command)
+        self._checks[device_id].sent(ready, time.monotonic_ns())
+        self.channel.send(ready, device_id)
 
     def tell(self, message: object) -> None:
         """Send a message that concerns no device."""
@@ -93,23 +118,45 @@ class RemoteNode:
     def ask(self, message: object, kind: type[Answer]) -> asyncio.Future[Answer]:
         """Send a message; the answer of this kind, which raises WorkerStartFailed if the node is lost."""
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._awaited.append((kind, answer))
+        self._awaited.append((message, kind, answer))
         self.tell(message)
         return answer
 
-    def heard(self, address: int, message: Any) -> bool:
-        """Take a message that was asked for, or converts its times; returns whether it is done with."""
-        self._heard_s = time.monotonic()
+    def asked(self, kind: type) -> object | None:
+        """What was asked that the next message of this kind answers; None if nothing was."""
+        return next((message for message, its_kind, _ in self._awaited if its_kind is kind), None)
+
+    def has_pinged(self, sent_ns: int) -> bool:
+        """Whether a ping was sent then that is not answered."""
+        return sent_ns in self._pings
+
+    def check(self, device_id: int, report: Report, now_ns: int) -> None:
+        """Check what a device reports, with its times on the clock of the engine. Raises BadReport."""
+        before = self._checks_before.get(device_id)
+        check = self._checks[device_id]
+        if before is not None and before.knows(report) and not check.knows(report):
+            check = before
+        error_ns = self.clock.error_ns
+        # A machine that was suspended for less than a silence is another one by that, until it is pinged often enough.
+        check.check(report, now_ns, None if error_ns is None else error_ns + ns_from_s(self._silence_s))
+
+    def heard(self, message: Any, received_ns: int) -> None:
+        """It has said something; times are converted."""
+        self._heard_s = s_from_ns(received_ns)
+        if isinstance(message, Ended):
+            message.start_ns = self.clock.engine_ns(message.start_ns)
+            message.end_ns = self.clock.engine_ns(message.end_ns)
+
+    def take(self, message: Any, received_ns: int) -> bool:
+        """Take a message that was asked for; returns whether it is one."""
         if isinstance(message, Pong):
-            self.clock.add(message.sent_ns, message.now_ns, time.monotonic_ns())
+            self._pings.discard(message.sent_ns)
+            self.clock.add(message.sent_ns, message.now_ns, received_ns)
             return True
         if isinstance(message, Memory):
             self.resident_bytes, self.readings = message.resident_bytes, message.readings
             return True
-        if isinstance(message, Ended):
-            message.start_ns = self.clock.engine_ns(message.start_ns)
-            message.end_ns = self.clock.engine_ns(message.end_ns)
-        for index, (kind, answer) in enumerate(self._awaited if address == THE_NODE else ()):
+        for index, (_, kind, answer) in enumerate(self._awaited):
             if isinstance(message, kind):
                 del self._awaited[index]
                 if not answer.done():
@@ -121,20 +168,30 @@ class RemoteNode:
         """The node is lost. What was asked is never answered."""
         self._pinging.cancel()
         self.channel.close()
-        for _, answer in self._awaited:
+        for _, _, answer in self._awaited:
             if not answer.done():
                 answer.set_exception(WorkerStartFailed(f"node {self.node} was lost: {reason}"))
         self._awaited.clear()
 
+    def cut_off(self) -> None:
+        """End the connection also if the other end does not read what was sent last."""
+        self.channel.close()
+        asyncio.get_running_loop().call_later(_LAST_WORD_S, self.channel.abort)
+
     async def _ping(self) -> None:
         for _ in range(_FIRST_PINGS):
-            self.tell(Ping(time.monotonic_ns()))
+            self._send_ping()
             await asyncio.sleep(_FIRST_PING_S)
         while time.monotonic() - self._heard_s < self._silence_s:
-            self.tell(Ping(time.monotonic_ns()))
+            self._send_ping()
             await asyncio.sleep(self._ping_s)
         self.is_silent = True
         self.channel.abort()
+
+    def _send_ping(self) -> None:
+        sent_ns = time.monotonic_ns()
+        self._pings.add(sent_ns)
+        self.tell(Ping(sent_ns))
 
 
 def with_devices(command: Command, numbers: DeviceNumbers) -> Command:
