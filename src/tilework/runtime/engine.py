@@ -289,6 +289,7 @@ class Engine:
             kept=dict(self._dispatcher.kept),
             resident_bytes=self._executor.resident_bytes,
             readings=self._executor.readings,
+            bad_reports=self._executor.bad_reports,
             weights_free_bytes={device_id: size for device_id, size in free.items() if size is not None},
             placements=policy.placement_status(now_ns) if isinstance(policy, PlacesStages) else (),
             cost_deviations=self._controller.costs.deviations,

@@ -67,7 +67,10 @@ class NodesListener(Listener, Protocol):
 
 
 class Executor(Protocol):
-    """Carries commands to devices, first in, first out per device."""
+    """Carries commands to devices, first in, first out per device.
+
+    Its listener hears no report that cannot be: the sender is lost instead.
+    """
 
     @property
     def num_devices(self) -> int:

@@ -45,6 +45,7 @@ class Usage:
     work; `kept` is what it keeps of requests that have no work there; `resident_bytes` is the memory of each worker
     process; `weights_free_bytes` is what those that load weights on demand have left for weights when their works have
     ended. `readings` are what the device of each worker said of itself last, by the names of `resident_bytes`.
+    `bad_reports` are those of `Executor.bad_reports`.
     `placements` are there if the policy decides which stages devices are for. `cost_deviations` are those of the latest
     works from what was measured.
     """
@@ -60,6 +61,7 @@ class Usage:
     placements: Sequence[PlacementStatus] = ()
     encode_cache: CacheUsage = field(default_factory=CacheUsage)
     readings: Mapping[str, DeviceReading] = field(default_factory=dict)
+    bad_reports: Mapping[int, int] = field(default_factory=dict)
     cost_deviations: Deviations = field(default_factory=dict)
 
 

@@ -10,6 +10,8 @@ from typing import Any
 from tilework.comm.net.codec import Codec
 from tilework.comm.net.frames import frame, read_frame
 
+_PART_BYTES = 1 << 16
+
 
 class Channel:
     """Messages over a connection that has been greeted (`handshake`), in one epoch."""
@@ -42,6 +44,13 @@ class Channel:
         """Wait until what was sent has left, or the connection is gone."""
         with suppress(OSError):
             await self._writer.drain()
+
+    async def discard(self, most_s: float) -> None:
+        """Drop what comes until the other end closes, for so long at most: unread bytes would cut off what it reads."""
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(most_s):
+                while await self._reader.read(_PART_BYTES):
+                    pass
 
     def close(self) -> None:
         self._writer.close()

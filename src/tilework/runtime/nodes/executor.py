@@ -52,7 +52,7 @@ from tilework.runtime.nodes.messages import (
 )
 from tilework.runtime.nodes.models import NodeModels
 from tilework.runtime.nodes.node_check import OF_DEVICES, NodeCheck
-from tilework.runtime.nodes.remote_node import RemoteNode, with_devices
+from tilework.runtime.nodes.remote_node import LAST_WORD_S, RemoteNode, with_devices
 from tilework.runtime.outbox import Outgoing
 
 _log = logging.getLogger(__name__)
@@ -287,15 +287,16 @@ class NodesExecutor:
                 self._loop.call_soon(self._handle, node, address, message, time.monotonic_ns())
         except BadMessage as error:
             self._loop.call_soon(self._reject, node, error)
+            await channel.discard(LAST_WORD_S)
         except BadFrame as error:
             reason = str(error)
         finally:
             reason = f"it said nothing for {self._config.silence_s:g} s" if node.is_silent else reason
             self._loop.call_soon(self._end, node, reason)
 
-    def _end(self, node: RemoteNode, reason: str) -> None:
-        """The connection to a node has ended."""
-        node.close(reason)
+    def _end(self, node: RemoteNode, reason: str, last_word: Leave | None = None) -> None:
+        """The connection to a node has ended, or does with this last word."""
+        node.close(reason, last_word)
         self._lose(node, reason)
 
     def _begin(self, place: int) -> Begin:
@@ -343,9 +344,7 @@ class NodesExecutor:
             self._bad_reports[node.node] += 1
             reason = f"it has said what cannot be: {error}"
             node.leaves_because = ""
-            node.tell(Leave(reason, is_final=True))
-            node.cut_off()
-            self._end(node, reason)
+            self._end(node, reason, Leave(reason, is_final=True))
 
     def _on_message(self, node: RemoteNode, message: Any) -> None:
         match message:

@@ -23,7 +23,7 @@ from tilework.runtime.outbox import Outbox, Outgoing
 
 _FIRST_PINGS = 8
 _FIRST_PING_S = 0.02
-_LAST_WORD_S = 1.0
+LAST_WORD_S = 1.0
 Answer = TypeVar("Answer")
 
 
@@ -164,19 +164,21 @@ class RemoteNode:
                 return True
         return False
 
-    def close(self, reason: str) -> None:
-        """The node is lost. What was asked is never answered."""
+    def close(self, reason: str, last_word: object | None = None) -> None:
+        """The node is lost. What was asked is never answered.
+
+        With a `last_word` its agent has a moment to read that, and to close the connection by itself.
+        """
         self._pinging.cancel()
-        self.channel.close()
+        if last_word is None:
+            self.channel.close()
+        else:
+            self.tell(last_word)
+            asyncio.get_running_loop().call_later(LAST_WORD_S, self.channel.abort)
         for _, _, answer in self._awaited:
             if not answer.done():
                 answer.set_exception(WorkerStartFailed(f"node {self.node} was lost: {reason}"))
         self._awaited.clear()
-
-    def cut_off(self) -> None:
-        """End the connection also if the other end does not read what was sent last."""
-        self.channel.close()
-        asyncio.get_running_loop().call_later(_LAST_WORD_S, self.channel.abort)
 
     async def _ping(self) -> None:
         for _ in range(_FIRST_PINGS):

@@ -139,7 +139,8 @@ PROCESS = Label("process", text="`server`, or `worker-` and the number of its de
 VERSION = Label("version", text="of tilework")
 POLICY = Label("policy", text="the scheduling policy")
 MODEL = Label("model", text="a served model")
-OPEN_LABELS = (CLASS, SIZE, DEGREE, STAGE, DEVICE, PLACEMENT, PROCESS, VERSION, POLICY, MODEL)
+NODE = Label("node", text="its place, as in the log; 0 without nodes")
+OPEN_LABELS = (CLASS, SIZE, DEGREE, STAGE, DEVICE, PLACEMENT, PROCESS, VERSION, POLICY, MODEL, NODE)
 
 SOURCE = _values("source", LoadSource)
 
@@ -257,6 +258,11 @@ BUBBLE_SECONDS = _counter(
     "bubble_seconds", "Time between two works of a device in which some image had no device", DEVICE
 )
 DEVICE_LOSSES = _counter("device_losses", "How often the worker of a device was lost", DEVICE)
+BAD_REPORTS = _gauge(
+    "bad_reports",
+    "How often a node, or a worker there, was lost since the start, as it had reported what cannot be",
+    NODE,
+)
 STUCK_WORKS = _counter(
     "stuck_works", "Works without a step for too long; their group was broken off, or their worker killed"
 )

@@ -57,9 +57,10 @@ class Levels(Collector):
         yield _gauge(families.ENCODE_CACHE_BYTES, cache.num_bytes)
         yield _gauge(families.ENCODE_CACHE_HITS, cache.num_hits)
         yield _gauge(families.ENCODE_CACHE_MISSES, cache.num_misses)
-        yield self._by_device(families.DEVICE_MEMORY_BYTES, usage.memory_bytes)
-        yield self._by_device(families.WEIGHTS_FREE_BYTES, usage.weights_free_bytes)
+        yield self._by_number(families.DEVICE_MEMORY_BYTES, usage.memory_bytes)
+        yield self._by_number(families.WEIGHTS_FREE_BYTES, usage.weights_free_bytes)
         yield from _by_placement(usage.placements)
+        yield self._by_number(families.BAD_REPORTS, usage.bad_reports)
         yield from self._kept(usage.kept)
         yield self._resident(usage.resident_bytes)
         yield self._deviations(usage.cost_deviations)
@@ -95,10 +96,10 @@ class Levels(Collector):
             found.add_metric((label,), count)
         return found
 
-    def _by_device(self, family: Family, values: Mapping[int, int]) -> Metric:
+    def _by_number(self, family: Family, values: Mapping[int, int]) -> Metric:
         found = level(family)
-        for device_id, value in values.items():
-            found.add_metric((str(device_id),), value)
+        for number, value in values.items():
+            found.add_metric((str(number),), value)
         return found
 
     def _deviations(self, deviations: Deviations) -> Metric:
@@ -113,7 +114,7 @@ class Levels(Collector):
             (families.DEVICE_SPILLS, "num_spills"),
             (families.DEVICE_RETURNS, "num_returns"),
         ):
-            yield self._by_device(family, {device_id: getattr(one, field) for device_id, one in kept.items()})
+            yield self._by_number(family, {device_id: getattr(one, field) for device_id, one in kept.items()})
 
     def _resident(self, workers: Mapping[str, int]) -> Metric:
         """Only where there is /proc."""
