@@ -5,25 +5,36 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from itertools import count
 
 from tilework.comm.net.channel import Channel
-from tilework.comm.net.handshake import admit
+from tilework.comm.net.handshake import TIMEOUT_S, admit
 from tilework.runtime.nodes.config import NodesConfig
 from tilework.runtime.nodes.messages import node_codec
 
 _log = logging.getLogger(__name__)
+_LEAST_SHARE = 32
+_NUM_SHARES = 4
 
 
 class AgentPort:
-    """Listens for agents, and has each that knows the token served, under an epoch of its own."""
+    """Listens for agents, and has each that knows the token served, under an epoch of its own.
+
+    Who connects must show within `handshake.TIMEOUT_S` that it knows the token, and only so many may be about to: twice
+    as many as there are nodes, at least 32, from one address, and four times as many in all. Others are cut off at
+    once; an agent tries again.
+    """
 
     def __init__(self, config: NodesConfig, serve: Callable[[Channel], Awaitable[None]]) -> None:
         """`serve` has the connection of an agent until it returns."""
         self._config, self._serve, self._codec = config, serve, node_codec()
         self._epochs = count(secrets.randbelow(1 << 30) + 1)
         self._connections: set[asyncio.Task[None]] = set()
+        self._greeting = Counter[str]()  # Connections that are not admitted yet, by their address.
+        self._share = max(_LEAST_SHARE, 2 * config.num_nodes)
         self._server: asyncio.Server | None = None
         self._is_admitting = asyncio.Event()
 
@@ -64,18 +75,39 @@ class AgentPort:
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection of an agent, from its greeting to its end."""
+        host = str((writer.get_extra_info("peername") or ("",))[0])
+        if self._greeting[host] >= self._share or self._greeting.total() >= _NUM_SHARES * self._share:
+            writer.transport.abort()
+            return
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
         epoch = next(self._epochs)
-        await self._is_admitting.wait()
         try:
-            await admit(reader, writer, self._config.token, self._codec.digest, epoch)
-            await self._serve(Channel(reader, writer, self._codec, epoch))
+            if await self._admits(reader, writer, host, epoch):
+                await self._serve(Channel(reader, writer, self._codec, epoch))
         except (OSError, TimeoutError) as error:
-            _log.warning("an agent was not admitted: %s", error)
+            _log.warning("an agent was not admitted: %s", str(error) or f"it said nothing for {TIMEOUT_S:g} s")
         except asyncio.CancelledError:  # By `ended`; asyncio would report it as an error of its server.
             pass
         finally:
             writer.close()
             self._connections.discard(task)
+
+    async def _admits(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str, epoch: int) -> bool:
+        """Wait until agents are admitted, as long as one waits for that, then for a right greeting.
+
+        Raises Refused, BadFrame, TimeoutError.
+        """
+        self._greeting[host] += 1
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TIMEOUT_S):
+                    await self._is_admitting.wait()
+            if self._is_admitting.is_set():
+                await admit(reader, writer, self._config.token, self._codec.digest, epoch)
+            return self._is_admitting.is_set()
+        finally:
+            self._greeting[host] -= 1
+            if not self._greeting[host]:
+                del self._greeting[host]
