@@ -39,7 +39,7 @@ os.environ["TILEWORK_DEVICE"] = "cpu"
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if "PYTEST_XDIST_WORKER" not in os.environ:
     _cache = tempfile.TemporaryDirectory(prefix="tilework-tests-")  # Removed when the run ends.
-    os.environ["XDG_CACHE_HOME"] = _cache.name
+    os.environ["XDG_CACHE_HOME"] = os.environ["XDG_STATE_HOME"] = _cache.name
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from tilework.cli.console import UserError
 from tilework.cli.options.nodes import TOKEN, NodeGroup, parse_address
+from tilework.cli.user_token import user_token
 
 if TYPE_CHECKING:
     from tilework.runtime.local_config import LocalConfig
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from tilework.runtime.nodes.executor import NodesExecutor
 
 _AGENTS = "127.0.0.1:7070"
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +46,7 @@ class NodesWanted:
         from tilework.runtime.nodes.ray_agents import RayAgents, new_token
 
         if self.cluster is None:
-            return NodesExecutor(self._config(each, self.num_nodes or 1, self.host or "", token()))
+            return NodesExecutor(self._config(each, self.num_nodes or 1, self.host or "", token(self.host or "")))
         is_cuda = each.sources[0].device == "cuda"
         starter = RayAgents(
             address=self.cluster,
@@ -54,7 +56,7 @@ class NodesWanted:
         )
         host = starter.connect(self.host)
         num_nodes = self.num_nodes or starter.num_nodes()
-        return NodesExecutor(self._config(each, num_nodes, host, token() or new_token()), starter)
+        return NodesExecutor(self._config(each, num_nodes, host, told_token() or new_token()), starter)
 
     def _config(self, each: LocalConfig, num_nodes: int, host: str, known: bytes) -> NodesConfig:
         from tilework.runtime.nodes.config import NodesConfig
@@ -103,6 +105,14 @@ def kept_name(durable: Path) -> str:
     return f"tilework {durable}"
 
 
-def token() -> bytes:
-    """What server and agents must both know; no option, since lists of processes show those."""
+def token(host: str) -> bytes:
+    """What a server that listens for agents on `host` and its agents must both know. Raises UserError.
+
+    On the loopback that of the user, if it was told none; elsewhere none.
+    """
+    return told_token() or (user_token() if host in LOOPBACK else b"")
+
+
+def told_token() -> bytes:
+    """What it was told of that; no option, since lists of processes show those."""
     return os.environ.get(TOKEN, "").encode()

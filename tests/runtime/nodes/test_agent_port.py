@@ -62,7 +62,12 @@ def test_connections_that_say_nothing_leave_room_for_agents(monkeypatch: pytest.
 
 @pytest.mark.parametrize(
     "greeting",
-    [b"", b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n", b"".join(frame(bytes(80), 0)), struct.pack("!4sIIQ", b"TLW1", 0, 0, 1 << 40)],
+    [
+        b"",
+        b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"".join(frame(bytes(80), 0)),
+        struct.pack("!4sIIQ", b"TLW1", 0, 0, 1 << 40),
+    ],
     ids=["nothing", "http", "wrong", "endless"],
 )
 def test_wrong_greetings_hold_nothing(greeting: bytes) -> None:

@@ -10,10 +10,11 @@ from typing import Annotated
 import typer
 
 from tilework.cli.console import UserError, console, require_serve_extra, user_errors
-from tilework.cli.nodes import token
+from tilework.cli.nodes import told_token
 from tilework.cli.options.common import examples
 from tilework.cli.options.logs import LogFile, LogLevel, LogLevelName, ServerLog
 from tilework.cli.options.nodes import parse_address
+from tilework.cli.user_token import user_token
 from tilework.sets.address import open_registry
 from tilework.sets.registry import BadRegistry, Registry
 from tilework.sets.routing import RoutedAgent
@@ -60,7 +61,8 @@ def command(
     The server says which models and how many workers. Their paths are those of this machine. When its server has ended,
     the agent waits for the next one, and so do its workers for a while if the server was killed. After Ctrl-C or
     SIGTERM it ends what it runs, and leaves when its states are on other nodes; after a second one it ends at once.
-    SIGHUP lets it open its log file anew.
+    SIGHUP lets it open its log file anew. Without TILEWORK_CLUSTER_TOKEN the server must be of the same user on this
+    machine.
     """
     if (server is None) == (registry is None):
         raise UserError("give either the HOST:PORT of a server, or --registry")
@@ -84,7 +86,8 @@ async def _serve(server: str | None, registry: Registry | None, server_wait_s: f
     from tilework.runtime.nodes.agent import Servers, default_name, serve_node
     from tilework.server.reload import Terminal
 
-    loop, name, known, leaving = asyncio.get_running_loop(), default_name(), token(), asyncio.Event()
+    loop, name, leaving = asyncio.get_running_loop(), default_name(), asyncio.Event()
+    known = told_token() or user_token()
 
     async def serve(addresses: str, leaving: asyncio.Event) -> None:
         servers = Servers([parse_address(one) for one in addresses.split(",")], known)

@@ -19,6 +19,9 @@ _PROOF_BYTES = 32
 _EPOCH = Struct("!I")
 _MOST_BYTES = 128
 TIMEOUT_S = 5.0
+_OTHER_TOKEN = (
+    "it does not know the token; give both the same TILEWORK_CLUSTER_TOKEN, or run both as one user of one machine"
+)
 
 
 class Refused(ConnectionError):
@@ -35,7 +38,7 @@ async def admit(
         answer = await _answer(reader, _NONCE_BYTES + _PROOF_BYTES + len(digest))
         theirs, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES : _NONCE_BYTES + _PROOF_BYTES]
         if not hmac.compare_digest(proof, _proof(token, b"joins", ours, theirs)):
-            raise Refused("it does not know the token; give both the same TILEWORK_CLUSTER_TOKEN")
+            raise Refused(_OTHER_TOKEN)
         if answer[_NONCE_BYTES + _PROOF_BYTES :] != digest:
             raise Refused("it speaks of other messages; install the same version of Tilework on all nodes")
         writer.writelines(frame(_proof(token, b"admits", ours, theirs) + _EPOCH.pack(epoch), 0))
@@ -50,7 +53,7 @@ async def join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token
         writer.writelines(frame(ours + _proof(token, b"joins", theirs, ours) + digest, 0))
         answer = await _answer(reader, _PROOF_BYTES + _EPOCH.size)
         if not hmac.compare_digest(answer[:_PROOF_BYTES], _proof(token, b"admits", theirs, ours)):
-            raise Refused("it does not know the token; give both the same TILEWORK_CLUSTER_TOKEN")
+            raise Refused(_OTHER_TOKEN)
         (epoch,) = _EPOCH.unpack(answer[_PROOF_BYTES:])
         return int(epoch)
 
@@ -58,7 +61,7 @@ async def join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token
 async def _answer(reader: asyncio.StreamReader, num_bytes: int) -> bytes:
     answer = await read_frame(reader, 0, _MOST_BYTES)
     if answer is None:
-        raise Refused("it closed the connection: it has another token or version, or no place for a node")
+        raise Refused("it closed the connection: it has another token or version, is of another user, or has no place")
     if len(answer) != num_bytes:
         raise BadFrame(f"a greeting has {len(answer)} bytes, not {num_bytes}")
     return answer

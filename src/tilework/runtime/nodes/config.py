@@ -36,7 +36,7 @@ class NodesConfig:
     each: LocalConfig
     host: str = "127.0.0.1"
     port: int = 0
-    token: bytes = b""
+    token: bytes
     ping_s: float = 1.0
     silence_s: float = 10.0
     absent_s: float = 60.0
@@ -55,7 +55,7 @@ class NodesConfig:
             raise BadNodes(
                 f"state copies = {self.state_copies} cannot be had; give 1 to {self.num_nodes}, the number of nodes"
             )
-        if not self.token and self.host not in ("127.0.0.1", "::1", "localhost"):
+        if not self.token:
             raise BadNodes(
                 f"agents may connect to {self.host} without a token; set TILEWORK_CLUSTER_TOKEN here and on all nodes"
             )
