@@ -22,11 +22,12 @@ import pytest
 from commands import MODEL, decode, encode, steps
 from processes import is_alive
 from stages import DIFFUSE
+from tilework.comm.messages import encode_message
 from tilework.core.cost_row import CostRow
 from tilework.core.model import ModelSource, SimulatedSource, Source
 from tilework.core.request import Shape
 from tilework.core.wire.commands import Command, Forget, StopWork
-from tilework.core.wire.reports import Ended, Report, WeightsRead
+from tilework.core.wire.reports import Ended, Progress, Report, WeightsRead
 from tilework.core.wire.spec import Spec
 from tilework.pipelines.model_index import shipped_directory
 from tilework.runtime.engine import Engine, EngineConfig
@@ -112,6 +113,23 @@ def test_a_suspended_worker_blocks_no_other_and_can_be_killed() -> None:
         executor.kill(0, "it made no progress for 20 s")
         await until(lambda: listener.joined)
         assert listener.lost == [(0, "it made no progress for 20 s")]
+
+    run(scenario)
+
+
+def test_a_worker_that_reports_what_cannot_be_is_lost_and_nothing_else() -> None:
+    """Nothing that it reports then is heard; it is started again, and counted."""
+
+    async def scenario(executor: LocalExecutor, listener: Listener) -> None:
+        worker = executor._workers[0]
+        said = Progress(7, -5), Progress(7, 1)
+        whole = b"".join(bytes(piece) for one in said for piece in encode_message(one))
+        worker.get_buffer(len(whole))[: len(whole)] = whole
+        worker.buffer_updated(len(whole))
+        await until(lambda: listener.joined)
+        assert listener.lost == [(0, "it has reported what cannot be: work 7 does not run on device 0")]
+        assert not listener.reports
+        assert executor.bad_reports == {0: 1}
 
     run(scenario)
 
