@@ -48,8 +48,9 @@ POLICY_ARROWS: dict[str, set[str]] = {
 }
 """Inside `policy`: a published policy stands on the toolkit alone, so that no change of the default one changes it."""
 SERVER_ARROWS: dict[str, set[str]] = {
-    "text": set(),
-    "schema": set(),
+    "bounded": set(),
+    "text": {"bounded"},
+    "schema": {"bounded"},
     "engine_protocol": set(),
     "garbage": set(),
     "default_slo": set(),
@@ -63,12 +64,13 @@ SERVER_ARROWS: dict[str, set[str]] = {
     "safety_filter": {"config"},
     "request_rates": {"tenants"},
     "reload": {"config", "models_file", "tenants"},
-    "http": {"text", "config", "tenants"},
+    "http": {"bounded", "text", "config", "tenants"},
     "metrics": {"engine_protocol", "schema"},
     "live": {"engine_protocol", "http"},
     "page": set(),
     "planning": {"engine_protocol", "schema", "tenants", "http", "calls"},
     "calls": {
+        "bounded",
         "text",
         "schema",
         "engine_protocol",

@@ -53,9 +53,23 @@ ALLOWED = {
     "live/test_replacement.py test_devices_change_their_stages_under_traffic_and_no_request_is_lost.scenario": {
         "fall": "none but this loop adds to them"
     },
+    "live/test_siege.py Flood._connect": {"limit": "of an attack: it goes on with another connection"},
+    "live/test_siege.py seconds_of": {"clock": "measures, and is printed"},
+    "live/test_siege.py besiege": {"clock": "how long an attack lasts; all that is expected of it is a state"},
+    "live/test_siege.py test_a_flood_of_connections": {"fall": "memory comes back with the last connection"},
     "live/test_theorem.py served": {"sleep": "requests come at the rate of the theorem"},
+    "runtime/nodes/siege.py Agent._listen": {"clock": "an agent tells the time of its node"},
+    "runtime/nodes/siege.py Agent.end_of": {"clock": "an agent tells the time of its node"},
+    "runtime/nodes/test_agent_port.py test_wrong_greetings_hold_nothing.test": {"fall": OWN},
+    "runtime/nodes/test_executor.py test_times_of_a_node_are_converted_to_our_clock.test": {
+        "clock": "the time of a node is checked against this one"
+    },
     "runtime/test_worker_process.py test_a_worker_that_was_lost_leaves_no_open_file_and_no_timer.scenario": {
         "count": "all files of this process that are opened meanwhile are the executor's"
+    },
+    "server/test_loop_pauses.py Ticker.run": {
+        "clock": "how long the loop is held is what is tested",
+        "sleep": "a round of the loop",
     },
     "server/test_api.py test_openai_client_gets_an_image_and_its_timeline": {"clock": DATE},
     "server/test_api.py test_waiting_leaves_no_task_behind.waited": {"count": OWN},

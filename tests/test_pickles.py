@@ -14,6 +14,10 @@ from pathlib import Path
 import pytest
 
 import tilework
+from tilework.core.model import ModelSource
+from tilework.core.wire.commands import AddModel
+from tilework.core.wire.reports import Loaded, ModelRead
+from tilework.runtime.nodes.messages import node_codec
 
 ROOT = Path(tilework.__file__).parent
 RUNS_WHAT_IT_READS = {
@@ -54,6 +58,15 @@ def test_nothing_reads_a_pickle_but_one_pipe_between_own_processes() -> None:
     assert "from pickle import PickleBuffer" in buffers, "a picture says how it is sent, and reads nothing"
     assert "import pickle" not in buffers
     assert "open(" not in paths[PIPE].read_text("utf-8"), "the pipe opens no file"
+
+
+@pytest.mark.parametrize(
+    "message", [AddModel(ModelSource(path="m"), b""), ModelRead(Loaded((), 0), b"")], ids=["to", "from"]
+)
+def test_no_skeleton_comes_over_the_network(message: object) -> None:
+    """Workers read skeletons as pickles: who speaks as a server, or as an agent, must not hand them one."""
+    with pytest.raises(KeyError):
+        node_codec().encode(message)
 
 
 @pytest.mark.parametrize(

@@ -129,11 +129,11 @@ def test_the_next_start_lets_batches_wait_in_the_same_order(tmp_path: Path) -> N
     with serving(FakeEngine(plan=Plan(is_held=True)), **settings) as server:
         ids = [begun(server, call(number)) for number in range(3)]
         cancelled = begun(server, call(9))
-        assert client(server).batches.retrieve(ids[0]).status == "in_progress"
+        eventually(lambda: client(server).batches.retrieve(ids[0]).status == "in_progress")
     engine = FakeEngine(plan=Plan(is_held=True))
     with serving(engine, **settings) as server:
-        states = [client(server).batches.retrieve(one).status for one in ids]
-        assert sorted(states) == ["in_progress", "validating", "validating"]
+        wanted = ["in_progress", "validating", "validating"]
+        eventually(lambda: sorted(client(server).batches.retrieve(one).status for one in ids) == wanted)
         client(server).batches.cancel(cancelled)
         ended(server, cancelled, "cancelled")
         engine.plan = Plan()

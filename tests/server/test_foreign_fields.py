@@ -107,8 +107,8 @@ def test_another_field_is_ignored_with_a_warning(server: Served, route: str) -> 
 
 
 def test_of_many_ignored_fields_the_first_are_named(server: Served) -> None:
-    warnings = timeline(server, sent(server, IMAGES, **{f"x{index}": 1 for index in range(1000)}))["warnings"]
-    assert (len(warnings), warnings[-1]) == (11, "990 more fields ignored.")
+    warnings = timeline(server, sent(server, IMAGES, **{f"x{index}": 1 for index in range(190)}))["warnings"]
+    assert (len(warnings), warnings[-1]) == (11, "180 more fields ignored.")
 
 
 def test_a_stream_tells_of_what_was_ignored(server: Served) -> None:

@@ -34,7 +34,8 @@ from server.picture_files import (
 )
 from tilework.core.model import PictureInput, StrengthRule
 from tilework.core.wire.spec import Image as Pixels
-from tilework.server.calls.parsing.decode import Undecodable, decode
+from tilework.server.calls.parsing.decode import decode
+from tilework.server.calls.parsing.file_parts import Undecodable
 
 LIMITS = {"max_picture_bytes": 100_000, "max_input_pixels": 500_000, "max_input_bytes": 400_000}
 
@@ -277,8 +278,13 @@ def test_pixels_of_all_pictures_of_a_call_count(server: Served) -> None:
 def test_large_bodies_are_for_models_that_take_pictures(server: Served) -> None:
     small = json.dumps({"prompt": "x"})
     headers = {"Content-Type": "application/json"}
-    fits = server.http.post("/v1/images/generations", content=small.ljust(400_000), headers=headers)
-    assert fits.status_code == 200
+    broken = base64.encodebytes(file_of(Image.effect_noise((250, 250), 90))).decode()
+    fits = json.dumps({"prompt": "x", "image": [broken, broken]})
+    assert len(fits) > 100_000
+    assert server.http.post("/v1/images/generations", content=fits, headers=headers).status_code == 200
+    no_text = server.http.post("/v1/images/generations", content=small.ljust(50_000), headers=headers)
+    assert (no_text.status_code, no_text.json()["error"]["code"]) == (413, "body_too_large")
+    assert "4096 bytes without its long texts" in no_text.json()["error"]["message"]
     for path in ("/v1/images/generations", "/v1/chat/completions", "/v1/images/edits"):
         answer = server.http.post(path, content=small.ljust(400_001), headers=headers)
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")

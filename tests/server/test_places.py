@@ -19,8 +19,8 @@ import httpx
 import pytest
 
 from fake_engine import FakeEngine, Plan, Served, serving
-from tilework.server.http import acceptor, descriptors
-from tilework.server.http.places import Places, holder_of
+from tilework.server.http.connections import acceptor, descriptors
+from tilework.server.http.connections.places import Places, holder_of
 from waiting import PATIENCE_S, eventually
 
 KEYS = """

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from PIL import Image
 
+from tilework.cli.agents.local_agents import LocalAgents, free_port, local_agents
 from tilework.cli.console import UserError, console, progress
-from tilework.cli.local_agents import LocalAgents, free_port, local_agents
 from tilework.cli.options.nodes import TOKEN
 from tilework.client.demo_workload import demo_clips, demo_prompt, demo_workload, linear_service, short_prompt
 from tilework.client.drive import drive

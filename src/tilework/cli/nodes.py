@@ -8,9 +8,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tilework.cli.agents.user_token import user_token
 from tilework.cli.console import UserError
 from tilework.cli.options.nodes import TOKEN, NodeGroup, parse_address
-from tilework.cli.user_token import user_token
 
 if TYPE_CHECKING:
     from tilework.runtime.local_config import LocalConfig

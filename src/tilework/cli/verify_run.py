@@ -24,7 +24,8 @@ from tilework.core.wire.spec import Image
 from tilework.pipelines.errors import ModelError
 from tilework.pipelines.loading import library_versions, quiet
 from tilework.pipelines.stock.plain_call import stock_picture
-from tilework.server.calls.parsing.decode import Undecodable, decode
+from tilework.server.calls.parsing.decode import decode
+from tilework.server.calls.parsing.file_parts import Undecodable
 from tilework.server.calls.provenance import CHUNK, digests_of, spec_of
 from tilework.server.config import ConfigError
 from tilework.server.lora_directory import loras_in

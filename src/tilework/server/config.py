@@ -74,17 +74,16 @@ class ServerConfig(BaseSettings):
     With `strict` a field that means nothing here is refused, not ignored.
     `cache`, and `cache_threshold` or `cache_interval`, are for requests that are not exact and give none (see
     `core.cache`; None: the default of the cache).
-    `reconnect_s` is how long a call with an idempotency key goes
-    on after its client has gone. `read_timeout_s` is for a whole request head, and for a whole body; `send_timeout_s`
-    is after how long a client that takes too little of an answer is cut off (how little is in `protocol`). `durable` is
-    a directory that keeps accepted calls when the server ends (see `store.durable`), and files of batches, of
-    `batch_bytes` in all; batches that have ended, and files that say no other time, are kept for `batch_ttl_s`. A
-    tenant has at most `max_batches`, of which `max_running_batches` make calls at a time, and `max_batch_files` of
-    calls (see `batches`). `results` are addresses of Redis servers for pictures, by commas, or a bucket of S3 (see
-    `store.redis_results`, `store.s3_results`). `max_records` and `record_bytes` bound what is remembered of
-    calls that have ended. `drain_s` is how long a stop waits for open calls and for answers under way. `frontends` is
-    how many processes take HTTP (see `server.frontends`); with 0 the controller's own does. `max_connections` are
-    divided among them.
+    `reconnect_s` is how long a call with an idempotency key goes on after its client has gone. `read_timeout_s` is for
+    a whole request head, and for a whole body; `send_timeout_s` is after how long a client that takes too little of an
+    answer is cut off (how little is in `http.connections.protocol`). `durable` is a directory that keeps accepted calls
+    when the server ends (see `store.durable`), and files of batches, of `batch_bytes` in all; batches that have ended,
+    and files that say no other time, are kept for `batch_ttl_s`. A tenant has at most `max_batches`, of which
+    `max_running_batches` make calls at a time, and `max_batch_files` of calls (see `batches`). `results` are addresses
+    of Redis servers for pictures, by commas, or a bucket of S3 (see `store.redis_results`, `store.s3_results`).
+    `max_records` and `record_bytes` bound what is remembered of calls that have ended. `drain_s` is how long a stop
+    waits for open calls and for answers under way. `frontends` is how many processes take HTTP (see
+    `server.frontends`); with 0 the controller's own does. `max_connections` are divided among them.
 
     Raises:
         ValidationError: a value has the wrong type or is out of its range.

@@ -26,7 +26,7 @@ from tilework.server.drain import drained, waits_for
 from tilework.server.engine_protocol import Engine
 from tilework.server.frontends.supervisor import FrontEnds
 from tilework.server.garbage import give_back_large_blocks, rare_collections, sweep
-from tilework.server.http.descriptors import raise_limit
+from tilework.server.http.connections.descriptors import raise_limit
 from tilework.server.http.probe_port import probe_port
 from tilework.server.http.server import HttpServer, bind
 from tilework.server.reload import Reloading, Reread, Terminal

@@ -95,11 +95,11 @@ class Tenants:
             weight=self.weight(tenant, name),
             tenant_weight=tenant.weight,
             room=room(self.classes[name], max(self.classes.values())),
-            promise_share=PROMISE_SHARE if self._num_callers > 1 else 1.0,
+            promise_share=PROMISE_SHARE if self.num_callers > 1 else 1.0,
         )
 
     @property
-    def _num_callers(self) -> int:
+    def num_callers(self) -> int:
         """How many tenants may ask for pictures: who is alone shares with none."""
         return sum(bool(tenant.keys) and not tenant.is_monitor for tenant in self.members)
 

@@ -5,14 +5,34 @@ from __future__ import annotations
 import json
 import re
 from datetime import UTC, datetime
+from itertools import islice
+
+from tilework.server.bounded.long_text import LongText
 
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 
 
 def shown(value: object, max_chars: int = 80) -> str:
-    """The value as JSON in ASCII, cut to `max_chars`: safe to print and to send back."""
-    text = json.dumps(value)
+    """The value as JSON in ASCII, cut to `max_chars`: safe to print and to send back.
+
+    Of a long value only what is shown is looked at.
+    """
+    text = json.dumps(_beginning(value, max_chars, max_chars))
     return text if len(text) <= max_chars else text[:max_chars] + "..."
+
+
+def _beginning(value: object, max_chars: int, depth: int) -> object:
+    """Enough of a value to show it: each member takes a character of what is shown, and so does each level."""
+    if isinstance(value, LongText):
+        return value.head(max_chars + 1)
+    if isinstance(value, str):
+        return value[: max_chars + 1]
+    if isinstance(value, list | tuple) and depth:
+        return [_beginning(each, max_chars, depth - 1) for each in value[:max_chars]]
+    if isinstance(value, dict) and depth:
+        first = islice(value.items(), max_chars)
+        return {_beginning(name, max_chars, 0): _beginning(each, max_chars, depth - 1) for name, each in first}
+    return value
 
 
 def counted(count: int, noun: str) -> str:

@@ -9,12 +9,12 @@ from typing import Annotated
 
 import typer
 
+from tilework.cli.agents.user_token import user_token
 from tilework.cli.console import UserError, console, require_serve_extra, user_errors
 from tilework.cli.nodes import told_token
 from tilework.cli.options.common import examples
 from tilework.cli.options.logs import LogFile, LogLevel, LogLevelName, ServerLog
 from tilework.cli.options.nodes import parse_address
-from tilework.cli.user_token import user_token
 from tilework.sets.address import open_registry
 from tilework.sets.registry import BadRegistry, Registry
 from tilework.sets.routing import RoutedAgent

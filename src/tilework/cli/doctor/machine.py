@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tilework.cli.doctor.finding import Finding, error, gigabytes, ok, warning
 from tilework.pipelines.setup.host_memory import free_host_bytes
-from tilework.server.http.descriptors import connections_within, possible_limit
+from tilework.server.http.connections.descriptors import connections_within, possible_limit
 
 if TYPE_CHECKING:
     from tilework.pipelines.cuda.state import Card, CudaState

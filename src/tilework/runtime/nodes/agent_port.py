@@ -23,9 +23,9 @@ _NUM_SHARES = 4
 class AgentPort:
     """Listens for agents, and has each that knows the token served, under an epoch of its own.
 
-    Who connects must show within `handshake.TIMEOUT_S` that it knows the token, and only so many may be about to: twice
-    as many as there are nodes, at least 32, from one address, and four times as many in all. Others are cut off at
-    once; an agent tries again.
+    A connection must show within `handshake.TIMEOUT_S` that it knows the token. Of those that have not, one address has
+    twice as many as there are nodes, at least 32, and all have four times that. Others are cut off at once; an agent
+    tries again.
     """
 
     def __init__(self, config: NodesConfig, serve: Callable[[Channel], Awaitable[None]]) -> None:

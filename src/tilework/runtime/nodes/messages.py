@@ -15,10 +15,11 @@ from tilework.core.component import LoadSource
 from tilework.core.cost_row import Batch, CostRow
 from tilework.core.lora import Lora, UsedLora
 from tilework.core.model import LoraSource, ModelSource, SimulatedSource
-from tilework.core.wire.commands import Command, RemoveLora, RemoveModel
+from tilework.core.wire.commands import AddModel, Command, RemoveLora, RemoveModel
 from tilework.core.wire.node_blobs import BlobsFetched, CopyBlob, DiscardBlob, FetchBlobs, KeepBlobs, LeaveOrigin
 from tilework.core.wire.ranges import Amount, Count, Name, Port, Text, Time
 from tilework.core.wire.reports import DeviceReading, LoadedModel, Report
+from tilework.core.wire.reports import ModelRead as SkeletonLeft
 from tilework.core.work import Group
 from tilework.cost.profile import ProfileKey
 
@@ -285,6 +286,11 @@ THE_NODE = -1
 """The address of messages that concern the node, or come from it, and from no device."""
 
 
+_OF_SKELETONS = (AddModel, SkeletonLeft)
+"""Of processes of one machine: to read a skeleton is to run what it says, so none comes over the network."""
+
+
 def node_codec() -> Codec:
     """The messages between engine and agents."""
-    return Codec(tuple(dict.fromkeys((*get_args(ToNode), *get_args(FromNode), *get_args(Command), *get_args(Report)))))
+    every = dict.fromkeys((*get_args(ToNode), *get_args(FromNode), *get_args(Command), *get_args(Report)))
+    return Codec(tuple(one for one in every if one not in _OF_SKELETONS))

@@ -12,7 +12,7 @@ from tilework.core.model import ModelInfo
 from tilework.server.calls.encode import Threads
 from tilework.server.calls.idempotency import Key, idempotency_key
 from tilework.server.calls.parsing.chat_call import chat_fields
-from tilework.server.calls.parsing.fields import Fields, spread
+from tilework.server.calls.parsing.fields import Fields, most_text_bytes, spread
 from tilework.server.calls.parsing.form import form_fields
 from tilework.server.calls.parsing.image_call import StreamOf
 from tilework.server.calls.parsing.pictures import (
@@ -21,6 +21,7 @@ from tilework.server.calls.parsing.pictures import (
     Pictures,
     decoded,
     main_picture,
+    most_base64_bytes,
     reject_edits,
 )
 from tilework.server.calls.parsing.video_call import video_fields
@@ -33,6 +34,7 @@ from tilework.server.http.body import (
     BodyLimits,
     BodyPlace,
     BodyRoom,
+    LongTexts,
     media_type,
     read_form,
     read_json,
@@ -43,12 +45,13 @@ from tilework.server.tenants import Tenant
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """What a route's body looks like: JSON, or also a form (`takes_forms`), and its fields. One that `is_edit` needs a
+    """What a route's body looks like: JSON, or also a form (`takes_forms`), and its fields, whose texts have as many
+    characters as they are told. One that `is_edit` needs a
     picture. That of a chat, which `has_history`, may hold pictures that were drawn before. A body that names no model
     means the first that `suits` the route.
     """
 
-    fields: Callable[[Mapping[str, object]], Fields]
+    fields: Callable[[Mapping[str, object], int], Fields]
     is_edit: bool = False
     takes_forms: bool = False
     has_history: bool = False
@@ -59,7 +62,7 @@ class Route:
         return "image_edit" if self.is_edit else "image_generation"
 
 
-def _as_they_are(body: Mapping[str, object]) -> Fields:
+def _as_they_are(body: Mapping[str, object], _max_prompt_chars: int) -> Fields:
     return Fields(fields=spread(body))
 
 
@@ -71,7 +74,7 @@ VIDEOS = Route(fields=video_fields, takes_forms=True, suits=lambda info: info.gr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bodies:
-    """Reads bodies. Where the model takes pictures, and in chats, large ones are read, and share `room`."""
+    """Reads bodies. Large ones, which share `room`, are read where a model takes pictures, and in chats."""
 
     config: ServerConfig
     threads: Threads
@@ -90,20 +93,34 @@ class Bodies:
         """
         if route.is_edit and not models.takes_pictures:
             reject_edits(models.default)  # Before the pictures are read.
-        is_large = models.takes_pictures or route.has_history
-        max_bytes = self.config.max_input_bytes if is_large else self.config.max_body_bytes
-        limits = BodyLimits(max_bytes=max_bytes, timeout_s=self.config.read_timeout_s, place=place)
+        is_form = route.takes_forms and media_type(http) in (FORM, TEXT_FORM)
+        is_large = models.takes_pictures or (route.has_history and not is_form)
+        limits = BodyLimits(
+            max_bytes=self.config.max_input_bytes if is_large else self.config.max_body_bytes,
+            timeout_s=self.config.read_timeout_s,
+            place=place,
+            texts=self._long_texts(models) if is_large else None,
+        )
         if not route.takes_forms:
             return await read_json(http, limits)
-        if media_type(http) in (FORM, TEXT_FORM):
+        if is_form:
             form = await read_form(http, limits)
             return form_fields(form, models.named(dict(form).get("model") or None, route.suits))
         if media_type(http) != JSON:
             raise wrong_type(http, f'a form with "Content-Type: {FORM}", or JSON with "Content-Type: {JSON}"')
         return await read_json(http, limits)
 
+    def _long_texts(self, models: ServedModels) -> LongTexts:
+        """Where no model takes pictures, those of a chat's history are read and not kept."""
+        most_prompt_bytes = most_text_bytes(self.config.max_prompt_chars)
+        most_picture_bytes = most_base64_bytes(self.config.max_picture_bytes) if models.takes_pictures else 0
+        return LongTexts(
+            max_rest_bytes=min(self.config.max_body_bytes, self.config.max_input_bytes),
+            kept_bytes=max(most_prompt_bytes, most_picture_bytes),
+        )
+
     async def key(self, http: Request, tenant: Tenant, body: Mapping[str, object], place: BodyPlace) -> Key | None:
-        """Its idempotency key. That of a large body is made on a thread."""
+        """Its idempotency key. That of a form with large files is made on a thread."""
         given = http.headers.get("idempotency-key"), tenant.name, http.scope["path"], body
         if given[0] is None or not place.num_beyond:
             return idempotency_key(*given)

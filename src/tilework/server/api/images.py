@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -16,6 +16,7 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from tilework.core.model import ModelInfo
+from tilework.core.request import OnMiss
 from tilework.core.time import s_from_ns
 from tilework.core.wire.spec import Spec
 from tilework.server.additions import Additions
@@ -27,8 +28,8 @@ from tilework.server.calls.decode_plans import DecodePlans
 from tilework.server.calls.encode import Threads
 from tilework.server.calls.errors import CallError, ContentRefused
 from tilework.server.calls.events import CallEvents, Event, View
-from tilework.server.calls.parsing.fields import renamed
-from tilework.server.calls.parsing.image_call import image_call
+from tilework.server.calls.parsing.fields import renamed, with_texts
+from tilework.server.calls.parsing.image_call import ImageCall, image_call
 from tilework.server.calls.parsing.pictures import taken_pictures
 from tilework.server.calls.parsing.sizes import size_text
 from tilework.server.calls.parsing.specs import Rules
@@ -47,7 +48,7 @@ from tilework.server.http.prefer import preference
 from tilework.server.http.sse import EventStream, event
 from tilework.server.metrics.metrics import Metrics
 from tilework.server.models_file import ModelEntry
-from tilework.server.request_rates import RequestRates
+from tilework.server.request_rates import PromiseTurns, RequestRates
 from tilework.server.safety_filter import SafetyFilter
 from tilework.server.schema.answers import ImageData, ImagesResponse
 from tilework.server.schema.image_request import OutputFormat
@@ -88,6 +89,7 @@ class ImageService:
     plans: DecodePlans
     safety_filter: SafetyFilter | None = None
     rates: RequestRates = field(default_factory=RequestRates)
+    promise_turns: PromiseTurns = field(default_factory=PromiseTurns)
 
     @property
     def models(self) -> ServedModels:
@@ -142,9 +144,11 @@ class ImageService:
             if key is not None and (known := await self.submitter.join(key)) is not None:
                 return Entry(call=known, is_replay=True)
             with self._counting_mistakes():
-                asked = route.fields(body)
+                max_chars = self.config.max_prompt_chars
+                asked = route.fields(body, max_chars)
                 info = models.named(asked.fields.get("model"), route.suits)
                 fields, given = taken_pictures(renamed(asked.fields, info), info, is_edit=route.is_edit)
+                fields = with_texts(fields, max_chars)
                 pictures = await self.bodies.decoded(given)
         with self._counting_mistakes():
             more: Any = {"pictures": pictures, "stream_of": route.stream_of, "video": asked.video}
@@ -153,9 +157,20 @@ class ImageService:
             self.metrics.count_warnings(len(ask.warnings))
             await self._check_texts(ask.specs[0])
             has_waited = await self.plans.check(info, ask.specs[0]) or bool(given) or self.safety_filter is not None
-        if has_waited and key is not None and (known := await self.submitter.join(key)) is not None:  # Came meanwhile.
-            return Entry(call=known, is_replay=True)
-        return Entry(call=self.submitter.submit(ask, tenant, key), is_replay=False)
+        async with self._turn(ask, tenant) as has_waited_more:
+            has_waited = has_waited or has_waited_more
+            if has_waited and key is not None and (known := await self.submitter.join(key)) is not None:
+                return Entry(call=known, is_replay=True)  # It came meanwhile.
+            return Entry(call=self.submitter.submit(ask, tenant, key), is_replay=False)
+
+    @asynccontextmanager
+    async def _turn(self, ask: ImageCall, tenant: Tenant) -> AsyncIterator[bool]:
+        """When a call may be submitted: one that asks for a promise waits for its turn. Whether it had to."""
+        if ask.terms.on_miss is not OnMiss.REJECT:
+            yield False
+            return
+        async with self.promise_turns.of(tenant.name, ask.terms.promise_share):
+            yield True
 
     async def _check_texts(self, spec: Spec) -> None:
         """Raises ContentRefused if the safety filter objects."""

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tilework.server.bounded.long_text import LongText
 from tilework.server.calls.errors import InvalidValue, KeyReused
 from tilework.server.text import shown
 
@@ -41,10 +42,12 @@ def idempotency_key(text: str | None, tenant: str, route: str, body: Mapping[str
     return Key(tenant, text, hashlib.sha256(canonical.encode()).hexdigest().encode())
 
 
-def _file_digest(file: object) -> str:
-    """Stands for a file in the digest of a form."""
-    assert isinstance(file, bytes)
-    return f"sha256:{hashlib.sha256(file).hexdigest()}"
+def _file_digest(content: object) -> str:
+    """Stands for a file of a form, or a long text, in the digest of a body."""
+    if isinstance(content, LongText):
+        return f"sha256-text:{content.digest()}"
+    assert isinstance(content, bytes)
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
 def reused(key: Key) -> KeyReused:

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from tilework.core.checkpoint import Checkpoint
 from tilework.core.time import ns_from_s
 from tilework.server.calls.idempotency import Key
-from tilework.server.calls.parsing.decode import Undecodable
+from tilework.server.calls.parsing.file_parts import Undecodable
 from tilework.server.calls.parsing.image_call import ImageCall
 from tilework.server.calls.records import Record
 from tilework.store.journal import Added, Ended, Journal, JournalUnusable, NotWritten, OpenCall

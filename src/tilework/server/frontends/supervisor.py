@@ -16,7 +16,7 @@ from tilework.comm.net.channel import Channel
 from tilework.comm.net.frames import BadFrame
 from tilework.server.frontends.messages import EPOCH, Begin, Close, Resume, StandingAnswer, frontend_codec
 from tilework.server.frontends.relayed import RelayedRequests
-from tilework.server.http.protocol import Limits
+from tilework.server.http.connections.protocol import Limits
 from tilework.server.http.server import listen
 
 _log = logging.getLogger("tilework.server")

@@ -55,5 +55,10 @@ def long_head(max_bytes: int) -> ApiError:
     return ApiError(431, message, code="head_too_large", headers={"Connection": "close"})
 
 
+def many_headers(most: int) -> ApiError:
+    message = f"The request has more than {most} headers; send fewer."
+    return ApiError(431, message, code="too_many_headers", headers={"Connection": "close"})
+
+
 def internal_error() -> ApiError:
     return ApiError(500, "The server failed to answer; its log says why.", error_type=SERVER, code="internal_error")

@@ -102,7 +102,7 @@ class RequireKey:
             if tenant.is_monitor and not (scope["path"] == METRICS and scope["method"] in ("GET", "HEAD")):
                 await _metrics_only().response()(scope, receive, send)
                 return
-            if len(tenants.members) > 1 and self._num_under_way[tenant.name] >= self._most_at_once:
+            if tenants.num_callers > 1 and self._num_under_way[tenant.name] >= self._most_at_once:
                 await _too_many_at_once(self._most_at_once).response()(scope, receive, send)
                 return
             known = key if key in tenant.keys else None

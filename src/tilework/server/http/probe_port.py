@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from tilework.server.http.connections.protocol import Limits
 from tilework.server.http.errors import ApiError
 from tilework.server.http.middleware import METRICS, PROBES, TENANT
-from tilework.server.http.protocol import Limits
 from tilework.server.http.server import HttpServer, bind, listen
 from tilework.server.tenants import Tenant
 

@@ -13,11 +13,12 @@ from functools import partial
 import uvicorn
 from starlette.types import ASGIApp
 
-from tilework.server.http.acceptor import Acceptor
-from tilework.server.http.descriptors import connections_within, possible_limit
+from tilework.server.http.connections.acceptor import Acceptor
+from tilework.server.http.connections.descriptors import connections_within, possible_limit
+from tilework.server.http.connections.line_turns import protocol_class
+from tilework.server.http.connections.places import Places
+from tilework.server.http.connections.protocol import LimitedProtocol, Limits
 from tilework.server.http.pieces import InPieces
-from tilework.server.http.places import Places
-from tilework.server.http.protocol import LimitedProtocol, Limits, protocol_class
 
 # Longer than clients keep idle connections (httpx 5 s, aiohttp 15 s), so that a client closes first and no new request
 # meets a connection that the server has just closed.

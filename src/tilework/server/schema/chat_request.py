@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, FailFast, Field, WithJsonSchema
+from typing_extensions import TypeAliasType
 
+from tilework.server.bounded.long_text import LongText
 from tilework.server.schema.image_request import ImageRequest, request_schema
 from tilework.server.schema.picture_fields import picture_schema
 
@@ -43,13 +45,18 @@ class Part(BaseModel):
     """A part of a message: a text is one of type "text", a picture one of type "image_url"."""
 
     type: str
-    text: str | None = None
-    image_url: dict[str, Any] | str | None = None
+    text: str | LongText | None = None
+    image_url: dict[str, Any] | str | LongText | None = None
+
+
+Parts = TypeAliasType(
+    "Parts", Annotated[list[Part], FailFast()]
+)  # A union takes no other annotated type (pydantic 2.14).
 
 
 class Message(BaseModel):
     role: str
-    content: str | list[Part] | None = None
+    content: str | LongText | Parts | None = None
 
 
 class ChatRequest(BaseModel):
@@ -57,7 +64,7 @@ class ChatRequest(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)  # Further fields are those of an image.
 
-    messages: Annotated[list[Message], WithJsonSchema(_MESSAGES)] = Field(
+    messages: Annotated[list[Message], FailFast(), WithJsonSchema(_MESSAGES)] = Field(
         description='messages; the texts of those with role "user" are the prompt, as "content": "..." or in parts, and'
         " their pictures (as data URLs) are the image"
     )

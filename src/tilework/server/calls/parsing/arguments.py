@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import pairwise
@@ -15,6 +15,9 @@ from tilework.server.schema.foreign_fields import WITHOUT_EFFECT, is_of_the_pict
 from tilework.server.schema.image_request import ImageRequest
 
 _NEAR = 0.8
+_MAX_NAME_CHARS = 64
+_MOST_NEAR = 8
+"""How many unknown names are compared with known ones: each takes about a millisecond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,7 @@ def arguments_of(body: Mapping[str, object], info: ModelInfo, *, is_strict: bool
     known = {one.name: one for one in info.arguments}
     found: dict[str, ArgumentValue] = {}
     ignored: list[str] = []
+    near = _Near([*ImageRequest.model_fields, *known])
     for name, value in body.items():
         if value is None or name in ImageRequest.model_fields:
             continue
@@ -42,8 +46,8 @@ def arguments_of(body: Mapping[str, object], info: ModelInfo, *, is_strict: bool
             found[name] = _checked(known[name], value)
         elif name in WITHOUT_EFFECT:
             _check_without_effect(name, value)
-        elif is_strict or is_of_the_picture(name) or _near(name, known):
-            raise invalid(name, value, _remedy(name, info, known), code="unsupported_value")
+        elif (meant := near.of(name)) is not None or is_strict or _is_of_the_picture(name):
+            raise invalid(name[:_MAX_NAME_CHARS], value, _remedy(meant, info, known), code="unsupported_value")
         else:
             ignored.append(name)
     for one in info.arguments:
@@ -78,16 +82,28 @@ def _check_without_effect(name: str, value: object) -> None:
         raise invalid(name, value, remedy, code="unsupported_value")
 
 
-def _remedy(name: str, info: ModelInfo, known: Mapping[str, Argument]) -> str:
-    near = _near(name, known)
+def _remedy(near: str | None, info: ModelInfo, known: Mapping[str, Argument]) -> str:
     hint = "." if near is None else f"; did you mean {near}?"
     own = f" {info.name} has {', '.join(sorted(known))} of its own." if known else ""
     return f"There is no such field here: leave it out{hint}{own}"
 
 
-def _near(name: str, known: Mapping[str, Argument]) -> str | None:
-    """The field that a misspelt name means."""
-    return next(iter(get_close_matches(name, [*ImageRequest.model_fields, *known], n=1, cutoff=_NEAR)), None)
+class _Near:
+    """Finds the field that a misspelt name means. It looks at the first few unknown names of a body only."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self._num_left = _MOST_NEAR
+
+    def of(self, name: str) -> str | None:
+        if len(name) > _MAX_NAME_CHARS or not self._num_left:
+            return None
+        self._num_left -= 1
+        return next(iter(get_close_matches(name, self._names, n=1, cutoff=_NEAR)), None)
+
+
+def _is_of_the_picture(name: str) -> bool:
+    return len(name) <= _MAX_NAME_CHARS and is_of_the_picture(name)
 
 
 def _checked(one: Argument, value: object) -> ArgumentValue:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tilework.server.bounded.long_text import LongText
 from tilework.server.calls.errors import invalid
-from tilework.server.calls.parsing.fields import Fields, spread
+from tilework.server.calls.parsing.fields import Fields, short_text, spread
 from tilework.server.calls.parsing.image_call import parsed
 from tilework.server.schema.chat_request import NO_EFFECT_IN_CHATS, NOT_IN_CHATS, ChatRequest, Part
 from tilework.server.schema.picture_fields import IMAGE, IMAGES
 
 
-def chat_fields(body: Mapping[str, object]) -> Fields:
+def chat_fields(body: Mapping[str, object], max_prompt_chars: int) -> Fields:
     """The fields of a chat's images. The user's pictures are `image`.
 
     Raises:
@@ -26,7 +27,7 @@ def chat_fields(body: Mapping[str, object]) -> Fields:
         for name, value in given.items()
         if name == "stream" or name not in ChatRequest.model_fields.keys() | NO_EFFECT_IN_CHATS
     }
-    images["prompt"], pictures = _prompt(ask, given)
+    images["prompt"], pictures = _prompt(ask, given, max_prompt_chars)
     if pictures:
         for name in {IMAGE, IMAGES} & images.keys():
             raise invalid(name, "...", "A message has a picture as well: leave one of them out.")
@@ -38,7 +39,7 @@ def _parsed(body: Mapping[str, object]) -> ChatRequest:
     return parsed(ChatRequest, body, "messages", '[{"role": "user", "content": "..."}]')
 
 
-def _prompt(ask: ChatRequest, given: Mapping[str, object]) -> tuple[str, list[object]]:
+def _prompt(ask: ChatRequest, given: Mapping[str, object], max_chars: int) -> tuple[str, list[object]]:
     """The texts and the pictures of the user, as vLLM-Omni takes them: what was answered, or said by a system, is not
     drawn."""
     texts: list[str] = []
@@ -46,10 +47,11 @@ def _prompt(ask: ChatRequest, given: Mapping[str, object]) -> tuple[str, list[ob
     for message in ask.messages:
         if message.role != "user" or message.content is None:
             continue
-        parts = [Part(type="text", text=message.content)] if isinstance(message.content, str) else message.content
+        content = message.content
+        parts = [Part(type="text", text=content)] if isinstance(content, str | LongText) else content
         for part in parts:
             if part.type == "text" and part.text is not None:
-                texts.append(part.text)
+                texts.append(short_text("messages", part.text, max_chars))
             elif part.type == "image_url" and part.image_url is not None:
                 pictures.append(part.image_url)
             else:

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from PIL import Image as Pillow
 from PIL import ImageChops, ImageOps, UnidentifiedImageError
 
 from tilework.core.wire.spec import Image
+from tilework.server.calls.parsing.file_parts import Undecodable, check_parts
 
-FORMATS = ("PNG", "JPEG", "WEBP")
-_ANIMATED_FORMATS = ("PNG", "WEBP")  # A JPEG may hold more pictures, too (MPO): phones add a small one.
-_JPEG_START, _SCAN = b"\xff\xd8", b"\xff\xda"
-# Each scan goes over all pixels again, and may have a few bytes only: hundreds of thousands fit into a small file. An
-# ordinary progressive JPEG has about ten.
-_MOST_SCANS = 100
-
-
-class Undecodable(Exception):
-    """The file cannot be used; the text says why, and what to give instead."""
+_WEBP = "WEBP"
+FORMATS = ("PNG", "JPEG", _WEBP)
+_ANIMATED_FORMATS = ("PNG", _WEBP)  # A JPEG may hold more pictures, too (MPO): phones add a small one.
+_STRIP_PIXELS = 1 << 18
+_MOST_WEBP_PIXELS = 1 << 23
+"""Pillow has all pixels of a WebP file in one piece of memory: that holds the interpreter for 2 ms each 1 Mi pixels."""
 
 
 def decode(content: bytes, *, is_mask: bool, max_pixels: int) -> Image:
@@ -31,13 +29,12 @@ def decode(content: bytes, *, is_mask: bool, max_pixels: int) -> Image:
     Raises:
         Undecodable: it is another kind of file, damaged, animated, or has more than `max_pixels`.
     """
-    if content.startswith(_JPEG_START) and content.count(_SCAN) > _MOST_SCANS:
-        raise Undecodable(f"It has more than {_MOST_SCANS} scans: save it as a baseline JPEG.")
+    check_parts(content)
     try:
         with Pillow.open(io.BytesIO(content), formats=FORMATS) as picture:
             _check_head(picture, max_pixels)
-            upright = _in_8_bits(ImageOps.exif_transpose(picture))
-            rgb = _mask(upright) if is_mask else _on_white(upright)
+            upright = ImageOps.exif_transpose(picture)
+            pixels = _pixels(upright, _mask(upright) if is_mask else _on_white)
     except Undecodable:
         raise
     except Pillow.DecompressionBombError:
@@ -47,7 +44,7 @@ def decode(content: bytes, *, is_mask: bool, max_pixels: int) -> Image:
     except Exception as error:  # For damaged files Pillow raises errors of nearly every type.
         reason = str(error)[:100] or type(error).__name__
         raise Undecodable(f"The file is damaged ({reason}): save the picture again.") from None
-    return Image(rgb.height, rgb.width, rgb.tobytes())
+    return Image(upright.height, upright.width, pixels)
 
 
 def _check_head(picture: Pillow.Image, max_pixels: int) -> None:
@@ -55,8 +52,27 @@ def _check_head(picture: Pillow.Image, max_pixels: int) -> None:
     width, height = picture.size
     if width * height > max_pixels:
         raise Undecodable(f"It has {width}x{height} pixels, and at most {max_pixels} are left: give a smaller one.")
+    if picture.format == _WEBP and width * height > _MOST_WEBP_PIXELS:
+        raise Undecodable(
+            f"It is a WebP file of {width}x{height} pixels, and may have {_MOST_WEBP_PIXELS}: save it as PNG or JPEG."
+        )
     if picture.format in _ANIMATED_FORMATS and getattr(picture, "is_animated", False):
         raise Undecodable("It is animated: give one picture of it.")
+
+
+def _pixels(picture: Pillow.Image, converted: Callable[[Pillow.Image], Pillow.Image]) -> bytes:
+    """Strip by strip: what Pillow does to a whole picture here holds the interpreter for a quarter of a second."""
+    pixels = io.BytesIO()
+    for strip in _strips(picture):
+        pixels.write(converted(strip).tobytes())
+    return pixels.getvalue()
+
+
+def _strips(picture: Pillow.Image) -> Iterator[Pillow.Image]:
+    """In 8 bits, with at most `_STRIP_PIXELS` each or one row."""
+    num_rows = max(1, _STRIP_PIXELS // picture.width)
+    for top in range(0, picture.height, num_rows):
+        yield _in_8_bits(picture.crop((0, top, picture.width, min(top + num_rows, picture.height))))
 
 
 def _in_8_bits(picture: Pillow.Image) -> Pillow.Image:
@@ -74,10 +90,12 @@ def _on_white(picture: Pillow.Image) -> Pillow.Image:
     return Pillow.alpha_composite(opaque, picture.convert("RGBA")).convert("RGB")
 
 
-def _mask(picture: Pillow.Image) -> Pillow.Image:
-    """A file whose alpha says nothing, since all of it is opaque, is one without alpha."""
-    if picture.has_transparency_data:
-        alpha = picture.convert("RGBA").getchannel("A")
-        if alpha.getextrema() != (255, 255):
-            return ImageChops.invert(alpha).convert("RGB")
-    return picture.convert("RGB").convert("L").convert("RGB")
+def _mask(picture: Pillow.Image) -> Callable[[Pillow.Image], Pillow.Image]:
+    """How the mask is made of each strip. A file whose alpha is opaque everywhere has none."""
+    if picture.has_transparency_data and any(_alpha(strip).getextrema() != (255, 255) for strip in _strips(picture)):
+        return lambda strip: ImageChops.invert(_alpha(strip)).convert("RGB")
+    return lambda strip: strip.convert("RGB").convert("L").convert("RGB")
+
+
+def _alpha(strip: Pillow.Image) -> Pillow.Image:
+    return strip.convert("RGBA").getchannel("A")

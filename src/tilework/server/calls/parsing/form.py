@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from typing import get_args
 
 from tilework.core.model import ArgumentKind, ModelInfo
+from tilework.server.bounded.json_reader import MAX_VALUES, JsonRefused, inner_json
 from tilework.server.calls.errors import invalid
 from tilework.server.schema.image_request import ImageRequest
 from tilework.server.schema.picture_fields import PICTURE_FIELDS
@@ -68,6 +68,8 @@ def _list(name: str, values: list[str | bytes]) -> object:
     """The values, or the one that is a list as JSON; nested ones are no list that a model takes."""
     texts = [_text(name, value) for value in values]
     if len(texts) == 1 and texts[0].startswith("["):
+        if (num_values := texts[0].count(",") + 1) > MAX_VALUES:
+            raise invalid(name, texts[0], f"It has {num_values} values: give at most {MAX_VALUES}.")
         inner = texts[0].removeprefix("[").removesuffix("]").strip()
         return [_value(each.strip()) for each in inner.split(",")] if inner else []
     return None if texts == [""] else [_value(text) for text in texts]
@@ -76,8 +78,8 @@ def _list(name: str, values: list[str | bytes]) -> object:
 def _json(text: str) -> object:
     """What is written as JSON, as a field without a value is null; a text that is none stays one."""
     try:
-        return json.loads(text or "null")
-    except (ValueError, RecursionError):
+        return inner_json(text or "null")
+    except JsonRefused:
         return text
 
 

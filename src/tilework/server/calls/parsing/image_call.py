@@ -190,7 +190,10 @@ def parsed(model: type[Body], body: Mapping[str, object], required: str, example
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         name = str(first["loc"][0])
-        raise invalid(name, given[name], f"Give {model.model_fields[name].description}.") from None
+        remedy = f"Give {model.model_fields[name].description}."
+        if name not in given:
+            raise InvalidValue(f"{name} is missing. {remedy}", field=name, code="missing_value") from None
+        raise invalid(name, given[name], remedy) from None
 
 
 def _warnings(ignored: Sequence[str]) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,14 +10,18 @@ from pydantic import Base64Bytes
 
 from tilework.core.model import ModelInfo, PictureInput
 from tilework.core.wire.spec import Image
+from tilework.server.bounded.long_text import LONG_TEXT_BYTES, LongText
 from tilework.server.calls.errors import InvalidValue, invalid
-from tilework.server.calls.parsing.decode import Undecodable, decode
+from tilework.server.calls.parsing.base64_pieces import decode_base64
+from tilework.server.calls.parsing.decode import decode
+from tilework.server.calls.parsing.file_parts import Undecodable
 from tilework.server.config import ServerConfig
 from tilework.server.schema.picture_fields import IMAGE, IMAGES, INPUT_REFERENCE, MASK, PICTURE_FIELDS
 
 GIVE = "base64 or a data URL (data:image/png;base64,...) of a PNG, JPEG or WebP file"
 EDITS = "POST /v1/images/edits"
 _SHOWN_CHARS = 100  # A message cuts it further.
+_HEAD_CHARS = 200  # `data:image/png;base64,` and what some clients add.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +31,7 @@ class GivenPicture:
     place: str
     name: str
     is_mask: bool
-    content: str | bytes = field(repr=False)
+    content: str | bytes | LongText = field(repr=False)
 
     def refused(self, remedy: str) -> InvalidValue:
         return invalid(self.place, _briefly(self.content), remedy)
@@ -145,12 +148,12 @@ def _of_field(field_name: str, value: object, one: PictureInput) -> tuple[GivenP
     )
 
 
-def _content(field_name: str, value: object) -> str | bytes:
+def _content(field_name: str, value: object) -> str | bytes | LongText:
     """A file, a text, or either in an object of OpenAI's: `{"image_url": "data:..."}`."""
     inner = value
     for name in ("image_url", "url"):
         inner = inner.get(name, inner) if isinstance(inner, dict) else inner
-    if not isinstance(inner, str | bytes):
+    if not isinstance(inner, str | bytes | LongText):
         raise invalid(field_name, _briefly(value), f"Give {GIVE}.")
     return inner
 
@@ -158,21 +161,31 @@ def _content(field_name: str, value: object) -> str | bytes:
 def _file(one: GivenPicture, max_bytes: int) -> bytes:
     """Raises InvalidValue."""
     content = one.content
-    if isinstance(content, str):
-        if re.match(r"\s*https?:", content[:20], re.IGNORECASE):
+    if not isinstance(content, bytes):
+        start = content[:_HEAD_CHARS] if isinstance(content, str) else content.head(_HEAD_CHARS)
+        if re.match(r"\s*https?:", start[:20], re.IGNORECASE):
             raise one.refused(f"This server fetches nothing: send the picture itself, as {GIVE}.")
-        head, comma, data = content.partition(",") if content[:5].lower() == "data:" else ("", "", content)
+        head, comma, _ = start.partition(",") if start[:5].lower() == "data:" else ("", "", "")
         if comma and not head.lower().endswith(";base64"):
             raise one.refused(f"Give {GIVE}.")
-        if len(data) > 2 * max_bytes:  # Even with line breaks it is less.
+        if _num_bytes(content) > most_base64_bytes(max_bytes):
             raise one.refused(f"Give a file of at most {max_bytes} bytes.")
         try:
-            content = base64.b64decode("".join(data.split()), validate=True)
+            content = decode_base64(content, len(head + comma))
         except ValueError:
             raise one.refused(f"It is no base64: give {GIVE}.") from None
     if len(content) > max_bytes:
         raise one.refused(f"It has {len(content)} bytes: give a file of at most {max_bytes} bytes.")
     return content
+
+
+def most_base64_bytes(max_picture_bytes: int) -> int:
+    """What a picture of this size takes as base64; even with line breaks and escapes it is less."""
+    return 2 * max_picture_bytes + LONG_TEXT_BYTES
+
+
+def _num_bytes(content: str | LongText) -> int:
+    return content.num_bytes if isinstance(content, LongText) else len(content)
 
 
 def _check_complete(given: Mapping[str, tuple[GivenPicture, ...]], info: ModelInfo, *, is_edit: bool) -> None:
@@ -208,6 +221,8 @@ def _briefly(value: object) -> object:
     """Enough of a value to recognise it."""
     if isinstance(value, bytes):
         return f"a file of {len(value)} bytes"
+    if isinstance(value, LongText):
+        return value.head(_SHOWN_CHARS)
     if isinstance(value, list):
         return [_briefly(each) for each in value[:3]]
     if isinstance(value, dict):

@@ -12,7 +12,7 @@ from tilework.server.calls.parsing.video_format import AskedVideo
 from tilework.server.schema.video_request import NOT_IN_VIDEOS, ONE_IN_VIDEOS, SECONDS, VideoRequest
 
 
-def video_fields(body: Mapping[str, object]) -> Fields:
+def video_fields(body: Mapping[str, object], _max_prompt_chars: int) -> Fields:
     """The fields of a video's clip.
 
     Raises:

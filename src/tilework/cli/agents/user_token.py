@@ -17,7 +17,7 @@ _NAME = "cluster-token"
 def user_token() -> bytes:
     """The one in tilework/cluster-token in $XDG_STATE_HOME, which is ~/.local/state if not set.
 
-    Whoever comes first makes it, readable by this user alone. It stays, so that agents outlive their server. Raises
+    The first process makes it, readable by this user alone. It stays, so that agents outlive their server. Raises
     UserError.
     """
     try:

@@ -25,8 +25,8 @@ from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from tilework.server.http.connections.places import Places, holder_of
 from tilework.server.http.errors import SERVER, ApiError, long_head
-from tilework.server.http.places import Places, holder_of
 
 LEAST_BYTES_PER_S = 16 << 10  # The least rate at which a client must take its answer.
 LINGER_S = 1.0  # Time for a client to read an answer that came before it had sent all of its request.
@@ -48,7 +48,7 @@ class Limits(Protocol):
 
 class LimitedProtocol(H11Protocol):
     """One connection. uvicorn wants to make protocols from a class, so what all of them share is set on a subclass:
-    see `protocol_class`. `open_paths` are answered without a key.
+    see `line_turns.protocol_class`. `open_paths` are answered without a key.
 
     That subclass also counts the connections that were closed, and those that were refused and are still open.
     """
@@ -312,11 +312,6 @@ def _reset_when_closed(transport: asyncio.Transport) -> None:
     on_at_once = struct.pack("ii", 1, 0)
     with suppress(OSError):
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, on_at_once)
-
-
-def protocol_class(limits: Limits, places: Places, open_paths: Collection[str] = ()) -> type[LimitedProtocol]:
-    """The protocol for a server with these limits and places; `open_paths` need no key."""
-    return type("BoundProtocol", (LimitedProtocol,), {"limits": limits, "places": places, "open_paths": open_paths})
 
 
 def _too_many_connections(most: int) -> ApiError:
