@@ -51,6 +51,7 @@ from suite.cases.residency import Residency
 from suite.cases.ring import RingSpeed
 from suite.cases.robust import Robust
 from suite.cases.sets import SetsOfServers
+from suite.cases.siege import Siege
 from suite.cases.simspeed import SimSpeed
 from suite.cases.simulate import Simulate
 from suite.cases.soak import Soak
@@ -88,6 +89,7 @@ CASES: Cases = {
     "promised": ("One more promise when 25,000 are given: CPU time of the answer", Promised),
     "queue": ("One more request behind 20,000 others: time and memory in the controller", QueueLength),
     "promises": ("Promised deadlines and predicted finishes at 0.5 to 3 times capacity, simulated", Reservations),
+    "siege": ("What floods of a tenant, or without a key, cost another tenant", Siege),
     "frontends": ("What front ends change at the door", FrontEnds),
     "frontdoor": ("Time until a request is accepted or refused, with 1,000 waiting", FrontDoor),
     "load": (

@@ -11,6 +11,7 @@ from typing import ParamSpec, TypeVar
 from suite.stats import Interval, median, over_repeats, p99
 from tilework.admission.admission import Admission
 from tilework.admission.admission_limits import AdmissionLimits
+from tilework.admission.reservations import SearchBudget
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.actions import Action, DropComponents, LoadComponents, Place, RunWork
 from tilework.core.events import Event, Submitted
@@ -112,7 +113,14 @@ class _Open(Admission):
     """Accepts every request."""
 
     def admit(
-        self, request: Request, left: Cursor, policy: Policy, costs: CostModel, backlog: Backlog, now_ns: int
+        self,
+        request: Request,
+        left: Cursor,
+        policy: Policy,
+        costs: CostModel,
+        backlog: Backlog,
+        now_ns: int,
+        budget: SearchBudget,
     ) -> Admitted:
         return Admitted(now_ns, "", EtaPrediction(0, 0, 1.0), policy.demand(request, costs.start(request), costs))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from itertools import count
 from pathlib import Path
 
 import httpx
@@ -9,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import clock
 from fake_engine import VIDEOS, FakeEngine, Plan, Served, serving
 from tilework.core.time import NS_PER_S
 from tilework.server.config import ConfigError, load_config
-from tilework.server.request_rates import RequestRates
+from tilework.server.request_rates import PromiseTurns, RequestRates
 from tilework.server.tenants import Tenant, load_tenants
 
 MINUTE_NS = 60 * NS_PER_S
@@ -97,3 +100,37 @@ def test_a_wrong_number_is_named(tmp_path: Path) -> None:
     path.write_text('[tenants.a]\nkeys = ["k"]\nrequests_per_minute = 0\n')
     with pytest.raises(ConfigError, match=r"tenants\.a\.requests_per_minute = 0 cannot be used; give a whole number"):
         load_tenants(load_config({"tenants": str(path)}))
+
+
+def test_a_tenant_has_its_share_of_the_time_for_promises() -> None:
+    """One after another, and with a quarter of the time at most; others do not wait for them."""
+
+    async def scenario(loop: clock.ManualLoop) -> None:
+        turns, done = PromiseTurns(), list[str]()
+
+        async def decided(tenant: str, share: float) -> None:
+            async with turns.of(tenant, share):
+                done.append(tenant)
+
+        with pytest.MonkeyPatch.context() as patch:
+            taken = count()
+            patch.setattr("tilework.server.request_rates.time.thread_time", lambda: float(next(taken)))  # 1 s each.
+            patch.setattr("tilework.server.request_rates.time.monotonic", loop.time)
+            tasks = [asyncio.create_task(decided("a", 0.25)) for _ in range(3)]
+            await loop.until_idle()
+            assert done == ["a"]
+            tasks.append(asyncio.create_task(decided("b", 1.0)))
+            await loop.until_idle()
+            assert done == ["a", "b"]
+            loop.advance(2.9)
+            await loop.until_idle()
+            assert done == ["a", "b"]
+            loop.advance(0.2)
+            await loop.until_idle()
+            assert done == ["a", "b", "a"]
+            loop.advance(4)
+            await loop.until_idle()
+            assert len(done) == 4
+            await asyncio.gather(*tasks)
+
+    clock.run(scenario)

@@ -1,7 +1,11 @@
-"""How many calls for pictures each key may make in a minute."""
+"""How many calls for pictures each key may make in a minute, and which part of the time goes to a tenant's promises."""
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from tilework.core.time import NS_PER_S
@@ -40,3 +44,36 @@ class RequestRates:
             bucket.left -= 1
             return 0
         return int((1 - bucket.left) * _MINUTE_NS / per_minute) + 1
+
+
+@dataclass(slots=True, eq=False)
+class _Turn:
+    """One promise of a tenant at a time, and when the next one may be decided, on the monotonic clock."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    free_s: float = 0.0
+
+
+@dataclass(slots=True)
+class PromiseTurns:
+    """Lets the promises of a tenant be decided one after another, in its share of the event loop's time.
+
+    To decide one call takes milliseconds, in which the loop answers no other. Without turns each call of the others
+    would wait for as many as the tenant has sent.
+    """
+
+    _turns: dict[str, _Turn] = field(default_factory=dict)
+
+    @asynccontextmanager
+    async def of(self, tenant: str, share: float) -> AsyncIterator[None]:
+        """Wait for the turn of a tenant that may use this share of the time, above 0. What the block does is counted:
+        it waits for nothing."""
+        turn = self._turns.setdefault(tenant, _Turn())
+        async with turn.lock:
+            await asyncio.sleep(max(0.0, turn.free_s - time.monotonic()))
+            begin_s = time.thread_time()
+            try:
+                yield
+            finally:
+                taken_s = time.thread_time() - begin_s
+                turn.free_s = time.monotonic() + taken_s * (1 / share - 1)
