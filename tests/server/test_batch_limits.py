@@ -408,3 +408,20 @@ def test_a_long_flood_leaves_no_memory_behind(tmp_path: Path) -> None:
             server.on_loop(gc.collect)
             levels.append(int(Path("/proc/self/statm").read_text().split()[1]))
         assert levels[1] <= 1.05 * levels[0]
+
+
+def test_files_are_listed_in_the_order_in_which_they_were_made(tmp_path: Path) -> None:
+    """Also those of one second, and while they are deleted from page to page; and what is wrong is named."""
+    with serving(FakeEngine(), durable=str(tmp_path), drain_s=0) as server:
+        api = client(server)
+        made = [api.files.create(file=("a.jsonl", b"{}"), purpose="batch").id for _ in range(7)]
+        assert [one.id for one in api.files.list(order="asc", limit=2)] == made
+        assert [one.id for one in api.files.list(limit=3)] == made[::-1]
+        gone = []
+        for one in api.files.list(limit=2):
+            api.files.delete(one.id)
+            gone.append(one.id)
+        assert gone == made[::-1]
+        for query, remedy in (("limit=0", "an integer from 1 to 10000"), ("order=x", '"asc" or "desc"')):
+            assert remedy in server.http.get(f"/v1/files?{query}").json()["error"]["message"]
+        assert "an integer from 1 to 100" in server.http.get("/v1/batches?limit=0").json()["error"]["message"]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import re
+import secrets
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
-from uuid import uuid4
 
 from pydantic import ValidationError
 
@@ -26,6 +27,16 @@ _CALLS, _OUTPUT, _NEW = "file", "output", ".new"
 _FILE = re.compile(r"((?:file|output)-[0-9a-f]{32})(?:\.([0-9]{1,11}))?", re.ASCII)
 """The name of a file: its id, and when it expires if its client has said that, in seconds since 1970."""
 _BATCH = re.compile(r"batch-[0-9a-f]{32}", re.ASCII)
+
+
+def new_number() -> str:
+    """The end of an id, 32 hexadecimal digits: half of them say when it was made, and half cannot be guessed."""
+    return f"{time.time_ns():016x}{secrets.token_hex(8)}"
+
+
+def age_of(made_s: int, one_id: str) -> tuple[int, str]:
+    """What grows from one file, or batch, of this id to the next that is made."""
+    return made_s, one_id.partition("-")[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,14 +154,14 @@ def write_batch(folder: Path, batch: StoredBatch) -> None:
 
 def write_calls(folder: Path, content: bytes, expires_s: int | None) -> KeptFile:
     """Raises OSError."""
-    place = folder / f"{_CALLS}-{uuid4().hex}{'' if expires_s is None else f'.{expires_s}'}"
+    place = folder / f"{_CALLS}-{new_number()}{'' if expires_s is None else f'.{expires_s}'}"
     _write(place, content)
     return KeptFile(place, len(content), int(place.stat().st_mtime), expires_s)
 
 
 def new_output(folder: Path, created_s: int) -> KeptFile:
     """An empty file for answers. Raises OSError."""
-    place = folder / f"{_OUTPUT}-{uuid4().hex}"
+    place = folder / f"{_OUTPUT}-{new_number()}"
     _write(place, b"")
     return KeptFile(place, 0, created_s)
 

@@ -12,6 +12,7 @@ from tilework.server.batches.service import BatchService
 from tilework.server.schema.batch_answers import BatchAnswer, BatchList, FileAnswer, FileDeleted, FileList
 
 _MOST_FILES = 10_000  # As OpenAI's own route, so that its clients ask for as many.
+_LIMIT = "an integer from 1 to 100, how many at most (default 20)"
 
 
 def add_batch_routes(app: FastAPI, batches: BatchService) -> None:
@@ -24,7 +25,7 @@ def add_batch_routes(app: FastAPI, batches: BatchService) -> None:
 
     @app.get("/v1/batches", include_in_schema=False)
     async def list_batches(
-        http: Request, limit: Annotated[int, Query(ge=1, le=100)] = 20, after: str | None = None
+        http: Request, limit: Annotated[int, Query(ge=1, le=100, description=_LIMIT)] = 20, after: str | None = None
     ) -> BatchList:
         """The tenant's own batches, newest first."""
         return await batches.latest(limit, after, http)
@@ -49,10 +50,12 @@ def _add_file_routes(app: FastAPI, batches: BatchService) -> None:
     @app.get("/v1/files", include_in_schema=False)
     async def list_files(
         http: Request,
-        limit: Annotated[int, Query(ge=1, le=_MOST_FILES)] = _MOST_FILES,
+        limit: Annotated[
+            int, Query(ge=1, le=_MOST_FILES, description=f"an integer from 1 to {_MOST_FILES}, how many at most")
+        ] = _MOST_FILES,
         after: str | None = None,
-        order: Literal["asc", "desc"] = "desc",
-        purpose: Purpose | None = None,
+        order: Annotated[Literal["asc", "desc"], Query(description='"asc" or "desc" (default), by time')] = "desc",
+        purpose: Annotated[Purpose | None, Query(description='"batch" or "batch_output", or leave it out')] = None,
     ) -> FileList:
         """The tenant's own files, newest first."""
         return await batches.files(limit, after, purpose, is_oldest_first=order == "asc", http=http)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar
-from uuid import uuid4
 
 from fastapi import Request
 from fastapi.responses import Response
 
-from tilework.server.batches.disk import KeptFile, Purpose, StoredBatch
+from tilework.server.batches.disk import KeptFile, Purpose, StoredBatch, new_number
 from tilework.server.batches.lines import check
 from tilework.server.batches.runner import BatchRunner
 from tilework.server.batches.shelf import BatchShelf, ShelfFull, TooMany
@@ -96,8 +95,10 @@ class BatchService:
         async with self._opened() as (shelf, _):
             tenant = tenant_of(http.scope).name
             found = [one for one in shelf.files(tenant) if purpose in (None, one.purpose)]
-            ids = [one.id for one in (reversed(found) if is_oldest_first else found)]
-            page, has_more = _page(ids, min(limit, MAX_PAGE), after, "file")
+            with_gone = shelf.with_deleted(tenant, found)  # A client may delete while it goes from page to page.
+            ids = with_gone[::-1] if is_oldest_first else with_gone
+            there = {one.id for one in found}
+            page, has_more = _page(ids, min(limit, MAX_PAGE), after, "file", there)
             known = {one.id: one for one in found}
             data = [shelf.about(tenant, known[one]) for one in page]
         return FileList(data=data, first_id=_first(page), last_id=_first(page[::-1]), has_more=has_more)
@@ -249,13 +250,16 @@ def _no_batch(batch_id: str) -> BatchAnswer:
     raise ApiError(404, f"There is no batch {shown(batch_id)}.", param="batch_id", code="batch_not_found")
 
 
-def _page(ids: Sequence[str], limit: int, after: str | None, noun: str) -> tuple[list[str], bool]:
-    """At most `limit` ids behind `after`, and whether there are more."""
+def _page(
+    ids: Sequence[str], limit: int, after: str | None, noun: str, there: Container[str] | None = None
+) -> tuple[list[str], bool]:
+    """At most `limit` ids behind `after`, and whether there are more. One that is not `there` may only be `after`."""
     if after is not None:
         if after not in ids:
             remedy = f"Give the id of a {noun} that is still known, or leave it out to begin anew."
             raise invalid("after", after, remedy)
         ids = ids[ids.index(after) + 1 :]
+    ids = [one for one in ids if there is None or one in there]
     return list(ids[:limit]), len(ids) > limit
 
 
@@ -266,7 +270,7 @@ def _first(page: Sequence[str]) -> str | None:
 def _new_batch(ask: BatchRequest, window_s: int, num_calls: int, mistakes: list[LineError]) -> BatchAnswer:
     now_s = int(time.time())
     return BatchAnswer(
-        id=f"batch-{uuid4().hex}",
+        id=f"batch-{new_number()}",
         endpoint=ask.endpoint,
         errors=LineErrors(data=mistakes) if mistakes else None,
         input_file_id=ask.input_file_id,

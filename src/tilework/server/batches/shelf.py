@@ -21,6 +21,7 @@ from tilework.store.results import Result
 KEPT_S = 3600
 """The answers of a batch do not make room for another batch before this long after its end."""
 _RETRY_S = 60
+_MOST_DELETED = 1000  # As many as a page has.
 
 
 class ShelfFull(Exception):
@@ -37,9 +38,13 @@ class TooMany(Exception):
 
 @dataclass(slots=True)
 class _Owned:
-    """What a tenant has. Who adds or removes holds the lock, so that numbers are those that were checked."""
+    """What a tenant has. Who adds or removes holds the lock, so that numbers are those that were checked.
+
+    `deleted` are the ids of the files that were removed last, with their ages.
+    """
 
     found: Found = field(default_factory=Found)
+    deleted: dict[str, tuple[int, str]] = field(default_factory=dict)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -113,7 +118,12 @@ class BatchShelf:
         now_s, found = time.time(), self._owned(tenant).found
         in_use = _in_use(found)
         kept = [one for one in found.files.values() if one.id in in_use or not self._is_expired(found, one, now_s)]
-        return sorted(kept, key=lambda one: (one.created_s, one.id), reverse=True)
+        return sorted(kept, key=lambda one: disk.age_of(one.created_s, one.id), reverse=True)
+
+    def with_deleted(self, tenant: str, files: list[KeptFile]) -> list[str]:
+        """The ids of these files, in their order, and between them of those that were deleted lately."""
+        ages = self._owned(tenant).deleted | {one.id: disk.age_of(one.created_s, one.id) for one in files}
+        return sorted(ages, key=ages.__getitem__, reverse=True)
 
     def about(self, tenant: str, file: KeptFile) -> FileAnswer:
         return file.answer(self._expires_s(self._owned(tenant).found, file))
@@ -164,7 +174,7 @@ class BatchShelf:
     def batches(self, tenant: str) -> list[str]:
         """The ids of its batches, newest first."""
         found = self._owned(tenant).found.batches.values()
-        return [one.id for one in sorted(found, key=lambda one: (one.created_s, one.id), reverse=True)]
+        return [one.id for one in sorted(found, key=lambda one: disk.age_of(one.created_s, one.id), reverse=True)]
 
     async def make_room(self, tenant: str) -> None:
         """For one batch more: the batch that ended first goes, if there are as many as may be. Raises TooMany, OSError.
@@ -216,8 +226,12 @@ class BatchShelf:
     async def _remove(self, tenant: str, files: list[KeptFile]) -> None:
         """Their index entries first: what is being removed is not found any more."""
         for file in files:
-            del self._owned(tenant).found.files[file.id]
+            owned = self._owned(tenant)
+            del owned.found.files[file.id]
             self.num_bytes -= file.num_bytes
+            owned.deleted[file.id] = disk.age_of(file.created_s, file.id)
+            if len(owned.deleted) > _MOST_DELETED:
+                del owned.deleted[next(iter(owned.deleted))]
         if files:
             await asyncio.to_thread(disk.remove, [one.place for one in files])
 
