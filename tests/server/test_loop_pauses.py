@@ -21,7 +21,7 @@ import pytest
 
 from fake_engine import EDITOR, VIDEOS, FakeEngine, Served, serving
 from server import worst_bodies
-from server.worst_bodies import FORM_BODIES, HEADS, JSON_BODIES, PICTURE_BODIES, TEXT_FORM_BODIES
+from server.worst_bodies import FORM_BODIES, HEADS, JSON_BODIES, KEY, PICTURE_BODIES, TEXT_FORM_BODIES
 from tilework.server.api.app import create_app
 from tilework.server.config import ServerConfig
 
@@ -130,9 +130,7 @@ def walking(durable: Path | None) -> Iterator[Walk]:
     engine = FakeEngine(
         info=replace(VIDEOS, pictures=EDITOR.pictures, arguments=EDITOR.arguments, name="tiny-shapes"), keeps=False
     )
-    with serving(
-        engine, durable=None if durable is None else str(durable), drain_s=0, max_input_pixels=1 << 26
-    ) as served:
+    with serving(engine, durable=None if durable is None else str(durable), drain_s=0, admin_key=KEY) as served:
         ticker = Ticker()
         task = asyncio.run_coroutine_threadsafe(ticker.run(), served.loop)
         address = served.url.removeprefix("http://").split(":")

@@ -269,6 +269,14 @@ def test_a_value_that_is_no_picture_is_refused(server: Served, value: object, re
     assert len(server.engine.requests) == before
 
 
+def test_a_large_webp_is_refused_unless_it_was_accepted_before() -> None:
+    """By a version without this limit: a start reads it again."""
+    file = file_of(Image.new("RGB", (2900, 2900)), "WEBP")
+    with pytest.raises(Undecodable, match="save it as PNG or JPEG"):
+        decode(file, is_mask=False, max_pixels=1 << 25)
+    assert decode(file, is_mask=False, max_pixels=None).width == 2900
+
+
 def test_pixels_of_all_pictures_of_a_call_count(server: Served) -> None:
     half = data_url(plain(500, 500))
     assert sent(server, image=[half, half], size="64x64").status_code == 200

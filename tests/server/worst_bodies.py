@@ -11,10 +11,10 @@ import io
 import json
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from random import Random
 
 from PIL import Image
@@ -32,6 +32,7 @@ OF_ROUTES = {
     "/v1/admin/models": '"path": "x"',
     "/v1/admin/models/x/loras": '"name": "x", "path": "x"',
 }
+KEY = "key"
 GONE = 0
 """The status where the server has closed the connection before all was sent, and its answer is lost."""
 
@@ -74,7 +75,7 @@ def part(name: str, filename: str | None = None) -> str:
 
 def shuffled(seed: int) -> str:
     """A name with the letters of a known one."""
-    letters = list("num_inference_steps")
+    letters = list("preview_every_s")
     Random(seed).shuffle(letters)
     return "".join(letters)
 
@@ -160,7 +161,6 @@ HEADS: dict[str, Worst] = {
         headers={
             "Prefer": "wait=1," * 600,
             "Range": "bytes=" + "0-1," * 600,
-            "Authorization": "Basic " + "a" * 2000,
             "Accept": "a/b;q=1," * 200,
             "If-Range": '"' * 900,
             "traceparent": "0" * 900,
@@ -170,18 +170,15 @@ HEADS: dict[str, Worst] = {
 
 
 @cache
-def _noise() -> Image.Image:
-    return Image.effect_noise((1024, 1024), 90).convert("RGB").resize((5760, 5760))
+def _noise(side: int) -> Image.Image:
+    return Image.effect_noise((1024, 1024), 90).convert("RGB").resize((side, side))
 
 
-def _file(kind: str, mode: str = "RGB", **options: object) -> bytes:
-    file, picture = io.BytesIO(), _noise()
+def _file(kind: str, *, side: int, mode: str = "RGB", **options: object) -> bytes:
+    file, picture = io.BytesIO(), _noise(side).convert(mode)
     if mode == "RGBA":
-        picture = picture.convert(mode)
         picture.putalpha(128)
-    elif mode == "I;16":
-        picture = picture.convert("I").convert(mode)
-    picture.resize((2800, 2800)).save(file, kind, **options) if mode == "RGBA" else picture.save(file, kind, **options)
+    picture.save(file, kind, **options)
     return file.getvalue()
 
 
@@ -193,13 +190,18 @@ def _small_chunks() -> bytes:
 
 
 PICTURES: dict[str, Callable[[], bytes]] = {
-    "JPEG": lambda: _file("JPEG", quality=85),
-    "progressive JPEG": lambda: _file("JPEG", quality=85, progressive=True),
-    "PNG with alpha": lambda: _file("PNG", "RGBA", compress_level=1),
-    "large WebP": lambda: _file("WEBP", quality=30, method=0),
+    "JPEG": lambda: _file("JPEG", side=5760, quality=85),
+    "progressive JPEG": lambda: _file("JPEG", side=5760, quality=85, progressive=True),
+    "PNG with alpha": lambda: _file("PNG", side=2800, mode="RGBA", compress_level=1),
+    "WebP": lambda: _file("WEBP", side=2800, quality=30, method=0),
+    "large WebP": lambda: _file("WEBP", side=5760, quality=30, method=0),
     "PNG of chunks": _small_chunks,
     "JPEG of scans": lambda: b"\xff\xd8" + b"\xff\xff" * (11 * MIB),
 }
+
+
+def _picture_body(make: Callable[[], bytes]) -> bytes:
+    return of_picture(make())
 
 
 def of_picture(content: bytes) -> bytes:
@@ -207,7 +209,7 @@ def of_picture(content: bytes) -> bytes:
 
 
 PICTURE_BODIES: dict[str, Worst] = {
-    **{name: of_json(lambda make=make: of_picture(make())) for name, make in PICTURES.items()},
+    **{name: of_json(partial(_picture_body, make)) for name, make in PICTURES.items()},
     "base64 of 31 MiB": of_json(lambda: of_picture(bytes(23 * MIB))),
     "base64 of lines": of_json(lambda: of_picture(bytes(15 * MIB)).replace(b"AAAA", b"AA\\nAA")),
     "base64 with an early end": of_json(lambda: of_picture(bytes(23 * MIB)).replace(b"AAAA", b"=AAA", 1)),
@@ -222,15 +224,18 @@ def in_bytes(method: str, path: str, worst: Worst) -> Iterator[bytes]:
     query = f"?{worst.query}" if worst.query else ""
     framing = "Transfer-Encoding: chunked" if worst.has_chunks else f"Content-Length: {len(body)}"
     headers = [f"{name}: {value}" for name, value in worst.headers.items()]
-    yield "\r\n".join([f"{method} {path}{query} HTTP/1.1", "Host: test", framing, *headers, "", ""]).encode()
+    yield "\r\n".join(
+        [f"{method} {path}{query} HTTP/1.1", "Host: test", f"Authorization: Bearer {KEY}", framing, *headers, "", ""]
+    ).encode()
     view = memoryview(body)
     yield from (bytes(view[start : start + PIECE]) for start in range(0, len(view), PIECE))
 
 
-def status_of(address: tuple[str, int], method: str, path: str, worst: Worst) -> int:
+def answered(address: tuple[str, int], method: str, pieces: Iterable[bytes]) -> int:
+    """The status of the answer, or GONE."""
     with socket.create_connection(address, timeout=120) as connection:
         with suppress(BrokenPipeError, ConnectionResetError):  # It may answer before it has everything.
-            for piece in in_bytes(method, path, worst):
+            for piece in pieces:
                 connection.sendall(piece)
         answer = http.client.HTTPResponse(connection, method=method)
         try:
@@ -244,7 +249,7 @@ def main() -> None:
     address = sys.argv[1], int(sys.argv[2])
     for line in sys.stdin:
         method, path, name = line.rstrip("\n").split(" ", 2)
-        print(status_of(address, method, path, ALL[name]), flush=True)
+        print(answered(address, method, in_bytes(method, path, ALL[name])), flush=True)
 
 
 if __name__ == "__main__":

@@ -27,10 +27,10 @@ def _beginning(value: object, max_chars: int, depth: int) -> object:
         return value.head(max_chars + 1)
     if isinstance(value, str):
         return value[: max_chars + 1]
-    if isinstance(value, list | tuple) and depth:
-        return [_beginning(each, max_chars, depth - 1) for each in value[:max_chars]]
-    if isinstance(value, dict) and depth:
-        first = islice(value.items(), max_chars)
+    if isinstance(value, list | tuple):
+        return [_beginning(each, max_chars, depth - 1) for each in value[: max_chars if depth else 0]]
+    if isinstance(value, dict):
+        first = islice(value.items(), max_chars if depth else 0)
         return {_beginning(name, max_chars, 0): _beginning(each, max_chars, depth - 1) for name, each in first}
     return value
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import io
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from fastapi import Request
 from python_multipart.multipart import parse_options_header
-from starlette.datastructures import UploadFile
+from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from tilework.server.bounded.json_reader import MAX_FIELDS, SMALL_BYTES
+from tilework.server.bounded.new_file import ended, new_file
 from tilework.server.http.body_limits import CLOSE, TEXT_FORM, BodyLimits, in_pieces, media_type
 from tilework.server.http.errors import ApiError
 from tilework.server.text import shown
@@ -24,6 +25,7 @@ MAX_TEXT_BYTES = 1 << 20
 _CHARSETS = {b"utf-8", b"utf8", b"us-ascii", b"iso-8859-1", b"latin-1"}
 _MAX_OPTIONS = 8
 _QUOTED_BYTES = 32 << 10
+_COPIED_BYTES = 1 << 20
 
 
 async def read_form(http: Request, limits: BodyLimits) -> list[tuple[str, str | bytes]]:
@@ -41,30 +43,40 @@ async def read_form(http: Request, limits: BodyLimits) -> list[tuple[str, str | 
         return await _texts(http, limits, max_text_bytes)
     _check_type(http)
     async with aclosing(_charged(http, limits)) as pieces:
-        parser = _Parser(http.headers, pieces, max_files=MAX_FILES, max_fields=MAX_FIELDS, max_part_size=max_text_bytes)
-        parser.spool_max_size = limits.max_bytes
+        parser = _Parser(http.headers, pieces, max_text_bytes)
         try:
             form = await parser.parse()
         except MultiPartException as error:
             raise _no_form(error.message) from None
-    try:
-        return [
-            (name, _content(value) if isinstance(value, UploadFile) else value) for name, value in form.multi_items()
-        ]
-    finally:
-        await form.close()
+    await form.close()
+    num_bytes = sum(len(piece) for content in parser.contents.values() for piece in content)
+    fields: list[tuple[str, str | bytes]] = []
+    for name, value in form.multi_items():
+        if isinstance(value, UploadFile):
+            fields.append((name, await _content(parser.contents.pop(value, []), num_bytes, limits)))
+        else:
+            fields.append((name, value))
+    return fields
 
 
 class _Parser(MultiPartParser):
-    """Bounds the texts of a form together: in memory one may take four times its bytes."""
+    """Bounds the texts of a form together, since in memory one may take four times its bytes; and has the content of
+    each file as it came, in pieces.
+    """
 
-    num_text_bytes = 0
+    def __init__(self, headers: Headers, stream: AsyncGenerator[bytes, None], max_text_bytes: int) -> None:
+        more: Any = {"max_files": MAX_FILES, "max_fields": MAX_FIELDS, "max_part_size": max_text_bytes}
+        super().__init__(headers, stream, **more)
+        self.contents: dict[UploadFile, list[bytes]] = {}
+        self._num_text_bytes = 0
 
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
-        if self._current_part.file is None:
-            self.num_text_bytes += end - start
-            if self.num_text_bytes > self.max_part_size:
-                raise MultiPartException(f"Its texts exceed {self.max_part_size} bytes: send pictures as files")
+        if self._current_part.file is not None:
+            self.contents.setdefault(self._current_part.file, []).append(data[start:end])
+            return
+        self._num_text_bytes += end - start
+        if self._num_text_bytes > self.max_part_size:
+            raise MultiPartException(f"Its texts exceed {self.max_part_size} bytes: send pictures as files")
         super().on_part_data(data, start, end)
 
 
@@ -77,11 +89,18 @@ async def _charged(http: Request, limits: BodyLimits) -> AsyncGenerator[bytes, N
             yield piece
 
 
-def _content(file: UploadFile) -> bytes:
-    """All of a file, without a copy: one holds the interpreter for as long as it takes."""
-    memory = file.file._file  # type: ignore[attr-defined]  # Of a SpooledTemporaryFile, which is never larger than that.
-    assert isinstance(memory, io.BytesIO)
-    return memory.getvalue()
+async def _content(pieces: list[bytes], num_bytes: int, limits: BodyLimits) -> bytes:
+    """All of a file, which is copied in pieces: one copy holds the interpreter for as long as it takes."""
+    size = sum(map(len, pieces))
+    limits.place.grow(num_bytes + size)
+    file, place = new_file(size), 0
+    for piece in pieces:
+        file.write(piece)
+        if file.tell() - place > _COPIED_BYTES:
+            place = file.tell()
+            async with limits.place.room.turn:
+                await asyncio.sleep(0)
+    return ended(file)
 
 
 def _check_type(http: Request) -> None:

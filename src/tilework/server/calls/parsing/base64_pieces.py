@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import binascii
-import io
 from collections.abc import Iterable, Iterator
 
 from tilework.server.bounded.long_text import LongText
+from tilework.server.bounded.new_file import ended, new_file
 
 _PIECE = 64 << 10
 _BREAKS = b" \t\n\r\v\f"
@@ -19,7 +19,7 @@ def decode_base64(content: str | LongText, num_head: int) -> bytes:
         ValueError: it is no base64. Line breaks may be in it.
     """
     pieces = _encoded(content) if isinstance(content, str) else content.unescaped()
-    file, left = io.BytesIO(), b""
+    file, left = new_file(len(content) if isinstance(content, str) else content.num_bytes), b""
     for piece in _without(pieces, num_head):
         left += piece.translate(None, _BREAKS)
         if b"=" in left:  # The end; what follows may be line breaks.
@@ -30,7 +30,7 @@ def decode_base64(content: str | LongText, num_head: int) -> bytes:
         file.write(binascii.a2b_base64(left[:num_whole], strict_mode=True))
         left = left[num_whole:]
     file.write(binascii.a2b_base64(left, strict_mode=True))
-    return file.getvalue()
+    return ended(file)
 
 
 def _encoded(text: str) -> Iterator[bytes]:

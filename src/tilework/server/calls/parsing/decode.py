@@ -10,6 +10,7 @@ from PIL import Image as Pillow
 from PIL import ImageChops, ImageOps, UnidentifiedImageError
 
 from tilework.core.wire.spec import Image
+from tilework.server.bounded.new_file import ended, new_file
 from tilework.server.calls.parsing.file_parts import Undecodable, check_parts
 
 _WEBP = "WEBP"
@@ -20,14 +21,15 @@ _MOST_WEBP_PIXELS = 1 << 23
 """Pillow has all pixels of a WebP file in one piece of memory: that holds the interpreter for 2 ms each 1 Mi pixels."""
 
 
-def decode(content: bytes, *, is_mask: bool, max_pixels: int) -> Image:
+def decode(content: bytes, *, is_mask: bool, max_pixels: int | None) -> Image:
     """The picture in a PNG, JPEG or WebP file, upright and in 8-bit RGB.
 
     What is transparent is white, as on paper. A mask says where to draw, in white: where the file is transparent (as
     OpenAI has it), or where it is white if it has no transparent part (as diffusers has it).
 
     Raises:
-        Undecodable: it is another kind of file, damaged, animated, or has more than `max_pixels`.
+        Undecodable: it is another kind of file, damaged, animated, or has more than `max_pixels`; None: it has not,
+            since it was accepted before, maybe by a version with other limits.
     """
     check_parts(content)
     try:
@@ -47,12 +49,12 @@ def decode(content: bytes, *, is_mask: bool, max_pixels: int) -> Image:
     return Image(upright.height, upright.width, pixels)
 
 
-def _check_head(picture: Pillow.Image, max_pixels: int) -> None:
+def _check_head(picture: Pillow.Image, max_pixels: int | None) -> None:
     """By what its head says; no pixel is decoded yet."""
     width, height = picture.size
-    if width * height > max_pixels:
+    if max_pixels is not None and width * height > max_pixels:
         raise Undecodable(f"It has {width}x{height} pixels, and at most {max_pixels} are left: give a smaller one.")
-    if picture.format == _WEBP and width * height > _MOST_WEBP_PIXELS:
+    if max_pixels is not None and picture.format == _WEBP and width * height > _MOST_WEBP_PIXELS:
         raise Undecodable(
             f"It is a WebP file of {width}x{height} pixels, and may have {_MOST_WEBP_PIXELS}: save it as PNG or JPEG."
         )
@@ -62,10 +64,10 @@ def _check_head(picture: Pillow.Image, max_pixels: int) -> None:
 
 def _pixels(picture: Pillow.Image, converted: Callable[[Pillow.Image], Pillow.Image]) -> bytes:
     """Strip by strip: what Pillow does to a whole picture here holds the interpreter for a quarter of a second."""
-    pixels = io.BytesIO()
+    pixels = new_file(3 * picture.height * picture.width)
     for strip in _strips(picture):
         pixels.write(converted(strip).tobytes())
-    return pixels.getvalue()
+    return ended(pixels)
 
 
 def _strips(picture: Pillow.Image) -> Iterator[Pillow.Image]:

@@ -1,0 +1,16 @@
+"""A file in memory whose size is known: one that grows is copied now and then, 20 ms for 32 MiB."""
+
+from __future__ import annotations
+
+import io
+
+
+def new_file(num_bytes: int) -> io.BytesIO:
+    """A file of as many zeros, to write over and then to `end`. The system provides its memory as it is written."""
+    return io.BytesIO(bytes(num_bytes))
+
+
+def ended(file: io.BytesIO) -> bytes:
+    """What was written; the file takes no more."""
+    file.truncate()
+    return file.getvalue()
