@@ -45,7 +45,7 @@ class Siege:
     """
 
     kinds: tuple[str, ...] = KINDS
-    seconds: float = 30.0
+    seconds: float = 15.0
     rate: float = 4.0
     repeats: int = 2
     files: int = 1024
