@@ -431,3 +431,11 @@ def test_an_argument_that_a_model_needs_is_asked_for() -> None:
         assert (error["param"], error["code"]) == ("control_mode", "missing_value")
         assert "an integer from 0 to 7" in error["message"]
         assert served.post({"prompt": "a cat", "control_mode": 1}).status_code == 200
+
+
+def test_a_long_chat_is_told_what_is_too_long() -> None:
+    messages = [{"role": "user", "content": f"a red circle, number {number}"} for number in range(300)]
+    with serving(FakeEngine(), drain_s=0) as server:
+        error = server.http.post("/v1/chat/completions", json={"messages": messages}).json()["error"]
+        assert error["param"] == "messages"
+        assert "Leave earlier messages out" in error["message"]

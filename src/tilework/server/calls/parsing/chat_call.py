@@ -63,4 +63,10 @@ def _prompt(ask: ChatRequest, given: Mapping[str, object], max_chars: int) -> tu
     prompt = "\n".join(texts)
     if not prompt.strip():
         raise invalid("messages", given["messages"], 'Give one with role "user" whose content says what to draw.')
+    if len(prompt) > max_chars:
+        remedy = (
+            f"The texts of the user are drawn together: they have {len(prompt)} characters, and may have {max_chars}."
+            " Leave earlier messages out."
+        )
+        raise invalid("messages", given["messages"], remedy)
     return prompt, pictures
