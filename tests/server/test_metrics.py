@@ -53,7 +53,17 @@ FRONT_ENDS = {"tilework_frontend_refusals_total"}  # Seen to move in `test_front
 PATCHES = "tilework_cached_patches_total"  # No simulated device has a patch cache.
 OF_CALLS = {"tilework_warnings_total", "tilework_webhook_attempts_total"}  # In `test_foreign_fields`, `test_webhooks`.
 OF_DISKS = {"tilework_unready", "tilework_disk_free_bytes"}  # In `test_durable`.
-CONSTANT = {"tilework_build_info", "tilework_devices", PATCHES, *OF_DISKS, *CACHE, *PLACEMENT, *FRONT_ENDS, *OF_CALLS}
+CONSTANT = {
+    "tilework_bad_reports",
+    "tilework_build_info",
+    "tilework_devices",
+    PATCHES,
+    *OF_DISKS,
+    *CACHE,
+    *PLACEMENT,
+    *FRONT_ENDS,
+    *OF_CALLS,
+}
 
 # What is exported: by family, and by sample.
 
