@@ -108,7 +108,7 @@ SERVER_ARROWS: dict[str, set[str]] = {
     },
     "call_webhooks": {"calls", "webhooks"},
     "traces": {"calls", "config", "schema"},
-    "batches": {"text", "schema", "config", "tenants", "http", "calls"},
+    "batches": {"bounded", "text", "schema", "config", "tenants", "http", "calls"},
     "drain": {"calls", "text", "webhooks"},
     "sets": {"config", "engine_protocol"},
     "frontends": {"http"},

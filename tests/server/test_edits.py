@@ -24,10 +24,11 @@ from fake_engine import EDITOR, FakeEngine, Plan, Served, serving
 from server.picture_files import BLACK, BLUE, RED, WHITE, data_url, file_of, halves, plain
 from tilework.core.model import PictureInput
 from tilework.core.request import OnMiss
+from tilework.server.bounded.json_reader import MAX_FIELDS
 from tilework.server.calls.call import Call
 from tilework.server.calls.parsing.form import form_fields
 from tilework.server.calls.parsing.image_call import ImageCall
-from tilework.server.http.body import MAX_FIELDS, MAX_FILES
+from tilework.server.http.form import MAX_FILES
 from waiting import PATIENCE_S, eventually
 
 EDITS = "/v1/images/edits"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fake_engine import INFO, FakeEngine, Served, serving
 from tilework.core.model import Argument, ArgumentKind, StepRange
-from tilework.server.http.body import MAX_DEPTH
+from tilework.server.bounded.json_reader import MAX_DEPTH
 
 MAX_SEED = 2**63 - 1
 

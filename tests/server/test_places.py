@@ -74,7 +74,7 @@ def test_strangers_have_half_and_the_oldest_gives_way() -> None:
     assert house.closed == strangers[:5]
 
 
-def test_connections_in_a_request_stay_and_nobody_else_gets_their_place() -> None:
+def test_connections_in_a_request_stay_and_no_other_gets_their_place() -> None:
     house = House(8)
     for number in range(8):
         peer = house.come(f"a{number}")
@@ -194,7 +194,7 @@ def slow_heads(url: str, stack: ExitStack, number: int) -> list[socket.socket]:
     return held
 
 
-def test_slow_heads_lock_nobody_out(guarded: Served) -> None:
+def test_slow_heads_lock_no_one_out(guarded: Served) -> None:
     """More of them than there are places, again and again, from the address of all others."""
     with ExitStack() as stack:
         known = stack.enter_context(httpx.Client(base_url=guarded.url, headers=bearer("key-one")))

@@ -18,7 +18,8 @@ from tilework.server.calls.readiness import Readiness
 from tilework.server.calls.served_models import NameRefused
 from tilework.server.config import ConfigError, ModelName
 from tilework.server.default_slo import WANTED, DefaultSloField
-from tilework.server.http.body import BodyLimits, read_json
+from tilework.server.http.body import read_json
+from tilework.server.http.body_limits import BodyLimits
 from tilework.server.http.errors import ApiError, invalid
 from tilework.server.http.middleware import tenant_of
 from tilework.server.lora_directory import loras_in

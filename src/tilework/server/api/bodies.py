@@ -27,7 +27,8 @@ from tilework.server.calls.parsing.pictures import (
 from tilework.server.calls.parsing.video_call import video_fields
 from tilework.server.calls.served_models import ServedModels
 from tilework.server.config import ServerConfig
-from tilework.server.http.body import (
+from tilework.server.http.body import read_json
+from tilework.server.http.body_limits import (
     FORM,
     JSON,
     TEXT_FORM,
@@ -36,10 +37,9 @@ from tilework.server.http.body import (
     BodyRoom,
     LongTexts,
     media_type,
-    read_form,
-    read_json,
 )
-from tilework.server.http.body import wrong_media_type as wrong_type
+from tilework.server.http.body_limits import wrong_media_type as wrong_type
+from tilework.server.http.form import read_form
 from tilework.server.tenants import Tenant
 
 

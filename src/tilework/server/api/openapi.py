@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from tilework.server.api.examples import ERRORS, EXAMPLES
-from tilework.server.http.body import FORM, TEXT_FORM
+from tilework.server.http.body_limits import FORM, TEXT_FORM
 from tilework.server.http.sse import MEDIA_TYPE
 from tilework.server.schema.answers import ErrorResponse
 from tilework.server.schema.chat_request import EXAMPLE as CHAT_EXAMPLE

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tilework.server.bounded.json_reader import MAX_DEPTH, is_deeper
 from tilework.server.calls.errors import InvalidValue
 from tilework.server.calls.parsing.fields import spread
-from tilework.server.http.body import MAX_DEPTH, is_deeper
 from tilework.server.schema.batch_answers import LineError
 from tilework.server.text import shown
 

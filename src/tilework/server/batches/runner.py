@@ -19,7 +19,7 @@ from tilework.server.batches.answers import AnswerFile
 from tilework.server.batches.disk import KeptFile, StoredBatch
 from tilework.server.batches.lines import Line, Position, answer_line, read_calls
 from tilework.server.batches.shelf import BatchShelf
-from tilework.server.http.body import JSON
+from tilework.server.http.body_limits import JSON
 from tilework.server.http.middleware import KEY, TENANT, TENANTS
 from tilework.server.schema.batch_answers import BatchAnswer, BatchState, LineError, LineErrors
 from tilework.server.tenants import CurrentTenants, Tenant, Tenants

@@ -19,9 +19,11 @@ from tilework.server.batches.shelf import BatchShelf, ShelfFull, TooMany
 from tilework.server.batches.upload import FILE, PURPOSE, expires_after, taken_file
 from tilework.server.calls.parsing.image_call import parsed
 from tilework.server.config import ServerConfig
-from tilework.server.http.body import FORM, BodyLimits, BodyRoom, media_type, read_form, read_json, wrong_media_type
+from tilework.server.http.body import read_json
+from tilework.server.http.body_limits import FORM, BodyLimits, BodyRoom, media_type, wrong_media_type
 from tilework.server.http.errors import SERVER, ApiError, invalid
 from tilework.server.http.files import file_answer
+from tilework.server.http.form import read_form
 from tilework.server.http.middleware import key_of, tenant_of, tenants_of
 from tilework.server.schema.batch_answers import (
     BatchAnswer,

@@ -1,4 +1,4 @@
-"""Reads the body of a request within limits of size, depth and time: a JSON object, or the fields of a form."""
+"""Reads the JSON object in the body of a request, within limits of size, depth and time."""
 
 from __future__ import annotations
 
@@ -7,48 +7,22 @@ from contextlib import aclosing
 from fastapi import Request
 
 from tilework.server.bounded.json_reader import (
-    MAX_DEPTH,
     MAX_FIELDS,
     JsonReader,
     JsonRefused,
     RestTooLarge,
-    is_deeper,
 )
 from tilework.server.http.body_limits import (
     CLOSE,
-    FORM,
     JSON,
-    TEXT_FORM,
     BodyLimits,
-    BodyPlace,
-    BodyRoom,
-    LongTexts,
     in_pieces,
     media_type,
     too_large,
     wrong_media_type,
 )
 from tilework.server.http.errors import ApiError
-from tilework.server.http.form import MAX_FILES, read_form
 from tilework.server.text import shown
-
-__all__ = [
-    "FORM",
-    "JSON",
-    "MAX_DEPTH",
-    "MAX_FIELDS",
-    "MAX_FILES",
-    "TEXT_FORM",
-    "BodyLimits",
-    "BodyPlace",
-    "BodyRoom",
-    "LongTexts",
-    "is_deeper",
-    "media_type",
-    "read_form",
-    "read_json",
-    "wrong_media_type",
-]
 
 
 async def read_json(http: Request, limits: BodyLimits) -> dict[str, object]:
