@@ -190,8 +190,10 @@ def test_the_next_start_goes_on_where_the_last_one_was(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_answers_can_be_fetched_while_more_are_written(tmp_path: Path) -> None:
     """A client gets what was there when it asked. The file is more than what a connection buffers."""
-    with serving(FakeEngine(plan=Plan(is_held=True)), durable=str(tmp_path), drain_s=0) as server:
+    engine = FakeEngine(plan=Plan(is_held=True))
+    with serving(engine, durable=str(tmp_path), drain_s=0) as server:
         batch = client(server).batches.retrieve(begun(server, call(1)))
+        eventually(lambda: len(engine.requests) == 1)  # The runner has looked for answers, and dropped what is none.
         place = next(tmp_path.glob(f"batches/*/{batch.output_file_id}"))
         content = b"x" * ((32 << 20) + 1000)
         place.write_bytes(content)

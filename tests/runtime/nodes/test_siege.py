@@ -270,6 +270,18 @@ def test_a_node_that_leaves_is_not_believed_more() -> None:
     run(test())
 
 
+def test_a_node_leaves_once_whatever_its_reason() -> None:
+    async def test() -> None:
+        async with siege() as one:
+            device_id, command = await one.holds()
+            for _ in range(2):
+                one.bad.say(Leaving(""))
+            one.bad.say(Progress(command.work_id, -5), device_id)
+            await one.is_withstood()
+
+    run(test())
+
+
 def test_what_is_late_is_believed() -> None:
     """A worker is lost and back before what was on its way to it has come: the next one reports on that."""
 

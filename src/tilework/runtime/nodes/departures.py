@@ -24,7 +24,7 @@ class Departures:
         """Let those nodes go of whose states others have all that they can get."""
         for node in [one for one in self._going if not self._blobs.is_fetched_from(one)]:
             self._going.remove(node)
-            node.tell(Leave(node.leaves_because, is_final=node.leaves_for_good))
+            node.tell(Leave(node.leaves_because or "", is_final=node.leaves_for_good))
 
     def lost(self, node: RemoteNode) -> None:
         """A node is lost, whether it was leaving or not."""

@@ -142,7 +142,7 @@ class NodesExecutor:
         return any(node.links.is_linking for node in self._nodes.values())
 
     def _up(self) -> list[int]:
-        staying = (node for node in self._nodes.values() if not node.leaves_because)
+        staying = (node for node in self._nodes.values() if node.leaves_because is None)
         return sorted(self._numbers.of(node.node, one) for node in staying for one in node.up)
 
     @property
@@ -343,7 +343,7 @@ class NodesExecutor:
         if self._places.is_current(node.node, node):
             self._bad_reports[node.node] += 1
             reason = f"it has said what cannot be: {error}"
-            node.leaves_because = ""
+            node.leaves_because = None
             self._end(node, reason, Leave(reason, is_final=True))
 
     def _on_message(self, node: RemoteNode, message: Any) -> None:
@@ -433,7 +433,7 @@ class NodesExecutor:
                 self._listener.on_lost(device_id, reason)
             case WorkerJoined(on_node):
                 node.up.add(on_node)
-                if not node.leaves_because:
+                if node.leaves_because is None:
                     self._listener.on_joined(self._numbers.of(node.node, on_node))
             case WorkersLeft(left):
                 node.left = frozenset(left)
@@ -455,7 +455,7 @@ class NodesExecutor:
         node, or if it is leaving already.
         """
         node = self._nodes.get(place)
-        if node is None or node.leaves_because:
+        if node is None or node.leaves_because is not None:
             return
         node.leaves_because, node.leaves_for_good = reason, is_final
         if node.started is None or not self._ready.done():
@@ -469,7 +469,7 @@ class NodesExecutor:
         """The connection to a node has ended: its devices are lost, and the states that only it had."""
         if not self._places.lose(node.node, node):
             return
-        reason = f"it has left: {node.leaves_because}" if node.leaves_because else reason
+        reason = reason if node.leaves_because is None else f"it has left: {node.leaves_because}"
         devices = self._numbers.all_of(node.node) if node.started is not None else ()
         for device_id in devices:
             self._groups.forget_device(device_id)

@@ -49,7 +49,7 @@ class RemoteNode:
         self.reads: set[int] = set()  # Reads ahead of need that it has not answered.
         self.resident_bytes: Mapping[str, int] = {}  # Of its workers, as `Executor.resident_bytes`.
         self.readings: Mapping[str, DeviceReading] = {}
-        self.leaves_because = ""  # Not empty if it is about to leave.
+        self.leaves_because: str | None = None  # If it is about to leave. What an agent says may be empty.
         self.leaves_for_good = True
         self._ping_s, self._silence_s = ping_s, silence_s
         self._outboxes: dict[int, Outbox] = {}
@@ -67,7 +67,7 @@ class RemoteNode:
 
     @property
     def stays(self) -> bool:
-        return self.started is not None and not self.leaves_because
+        return self.started is not None and self.leaves_because is None
 
     @property
     def origin(self) -> Origin:
