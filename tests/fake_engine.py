@@ -214,8 +214,10 @@ class FakeEngine:
     def restore(self, kept: Sequence[tuple[Wanted, Checkpoint]]) -> tuple[Ticket, ...]:
         self.restored = list(kept)
         tickets = tuple(self._ticket(wanted.spec, wanted.request(self.models.get(wanted.model))) for wanted, _ in kept)
-        for ticket in tickets:
-            if ticket.request.pipeline not in self.models:
+        for ticket, (wanted, _) in zip(tickets, kept, strict=True):
+            if wanted.lost:
+                self._resolve(ticket, Status.FAILED, wanted.lost, None)
+            elif ticket.request.pipeline not in self.models:
                 reason = f"the model {ticket.request.pipeline} is not served any more"
                 self._resolve(ticket, Status.FAILED, reason, None)
             elif not self.plan.is_held:

@@ -31,6 +31,7 @@ from tilework.store import files
 from tilework.store.disk import CHECK_S, Disk
 from tilework.store.durable import DurableDirectory
 from tilework.store.files import FileStore
+from tilework.store.given_pictures import GivenPictures
 from tilework.store.journal import Ended, Journal, JournalUnusable, NotWritten, OpenCall
 from tilework.store.results import Unwritten
 from waiting import PATIENCE_S, eventually
@@ -235,9 +236,10 @@ def test_documents_of_version_6_can_be_read(tmp_path: Path) -> None:
     with closing(Journal(tmp_path / "j")) as journal:
         journal.begin(opened(document=json.dumps(call).encode(), checkpoints={"a-0": Checkpoint()}))
         journal.end(Ended(uid="b", has_key=True, document=json.dumps(record).encode()))
-        durable = DurableJournal(journal)
-        ((kept, checkpoints),) = durable.open_calls()
-        assert (kept.deadline_ns, kept.key and kept.key.fingerprint, checkpoints) == (
+        durable = DurableJournal(journal, GivenPictures(tmp_path / "pictures"))
+        (again,) = durable.open_calls()
+        kept = again.call
+        assert (kept.deadline_ns, kept.key and kept.key.fingerprint, again.checkpoints) == (
             2_000_000_005,
             b"ab",
             (Checkpoint(),),
@@ -439,9 +441,9 @@ def test_call_that_cannot_be_journalled_is_refused_and_the_server_lives_on(
     journals: list[Journal] = []
     make = DurableJournal.__init__
 
-    def init(self: DurableJournal, journal: Journal) -> None:
+    def init(self: DurableJournal, journal: Journal, pictures: GivenPictures) -> None:
         journals.append(journal)
-        make(self, journal)
+        make(self, journal, pictures)
 
     monkeypatch.setattr(DurableJournal, "__init__", init)
     with serving(held(), durable=str(tmp_path / "state"), drain_s=0.1) as server:
@@ -591,5 +593,5 @@ def test_open_calls_of_another_model_are_not_served(tmp_path: Path) -> None:
     with closing(DurableDirectory(tmp_path)) as directory:
         directory.journal.begin(opened(model="flux"))
         with pytest.raises(JournalUnusable, match=r"1 open calls for the model flux.*serve flux, or give another"):
-            DurableJournal(directory.journal).serve("shapes")
-        DurableJournal(directory.journal).serve("flux")
+            DurableJournal(directory.journal, directory.given_pictures()).serve("shapes")
+        DurableJournal(directory.journal, directory.given_pictures()).serve("flux")

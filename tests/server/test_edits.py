@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import fcntl
 import gc
 import io
@@ -11,6 +12,7 @@ import socket
 import termios
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -23,12 +25,13 @@ from PIL import Image
 from fake_engine import EDITOR, FakeEngine, Plan, Served, serving
 from server.picture_files import BLACK, BLUE, RED, WHITE, data_url, file_of, halves, plain
 from tilework.core.model import PictureInput
-from tilework.core.request import OnMiss
+from tilework.core.request import OnMiss, RefusalCode
 from tilework.server.bounded.json_reader import MAX_FIELDS
 from tilework.server.calls.call import Call
 from tilework.server.calls.parsing.form import form_fields
 from tilework.server.calls.parsing.image_call import ImageCall
 from tilework.server.http.form import MAX_FILES
+from tilework.store import given_pictures
 from waiting import PATIENCE_S, eventually
 
 EDITS = "/v1/images/edits"
@@ -432,8 +435,9 @@ def test_pictures_survive_a_kill(tmp_path: Any) -> None:
         mask = file_of(halves((*WHITE, 255), (*WHITE, 0), "RGBA"))
         uid = edit(server, {"n": "2"}, ("image", plain(kind="JPEG")), ("mask", mask), headers=ASYNC).json()["uid"]
         before = [(spec, spec.pictures) for spec in held.specs]
-    document = next(tmp_path.glob("*.sqlite")).read_bytes()
-    assert document.count(base64.b64encode(plain(kind="JPEG"))[:200]) == 1, "once for all images of the call"
+    files = list((tmp_path / "pictures").iterdir())
+    assert sorted(one.read_bytes() for one in files) == sorted([plain(kind="JPEG"), mask]), "once for all images"
+    assert {one.stat().st_mode & 0o777 for one in files} == {0o600}
     again = FakeEngine(info=EDITOR, plan=Plan(is_held=True))
     with serving(again, durable=str(tmp_path), drain_s=0) as server:
         assert [(spec, spec.pictures) for spec in again.specs] == before
@@ -441,4 +445,52 @@ def test_pictures_survive_a_kill(tmp_path: Any) -> None:
             server.on_loop(again.finish, f"{uid}-{index}")
         eventually(lambda: server.http.get(f"/v1/requests/{uid}").json()["status"] == "done")
         assert server.http.get(f"/v1/requests/{uid}/content?index=1").status_code == 200
-    assert base64.b64encode(plain(kind="JPEG"))[:200] not in next(tmp_path.glob("*.sqlite")).read_bytes()
+        eventually(lambda: kept(tmp_path) == [])
+
+
+def kept(path: Path) -> list[str]:
+    """The pictures that a durable server keeps."""
+    return sorted(one.name for one in (path / "pictures").iterdir())
+
+
+def test_pictures_of_a_call_that_does_not_begin_are_not_kept(tmp_path: Path) -> None:
+    engine = FakeEngine(info=EDITOR, script=[Plan(code=RefusalCode.QUEUE)], plan=Plan(is_held=True))
+    with serving(engine, durable=str(tmp_path), drain_s=0) as server:
+        assert edit(server, {}, ("image", plain())).status_code == 429
+        assert edit(server, {"seed": "x"}, ("image", plain())).status_code == 400
+        eventually(lambda: kept(tmp_path) == [])
+        again = {**ASYNC, "Idempotency-Key": "k"}
+        for _ in range(2):
+            assert edit(server, {}, ("image", plain()), headers=again).status_code == 202
+        eventually(lambda: len(kept(tmp_path)) == 1)
+        (tmp_path / "pictures" / "of-no-call").write_bytes(b"x")
+        before = kept(tmp_path)
+    with serving(FakeEngine(info=EDITOR, plan=Plan(is_held=True)), durable=str(tmp_path), drain_s=0):
+        assert kept(tmp_path) == [one for one in before if one != "of-no-call"]
+
+
+def test_a_call_whose_picture_is_lost_fails_and_the_others_go_on(tmp_path: Path) -> None:
+    held = FakeEngine(info=EDITOR, plan=Plan(is_held=True))
+    with serving(held, durable=str(tmp_path), drain_s=0) as server:
+        lost = edit(server, {}, ("image", plain()), headers=ASYNC).json()["uid"]
+        (tmp_path / "pictures" / kept(tmp_path)[0]).unlink()
+        other = edit(server, {}, ("image", plain()), headers=ASYNC).json()["uid"]
+    with serving(FakeEngine(info=EDITOR), durable=str(tmp_path), drain_s=0) as server:
+        eventually(lambda: server.http.get(f"/v1/requests/{other}").json()["status"] == "done")
+        found = server.http.get(f"/v1/requests/{lost}").json()
+        assert found["status"] == "failed"
+        assert "picture that it was given" in found["error"]["message"]
+
+
+def test_a_picture_that_cannot_be_kept_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine(info=EDITOR)
+    with serving(engine, durable=str(tmp_path), drain_s=0) as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(given_pictures, "_write_all", no_room)
+            answer = edit(server, {}, ("image", plain()))
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "disk_unwritable")
+        assert (engine.requests, kept(tmp_path)) == ([], [])
+
+
+def no_room(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")

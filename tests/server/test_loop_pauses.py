@@ -126,11 +126,11 @@ class Walk:
 
 
 @contextmanager
-def walking(durable: Path | None) -> Iterator[Walk]:
+def walking(durable: Path) -> Iterator[Walk]:
     engine = FakeEngine(
         info=replace(VIDEOS, pictures=EDITOR.pictures, arguments=EDITOR.arguments, name="tiny-shapes"), keeps=False
     )
-    with serving(engine, durable=None if durable is None else str(durable), drain_s=0, admin_key=KEY) as served:
+    with serving(engine, durable=str(durable), drain_s=0, admin_key=KEY) as served:
         ticker = Ticker()
         task = asyncio.run_coroutine_threadsafe(ticker.run(), served.loop)
         address = served.url.removeprefix("http://").split(":")
@@ -186,7 +186,6 @@ def test_no_request_holds_the_loop(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.slow
-def test_no_picture_holds_the_loop() -> None:
-    """Without a durable directory: pictures are written into its journal on the loop, 7 ms for each MB."""
-    with walking(None) as walk:
+def test_no_picture_holds_the_loop(tmp_path: Path) -> None:
+    with walking(tmp_path) as walk:
         check(walk, [("POST /v1/images/edits", name) for name in PICTURE_BODIES])

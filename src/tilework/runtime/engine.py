@@ -446,6 +446,8 @@ class Engine:
 
     def _restore(self, wanted: Wanted, checkpoint: Checkpoint) -> Ticket:
         request = wanted.request(self.models.get(wanted.model))
+        if wanted.lost:
+            return self._failed(request, wanted.lost)
         if wanted.model not in self.models:
             return self._failed(request, f"the model {wanted.model} is not served any more")
         for lora in request.loras:

@@ -17,7 +17,10 @@ from tilework.core.work import Group
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What an engine is asked for, of which model. Times are on its clock."""
+    """What an engine is asked for, of which model. Times are on its clock.
+
+    One that was accepted before may have lost what it needs: `lost` says what is missing.
+    """
 
     uid: str
     model: str
@@ -25,6 +28,7 @@ class Wanted:
     arrival_ns: int
     deadline_ns: int | None
     terms: Terms
+    lost: str = ""
 
     def request(self, info: ModelInfo | None) -> Request:
         """What scheduling needs to know of it. Of a model that is not served, None, it is never scheduled."""

@@ -134,7 +134,7 @@ async def serve(
         OSError: results cannot be kept.
     """
     signals = signals or Signals()
-    journal = None if durable is None else DurableJournal(durable.journal)
+    journal = None if durable is None else DurableJournal(durable.journal, durable.given_pictures())
     give_back_large_blocks()
     readiness = Readiness(engine, has_started=False, disk=None if durable is None else durable.disk)
     call_registry, store = new_call_registry(config, journal), new_store(config, durable)

@@ -13,6 +13,7 @@ from pathlib import Path
 from tilework.ownership.own import NotOwn, make_own_folder
 from tilework.store.disk import Disk
 from tilework.store.files import FileStore
+from tilework.store.given_pictures import GivenPictures
 from tilework.store.journal import Journal, JournalUnusable, NotWritten
 
 JOURNAL = "tilework.sqlite"
@@ -23,7 +24,7 @@ _LOCK = "lock"
 
 
 class DurableDirectory:
-    """`path` holds the journal, the results as files, and the event logs of the latest starts of the server.
+    """`path` holds the journal, the pictures of open calls and the results as files, and the latest event logs.
 
     Event logs are files beside the journal, since nothing is restored from them: every command reads them as they
     are, and who runs the server may delete old ones, which take five times what the journal does.
@@ -72,6 +73,10 @@ class DurableDirectory:
     def results(self, *, max_bytes: int, ttl_ns: int) -> FileStore:
         """Raises OSError."""
         return FileStore(self.path / "results", max_bytes=max_bytes, ttl_ns=ttl_ns, on_failed=self.disk.failed)
+
+    def given_pictures(self) -> GivenPictures:
+        """Raises OSError."""
+        return GivenPictures(self.path / "pictures", self.disk.failed)
 
     def new_log(self) -> Path:
         """The path for the event log of this start: `events-N.jsonl`, with a number above that of all `LOGS`."""

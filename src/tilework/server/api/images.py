@@ -157,7 +157,7 @@ class ImageService:
             self.metrics.count_warnings(len(ask.warnings))
             await self._check_texts(ask.specs[0])
             has_waited = await self.plans.check(info, ask.specs[0]) or bool(given) or self.safety_filter is not None
-        async with self._turn(ask, tenant) as has_waited_more:
+        async with self.submitter.keeping(pictures, ask, tenant) as ask, self._turn(ask, tenant) as has_waited_more:
             has_waited = has_waited or has_waited_more
             if has_waited and key is not None and (known := await self.submitter.join(key)) is not None:
                 return Entry(call=known, is_replay=True)  # It came meanwhile.

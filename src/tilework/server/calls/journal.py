@@ -17,6 +17,7 @@ from tilework.server.calls.idempotency import Key
 from tilework.server.calls.parsing.file_parts import Undecodable
 from tilework.server.calls.parsing.image_call import ImageCall
 from tilework.server.calls.records import Record
+from tilework.store.given_pictures import GivenPictures
 from tilework.store.journal import Added, Ended, Journal, JournalUnusable, NotWritten, OpenCall
 
 logger = logging.getLogger("tilework.server")
@@ -46,6 +47,15 @@ class KeptCall:
         return None if self.ask.slo_s is None else self.arrival_ns + ns_from_s(self.ask.slo_s)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenAgain:
+    """A call that an earlier start has left open, with a checkpoint of each image. `lost` says what it lacks, if so."""
+
+    call: KeptCall
+    checkpoints: tuple[Checkpoint, ...]
+    lost: str = ""
+
+
 _CALL = TypeAdapter(KeptCall)
 _RECORD = TypeAdapter(Record)
 
@@ -54,6 +64,7 @@ class CallJournal:
     """Records every call that begins or ends, on the event loop. This one keeps nothing."""
 
     is_durable = False
+    pictures: GivenPictures | None = None
 
     def begin(self, call: KeptCall, checkpoints: Sequence[Checkpoint]) -> None:
         """Keep a call, with a checkpoint of where each image begins, before its client learns that it is accepted.
@@ -94,8 +105,10 @@ class DurableJournal(CallJournal):
 
     is_durable = True
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal, pictures: GivenPictures) -> None:
+        self.pictures: GivenPictures = pictures
         self._journal = journal
+        self._unwritten: set[str] = set()  # Calls that are no more, but still open in the journal.
 
     def serve(self, models: Collection[str]) -> None:
         """What begins from now on is of these models.
@@ -112,15 +125,18 @@ class DurableJournal(CallJournal):
             )
 
     def begin(self, call: KeptCall, checkpoints: Sequence[Checkpoint]) -> None:
-        document = _CALL.dump_json(replace(call, ask=call.ask.with_files_only()))
+        document = _CALL.dump_json(replace(call, ask=call.ask.without_pixels()))
         by_uid = dict(zip(call.image_uids, checkpoints, strict=True))
         kept = OpenCall(uid=call.uid, model=call.ask.model, document=document, checkpoints=by_uid)
         self._journal.begin(kept)
+        self._hold(call)
 
     def end(self, record: Record, *, has_key: bool) -> None:
         try:
             self._journal.end(Ended(uid=record.uid, has_key=has_key, document=_RECORD.dump_json(record)))
+            self._release(record.uid)
         except NotWritten as error:
+            self._unwritten.add(record.uid)
             logger.error("call %s has ended, but a start before the next end would repeat it: %s", record.uid, error)
 
     def change(self, record: Record) -> None:
@@ -132,6 +148,7 @@ class DurableJournal(CallJournal):
     def forget(self, uid: str) -> None:
         try:
             self._journal.forget(uid)
+            self.pictures.release([uid])
         except NotWritten as error:
             logger.error("call %s is no more, but the next start would repeat it: %s", uid, error)
 
@@ -163,10 +180,34 @@ class DurableJournal(CallJournal):
     def added(self) -> Sequence[Added]:
         return self._journal.added()
 
-    def open_calls(self) -> list[tuple[KeptCall, tuple[Checkpoint, ...]]]:
-        """In the order of their arrival, each with a checkpoint of every image. Raises JournalUnusable."""
-        kept = [(_read_call(call.document), call.checkpoints) for call in self._journal.open_calls()]
-        return [(call, tuple(checkpoints[uid] for uid in call.image_uids)) for call, checkpoints in kept]
+    def open_calls(self) -> list[OpenAgain]:
+        """In the order of their arrival; pictures of no other call are removed. Raises JournalUnusable."""
+        found = [self._open_again(one) for one in self._journal.open_calls()]
+        self.pictures.keep_held()
+        return found
+
+    def _open_again(self, kept: OpenCall) -> OpenAgain:
+        call = _read(_CALL, kept.document)
+        checkpoints = tuple(kept.checkpoints[uid] for uid in call.image_uids)
+        self._hold(call)
+        try:
+            return OpenAgain(call=replace(call, ask=call.ask.with_pixels(self.pictures)), checkpoints=checkpoints)
+        except Undecodable as error:
+            raise JournalUnusable(
+                f"a picture of call {call.uid} in the durable directory cannot be read: {error} Start the version of"
+                " tilework that accepted it, or give another directory"
+            ) from error
+        except OSError as error:
+            logger.error("call %s fails: its picture cannot be read from the durable directory: %s", call.uid, error)
+            return OpenAgain(call=call, checkpoints=checkpoints, lost="the picture that it was given was lost")
+
+    def _hold(self, call: KeptCall) -> None:
+        self.pictures.hold(call.uid, [one.file for one in call.ask.files])
+
+    def _release(self, uid: str) -> None:
+        """The end of a call is in the journal, and with it those that could not be written before."""
+        self.pictures.release([uid, *self._unwritten])
+        self._unwritten.clear()
 
     def records(self) -> list[tuple[Record, bool]]:
         """In the order of their ends, each with whether its key leads to it. Raises JournalUnusable."""
@@ -180,18 +221,6 @@ class DurableJournal(CallJournal):
                 await asyncio.to_thread(self._journal.tidy)
             except sqlite3.Error as error:
                 logger.warning("the journal's write-ahead log grows: %s", error)
-
-
-def _read_call(document: bytes) -> KeptCall:
-    """A call with its pictures, which are in the document as their clients have sent them."""
-    call = _read(_CALL, document)
-    try:
-        return replace(call, ask=call.ask.with_pixels())
-    except Undecodable as error:
-        raise JournalUnusable(
-            f"a picture of call {call.uid} in the durable directory cannot be read: {error} Start the version of"
-            " tilework that accepted it, or give another directory"
-        ) from error
 
 
 def _read(kind: TypeAdapter[T], document: bytes) -> T:

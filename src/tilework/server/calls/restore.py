@@ -8,7 +8,7 @@ from collections.abc import Collection
 from tilework.core.checkpoint import Checkpoint
 from tilework.runtime.ticket import Wanted
 from tilework.server.calls.call import Call
-from tilework.server.calls.journal import DurableJournal, KeptCall
+from tilework.server.calls.journal import DurableJournal, KeptCall, OpenAgain
 from tilework.server.calls.submitter import CallSubmitter
 from tilework.server.engine_protocol import Engine
 
@@ -25,9 +25,9 @@ def restore(engine: Engine, journal: DurableJournal, submitter: CallSubmitter, g
     journal.serve([*engine.models, *gone])
     kept = journal.open_calls()
     wanted = [
-        (one, checkpoint if _is_same(engine, call) else Checkpoint())
-        for call, checkpoints in kept
-        for one, checkpoint in zip(_wanted(call), checkpoints, strict=True)
+        (one, checkpoint if _is_same(engine, each.call) else Checkpoint())
+        for each in kept
+        for one, checkpoint in zip(_wanted(each), each.checkpoints, strict=True)
     ]
     tickets = iter(engine.restore(wanted))
     calls = [
@@ -42,7 +42,7 @@ def restore(engine: Engine, journal: DurableJournal, submitter: CallSubmitter, g
             end=asyncio.get_running_loop().create_future(),
             is_detached=True,
         )
-        for call, _ in kept
+        for call in (each.call for each in kept)
     ]
     submitter.call_registry.restore(calls, journal.records())
     for call in calls:
@@ -56,8 +56,9 @@ def _is_same(engine: Engine, call: KeptCall) -> bool:
     return ask.model in engine.models and engine.identity(ask.model, ask.lora_names) == call.identity
 
 
-def _wanted(call: KeptCall) -> list[Wanted]:
+def _wanted(each: OpenAgain) -> list[Wanted]:
     """What the engine is asked for, image by image."""
+    call = each.call
     return [
         Wanted(
             uid=uid,
@@ -66,6 +67,7 @@ def _wanted(call: KeptCall) -> list[Wanted]:
             arrival_ns=call.arrival_ns,
             deadline_ns=call.deadline_ns,
             terms=call.ask.terms,
+            lost=each.lost,
         )
         for uid, spec in zip(call.image_uids, call.ask.specs, strict=True)
     ]

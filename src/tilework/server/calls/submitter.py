@@ -6,9 +6,9 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
+from dataclasses import dataclass, field, replace
 from uuid import uuid4
 
 from tilework.core.actions import Reject
@@ -19,6 +19,7 @@ from tilework.server.calls.errors import CallError, UnknownModel, gone
 from tilework.server.calls.finish import Finisher, stored_name
 from tilework.server.calls.idempotency import Key
 from tilework.server.calls.parsing.image_call import ImageCall
+from tilework.server.calls.parsing.pictures import PictureFile, Pictures
 from tilework.server.calls.readiness import Readiness
 from tilework.server.calls.records import Record
 from tilework.server.calls.refusals import NO_ROOM, input_full, refused, too_many_open
@@ -69,11 +70,35 @@ class CallSubmitter:
         Raises:
             CallError: it was refused.
         """
-        self._check_ready(ask)
-        self._check_model(ask)
-        self._check_open(ask, tenant)
-        self._check_memory(ask)
+        self._check(ask, tenant)
         return self._begin(ask, tenant, key)
+
+    @asynccontextmanager
+    async def keeping(self, pictures: Pictures, ask: ImageCall, tenant: Tenant) -> AsyncIterator[ImageCall]:
+        """The call with its pictures as files, for a later start, if there is a place for them.
+
+        They are removed at the end of the block, if it has not begun by then.
+
+        Raises:
+            CallError: it was refused, before they are written; or they cannot be.
+        """
+        kept = self.call_registry.journal.pictures
+        if kept is None or not pictures.contents:
+            yield ask
+            return
+        self._check(ask, tenant)
+        try:
+            names = await kept.write(pictures.contents)
+        except NotWritten as error:
+            logger.error("a call of tenant %s was refused, since it could not be kept: %s", tenant.name, error)
+            self.metrics.count_unready(ask.terms.priority, len(ask.specs), Unready.DISK_UNWRITABLE)
+            raise self.readiness.error(Unready.DISK_UNWRITABLE) from error
+        given = zip(pictures.given, names, strict=True)
+        files = tuple(PictureFile(name=one.name, is_mask=one.is_mask, file=file) for one, file in given)
+        try:
+            yield replace(ask, files=files)
+        finally:
+            kept.drop_unheld(names)
 
     def detach(self, call: Call) -> None:
         """From now on the call goes on without any connection."""
@@ -109,6 +134,12 @@ class CallSubmitter:
         if call.cancel_reason is None:
             call.cancel_reason = reason
         self.finisher.cancel(call, reason)
+
+    def _check(self, ask: ImageCall, tenant: Tenant) -> None:
+        self._check_ready(ask)
+        self._check_model(ask)
+        self._check_open(ask, tenant)
+        self._check_memory(ask)
 
     def _check_ready(self, ask: ImageCall) -> None:
         if (unready := self.readiness.unready) is not None:

@@ -24,6 +24,7 @@ from tilework.server.config import ServerConfig
 from tilework.server.schema.image_request import MAX_SEED, FileFormat, ImageRequest
 from tilework.server.tenants import Tenant
 from tilework.server.text import counted, shown
+from tilework.store.given_pictures import GivenPictures
 
 DEFAULT_QUALITY = 90
 _MOST_NAMED = 10
@@ -37,7 +38,7 @@ class ImageCall:
 
     Image i has the seed of image 0 plus i. A stream shows at most `num_partial` unfinished pictures of each image, and
     `tilework` events if `has_progress`; its events are named `stream_of`. `files` are those of given pictures, if they
-    are to be kept for a later start. With `vae_tiling` its model decodes in tiles. `warnings` say which fields of
+    are kept for a later start. With `vae_tiling` its model decodes in tiles. `warnings` say which fields of
     its body were ignored. Its end is told to `webhook`. It is part of
     the trace `traceparent`.
     """
@@ -91,16 +92,15 @@ class ImageCall:
     @property
     def num_input_bytes(self) -> int:
         """The memory that given pictures take; the images of the call share them."""
-        pixels = sum(len(one.pixels) for each in self.specs[0].pictures.values() for one in each)
-        return pixels + sum(len(one.content) for one in self.files)
+        return sum(len(one.pixels) for each in self.specs[0].pictures.values() for one in each)
 
-    def with_files_only(self) -> ImageCall:
-        """The same with given pictures as files, which are smaller, instead of pixels."""
+    def without_pixels(self) -> ImageCall:
+        """The same without given pictures, but for the names of their files."""
         return replace(self, specs=tuple(replace(spec, pictures={}) for spec in self.specs))
 
-    def with_pixels(self) -> ImageCall:
-        """Undo `with_files_only`. Raises Undecodable."""
-        pictures = decoded_again(self.files)
+    def with_pixels(self, kept: GivenPictures) -> ImageCall:
+        """Undo `without_pixels`. Raises Undecodable, OSError."""
+        pictures = decoded_again(self.files, kept)
         return replace(self, specs=tuple(replace(spec, pictures=pictures) for spec in self.specs))
 
     def without_texts(self) -> ImageCall:
@@ -168,7 +168,6 @@ def image_call(
         num_partial=ask.partial_images or 0,
         has_progress=ask.tilework_events,
         stream_of=stream_of,
-        files=pictures.files,
         vae_tiling=info.vae_tiling,
         warnings=_warnings(given.ignored),
         webhook=_webhook(ask.webhook, config),

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-
-from pydantic import Base64Bytes
 
 from tilework.core.model import ModelInfo, PictureInput
 from tilework.core.wire.spec import Image
@@ -17,6 +15,7 @@ from tilework.server.calls.parsing.decode import decode
 from tilework.server.calls.parsing.file_parts import Undecodable
 from tilework.server.config import ServerConfig
 from tilework.server.schema.picture_fields import IMAGE, IMAGES, INPUT_REFERENCE, MASK, PICTURE_FIELDS
+from tilework.store.given_pictures import GivenPictures
 
 GIVE = "base64 or a data URL (data:image/png;base64,...) of a PNG, JPEG or WebP file"
 EDITS = "POST /v1/images/edits"
@@ -39,19 +38,23 @@ class GivenPicture:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PictureFile:
-    """A picture that was accepted, as a file: what is kept for a later start of the server."""
+    """A picture that was accepted: `file` is the name of its file, which is kept for a later start of the server."""
 
     name: str
     is_mask: bool
-    content: Base64Bytes = field(repr=False)
+    file: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pictures:
-    """What a call gives: pixels by argument of the model, and the files that they come from."""
+    """What a call gives: pixels by argument of the model, and each picture as its client gave it.
+
+    `contents` are the files of those, if they are to be kept.
+    """
 
     images: Mapping[str, tuple[Image, ...]] = field(default_factory=dict)
-    files: tuple[PictureFile, ...] = ()
+    given: Sequence[GivenPicture] = ()
+    contents: Sequence[bytes] = field(default=(), repr=False)
 
 
 NO_PICTURES = Pictures()
@@ -89,13 +92,13 @@ def reject_edits(info: ModelInfo) -> None:
         raise InvalidValue(f"{IMAGE} is not accepted: {_text_alone(info)}", field=IMAGE, code="unsupported_value")
 
 
-def decoded(given: Iterable[GivenPicture], config: ServerConfig, *, keeps_files: bool) -> Pictures:
+def decoded(given: Sequence[GivenPicture], config: ServerConfig, *, keeps_files: bool) -> Pictures:
     """Decode all of a call; to be called on a thread.
 
     Raises:
         InvalidValue: one is too large, damaged, or no picture.
     """
-    left, files = config.max_input_pixels, []
+    left, contents = config.max_input_pixels, list[bytes]()
     images: dict[str, tuple[Image, ...]] = {}
     for one in given:
         content = _file(one, config.max_picture_bytes)
@@ -105,15 +108,20 @@ def decoded(given: Iterable[GivenPicture], config: ServerConfig, *, keeps_files:
             raise one.refused(str(error)) from None
         left -= image.height * image.width
         images[one.name] = (*images.get(one.name, ()), image)
-        files += [PictureFile(name=one.name, is_mask=one.is_mask, content=content)] if keeps_files else []
-    return Pictures(images=images, files=tuple(files))
+        contents += [content] if keeps_files else []
+    return Pictures(images=images, given=given, contents=contents)
 
 
-def decoded_again(files: Iterable[PictureFile]) -> dict[str, tuple[Image, ...]]:
-    """The pixels of files that were accepted before. Raises Undecodable if this version cannot read one."""
+def decoded_again(files: Iterable[PictureFile], kept: GivenPictures) -> dict[str, tuple[Image, ...]]:
+    """The pixels of files that were accepted before.
+
+    Raises:
+        Undecodable: this version cannot read one.
+        OSError: one cannot be read, or is not there any more.
+    """
     images: dict[str, tuple[Image, ...]] = {}
     for one in files:
-        image = decode(one.content, is_mask=one.is_mask, max_pixels=None)
+        image = decode(kept.read(one.file), is_mask=one.is_mask, max_pixels=None)
         images[one.name] = (*images.get(one.name, ()), image)
     return images
 

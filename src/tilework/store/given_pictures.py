@@ -1,0 +1,95 @@
+"""Pictures that open calls were given, as files: the journal has their names alone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from uuid import uuid4
+
+from tilework.store.journal import NotWritten
+
+_log = logging.getLogger(__name__)
+
+
+class GivenPictures:
+    """A folder with a file for each picture that an open call was given; they are written and removed on threads.
+
+    Methods run on the event loop. A file is there before its call is in the journal, and until the call's
+    end is there: whenever the process is killed, no open call lacks one, and the next start removes those of no call.
+
+    Rejected: contents in the journal's database. Its one writer is the event loop, which they would hold for 7 ms per
+    MB (`tests/server/test_loop_pauses.py`).
+    """
+
+    def __init__(self, folder: Path, on_failed: Callable[[OSError], None] = lambda _error: None) -> None:
+        """`on_failed` hears of files that could not be written, on any thread. Raises OSError."""
+        folder.mkdir(mode=0o700, exist_ok=True)
+        self._folder, self._on_failed = folder, on_failed
+        self._held: dict[str, tuple[str, ...]] = {}
+
+    async def write(self, contents: Sequence[bytes]) -> tuple[str, ...]:
+        """The names of new files with these contents, all or none. Raises NotWritten."""
+        names = tuple(uuid4().hex for _ in contents)
+        await asyncio.to_thread(self._write, names, contents)
+        return names
+
+    def _write(self, names: Sequence[str], contents: Sequence[bytes]) -> None:
+        try:
+            for name, content in zip(names, contents, strict=True):
+                with open(self._folder / name, "xb", buffering=0, opener=_opener) as file:
+                    _write_all(file.fileno(), content)
+                    os.fsync(file.fileno())  # The journal may survive a loss of power without it.
+        except OSError as error:
+            self._remove(names)
+            self._on_failed(error)
+            raise NotWritten(f"{self._folder}: {error.strerror}") from error
+
+    def read(self, name: str) -> bytes:
+        """Blocks. Raises OSError."""
+        return (self._folder / name).read_bytes()
+
+    def hold(self, uid: str, names: Sequence[str]) -> None:
+        """Keep these until the call of this uid has ended."""
+        if names:
+            self._held[uid] = tuple(names)
+
+    def release(self, uids: Iterable[str]) -> None:
+        """These calls have ended."""
+        self._drop(name for uid in uids for name in self._held.pop(uid, ()))
+
+    def drop_unheld(self, names: Sequence[str]) -> None:
+        """Remove those of these files that no call holds: the call for which they were written has not begun."""
+        if names:
+            self._drop(self._unheld(names))
+
+    def keep_held(self) -> None:
+        """Remove all files that no call holds. Blocks. Raises OSError."""
+        self._remove(self._unheld([one.name for one in self._folder.iterdir()]))
+
+    def _unheld(self, names: Sequence[str]) -> list[str]:
+        held = {name for each in self._held.values() for name in each}
+        return [name for name in names if name not in held]
+
+    def _drop(self, names: Iterable[str]) -> None:
+        if going := tuple(names):
+            asyncio.get_running_loop().run_in_executor(None, self._remove, going)
+
+    def _remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            try:
+                (self._folder / name).unlink(missing_ok=True)
+            except OSError as error:
+                _log.warning("%s stays until the next start: %s", self._folder / name, error)
+
+
+def _opener(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
