@@ -86,7 +86,8 @@ def test_links_and_anchors_resolve(page: Path) -> None:
 def test_files_exist(page: Path) -> None:
     """Source files and folders; `NAME` and `*` stand for something, and what commands write is not there yet."""
     names = {name for name in in_backticks(page) if re.fullmatch(r"[\w.-]+/[\w./-]*|[\w./-]+\.(py|md|toml)", name)}
-    names = {name for name in names if not re.match(r"out/|results/$|pictures/$|application/|text/|.*(\b|_)[A-Z]{3,}\b", name)}
+    shown = r"out/|(results|pictures)/$|application/|text/|.*(\b|_)[A-Z]{3,}\b"
+    names = {name for name in names if not re.match(shown, name)}
     anywhere = {path.name for folder in ("src", "tests", "bench") for path in (ROOT / folder).rglob("*.py")}
     places = [*PLACES, page.parent]
     missing = {name for name in names - anywhere if not any((place / name).exists() for place in places)}

@@ -256,7 +256,7 @@ def test_the_application_hears_that_its_client_has_gone(is_lost: bool, body: tup
         else:
             client.go()
         await joined.loop.until(lambda: heard == ["request", "gone"])
-        await joined.loop.until(lambda: joined.relayed.num_cut_off == 1)
+        await joined.loop.until(lambda: not joined.relayed._exchanges)
         client.go()
         await joined.loop.until(asking.done)
 

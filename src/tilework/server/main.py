@@ -89,9 +89,6 @@ class Http(Protocol):
 
     @property
     def listening(self) -> asyncio.Event: ...
-    @property
-    def num_closed(self) -> int:
-        """Connections that were closed so far in this process."""
 
     async def listen(self) -> None:
         """Serve until `close`, and then until no answer is under way. Raises AddressInUse."""
@@ -149,7 +146,7 @@ async def serve(
             await _first(serving, http.listening.wait())
             if not serving.done() and await _unless(signals.stop, _start(engine, app)):
                 tidying = [] if durable is None or journal is None else [journal.keep_tidy(), durable.disk.watch()]
-                with rare_collections(), _beside(sweep(lambda: http.num_closed), *tidying):
+                with rare_collections(), _beside(sweep(), *tidying):
                     _begin(app, engine, config, readiness, journal)
                     on_ready(_url(config, listener))
                     await _until_stop(serving, signals, engine)

@@ -43,7 +43,6 @@ class RelayedRequests:
         self._app, self._channel, self._on_listening, self._on_answered = app, channel, on_listening, on_answered
         self._exchanges: dict[int, _Exchange] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self.num_cut_off = 0
 
     async def serve(self) -> None:
         """Until the front end closes its connection. Raises BadFrame."""
@@ -76,7 +75,6 @@ class RelayedRequests:
         finally:
             del self._exchanges[exchange.number]
             if not exchange.is_complete:
-                self.num_cut_off += 1
                 self._channel.send(CutOff(), exchange.number)
 
 

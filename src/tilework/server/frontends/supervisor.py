@@ -57,12 +57,6 @@ class FrontEnds:
         self._standing, self._on_answered = standing, on_answered
         self._stands: StandingAnswer | None = None
         self._is_closing = False
-        self._num_cut_off = 0
-
-    @property
-    def num_closed(self) -> int:
-        """Requests whose clients went before they were answered: other connections leave nothing in this process."""
-        return self._num_cut_off
 
     async def listen(self) -> None:
         """Take requests until `close`, and then until no answer is under way. Raises AddressInUse.
@@ -139,7 +133,6 @@ class FrontEnds:
         finally:
             channel.close()
             del self._running[process]
-            self._num_cut_off += requests.num_cut_off
             await _ended(process)
         return bool(listened)
 

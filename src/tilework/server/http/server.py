@@ -70,11 +70,6 @@ class HttpServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         yield
 
-    @property
-    def num_closed(self) -> int:
-        """Connections that were closed so far."""
-        return self._protocol.num_closed
-
     async def listen(self) -> None:
         """Serve until `close`, and then until no answer is under way. Raises AddressInUse."""
         listen(self._listener)

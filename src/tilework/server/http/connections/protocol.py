@@ -50,13 +50,12 @@ class LimitedProtocol(H11Protocol):
     """One connection. uvicorn wants to make protocols from a class, so what all of them share is set on a subclass:
     see `line_turns.protocol_class`. `open_paths` are answered without a key.
 
-    That subclass also counts the connections that were closed, and those that were refused and are still open.
+    That subclass also counts the connections that were refused and are still open.
     """
 
     limits: Limits
     places: Places
     open_paths: Collection[str]
-    num_closed = 0
     num_refused = 0
 
     def __init__(
@@ -118,12 +117,11 @@ class LimitedProtocol(H11Protocol):
                 timer.cancel()
         super().connection_lost(exc)
         self.places.leave(self)
-        type(self).num_closed += 1
         type(self).num_refused -= self._is_refused
         self._unset_keepalive_if_required()  # uvicorn leaves it running if the connection was reset.
-        # These point back at the protocol: only a collection would free them.
-        if self.cycle is None or self.cycle.response_complete:
-            self.cycle = self.transport = self.flow = None  # type: ignore[assignment]
+        # These point back at what has them: only a collection would free it.
+        self.cycle = self.transport = self.flow = None  # type: ignore[assignment]
+        vars(self._raw).pop("_read_ready_cb", None)
 
     def data_received(self, data: bytes) -> None:
         if self.is_lingering:
