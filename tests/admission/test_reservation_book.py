@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import cast
+from unittest.mock import Mock, patch
 
 import pytest
 from hypothesis import given, settings
@@ -274,6 +275,24 @@ def test_a_promise_takes_little_more_work_when_there_are_four_times_as_many(num_
             visits.append(book.num_visits - before)
         worst[num] = max(visits)
     assert worst[8000] < 2.5 * worst[2000], worst
+
+
+def test_the_images_of_a_call_take_one_look() -> None:
+    """Though each is noted twice: when it comes, and when its reservation is worked out again."""
+    view, book, _ = filled(2000, 64)
+    due_ns, begun = 500 * NS_PER_S, Mock(wraps=view.begun_reservations)
+    visits: list[int] = []
+    with patch.object(view, "begun_reservations", begun):
+        for number in range(2000, 2010):
+            before = book.num_visits
+            block = Reservations(book, 0).place(due_ns, Demand(1, 1000))
+            assert block is not None
+            for _ in range(2):
+                view.put((due_ns, number), block)
+            book.follow_devices(cast(Backlog, view))
+            visits.append(book.num_visits - before)
+    assert visits[1:] == [0] * 9
+    assert begun.call_count == 0, "no device and no running job has changed"
 
 
 def test_a_search_for_the_earliest_deadline_keeps_to_its_budget() -> None:

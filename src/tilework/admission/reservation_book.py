@@ -32,7 +32,7 @@ class ReservationBook:
         self.unplaced: set[Key] = set()
         self._as_of: tuple[Sequence[DeviceView], Sequence[DeviceView], bool] | None = None
         self._number = 0
-        self._moment: tuple[Moment, int] | None = None
+        self._moment: Moment | None = None
         self._begun: dict[Key, Block] = {}  # Reservations of jobs with works, as before these.
         self._device_ids: tuple[int, ...] = ()
         self._slot_ids: frozenset[int] = frozenset()
@@ -81,10 +81,9 @@ class ReservationBook:
     def follow_devices(self, backlog: Backlog) -> None:
         """The same, and when devices are free and jobs ready, as admission needs it."""
         self.follow(backlog)
-        moment = backlog.moment, self._number
+        moment = backlog.moment
         if self._moment == moment:
             return
-        self._moment = moment
         free_ns = {one.device_id: one.free_ns for one in (*backlog.devices, *backlog.slots)}
         if free_ns != self.free_ns:
             self.free_ns, self._around = free_ns, None
@@ -98,6 +97,7 @@ class ReservationBook:
                 self._begun.setdefault(key, self.blocks[key])
                 self._put(key, now)
         self._place_all()
+        self._moment = moment
 
     def _tree_for(self, block: Block) -> EffectTree | None:
         """The tree of a block; None if it has no group of devices of one pool that are up."""
@@ -106,6 +106,10 @@ class ReservationBook:
 
     def _put(self, key: Key, block: Block) -> None:
         former = self.blocks.get(key)
+        if former == block and key not in self.unplaced:
+            return
+        if former is not None:
+            self._moment = None  # Its job may have works. One whose reservation is new has none.
         tree = self._tree_for(block)
         if former is None:
             insort(self.keys, key)
@@ -127,6 +131,7 @@ class ReservationBook:
     def _remove(self, key: Key) -> None:
         if (block := self.blocks.pop(key, None)) is None:  # It came and went between two looks.
             return
+        self._moment = None
         del self.keys[bisect_left(self.keys, key)]
         if (tree := self._tree_for(block)) is not None:
             tree.remove(key)
