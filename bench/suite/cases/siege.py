@@ -45,9 +45,9 @@ class Siege:
     """
 
     kinds: tuple[str, ...] = KINDS
-    seconds: float = 15.0
+    seconds: float = 60.0
     rate: float = 4.0
-    repeats: int = 2
+    repeats: int = 1
     files: int = 1024
     devices: int = 8
     policy: str = "tilework"
@@ -55,7 +55,7 @@ class Siege:
 
     @classmethod
     def make(cls, quick: bool) -> Siege:
-        return cls(seconds=5.0, repeats=1) if quick else cls()
+        return cls(seconds=5.0) if quick else cls()
 
     def measure(self, note: Note) -> Finding:
         checks: list[Check] = []
