@@ -147,7 +147,7 @@ def test_answers_are_read_in_pieces_and_once(tmp_path: Path, monkeypatch: pytest
 def test_calls_are_read_in_pieces_and_those_with_answers_are_not_parsed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_lines, "_PIECE_BYTES", 300)
+    monkeypatch.setattr(batch_lines, "_AT_ONCE_BYTES", 300)
     place, parsed = tmp_path / "calls", list[int]()
     note_parsed(parsed, monkeypatch)
     place.write_bytes(b"\n\n" + b"".join(call(number) for number in range(1, 100)))

@@ -345,11 +345,11 @@ def nested(depth: int) -> object:
 
 WRONG: list[tuple[object, str | None, str]] = [
     ("x", None, "no object"),
-    ({**call(1), "custom_id": 1}, "custom_id", "Give a text"),
+    ({**call(1), "custom_id": 1}, "custom_id", "Give a short text"),
     ({**call(1), "method": "GET"}, "method", 'Give "POST"'),
     ({**call(1), "url": "/v1/videos"}, "url", f'Give "{URL}"'),
     ({**call(1), "body": []}, "body", "no object"),
-    (call(1, size=nested(65)), "body", "more than 64 levels"),
+    (call(1, size=nested(65)), None, "more than 64 levels"),
     (call(1, stream=True), "body", "does not stream"),
     (call(1, extra_body={"stream": True}), "body", "does not stream"),
     (call(0), "custom_id", "that of another line"),

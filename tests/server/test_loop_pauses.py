@@ -186,6 +186,14 @@ def test_no_request_holds_the_loop(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.slow
+def test_no_line_of_a_batch_holds_the_loop(tmp_path: Path) -> None:
+    """Nor the call that it makes."""
+    names = [name for name, one in JSON_BODIES.items() if not one.has_chunks]
+    with walking(tmp_path) as walk:
+        check(walk, [("BATCH /v1/images/edits", name) for name in (*names, "JPEG", "base64 of 31 MiB")])
+
+
+@pytest.mark.slow
 def test_no_picture_holds_the_loop(tmp_path: Path) -> None:
     with walking(tmp_path) as walk:
         check(walk, [("POST /v1/images/edits", name) for name in PICTURE_BODIES])

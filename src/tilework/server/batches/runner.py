@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ from tilework.server.batches.answers import AnswerFile
 from tilework.server.batches.disk import KeptFile, StoredBatch
 from tilework.server.batches.lines import Line, Position, answer_line, read_calls
 from tilework.server.batches.shelf import BatchShelf
+from tilework.server.bounded.json_writer import json_pieces
 from tilework.server.http.body_limits import JSON
 from tilework.server.http.middleware import KEY, TENANT, TENANTS
 from tilework.server.schema.batch_answers import BatchAnswer, BatchState, LineError, LineErrors
@@ -217,8 +217,9 @@ class BatchRunner:
         while True:
             wait_s: float = _STOPPED_S
             if (tenant := self._tenant(progress)) is not None:
-                body = json.dumps({**line.body, **self._defaults(progress, tenant, line)}).encode("ascii")
-                answer = await client.post(state.endpoint, content=body, headers=headers)
+                body = await self._on_thread(json_pieces, {**line.body, **self._defaults(progress, tenant, line)})
+                headers["Content-Length"] = str(sum(map(len, body)))
+                answer = await client.post(state.endpoint, content=_each(body), headers=headers)
                 if not _is_to_be_repeated(answer):
                     break
                 wait_s = float(answer.headers.get("retry-after", _RETRY_S))
@@ -276,6 +277,11 @@ class BatchRunner:
 def _files_gone() -> LineErrors:
     message = "A file of the batch is gone. Send what is left of its calls as another batch."
     return LineErrors(data=[LineError(code="file_not_found", line=None, message=message)])
+
+
+async def _each(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
+    for piece in pieces:
+        yield piece
 
 
 def _is_to_be_repeated(answer: httpx.Response) -> bool:

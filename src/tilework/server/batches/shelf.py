@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -40,10 +41,12 @@ class TooMany(Exception):
 class _Owned:
     """What a tenant has. Who adds or removes holds the lock, so that numbers are those that were checked.
 
-    `deleted` are the ids of the files that were removed last, with their ages.
+    `deleted` are the ids of the files that were removed last, with their ages. `first_to_go` is the batch that may make
+    room before all others, and when, as far as that is known.
     """
 
     found: Found = field(default_factory=Found)
+    first_to_go: tuple[float, str] | None = None
     deleted: dict[str, tuple[int, str]] = field(default_factory=dict)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -158,7 +161,8 @@ class BatchShelf:
     async def keep(self, batch: StoredBatch) -> None:
         """Write a batch as it stands. Raises OSError."""
         await asyncio.to_thread(disk.write_batch, self._folder(batch.tenant), batch)
-        found, kept = self._owned(batch.tenant).found, KeptBatch.of(batch.answer)
+        owned, kept = self._owned(batch.tenant), KeptBatch.of(batch.answer)
+        found, owned.first_to_go = owned.found, None
         found.batches[kept.id] = kept
         for file_id in kept.answers_ids:
             if file_id in found.files:
@@ -181,15 +185,19 @@ class BatchShelf:
 
         It goes with its answers, which are there for `KEPT_S` at least.
         """
-        found, most, now_s = self._owned(tenant).found, self._config.max_batches, time.time()
+        owned, most, now_s = self._owned(tenant), self._config.max_batches, time.time()
+        found = owned.found
         while len(found.batches) >= most:
-            ended = [(_goes_s(one), one.id) for one in found.batches.values() if one.ended_s is not None]
-            goes_s, batch_id = min(ended, default=(now_s + _RETRY_S, ""))
+            if owned.first_to_go is None:  # It is kept for those who ask again and again.
+                ended = [(_goes_s(one), one.id) for one in found.batches.values() if one.ended_s is not None]
+                owned.first_to_go = min(ended, default=(math.inf, ""))
+            goes_s, batch_id = owned.first_to_go
             if goes_s > now_s:
+                wait_s = _RETRY_S if goes_s == math.inf else max(1, int(goes_s - now_s))
                 raise TooMany(
                     f"You have {len(found.batches)} batches of {most}, and none whose answers are older than"
                     f" {KEPT_S // 60} minutes, to make room. Send it later, and more calls in one batch.",
-                    max(1, int(goes_s - now_s)),
+                    wait_s,
                 )
             await self._remove_batch(tenant, found.batches[batch_id])
 
@@ -237,7 +245,8 @@ class BatchShelf:
 
     async def _remove_batch(self, tenant: str, batch: KeptBatch) -> None:
         """Answers first, so that a kill leaves none without a batch."""
-        found = self._owned(tenant).found
+        owned = self._owned(tenant)
+        found, owned.first_to_go = owned.found, None
         del found.batches[batch.id]
         await self._remove(tenant, [found.files[one] for one in batch.answers_ids if one in found.files])
         await asyncio.to_thread(disk.remove, [self._folder(tenant) / batch.id])

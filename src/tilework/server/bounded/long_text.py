@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from pydantic_core import core_schema
 
@@ -47,10 +47,14 @@ class LongText:
         else:
             del self._pieces[1:]
 
+    def pieces(self) -> Sequence[bytes]:
+        """A whole one as it stands between the quotes."""
+        assert self.is_whole
+        return self._pieces
+
     def literal(self) -> bytes:
         """A whole one as JSON has it."""
-        assert self.is_whole
-        return b'"%b"' % b"".join(self._pieces)
+        return b'"%b"' % b"".join(self.pieces())
 
     def text(self) -> str:
         """What a whole one says. Raises ValueError: it is no JSON."""

@@ -1,0 +1,26 @@
+"""Writes what `json_reader` has read."""
+
+from __future__ import annotations
+
+import json
+import secrets
+
+from tilework.server.bounded.long_text import LongText
+
+
+def json_pieces(value: object) -> list[bytes]:
+    """A value as JSON, in pieces. Its long texts, which must be whole, stand there as they were read."""
+    mark, texts = secrets.token_hex(12), list[LongText]()
+
+    def marked(one: object) -> str:
+        if not isinstance(one, LongText):
+            raise TypeError(f"{type(one).__name__} is no JSON")
+        texts.append(one)
+        return mark
+
+    rest = json.dumps(value, default=marked).encode("ascii")
+    first, *others = rest.split(mark.encode("ascii"))  # Its quotes stay around each text.
+    pieces = [first]
+    for text, other in zip(texts, others, strict=True):
+        pieces += (*text.pieces(), other)
+    return pieces
