@@ -124,6 +124,18 @@ def test_oldest_records_go_beyond_either_bound(max_records: int, max_bytes: int)
     assert (len(call_registry), call_registry.num_keys) == (3, 3)
 
 
+@pytest.mark.parametrize(("max_records", "max_bytes"), [(4, 10**6), (10**6, 4 * (1024 + 128 + 10))])
+def test_the_records_of_one_tenant_do_not_push_out_those_of_another(max_records: int, max_bytes: int) -> None:
+    call_registry = CallRegistry(max_records=max_records, max_bytes=max_bytes, ttl_ns=100)
+    for index in range(9):
+        ended(call_registry, call(f"o{index}", "other", key=f"k{index}"), index)
+    ended(call_registry, call("mine", key="k"), 10)
+    for index in range(9, 20):
+        ended(call_registry, call(f"o{index}", "other", key=f"k{index}"), 11)
+    assert call_registry.find("mine", "t", 12) is not None
+    assert [one.uid for one in call_registry.latest("other", 9, 12)] == ["o19", "o18", "o17"]
+
+
 def test_call_that_is_forgotten_leaves_nothing() -> None:
     call_registry = CallRegistry(max_records=9, max_bytes=10**6, ttl_ns=100)
     call_registry.begin(one := call("a", key="k"))

@@ -71,6 +71,17 @@ def test_oldest_goes_first_beyond_the_cap(make: Make, run: Run) -> None:
 
 
 @both
+def test_the_results_of_one_owner_do_not_push_out_those_of_another(make: Make, run: Run) -> None:
+    with make(13, 100) as store:
+        for uid in ("a/1", "b/1", "b/2", "b/3", "b/4", "a/2"):
+            run(store.put(uid, b"123", "image/png", 0))
+        there = [uid for uid in ("a/1", "a/2", "b/1", "b/2", "b/3", "b/4") if run(read(store, uid, 5)) is not None]
+        assert there == ["a/1", "a/2", "b/3", "b/4"]
+        run(store.put("c/1", b"1" * 13, "image/png", 6))
+        assert store.num_bytes == 13
+
+
+@both
 def test_larger_than_the_cap_is_refused_and_evicts_nothing(make: Make, run: Run) -> None:
     with make(10, 100) as store:
         run(store.put("a", b"1234", "image/png", 0))

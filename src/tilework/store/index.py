@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from tilework.store.shares import Shares
+
 T = TypeVar("T")
 
 
@@ -20,8 +22,9 @@ class _Entry(Generic[T]):
 class Index(Generic[T]):
     """Results by uid. Methods that remove results return them, so that their files can be deleted.
 
-    Beyond the cap the oldest result goes first. All results live equally long (but for those of a former process with
-    another setting), so the order of arrival is also the order of expiry: a sweep looks at the oldest only.
+    What stands before the last `/` of a uid says whose result it is. Beyond the cap the oldest result goes first of the
+    owner that has the most bytes. All results live equally long (but for those of a former process with another
+    setting), so the order of arrival is also the order of expiry: a sweep looks at the oldest only.
     """
 
     def __init__(self, *, max_bytes: int, ttl_ns: int) -> None:
@@ -30,6 +33,7 @@ class Index(Generic[T]):
         self.max_bytes = max_bytes
         self._ttl_ns = ttl_ns
         self._entries: OrderedDict[str, _Entry[T]] = OrderedDict()
+        self._shares = Shares()
         self._num_bytes = 0
 
     @property
@@ -51,8 +55,9 @@ class Index(Generic[T]):
         """Add a result; returns the results that it replaces or evicts."""
         removed = self.remove(uid)
         while self._num_bytes + num_bytes > self.max_bytes:
-            removed += self.remove(next(iter(self._entries)))
+            removed += self.remove(self._shares.oldest_of_most_bytes(_owner(uid), num_bytes))
         self._entries[uid] = _Entry(value, num_bytes, expires_ns)
+        self._shares.add(_owner(uid), uid, num_bytes)
         self._num_bytes += num_bytes
         return removed
 
@@ -60,6 +65,7 @@ class Index(Generic[T]):
         entry = self._entries.pop(uid, None)
         if entry is None:
             return []
+        self._shares.remove(_owner(uid), uid)
         self._num_bytes -= entry.num_bytes
         return [entry.value]
 
@@ -72,3 +78,7 @@ class Index(Generic[T]):
             if entry.expires_ns > now_ns:
                 return
             yield uid
+
+
+def _owner(uid: str) -> str:
+    return uid.rpartition("/")[0]

@@ -13,6 +13,7 @@ from tilework.server.calls.call import Call
 from tilework.server.calls.idempotency import Key, reused
 from tilework.server.calls.journal import CallJournal
 from tilework.server.calls.records import Record
+from tilework.store.shares import Shares
 
 
 class CallRegistry:
@@ -32,6 +33,7 @@ class CallRegistry:
         self._ended: OrderedDict[str, Record] = OrderedDict()
         self._arrivals: defaultdict[str, Arrivals] = defaultdict(Arrivals)
         self._keys: dict[tuple[str, str], tuple[Key, str]] = {}
+        self._shares = Shares()
         self._num_bytes = 0
         self._num_open: Counter[str] = Counter()
         self._num_input_bytes = 0
@@ -86,8 +88,7 @@ class CallRegistry:
         for entry in sorted(entries, key=lambda entry: entry.arrived_s):
             self._arrivals[entry.tenant].add(entry.uid)
         for record, has_key in records:
-            self._ended[record.uid] = record
-            self._num_bytes += record.num_bytes
+            self._remember(record)
             if has_key:
                 self._take_key(record)
         for call in calls:
@@ -109,16 +110,22 @@ class CallRegistry:
         self.sweep(now_ns)
         self.journal.end(record, has_key=not frees_key)
         self._close(record.uid)
-        self._ended[record.uid] = record
-        self._num_bytes += record.num_bytes
+        self._remember(record)
         if record.unfetched:
             self._unfetched.add(record.uid)
         if frees_key:
             self._free_key(record)
         dropped = []
         while len(self._ended) > self._max_records or self._num_bytes > self._max_bytes:
-            dropped.append(self._drop_oldest())
+            is_many = len(self._ended) > self._max_records
+            uid = self._shares.oldest_of_most_entries() if is_many else self._shares.oldest_of_most_bytes()
+            dropped.append(self._drop(uid))
         self._dropped(dropped)
+
+    def _remember(self, record: Record) -> None:
+        self._ended[record.uid] = record
+        self._shares.add(record.tenant, record.uid, record.num_bytes)
+        self._num_bytes += record.num_bytes
 
     def leave(self) -> None:
         """Calls that are cut off from now on stay open, for the next start of the server."""
@@ -217,7 +224,7 @@ class CallRegistry:
     def sweep(self, now_ns: int) -> None:
         dropped = []
         while self._ended and next(iter(self._ended.values())).fresh_until_ns + self.ttl_ns <= now_ns:
-            dropped.append(self._drop_oldest())
+            dropped.append(self._drop(next(iter(self._ended))))
         self._dropped(dropped)
 
     def _close(self, uid: str) -> None:
@@ -229,13 +236,12 @@ class CallRegistry:
 
     def remove(self, record: Record) -> None:
         """Forget a call that has ended."""
-        self._dropped([self._drop(self._ended.pop(record.uid))])
+        self._dropped([self._drop(record.uid)])
 
-    def _drop_oldest(self) -> str:
-        return self._drop(self._ended.popitem(last=False)[1])
-
-    def _drop(self, record: Record) -> str:
+    def _drop(self, uid: str) -> str:
+        record = self._ended.pop(uid)
         self._arrivals[record.tenant].remove(record.uid)
+        self._shares.remove(record.tenant, record.uid)
         self._num_bytes -= record.num_bytes
         self._unfetched.discard(record.uid)
         self._free_key(record)
