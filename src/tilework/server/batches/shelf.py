@@ -39,7 +39,8 @@ class TooMany(Exception):
 
 @dataclass(slots=True)
 class _Owned:
-    """What a tenant has. Who adds or removes holds the lock, so that numbers are those that were checked.
+    """What a tenant has, with `num_files` of calls. Who adds or removes holds the lock, so that numbers are those that
+    were checked.
 
     `deleted` are the ids of the files that were removed last, with their ages. `first_to_go` is the batch that may make
     room before all others, and when, as far as that is known.
@@ -49,6 +50,10 @@ class _Owned:
     first_to_go: tuple[float, str] | None = None
     deleted: dict[str, tuple[int, str]] = field(default_factory=dict)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    num_files: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_files = sum(one.purpose == "batch" for one in self.found.files.values())
 
 
 class BatchShelf:
@@ -86,14 +91,13 @@ class BatchShelf:
 
     def check_room(self, tenant: str, num_bytes: int, num_tenants: int) -> None:
         """Whether a tenant may add a file of calls. Raises ShelfFull, TooMany."""
-        most, files = self._config.max_batch_files, self._owned(tenant).found.files.values()
-        num_files = sum(one.purpose == "batch" for one in files)
-        if num_files >= most:
+        most, owned = self._config.max_batch_files, self._owned(tenant)
+        if owned.num_files >= most:
             raise TooMany(
-                f"You have {counted(num_files, 'file')} of calls of {most}. Delete those that are done, or let files"
-                " expire (expires_after)."
+                f"You have {counted(owned.num_files, 'file')} of calls of {most}. Delete those that are done, or let"
+                " files expire (expires_after)."
             )
-        held, own = self.num_bytes, sum(one.num_bytes for one in files)
+        held, own = self.num_bytes, sum(one.num_bytes for one in owned.found.files.values())
         if held + num_bytes > (total := self._config.batch_bytes):
             raise ShelfFull(f"the files of batches take {held} bytes of {total}")
         if num_tenants > 1 and own + num_bytes > total // 2:
@@ -219,7 +223,9 @@ class BatchShelf:
         return self.path / f"{disk.TENANT}{tenant}"
 
     def _add(self, tenant: str, file: KeptFile) -> None:
-        self._owned(tenant).found.files[file.id] = file
+        owned = self._owned(tenant)
+        owned.found.files[file.id] = file
+        owned.num_files += file.purpose == "batch"
         self.num_bytes += file.num_bytes
 
     @contextmanager
@@ -236,6 +242,7 @@ class BatchShelf:
         for file in files:
             owned = self._owned(tenant)
             del owned.found.files[file.id]
+            owned.num_files -= file.purpose == "batch"
             self.num_bytes -= file.num_bytes
             owned.deleted[file.id] = disk.age_of(file.created_s, file.id)
             if len(owned.deleted) > _MOST_DELETED:
