@@ -70,8 +70,8 @@ class Siege:
                 f"`tilework serve --backend modelled` with {self.devices} devices, which take as long as the cost "
                 f"table says, `--durable`, two tenants with keys, {self.files} open files, and records of ended calls "
                 f"for {2 * _TTL_S} s. For each kind a server of its own, a flood as warm-up, then turns: quiet, flood. "
-                "The attacker is one process (`suite.attacker`: 1,000 connections a second, or 8 clients that come again "
-                "at once), on the same cores as the server, so that what it takes is partly the cores.",
+                "The attacker is one process (`suite.attacker`: 1,000 connections a second, or 8 clients that come "
+                "again at once), on the same cores as the server, so that what it takes is partly the cores.",
             ),
             tables=(
                 Table(
