@@ -416,3 +416,6 @@ def test_too_many_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert "more than 2 lines" in check(tmp_path / "x", URL)[1][0].message
     (tmp_path / "y").write_bytes(b"\n\n")
     assert "is empty" in check(tmp_path / "y", URL)[1][0].message
+    monkeypatch.setattr("tilework.server.batches.lines._MOST_WITH_EMPTY", 4)
+    (tmp_path / "z").write_bytes(b"\n" * 5)
+    assert "more than 4 lines, empty ones counted" in check(tmp_path / "z", URL)[1][0].message

@@ -469,17 +469,19 @@ def test_pictures_of_a_call_that_does_not_begin_are_not_kept(tmp_path: Path) -> 
         assert kept(tmp_path) == [one for one in before if one != "of-no-call"]
 
 
-def test_a_call_whose_picture_is_lost_fails_and_the_others_go_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_a_call_whose_picture_is_lost_fails_and_the_others_go_on(tmp_path: Path, *, is_gone: bool) -> None:
     held = FakeEngine(info=EDITOR, plan=Plan(is_held=True))
     with serving(held, durable=str(tmp_path), drain_s=0) as server:
         lost = edit(server, {}, ("image", plain()), headers=ASYNC).json()["uid"]
-        (tmp_path / "pictures" / kept(tmp_path)[0]).unlink()
+        file = tmp_path / "pictures" / kept(tmp_path)[0]
+        file.unlink() if is_gone else file.write_bytes(file.read_bytes()[:40])
         other = edit(server, {}, ("image", plain()), headers=ASYNC).json()["uid"]
     with serving(FakeEngine(info=EDITOR), durable=str(tmp_path), drain_s=0) as server:
         eventually(lambda: server.http.get(f"/v1/requests/{other}").json()["status"] == "done")
         found = server.http.get(f"/v1/requests/{lost}").json()
         assert found["status"] == "failed"
-        assert "picture that it was given" in found["error"]["message"]
+        assert "picture that it was given cannot be read" in found["error"]["message"]
 
 
 def test_a_picture_that_cannot_be_kept_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import os
 import socket
 import struct
@@ -207,6 +208,15 @@ def test_silent_connection_is_closed(server: Served) -> None:
         at_server(server, connection, is_open)
         let_pass(server, LIMIT_S)
         assert everything(connection) == b""
+
+
+def test_what_uvicorn_says_is_in_the_log(server: Served, caplog: pytest.LogCaptureFixture) -> None:
+    """There lines that repeat are counted. By itself it writes one to stderr for each connection."""
+    with connect(server.url) as connection:
+        connection.sendall(b"no HTTP\r\n\r\n")
+        assert everything(connection).startswith(b"HTTP/1.1 400 ")
+    assert [one.name for one in caplog.records if "Invalid HTTP" in one.message] == ["uvicorn.error"]
+    assert not logging.getLogger("uvicorn").handlers
 
 
 def test_waiting_for_a_picture_is_not_slow(server: Served) -> None:

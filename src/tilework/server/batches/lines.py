@@ -16,6 +16,7 @@ from tilework.server.schema.batch_answers import LineError
 from tilework.server.text import shown
 
 MAX_LINES = 50_000
+_MOST_WITH_EMPTY = 2 * MAX_LINES
 _MOST_ERRORS = 20
 _AT_ONCE_BYTES = 1 << 20
 _MOST_REST_BYTES = 4 << 20
@@ -104,6 +105,10 @@ def _read(place: Path, endpoint: str) -> Iterator[Line | LineError]:
     """The calls of a file, in order, or what is wrong with a line."""
     with place.open("rb") as file:
         for number, text in enumerate(_texts(file), 1):
+            if number > _MOST_WITH_EMPTY:
+                message = f"There are more than {_MOST_WITH_EMPTY} lines, empty ones counted: send several files."
+                yield LineError(line=number, message=message)
+                return
             if any(map(bytes.strip, text)):
                 yield _line(number, text, endpoint)
 

@@ -192,14 +192,11 @@ class DurableJournal(CallJournal):
         self._hold(call)
         try:
             return OpenAgain(call=replace(call, ask=call.ask.with_pixels(self.pictures)), checkpoints=checkpoints)
-        except Undecodable as error:
-            raise JournalUnusable(
-                f"a picture of call {call.uid} in the durable directory cannot be read: {error} Start the version of"
-                " tilework that accepted it, or give another directory"
-            ) from error
-        except OSError as error:
-            logger.error("call %s fails: its picture cannot be read from the durable directory: %s", call.uid, error)
-            return OpenAgain(call=call, checkpoints=checkpoints, lost="the picture that it was given was lost")
+        except (OSError, Undecodable) as error:
+            logger.error("call %s fails: a picture in the durable directory cannot be read: %s", call.uid, error)
+            return OpenAgain(
+                call=call, checkpoints=checkpoints, lost="a picture that it was given cannot be read again"
+            )
 
     def _hold(self, call: KeptCall) -> None:
         self.pictures.hold(call.uid, [one.file for one in call.ask.files])

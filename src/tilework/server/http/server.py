@@ -60,6 +60,7 @@ class HttpServer(uvicorn.Server):
                 http=self._protocol,
                 h11_max_incomplete_event_size=limits.max_head_bytes,
                 timeout_keep_alive=_KEEP_ALIVE_S,
+                log_config=None,  # Its lines go where ours go, so that those that repeat are counted.
                 log_level="warning",
                 access_log=False,
                 ws="none",
