@@ -26,6 +26,7 @@ ALLOWED = {
     "conftest.py _sleep_shorter": {"sleep": "a pause of uvicorn's, cut short"},
     "clock.py sleep": {"sleep": "its loop has a clock of the test's"},
     "cli/test_profile.py test_a_profile_is_printed_kept_and_exported": {"clock": DATE},
+    "server/worst_bodies.py batched": {"sleep": "a program of its own, which asks until its batch has ended"},
     "client/test_drive.py test_waiting_ends_at_the_timeout_counted_from_the_planned_arrival.scenario": {
         "limit": "by the test's own clock"
     },

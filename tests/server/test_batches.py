@@ -345,7 +345,7 @@ def nested(depth: int) -> object:
 
 WRONG: list[tuple[object, str | None, str]] = [
     ("x", None, "no object"),
-    ({**call(1), "custom_id": 1}, "custom_id", "Give a short text"),
+    ({**call(1), "custom_id": 1}, "custom_id", "Give a text of less than"),
     ({**call(1), "method": "GET"}, "method", 'Give "POST"'),
     ({**call(1), "url": "/v1/videos"}, "url", f'Give "{URL}"'),
     ({**call(1), "body": []}, "body", "no object"),

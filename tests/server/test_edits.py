@@ -8,9 +8,10 @@ import fcntl
 import gc
 import io
 import json
+import os
 import socket
 import termios
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -463,19 +464,31 @@ def test_pictures_of_a_call_that_does_not_begin_are_not_kept(tmp_path: Path) -> 
         for _ in range(2):
             assert edit(server, {}, ("image", plain()), headers=again).status_code == 202
         eventually(lambda: len(kept(tmp_path)) == 1)
-        (tmp_path / "pictures" / "of-no-call").write_bytes(b"x")
+        (tmp_path / "pictures" / ("a" * 32)).write_bytes(b"x")
+        (tmp_path / "pictures" / "not ours").write_bytes(b"x")
         before = kept(tmp_path)
     with serving(FakeEngine(info=EDITOR, plan=Plan(is_held=True)), durable=str(tmp_path), drain_s=0):
-        assert kept(tmp_path) == [one for one in before if one != "of-no-call"]
+        assert kept(tmp_path) == [one for one in before if one != "a" * 32]
 
 
-@pytest.mark.parametrize("is_gone", [True, False])
-def test_a_call_whose_picture_is_lost_fails_and_the_others_go_on(tmp_path: Path, *, is_gone: bool) -> None:
+def _make_link(file: Path) -> None:
+    file.rename(file.with_name("other"))
+    file.symlink_to(file.with_name("other"))
+
+
+def _make_pipe(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+@pytest.mark.parametrize(
+    "spoil", [Path.unlink, lambda file: file.write_bytes(file.read_bytes()[:40]), _make_link, _make_pipe]
+)
+def test_a_call_whose_picture_is_lost_fails_and_the_others_go_on(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
     held = FakeEngine(info=EDITOR, plan=Plan(is_held=True))
     with serving(held, durable=str(tmp_path), drain_s=0) as server:
         lost = edit(server, {}, ("image", plain()), headers=ASYNC).json()["uid"]
-        file = tmp_path / "pictures" / kept(tmp_path)[0]
-        file.unlink() if is_gone else file.write_bytes(file.read_bytes()[:40])
+        spoil(tmp_path / "pictures" / kept(tmp_path)[0])
         other = edit(server, {}, ("image", plain()), headers=ASYNC).json()["uid"]
     with serving(FakeEngine(info=EDITOR), durable=str(tmp_path), drain_s=0) as server:
         eventually(lambda: server.http.get(f"/v1/requests/{other}").json()["status"] == "done")

@@ -75,8 +75,13 @@ class DurableDirectory:
         return FileStore(self.path / "results", max_bytes=max_bytes, ttl_ns=ttl_ns, on_failed=self.disk.failed)
 
     def given_pictures(self) -> GivenPictures:
-        """Raises OSError."""
-        return GivenPictures(self.path / "pictures", self.disk.failed)
+        """Raises JournalUnusable, OSError."""
+        try:
+            return GivenPictures(self.path / "pictures", self.disk.failed)
+        except NotOwn as error:
+            raise JournalUnusable(f"durable: {error}, since pictures of clients lie there") from error
+        except FileExistsError as error:
+            raise JournalUnusable(f"durable: {error.filename} is no folder; remove it") from error
 
     def new_log(self) -> Path:
         """The path for the event log of this start: `events-N.jsonl`, with a number above that of all `LOGS`."""

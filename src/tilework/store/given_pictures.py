@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
+import re
+import stat
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from uuid import uuid4
 
+from tilework.ownership.own import make_own_folder
 from tilework.store.journal import NotWritten
 
 _log = logging.getLogger(__name__)
+_NAME = re.compile(r"[0-9a-f]{32}")
 
 
 class GivenPictures:
@@ -25,9 +30,8 @@ class GivenPictures:
     """
 
     def __init__(self, folder: Path, on_failed: Callable[[OSError], None] = lambda _error: None) -> None:
-        """`on_failed` hears of files that could not be written, on any thread. Raises OSError."""
-        folder.mkdir(mode=0o700, exist_ok=True)
-        self._folder, self._on_failed = folder, on_failed
+        """`on_failed` hears of files that could not be written, on any thread. Raises NotOwn, OSError."""
+        self._folder, self._on_failed = make_own_folder(folder), on_failed
         self._held: dict[str, tuple[str, ...]] = {}
 
     async def write(self, contents: Sequence[bytes]) -> tuple[str, ...]:
@@ -48,8 +52,13 @@ class GivenPictures:
             raise NotWritten(f"{self._folder}: {error.strerror}") from error
 
     def read(self, name: str) -> bytes:
-        """Blocks. Raises OSError."""
-        return (self._folder / name).read_bytes()
+        """Blocks. Raises OSError, also if it is no file or a link."""
+        # Without O_NONBLOCK a pipe under this name would be waited for.
+        descriptor = os.open(self._folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise OSError(errno.EINVAL, "it is no file", name)
+            return file.read()
 
     def hold(self, uid: str, names: Sequence[str]) -> None:
         """Keep these until the call of this uid has ended."""
@@ -66,8 +75,8 @@ class GivenPictures:
             self._drop(self._unheld(names))
 
     def keep_held(self) -> None:
-        """Remove all files that no call holds. Blocks. Raises OSError."""
-        self._remove(self._unheld([one.name for one in self._folder.iterdir()]))
+        """Remove all pictures that no call holds, and no other files. Blocks. Raises OSError."""
+        self._remove(self._unheld([one.name for one in self._folder.iterdir() if _NAME.fullmatch(one.name)]))
 
     def _unheld(self, names: Sequence[str]) -> list[str]:
         held = {name for each in self._held.values() for name in each}

@@ -144,7 +144,8 @@ def _line(number: int, text: Sequence[bytes], endpoint: str) -> Line | LineError
         call = _parsed(text)
     except JsonRefused as error:
         reason = str(error)
-        return wrong(f"{reason[0].upper()}{reason[1:]}. Give {_EXAMPLE}.")
+        remedy = f"Give {_EXAMPLE}" if error.code is None else "Give less"
+        return wrong(f"{reason[0].upper()}{reason[1:]}. {remedy}.")
     except RestTooLarge:
         return wrong(
             f"Without texts of {LONG_TEXT_BYTES} bytes and more it has more than {_MOST_REST_BYTES >> 20} MiB."
@@ -153,7 +154,8 @@ def _line(number: int, text: Sequence[bytes], endpoint: str) -> Line | LineError
         return wrong("It is no object.")
     custom_id, body = call.get("custom_id"), call.get("body")
     if not isinstance(custom_id, str) or not custom_id:
-        return wrong(f"custom_id = {shown(custom_id)} is not accepted. Give a short text.", "custom_id")
+        remedy = f"Give a text of less than {LONG_TEXT_BYTES} bytes."
+        return wrong(f"custom_id = {shown(custom_id)} is not accepted. {remedy}", "custom_id")
     for name, wanted in (("method", "POST"), ("url", endpoint)):
         if call.get(name) != wanted:
             return wrong(f'{name} = {shown(call.get(name))} is not accepted. Give "{wanted}".', name)
