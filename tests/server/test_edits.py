@@ -501,7 +501,7 @@ def test_a_picture_that_cannot_be_kept_is_refused(tmp_path: Path, monkeypatch: p
     engine = FakeEngine(info=EDITOR)
     with serving(engine, durable=str(tmp_path), drain_s=0) as server:
         with monkeypatch.context() as patch:
-            patch.setattr(given_pictures, "_write_all", no_room)
+            patch.setattr(given_pictures.os, "fsync", no_room)
             answer = edit(server, {}, ("image", plain()))
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "disk_unwritable")
         assert (engine.requests, kept(tmp_path)) == ([], [])

@@ -22,8 +22,8 @@ _NAME = re.compile(r"[0-9a-f]{32}")
 class GivenPictures:
     """A folder with a file for each picture that an open call was given; they are written and removed on threads.
 
-    Methods run on the event loop. A file is there before its call is in the journal, and until the call's
-    end is there: whenever the process is killed, no open call lacks one, and the next start removes those of no call.
+    Methods run on the event loop. A file is there before its call is in the journal, and until the call's end is there:
+    whenever the process is killed, no open call lacks one, and the next start removes those of no call.
 
     Rejected: contents in the journal's database. Its one writer is the event loop, which they would hold for 7 ms per
     MB (`tests/server/test_loop_pauses.py`).
@@ -43,8 +43,9 @@ class GivenPictures:
     def _write(self, names: Sequence[str], contents: Sequence[bytes]) -> None:
         try:
             for name, content in zip(names, contents, strict=True):
-                with open(self._folder / name, "xb", buffering=0, opener=_opener) as file:
-                    _write_all(file.fileno(), content)
+                with open(self._folder / name, "xb", opener=_opener) as file:
+                    file.write(content)
+                    file.flush()
                     os.fsync(file.fileno())  # The journal may survive a loss of power without it.
         except OSError as error:
             self._remove(names)
@@ -96,9 +97,3 @@ class GivenPictures:
 
 def _opener(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
-
-
-def _write_all(descriptor: int, content: bytes) -> None:
-    rest = memoryview(content)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]

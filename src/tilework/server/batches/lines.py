@@ -21,8 +21,6 @@ _MOST_ERRORS = 20
 _AT_ONCE_BYTES = 1 << 20
 _MOST_REST_BYTES = 4 << 20
 """Of a line without its long texts. It is parsed at once: no thread but that one runs for 2 ms per MiB."""
-
-
 _EXAMPLE = '{"custom_id": "...", "method": "POST", "url": "...", "body": {...}}'
 
 
