@@ -119,7 +119,7 @@ class Fake:
 def running() -> Any:
     fake = Fake()
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(fake, log_level="critical"))
+    server = uvicorn.Server(uvicorn.Config(fake, log_config=None, log_level=None))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     eventually(lambda: server.started)

@@ -90,7 +90,7 @@ def server():
     app.post("/v1/images/generations")(answer)
     app.post("/accepts")(accept)
     listener = socket.create_server(("127.0.0.1", 0))
-    running = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+    running = uvicorn.Server(uvicorn.Config(app, log_config=None, log_level=None))
     thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     eventually(lambda: running.started)

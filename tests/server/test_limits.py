@@ -39,6 +39,7 @@ from waiting import PATIENCE_S, eventually
 
 TESTS = Path(__file__).parents[1]
 MIB = 1 << 20
+_UVICORN = uvicorn.Config(FastAPI(), log_config=None, log_level=None)
 LARGE = b'{"prompt": "x", "size": "512x512", "n": 10}'  # With noise an answer of 10.5 MB: no kernel buffers that much.
 
 
@@ -210,13 +211,16 @@ def test_silent_connection_is_closed(server: Served) -> None:
         assert everything(connection) == b""
 
 
-def test_what_uvicorn_says_is_in_the_log(server: Served, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_uvicorn_says_is_in_the_log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """There lines that repeat are counted. By itself it writes one to stderr for each connection."""
-    with connect(server.url) as connection:
+    its = logging.getLogger("uvicorn")
+    monkeypatch.setattr(its, "handlers", [])  # As in a process that has run no server yet.
+    monkeypatch.setattr(its, "propagate", True)
+    with serving(FakeEngine()) as server, connect(server.url) as connection:
         connection.sendall(b"no HTTP\r\n\r\n")
         assert everything(connection).startswith(b"HTTP/1.1 400 ")
     assert [one.name for one in caplog.records if "Invalid HTTP" in one.message] == ["uvicorn.error"]
-    assert not logging.getLogger("uvicorn").handlers
+    assert not its.handlers
 
 
 def test_waiting_for_a_picture_is_not_slow(server: Served) -> None:
@@ -350,7 +354,7 @@ def test_reader_that_took_everything_in_between_is_not_slow(has_taken_all: bool)
     async def is_cut_off(loop: clock.ManualLoop, end: socket.socket) -> bool:
         limits = ServerConfig(send_timeout_s=LIMIT_S, read_timeout_s=9 * LIMIT_S)
         places = Places(most=9, now_s=loop.time)
-        protocol: Any = protocol_class(limits, places)(uvicorn.Config(FastAPI()), ServerState(), {})  # type: ignore[call-arg]
+        protocol: Any = protocol_class(limits, places)(_UVICORN, ServerState(), {})  # type: ignore[call-arg]
         wire = Wire(end)
         protocol.connection_made(wire)
         protocol.write(b"x" * 100)
