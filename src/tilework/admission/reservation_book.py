@@ -6,7 +6,7 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 
 from tilework.admission.effect_tree import EffectTree, Key
-from tilework.admission.effects import Marks, run_alone, scale_of, step_back, time_of
+from tilework.admission.effects import run_alone, scale_of, step_back, time_of
 from tilework.admission.reservation_timeline import DeviceTimes, Nodes, choose_group, placed
 from tilework.core.interfaces import Backlog, Block, DeviceView, Moment, Reserves
 from tilework.core.time import NEVER_NS
@@ -39,7 +39,7 @@ class ReservationBook:
         self._tree_of: dict[int, EffectTree] = {}
         self._trees: list[EffectTree] = []
         self._to_place: set[Key] = set()
-        self._around: tuple[Key, DeviceTimes, Marks] | None = None
+        self._around: tuple[Key, int, DeviceTimes, DeviceTimes] | None = None
 
     @property
     def num_visits(self) -> int:
@@ -165,9 +165,9 @@ class ReservationBook:
         requests of one call, each placed after the one before, take one look.
         """
         known = self._around
-        if known is None or known[0] != key:
-            known = self._around = key, self.before(key), self._marks_from(key, ADMISSION_MARGIN)
-        return known[1], self._times_of(known[2], ADMISSION_MARGIN, now_ns)
+        if known is None or known[:2] != (key, now_ns):
+            known = self._around = key, now_ns, self.before(key), self.spared_ns(key, ADMISSION_MARGIN, now_ns)
+        return known[2:]
 
     def _keep_around(self, key: Key, block: Block, *, is_new: bool) -> None:
         """Follow a change in the answer for the latest place: a reservation that is new just before it, or another."""
@@ -176,7 +176,7 @@ class ReservationBook:
             return
         is_last_before = is_new and key < known[0] and self.keys[self.rank(known[0]) - 1] == key
         if is_last_before and self._tree_for(block) is not None:
-            run_alone(block, known[1])
+            run_alone(block, known[2])
         else:
             self._around = None
 
@@ -189,7 +189,11 @@ class ReservationBook:
 
     def spared_ns(self, key: Key, margin: Margin, now_ns: int) -> DeviceTimes:
         """Until when the reservations from this place on can spare each device."""
-        return self._times_of(self._marks_from(key, margin), margin, now_ns)
+        times_ns = dict.fromkeys(self._device_ids, NEVER_NS)
+        for tree in self._trees:
+            marks = tree.bounds_from(key, margin)
+            times_ns.update({one: time_of(mark, margin, now_ns) for one, mark in marks.items()})
+        return times_ns
 
     def latest_end_ns(self, key: Key, margin: Margin, now_ns: int) -> int:
         """When this reservation must have ended, so that it and all later ones are in time."""
@@ -198,14 +202,3 @@ class ReservationBook:
         marks = {} if tree is None else tree.bounds_from((key[0], key[1] + 1), margin)
         end = 100 * block.due_ns if tree is None else step_back(block, marks, scale_of(margin))
         return time_of(end, margin, now_ns)
-
-    def _marks_from(self, key: Key, margin: Margin) -> Marks:
-        marks: Marks = {}
-        for tree in self._trees:
-            marks |= tree.bounds_from(key, margin)
-        return marks
-
-    def _times_of(self, marks: Marks, margin: Margin, now_ns: int) -> DeviceTimes:
-        times_ns = dict.fromkeys(self._device_ids, NEVER_NS)
-        times_ns.update({one: time_of(mark, margin, now_ns) for one, mark in marks.items()})
-        return times_ns

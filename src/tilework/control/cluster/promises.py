@@ -36,14 +36,14 @@ class Promises:
             del self._held[tenant]
 
     def add(self, job: Job, block: Block) -> None:
-        rank = self.rank(job)
+        rank = self.rank(_due(job))
         self.jobs.insert(rank, job)
         self.blocks.insert(rank, block)
         self._hold(job, 1, block.demand.device_ns)
         self._note(job, block)
 
     def replace(self, job: Job, block: Block) -> None:
-        rank = self.rank(job)
+        rank = self.rank(_due(job))
         self._hold(job, 0, block.demand.device_ns - self.blocks[rank].demand.device_ns)
         job.promised = self.blocks[rank] = block
         self._note(job, block)
@@ -51,14 +51,14 @@ class Promises:
     def remove(self, job: Job) -> None:
         """Give up the reservation of a job, if it has one."""
         if job.promised is not None:
-            job.promised, rank = None, self.rank(job)
+            job.promised, rank = None, self.rank(_due(job))
             self._hold(job, -1, -self.blocks[rank].demand.device_ns)
             del self.jobs[rank], self.blocks[rank]
             self._note(job, None)
 
-    def rank(self, job: Job) -> int:
-        """The index of a promised job."""
-        return bisect_left(self.jobs, _due(job), key=_due)
+    def rank(self, due: tuple[int, int]) -> int:
+        """The index of the promised job with this deadline and id."""
+        return bisect_left(self.jobs, due, key=_due)
 
     def changes(self, since: int) -> ReservationChanges:
         """What has changed since this number of changes were made."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import replace
 from typing import NamedTuple
 
 from tilework.admission.loads import reserve
@@ -21,6 +20,7 @@ from tilework.core.graph.stage import DeviceKind, Stage, StageSpec
 from tilework.core.interfaces import Ahead, Block, CostModel, Held, Moment, Policy, ReservationChanges, Running
 from tilework.core.pools import Within, may_run
 from tilework.core.request import Request
+from tilework.core.time import NEVER_NS
 from tilework.core.work import Group, Start, Work
 from tilework.policy.toolkit.demand import reserved_at
 
@@ -189,20 +189,22 @@ class Tracker:
 
     def reserved(self, most: int | None = None) -> list[Block]:
         blocks = self._promises.blocks[:most]
-        for job, block in self._begun():
-            rank = self._promises.rank(job)
+        last_ns = blocks[-1].due_ns if blocks else 0
+        for due_ns, job_id, block in self._begun(last_ns):
+            rank = self._promises.rank((due_ns, job_id))
             if rank < len(blocks):
                 blocks[rank] = block
         return blocks
 
     def begun_reservations(self) -> list[tuple[int, int, Block]]:
-        return [(block.due_ns, job.job_id, block) for job, block in self._begun()]
+        return list(self._begun(NEVER_NS))
 
-    def _begun(self) -> Iterator[tuple[Job, Block]]:
-        end_ns = self._devices.end_ns
+    def _begun(self, last_ns: int) -> Iterator[tuple[int, int, Block]]:
+        """The reservations of jobs with works that are due by then."""
         for job in self._busy.values():
-            if job.promised is not None:
-                yield job, replace(job.promised, ready_ns=end_ns(job.works[-1]))
+            block = job.promised
+            if block is not None and block.due_ns <= last_ns:
+                yield block.due_ns, job.job_id, block.after(self._devices.end_ns(job.works[-1]))
 
     def reservation_changes(self, since: int) -> ReservationChanges:
         return self._promises.changes(since)
