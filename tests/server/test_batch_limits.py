@@ -284,7 +284,7 @@ def test_a_page_behind_what_is_not_there_is_refused_as_for_requests(path: str, t
 def test_what_a_kill_left_is_removed_and_what_another_version_wrote_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings: dict[str, Any] = {"durable": str(tmp_path), "drain_s": 0.0, "batch_ttl_s": 1.0, "batch_bytes": 20_000}
+    settings: dict[str, Any] = {"durable": str(tmp_path), "drain_s": 0.0, "batch_ttl_s": 3600.0, "batch_bytes": 20_000}
     with serving(FakeEngine(plan=Plan(is_held=True)), **settings) as server:
         batch = client(server).batches.retrieve(begun(server, call(1)))
     folder = tmp_path / "batches" / "tenant-default"

@@ -161,8 +161,7 @@ def between(points: Points, at: float) -> float:
     index = bisect_left(points, (at, 0.0))
     if index == 0 or index == len(points):
         return points[0 if index == 0 else -1][1]
-    (x0, y0), (x1, y1) = points[index - 1], points[index]
-    return y0 + (y1 - y0) * (at - x0) / (x1 - x0)
+    return _on_line(points[index - 1], points[index], at)
 
 
 def extended(points: Points, pixels: float) -> float:
@@ -171,7 +170,13 @@ def extended(points: Points, pixels: float) -> float:
         return points[0][1] * pixels / points[0][0]
     index = min(max(bisect_left(points, (pixels, 0.0)), 1), len(points) - 1)
     (x0, y0), (x1, y1) = points[index - 1], points[index]
-    value = y0 + (y1 - y0) * (pixels - x0) / (x1 - x0)
+    value = _on_line((x0, y0), (x1, y1), pixels)
     if x0 <= pixels <= x1:
         return value
     return max(value, (y0 if pixels < x0 else y1) / 2)
+
+
+def _on_line(first: tuple[float, float], second: tuple[float, float], at: float) -> float:
+    """The value at `at` on the line through two points; at these it is exactly theirs."""
+    (x0, y0), (x1, y1) = first, second
+    return y1 if at == x1 else y0 + (y1 - y0) * (at - x0) / (x1 - x0)
