@@ -181,7 +181,7 @@ def inner_json(text: str) -> object:
     return reader.value()
 
 
-def is_deeper(value: object, max_depth: int) -> bool:
+def _is_deeper(value: object, max_depth: int) -> bool:
     """Whether lists and objects are nested deeper than `max_depth`. It goes level by level, without recursion."""
     level = [value]
     for _ in range(max_depth):
@@ -216,7 +216,7 @@ def _parsed(content: bytearray) -> object:
         raise _too_deep() from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise JsonRefused(f"it is not JSON: {str(error)[:200]}") from None
-    if is_deeper(value, MAX_DEPTH):
+    if _is_deeper(value, MAX_DEPTH):
         raise _too_deep()
     return value
 
