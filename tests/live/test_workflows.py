@@ -304,7 +304,6 @@ def moved(stock: Any, still: np.ndarray, spec: Spec) -> np.ndarray:
     (clip,) = stock(
         image=Picture.fromarray(still),
         prompt=f"{spec.prompt}, moving slowly",
-        negative_prompt="",
         height=spec.height,
         width=spec.width,
         num_frames=spec.frames,

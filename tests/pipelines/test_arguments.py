@@ -121,6 +121,20 @@ def test_an_argument_does_what_it_does_in_stock(
     assert not torch.equal(without.latents, state.latents), "it has no effect, so this test would prove nothing"
 
 
+@pytest.mark.parametrize("name", ["sdxl", "sd", "flux"])
+def test_an_empty_negative_prompt_is_one(name: str) -> None:
+    """In Stable Diffusion XL and in Flux it draws otherwise than none; so a request without one gives none."""
+    more: dict[str, ArgumentValue] = {"true_cfg_scale": 3.0} if name == "flux" else {}
+    without, empty = (tiny.spec(negative_prompt=text, arguments=more) for text in (None, ""))
+    latents = []
+    for spec in (without, empty):
+        state = tiny.begin(family(name), spec)
+        tiny.finish(family(name), state)
+        latents.append(state.latents)
+        assert torch.equal(state.latents, run_stock(name, spec).latents[-1])
+    assert torch.equal(*latents) == (name == "sd")
+
+
 @every_case
 def test_an_argument_is_offered(name: str, arguments: dict[str, ArgumentValue], changes: dict[str, Any]) -> None:
     offered = {one.name: one for one in family(name).info.arguments}

@@ -119,7 +119,7 @@ def test_the_passes_of_a_step_are_those_that_are_counted(name: str) -> None:
     info = family.info
     spec = requests.spec_of(model, family, 1)
     arguments = {name: value for name, value in spec.arguments.items() if name != TRUE_SCALE}
-    plain = replace(spec, guidance_scale=info.guided_above, negative_prompt="", arguments=arguments)
+    plain = replace(spec, guidance_scale=info.guided_above, negative_prompt=None, arguments=arguments)
     guided = replace(plain, guidance_scale=max(info.default_guidance_scale, 2.0))
     negative = replace(guided, negative_prompt="blurry" if info.takes_negative else "")
     true = replace(negative, arguments=arguments | ({TRUE_SCALE: 3.0} if info.argument(TRUE_SCALE) else {}))

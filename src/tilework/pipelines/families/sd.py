@@ -41,7 +41,7 @@ class StableDiffusion(UNetPipeline):
             device=self.device,
             num_images_per_prompt=1,
             do_classifier_free_guidance=guided,
-            negative_prompt=spec.negative_prompt or None,
+            negative_prompt=spec.negative_prompt,
             clip_skip=spec.arguments.get("clip_skip"),
         )
         if guided:

@@ -11,7 +11,7 @@ import torch
 from diffusers.modular_pipelines import ModularPipeline
 from PIL import Image as Pillow
 
-from tilework.core.model import TRUE_SCALE, PictureInput
+from tilework.core.model import PictureInput
 from tilework.core.wire.spec import Spec
 from tilework.pipelines.arguments import ARGUMENTS, GENERATOR_DEVICE
 from tilework.pipelines.stock.modular import input_defaults
@@ -104,14 +104,10 @@ class StockArguments:
         return {"max_area": pixels} if "max_area" in self.defaults else {}
 
     def of(self, spec: Spec, generator: torch.Generator) -> dict[str, Any]:
-        """The arguments of the stock call for a request.
-
-        An empty negative prompt is as none, unless there is a `true_cfg_scale` for it.
-        """
-        negative = "" if spec.arguments.get(TRUE_SCALE, 1.0) != 1.0 else None
+        """The arguments of the stock call for a request."""
         given: dict[str, Any] = {
             "prompt": spec.prompt,
-            "negative_prompt": spec.negative_prompt or negative,
+            "negative_prompt": spec.negative_prompt,
             "height": spec.height,
             "width": spec.width,
             self.frames or "": spec.frames,

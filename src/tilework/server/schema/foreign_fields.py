@@ -24,23 +24,23 @@ OTHER_NAMES: dict[str, str] = {
 }
 """Fields by what they are here. A model whose call has an argument of such a name gets that instead."""
 
-WITHOUT_EFFECT: dict[str, tuple[JsonValue, ...]] = {
+WITHOUT_CHOICE: dict[str, tuple[JsonValue, ...]] = {
     "background": ("auto", "opaque"),
     "diffusers_kwargs": ({},),
     "enable_teacache": (False,),
     "extra_params": ({},),
-    "fps": (),
-    "input_fidelity": ("low",),
-    "metadata": (),
-    "moderation": (),
-    "output_quality": (),
-    "quality": ("auto", "standard"),
-    "safety_identifier": (),
-    "style": ("vivid",),
-    "vae_use_slicing": (),
     "vae_use_tiling": (False,),
 }
-"""Fields that change no picture, with the values that ask for no other one; where none are named, no value does."""
+"""Fields with the values that ask for what is done anyway. Any other value would change the picture, and is refused."""
+WITHOUT_EFFECT: dict[str, tuple[JsonValue, ...]] = {
+    "input_fidelity": ("low",),
+    "moderation": ("auto", "low"),
+    "quality": ("auto", "standard"),
+    "style": ("vivid",),
+}
+"""Fields that change nothing here, with the values that ask for nothing else: any other value gets a warning."""
+SILENT = frozenset({"fps", "metadata", "output_quality", "safety_identifier", "vae_use_slicing"})
+"""Fields that change no picture, whatever their value, as their clients know."""
 
 _WORDS = """
 adapter aesthetic angle apg area aspect attention attentions attn audio augment batch blend block blocks blur camera
