@@ -12,10 +12,10 @@ import torch
 
 import tiny
 from quick import quick
-from tilework.core.model import TRUE_SCALE, ModelInfo
-from tilework.core.request import DEFAULT_TERMS
+from tilework.core.model import TRUE_SCALE, ArgumentValue, ModelInfo
+from tilework.core.request import DEFAULT_TERMS, Refusal
 from tilework.core.wire.spec import Spec
-from tilework.pipelines.errors import InvalidDefaults
+from tilework.pipelines.errors import InvalidDefaults, RequestRefused
 from tilework.pipelines.model_index import ADAPTERS
 from tilework.pipelines.stock.component_calls import ComponentCall, Role
 from tilework.pipelines.stock.stock_arguments import FRAMES
@@ -185,3 +185,23 @@ def _lasting(model: ZooModel, info: ModelInfo, frames: int) -> Mapping[str, Any]
         given = inputs[name]
         inputs[name] = [given[index % len(given)] for index in range(frames)] if len(given) > 1 else given
     return inputs | {name: frames for name in FRAMES if name in inputs}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "reason"),
+    [
+        ("sd1-control", {"control_guidance_end": 0.0}, "control guidance start: 0.0 cannot be larger"),
+        ("sd1-control-two", {}, "For multiple controlnets"),
+    ],
+)
+def test_what_the_stock_call_does_not_take_is_refused(
+    name: str, arguments: Mapping[str, ArgumentValue], reason: str
+) -> None:
+    """Before its first component it only looks at what it is given."""
+    model = ZOO[name]
+    family = StockPipeline(build(model), name, {}, "")
+    spec = requests.spec_of(model, family, 1)
+    pictures = {name: given[:1] for name, given in spec.pictures.items()}
+    with pytest.raises(RequestRefused, match=reason) as raised:
+        requests.begin(family, replace(spec, pictures=pictures, arguments={**spec.arguments, **arguments}))
+    assert raised.value.refusal is Refusal.VALUE
