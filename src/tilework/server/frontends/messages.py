@@ -95,6 +95,13 @@ class Listening:
     """Connections are taken."""
 
 
+@dataclass(frozen=True, slots=True)
+class CannotListen:
+    """The address is in use, says the message of the error; the front end ends."""
+
+    message: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
     """A request, with the part of its body that has come."""
@@ -137,7 +144,7 @@ class Answered:
     number: int
 
 
-FromFrontEnd = Listening | Ask | More | Taken | Gone | Answered
+FromFrontEnd = Listening | CannotListen | Ask | More | Taken | Gone | Answered
 ToFrontEnd = Begin | Pull | Answer | CutOff | StandingAnswer | Resume | Close
 
 
