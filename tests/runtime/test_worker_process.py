@@ -274,6 +274,7 @@ def test_when_the_forkserver_is_killed_the_workers_live_and_new_ones_can_be_star
         before = executor.pid(1)
         pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
         os.kill(pid, signal.SIGKILL)
+        await until(lambda: not Path(f"/proc/{pid}").exists())  # It is no zombie, though no worker is to be started.
         send_signal(executor, 0, signal.SIGKILL)
         await until(lambda: listener.joined)
         assert listener.joined == [0]
