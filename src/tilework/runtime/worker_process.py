@@ -7,7 +7,9 @@ import multiprocessing
 import os
 import signal
 import socket
+import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing import forkserver
@@ -23,15 +25,28 @@ from tilework.runtime.outbox import Outbox, Outgoing
 from tilework.worker.start.entry import run
 
 PRELOAD = "tilework.worker.start.preload"
+_OF_THE_TRACKER = "resource_tracker"
+"""How the warnings of multiprocessing's tracker begin, by which it keeps what processes leave from being lost."""
 _EXIT_S = 5.0
 """How long a process may take to end after it has closed its pipe."""
 
 
 def forkserver_context() -> ForkServerContext:
     """The context in which workers are forked from one process that has imported torch and diffusers once."""
+    _quiet_tracker()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([PRELOAD])
     return context
+
+
+def _quiet_tracker() -> None:
+    """Warn neither of a tracker that was killed, which is started again, nor of semaphores of killed processes, which
+    it unlinks: a user can do nothing about either. It is a process that is started with the options of this one.
+    """
+    option = f"ignore:{_OF_THE_TRACKER}:UserWarning"
+    if option not in sys.warnoptions:
+        sys.warnoptions.append(option)
+        warnings.filterwarnings("ignore", _OF_THE_TRACKER, UserWarning)
 
 
 def _forkserver_pid() -> int | None:
