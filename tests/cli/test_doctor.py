@@ -58,7 +58,7 @@ def test_an_error_is_the_exit_status_and_has_a_remedy(tmp_path: Path, taken: int
     status, checks = asked(tmp_path / "absent", "--port", taken)
     assert status == 1
     model, port = checks[f"model {tmp_path / 'absent'}"], checks[f"port {taken}"]
-    assert "is no directory" in model["found"]
+    assert "does not exist" in model["found"]
     assert f"127.0.0.1:{taken} cannot be listened on: Address already in use" == port["found"]
     assert "another --port" in port["remedy"]
     shown = CliRunner().invoke(app, ["doctor", "--port", str(taken)])

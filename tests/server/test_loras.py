@@ -205,8 +205,8 @@ def test_a_name_that_no_request_can_give_is_refused(tmp_path: Path, name: str) -
 
 
 def test_what_is_no_directory_is_named(tmp_path: Path) -> None:
-    for place in (tmp_path / "nowhere", file(tmp_path / "ink.safetensors")):
-        with pytest.raises(ConfigError, match="is no directory; give one that holds"):
+    for place, what in ((tmp_path / "nowhere", "does not exist"), (file(tmp_path / "ink.safetensors"), "is a file")):
+        with pytest.raises(ConfigError, match=f"{what}; give a directory that holds"):
             loras_in(place)
 
 
