@@ -129,14 +129,22 @@ def test_keys_alone_make_a_picture_and_change_the_view(browser: Browser, server:
     before = len(engine.requests)
     engine.script = [Plan()]
     with opened(browser, server.url) as page:
-        page.get_by_label("Prompt").focus()
+        prompt = page.get_by_label("Prompt")
+        expect(prompt).to_be_visible()
+        example = prompt.input_value()
+        page.keyboard.press("3")
+        expect(page.get_by_role("region", name="By class")).to_be_visible()
+        page.keyboard.press("1")
+        page.keyboard.press("/")
+        expect(prompt).to_be_focused()
+        assert prompt.input_value() == example, "no key has typed into it"
         page.keyboard.press("Control+A")
         page.keyboard.type("typed 2")
         page.keyboard.press("Control+Enter")
         uid = sent(engine, before)
         assert engine.spec_of[uid].prompt == "typed 2", "a digit in a field is no key of the page"
         expect(page.get_by_role("link", name="Save")).to_be_visible()
-        page.evaluate("document.activeElement.blur()")
+        page.keyboard.press("Escape")
         page.keyboard.press("3")
         expect(page.get_by_role("region", name="By class")).to_be_visible()
         page.keyboard.press("1")

@@ -204,6 +204,9 @@ def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
     file.write_bytes(b"PK" + bytes(100))
     with pytest.raises(ModelNotFound, match=r"small.gguf: is no GGUF file, or not whole"):
         read_header(str(file))
+    file.write_bytes(tiny.LFS_POINTER)
+    with pytest.raises(ModelNotFound, match=r"small.gguf: is a pointer of Git LFS.*`git lfs pull`"):
+        read_header(str(file))
     with pytest.raises(UnsupportedModel, match="diffusers reads no such files for Linear; take a scheme"):
         load_gguf(nn.Linear, str(small(file)), "flux", "transformer", torch.float32)
 

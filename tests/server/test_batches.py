@@ -82,6 +82,9 @@ def test_each_line_is_a_call_with_an_answer(tmp_path: Path) -> None:
         assert batch.request_counts.model_dump() == {"total": 40, "completed": 39, "failed": 1}
         assert batch.completed_at is not None
         good, bad = answers(server, batch.output_file_id), answers(server, batch.error_file_id)
+        for file_id, name in ((batch.output_file_id, "output-"), (batch.error_file_id, "error-")):
+            assert file_id.startswith(name)
+            assert client(server).files.retrieve(file_id).filename == f"{file_id}.jsonl"
         assert {name: red(one) for name, one in good.items()} == {f"call-{n}": n for n in range(40) if n != 7}
         assert (list(bad), bad["call-7"]["status_code"]) == (["call-7"], 400)
         assert bad["call-7"]["body"]["error"]["param"] == "size"
@@ -108,7 +111,7 @@ def test_chats_and_pages(tmp_path: Path) -> None:
         api = client(server)
         assert {one.id for one in api.batches.list(limit=1)} == {first.id, second.id}, "page by page"
         names = [one.id for one in api.files.list()]
-        assert len(names) == 6
+        assert len(names) == 4, "two files of calls, and two of answers: no call has failed"
         assert api.files.retrieve(names[0]).bytes == len(api.files.content(names[0]).content)
         assert api.files.delete(names[0]).deleted
         with pytest.raises(openai.NotFoundError):
@@ -157,7 +160,7 @@ def test_a_batch_that_is_cancelled_waits_for_no_room(tmp_path: Path) -> None:
         client(server).batches.cancel(batch_id)
         batch = ended(server, batch_id, "cancelled")
         assert batch.request_counts.model_dump() == {"total": 3, "completed": 0, "failed": 0}
-        assert not answers(server, batch.error_file_id)
+        assert (batch.output_file_id, batch.error_file_id) == (None, None)
         server.skip(1001)
         assert not engine.requests
 
@@ -233,6 +236,7 @@ def test_a_batch_whose_files_are_gone_has_failed(tmp_path: Path) -> None:
         found = ended(server, batch.id, "failed")
         assert found.failed_at is not None
         assert "file" in found.errors.data[0].message
+        assert (found.output_file_id, found.error_file_id) == (None, None)
 
 
 @pytest.mark.slow
@@ -350,9 +354,10 @@ WRONG: list[tuple[object, str | None, str]] = [
     ({**call(1), "url": "/v1/videos"}, "url", f'Give "{URL}"'),
     ({**call(1), "body": []}, "body", "no object"),
     (call(1, size=nested(65)), None, "more than 64 levels"),
-    (call(1, stream=True), "body", "does not stream"),
-    (call(1, extra_body={"stream": True}), "body", "does not stream"),
-    (call(0), "custom_id", "that of another line"),
+    (call(1, stream=True), "stream", "does not stream"),
+    (call(1, extra_body={"stream": True}), "stream", "does not stream"),
+    ({**call(1), "more": ["x" * 3000] * 1500}, None, "Give fewer or shorter fields"),
+    (call(0), "custom_id", 'custom_id = "call-0" is that of line 1, too. Give each line its own.'),
 ]
 
 

@@ -16,6 +16,7 @@ import pytest
 from fake_engine import EDITOR, INFO, FakeEngine, Plan, Served, serving
 from server.picture_files import data_url, plain
 from tilework.core.lora import UsedLora
+from tilework.core.request import RefusalCode
 from tilework.server.config import ConfigError
 from tilework.server.lora_directory import loras_in
 from tilework.server.models_file import read_models
@@ -49,6 +50,25 @@ def used(server: Served, answer: httpx.Response) -> tuple[UsedLora, ...]:
     """What has reached the engine."""
     assert answer.is_success, answer.text
     return server.engine.specs[-1].loras
+
+
+@pytest.mark.parametrize(
+    ("code", "param", "remedy"),
+    [
+        (RefusalCode.LORAS, "lora", "use fewer or smaller ones"),
+        (RefusalCode.WEIGHTS, "model", "use another model"),
+        (RefusalCode.MEMORY, "size", "ask for less"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_the_field_that_is_too_large(
+    refusing: Served, code: RefusalCode, param: str, remedy: str
+) -> None:
+    refusing.engine.script = [Plan(code=code)]
+    error = refusing.post({"prompt": "x", "lora": [{"name": "ink"}]}).json()["error"]
+    assert (error["param"], error["code"]) == (param, code)
+    assert remedy in error["message"].lower()
+    value = {"lora": '["ink"]', "model": f'"{DRAWING.name}"', "size": '"48x64"'}[param]
+    assert error["message"].startswith(f"{param} = {value} is not accepted. It does not fit: ")
 
 
 def error_of(answer: httpx.Response) -> dict[str, Any]:

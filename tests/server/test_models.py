@@ -11,6 +11,7 @@ import pytest
 
 from fake_engine import EDITOR, INFO, VIDEOS, FakeEngine, Served, serving
 from server.picture_files import plain
+from tilework.core.model import PictureInput
 
 LARGE = replace(INFO, name="large", max_side=1024, default_height=128, default_width=128, path="someone/large")
 EDITS = replace(EDITOR, name="edits")
@@ -60,6 +61,44 @@ def test_an_edit_that_names_no_model_goes_to_the_first_that_edits(server: Served
     sent: Any = {"files": form} if is_form else {"json": body}
     assert server.http.post("/v1/images/edits", **sent).status_code == 200
     assert server.engine.requests[-1].pipeline == "edits"
+
+
+INPAINT = replace(
+    EDITOR,
+    name="inpaint",
+    pictures=(PictureInput(name="image", required=True), PictureInput(name="mask_image", required=True, is_mask=True)),
+)
+
+
+@pytest.fixture(scope="module")
+def editors() -> Iterator[Served]:
+    with serving(FakeEngine(others=(INPAINT, EDITS)), drain_s=0) as served:
+        yield served
+
+
+@pytest.mark.parametrize("is_form", [True, False])
+@pytest.mark.parametrize(
+    ("pictures", "model"),
+    [(["image"], "edits"), (["image", "mask"], "inpaint"), (["image", "image"], "edits"), (["mask"], None), ([], None)],
+)
+def test_an_edit_that_names_no_model_goes_to_the_first_that_takes_its_pictures_and_lacks_none(
+    editors: Served, is_form: bool, pictures: list[str], model: str | None
+) -> None:
+    """Where none does, the first that edits says what is wrong."""
+    text, num_before = b64encode(plain()).decode(), len(editors.engine.requests)
+    files: list[Any] = [("prompt", (None, "x")), *((one, ("a.png", plain(), "image/png")) for one in pictures)]
+    body = {"prompt": "x"} | {one: [text] * pictures.count(one) for one in pictures}
+    sent: Any = {"files": files} if is_form else {"json": body}
+    answer = editors.http.post("/v1/images/edits", **sent)
+    assert answer.status_code == (400 if model is None else 200), answer.text
+    assert [one.pipeline for one in editors.engine.requests[num_before:]] == ([] if model is None else [model])
+    if model is None:
+        assert "give image as well" in answer.text if pictures else "inpaint draws from a picture" in answer.text
+
+
+def test_an_image_with_a_picture_goes_to_a_model_that_takes_it(editors: Served) -> None:
+    assert drawn(editors) == INFO.name
+    assert drawn(editors, image=b64encode(plain()).decode()) == "edits"
 
 
 @pytest.mark.parametrize("is_form", [True, False])

@@ -154,6 +154,19 @@ def test_status_follows_the_images(server: Served) -> None:
     assert (done["eta_s"], done["images"][0]["timeline"]["on_time"]) == (None, True)
 
 
+@pytest.mark.parametrize(
+    ("fields", "is_promised"),
+    [({"slo_s": 9, "on_miss": "reject"}, True), ({"slo_s": 9}, False), ({"on_miss": "reject"}, False)],
+)
+def test_call_and_image_say_whether_their_deadline_is_promised(
+    server: Served, fields: dict[str, Any], is_promised: bool
+) -> None:
+    waited = server.post({"prompt": "x", **fields}).json()["data"][0]["tilework"]
+    status = get(server, f"/v1/requests/{waited['uid'].removesuffix('-0')}")
+    timeline = status["images"][0]["timeline"]
+    assert [one["is_promised"] for one in (waited, status, timeline)] == [is_promised] * 3
+
+
 def test_failed_call_says_why(server: Served) -> None:
     server.engine.plan = Plan(fail="out of memory")
     uid = server.post({"prompt": "x"}, headers=ASYNC).json()["uid"]
@@ -161,6 +174,7 @@ def test_failed_call_says_why(server: Served) -> None:
     status = get(server, f"/v1/requests/{uid}")
     assert status["error"]["code"] == "generation_failed"
     assert status["images"][0]["reason"] == "out of memory"
+    assert status["error"]["uid"] == uid
     assert refusal(server.http.get(f"/v1/requests/{uid}/content")) == (410, "generation_failed")
 
 

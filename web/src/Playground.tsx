@@ -165,7 +165,7 @@ function Form({ models, send }: { models: Model[]; send: (wish: Wish, isComparis
           rows={3}
           required
           maxLength={4096}
-          autofocus
+          title="Key /; Esc leaves it"
           defaultValue={prompt.current ?? (makesClips ? EXAMPLE_OF_A_CLIP : EXAMPLE)}
           onInput={(event) => (prompt.current = event.currentTarget.value)}
         />

@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from tilework.pipelines.component_files import check_is_pulled
 from tilework.pipelines.errors import InvalidSource, ModelNotFound, UnsupportedModel
 
 _PLAIN = ("F32", "F16")
@@ -62,6 +63,7 @@ def _read_header(path: str, _size: int, _mtime_ns: int) -> Header:
         raise InvalidSource(
             f"quantize names {path}, and gguf is not installed; run: pip install 'tilework[gguf]'"
         ) from None
+    check_is_pulled(Path(path))
     try:
         reader = GGUFReader(path)
         field = reader.get_field("general.architecture")

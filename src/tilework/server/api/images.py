@@ -146,7 +146,7 @@ class ImageService:
             with self._counting_mistakes():
                 max_chars = self.config.max_prompt_chars
                 asked = route.fields(body, max_chars)
-                info = models.named(asked.fields.get("model"), route.suits)
+                info = route.model(asked.fields, models)
                 fields, given = taken_pictures(renamed(asked.fields, info), info, is_edit=route.is_edit)
                 fields = with_texts(fields, max_chars)
                 pictures = await self.bodies.decoded(given)

@@ -268,7 +268,7 @@ class BatchRunner:
         async with progress.writing:
             ended = {"status": status, f"{status}_at": int(time.time()), **changes}
             batch = replace(progress.batch, answer=progress.state.model_copy(update=ended))
-            await self.shelf.keep(batch)
+            await self.shelf.keep_ended(batch)
             progress.batch = batch
         del self._open[batch.tenant][batch.answer.id]
         self._begin(batch.tenant)

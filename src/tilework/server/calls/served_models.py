@@ -73,8 +73,8 @@ class ServedModels:
         """Whether a request to some model may have pictures."""
         return any(info.pictures for info in self.infos.values())
 
-    def named(self, name: object, suits: Callable[[ModelInfo], bool] = lambda _: True) -> ModelInfo:
-        """The model of this name; without one the first that `suits`, or the first if none does.
+    def named(self, name: object, *suits: Callable[[ModelInfo], bool]) -> ModelInfo:
+        """The model of this name; without one the first that passes the first test that any passes, or the first.
 
         What is no text is refused with the body.
 
@@ -82,7 +82,7 @@ class ServedModels:
             UnknownModel: there is none.
         """
         if not isinstance(name, str) or not name or self.stands_in(name):
-            return next(filter(suits, self.infos.values()), self.default)
+            return next((one for test in suits for one in self.infos.values() if test(one)), self.default)
         info = self._owner(name)
         if info is None:
             listed = [name for one in self.infos.values() for name in self.listed(one)]

@@ -15,6 +15,8 @@ State = Literal["queued", "running", "paused", "done", "failed", "cancelled"]
 
 _SOURCE = "Who has given the deadline: the request, or for one without the tenant, class, model or server; null without"
 
+PROMISED = "Whether it was accepted with the promise to be done by its deadline"
+
 _WARNINGS = "Fields of the call that mean nothing here, and were ignored"
 
 
@@ -62,6 +64,7 @@ class RequestTimeline(BaseModel):
     queue_s: float | None
     slo_s: float | None
     slo_source: str | None = Field(None, description=_SOURCE)
+    is_promised: bool = Field(False, description=PROMISED)
     on_time: bool | None
     exact: bool = Field(description="Whether it was exact, and each work of it ran on one device, alone and whole")
     vae_tiling: bool = Field(False, description="Whether it was decoded in tiles, as after stock `enable_tiling()`")
@@ -180,6 +183,7 @@ class RequestStatus(BaseModel):
     priority: str
     slo_s: float | None
     slo_source: str | None = Field(None, description=_SOURCE)
+    is_promised: bool = Field(False, description=PROMISED)
     warnings: list[str] = Field([], description=_WARNINGS)
     eta_s: float | None = Field(description=_ETA)
     eta: str | None

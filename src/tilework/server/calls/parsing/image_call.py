@@ -76,6 +76,11 @@ class ImageCall:
         return None if self.deadline is None else self.deadline.source
 
     @property
+    def is_promised(self) -> bool:
+        """Whether it is accepted only with the promise to be done by its deadline."""
+        return self.deadline is not None and self.terms.on_miss is OnMiss.REJECT
+
+    @property
     def media_type(self) -> str:
         return f"{'video' if self.is_video else 'image'}/{self.output_format}"
 

@@ -12,6 +12,7 @@ from tilework.server.bounded.long_text import LONG_TEXT_BYTES, LongText
 from tilework.server.calls.errors import InvalidValue, invalid
 from tilework.server.calls.parsing.base64_pieces import decode_base64
 from tilework.server.calls.parsing.decode import decode
+from tilework.server.calls.parsing.fields import renamed
 from tilework.server.calls.parsing.file_parts import Undecodable
 from tilework.server.config import ServerConfig
 from tilework.server.schema.picture_fields import IMAGE, IMAGES, INPUT_REFERENCE, MASK, PICTURE_FIELDS
@@ -84,6 +85,15 @@ def taken_pictures(
     _check_complete(given, info, is_edit=is_edit)
     rest = {name: value for name, value in fields.items() if name not in meant}
     return rest, tuple(one for each in given.values() for one in each)
+
+
+def takes(fields: Mapping[str, object], info: ModelInfo, *, is_edit: bool = False) -> bool:
+    """Whether a call with these fields has pictures that the model takes, and all that it needs."""
+    try:
+        taken_pictures(renamed(fields, info), info, is_edit=is_edit)
+    except InvalidValue:
+        return False
+    return True
 
 
 def reject_edits(info: ModelInfo) -> None:
