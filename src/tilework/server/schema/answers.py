@@ -15,7 +15,7 @@ State = Literal["queued", "running", "paused", "done", "failed", "cancelled"]
 
 _SOURCE = "Who has given the deadline: the request, or for one without the tenant, class, model or server; null without"
 
-_WARNINGS = "Fields of the call that mean nothing here, and were ignored"
+_WARNINGS = "Fields of the call that were ignored, and what of its prompt the model does not know"
 
 
 class SegmentModel(BaseModel):

@@ -26,7 +26,9 @@ class VideoProgress(BaseModel):
     eta: str | None = Field(description="The same as a time (RFC 3339)")
     slo_s: float | None
     slo_source: str | None = Field(description="Who has given the deadline; null if there is none")
-    warnings: list[str] = Field(description="Fields of the call that mean nothing here, and were ignored")
+    warnings: list[str] = Field(
+        description="Fields of the call that were ignored, and what of its prompt the model does not know"
+    )
     is_promised: bool = Field(description="Whether it was accepted with the promise to be done by its deadline")
     frames: int
     fps: float
