@@ -31,6 +31,7 @@ OTHER = "tiny-shapes does not draw the background of this prompt. It draws black
         ("a Red circle, on a BLACK background", []),
         ("a red circle", []),
         ("red", []),
+        ("", []),
         ("a red circle on a blue background", [OTHER]),
         ("a red circle on a pink background, a green background", [OTHER]),
         ("a red circle on a background", []),

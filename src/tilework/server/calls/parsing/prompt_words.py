@@ -19,7 +19,7 @@ def prompt_warnings(prompt: str, info: ModelInfo) -> Iterator[str]:
     """
     kinds = dict(info.words)
     words = re.findall(r"\w+", prompt.lower())
-    if kinds and {word for of_kind in kinds.values() for word in of_kind}.isdisjoint(words):
+    if words and kinds and {word for of_kind in kinds.values() for word in of_kind}.isdisjoint(words):
         drawn = "; ".join(f"{kind}: {', '.join(of_kind)}" for kind, of_kind in kinds.items())
         yield f"{info.name} draws no word of this prompt. What it draws is {drawn}."
         return
