@@ -18,7 +18,7 @@ from tilework.server.calls.readiness import Readiness
 from tilework.server.calls.served_models import public_source
 from tilework.server.schema.answers import ModelCard, ModelList, ModelPath
 
-ModelId = Annotated[str, Path(description="the name of the model", examples=["tiny-shapes"])]
+ModelId = Annotated[str, Path(description="the name of the model", examples=["shapes"])]
 
 
 def add_model_routes(
