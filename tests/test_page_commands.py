@@ -127,13 +127,14 @@ def test_a_block_that_calls_a_server_finds_one(typed: PageReader, tmp_path: Path
 
 
 def test_a_server_runs_until_the_section_ends(typed: PageReader, tmp_path: Path) -> None:
-    (tmp_path / "programs" / "tilework").write_text(_SERVES_A_FILE)
+    for name in ("tilework", "make"):
+        (tmp_path / "programs" / name).write_text(_SERVES_A_FILE)
     call = "test -n http://127.0.0.1:8000"
     found = [
         [one.command.split()[0] for one in typed.read(typing)]
-        for typing in (block("tilework serve"), block(call), block(call, section=1))
+        for typing in (block("make serve  # at http://127.0.0.1:8000"), block(call), block(call, section=1))
     ]
-    assert found == [["tilework"], ["test"], ["tilework", "test"]]
+    assert found == [["make"], ["test"], ["tilework", "test"]]
 
 
 @pytest.mark.skipif(not debian.has("curl", "curl"), reason="needs the Debian package curl")

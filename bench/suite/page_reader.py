@@ -23,7 +23,7 @@ from tilework.cli.agents.local_agents import free_port
 _READY_S = 600.0  # With other work beside it.
 _STOP_S = 60.0
 _TAIL = 400
-_SERVER = re.compile(r"(?:[A-Z_]+=\S+ )*tilework serve\b(?!.*--show-config)")
+_SERVER = re.compile(r"(?:[A-Z_]+=\S+ )*(?:tilework|make) serve\b(?!.*--show-config)")
 _ADDRESS = re.compile(r"(?:127\.0\.0\.1|localhost):8000")
 _LEFT_OUT = (".git", ".venv", "out", "node_modules", "__pycache__", ".*_cache", ".hypothesis")
 
