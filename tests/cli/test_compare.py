@@ -23,6 +23,7 @@ from tilework.cli.views import compare_plot
 from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.work import Plan
 from tilework.cost.table_file import table_json
+from tilework.distribution import install_command
 from tilework.formats.workload import WorkloadRequest, write_workload
 from tilework.policy import registry
 from tilework.report.panels import BarPanel, Curve, CurvePanel, draw_panels
@@ -156,7 +157,7 @@ def test_several_workloads_have_a_table_of_all() -> None:
 def test_without_the_solver_the_column_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tilework.cli.commands.compare.find_spec", lambda name: None)
     text = invoke(*SMALL, "--seeds", 1).stdout
-    assert 'pip install "tilework[solve]"' in text
+    assert install_command("solve") in text
     assert "at most" not in text
     row = next(line for line in text.splitlines() if line.startswith(" edf"))
     assert row.split()[2] == "-"

@@ -30,6 +30,7 @@ from tilework.cost.profile import ProfileKey, ProfileOrigin
 from tilework.cost.profiles import Profiles
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import read_table
+from tilework.distribution import install_command
 from tilework.runtime.models.costs import (
     MAX_BATCH,
     random_batches,
@@ -327,7 +328,7 @@ def test_without_scikit_learn_batches_are_measured_and_nothing_is_learned(
 ) -> None:
     monkeypatch.setattr("tilework.cli.commands.profile.can_learn", lambda: False)
     result = invoke("profile", "--mixed", "--combinations", 5)
-    assert "without scikit-learn; run: pip install 'tilework[learn]'" in " ".join(result.stderr.split())
+    assert f"without scikit-learn; run: {install_command('learn')}" in " ".join(result.stderr.split())
     assert "mixed batches" in result.stdout
     assert len(packing) == 1
 

@@ -214,7 +214,7 @@ def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
 def test_the_package_that_reads_files_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = small(tmp_path / "small.gguf")
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(InvalidSource, match=r"gguf is not installed; run: pip install 'tilework\[gguf\]'"):
+    with pytest.raises(InvalidSource, match=r"gguf is not installed; run: .*-m pip install .*\[gguf\]"):
         read_header(str(file))
 
 

@@ -164,6 +164,11 @@ def test_another_pipeline_class_is_refused_with_the_reason(directory: Path) -> N
         ({"max_sequence_length": 513}, "max_sequence_length is 513; choose at most 512"),
         ({"num_frames": 5}, "num_frames is 5; choose at most 1"),
         ({"name": ""}, "name is ''; write a text"),
+        ({"words": ["red"]}, r"words is \['red'\]; write lists of single words in lower case by their kind"),
+        ({"words": {"colour": "red"}}, "words is .*; write lists"),
+        ({"words": {"colour": []}}, "words is .*; write lists"),
+        ({"words": {"colour": ["Red"]}}, "words is .*; write lists"),
+        ({"words": {"colour": ["dark red"]}}, "words is .*; write lists"),
     ],
 )
 def test_wrong_defaults_are_refused(directory: Path, defaults: dict[str, Any], complaint: str) -> None:

@@ -170,6 +170,11 @@ function Form({ models, send }: { models: Model[]; send: (wish: Wish, isComparis
           onInput={(event) => (prompt.current = event.currentTarget.value)}
         />
       </label>
+      {about.words && (
+        <p class="soft" aria-label="What it draws">
+          Draws {Object.entries(about.words).map(([kind, words]) => `${kind}: ${words.join(", ")}`).join("; ")}.
+        </p>
+      )}
       <label>
         Model
         <select name="model" value={id} onChange={(event) => setId((event.target as HTMLSelectElement).value)}>

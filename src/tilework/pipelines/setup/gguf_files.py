@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from tilework.distribution import install_command
 from tilework.pipelines.component_files import check_is_pulled
 from tilework.pipelines.errors import InvalidSource, ModelNotFound, UnsupportedModel
 
@@ -61,7 +62,7 @@ def _read_header(path: str, _size: int, _mtime_ns: int) -> Header:
         from gguf import GGUFReader
     except ImportError:
         raise InvalidSource(
-            f"quantize names {path}, and gguf is not installed; run: pip install 'tilework[gguf]'"
+            f"quantize names {path}, and gguf is not installed; run: {install_command('gguf')}"
         ) from None
     check_is_pulled(Path(path))
     try:

@@ -93,6 +93,7 @@ def describe(
             *_stages(pipeline, max_degree, batchable, limits, defaults.previews),
             *_export(pipeline, limits),
         ),
+        words=defaults.words,
     )
 
 

@@ -18,7 +18,7 @@ from tilework.server.calls.readiness import Readiness
 from tilework.server.calls.served_models import public_source
 from tilework.server.schema.answers import ModelCard, ModelList, ModelPath
 
-ModelId = Annotated[str, Path(description="the name of the model", examples=["tiny-shapes"])]
+ModelId = Annotated[str, Path(description="the name of the model", examples=["shapes"])]
 
 
 def add_model_routes(
@@ -100,6 +100,7 @@ def _model_card(info: ModelInfo, images: ImageService, created: int, name: str) 
         "caches": list(info.caches),
         "cache_settings": {kind: asdict(kind.setting) for kind in info.caches},
         "lacks": list(limits_of(info)),
+        "words": {kind: list(words) for kind, words in info.words} or None,
         "arguments": [{"name": one.name, "value": wanted(one)} for one in info.arguments],
         "pictures": [_picture(one) for one in info.pictures],
         "default_frames": info.default_frames,

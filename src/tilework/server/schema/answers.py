@@ -16,8 +16,7 @@ State = Literal["queued", "running", "paused", "done", "failed", "cancelled"]
 _SOURCE = "Who has given the deadline: the request, or for one without the tenant, class, model or server; null without"
 
 PROMISED = "Whether it was accepted with the promise to be done by its deadline"
-
-_WARNINGS = "Fields of the call that mean nothing here, and were ignored"
+WARNINGS = "What of the call had no effect, was ignored, or is made otherwise; and what of its prompt is unknown"
 
 
 class SegmentModel(BaseModel):
@@ -68,7 +67,7 @@ class RequestTimeline(BaseModel):
     on_time: bool | None
     exact: bool = Field(description="Whether it was exact, and each work of it ran on one device, alone and whole")
     vae_tiling: bool = Field(False, description="Whether it was decoded in tiles, as after stock `enable_tiling()`")
-    warnings: list[str] = Field([], description=_WARNINGS)
+    warnings: list[str] = Field([], description=WARNINGS)
     cache: CacheModel | None = Field(None, description="What its cache did; null if it had none")
     segments: list[SegmentModel]
     provenance: Provenance | None = Field(None, description="What made it, if it is exact; for `tilework verify`")
@@ -184,7 +183,7 @@ class RequestStatus(BaseModel):
     slo_s: float | None
     slo_source: str | None = Field(None, description=_SOURCE)
     is_promised: bool = Field(False, description=PROMISED)
-    warnings: list[str] = Field([], description=_WARNINGS)
+    warnings: list[str] = Field([], description=WARNINGS)
     eta_s: float | None = Field(description=_ETA)
     eta: str | None
     size: str

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from tilework.server.schema.answers import PROMISED, RequestTimeline, State
+from tilework.server.schema.answers import PROMISED, WARNINGS, RequestTimeline, State
 
 
 class VideoError(BaseModel):
@@ -26,7 +26,7 @@ class VideoProgress(BaseModel):
     eta: str | None = Field(description="The same as a time (RFC 3339)")
     slo_s: float | None
     slo_source: str | None = Field(description="Who has given the deadline; null if there is none")
-    warnings: list[str] = Field(description="Fields of the call that mean nothing here, and were ignored")
+    warnings: list[str] = Field(description=WARNINGS)
     is_promised: bool = Field(description=PROMISED)
     frames: int
     fps: float
