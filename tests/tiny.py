@@ -180,7 +180,6 @@ def spec(**changes: Any) -> Spec:
     """A guided 64 px request of 4 steps."""
     defaults: dict[str, Any] = {
         "prompt": "a red circle on a blue background",
-        "negative_prompt": "",
         "height": 64,
         "width": 64,
         "steps": 4,
@@ -271,7 +270,7 @@ def _text_arguments(pipeline: Any, request: Spec, max_sequence_length: int) -> d
     if isinstance(pipeline, FluxPipeline):
         return {"max_sequence_length": max_sequence_length}
     if isinstance(pipeline, StableDiffusionXLPipeline | StableDiffusionPipeline):
-        return {"negative_prompt": request.negative_prompt or None}
+        return {"negative_prompt": request.negative_prompt}
     return {"negative_prompt": request.negative_prompt, "max_sequence_length": max_sequence_length}
 
 

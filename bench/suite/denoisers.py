@@ -37,9 +37,7 @@ def begin(
     family: StagedPipeline, height: int, width: int, guidance_scale: float, seed: int, steps: int = 20
 ) -> LatentState:
     """A request with conditioning drawn from `seed`, before its first step."""
-    spec = Spec(
-        prompt="", negative_prompt="", height=height, width=width, steps=steps, guidance_scale=guidance_scale, seed=seed
-    )
+    spec = Spec(prompt="", height=height, width=width, steps=steps, guidance_scale=guidance_scale, seed=seed)
     state = begin_steps(family, spec)
     assert isinstance(state, LatentState)
     return state

@@ -226,7 +226,6 @@ async def _send(engine: Engine, phases: Sequence[Phase], shift: Shift) -> None:
 def _submitted(engine: Engine, phase: Phase, number: int) -> Ticket:
     spec = Spec(
         prompt="a red circle",
-        negative_prompt="",
         height=phase.side,
         width=phase.side,
         steps=phase.steps,

@@ -28,7 +28,7 @@ from tilework.runtime.worker_process import forkserver_context
 from tilework.worker.state_blobs import StateBlobs
 
 CPU = torch.device("cpu")
-SPEC = Spec(prompt="", negative_prompt="", height=8, width=8, steps=1, guidance_scale=1.0, seed=0)
+SPEC = Spec(prompt="", height=8, width=8, steps=1, guidance_scale=1.0, seed=0)
 
 
 @dataclass(frozen=True, slots=True)

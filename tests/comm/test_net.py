@@ -25,7 +25,6 @@ from tilework.core.wire.spec import Image, Spec
 TOKEN, DIGEST, EPOCH = b"known to both", b"d" * 32, 7
 SPEC = Spec(
     prompt="a circle",
-    negative_prompt="",
     height=8,
     width=8,
     steps=2,

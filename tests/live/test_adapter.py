@@ -58,7 +58,6 @@ def test_the_added_stage_is_served_measured_and_recorded(tmp_path: Path, monkeyp
         assert large.shape == (128, 256, 3), "twice the stock size"
         spec = Spec(
             prompt=PROMPT,
-            negative_prompt="",
             height=64,
             width=128,
             steps=6,

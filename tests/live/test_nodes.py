@@ -79,9 +79,7 @@ def _registered() -> Iterator[None]:
 
 def spec(seed: int, exact: bool) -> Spec:
     prompt = f"a large {COLOURS[seed % len(COLOURS)]} circle"
-    return Spec(
-        prompt=prompt, negative_prompt="", height=64, width=64, steps=12, guidance_scale=4.0, seed=seed, exact=exact
-    )
+    return Spec(prompt=prompt, height=64, width=64, steps=12, guidance_scale=4.0, seed=seed, exact=exact)
 
 
 def engine_config() -> EngineConfig:

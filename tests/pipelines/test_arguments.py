@@ -33,6 +33,7 @@ SIGMAS = (1.0, 0.6, 0.3, 0.1)
 CASES: list[tuple[str, dict[str, ArgumentValue], dict[str, Any]]] = [
     ("sd", {"guidance_rescale": 0.7}, {}),
     ("sd", {"timesteps": (900, 600, 300, 100)}, {}),
+    ("sd", {"timesteps": (900.5, 600.25, 300, 100)}, {}),
     ("sd", {"sigmas": (14.0, 3.0, 1.0, 0.2, 0.0)}, {}),
     ("sdxl", {"prompt_2": "a green square"}, {}),
     ("sdxl", {"negative_prompt_2": "a green square"}, {"negative_prompt": "a cross"}),
@@ -119,6 +120,20 @@ def test_an_argument_does_what_it_does_in_stock(
     without = tiny.begin(family(name), plain)
     tiny.finish(family(name), without)
     assert not torch.equal(without.latents, state.latents), "it has no effect, so this test would prove nothing"
+
+
+@pytest.mark.parametrize("name", ["sdxl", "sd", "flux"])
+def test_an_empty_negative_prompt_is_one(name: str) -> None:
+    """In Stable Diffusion XL and in Flux it draws otherwise than none; so a request without one gives none."""
+    more: dict[str, ArgumentValue] = {"true_cfg_scale": 3.0} if name == "flux" else {}
+    without, empty = (tiny.spec(negative_prompt=text, arguments=more) for text in (None, ""))
+    latents = []
+    for spec in (without, empty):
+        state = tiny.begin(family(name), spec)
+        tiny.finish(family(name), state)
+        latents.append(state.latents)
+        assert torch.equal(state.latents, run_stock(name, spec).latents[-1])
+    assert torch.equal(*latents) == (name == "sd")
 
 
 @every_case

@@ -45,7 +45,6 @@ INFO = ModelInfo(
 
 SPEC = Spec(
     prompt="",
-    negative_prompt="",
     height=ROWS,
     width=COLUMNS,
     steps=4,

@@ -19,7 +19,7 @@ from tilework.core.work import Group
 from tilework.runtime.cell_executor import CellExecutor
 from tilework.runtime.local_config import LocalConfig
 
-SPEC = Spec(prompt="", negative_prompt="", height=64, width=64, steps=5, guidance_scale=1.0, seed=0)
+SPEC = Spec(prompt="", height=64, width=64, steps=5, guidance_scale=1.0, seed=0)
 IMAGE = Image(height=1, width=1, pixels=bytes(3))
 SLOT = 6
 """The CPU slot among the workers; it is device 3."""

@@ -15,7 +15,7 @@ from tilework.runtime.ticket import Wanted
 
 
 def wanted(
-    two_passes: bool = True, guidance_scale: float = 4.0, negative_prompt: str = "", **arguments: ArgumentValue
+    two_passes: bool = True, guidance_scale: float = 4.0, negative_prompt: str | None = None, **arguments: ArgumentValue
 ) -> Request:
     spec = tiny.spec(guidance_scale=guidance_scale, negative_prompt=negative_prompt, arguments=arguments)
     one = Wanted(uid="u", model="", spec=spec, arrival_ns=0, deadline_ns=None, terms=DEFAULT_TERMS)
@@ -27,8 +27,10 @@ def wanted(
     ("request_", "passes"),
     [
         (wanted(), 1.0),
-        (wanted(two_passes=False, true_cfg_scale=1.0), 1.0),
-        (wanted(two_passes=False, true_cfg_scale=3.0), 2.0),
+        (wanted(two_passes=False, true_cfg_scale=3.0), 1.0),
+        (wanted(two_passes=False, negative_prompt="", true_cfg_scale=1.0), 1.0),
+        (wanted(two_passes=False, negative_prompt="", true_cfg_scale=3.0), 2.0),
+        (wanted(two_passes=False, negative_prompt=""), 2.0),
         (wanted(two_passes=False), 1.0),
         (wanted(two_passes=False, negative_prompt="dogs"), 2.0),
         (wanted(two_passes=False, negative_prompt="dogs", true_cfg_scale=1.0), 1.0),

@@ -140,7 +140,7 @@ def test_a_work_is_stopped_that_waits_for_a_command_that_is_to_come() -> None:
     async def scenario(executor: LocalExecutor, listener: Listener) -> None:
         coming: asyncio.Future[Command | None] = asyncio.get_running_loop().create_future()
         executor.send(0, coming)
-        spec = Spec(prompt="", negative_prompt="", height=64, width=64, steps=5, guidance_scale=1.0, seed=0)
+        spec = Spec(prompt="", height=64, width=64, steps=5, guidance_scale=1.0, seed=0)
         executor.send(0, encode(1, 1, spec))
         executor.send(0, encode(2, 2, spec))
         executor.send(0, StopWork(1))
@@ -160,7 +160,7 @@ def test_a_worker_killed_in_the_middle_of_a_picture_has_not_reported_it() -> Non
     """Its pipe holds the beginning of 12 MB."""
 
     async def scenario(executor: LocalExecutor, listener: Listener) -> None:
-        spec = Spec(prompt="", negative_prompt="", height=2048, width=2048, steps=1, guidance_scale=1.0, seed=0)
+        spec = Spec(prompt="", height=2048, width=2048, steps=1, guidance_scale=1.0, seed=0)
         executor.send(0, encode(1, 1, spec))
         executor.send(0, steps(2, ((1, 0),), 1))
         await until(lambda: len(listener.reports) == 2)

@@ -22,7 +22,7 @@ from tilework.server.calls.parsing.image_call import ImageCall
 from tilework.server.calls.records import Record
 from tilework.server.calls.registry import CallRegistry
 
-SPEC = Spec(prompt="x", negative_prompt="", height=16, width=16, steps=2, guidance_scale=1.0, seed=1)
+SPEC = Spec(prompt="x", height=16, width=16, steps=2, guidance_scale=1.0, seed=1)
 ASK = ImageCall(
     model="tiny",
     specs=(SPEC,),

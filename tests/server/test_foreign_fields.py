@@ -17,10 +17,11 @@ from fake_engine import INFO, VIDEOS, FakeEngine, Served, serving
 from tilework.core.model import Argument, ArgumentKind
 from tilework.core.time import s_from_ns
 from tilework.pipelines.support.record import Record, read_record
-from tilework.server.schema.foreign_fields import OTHER_NAMES, WITHOUT_EFFECT, is_of_the_picture
+from tilework.server.schema.foreign_fields import OTHER_NAMES, SILENT, WITHOUT_CHOICE, WITHOUT_EFFECT, is_of_the_picture
 from tilework.server.schema.image_request import ImageRequest
 
 IMAGES, CHATS, CLIPS = "/v1/images/generations", "/v1/chat/completions", "/v1/videos"
+FOREIGN = WITHOUT_CHOICE.keys() | WITHOUT_EFFECT.keys() | SILENT
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +58,8 @@ def test_other_names_mean_the_same_on_every_route(server: Served, route: str, is
 
 def test_every_other_name_is_one_of_a_field() -> None:
     assert set(OTHER_NAMES.values()) <= ImageRequest.model_fields.keys()
-    assert not (OTHER_NAMES.keys() | WITHOUT_EFFECT.keys()) & ImageRequest.model_fields.keys()
-    assert not OTHER_NAMES.keys() & WITHOUT_EFFECT.keys()
+    assert not (OTHER_NAMES.keys() | FOREIGN) & ImageRequest.model_fields.keys()
+    assert not OTHER_NAMES.keys() & FOREIGN
 
 
 @pytest.mark.parametrize(
@@ -140,7 +141,7 @@ def test_arguments_of_all_stock_calls_count_as_such() -> None:
     """So the list of words is complete for the classes of diffusers that are looked at (`pipelines.support`)."""
     names = {name for found in stock_calls(read_record()).values() for name in found}
     assert len(names) > 150
-    known = ImageRequest.model_fields.keys() | OTHER_NAMES.keys() | WITHOUT_EFFECT.keys()
+    known = ImageRequest.model_fields.keys() | OTHER_NAMES.keys() | FOREIGN
     assert {name for name in names - known if not is_of_the_picture(name)} == INNOCENT
 
 

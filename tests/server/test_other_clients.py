@@ -215,7 +215,7 @@ def test_omni_image_back_end(server: Served) -> None:
         ({"slo_ms": 1e12}, "slo_ms", "at most 604800000 milliseconds"),
         ({"extra_body": {"size": "64x64", "width": 64}}, "size", "width or height is given as well"),
         ({"extra_body": {"height": 100}}, "size", '"48x96"'),
-        ({"extra_body": {"height": "64"}}, "height", "an integer"),
+        ({"extra_body": {"height": "64px"}}, "height", "an integer"),
         ({"extra_body": [1]}, "extra_body", "an object"),
         ({"extra_body": {"n": 99}}, "n", "1 to 10"),
         ({"priority": "urgent"}, "priority", "standard"),

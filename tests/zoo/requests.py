@@ -47,7 +47,7 @@ def spec_of(model: ZooModel, made: Family, seed: int) -> Spec:
             steps = one.strength.steps(whole, arguments.get(one.name, one.default))
     return Spec(
         prompt=given.get("prompt", ""),
-        negative_prompt=given.get("negative_prompt", ""),
+        negative_prompt=given.get("negative_prompt"),
         height=given.get("height", side[1]),
         width=given.get("width", side[0]),
         frames=_frames(given, info),

@@ -63,7 +63,7 @@ class Chaos:
 
     def _specs(self) -> list[Spec]:
         return [
-            Spec(prompt=prompt, negative_prompt="", height=side, width=side, steps=steps, guidance_scale=4.0, seed=seed)
+            Spec(prompt=prompt, height=side, width=side, steps=steps, guidance_scale=4.0, seed=seed)
             for prompt, side, steps, seed in product(PROMPTS, self.sides, self.steps, self.seeds)
         ]
 

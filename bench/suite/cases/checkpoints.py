@@ -124,7 +124,6 @@ class Checkpoints:
         graph = costs.graph("0")
         spec = Spec(
             prompt="a red circle",
-            negative_prompt="",
             height=self.side,
             width=self.side,
             steps=1,

@@ -179,7 +179,6 @@ def _measured_shares(note: Note) -> Table:
     made = load(ModelSource(path="shapes-motion"))
     spec = Spec(
         prompt="a red circle moves left on a black background",
-        negative_prompt="",
         height=64,
         width=64,
         frames=17,

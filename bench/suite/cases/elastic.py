@@ -127,7 +127,6 @@ class Elastic:
     def _spec(self, side: int, steps: int) -> Spec:
         return Spec(
             prompt="a small green cross on a white background",
-            negative_prompt="",
             height=side,
             width=side,
             steps=steps,

@@ -145,9 +145,7 @@ async def _round(
     known = set(place.iterdir())
     stopped, killed = (_pid(executor, rng.randrange(case.workers)) for _ in range(2))
     watch.to_stop = {uid: stopped}
-    answer = engine.submit(
-        {uid: Spec(prompt="", negative_prompt="", height=_SIDE, width=_SIDE, steps=_STEPS, guidance_scale=1.0, seed=0)}
-    )
+    answer = engine.submit({uid: Spec(prompt="", height=_SIDE, width=_SIDE, steps=_STEPS, guidance_scale=1.0, seed=0)})
     if not isinstance(answer, tuple):
         raise CaseFailed(f"a request was refused: {answer.reason}")
     (ticket,) = answer

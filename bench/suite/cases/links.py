@@ -177,7 +177,7 @@ class _Heard(Engine):
 
 
 def _submit(engine: Engine, uid: str, side: int, steps: int) -> Ticket:
-    spec = Spec(prompt="", negative_prompt="", height=side, width=side, steps=steps, guidance_scale=1.0, seed=0)
+    spec = Spec(prompt="", height=side, width=side, steps=steps, guidance_scale=1.0, seed=0)
     answer = engine.submit({uid: spec})
     if not isinstance(answer, tuple):
         raise CaseFailed(f"a request was refused: {answer.reason}")

@@ -134,7 +134,6 @@ class Loras:
     def _spec(self) -> Spec:
         return Spec(
             prompt="a red circle",
-            negative_prompt="",
             height=self.side,
             width=self.side,
             steps=self.steps + 2,

@@ -124,7 +124,6 @@ class Nodes:
     def _spec(self, steps: int) -> Spec:
         return Spec(
             prompt="a red circle",
-            negative_prompt="",
             height=self.side,
             width=self.side,
             steps=steps,
@@ -204,7 +203,7 @@ def _table(alone: dict[str, list[float]], gaps: dict[str, list[float]]) -> Table
 
 def _codec_table(rounds: int) -> Table:
     """Microseconds of messages there and back, as they go through a pipe and over a network."""
-    spec = Spec(prompt="a red circle", negative_prompt="", height=64, width=64, steps=20, guidance_scale=4.0, seed=1)
+    spec = Spec(prompt="a red circle", height=64, width=64, steps=20, guidance_scale=4.0, seed=1)
     messages = {
         "command": Execute(1, "shapes", "steps", ((3, 0),), 5, {3: spec}, GroupRef(3, (0, 1))),
         "report": Ended(1, 1, 2, 5, blobs={3: StateBlob("0-123-abc-1", 66_000)}),

@@ -169,7 +169,6 @@ class Observe:
         for number in numbers:
             spec = Spec(
                 prompt="x",
-                negative_prompt="",
                 height=_SIDE,
                 width=_SIDE,
                 steps=self.steps,

@@ -175,7 +175,6 @@ class _Skip:
 def _state(family: StagedPipeline, side: int, cache: CacheChoice | None, share: float = 0.0) -> LatentState:
     spec = Spec(
         prompt="a red circle on a blue background",
-        negative_prompt="",
         height=side,
         width=side,
         steps=20,

@@ -151,7 +151,6 @@ class Swaps:
         for index in range(self.requests):
             spec = Spec(
                 prompt="a red circle",
-                negative_prompt="",
                 height=self.side,
                 width=self.side,
                 steps=self.steps,
@@ -219,7 +218,6 @@ class Worker:
         self._count += 1
         spec = Spec(
             prompt="a red circle",
-            negative_prompt="",
             height=side,
             width=side,
             steps=1,

@@ -150,7 +150,7 @@ async def _run(engine: Engine, period_s: float, num: int) -> Run:
 
 
 def _submitted(engine: Engine, uid: str) -> Ticket:
-    spec = Spec(prompt=uid, negative_prompt="", height=_SIDE, width=_SIDE, steps=1, guidance_scale=1.0, seed=1)
+    spec = Spec(prompt=uid, height=_SIDE, width=_SIDE, steps=1, guidance_scale=1.0, seed=1)
     answer = engine.submit({uid: spec})
     assert isinstance(answer, tuple), "nothing is refused"
     return answer[0]

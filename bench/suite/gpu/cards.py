@@ -150,7 +150,6 @@ class Cards:
     def _spec(self, steps: int) -> Spec:
         return Spec(
             prompt="a red fox",
-            negative_prompt="",
             height=self.side,
             width=self.side,
             steps=steps,

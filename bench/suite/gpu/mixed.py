@@ -115,7 +115,6 @@ class MixedSteps:
     def _begin(self, family: Family, side: int, steps: int) -> Any:
         spec = Spec(
             prompt="a red fox",
-            negative_prompt="",
             height=side,
             width=side,
             steps=steps,

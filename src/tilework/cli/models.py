@@ -171,9 +171,12 @@ def checked_spec(fields: Mapping[str, object], info: ModelInfo, *, is_video: boo
 
     rules = Rules(info=info, config=ServerConfig(), tenants=Tenants(), tenant=Tenant(), now=datetime.now(UTC))
     try:
-        return image_call(fields, rules, Random(), video=AskedVideo() if is_video else None).specs[0]
+        call = image_call(fields, rules, Random(), video=AskedVideo() if is_video else None)
     except CallError as error:
         raise UserError(error.message) from error
+    for warning in call.warnings:
+        console.print(f"warning: {warning}", markup=False, highlight=False, soft_wrap=True)
+    return call.specs[0]
 
 
 def loaded_family(source: ModelSource) -> Family:

@@ -292,15 +292,15 @@ class ModelInfo:
         """The argument of this name; None if a request cannot give one."""
         return next((one for one in self.arguments if one.name == name), None)
 
-    def has_true_guidance(self, negative_prompt: str, arguments: Mapping[str, ArgumentValue]) -> bool:
-        """Whether `true_cfg_scale` adds a second pass, for the negative prompt, to each step of a request.
+    def has_true_guidance(self, negative_prompt: str | None, arguments: Mapping[str, ArgumentValue]) -> bool:
+        """Whether `true_cfg_scale` adds a second pass, for a negative prompt, maybe empty, to each step of a request.
 
-        If it is not given, the stock call has a default, and takes that if there is a negative prompt.
+        If it is not given, the stock call has a default.
         """
         one = self.argument(TRUE_SCALE)
-        if one is None:
+        if one is None or negative_prompt is None:
             return False
-        scale = arguments.get(TRUE_SCALE, one.default if negative_prompt else None)
+        scale = arguments.get(TRUE_SCALE, one.default)
         return isinstance(scale, int | float) and scale > 1
 
     def can_run(self, steps: int) -> bool:

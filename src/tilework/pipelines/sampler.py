@@ -86,7 +86,6 @@ def usual(info: ModelInfo) -> Spec:
     """A request with the defaults of the model."""
     return Spec(
         prompt="",
-        negative_prompt="",
         height=info.default_height,
         width=info.default_width,
         steps=info.default_steps,

@@ -199,7 +199,6 @@ def _guided_spec(family: Family, shape: Shape, num_runs: int | None) -> Spec:
         whole_steps += 1
     return Spec(
         prompt="calibration",
-        negative_prompt="",
         height=shape.height,
         width=shape.width,
         frames=shape.frames,

@@ -199,7 +199,7 @@ def run(test: Coroutine[Any, Any, None]) -> None:
     asyncio.run(test)
 
 
-SPEC = Spec(prompt="", negative_prompt="", height=8, width=8, steps=4, guidance_scale=1.0, seed=0)
+SPEC = Spec(prompt="", height=8, width=8, steps=4, guidance_scale=1.0, seed=0)
 A, B = StateBlob("a", 1), StateBlob("b", 1)
 
 

@@ -40,7 +40,7 @@ def command(
     frames: Annotated[int | None, typer.Option(help="Frames of a clip; default: the model's.")] = None,
     steps: Annotated[int | None, typer.Option(help="Denoising steps; default: the model's.")] = None,
     guidance: Annotated[float | None, typer.Option(help="Guidance scale; default: the model's.")] = None,
-    negative: Annotated[str, typer.Option(help="What not to draw.")] = "",
+    negative: Annotated[str | None, typer.Option(help="What not to draw; default: none is given.")] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same picture; default: random.")] = None,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 2,
     *,

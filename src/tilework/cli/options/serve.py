@@ -262,7 +262,7 @@ class ServerGroup:
     ] = None
     strict: Annotated[
         bool | None,
-        typer.Option("--strict", help="Refuse fields of calls that mean nothing here; default: warn of them."),
+        typer.Option("--strict", help="Refuse fields of calls that have no effect; default: warn of them."),
     ] = None
     metadata: Annotated[
         bool | None,

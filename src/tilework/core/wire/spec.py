@@ -65,6 +65,8 @@ class Spec:
     Previews cost time and leave the picture unchanged. `arguments` are those of `ModelInfo.arguments` that the client
     gave, by name, and `pictures` those of `ModelInfo.pictures`. A clip has `frames`. `loras` are used in this order.
 
+    Without a `negative_prompt` the stock call gets none, which draws otherwise than an empty one in many models.
+
     With a `video` format the result is a file, else pixels.
 
     `steps` are made. `whole_steps` is what the stock call is told; None: the same number. It is larger where the
@@ -79,7 +81,7 @@ class Spec:
     """
 
     prompt: str
-    negative_prompt: str
+    negative_prompt: str | None = None
     height: int
     width: int
     steps: int

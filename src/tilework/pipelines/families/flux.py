@@ -65,7 +65,7 @@ class Flux(StagedPipeline):
             "txt_ids": text_ids,
             "img_ids": image_ids,
         }
-        if _true_scale(spec) > 1:
+        if spec.negative_prompt is not None and _true_scale(spec) > 1:
             negative = self._encode(spec, spec.negative_prompt, "negative_prompt_2")
             names = ("encoder_hidden_states", "pooled_projections", "txt_ids")
             tensors |= {f"{_NEGATIVE}{name}": tensor for name, tensor in zip(names, negative, strict=True)}
@@ -182,7 +182,8 @@ class Flux(StagedPipeline):
 
 
 def _true_scale(spec: Spec) -> float:
-    return as_number(spec.arguments.get("true_cfg_scale", 1.0))
+    """1 without a negative prompt: as in stock there is nothing then to guide away from."""
+    return 1.0 if spec.negative_prompt is None else as_number(spec.arguments.get("true_cfg_scale", 1.0))
 
 
 def _stock_defaults(pipeline: Any, name: str) -> Defaults:

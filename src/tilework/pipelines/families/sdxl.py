@@ -18,13 +18,10 @@ from tilework.pipelines.families.u_net import UNetPipeline
 
 
 class StableDiffusionXL(UNetPipeline):
-    """The family of `StableDiffusionXLPipeline`. See `UNetPipeline`.
-
-    An empty negative prompt means none, as in a stock call without one: many such models then take zeros for it.
-    """
+    """The family of `StableDiffusionXLPipeline`. See `UNetPipeline`."""
 
     def __init__(self, pipeline: Any, name: str, overrides: Mapping[str, Any], library: str) -> None:
-        arguments = {**dict.fromkeys(("prompt_2", "negative_prompt_2", *SIZES)), "clip_skip": clip_layers(pipeline, 1)}
+        arguments = {**dict.fromkeys(("prompt_2", "negative_prompt_2", *SIZES)), "clip_skip": clip_layers(pipeline)}
         super().__init__(
             pipeline, _stock_defaults(pipeline, name), overrides, library, family="sdxl", arguments=arguments
         )
@@ -40,7 +37,7 @@ class StableDiffusionXL(UNetPipeline):
             prompt_2=spec.arguments.get("prompt_2"),
             device=self.device,
             do_classifier_free_guidance=guided,
-            negative_prompt=spec.negative_prompt or None,
+            negative_prompt=spec.negative_prompt,
             negative_prompt_2=spec.arguments.get("negative_prompt_2"),
             clip_skip=spec.arguments.get("clip_skip"),
         )

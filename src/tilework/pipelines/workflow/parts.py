@@ -121,7 +121,7 @@ class Part:
             own = replace(
                 spec,
                 frames=frames,
-                negative_prompt="",
+                negative_prompt=None,
                 guidance_scale=self.info.default_guidance_scale,
                 arguments={},
                 pictures={},

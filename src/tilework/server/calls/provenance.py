@@ -48,7 +48,7 @@ def spec_of(metadata: PictureMetadata, pictures: Mapping[str, tuple[Image, ...]]
     others = {name: text for name, text in texts.items() if name not in ("prompt", "negative_prompt")}
     return Spec(
         prompt=texts["prompt"],
-        negative_prompt=texts["negative_prompt"],
+        negative_prompt=texts.get("negative_prompt"),
         height=settings.height,
         width=settings.width,
         steps=settings.steps,
@@ -84,8 +84,8 @@ def _settings(spec: Spec) -> Settings:
 
 
 def texts_of(spec: Spec) -> dict[str, str]:
-    others = {name: one for name, one in spec.arguments.items() if isinstance(one, str)}
-    return {"prompt": spec.prompt, "negative_prompt": spec.negative_prompt, **others}
+    given = {"prompt": spec.prompt, "negative_prompt": spec.negative_prompt, **spec.arguments}
+    return {name: one for name, one in given.items() if isinstance(one, str)}
 
 
 def _parameters(spec: Spec, provenance: Provenance) -> str:

@@ -161,7 +161,9 @@ FRONTEND_REFUSALS = _counter(
     "frontend_refusals", "Calls that front ends refused by themselves, since the queue is full"
 )
 INVALID_CALLS = _counter("invalid_calls", "Calls with a mistake, refused before they became images")
-WARNINGS = _counter("warnings", "Fields of calls that were ignored; ten a call at most, and one for the rest")
+WARNINGS = _counter(
+    "warnings", "Fields of calls that had no effect or were unknown; of the unknown ten a call, and one for the rest"
+)
 WEBHOOK_ATTEMPTS = _counter(
     "webhook_attempts", "Attempts to tell webhooks of the ends of calls", _values("result", WebhookResult)
 )

@@ -24,23 +24,31 @@ OTHER_NAMES: dict[str, str] = {
 }
 """Fields by what they are here. A model whose call has an argument of such a name gets that instead."""
 
-WITHOUT_EFFECT: dict[str, tuple[JsonValue, ...]] = {
+OPENAI_MODELS = re.compile(r"(dall-e|gpt-image|chatgpt-image)-[a-z0-9.-]{1,40}")
+"""Names of OpenAI's models for images. Many clients have no others: they can only mean the model that is here."""
+GIVES_URLS = "dall-e-"
+"""How the names of those models begin whose images OpenAI gives as URLs, unless a call asks otherwise."""
+OPENAI_SIZES = frozenset(
+    {"256x256", "512x512", "1024x1024", "1024x1536", "1024x1792", "1536x1024", "1792x1024"},
+)
+"""The sizes of OpenAI's models. Menus of clients have no others: one that a model cannot draw is made smaller."""
+WITHOUT_CHOICE: dict[str, tuple[JsonValue, ...]] = {
     "background": ("auto", "opaque"),
     "diffusers_kwargs": ({},),
     "enable_teacache": (False,),
     "extra_params": ({},),
-    "fps": (),
-    "input_fidelity": ("low",),
-    "metadata": (),
-    "moderation": (),
-    "output_quality": (),
-    "quality": ("auto", "standard"),
-    "safety_identifier": (),
-    "style": ("vivid",),
-    "vae_use_slicing": (),
     "vae_use_tiling": (False,),
 }
-"""Fields that change no picture, with the values that ask for no other one; where none are named, no value does."""
+"""Fields with the values that ask for what is done anyway. Any other value would change the picture, and is refused."""
+WITHOUT_EFFECT: dict[str, tuple[JsonValue, ...]] = {
+    "input_fidelity": ("low",),
+    "moderation": ("auto", "low"),
+    "quality": ("auto", "standard"),
+    "style": ("vivid",),
+}
+"""Fields that change nothing here, with the values that ask for nothing else: any other value gets a warning."""
+SILENT = frozenset({"fps", "metadata", "output_quality", "safety_identifier", "vae_use_slicing"})
+"""Fields that change no picture, whatever their value, as their clients know."""
 
 _WORDS = """
 adapter aesthetic angle apg area aspect attention attentions attn audio augment batch blend block blocks blur camera

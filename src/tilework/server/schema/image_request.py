@@ -19,6 +19,8 @@ FileFormat = Literal["png", "jpeg", "webp", "mp4"]
 """What a result is kept as: pictures as their clients want them, or a video."""
 
 MAX_SEED = 2**63 - 1
+RANDOM_SEED = -1
+"""What many clients send for a random seed. Here that is to give none."""
 MAX_IMAGES = 10
 MAX_LORAS, MAX_SCALE = 8, 10
 EXAMPLE: dict[str, JsonValue] = {
@@ -51,13 +53,15 @@ class ImageRequest(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, json_schema_extra={"examples": [EXAMPLE]})
 
-    prompt: str = Field(description="a text that says what to draw")
+    prompt: str = Field(description="a text that says what to draw, maybe empty")
     model: str | None = Field(None, description="the name of the served model, or nothing")
     n: int = Field(1, ge=1, le=MAX_IMAGES, description="an integer from 1 to 10: image i is drawn with seed + i")
     size: str | None = Field(None, description='"auto", or width and height in pixels as in "512x512"')
     width: int | None = Field(None, ge=1, description="an integer, the width in pixels (instead of size)")
     height: int | None = Field(None, ge=1, description="an integer, the height in pixels (instead of size)")
-    response_format: Literal["b64_json", "url"] = Field("b64_json", description='"b64_json" or "url"')
+    response_format: Literal["b64_json", "url"] | None = Field(
+        None, description='"b64_json" or "url", or nothing: the first, but for names such as "dall-e-3", as OpenAI does'
+    )
     output_format: OutputFormat = Field("png", description='"png", "jpeg" or "webp"')
     output_compression: int | None = Field(
         None, ge=0, le=100, description="an integer from 0 to 100, the quality of jpeg and webp (default 90)"
@@ -87,7 +91,9 @@ class ImageRequest(BaseModel):
         None, description="an integer, how many frames a clip has, for models that make clips"
     )
     guidance_scale: float | None = Field(None, ge=0, le=30, allow_inf_nan=False, description="a number from 0 to 30")
-    negative_prompt: str = Field("", description="a text that says what not to draw")
+    negative_prompt: str | None = Field(
+        None, description="a text that says what not to draw, maybe empty, or nothing: the stock call then gets none"
+    )
     lora: list[LoraUse] | None = Field(
         None,
         max_length=MAX_LORAS,

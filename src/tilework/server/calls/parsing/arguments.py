@@ -11,7 +11,9 @@ from typing import Any, assert_never
 
 from tilework.core.model import Argument, ArgumentKind, ArgumentValue, ModelInfo
 from tilework.server.calls.errors import InvalidValue, invalid
-from tilework.server.schema.foreign_fields import WITHOUT_EFFECT, is_of_the_picture
+from tilework.server.calls.parsing.no_effect import NoEffect
+from tilework.server.calls.parsing.reading import read_value
+from tilework.server.schema.foreign_fields import SILENT, WITHOUT_CHOICE, WITHOUT_EFFECT, is_of_the_picture
 from tilework.server.schema.image_request import ImageRequest
 
 _NEAR = 0.8
@@ -22,10 +24,11 @@ _MOST_NEAR = 8
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """The arguments of a model that a body gives, by name, and the names of its fields that mean nothing here."""
+    """The arguments of a model that a body gives, by name; its unknown fields, and known ones that have no effect."""
 
     values: dict[str, ArgumentValue]
     ignored: tuple[str, ...]
+    no_effect: tuple[NoEffect, ...]
 
 
 def arguments_of(body: Mapping[str, object], info: ModelInfo, *, is_strict: bool) -> Arguments:
@@ -38,14 +41,20 @@ def arguments_of(body: Mapping[str, object], info: ModelInfo, *, is_strict: bool
     known = {one.name: one for one in info.arguments}
     found: dict[str, ArgumentValue] = {}
     ignored: list[str] = []
+    no_effect: list[NoEffect] = []
     near = _Near([*ImageRequest.model_fields, *known])
     for name, value in body.items():
         if value is None or name in ImageRequest.model_fields:
             continue
         if name in known:
-            found[name] = _checked(known[name], value)
+            found[name] = _checked(known[name], value if is_strict else _read(known[name], value))
+        elif name in WITHOUT_CHOICE:
+            _check_choice(name, value)
         elif name in WITHOUT_EFFECT:
-            _check_without_effect(name, value)
+            if value not in WITHOUT_EFFECT[name]:
+                no_effect.append(NoEffect(name, value, "there is no choice of it here"))
+        elif name in SILENT:
+            continue
         elif (meant := near.of(name)) is not None or is_strict or _is_of_the_picture(name):
             raise invalid(name[:_MAX_NAME_CHARS], value, _remedy(meant, info, known), code="unsupported_value")
         else:
@@ -54,7 +63,7 @@ def arguments_of(body: Mapping[str, object], info: ModelInfo, *, is_strict: bool
         if one.required and one.name not in found:
             message = f"{one.name} is missing: {info.name} needs it. Give {wanted(one)}."
             raise InvalidValue(message, field=one.name, code="missing_value")
-    return Arguments(found, tuple(ignored))
+    return Arguments(found, tuple(ignored), tuple(no_effect))
 
 
 def schedule_of(arguments: Mapping[str, ArgumentValue], info: ModelInfo) -> tuple[str, int] | None:
@@ -74,12 +83,21 @@ def schedule_of(arguments: Mapping[str, ArgumentValue], info: ModelInfo) -> tupl
     return found[0] if found else None
 
 
-def _check_without_effect(name: str, value: object) -> None:
-    accepted = WITHOUT_EFFECT[name]
-    if accepted and value not in accepted:
+def _check_choice(name: str, value: object) -> None:
+    accepted = WITHOUT_CHOICE[name]
+    if value not in accepted and read_value(bool, value) not in accepted:
         values = " or ".join(json.dumps(each) for each in accepted)
         remedy = f"There is no choice here: give {values}, or leave it out."
         raise invalid(name, value, remedy, code="unsupported_value")
+
+
+def _read(one: Argument, value: object) -> object:
+    """A value, or a list of them, as numbers, if the argument wants these and texts say them."""
+    if one.kind in (ArgumentKind.TEXT, ArgumentKind.CHOICE):
+        return value
+    if isinstance(value, list):
+        return [each if isinstance(each, list) else _read(one, each) for each in value]
+    return read_value(int if one.kind in (ArgumentKind.INTEGER, ArgumentKind.INTEGERS) else float, value)
 
 
 def _remedy(near: str | None, info: ModelInfo, known: Mapping[str, Argument]) -> str:

@@ -61,7 +61,7 @@ def _prompt(ask: ChatRequest, given: Mapping[str, object], max_chars: int) -> tu
                 )
                 raise invalid("messages", given["messages"], remedy, code="unsupported_value")
     prompt = "\n".join(texts)
-    if not prompt.strip():
+    if not texts and not pictures:
         raise invalid("messages", given["messages"], 'Give one with role "user" whose content says what to draw.')
     if len(prompt) > max_chars:
         remedy = (

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import get_args
 
 from tilework.core.model import ArgumentKind, ModelInfo
 from tilework.server.bounded.json_reader import MAX_VALUES, JsonRefused, inner_json
 from tilework.server.calls.errors import invalid
+from tilework.server.calls.parsing.reading import number_or_truth
 from tilework.server.schema.image_request import ImageRequest
 from tilework.server.schema.picture_fields import PICTURE_FIELDS
 
-_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,30})(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,3})?", re.ASCII)
-_INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,30})", re.ASCII)
 _LISTS = (ArgumentKind.INTEGERS, ArgumentKind.SCHEDULE)
+_MAYBE_EMPTY = ("prompt", "negative_prompt")
 _TEXTS = (ArgumentKind.TEXT, ArgumentKind.CHOICE)
 
 
@@ -22,7 +21,7 @@ def form_fields(form: Iterable[tuple[str, str | bytes]], info: ModelInfo) -> dic
     """The fields of a form as JSON has them.
 
     A text becomes the number, truth value or list that its field wants, if it is written as in JSON; otherwise it stays
-    a text, which is then refused as such. A field without a value is absent, except for the prompt. A list is one field
+    a text, which is then refused as such. A field without a value is absent, except for prompts. A list is one field
     several times, also as `NAME[]`, or JSON.
 
     Raises:
@@ -41,7 +40,7 @@ def form_fields(form: Iterable[tuple[str, str | bytes]], info: ModelInfo) -> dic
             fields[name] = _json(_text(name, values[0]))
         elif len(values) > 1:
             raise invalid(name, [_shown(value) for value in values[:3]], "It is given several times: give it once.")
-        elif (value := _text(name, values[0])) != "" or name == "prompt":
+        elif (value := _text(name, values[0])) != "" or name in _MAYBE_EMPTY:
             fields[name] = value if name in texts else _value(value)
     return fields
 
@@ -99,14 +98,8 @@ def _text(name: str, value: str | bytes) -> str:
 
 
 def _value(text: str) -> object:
-    """What the text is in JSON, if it is a number or a truth value."""
-    if text in ("true", "false"):
-        return text == "true"
-    if _INTEGER.fullmatch(text):
-        return int(text)
-    if _NUMBER.fullmatch(text):
-        return float(text)
-    return {} if text == "{}" else text
+    """As `number_or_truth`; an empty object is one."""
+    return {} if text == "{}" else number_or_truth(text)
 
 
 def _shown(value: str | bytes) -> str:

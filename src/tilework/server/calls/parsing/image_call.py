@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
@@ -11,16 +11,20 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ValidationError
 
-from tilework.core.model import TRUE_SCALE, ArgumentValue, ModelInfo
+from tilework.core.model import ArgumentValue
 from tilework.core.request import OnMiss, Terms
 from tilework.core.wire.spec import Spec
 from tilework.server.calls.errors import InvalidValue, invalid
 from tilework.server.calls.parsing.arguments import arguments_of
 from tilework.server.calls.parsing.deadlines import Deadline, asked_deadline, usual_deadline
+from tilework.server.calls.parsing.no_effect import no_effects, refuse
 from tilework.server.calls.parsing.pictures import NO_PICTURES, PictureFile, Pictures, decoded_again
+from tilework.server.calls.parsing.reading import read_fields
+from tilework.server.calls.parsing.sizes import size_text
 from tilework.server.calls.parsing.specs import Rules, specs_of
 from tilework.server.calls.parsing.video_format import AskedVideo, format_of, num_frames_of
 from tilework.server.config import ServerConfig
+from tilework.server.schema.foreign_fields import GIVES_URLS, OPENAI_SIZES
 from tilework.server.schema.image_request import MAX_SEED, FileFormat, ImageRequest
 from tilework.server.tenants import Tenant
 from tilework.server.text import counted, shown
@@ -114,7 +118,7 @@ class ImageCall:
             replace(
                 spec,
                 prompt="",
-                negative_prompt="",
+                negative_prompt=None,
                 arguments={name: value for name, value in spec.arguments.items() if not isinstance(value, str)},
                 pictures={},
             )
@@ -140,17 +144,17 @@ def image_call(
     Raises:
         InvalidValue: a value is wrong.
     """
-    ask = parsed(ImageRequest, body, "prompt", '"..."')
     info, config = rules.info, rules.config
+    ask = parsed(ImageRequest, body, "prompt", '"..."', is_strict=config.strict)
     video_format = None if video is None else format_of(video, info, config)
     if video is not None:
         ask = ask.model_copy(update={"num_frames": num_frames_of(video, ask.num_frames, info)})
     given = arguments_of(body, info, is_strict=config.strict)
-    arguments: Mapping[str, ArgumentValue] = given.values
+    arguments = given.values
     _check_texts(ask, arguments, config.max_prompt_chars)
-    _check_guidance(ask, info)
-    arguments = _with_true_scale(ask, arguments, info)
-    _check_negative(ask, arguments, info)
+    no_effect = [*no_effects(ask, arguments, info), *given.no_effect]
+    if config.strict:
+        refuse(no_effect)
     _check_limits(ask, config, rules.tenant)
     _check_stream(ask)
     _check_previews(ask, config)
@@ -165,22 +169,30 @@ def image_call(
         )
         or usual_deadline(rules.defaults.of(priority), partial(rules.alone_s, specs), config.max_slo_s),
         terms=rules.tenants.terms(rules.tenant, priority, OnMiss(ask.on_miss)),
-        as_url=ask.response_format == "url",
+        as_url=_as_url(ask),
         output_format=ask.output_format if video is None else "mp4",
-        quality=_quality(ask),
+        quality=DEFAULT_QUALITY if ask.output_compression is None else ask.output_compression,
         user=ask.user,
         is_stream=bool(ask.stream),
         num_partial=ask.partial_images or 0,
         has_progress=ask.tilework_events,
         stream_of=stream_of,
         vae_tiling=info.vae_tiling,
-        warnings=_warnings(given.ignored),
+        warnings=(
+            *_stand_ins(ask, rules, specs[0]),
+            *(one.warning for one in no_effect),
+            *_warnings(given.ignored),
+        ),
         webhook=_webhook(ask.webhook, config),
     )
 
 
-def parsed(model: type[Body], body: Mapping[str, object], required: str, example: str) -> Body:
+def parsed(
+    model: type[Body], body: Mapping[str, object], required: str, example: str, *, is_strict: bool = False
+) -> Body:
     """A body as its model; null means absent, except for the one field that is `required` (`example`: as JSON).
+
+    Unless `is_strict`, values are read as `read_fields` does.
 
     Raises:
         InvalidValue: a field is wrong; its description, which says what to give, is the remedy.
@@ -190,7 +202,7 @@ def parsed(model: type[Body], body: Mapping[str, object], required: str, example
         raise InvalidValue(message, field=required, code="missing_value")
     given = {name: value for name, value in body.items() if value is not None or name == required}
     try:
-        return model.model_validate(given)
+        return model.model_validate(given if is_strict else read_fields(model, given))
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         name = str(first["loc"][0])
@@ -198,6 +210,22 @@ def parsed(model: type[Body], body: Mapping[str, object], required: str, example
         if name not in given:
             raise InvalidValue(f"{name} is missing. {remedy}", field=name, code="missing_value") from None
         raise invalid(name, given[name], remedy) from None
+
+
+def _as_url(ask: ImageRequest) -> bool:
+    """As asked for, or else as OpenAI does for a model of this name. A stream carries its pictures."""
+    if ask.response_format is None:
+        return not ask.stream and ask.model is not None and ask.model.startswith(GIVES_URLS)
+    return ask.response_format == "url"
+
+
+def _stand_ins(ask: ImageRequest, rules: Rules, spec: Spec) -> Iterator[str]:
+    """What is made instead of what was asked for, since clients of OpenAI's API cannot ask for anything else."""
+    name = rules.info.name
+    if rules.stands_in:
+        yield f"model {shown(ask.model)} is not served here: {name} stands in for it."
+    if ask.size in OPENAI_SIZES and ask.size != (made := size_text(spec.shape)):
+        yield f"size {ask.size} is none that {name} draws: this is {made}."
 
 
 def _warnings(ignored: Sequence[str]) -> tuple[str, ...]:
@@ -208,60 +236,14 @@ def _warnings(ignored: Sequence[str]) -> tuple[str, ...]:
 
 
 def _check_texts(ask: ImageRequest, arguments: Mapping[str, ArgumentValue], max_chars: int) -> None:
-    if not ask.prompt.strip():
-        raise invalid("prompt", ask.prompt, "Give a text that says what to draw.")
-    texts = {name: text for name, text in arguments.items() if isinstance(text, str)}
-    drawn = {"prompt": ask.prompt, "negative_prompt": ask.negative_prompt, **texts}
+    given = {"prompt": ask.prompt, "negative_prompt": ask.negative_prompt, **arguments}
+    drawn = {name: text for name, text in given.items() if isinstance(text, str)}
     for name, text in drawn.items():
         if len(text) > max_chars:
             raise invalid(name, text, f"Give at most {max_chars} characters; these are {len(text)}.")
     for name, text in {**drawn, "user": ask.user or ""}.items():
         if not _is_unicode(text):
             raise invalid(name, text, "Give valid Unicode: it holds half of a surrogate pair.")
-
-
-def _check_guidance(ask: ImageRequest, info: ModelInfo) -> None:
-    if ask.guidance_scale is None or info.takes_guidance or ask.guidance_scale == info.default_guidance_scale:
-        return
-    instead = f"give {TRUE_SCALE} with a negative_prompt" if info.argument(TRUE_SCALE) is not None else "leave it out"
-    raise invalid("guidance_scale", ask.guidance_scale, f"{info.name} takes none: {instead}.", code="unsupported_value")
-
-
-def _with_true_scale(
-    ask: ImageRequest, arguments: Mapping[str, ArgumentValue], info: ModelInfo
-) -> Mapping[str, ArgumentValue]:
-    """The same, and the stock call's default of `true_cfg_scale` if only a negative prompt is given, maybe empty."""
-    one = info.argument(TRUE_SCALE)
-    if one is None or one.default is None or TRUE_SCALE in arguments or "negative_prompt" not in ask.model_fields_set:
-        return arguments
-    return {**arguments, TRUE_SCALE: one.default}
-
-
-def _check_negative(ask: ImageRequest, arguments: Mapping[str, ArgumentValue], info: ModelInfo) -> None:
-    """A negative prompt that would have no effect is refused, and so is `true_cfg_scale` without one.
-
-    They belong together, as in the stock call.
-    """
-    scale = arguments.get(TRUE_SCALE, 1.0)
-    if ask.negative_prompt and not info.takes_negative:
-        raise invalid(
-            "negative_prompt", ask.negative_prompt, f"{info.name} takes none: leave it out.", code="unsupported_value"
-        )
-    if ask.negative_prompt and not info.two_passes and not info.has_true_guidance(ask.negative_prompt, arguments):
-        takes_scale = info.argument(TRUE_SCALE) is not None
-        instead = f"set {TRUE_SCALE} above 1 as well, or leave it out" if takes_scale else "leave it out"
-        remedy = f"{info.name} has no second pass that it could guide away from: {instead}."
-        raise invalid("negative_prompt", ask.negative_prompt, remedy, code="unsupported_value")
-    guidance = info.default_guidance_scale if ask.guidance_scale is None else ask.guidance_scale
-    if ask.negative_prompt and info.two_passes and guidance <= info.guided_above:
-        remedy = (
-            f"It has no effect at guidance_scale {guidance:g}: give one above {info.guided_above:g}, or leave it out."
-        )
-        raise invalid("negative_prompt", ask.negative_prompt, remedy, code="unsupported_value")
-    if scale != 1.0 and "negative_prompt" not in ask.model_fields_set:
-        raise invalid(
-            TRUE_SCALE, scale, "Give negative_prompt as well, which may be empty: without one it has no effect."
-        )
 
 
 def _is_unicode(text: str) -> bool:
@@ -336,11 +318,3 @@ def _webhook(url: str | None, config: ServerConfig) -> str | None:
     if parts is None or f"{parts.scheme}://{parts.netloc}" not in config.webhook_hosts:
         raise invalid("webhook", url, f"Give a URL that begins with one of {', '.join(config.webhook_hosts)}.")
     return url
-
-
-def _quality(ask: ImageRequest) -> int:
-    given = ask.output_compression
-    if ask.output_format == "png" and given not in (None, 100):
-        remedy = 'png is lossless: leave it out, or set output_format to "jpeg" or "webp".'
-        raise invalid("output_compression", given, remedy)
-    return DEFAULT_QUALITY if given is None else given

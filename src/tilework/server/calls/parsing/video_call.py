@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from tilework.server.calls.errors import invalid
 from tilework.server.calls.parsing.fields import Fields, spread
 from tilework.server.calls.parsing.image_call import parsed
+from tilework.server.calls.parsing.reading import read_value
 from tilework.server.calls.parsing.video_format import AskedVideo
 from tilework.server.schema.video_request import NOT_IN_VIDEOS, ONE_IN_VIDEOS, SECONDS, VideoRequest
 
@@ -23,7 +24,7 @@ def video_fields(body: Mapping[str, object], _max_prompt_chars: int) -> Fields:
     for name in NOT_IN_VIDEOS & given.keys():
         raise invalid(name, given[name], "Videos have no such field: leave it out.", code="unsupported_value")
     for name in ONE_IN_VIDEOS & given.keys():
-        if given[name] != 1:
+        if read_value(int, given[name]) != 1:
             remedy = "A call makes one video: leave it out, and send a call for each."
             raise invalid(name, given[name], remedy, code="unsupported_value")
     own = {*VideoRequest.model_fields, *ONE_IN_VIDEOS}

@@ -1,0 +1,57 @@
+"""Reads values that are written otherwise than the schema has them, where they can mean one thing only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import get_args
+
+from pydantic import BaseModel
+
+from tilework.server.schema.image_request import RANDOM_SEED, ImageRequest, LoraUse
+
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,30})(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,3})?", re.ASCII)
+_INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,30})", re.ASCII)
+_TRUTH_VALUES = {"true": True, "True": True, "false": False, "False": False}
+_SIZE = re.compile(r"([0-9]{1,6})\s?[xX*\u00d7]\s?([0-9]{1,6})", re.ASCII)
+
+
+def read_fields(model: type[BaseModel], body: Mapping[str, object]) -> dict[str, object]:
+    """The body, with numbers and truth values where fields of the model want them and texts say them.
+
+    A whole number is an integer where one is wanted, also as 4.0; what cannot be read stays, and is refused by the
+    model. `size` may be written 64X64, 64*64 or with a multiplication sign, and a `seed` of -1 is absent: a random one.
+    """
+    fields = model.model_fields
+    read = {
+        name: read_value(fields[name].annotation, value) if name in fields else value for name, value in body.items()
+    }
+    if model is not ImageRequest:
+        return read
+    if read.get("seed") == RANDOM_SEED:
+        del read["seed"]
+    if isinstance(size := read.get("size"), str) and (match := _SIZE.fullmatch(size)):
+        read["size"] = f"{match[1]}x{match[2]}"
+    if isinstance(loras := read.get("lora"), list):
+        read["lora"] = [read_fields(LoraUse, one) if isinstance(one, dict) else one for one in loras]
+    return read
+
+
+def read_value(wanted: object, value: object) -> object:
+    """The value as `int`, `float` or `bool`, if it is `wanted` and can be read so; else as it is."""
+    kinds = {wanted, *get_args(wanted)}
+    if str in kinds or not kinds & {int, float, bool}:
+        return value
+    read = number_or_truth(value) if isinstance(value, str) else value
+    if isinstance(read, bool) != (bool in kinds):
+        return value
+    return int(read) if int in kinds and isinstance(read, float) and read.is_integer() else read
+
+
+def number_or_truth(text: str) -> object:
+    """What the text is in JSON, or in Python, if it is a number or a truth value; else the text."""
+    if text in _TRUTH_VALUES:
+        return _TRUTH_VALUES[text]
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    return float(text) if _NUMBER.fullmatch(text) else text
