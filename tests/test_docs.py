@@ -32,6 +32,7 @@ SOURCES = (
     "mkdocs.yml",
 )
 OTHERS = {
+    "DallEAPIWrapper": "LangChain",
     "LatentConsistencyModelPipeline": "diffusers",
     "client_body_timeout": "nginx",
     "client_header_timeout": "nginx",

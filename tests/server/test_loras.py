@@ -120,7 +120,7 @@ BAD = [
     ({"name": "ink"}, "a list of up to 8 LoRAs"),
     ([{"scale": 1.0}], "a list of up to 8 LoRAs"),
     ([{"name": "ink", "weight": 1.0}], "a list of up to 8 LoRAs"),
-    ([{"name": "ink", "scale": "1"}], "a list of up to 8 LoRAs"),
+    ([{"name": "ink", "scale": "one"}], "a list of up to 8 LoRAs"),
     ([{"name": "ink", "scale": True}], "a list of up to 8 LoRAs"),
     ([{"name": "ink", "scale": 10.1}], "a list of up to 8 LoRAs"),
     ([{"name": "ink", "scale": -10.1}], "a list of up to 8 LoRAs"),

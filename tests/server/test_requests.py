@@ -429,6 +429,6 @@ def test_number_of_previews_and_pixels_is_limited(server: Served) -> None:
     assert "at least 4 for 20 steps" in answer.json()["error"]["message"]
     assert server.post({**ask, "preview_every": 4}).status_code == 200
     assert server.engine.specs[-1].preview_every == 4
-    answer = server.post({"prompt": "x", "size": "512x512"})
+    answer = server.post({"prompt": "x", "size": "512x496"})
     assert refusal(answer) == (400, "invalid_value")
     assert "160000 pixels" in answer.json()["error"]["message"]
