@@ -21,7 +21,7 @@ from tilework.core.actions import Accept, Reject
 from tilework.core.checkpoint import Checkpoint
 from tilework.core.graph.stage import DeviceKind, ResultKind, StageSpec
 from tilework.core.model import Argument, ArgumentKind, ModelInfo, PictureInput, StrengthRule
-from tilework.core.request import DEFAULT_TERMS, RefusalCode, Request, Status, Terms
+from tilework.core.request import DEFAULT_TERMS, Refusal, RefusalCode, Request, Status, Terms
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.wire.reports import CardReading, DeviceReading
 from tilework.core.wire.spec import File, Image, Spec
@@ -106,6 +106,7 @@ class Plan:
     fail: str | None = None
     expire: str | None = None
     refuse: str | None = None
+    refusal: Refusal = Refusal.CONTENT
     refuse_s: float | None = None
     code: RefusalCode | None = None
     retry_ns: int | None = None
@@ -350,7 +351,7 @@ class FakeEngine:
         if uid not in self.tickets or self.tickets[uid].outcome.done():
             return
         ticket, spec, plan = self.tickets[uid], self.spec_of[uid], plan or Plan()
-        ticket.is_refused = plan.refuse is not None
+        ticket.refusal = None if plan.refuse is None else plan.refusal
         if plan.refuse is not None:
             self._resolve(ticket, Status.CANCELLED, plan.refuse, None)
         elif plan.expire is not None:
@@ -383,7 +384,7 @@ class FakeEngine:
             image=image if file is None else None,
             segments=(segment,),
             file=file,
-            is_refused=ticket.is_refused,
+            refusal=ticket.refusal,
         )
         if image is not None:
             ticket.add(segment, 0)

@@ -28,7 +28,7 @@ from tilework.core.actions import Reject
 from tilework.core.component import LoadSource
 from tilework.core.cost_row import CostRow
 from tilework.core.model import ModelSource
-from tilework.core.request import Shape, Status
+from tilework.core.request import Refusal, Shape, Status
 from tilework.core.wire.spec import Spec, VideoFormat
 from tilework.cost.table import CostTable, graphs_of, merged
 from tilework.pipelines.draw import draw
@@ -318,8 +318,8 @@ def test_a_refused_request_ends_once_with_the_reason(start: Callable[..., Rig]) 
     rig = start(POSTER)
     specs = {"good": tiny.spec(steps=2), "bad": tiny.spec(prompt="a secret plan", steps=2)}
     good, bad = rig.outcomes(specs)
-    assert (good.status, good.is_refused) == (Status.DONE, False)
-    assert (bad.status, bad.is_refused) == (Status.CANCELLED, True)
+    assert (good.status, good.refusal) == (Status.DONE, None)
+    assert (bad.status, bad.refusal) == (Status.CANCELLED, Refusal.CONTENT)
     assert bad.reason == "stage 'long_prompt' has refused it: the prompt asks for what is not drawn here"
     assert replay(rig.log.getvalue().splitlines())[1] is None
     rig.wait_until_idle()

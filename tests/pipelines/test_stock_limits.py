@@ -13,9 +13,9 @@ import torch
 import tiny
 from quick import quick
 from tilework.core.model import TRUE_SCALE, ModelInfo
-from tilework.core.request import DEFAULT_TERMS
-from tilework.core.wire.spec import Spec
-from tilework.pipelines.errors import InvalidDefaults
+from tilework.core.request import DEFAULT_TERMS, Refusal
+from tilework.core.wire.spec import Image, Spec
+from tilework.pipelines.errors import InvalidDefaults, RequestRefused
 from tilework.pipelines.model_index import ADAPTERS
 from tilework.pipelines.stock.component_calls import ComponentCall, Role
 from tilework.pipelines.stock.stock_arguments import FRAMES
@@ -28,6 +28,7 @@ from zoo.registry import ZOO, build
 
 QUICK = ("flux-kontext", "cogvideox")
 GUIDED = ("qwen-image", "flux2-klein-base", "flux2-klein", "z-image", "chroma", "sana", "lcm", "hunyuan-video-guided")
+_SMALL = Image(height=32, width=32, pixels=bytes(32 * 32 * 3))
 _ODD_SIZES = {
     "sd2-upscale": "it makes four pixels of each",
     "longcat-image-edit": "it makes pictures of one area",
@@ -185,3 +186,20 @@ def _lasting(model: ZooModel, info: ModelInfo, frames: int) -> Mapping[str, Any]
         given = inputs[name]
         inputs[name] = [given[index % len(given)] for index in range(frames)] if len(given) > 1 else given
     return inputs | {name: frames for name in FRAMES if name in inputs}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "reason"),
+    [
+        ("sd1-control", {"arguments": {"control_guidance_end": 0.0}}, "control guidance start: 0.0 cannot be larger"),
+        ("sd1-control-two", {"pictures": {"image": (_SMALL,)}}, "For multiple controlnets"),
+        ("flux2-klein-edit", {"pictures": {"image": (_SMALL,)}}, "Image too small"),
+    ],
+)
+def test_what_the_stock_call_does_not_take_is_refused(name: str, changes: dict[str, Any], reason: str) -> None:
+    """Before its loop, between components, it only looks at what it is given."""
+    model = ZOO[name]
+    family = StockPipeline(build(model), name, {}, "")
+    with pytest.raises(RequestRefused, match=reason) as raised:
+        requests.begin(family, replace(requests.spec_of(model, family, 1), **changes))
+    assert raised.value.refusal is Refusal.VALUE

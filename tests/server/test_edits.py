@@ -139,7 +139,7 @@ def test_openai_edit_errors_are_their_exceptions(server: Served) -> None:
         client.images.edit(image=("a.svg", b"<svg/>"), prompt="x")
     assert bad.value.param == "image"
     with pytest.raises(openai.NotFoundError, match="tiny-editor"):
-        client.images.edit(image=("a.png", plain()), prompt="x", model="gpt-image-1")
+        client.images.edit(image=("a.png", plain()), prompt="x", model="sdxl")
     for more in (0, 2 << 20):  # A large file is refused before it is there.
         with serving(FakeEngine()) as other, pytest.raises(openai.BadRequestError, match="draws from text alone"):
             client_of(other).images.edit(image=("a.png", plain() + bytes(more)), prompt="x")

@@ -170,7 +170,7 @@ def test_exceptions_of_the_official_client(server: Served) -> None:
     with pytest.raises(openai.BadRequestError, match="nearest size") as bad:
         client.images.generate(prompt="x", size="100x90")  # type: ignore[call-overload]
     assert bad.value.param == "size"
-    for model in ("dall-e-3", "gpt-image-1"):
+    for model in ("sdxl", "dall-e"):
         with pytest.raises(openai.NotFoundError, match="tiny-shapes") as missing:
             client.images.generate(prompt="x", model=model)
         assert (missing.value.code, missing.value.param) == ("model_not_found", "model")

@@ -28,7 +28,7 @@ def test_the_first_model_goes_by_the_names_that_it_is_given() -> None:
             assert server.engine.requests[-1].pipeline == INFO.name
             assert server.http.get(f"/v1/models/{name or 'dall-e-2'}").json()["id"] == "dall-e-2"
         assert server.http.post("/v1/chat/completions", json={**CHAT, "model": "other"}).json()["model"] == "other"
-        wrong = server.http.post("/v1/chat/completions", json={**CHAT, "model": "dall-e-3"})
+        wrong = server.http.post("/v1/chat/completions", json={**CHAT, "model": "sdxl"})
         assert wrong.status_code == 404
         assert 'use one of "dall-e-2", "gpt-image-1", "other"' in wrong.json()["error"]["message"]
 

@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from fake_engine import FakeEngine, Plan, Served, serving
+from tilework.core.request import Refusal
 from tilework.server.calls import finish
 from waiting import PATIENCE_S, eventually
 
@@ -163,11 +164,14 @@ def test_failed_call_says_why(server: Served) -> None:
     assert refusal(server.http.get(f"/v1/requests/{uid}/content")) == (410, "generation_failed")
 
 
-def test_what_a_stage_of_the_model_refuses_is_the_clients_mistake(server: Served) -> None:
-    server.engine.plan = Plan(refuse="stage 'check' has refused it: too red")
+@pytest.mark.parametrize(
+    ("why", "code"), [(Refusal.CONTENT, "content_policy_violation"), (Refusal.VALUE, "unsupported_value")]
+)
+def test_what_the_model_refuses_is_the_clients_mistake(server: Served, why: Refusal, code: str) -> None:
+    server.engine.plan = Plan(refuse="the call does not take it: too red.", refusal=why)
     answer = server.post({"prompt": "x", "n": 2})
-    assert refusal(answer) == (400, "content_policy_violation")
-    assert "is not made: stage 'check' has refused it: too red." in answer.json()["error"]["message"]
+    assert refusal(answer) == (400, code)
+    assert answer.json()["error"]["message"].endswith("is not made: the call does not take it: too red.")
     assert answer.headers["x-should-retry"] == "false"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from fake_engine import EDITOR, INFO, FakeEngine, Served, serving
+from server.picture_files import plain
 from tilework.core.model import Argument, ArgumentKind, ModelInfo
 from tilework.server.calls.parsing.form import form_fields
 from tilework.server.schema.foreign_fields import SILENT, WITHOUT_CHOICE, WITHOUT_EFFECT
@@ -36,12 +38,16 @@ def warnings_of(server: Served, fields: dict[str, Any]) -> list[str]:
     return warnings
 
 
-def refused_for(server: Served, fields: dict[str, Any]) -> str:
+def refused_with(server: Served, fields: dict[str, Any]) -> tuple[int, str]:
     before = len(server.engine.requests)
     answer = server.post({"prompt": "a cat", **fields})
-    assert answer.status_code == 400
     assert len(server.engine.requests) == before
-    param: str = answer.json()["error"]["param"]
+    return answer.status_code, answer.json()["error"]["param"]
+
+
+def refused_for(server: Served, fields: dict[str, Any]) -> str:
+    status, param = refused_with(server, fields)
+    assert status == 400
     return param
 
 
@@ -185,3 +191,63 @@ def test_guidance_that_a_model_cannot_have_is_refused(info: ModelInfo, fields: d
         error = served.post({"prompt": "a cat", **fields}).json()["error"]
     assert error["param"] in fields
     assert remedy in error["message"]
+
+
+@pytest.mark.parametrize("name", ["dall-e-2", "dall-e-3", "gpt-image-1", "gpt-image-1-mini", "chatgpt-image-latest"])
+def test_a_model_stands_in_for_those_of_openai(server: Served, strict: Served, name: str) -> None:
+    assert warnings_of(server, {"model": name}) == [f'model "{name}" is not served here: tiny-shapes stands in for it.']
+    assert refused_with(strict, {"model": name}) == (404, "model")
+
+
+def test_an_empty_name_is_none(server: Served) -> None:
+    assert warnings_of(server, {"model": ""}) == []
+
+
+@pytest.mark.parametrize("name", ["sdxl", "dall-e", "gpt-image-", "my-dall-e-3"])
+def test_another_name_is_no_model(server: Served, name: str) -> None:
+    assert refused_with(server, {"model": name}) == (404, "model")
+
+
+def test_a_name_that_a_model_has_is_its_own() -> None:
+    with serving(FakeEngine(), served_model_name="dall-e-3", drain_s=0) as served:
+        assert served.post({"prompt": "x", "model": "dall-e-3"}).json()["data"][0]["tilework"]["warnings"] == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "as_url"),
+    [
+        ({"model": "dall-e-3"}, True),
+        ({"model": "dall-e-3", "response_format": "b64_json"}, False),
+        ({"model": "gpt-image-1"}, False),
+        ({}, False),
+    ],
+)
+def test_images_are_urls_where_openai_gives_them(server: Served, fields: dict[str, Any], as_url: bool) -> None:
+    (image,) = server.post({"prompt": "a cat", **fields}).json()["data"]
+    assert (image["url"] is not None, image["b64_json"] is None) == (as_url, as_url)
+
+
+@pytest.mark.parametrize(
+    ("size", "made"), [("1024x1024", "512x512"), ("1792x1024", "512x288"), ("1024x1536", "336x512"), ("256x256", None)]
+)
+def test_a_size_of_openai_is_made_smaller_if_it_must_be(
+    server: Served, strict: Served, size: str, made: str | None
+) -> None:
+    expected = [] if made is None else [f"size {size} is none that tiny-shapes draws: this is {made}."]
+    answer = server.post({"prompt": "a cat", "size": size}).json()
+    assert answer["size"] == (made or size)
+    assert answer["data"][0]["tilework"]["warnings"] == expected
+    if made is not None:
+        assert refused_for(strict, {"size": size}) == "size"
+
+
+def test_any_other_size_that_cannot_be_drawn_is_refused(server: Served) -> None:
+    assert refused_for(server, {"size": "1024x64"}) == "size"
+
+
+def test_a_picture_that_decides_the_size_comes_before_one_of_openai() -> None:
+    with serving(FakeEngine(info=replace(EDITOR, takes_size=False)), drain_s=0) as served:
+        fields = {"prompt": "x", "image": base64.b64encode(plain(32, 48)).decode()}
+        (image,) = served.post({**fields, "size": "1024x1024"}).json()["data"]
+        assert image["tilework"]["warnings"] == ["size 1024x1024 is none that tiny-editor draws: this is 32x48."]
+        assert served.post({**fields, "size": "64x64"}).json()["error"]["param"] == "size"

@@ -12,11 +12,13 @@ import torch
 import tiny
 from commands import decode, decode_all, encode, import_state, steps
 from tilework.core.packing import Pack
+from tilework.core.request import Refusal
 from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import Forget
 from tilework.core.wire.reports import Absent, Ended, Failed, Preview, Progress, Report
 from tilework.core.wire.spec import Spec
 from tilework.pipelines import serialization
+from tilework.pipelines.errors import RequestRefused
 from tilework.pipelines.families.latent_state import LatentState
 from tilework.pipelines.families.sd3 import StableDiffusion3
 from tilework.pipelines.family import Family
@@ -225,6 +227,19 @@ def test_states_are_serialized_for_all_members_or_none(
     [*_, failed] = bench.run(steps(1, ((1, 0), (2, 0)), 3))
     assert isinstance(failed, Failed)
     assert set(tmp_path.iterdir()) == known, "a blob of which nobody knows stays for ever"
+
+
+def test_what_a_pipeline_refuses_is_reported_as_such(
+    family: StableDiffusion3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RequestRefused("the stock call does not take it: 7")
+
+    monkeypatch.setattr(family, "run", refuse)
+    (failed,) = WorkerBench(family, tmp_path).run(encode(1, 4, tiny.spec()))
+    assert isinstance(failed, Failed)
+    assert (failed.refuses, failed.refusal) == (4, Refusal.VALUE)
+    assert failed.reason == "the stock call does not take it: 7"
 
 
 def test_a_picture_that_is_no_number_is_an_error_of_its_job_alone(

@@ -263,6 +263,13 @@ class RefusalCode(StrEnum):
     MEMORY = "too_large"
 
 
+class Refusal(StrEnum):
+    """Why a model does not serve a request: what it should show, or a value that its call does not take."""
+
+    CONTENT = "content"
+    VALUE = "value"
+
+
 class Status(StrEnum):
     """The status of a job. Those that are final are entered exactly once."""
 

@@ -88,11 +88,24 @@ def offered(
     return tuple(found)
 
 
-def clip_layers(pipeline: Any, beyond: int) -> int:
-    """The most layers of CLIP that can be skipped, if the last one is `beyond` layers from the output."""
-    encoders: list[Any] = [getattr(pipeline, name, None) for name in ("text_encoder", "text_encoder_2")]
-    layers = [one.config.num_hidden_layers for one in encoders if one is not None]
-    return min(layers) - beyond if layers else -1
+def clip_layers(pipeline: Any) -> int:
+    """The most layers of CLIP that can be skipped; below 0: none, as the stock call cannot do it.
+
+    Calls with two encoders take the last layer but one. Those with one read its `text_model`, which some versions of
+    transformers have not; they fail then.
+    """
+    names = [name for name in ("text_encoder", "text_encoder_2") if name in pipeline.components]
+    encoders: list[Any] = [one for name in names if (one := getattr(pipeline, name)) is not None]
+    if not encoders or (len(names) == 1 and not hasattr(encoders[0], "text_model")):
+        return -1
+    return int(min(one.config.num_hidden_layers for one in encoders)) - (len(names) - 1)
+
+
+def control_modes(pipeline: Any) -> float | None:
+    """The last mode of a network that takes several kinds of control pictures; None if it has no number of them."""
+    config = getattr(getattr(pipeline, "controlnet", None), "config", {})
+    num_modes = config.get("num_control_type") or config.get("num_mode")
+    return None if num_modes is None else float(num_modes - 1)
 
 
 def as_number(value: ArgumentValue) -> float:

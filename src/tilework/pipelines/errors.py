@@ -1,5 +1,7 @@
 """Errors of models, raised before anything is drawn. Each message names the field, the value and the remedy."""
 
+from tilework.core.request import Refusal
+
 
 class ModelError(Exception):
     """A model cannot be served as asked; the one class to catch around `pipelines.loading.load`."""
@@ -31,3 +33,9 @@ class InvalidDefaults(ModelError):
 
 class InvalidWorkflow(ModelError):
     """A workflow of a user cannot be imported, or its stages do not fit together."""
+
+
+class RequestRefused(Exception):
+    """A pipeline does not serve a request, on no device; the message says why."""
+
+    refusal = Refusal.VALUE

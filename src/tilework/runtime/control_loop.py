@@ -188,7 +188,7 @@ class ControlLoop:
             image=image,
             segments=tuple(ticket.segments),
             file=file,
-            is_refused=ticket.is_refused,
+            refusal=ticket.refusal,
         )
         self._observer.on_ended(ticket, outcome)
         ticket.end(outcome)

@@ -10,7 +10,7 @@ from tilework.core.actions import Action, RunWork
 from tilework.core.cache import CacheUse
 from tilework.core.checkpoint import Checkpoint
 from tilework.core.model import ModelInfo
-from tilework.core.request import Request, Status, Terms
+from tilework.core.request import Refusal, Request, Status, Terms
 from tilework.core.wire.spec import File, Image, Spec
 from tilework.core.work import Group
 
@@ -101,8 +101,8 @@ class Segment:
 class Outcome:
     """How a request ended. Times are on the engine's clock.
 
-    If and only if `status` is done, there is an `image`, or a `file` if it asked for a video. One that a stage of its
-    model does not serve `is_refused`, and cancelled with its reason.
+    If and only if `status` is done, there is an `image`, or a `file` if it asked for a video. One that its model does
+    not serve has a `refusal`, and is cancelled with its reason.
     """
 
     uid: str
@@ -112,7 +112,7 @@ class Outcome:
     image: Image | None
     segments: tuple[Segment, ...]
     file: File | None = None
-    is_refused: bool = False
+    refusal: Refusal | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ class Ticket:
     first_start_ns: int | None = None
     preview: Preview | None = None
     is_running: bool = False
-    is_refused: bool = False
+    refusal: Refusal | None = None
     taken_back: bool = False
     _watchers: dict[int, Callable[[], None]] = field(default_factory=dict)
     _next_watcher: int = 0

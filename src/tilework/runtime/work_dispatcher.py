@@ -242,7 +242,7 @@ class WorkDispatcher:
                 if isinstance(report, Ended):
                     self._note_memory(device_id, report)
                 elif report.refuses is not None and (entry := self._requests.get(report.refuses)):
-                    entry.ticket.is_refused = True
+                    entry.ticket.refusal = report.refusal
                     self._handle(Cancelled(entry.ticket.request.uid, report.reason))
                 self._apply(self._core.on_report(device_id, report))
             case WeightsLoaded(load_id, run_ns, dropped):

@@ -32,9 +32,9 @@ from tilework.core.wire.commands import (
 from tilework.core.wire.reports import Absent, Calibrated, Ended, Failed, KeptStates, Report, StartedOver
 from tilework.core.wire.spec import Spec
 from tilework.patches.cache import PatchCache
+from tilework.pipelines.errors import RequestRefused
 from tilework.pipelines.family import ANY_SEED, Family, Values
 from tilework.pipelines.serialization import BadState
-from tilework.pipelines.workflow.functions import StageRefused
 from tilework.worker.calibrate import calibrate
 from tilework.worker.exact import check_exact
 from tilework.worker.hardware import DeviceFailed, has_failed, memory_in_use
@@ -236,10 +236,11 @@ class Worker:
             return replace(run(command), memory_bytes=memory_in_use(self._models.device))
         except JobMissing as error:
             return Failed(command.work_id, describe(error), error.state_lost)
-        except StageRefused as error:
+        except RequestRefused as error:
             self._lose_jobs(command, str(error))
             (job_id, _), *others = command.members
-            return Failed(command.work_id, str(error), by_model=True, refuses=None if others else job_id)
+            refuses = None if others else job_id
+            return Failed(command.work_id, str(error), by_model=True, refuses=refuses, refusal=error.refusal)
         except Exception as error:
             if self._budget.is_exceeded_by(error):
                 _log.warning("work %d of %s: %s", command.work_id, _names(command), describe(error))

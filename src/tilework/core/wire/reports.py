@@ -10,6 +10,7 @@ from tilework.core.component import Component, WeightBlocks, num_bytes
 from tilework.core.cost_row import CostRow
 from tilework.core.lora import Lora
 from tilework.core.model import ModelInfo
+from tilework.core.request import Refusal
 from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.ranges import Amount, Count, Duration, Name, Share, Text, Time
 from tilework.core.wire.spec import File, Image
@@ -250,7 +251,7 @@ class Failed:
     """A work raised an error. With `state_lost` the blobs that it should have started from are gone.
 
     `by_model`: the model raised it, so that the same request may raise it again. With `refuses`, a job, the model does
-    not serve its request: that ends, and no device tries it again.
+    not serve its request, for the reason `refusal`: that ends, and no device tries it again.
     """
 
     work_id: Count
@@ -258,6 +259,7 @@ class Failed:
     state_lost: bool = False
     by_model: bool = False
     refuses: Count | None = None
+    refusal: Refusal = Refusal.CONTENT
 
 
 SLOWDOWNS = ("power cap", "power brake", "temperature", "hardware", "other cards", "fixed clock")

@@ -26,9 +26,7 @@ class StableDiffusion(UNetPipeline):
     """
 
     def __init__(self, pipeline: Any, name: str, overrides: Mapping[str, Any], library: str) -> None:
-        # The stock call reads `text_encoder.text_model`, which transformers has not in all versions; it fails then.
-        can_skip = hasattr(pipeline.text_encoder, "text_model")
-        arguments = {"clip_skip": clip_layers(pipeline, 0) if can_skip else -1}
+        arguments = {"clip_skip": clip_layers(pipeline)}
         super().__init__(
             pipeline, _stock_defaults(pipeline, name), overrides, library, family="sd", arguments=arguments
         )

@@ -40,7 +40,7 @@ class StableDiffusion3(StagedPipeline):
             cell_multiple=pipeline.patch_size,
             arguments={
                 **dict.fromkeys((*TEXTS, "max_sequence_length", "mu", *SKIPS)),
-                "clip_skip": clip_layers(pipeline, 1),
+                "clip_skip": clip_layers(pipeline),
                 "sigmas": 1.0,
                 "skip_guidance_layers": transformer.config.num_layers - 1,
             },

@@ -21,7 +21,7 @@ class StableDiffusionXL(UNetPipeline):
     """The family of `StableDiffusionXLPipeline`. See `UNetPipeline`."""
 
     def __init__(self, pipeline: Any, name: str, overrides: Mapping[str, Any], library: str) -> None:
-        arguments = {**dict.fromkeys(("prompt_2", "negative_prompt_2", *SIZES)), "clip_skip": clip_layers(pipeline, 1)}
+        arguments = {**dict.fromkeys(("prompt_2", "negative_prompt_2", *SIZES)), "clip_skip": clip_layers(pipeline)}
         super().__init__(
             pipeline, _stock_defaults(pipeline, name), overrides, library, family="sdxl", arguments=arguments
         )

@@ -84,7 +84,7 @@ class UNetPipeline(StagedPipeline):
             sampler,
             spec.steps,
             self.device,
-            None if timesteps is None else [int(timestep) for timestep in as_tuple(timesteps)],
+            None if timesteps is None else list(as_tuple(timesteps)),
             None if sigmas is None else list(as_tuple(sigmas)),
         )
         if hasattr(sampler, "set_begin_index"):

@@ -17,7 +17,7 @@ from torch import nn
 from tilework.core.graph.shipped import latent_diffusion
 from tilework.core.graph.stage import StageSpec
 from tilework.core.model import TRUE_SCALE, Argument, ModelInfo, StrengthRule
-from tilework.pipelines.arguments import generator_device, offered
+from tilework.pipelines.arguments import clip_layers, control_modes, generator_device, offered
 from tilework.pipelines.components import ComponentGroups, decodes_in_tiles, denoisers_of, shares_decode
 from tilework.pipelines.defaults import Defaults, resolve
 from tilework.pipelines.errors import UnsupportedModel
@@ -34,6 +34,7 @@ from tilework.pipelines.video.export import EXPORT, EXPORT_WITH_SOUND, SOUND
 _STEPS = 50
 STRENGTH = "strength"
 _ABOVE_ALL = 100.0  # A guidance scale.
+_AT_THE_SIZE_OF_THE_PICTURE = ("ZImageImg2ImgPipeline", "ZImageInpaintPipeline")  # They fail at another one.
 
 
 def describe(
@@ -75,7 +76,7 @@ def describe(
         guided_above=0.0 if _has_second_pass(pipeline, arguments, 0.5) else 1.0,
         takes_guidance=takes_guidance,
         takes_negative="negative_prompt" in arguments,
-        takes_size="height" in arguments,
+        takes_size="height" in arguments and type(pipeline).__name__ not in _AT_THE_SIZE_OF_THE_PICTURE,
         max_degree=max_degree,
         step_ranges=limits.step_ranges(),
         arguments=(
@@ -125,7 +126,9 @@ def num_heads(denoiser: Any) -> int:
 
 def _offered(pipeline: Any, arguments: StockArguments, needed: Collection[str]) -> Iterator[Argument]:
     """What the call takes of `arguments.ARGUMENTS`; a strength only if it is known how many steps that leaves."""
-    for one in offered(pipeline, dict.fromkeys(arguments.names), lambda _name, _values: None):
+    own = {"clip_skip": clip_layers, "control_mode": control_modes}
+    limits = {name: own[name](pipeline) if name in own else None for name in arguments.names}
+    for one in offered(pipeline, limits, lambda _name, _values: None):
         if one.name == TRUE_SCALE:
             yield replace(one, default=arguments.default(TRUE_SCALE))
         elif one.name != STRENGTH:

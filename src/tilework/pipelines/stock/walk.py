@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from tilework.pipelines.errors import UnsupportedModel
+from tilework.pipelines.errors import RequestRefused, UnsupportedModel
 from tilework.pipelines.sampler import memory_of
 from tilework.pipelines.stock.answers import TouchedTensors, has_nan, has_unkept, hollow, kept, rebuilt, recorded
 from tilework.pipelines.stock.component_calls import ComponentCall, Role, is_object
@@ -104,7 +104,7 @@ class Walk:
         answers: list[Encoded] = []
         drawn: dict[int, list[Tensor]] = {}
         undrawn = self.generator.get_state()
-        self._resume(None, touched)
+        self._prepare(None, touched)
         while self.pending is not None and not self.is_in_loop:
             before = self.call.torch_states
             self.has_drawn_to_encode |= not torch.equal(self.generator.get_state(), undrawn)
@@ -114,7 +114,7 @@ class Walk:
                 drawn[len(answers)] = self.call.torch_states
                 self.has_drawn_to_encode = True
             answers.append((self.pending.component, recorded(answer)))
-            self._resume(answer, touched)
+            self._prepare(answer, touched)
         if self.pending is not None:
             touched.note((self.pending.args, dict(self.pending.kwargs)))
         for index, (component, answer) in enumerate(answers):
@@ -261,6 +261,17 @@ class Walk:
                 raise UnsupportedModel(_LOST)
             self._resume(ask(call))
         return self.call.result
+
+    def _prepare(self, answer: Any, touched: TouchedTensors) -> None:
+        """Run on before the loop, where the call looks at what it is given.
+
+        Raises:
+            RequestRefused: it cannot take that.
+        """
+        try:
+            self._resume(answer, touched)
+        except (TypeError, ValueError) as error:
+            raise RequestRefused(f"the stock call does not take it: {error}") from error
 
     def _resume(self, answer: Any, watching: AbstractContextManager[Any] | None = None) -> None:
         try:

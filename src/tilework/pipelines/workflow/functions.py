@@ -12,8 +12,9 @@ from torch import nn
 
 from tilework.core.comm import Comm
 from tilework.core.graph.stage import DeviceKind
+from tilework.core.request import Refusal
 from tilework.core.wire.spec import Spec
-from tilework.pipelines.errors import InvalidWorkflow, UnsupportedModel
+from tilework.pipelines.errors import InvalidWorkflow, RequestRefused, UnsupportedModel
 from tilework.pipelines.family import Values
 from tilework.pipelines.workflow.definition import PART_FIELDS, REQUEST_FIELDS, Function, Refused
 from tilework.pipelines.workflow.exchange import from_all
@@ -24,8 +25,10 @@ class StageFailed(Exception):
     """A user's stage raised an error, or returned what it should not; the message names the stage."""
 
 
-class StageRefused(Exception):
+class StageRefused(RequestRefused):
     """A user's stage does not serve a request; the message has the stage and the reason."""
+
+    refusal = Refusal.CONTENT
 
 
 @dataclass(frozen=True, slots=True, eq=False)

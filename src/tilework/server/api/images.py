@@ -94,7 +94,7 @@ class ImageService:
     @property
     def models(self) -> ServedModels:
         """The models that are served; the engine must have started."""
-        return ServedModels(self.engine.models, self.entries, self.config.served_names)
+        return ServedModels(self.engine.models, self.entries, self.config.served_names, self.config.strict)
 
     def check_free(self, name: str, aliases: Sequence[str]) -> None:
         """Check names as `ServedModels.check_free`, against those of the models that are served then."""
@@ -152,7 +152,7 @@ class ImageService:
                 pictures = await self.bodies.decoded(given)
         with self._counting_mistakes():
             more: Any = {"pictures": pictures, "stream_of": route.stream_of, "video": asked.video}
-            ask = image_call(fields, self._rules(http, models, info), self.rng, **more)
+            ask = image_call(fields, self._rules(http, models, info, asked.fields.get("model")), self.rng, **more)
             ask = replace(ask, traceparent=_traceparent(http))
             self.metrics.count_warnings(len(ask.warnings))
             await self._check_texts(ask.specs[0])
@@ -186,8 +186,8 @@ class ImageService:
             self.metrics.count_too_many_a_minute()
             raise too_many_a_minute(tenant, wait_ns)
 
-    def _rules(self, http: Request, models: ServedModels, info: ModelInfo) -> Rules:
-        """What the body of a request for this model is checked against, as of now."""
+    def _rules(self, http: Request, models: ServedModels, info: ModelInfo, name: object) -> Rules:
+        """What the body of a request for this model, which it calls so, is checked against as of now."""
         tenant, tenants = tenant_of(http.scope), tenants_of(http.scope)
         return Rules(
             info=info,
@@ -202,6 +202,7 @@ class ImageService:
             tenants=tenants,
             tenant=tenant,
             now=datetime.now(UTC),
+            stands_in=isinstance(name, str) and models.stands_in(name),
         )
 
     def _alone_s(self, model: str, specs: Sequence[Spec]) -> float | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from PIL import Image as Pillow
 
-from tilework.core.request import Status
+from tilework.core.request import Refusal, Status
 from tilework.core.time import s_from_ns
 from tilework.core.wire.spec import Image
 from tilework.pipelines.video.stills import some_frames
@@ -25,6 +25,7 @@ from tilework.server.calls.errors import (
     ContentRefused,
     Expired,
     Failed,
+    InvalidValue,
     NotReady,
     internal_error,
     not_ready,
@@ -45,6 +46,10 @@ logger = logging.getLogger("tilework.server")
 PATIENCE_S = 60.0
 """How long a picture that cannot be kept is tried again."""
 _RETRY_S = 0.5
+_REFUSALS: dict[Refusal, tuple[type[CallError], str | None]] = {
+    Refusal.CONTENT: (ContentRefused, None),
+    Refusal.VALUE: (InvalidValue, "unsupported_value"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,8 +245,9 @@ async def _outcomes(call: Call) -> list[Outcome] | CallError:
 def _failure(call: Call, outcome: Outcome) -> CallError | None:
     if outcome.status is Status.DONE:
         return None
-    if outcome.is_refused:
-        return ContentRefused(f"Image {outcome.uid} is not made: {outcome.reason}.", resend=False)
+    if outcome.refusal is not None:
+        kind, code = _REFUSALS[outcome.refusal]
+        return kind(f"Image {outcome.uid} is not made: {outcome.reason.removesuffix('.')}.", code=code, resend=False)
     if outcome.status is Status.EXPIRED:
         message = (
             f'Image {outcome.uid} was dropped, as on_miss "drop" asks: {outcome.reason}. Ask for a later deadline.'

@@ -12,6 +12,7 @@ from tilework.server.calls.errors import UnknownModel
 from tilework.server.config import ConfigError
 from tilework.server.default_slo import DefaultSlo
 from tilework.server.models_file import ModelEntry
+from tilework.server.schema.foreign_fields import OPENAI_MODELS
 from tilework.server.text import shown
 
 
@@ -29,12 +30,13 @@ class ServedModels:
     another has it as its name: SGLang's client sends it.
 
     `entries` are what the file of models says of some. `names` are what clients call the first one, if the server has
-    been told so; its own name still leads to it.
+    been told so; its own name still leads to it. Unless it `is_strict`, a name of OpenAI's is as none.
     """
 
     infos: Mapping[str, ModelInfo]
     entries: Mapping[str, ModelEntry] = field(default_factory=dict)
     names: tuple[str, ...] = ()
+    is_strict: bool = False
 
     def check(self) -> None:
         """Raises ConfigError if a model is called as none can be, or if a name of the first model is one of another."""
@@ -79,7 +81,7 @@ class ServedModels:
         Raises:
             UnknownModel: there is none.
         """
-        if not isinstance(name, str):
+        if not isinstance(name, str) or not name or self.stands_in(name):
             return next(filter(suits, self.infos.values()), self.default)
         info = self._owner(name)
         if info is None:
@@ -90,6 +92,10 @@ class ServedModels:
                 f"The model {shown(name)} does not exist here; {give}, or leave model out.", field="model"
             )
         return info
+
+    def stands_in(self, name: str) -> bool:
+        """Whether a model of OpenAI's has this name, and none here: another stands in for it."""
+        return not self.is_strict and OPENAI_MODELS.fullmatch(name) is not None and self._owner(name) is None
 
     def _owner(self, name: str) -> ModelInfo | None:
         """The model that a name leads to."""

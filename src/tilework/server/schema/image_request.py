@@ -59,7 +59,9 @@ class ImageRequest(BaseModel):
     size: str | None = Field(None, description='"auto", or width and height in pixels as in "512x512"')
     width: int | None = Field(None, ge=1, description="an integer, the width in pixels (instead of size)")
     height: int | None = Field(None, ge=1, description="an integer, the height in pixels (instead of size)")
-    response_format: Literal["b64_json", "url"] = Field("b64_json", description='"b64_json" or "url"')
+    response_format: Literal["b64_json", "url"] | None = Field(
+        None, description='"b64_json" or "url", or nothing: the first, but for names such as "dall-e-3", as OpenAI does'
+    )
     output_format: OutputFormat = Field("png", description='"png", "jpeg" or "webp"')
     output_compression: int | None = Field(
         None, ge=0, le=100, description="an integer from 0 to 100, the quality of jpeg and webp (default 90)"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
@@ -21,9 +21,11 @@ from tilework.server.calls.parsing.no_effect import no_effects, refuse
 from tilework.server.calls.parsing.pictures import NO_PICTURES, PictureFile, Pictures, decoded_again
 from tilework.server.calls.parsing.prompt_words import prompt_warnings
 from tilework.server.calls.parsing.reading import read_fields
+from tilework.server.calls.parsing.sizes import size_text
 from tilework.server.calls.parsing.specs import Rules, specs_of
 from tilework.server.calls.parsing.video_format import AskedVideo, format_of, num_frames_of
 from tilework.server.config import ServerConfig
+from tilework.server.schema.foreign_fields import GIVES_URLS, OPENAI_SIZES
 from tilework.server.schema.image_request import MAX_SEED, FileFormat, ImageRequest
 from tilework.server.tenants import Tenant
 from tilework.server.text import counted, shown
@@ -163,7 +165,7 @@ def image_call(
         )
         or usual_deadline(rules.defaults.of(priority), partial(rules.alone_s, specs), config.max_slo_s),
         terms=rules.tenants.terms(rules.tenant, priority, OnMiss(ask.on_miss)),
-        as_url=ask.response_format == "url",
+        as_url=_as_url(ask),
         output_format=ask.output_format if video is None else "mp4",
         quality=DEFAULT_QUALITY if ask.output_compression is None else ask.output_compression,
         user=ask.user,
@@ -173,6 +175,7 @@ def image_call(
         stream_of=stream_of,
         vae_tiling=info.vae_tiling,
         warnings=(
+            *_stand_ins(ask, rules, specs[0]),
             *(one.warning for one in no_effect),
             *_warnings(given.ignored),
             *prompt_warnings(ask.prompt, info),
@@ -204,6 +207,22 @@ def parsed(
         if name not in given:
             raise InvalidValue(f"{name} is missing. {remedy}", field=name, code="missing_value") from None
         raise invalid(name, given[name], remedy) from None
+
+
+def _as_url(ask: ImageRequest) -> bool:
+    """As asked for, or else as OpenAI does for a model of this name. A stream carries its pictures."""
+    if ask.response_format is None:
+        return not ask.stream and ask.model is not None and ask.model.startswith(GIVES_URLS)
+    return ask.response_format == "url"
+
+
+def _stand_ins(ask: ImageRequest, rules: Rules, spec: Spec) -> Iterator[str]:
+    """What is made instead of what was asked for, since clients of OpenAI's API cannot ask for anything else."""
+    name = rules.info.name
+    if rules.stands_in:
+        yield f"model {shown(ask.model)} is not served here: {name} stands in for it."
+    if ask.size in OPENAI_SIZES and ask.size != (made := size_text(spec.shape)):
+        yield f"size {ask.size} is none that {name} draws: this is {made}."
 
 
 def _warnings(ignored: Sequence[str]) -> tuple[str, ...]:

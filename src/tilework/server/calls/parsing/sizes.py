@@ -10,6 +10,7 @@ from tilework.core.request import Shape
 from tilework.core.wire.spec import Image
 from tilework.server.calls.errors import invalid
 from tilework.server.config import ServerConfig
+from tilework.server.schema.foreign_fields import OPENAI_SIZES
 from tilework.server.schema.image_request import ImageRequest
 
 
@@ -18,6 +19,9 @@ def shape_of(
 ) -> Shape:
     """As asked for; else the size of the given picture, or the model's.
 
+    Unless the server is strict, one of OpenAI's sizes that is not allowed here is made smaller in proportion, or gives
+    way to that of a picture that decides the size.
+
     `num_given` is how many frames the clip has that decides how many are made (`ModelInfo.frames_of`), if one is given.
 
     Raises:
@@ -25,10 +29,13 @@ def shape_of(
     """
     frames = _frames(ask, info, num_given)
     if picture is not None and not info.takes_size:
-        return _shape_of_picture(ask, info, frames, picture)
+        return _shape_of_picture(ask, info, frames, picture, is_strict=config.strict)
     default = _default(info, frames, config.max_pixels, picture)
     size = _size(ask, default)
-    plain = _plain_shape(size, info, default)
+    if size in OPENAI_SIZES and not config.strict:
+        plain = _fitted(*_sides(size), info, config.max_pixels // frames)
+    else:
+        plain = _plain_shape(size, info, default)
     shape = Shape(plain.height, plain.width, frames)
     if shape.pixels > config.max_pixels:
         given = size_text(shape) if size is None else size
@@ -43,7 +50,7 @@ def size_text(shape: Shape) -> str:
     return f"{shape.width}x{shape.height}"
 
 
-def _shape_of_picture(ask: ImageRequest, info: ModelInfo, frames: int, picture: Image) -> Shape:
+def _shape_of_picture(ask: ImageRequest, info: ModelInfo, frames: int, picture: Image, *, is_strict: bool) -> Shape:
     """The size that the stock call makes of a picture: its own, cut to legal sides."""
     multiple = info.side_multiple
     height, width = (side // multiple * multiple for side in (picture.height, picture.width))
@@ -53,7 +60,7 @@ def _shape_of_picture(ask: ImageRequest, info: ModelInfo, frames: int, picture: 
         raise invalid(name, f"a picture of {picture.width}x{picture.height}", remedy)
     shape = Shape(height, width, frames)
     size = _size(ask, shape)
-    if size not in (None, "auto", size_text(shape)):
+    if size not in (None, "auto", size_text(shape)) and (is_strict or size not in OPENAI_SIZES):
         remedy = f"{info.name} draws at the size of the given picture: leave it out, or give another picture."
         raise invalid("size", size, remedy, code="unsupported_value")
     return shape
@@ -93,11 +100,21 @@ def _default(info: ModelInfo, frames: int, max_pixels: int, picture: Image | Non
     sides."""
     if picture is None:
         return Shape(info.default_height, info.default_width)
-    height, width = picture.height, picture.width
-    scale = min(1.0, info.max_side / max(height, width), math.sqrt(max_pixels / (frames * height * width)))
+    return _fitted(picture.height, picture.width, info, max_pixels // frames)
+
+
+def _fitted(height: int, width: int, info: ModelInfo, max_pixels: int) -> Shape:
+    """These sides, made smaller in proportion if they must be, and then cut to legal ones."""
+    scale = min(1.0, info.max_side / max(height, width), math.sqrt(max_pixels / (height * width)))
     multiple = info.side_multiple
     rows, columns = (max(1, int(side * scale + 1e-9) // multiple) * multiple for side in (height, width))
     return Shape(rows, columns)
+
+
+def _sides(size: str) -> tuple[int, int]:
+    """Height and width of a size that is written as one."""
+    width, _, height = size.partition("x")
+    return int(height), int(width)
 
 
 def _size(ask: ImageRequest, default: Shape) -> str | None:

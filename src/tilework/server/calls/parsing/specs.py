@@ -36,6 +36,7 @@ class Rules:
     """What a body is checked against; `now` is the server's time of day.
 
     A body without a deadline gets that of `defaults`. `alone_s` says how long requests take alone, if that is known.
+    The model `stands_in` for one that the body names, which is not served here.
     """
 
     info: ModelInfo
@@ -45,6 +46,7 @@ class Rules:
     tenants: Tenants
     tenant: Tenant
     now: datetime
+    stands_in: bool = False
 
 
 def specs_of(
