@@ -27,6 +27,7 @@ from tilework.pipelines.draw import draw
 from tilework.pipelines.errors import RequestRefused
 from tilework.pipelines.family import Family
 from tilework.pipelines.loading import load
+from tilework.pipelines.numerics import NotFinite
 from tilework.pipelines.stock.stock_pipeline import StockPipeline
 from tilework.pipelines.support.record import served_classes
 from tilework.server.calls.errors import CallError
@@ -37,11 +38,6 @@ NUM_CALLS = int(os.environ.get("RANDOM_CALLS", "4"))
 SEED = os.environ.get("RANDOM_SEED", "0")
 QUICK = ("sdxl", "qwen-image")
 SERVED = [name for name, model in ZOO.items() if model.class_name in served_classes()]
-_FAILS: dict[str, str] = {
-    "sd1-pag-inpaint": "noise_pred_text",  # With guidance_rescale its code reads what it has not set.
-    "bria-fibo": "index out of range",  # The tiny model has few positions.
-}
-"""Classes whose stock call fails with some requests by a mistake of its own, with a word of the error."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -71,15 +67,19 @@ def test_a_random_call_gives_the_stock_picture(
 
 
 def check(name: str, family: Family, call: RandomCall, stock: Future[bytes]) -> None:
-    """What is accepted is drawn as by the stock call; what that does not take is refused as the client's mistake."""
+    """What is accepted is drawn as by the stock call; what that does not take is refused as the client's mistake.
+
+    A model may fail with a request, as a tiny one of few positions; then the stock call fails, too. Of pixels that are
+    no numbers it makes black ones.
+    """
     try:
         pixels = bytes(draw(family, spec_of(call, family.info)).pixels)
-    except (CallError, RequestRefused):
+    except (CallError, RequestRefused, NotFinite):
         return
     except Exception as error:
-        if name in _FAILS and _FAILS[name] in str(error):
-            return
-        raise AssertionError(f"{name}: {call}") from error
+        if stock.exception() is None:
+            raise AssertionError(f"{name} draws here: {call}") from error
+        return
     assert pixels == stock.result(), f"{name}: {call}"
 
 
