@@ -14,6 +14,7 @@ from tilework.core.lora import UsedLora
 from tilework.core.model import ModelInfo
 from tilework.core.request import Shape
 from tilework.cost.profile import ProfileKey
+from tilework.runtime.executor import CannotRun
 from tilework.runtime.models.costs import (
     calibration_shapes,
 )
@@ -64,6 +65,10 @@ class FakeMeasurer:
     ) -> tuple[CostRow, ...]:
         self.known.append(known)
         self.asked += [(batch, degree, num_runs) for batch in batches]
+        if batches and all(self.too_large & set(batch) for batch in batches):
+            raise CannotRun(f"{batches[0][0]} cannot run here (MemoryError: no memory)")
+        if num_runs == 0:
+            return ()
         return tuple(
             CostRow.of(
                 batch,

@@ -234,10 +234,15 @@ def test_what_still_varies_is_said_in_one_line_and_kept(cache: CostCache, caplog
     assert again.asked == [WARM_UP]
 
 
-def test_sizes_that_cannot_run_are_left_out_and_none_at_all_is_an_error(cache: CostCache) -> None:
+def test_sizes_that_cannot_run_are_left_out_with_a_line_each_and_none_at_all_is_an_error(
+    cache: CostCache, caplog: pytest.LogCaptureFixture
+) -> None:
     some, none = FakeMeasurer(), FakeMeasurer(key=replace(KEY, model="other@1"))
     some.too_large, none.too_large = {SHAPES[-1]}, set(SHAPES)
     assert {shape for _, shape, _ in asyncio.run(start(some, (1, 2), cache))} == set(SHAPES[:-1])
+    (said,) = (record.getMessage() for record in caplog.records)
+    reason = f"{SHAPES[-1]} cannot run here (MemoryError: no memory)"
+    assert said == f"toy: {reason}; it is left out of what is measured on 1, 2 devices"
     assert asyncio.run(start_costs(none, INFO, (1, 2), cache)) is None
     assert len(cache.profiles.entries()) == 1
 

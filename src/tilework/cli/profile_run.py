@@ -115,7 +115,7 @@ async def _measure(
         on_progress(0, len(wanted))
         try:
             for part, num_runs in ((singles, plan.num_runs), (batches, min(plan.num_runs, _MIXED_RUNS))):
-                async for found in measure(measurer, part, num_runs):
+                async for found in measure(measurer, info.name, part, num_runs):
                     rows += found
                     num_tried += 1
                     on_progress(num_tried, len(wanted))

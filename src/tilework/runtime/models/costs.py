@@ -22,7 +22,7 @@ from tilework.cost.profile import Profile, ProfileKey, ProfileOrigin
 from tilework.cost.profiles import Profiles, ProfilesUnavailable
 from tilework.cost.rows import RowKey, merge_rows, missing_batches, row_key
 from tilework.cost.table import CostTable, graphs_of
-from tilework.runtime.executor import Executor
+from tilework.runtime.executor import CannotRun, Executor
 
 _log = logging.getLogger(__name__)
 MAX_BATCH = 12
@@ -51,7 +51,9 @@ class Measurer(Protocol):
     ) -> tuple[CostRow, ...]:
         """Measure in groups of this degree, on all devices or on some; returns the rows of all groups.
 
-        The requests use these LoRAs. Stages that are `known` are not timed.
+        The requests use these LoRAs. Stages that are `known` are not timed; with 0 runs all are only warmed up.
+
+        Raises CannotRun if no device can run any of the batches.
         """
 
 
@@ -134,6 +136,7 @@ def random_batches(shapes: Sequence[Shape], number: int, seed: int = 0) -> tuple
 
 async def measure(
     measurer: Measurer,
+    model: str,
     wanted: Sequence[tuple[Batch, int]],
     num_runs: int | None = None,
     shared: Sequence[CostRow] = (),
@@ -144,17 +147,24 @@ async def measure(
     implausible (see `implausible_batches`), and what varies (see `_varies`) while it does so, at most `_MORE_ROUNDS`
     times. Each row is then that of its quickest round, since other work only adds time. Warnings say what remains so.
 
-    Stages of which `shared` has a row are not timed. A batch that cannot run has no rows. A caller that is cancelled
+    Stages of which `shared` has a row are not timed. A batch that cannot run has no rows, and one line says so, with
+    what the `model` is called and why. A caller that is cancelled
     keeps the rows it has received.
     """
 
     async def rows_of(batch: Batch, degree: int, steady: frozenset[str] = frozenset()) -> tuple[CostRow, ...]:
         known = _known_stages(shared, batch, degree) | steady
-        return merge_rows(await measurer.calibrate((batch,), degree, num_runs, known=known))
+        try:
+            return merge_rows(await measurer.calibrate((batch,), degree, num_runs, known=known))
+        except CannotRun as error:
+            refused.setdefault(degree, str(error))
+            return ()
 
     found: list[CostRow] = []
     for batch, alike in groupby(wanted, key=lambda one: one[0]):
+        refused: dict[int, str] = {}
         measured = {degree: await rows_of(batch, degree) for _, degree in alike}
+        _warn_of_refused(model, refused)
         for _ in range(_MORE_ROUNDS):
             steady = _steady_stages(measured)
             for degree, stages in steady.items():
@@ -172,6 +182,14 @@ async def measure(
             found += rows
             yield rows
     _warn_of_varying(found)
+
+
+def _warn_of_refused(model: str, refused: Mapping[int, str]) -> None:
+    """Log in one line at which degrees a batch is left out, and the first reason."""
+    if refused:
+        reason, degrees = next(iter(refused.values())), ", ".join(map(str, refused))
+        devices = "one device" if degrees == "1" else f"{degrees} devices"
+        _log.warning("%s: %s; it is left out of what is measured on %s", model, reason, devices)
 
 
 def _steady_stages(measured: Mapping[int, Sequence[CostRow]]) -> dict[int, frozenset[str]]:
@@ -273,7 +291,7 @@ async def start_costs(
     fresh: list[CostRow] = []
     num_done = 0
     on_measuring(num_done, len(missing))
-    async for measured in measure(measurer, missing, shared=shared):
+    async for measured in measure(measurer, info.name, missing, shared=shared):
         fresh += measured
         num_done += 1
         on_measuring(num_done, len(missing))
@@ -294,7 +312,11 @@ async def lora_slowdown(measurer: Measurer, info: ModelInfo, name: str) -> float
     plain, changed = list[float](), list[float]()
     for _ in range(2):
         for seconds, loras in ((plain, ()), (changed, (UsedLora(name, 1.0),))):
-            rows = merge_rows(await measurer.calibrate(batches, loras=loras))
+            try:
+                rows = merge_rows(await measurer.calibrate(batches, loras=loras))
+            except CannotRun as error:
+                _log.warning("%s: what the LoRA %s costs is not measured: %s", info.name, name, error)
+                return 1.0
             seconds.append(sum(row.seconds for row in rows if info.graph.stage(row.stage).has_steps))
     return max(1.0, min(changed) / min(plain)) if min(plain) and min(changed) else 1.0
 
