@@ -90,9 +90,15 @@ class FakeMeasurer:
 
 @dataclass
 class FakeExecutor:
-    """Measures by a `FakeMeasurer` for each model."""
+    """Measures by a `FakeMeasurer` for each model, of which the `broken` ones run at no size.
+
+    `tried` are those that were only warmed up.
+    """
 
     measured: list[str] = field(default_factory=list)
+    tried: list[str] = field(default_factory=list)
+    broken: frozenset[str] = frozenset()
+    num_stops: int = 0
     timed: list[tuple[str, str]] = field(default_factory=list)
     weights_bytes: int | None = None
     num_devices: int = 1
@@ -100,6 +106,11 @@ class FakeExecutor:
 
     def profile_key(self, model: str) -> ProfileKey:
         return replace(KEY, model=model)
+
+    def measurer(self, info: ModelInfo) -> FakeMeasurer:
+        measurer = FakeMeasurer(info=info)
+        measurer.too_large = set(SHAPES) if info.name in self.broken else set()
+        return measurer
 
     async def calibrate(
         self,
@@ -110,10 +121,14 @@ class FakeExecutor:
         loras: Sequence[Any] = (),
         known: frozenset[str] = frozenset(),
     ) -> tuple[CostRow, ...]:
-        self.measured.append(model)
-        rows = await FakeMeasurer(info=replace(INFO, name=model)).calibrate(batches, degree, num_runs, known=known)
+        (self.tried if num_runs == 0 else self.measured).append(model)
+        measurer = self.measurer(replace(INFO, name=model))
+        rows = await measurer.calibrate(batches, degree, num_runs, known=known)
         self.timed += [(model, row.stage) for row in rows]
         return tuple(replace(row, seconds=row.seconds * SLOWER, p99_seconds=None) for row in rows) if loras else rows
+
+    async def stop(self) -> None:
+        self.num_stops += 1
 
     async def end_calibration(self) -> dict[LoadSource, float]:
         return {LoadSource.DISK: 1e9}

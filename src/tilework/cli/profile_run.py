@@ -98,13 +98,17 @@ async def _measure(
     executor: CellExecutor | LocalExecutor, plan: ProfilePlan, store: Profiles, on_progress: Callable[[int, int], None]
 ) -> Measured:
     """Raises CancelledError if it is cancelled before anything is measured."""
+    from tilework.runtime.models.calibration_weights import lacks_room
     from tilework.runtime.models.costs import ModelMeasurer, calibration_shapes, measure
 
-    info = (await executor.start(_Listener()))[0].info
+    model = (await executor.start(_Listener()))[0]
+    info = model.info
     measurer = ModelMeasurer(executor, info.name)
     rows: list[CostRow] = []
     num_tried = 0
     try:
+        if reason := lacks_room(model, executor.weights_bytes):
+            raise UserError(f"{info.name} cannot run here: {reason}")
         shapes = plan.shapes or calibration_shapes(info)
         _check_shapes(shapes, info)
         check_caches(plan.caches, info)

@@ -192,7 +192,7 @@ class LocalExecutor:
         for source, one in zip(self._sources, first.models, strict=True):
             self._reader.know(source, one)
         self._hardware = first.hardware
-        self._measuring.add(first)
+        self._measuring.know(first)
         await self._form_groups()
         return first.models
 

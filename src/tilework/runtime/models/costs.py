@@ -259,6 +259,22 @@ def _known_stages(rows: Iterable[CostRow], batch: Batch, degree: int) -> frozens
     return frozenset(row.stage for row in rows if row.degree == degree and sorted(row.shapes) == sorted(batch))
 
 
+async def warm_up(measurer: Measurer, info: ModelInfo) -> None:
+    """Run every stage at the smallest of the calibration shapes that can run.
+
+    Raises CannotRun, for the reason of the smallest one, if none can.
+    """
+    refused: CannotRun | None = None
+    for shape in calibration_shapes(info):
+        try:
+            await measurer.calibrate(((shape,),), num_runs=0)
+            return
+        except CannotRun as error:
+            refused = refused or error
+    if refused is not None:
+        raise refused
+
+
 async def start_costs(
     measurer: Measurer,
     info: ModelInfo,
@@ -275,9 +291,9 @@ async def start_costs(
 
     It has every stage at the calibration shapes and each of `degrees`, and a step of the calibration batches (unless
     `with_batches` is false), except where one cannot run. New measurements are saved for the next start, but for
-    implausible ones, which it measures again. Returns None if nothing is known and nothing runs. Afterwards every
-    device is warm, even if nothing had to be measured. An unusable cache logs a warning, and the server measures at
-    every start. `on_measuring` is called with the number of measurements done and of all.
+    implausible ones, which it measures again. Returns None if nothing is known and nothing runs. Devices are warm
+    already (`warm_up`). An unusable cache logs a warning, and the server measures at every start. `on_measuring` is
+    called with the number of measurements done and of all.
     """
     key, singles = measurer.profile_key, tuple((shape,) for shape in calibration_shapes(info))
     earlier = earlier_costs(cache, key, info.graph) or key.table(())
@@ -297,9 +313,6 @@ async def start_costs(
         on_measuring(num_done, len(missing))
     implausible = implausible_batches(fresh)
     _save(cache, key, tuple(row for row in fresh if row.shapes not in implausible))
-    # Stages that batches and groups do not run are cold, and those behind the last one that was timed.
-    if not any((batch, 1) in missing and not _known_stages(shared, batch, 1) for batch in singles):
-        await measurer.calibrate(singles[:1])
     rows = {row_key(row): row for row in (*fresh, *known)}
     table = key.table(tuple(rows.values()), earlier.batch_models)
     return replace(table, graphs=graphs_of(info.graph)) if rows else None
