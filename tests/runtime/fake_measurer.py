@@ -36,7 +36,15 @@ INFO = ModelInfo(
 PACKING = replace(INFO, stages=latent_diffusion("").specs)
 SMALL, LARGE = Shape(64, 64), Shape(128, 128)
 
-KEY = ProfileKey(hardware="a CPU", model="toy@1", dtype="float32", threads=1, workers=2, libraries="torch 2")
+KEY = ProfileKey(
+    hardware="a CPU",
+    architecture="Toy@1",
+    model="toy@1",
+    dtype="float32",
+    threads=1,
+    workers=2,
+    libraries="torch 2",
+)
 SHAPES = calibration_shapes(INFO)
 SLOWER = 1.5  # A step with a LoRA.
 
@@ -105,7 +113,7 @@ class FakeExecutor:
     serving: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def profile_key(self, model: str) -> ProfileKey:
-        return replace(KEY, model=model)
+        return replace(KEY, architecture=model)
 
     def measurer(self, info: ModelInfo) -> FakeMeasurer:
         measurer = FakeMeasurer(info=info)

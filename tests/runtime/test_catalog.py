@@ -88,7 +88,7 @@ class Files(FakeExecutor):
     refuses: str = ""
 
     def profile_key(self, model: str) -> ProfileKey:
-        return replace(KEY, model=self.served[model].identity)
+        return replace(KEY, architecture=self.served[model].architecture)
 
     async def calibrate(
         self,
@@ -129,7 +129,7 @@ class Files(FakeExecutor):
 def loaded(identity: str, parameters: int, *more: StageSpec) -> LoadedModel:
     components = {part: Component(f"{identity} {part}", 10) for part in ("unet", "vae")}
     info = replace(TOY, name=identity, parameters=parameters, stages=(*TOY.stages, *more))
-    return LoadedModel(info=info, identity=identity, components=components)
+    return LoadedModel(info=info, identity=identity, architecture=identity, components=components)
 
 
 class Server:
@@ -183,7 +183,7 @@ def earlier(place: Path, model: LoadedModel, *names: str) -> None:
         shapes = tuple((shape,) for shape in SHAPES)
         return await FakeMeasurer(info=info).calibrate(shapes)
 
-    key = replace(KEY, model=model.identity)
+    key = replace(KEY, architecture=model.architecture)
     for at, name in enumerate(names):
         rows = asyncio.run(measure(name))
         saved = Profile(key=key, origin=ProfileOrigin.CALIBRATION, rows=rows, tilework="0", created_unix_ns=at)

@@ -140,6 +140,13 @@ def test_a_profile_of_some_stages_keeps_its_rows_when_the_others_are_measured(ca
     assert again.asked == []
 
 
+def test_what_was_measured_of_a_model_is_known_of_another_of_its_architecture(cache: CostCache) -> None:
+    asyncio.run(start(FakeMeasurer(), (1,), cache))
+    tuned = FakeMeasurer(key=replace(KEY, model="anime@2"))
+    assert asyncio.run(start(tuned, (1,), cache))
+    assert tuned.asked == []
+
+
 def test_under_other_circumstances_everything_is_measured_again(cache: CostCache) -> None:
     asyncio.run(start(FakeMeasurer(), (1,), cache))
     other = FakeMeasurer(key=replace(KEY, libraries="torch 3"))
@@ -247,7 +254,7 @@ def test_what_still_varies_is_said_in_one_line_and_kept(cache: CostCache, caplog
 def test_sizes_that_cannot_run_are_left_out_with_a_line_each_and_none_at_all_is_an_error(
     cache: CostCache, caplog: pytest.LogCaptureFixture
 ) -> None:
-    some, none = FakeMeasurer(), FakeMeasurer(key=replace(KEY, model="other@1"))
+    some, none = FakeMeasurer(), FakeMeasurer(key=replace(KEY, architecture="Other@1"))
     some.too_large, none.too_large = {SHAPES[-1]}, set(SHAPES)
     assert {shape for _, shape, _ in asyncio.run(start(some, (1, 2), cache))} == set(SHAPES[:-1])
     (said,) = (record.getMessage() for record in caplog.records)
@@ -275,9 +282,15 @@ def test_a_start_needs_no_cache(
 
 
 def test_devices_do_not_slow_each_other_down_but_cores_do() -> None:
-    loaded = LoadedModel(info=INFO, identity="toy@1")
+    loaded = LoadedModel(info=INFO, identity="toy@1", architecture="Toy@1")
     cpu = profile_key(ModelSource(path="toy", threads=3), 4, "a thing", loaded)
     assert cpu == ProfileKey(
-        hardware="a thing", model="toy@1", dtype="float32", threads=3, workers=4, libraries="torch 2"
+        hardware="a thing",
+        architecture="Toy@1",
+        model="toy@1",
+        dtype="float32",
+        threads=3,
+        workers=4,
+        libraries="torch 2",
     )
     assert profile_key(ModelSource(path="toy", device="cuda"), 4, "a thing", loaded).workers == 1

@@ -21,7 +21,8 @@ from tilework.runtime.models.measuring import Measuring, _shared, with_weights
 
 def model(name: str, parameters: int = 1, **changes: Any) -> LoadedModel:
     components = {part: Component(f"{name} {part}", 10 * parameters) for part in ("unet", "vae")}
-    return LoadedModel(info=replace(INFO, name=name, parameters=parameters), components=components, **changes)
+    info = replace(INFO, name=name, parameters=parameters)
+    return LoadedModel(info=info, architecture=f"of {parameters}", components=components, **changes)
 
 
 def table(executor: FakeExecutor, *models: LoadedModel) -> CostTable:

@@ -127,7 +127,7 @@ async def _measure(
             if not rows:
                 raise
         if not rows:
-            raise UserError("the model ran at none of these sizes; the workers' messages say why")
+            raise UserError("the model ran at none of these sizes; the log says why")
         return Measured(measurer.profile_key, info.graph, wanted[:num_tried], len(wanted), tuple(rows))
     finally:
         await executor.stop()
@@ -151,7 +151,7 @@ def _batches(plan: ProfilePlan, shapes: Sequence[Shape], info: ModelInfo) -> lis
 
 def _profiled(store: Profiles, key: ProfileKey) -> set[Batch]:
     """The batches that earlier profiles measured in the same circumstances; they are not measured again."""
-    entries = (entry for entry in store.entries() if (entry.key, entry.origin) == (key, ProfileOrigin.PROFILE))
+    entries = (one for one in store.entries() if one.key.covers(key) and one.origin is ProfileOrigin.PROFILE)
     return {tuple(sorted(row.shapes)) for entry in entries for row in entry.rows if row.cache is None}
 
 

@@ -184,7 +184,7 @@ class Engine:
         self._start_parts = StartParts.of(
             loaded, loaded_ns - begin_ns, time.monotonic_ns() - loaded_ns, measuring.first_ns
         )
-        self._take(served, measuring.not_served)
+        infos = self._take(served, measuring.not_served)
         table = with_weights(table, served, self._executor.weights_bytes, self._executor.host_bytes)
         table = replace(table, devices={**table.devices, **self._executor.serving})
         self._controller = Controller(self._config.controller, table)
@@ -205,7 +205,7 @@ class Engine:
         )
         self._control.attach(self._dispatcher, holds_states=self._keeper is not None)
         self.catalog = Catalog(
-            infos=self._infos,
+            infos=infos,
             not_served=measuring.not_served,
             usual=self._config.usual.of_others(),
             loaded=served,
@@ -221,14 +221,15 @@ class Engine:
         for device_id in (*self._executor.devices_up, *self._executor.slots_up):
             self.on_joined(device_id)
 
-    def _take(self, served: Sequence[LoadedModel], not_served: Mapping[str, NotServed]) -> None:
-        """Serve these of the models that were loaded, and let devices forget the others."""
-        self.models = self._infos = {one.info.name: one.info for one in served}
+    def _take(self, served: Sequence[LoadedModel], not_served: Mapping[str, NotServed]) -> dict[str, ModelInfo]:
+        """Serve these of the models that were loaded, and let devices forget the others; returns `models`."""
+        self.models = infos = {one.info.name: one.info for one in served}
         self.not_served = not_served
         for name in not_served:
             self._executor.remove_model(name)
         self._weights = tuple((one.info.name, name, size) for one in served for name, size in one.weights.items())
         name_refused(served)
+        return infos
 
     def on_loading(self, num_ready: int) -> None:
         num_workers = self._executor.num_devices + self._executor.num_slots

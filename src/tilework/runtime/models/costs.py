@@ -91,6 +91,7 @@ def profile_key(source: Source, num_workers: int, hardware: str, loaded: LoadedM
     """The key of measurements. CPU workers slow each other down, so their number is part of it; GPUs are not shared."""
     return ProfileKey(
         hardware=hardware if loaded.info.cell == 1 else f"{loaded.info.cell} x {hardware}",
+        architecture=loaded.architecture,
         model=loaded.identity,
         dtype=source.dtype if isinstance(source, ModelSource) else "modelled",
         threads=source.threads,

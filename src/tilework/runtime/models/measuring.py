@@ -120,7 +120,7 @@ class Measuring:
             if table is None:
                 await self.executor.stop()
                 sizes = ", ".join(map(str, calibration_shapes(one.info)))
-                raise WorkerStartFailed(f"{one.info.name} ran at none of {sizes}; the workers' messages say why")
+                raise WorkerStartFailed(f"{one.info.name} ran at none of {sizes}; the log says why")
             tables.append(table)
         speeds = await self.executor.end_calibration()
         return replace(merged(tables), load_bytes_per_s=speeds)
@@ -165,7 +165,7 @@ class Measuring:
         finally:
             speeds = await self.executor.end_calibration()
         if table is None:
-            raise ModelRefused(f"{model.info.name} ran at none of its usual sizes; the workers' messages say why")
+            raise ModelRefused(f"{model.info.name} ran at none of its usual sizes; the log says why")
         return replace(table, load_bytes_per_s=speeds)
 
     def lacks_speeds(self, table: CostTable, model: LoadedModel) -> bool:
@@ -262,10 +262,8 @@ def _shared(model: LoadedModel, others: Sequence[LoadedModel], tables: Sequence[
 
 def _are_alike(one: LoadedModel, other: LoadedModel) -> bool:
     """Whether two models differ in their weights alone, so that they take the same time."""
-    ours, theirs = one.info, other.info
-    sizes = [{name: part.num_bytes for name, part in each.components.items()} for each in (one, other)]
-    alike = ("family", "dtype", "parameters", "max_degree", "two_passes", "library", "stages", "default_frames")
-    return sizes[0] == sizes[1] and all(getattr(ours, name) == getattr(theirs, name) for name in (*alike, "vae_tiling"))
+    keys = [(each.architecture, each.info.dtype, each.info.library) for each in (one, other)]
+    return keys[0] == keys[1]
 
 
 def with_weights(
