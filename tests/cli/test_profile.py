@@ -46,6 +46,8 @@ pytestmark = pytest.mark.usefixtures("plain_output")
 class FakeExecutor:
     """An executor whose only model is measured by a `FakeMeasurer`."""
 
+    weights_bytes: int | None = None
+
     def __init__(self, config: Any) -> None:
         self.config = config
         self.measurer = FakeMeasurer()

@@ -7,6 +7,7 @@ import io
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import openai
 import pytest
 from PIL import Image
 
-from fake_engine import FakeEngine, Plan, Served, serving
+from fake_engine import INFO, FakeEngine, Plan, Served, serving
 from tilework.core.actions import Reject
+from tilework.core.model import NotServed
 from tilework.core.request import OnMiss, RefusalCode
 from tilework.core.wire.spec import Spec
 from tilework.runtime.ticket import Ticket
@@ -270,13 +272,16 @@ class PromisesNothing(FakeEngine):
 
 
 @pytest.mark.slow
-def test_a_call_that_would_rather_be_refused_than_late_holds_up_no_other(tmp_path: Path) -> None:
-    with serving(PromisesNothing(), durable=str(tmp_path), drain_s=0) as server:
-        impossible = [call(number, slo_s=0.01, on_miss="reject") for number in range(AT_ONCE)]
+def test_a_call_that_would_rather_be_refused_or_whose_model_cannot_run_holds_up_no_other(tmp_path: Path) -> None:
+    broken = NotServed(info=replace(INFO, name="broken"), reason="no memory", is_first=False)
+    engine = PromisesNothing(not_served={"broken": broken})
+    with serving(engine, durable=str(tmp_path), drain_s=0) as server:
+        impossible = [call(number, slo_s=0.01, on_miss="reject") for number in range(1, AT_ONCE)]
+        impossible.append(call(0, model="broken"))
         batch = ended(server, begun(server, *impossible, call(AT_ONCE)))
         assert list(answers(server, batch.output_file_id)) == [f"call-{AT_ONCE}"]
         bad = answers(server, batch.error_file_id)
-        assert [one["status_code"] for one in bad.values()] == [429] * AT_ONCE
+        assert sorted(one["status_code"] for one in bad.values()) == [429] * (AT_ONCE - 1) + [503]
 
 
 @pytest.mark.slow

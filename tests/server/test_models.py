@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fake_engine import EDITOR, INFO, VIDEOS, FakeEngine, Served, serving
+from fake_engine import EDITOR, INFO, VIDEOS, FakeEngine, Plan, Served, serving
 from server.picture_files import plain
-from tilework.core.model import PictureInput
+from tilework.core.model import ModelInfo, NotServed, PictureInput
+from waiting import eventually
 
 LARGE = replace(INFO, name="large", max_side=1024, default_height=128, default_width=128, path="someone/large")
 EDITS = replace(EDITOR, name="edits")
@@ -109,6 +113,64 @@ def test_a_video_that_names_no_model_comes_from_the_first_that_makes_videos(is_f
         assert answer.status_code == 200, answer.text
         assert served.engine.requests[-1].pipeline == VIDEOS.name
         assert drawn(served) == INFO.name
+
+
+NO_MEMORY = "64x64 cannot run here (MemoryError: no memory)"
+
+
+def without(info: ModelInfo, *, is_first: bool = False, **config: Any) -> AbstractContextManager[Served]:
+    """A server that was started with this model, too, which cannot run there."""
+    refused = {info.name: NotServed(info=info, reason=NO_MEMORY, is_first=is_first)}
+    return serving(FakeEngine(others=(LARGE,), not_served=refused), **config)
+
+
+def test_a_model_that_cannot_run_is_listed_with_the_reason_and_its_requests_get_503_with_it() -> None:
+    broken = replace(INFO, name="broken", path="someone/broken")
+    with without(broken) as server:
+        listed = server.http.get("/v1/models").json()
+        assert [one["id"] for one in listed["data"]] == [INFO.name, "large"]
+        assert listed["not_served"] == [{"id": "broken", "reason": NO_MEMORY}]
+        for name in ("broken", "someone/broken"):
+            refused = server.http.post("/v1/images/generations", json={"prompt": "x", "model": name})
+            assert refused.status_code == server.http.get(f"/v1/models/{name}").status_code == 503
+            error = refused.json()["error"]
+            assert (error["code"], error["param"]) == ("model_not_served", "model")
+            assert error["message"] == f'The model "{name}" cannot run on this server: {NO_MEMORY}. Use another model.'
+            assert (refused.headers["x-should-retry"], refused.headers.get("retry-after")) == ("false", None)
+        assert drawn(server) == INFO.name
+
+
+def test_a_name_that_is_served_goes_before_that_of_a_model_that_is_not() -> None:
+    with without(replace(INFO, name="broken", path="large")) as server:
+        assert drawn(server, model="large") == "large"
+
+
+def test_names_of_a_first_model_that_cannot_run_lead_to_no_other() -> None:
+    with without(replace(INFO, name="broken"), is_first=True, served_model_name="house,shared") as server:
+        assert drawn(server) == INFO.name, "what names no model goes to the first that runs"
+        listed = server.http.get("/v1/models").json()
+        assert [one["id"] for one in listed["data"]] == [INFO.name, "large"]
+        assert listed["not_served"] == [{"id": name, "reason": NO_MEMORY} for name in ("house", "shared")]
+        for name in ("house", "broken"):
+            refused = server.http.post("/v1/images/generations", json={"prompt": "x", "model": name})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_not_served")
+        assert server.http.get("/v1/model_info").json() == {"model_path": INFO.name}
+
+
+def test_open_calls_of_a_model_that_cannot_run_after_a_start_fail_and_others_go_on(tmp_path: Path) -> None:
+    held, kept = FakeEngine(others=(LARGE,), plan=Plan(is_held=True)), {"durable": str(tmp_path), "drain_s": 0}
+    asked = {"prompt": "x"}, {"prompt": "x", "model": "large"}
+    with serving(held, **kept) as server:
+        uids = [server.post(one, headers={"Prefer": "respond-async"}).headers["x-request-id"] for one in asked]
+    refused = {"large": NotServed(info=LARGE, reason=NO_MEMORY, is_first=False)}
+    with serving(FakeEngine(not_served=refused), **kept) as server:
+        states = [eventually(partial(ended, server, uid)) for uid in uids]
+    assert states == ["done", "failed"]
+
+
+def ended(server: Served, uid: str) -> str | None:
+    status = server.http.get(f"/v1/requests/{uid}").json()["status"]
+    return status if status in ("done", "failed") else None
 
 
 def test_an_unknown_model_is_named_with_those_that_are_served(server: Served) -> None:

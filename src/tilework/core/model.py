@@ -310,3 +310,12 @@ class ModelInfo:
     def can_run(self, steps: int) -> bool:
         """Whether the sampler can run this number of steps."""
         return any(first <= steps and (last is None or steps <= last) for first, last in self.step_ranges)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotServed:
+    """A model with which a server was started and that cannot run on its devices, and why; whether it was the first."""
+
+    info: ModelInfo
+    reason: str
+    is_first: bool

@@ -205,7 +205,7 @@ def _print(measured: Measured, json: bool) -> None:
     for batch, degree in measured.tried:
         if (tuple(sorted(batch)), degree) not in found:
             what = " + ".join(map(str, batch))
-            console.print(f"{what} does not run at degree {degree} here; the workers' messages say why")
+            console.print(f"{what} does not run at degree {degree} here; the log says why")
 
 
 def _export(path: Path, measured: Measured, num_runs: int) -> None:

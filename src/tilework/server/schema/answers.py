@@ -237,9 +237,17 @@ class ModelCard(BaseModel):
     tilework: dict[str, Any]
 
 
+class NotServedModel(BaseModel):
+    """A model with which the server was started and that cannot run on its devices."""
+
+    id: str
+    reason: str
+
+
 class ModelList(BaseModel):
     object: Literal["list"] = "list"
     data: list[ModelCard]
+    not_served: list[NotServedModel]
 
 
 class ModelPath(BaseModel):
