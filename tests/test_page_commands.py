@@ -159,7 +159,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "section"), FIRST_READ)
 def test_the_commands_of_a_new_user_run_as_they_stand(name: str, section: int, place: Path) -> None:
     """With the shipped models alone. What takes longer than 60 s without an error is stopped, such as `make serve`."""
