@@ -29,6 +29,7 @@ help: ## List the targets
 
 demo: $(VENV)/serve ## Serve a mixed workload with deadlines, and write pictures and a report to OUT
 	@$(BIN)/tilework demo --out $(OUT) $(ARGS)
+	@echo "Next: make serve, or '. $(BIN)/activate' for a shell that knows the command tilework"
 
 demo-cluster: OUT = out/demo-cluster
 demo-cluster: $(VENV)/serve ## Serve a workflow over two nodes of this machine, kill one, and compare with one machine

@@ -37,8 +37,9 @@ async def _sleep_shorter(seconds: float) -> None:
 uvicorn.server.asyncio = SimpleNamespace(**vars(asyncio) | {"sleep": _sleep_shorter})
 os.environ["TILEWORK_DEVICE"] = "cpu"
 signal.signal(signal.SIGINT, signal.default_int_handler)
+_cache: tempfile.TemporaryDirectory[str] | None = None  # Of the process that has the run.
 if "PYTEST_XDIST_WORKER" not in os.environ:
-    _cache = tempfile.TemporaryDirectory(prefix="tilework-tests-")  # Removed when the run ends.
+    _cache = tempfile.TemporaryDirectory(prefix="tilework-tests-", ignore_cleanup_errors=True)
     os.environ["XDG_CACHE_HOME"] = os.environ["XDG_STATE_HOME"] = _cache.name
 
 
@@ -70,8 +71,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_unconfigure() -> None:
-    """Let it go: nanobind, of Triton, prints a page of what it calls leaks about modules that are there at the exit."""
+    """Let it go: nanobind, of Triton, prints a page of what it calls leaks about modules that are there at the exit.
+
+    The place of the run is removed here: a process that was forked for a run has no exit at which Python would do it.
+    """
     gc.unfreeze()
+    if _cache is not None:
+        _cache.cleanup()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -20,7 +20,7 @@ from clock import SkippingLoop, until_idle
 from tilework.core.actions import Accept, Reject
 from tilework.core.checkpoint import Checkpoint
 from tilework.core.graph.stage import DeviceKind, ResultKind, StageSpec
-from tilework.core.model import Argument, ArgumentKind, ModelInfo, PictureInput, StrengthRule
+from tilework.core.model import Argument, ArgumentKind, ModelInfo, NotServed, PictureInput, StrengthRule
 from tilework.core.request import DEFAULT_TERMS, Refusal, RefusalCode, Request, Status, Terms
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.wire.reports import CardReading, DeviceReading
@@ -151,6 +151,7 @@ class FakeEngine:
     log: list[str] = field(default_factory=list)
     info: ModelInfo = INFO
     others: tuple[ModelInfo, ...] = ()
+    not_served: dict[str, NotServed] = field(default_factory=dict)
     policy: str = "edf"
     observer: Observer = field(default_factory=Observer)
     catalog: Any = None

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from packaging.requirements import Requirement
@@ -56,7 +58,7 @@ def nothing_installed(name: str) -> str:
 
 @pytest.fixture
 def never_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("version", "metadata", "requires"):
+    for name in ("version", "metadata", "requires", "distribution"):
         monkeypatch.setattr(importlib.metadata, name, nothing_installed)
 
 
@@ -81,3 +83,30 @@ def test_another_project_around_it_says_nothing_of_it(
     monkeypatch.setattr(distribution, "_PROJECT", tmp_path / "pyproject.toml")
     with pytest.raises(PackageNotFoundError, match="tilework"):
         distribution.version()
+
+
+@pytest.mark.parametrize(
+    ("origin", "asked"),
+    [
+        ('{"url": "file:///opt/my%20src", "dir_info": {"editable": true}}', "-e '/opt/my src[serve]'"),
+        ('{"url": "file:///opt/src", "dir_info": {}}', "'/opt/src[serve]'"),
+        ('{"url": "file:///opt/tilework-0.1.0.whl", "archive_info": {}}', "'/opt/tilework-0.1.0.whl[serve]'"),
+        (
+            '{"url": "https://example.org/t.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}}',
+            "'tilework[serve] @ git+https://example.org/t.git@abc'",
+        ),
+        (None, "'tilework[serve]'"),
+    ],
+    ids=["editable", "checkout", "wheel", "repository", "index"],
+)
+def test_an_extra_is_installed_from_where_the_package_came(
+    origin: str | None, asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No registry has it, so that the name alone finds nothing, or what another has put there."""
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda _: SimpleNamespace(read_text=lambda _: origin))
+    assert distribution.install_command("serve") == f"{shlex.quote(sys.executable)} -m pip install {asked}"
+
+
+@pytest.mark.usefixtures("never_installed")
+def test_an_extra_is_installed_from_a_checkout_that_never_was() -> None:
+    assert distribution.install_command("serve").endswith(f"-m pip install '{ROOT}[serve]'")

@@ -32,6 +32,7 @@ SOURCES = (
     "mkdocs.yml",
 )
 OTHERS = {
+    "DallEAPIWrapper": "LangChain",
     "LatentConsistencyModelPipeline": "diffusers",
     "client_body_timeout": "nginx",
     "client_header_timeout": "nginx",
@@ -163,6 +164,15 @@ def parse(words: list[str]) -> None:
     while subcommands := getattr(command, "commands", {}):
         command, words = subcommands[words[0]], words[1:]
     command.make_context("tilework", words)
+
+
+def test_nothing_is_installed_by_a_name_that_no_index_has() -> None:
+    """`tilework` is in no public registry: pages name a checkout, and messages where it was installed from."""
+    pages = [page for page in PAGES if page.name != "CHANGELOG.md"]
+    files = [*pages, *ROOT.glob("deploy/**/*.*"), *ROOT.glob("src/**/*.py"), *ROOT.glob("src/**/*.json")]
+    by_name = re.compile(r"pip install [^`\n]*(?<![./\w-])tilework(?![\w/-])")
+    assert len(files) > 500
+    assert [str(file) for file in files if by_name.search(file.read_text("utf-8"))] == []
 
 
 @each_page

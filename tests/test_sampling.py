@@ -24,13 +24,28 @@ def test_of_none(): pass
 """
 
 
+RUN = """
+import os, pytest, sys
+status = int(pytest.main(sys.argv[1:]))
+sys.stdout.flush()
+os._exit(status)
+"""
+"""As a process ends that was forked to try a broken source: without what Python does at the exit."""
+TEMPORARY = "temporary"
+
+
 def run(tmp_path: Path, *options: str, wrong: int = -1) -> str:
     """What pytest prints of a matrix of 200 cases, and of one test that is in none, by this suite's conftest."""
     (tmp_path / "conftest.py").write_text((Path(__file__).parent / "conftest.py").read_text("utf-8"))
     (tmp_path / "pytest.ini").write_text(f"[pytest]\nmarkers = exhaustive: a\npythonpath = {Path(__file__).parent}\n")
     (tmp_path / "test_matrix.py").write_text(MATRIX.format(wrong=wrong))
-    command = [sys.executable, "-m", "pytest", "-rA", *options]
-    alone = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # They take seconds to load.
+    (tmp_path / TEMPORARY).mkdir()
+    command = [sys.executable, "-c", RUN, "-rA", *options]
+    alone = os.environ | {
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "TMPDIR": str(tmp_path / TEMPORARY),
+    }  # Seconds to load.
+    alone.pop("PYTEST_XDIST_WORKER", None)
     return subprocess.run(command, cwd=tmp_path, env=alone, capture_output=True, text=True, check=False).stdout
 
 
@@ -53,6 +68,12 @@ def test_the_parts_are_of_one_size_nearly() -> None:
 
 def test_a_run_without_a_part_has_all_cases(tmp_path: Path) -> None:
     assert len(passed(run(tmp_path))) == 201
+
+
+def test_a_run_leaves_no_folder_of_its_own_behind(tmp_path: Path) -> None:
+    output = run(tmp_path, "-k", "of_none")
+    assert len(passed(output)) == 1
+    assert not list((tmp_path / TEMPORARY).iterdir())
 
 
 def test_a_part_that_fails_says_how_to_run_the_case_and_the_part_again(tmp_path: Path) -> None:

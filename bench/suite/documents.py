@@ -1,4 +1,4 @@
-"""The commands that the pages show: their `console` blocks, in the order in which a reader types them.
+"""The commands that the pages show: their `console` blocks, and Python that calls a server, in a reader's order.
 
 A block that not every machine can run says in its title what it needs, where the reader sees it:
 
@@ -8,6 +8,7 @@ A block that not every machine can run says in its title what it needs, where th
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,14 +36,20 @@ TITLES = (
 )
 """What a block may need that a machine without all that lacks."""
 
+ADDRESS = "http://127.0.0.1:8000"
+_HEAD = re.compile(r"^#+ ", re.MULTILINE)
 _FENCE = re.compile(r'^ *```(\w*)(?: title="([^"\n]*)")?\n(.*?)^ *```$', re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """`commands` are whole: lines that end in a backslash are joined. `title` is empty where nothing is needed."""
+    """`commands` are whole: lines that end in a backslash are joined. `title` is empty where nothing is needed.
+
+    `section` is the number of the heading above it. Python is one command.
+    """
 
     page: Path
+    section: int = 0
     line: int
     title: str
     commands: tuple[str, ...]
@@ -56,9 +63,11 @@ def blocks_of(page: Path) -> Iterator[Block]:
     text = page.read_text("utf-8")
     for match in _FENCE.finditer(text):
         language, title, body = match.groups(default="")
-        if language == "console":
+        commands = tuple(_commands(language, dedent(body)))
+        if commands:
             line = text.count("\n", 0, match.start()) + 1
-            yield Block(page=page, line=line, title=title, commands=tuple(_commands(dedent(body))))
+            section = len(_HEAD.findall(_FENCE.sub("", text[: match.start()])))
+            yield Block(page=page, line=line, section=section, title=title, commands=commands)
 
 
 def files_of(page: Path) -> dict[str, str]:
@@ -67,8 +76,10 @@ def files_of(page: Path) -> dict[str, str]:
     return {match[1]: body for body in bodies if (match := re.match(r"# (\w+\.(?:toml|py))\b", body))}
 
 
-def _commands(body: str) -> Iterator[str]:
-    """Behind `$ ` if the block shows answers, too; else each line."""
-    lines = [line.strip() for line in re.sub(r"\\\n\s*", "", body).splitlines()]
-    typed = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")] or lines
-    return (line for line in typed if line and not line.startswith("#"))
+def _commands(language: str, body: str) -> Iterator[str]:
+    """Each line of a console, and Python that calls a server as one."""
+    if language == "python" and ADDRESS in body:
+        yield f"python -c {shlex.quote(body)}"
+    if language == "console":
+        lines = (line.strip() for line in re.sub(r"\\\n\s*", "", body).splitlines())
+        yield from (line for line in lines if line and not line.startswith("#"))

@@ -23,8 +23,8 @@ from tilework.cli.agents.local_agents import free_port
 _READY_S = 600.0  # With other work beside it.
 _STOP_S = 60.0
 _TAIL = 400
-_SERVER = re.compile(r"(?:[A-Z_]+=\S+ )*tilework serve\b(?!.*--show-config)")
-_ADDRESS = re.compile(r"(?:127\.0\.0\.1|localhost):8000|\$URL")
+_SERVER = re.compile(r"(?:[A-Z_]+=\S+ )*(?:tilework|make) serve\b(?!.*--show-config)")
+_ADDRESS = re.compile(r"(?:127\.0\.0\.1|localhost):8000")
 _LEFT_OUT = (".git", ".venv", "out", "node_modules", "__pycache__", ".*_cache", ".hypothesis")
 
 
@@ -54,13 +54,17 @@ def copy_of_checkout(checkout: Path, directory: Path) -> Path:
 class PageReader:
     """Types in `checkout`; a command that takes longer than `limit_s` is stopped.
 
-    A server that a block starts runs until its end. A block that calls one without starting it finds the shipped model.
+    A server that a block starts runs until the end of its section, or until another is started. A block that calls one
+    finds the shipped model where none runs. `close` ends the last one.
     """
 
     checkout: Path
     programs: Path
     limit_s: float
     _exports: list[str] = field(default_factory=list, init=False)
+    _servers: list[subprocess.Popen[str]] = field(default_factory=list, init=False)
+    _section: tuple[Path, int] | None = field(default=None, init=False)
+    _port: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self.programs.mkdir(exist_ok=True)
@@ -72,31 +76,30 @@ class PageReader:
 
     def read(self, block: Block) -> Iterator[Outcome]:
         """Type the commands of a block. After one that failed, the rest is left."""
-        port = free_port()
-        commands = [_ADDRESS.sub(f"127.0.0.1:{port}", command) for command in block.commands]
+        if self._section != (block.page, block.section):
+            self.close()
+            self._section, self._port = (block.page, block.section), free_port()
+        commands = [_ADDRESS.sub(f"127.0.0.1:{self._port}", command) for command in block.commands]
         calls = any(_ADDRESS.search(command) for command in block.commands)
-        servers: list[subprocess.Popen[str]] = []
-        if calls and not any(_SERVER.match(command) for command in commands):
+        if calls and not self._servers and not any(_SERVER.match(command) for command in commands):
             commands.insert(0, "tilework serve")
-        try:
-            for command in commands:
-                start_s = time.monotonic()
-                if _SERVER.match(command):
-                    self._stop(servers)
-                    ending, output = self._serve(command, port, servers)
-                else:
-                    ending, output = self._run(command, port)
-                seconds = time.monotonic() - start_s
-                yield Outcome(place=block.place, command=command, ending=ending, seconds=seconds, output=output)
-                if ending is Ending.FAILED:
-                    return
-        finally:
-            self._stop(servers)
+        for command in commands:
+            start_s = time.monotonic()
+            ending, output = self._serve(command) if _SERVER.match(command) else self._run(command)
+            seconds = time.monotonic() - start_s
+            yield Outcome(place=block.place, command=command, ending=ending, seconds=seconds, output=output)
+            if ending is Ending.FAILED:
+                return
 
-    def _run(self, command: str, port: int) -> tuple[Ending, str]:
+    def close(self) -> None:
+        """End the server that runs, if one does."""
+        while self._servers:
+            _end(self._servers.pop())
+
+    def _run(self, command: str) -> tuple[Ending, str]:
         if command.startswith("export "):
             self._exports.append(command)
-        process = self._start(command, port)
+        process = self._start(command)
         try:
             output, _ = process.communicate(timeout=self.limit_s)
         except subprocess.TimeoutExpired:
@@ -104,28 +107,25 @@ class PageReader:
             return Ending.STOPPED, ""
         return (Ending.FAILED, output[-_TAIL:]) if process.returncode else (Ending.DONE, "")
 
-    def _serve(self, command: str, port: int, servers: list[subprocess.Popen[str]]) -> tuple[Ending, str]:
-        process = self._start(command, port, stdout=self.programs / "server.log")
-        servers.append(process)
+    def _serve(self, command: str) -> tuple[Ending, str]:
+        self.close()
+        process = self._start(command, stdout=self.programs / "server.log")
+        self._servers.append(process)
         until_s = time.monotonic() + _READY_S
         while process.poll() is None and time.monotonic() < until_s:
             with suppress(httpx.TransportError):
-                if httpx.get(f"http://127.0.0.1:{port}/ready", timeout=5).status_code == httpx.codes.OK:
+                if httpx.get(f"http://127.0.0.1:{self._port}/ready", timeout=5).status_code == httpx.codes.OK:
                     return Ending.DONE, ""
             time.sleep(0.2)
         return Ending.FAILED, (self.programs / "server.log").read_text("utf-8")[-_TAIL:]
 
-    def _stop(self, servers: list[subprocess.Popen[str]]) -> None:
-        while servers:
-            _end(servers.pop())
-
-    def _start(self, command: str, port: int, stdout: Path | None = None) -> subprocess.Popen[str]:
+    def _start(self, command: str, stdout: Path | None = None) -> subprocess.Popen[str]:
         script = "\n".join([*self._exports, command])
         environment = os.environ | {
             "PATH": f"{self.programs}:{os.environ['PATH']}",
             "PYTHONPATH": str(self.checkout / "src"),
             "CURL_HOME": str(self.programs),
-            "TILEWORK_PORT": str(port),
+            "TILEWORK_PORT": str(self._port),
             "TILEWORK_PROFILES": str(self.programs / "costs.sqlite"),
         }
         out = subprocess.PIPE if stdout is None else stdout.open("w")

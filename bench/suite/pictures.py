@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
@@ -12,24 +11,11 @@ from tempfile import TemporaryDirectory
 from suite.simulated_devices import LiveRun
 from tilework.report.chart import Chart, chart_of_schedule
 from tilework.report.palette import HUES, NEUTRAL
-from tilework.report.panels import COLOURS, FAINT, GRID, INK, Panel, draw_panels
+from tilework.report.panels import COLOURS, INK, BarPanel, Panel, draw_bars, draw_panels
 from tilework.report.served import schedule_of_timelines
 from tilework.report.timeline import draw_timeline
 
-_GROUP_WIDTH = 0.84  # Of the distance between two groups of bars.
 _COLOURS_IN_FILE = 128
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BarPanel:
-    """For each of `groups` a bar per policy; `marks` are the smallest and largest values behind each bar, if any."""
-
-    title: str
-    y_label: str
-    groups: tuple[str, ...]
-    bars: Mapping[str, tuple[float, ...]]
-    marks: Mapping[str, tuple[tuple[float, float], ...]] | None = None
-    is_share: bool = False
 
 
 def panels_png(panels: Sequence[Panel], policies: Sequence[str], title: str) -> bytes:
@@ -48,26 +34,17 @@ def grouped_bars(panels: Sequence[BarPanel], policies: Sequence[str], title: str
     figure = Figure(figsize=(9.4, 2.7 * len(panels) + 0.9), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK)
-    width = _GROUP_WIDTH / len(policies)
-    for panel, axes in zip(panels, figure.subplots(len(panels), squeeze=False)[:, 0], strict=True):
-        for index, policy in enumerate(policies):
-            places = [place - _GROUP_WIDTH / 2 + (index + 0.5) * width for place in range(len(panel.groups))]
-            label = policy if panel is panels[0] else None
-            axes.bar(places, panel.bars[policy], width * 0.92, color=COLOURS[index], label=label, zorder=2)
-            ends = () if panel.marks is None else panel.marks[policy]
-            for place, (low, high) in zip(places, ends, strict=False):
-                axes.plot([place, place], [low, high], color=FAINT, linewidth=1, zorder=3)
-        axes.set_xticks(range(len(panel.groups)), panel.groups)
-        axes.set_title(panel.title, loc="left", fontsize=10, color=INK)
-        axes.set_ylabel(panel.y_label, fontsize=9)
-        axes.set_ylim(bottom=0)
-        if panel.is_share:
-            axes.set_ylim(0, 1.02)
-            axes.yaxis.set_major_formatter("{x:.0%}")
-        axes.tick_params(labelsize=8.5)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="y", color=GRID, zorder=0)
-    figure.legend(loc="outside lower left", ncols=min(6, len(policies)), frameon=False, fontsize=9)
+    colours = dict(zip(policies, COLOURS, strict=False))
+    axes = figure.subplots(len(panels), squeeze=False)[:, 0]
+    for panel, place in zip(panels, axes, strict=True):
+        draw_bars(place, panel, colours)
+    figure.legend(
+        *axes[0].get_legend_handles_labels(),
+        loc="outside lower left",
+        ncols=min(6, len(policies)),
+        frameon=False,
+        fontsize=9,
+    )
     buffer = io.BytesIO()
     figure.savefig(buffer)
     return _smaller(buffer.getvalue())

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 _NAME = "tilework"
 _PROJECT = Path(__file__).parents[2] / "pyproject.toml"
@@ -38,6 +42,34 @@ def requirements() -> list[str]:
         project = _project()
         extras = project["optional-dependencies"].items()
         return [*project["dependencies"], *(_of_extra(line, extra) for extra, lines in extras for line in lines)]
+
+
+def install_command(extra: str = "") -> str:
+    """The command that installs this Tilework again with an extra, from where it came, into the Python that runs it.
+
+    No public registry has it: its name alone finds it only where another index does. Raises PackageNotFoundError.
+    """
+    place, is_editable = _origin()
+    chosen = f"[{extra}]" if extra else ""
+    remote = "://" in place
+    asked = f"{_NAME}{chosen} @ {place}" if remote else f"{place}{chosen}"
+    return f"{shlex.quote(sys.executable)} -m pip install {'-e ' if is_editable else ''}{shlex.quote(asked)}"
+
+
+def _origin() -> tuple[str, bool]:
+    """A path, a URL, or the name for what an index had; and whether the package is used where it lies."""
+    try:
+        found = json.loads(importlib.metadata.distribution(_NAME).read_text("direct_url.json") or "{}")
+    except importlib.metadata.PackageNotFoundError:
+        _project()
+        return str(_PROJECT.parent), False
+    url = urlsplit(found.get("url", ""))
+    if url.scheme == "file":
+        return unquote(url.path), bool(found.get("dir_info", {}).get("editable"))
+    vcs = found.get("vcs_info", {})
+    if vcs:
+        return f"{vcs['vcs']}+{url.geturl()}@{vcs['commit_id']}", False
+    return url.geturl() or _NAME, False
 
 
 def _project() -> dict[str, Any]:

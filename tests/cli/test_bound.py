@@ -68,7 +68,7 @@ def test_mistakes_are_reported_with_the_remedy(tmp_path: Path, monkeypatch: pyte
     foreign = files(tmp_path, line(0.0, 1.0))[:-1]
     assert "pipeline 'toy' is not in the cost table" in told([*foreign, "flux1dev_h100_eager"])
     monkeypatch.setitem(sys.modules, "highspy", None)
-    assert r'pip install "tilework\[solve]"' in told(files(tmp_path, line(0.0, 1.0)))
+    assert r"\[solve]" in told(files(tmp_path, line(0.0, 1.0)))
 
 
 def test_help_has_an_example() -> None:

@@ -26,6 +26,7 @@ from tilework.core.actions import Action
 from tilework.core.events import Event
 from tilework.core.request import OnMiss
 from tilework.cost.table_file import table_json
+from tilework.distribution import install_command
 from tilework.formats.schedule import read_schedule
 from tilework.sim.config import SimConfig
 from tilework.sim.simulation import Simulation
@@ -228,7 +229,7 @@ def test_serve_without_its_extra_names_the_remedy() -> None:
     result = without_heavy_packages("generate", "a red circle")
     assert result.returncode == 2
     assert result.stderr == (
-        "error: torch, diffusers, transformers, fastapi, uvicorn not installed; run: pip install 'tilework[serve]'\n"
+        f"error: torch, diffusers, transformers, fastapi, uvicorn not installed; run: {install_command('serve')}\n"
     )
 
 

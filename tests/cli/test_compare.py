@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import Result
+from matplotlib.figure import Figure
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -18,12 +19,14 @@ from builders import PIPELINE, Idle, table
 from tilework.cli import compare_run
 from tilework.cli import console as output
 from tilework.cli.app import app
+from tilework.cli.views import compare_plot
 from tilework.core.interfaces import ClusterView, CostModel
 from tilework.core.work import Plan
 from tilework.cost.table_file import table_json
+from tilework.distribution import install_command
 from tilework.formats.workload import WorkloadRequest, write_workload
 from tilework.policy import registry
-from tilework.report.panels import Curve, CurvePanel, RadarPanel, draw_panels
+from tilework.report.panels import BarPanel, Curve, CurvePanel, draw_panels
 from tilework.sim.compare.grid import BATCHING, POLICIES
 from tilework.sim.compare.runs import Task
 
@@ -154,7 +157,7 @@ def test_several_workloads_have_a_table_of_all() -> None:
 def test_without_the_solver_the_column_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tilework.cli.commands.compare.find_spec", lambda name: None)
     text = invoke(*SMALL, "--seeds", 1).stdout
-    assert 'pip install "tilework[solve]"' in text
+    assert install_command("solve") in text
     assert "at most" not in text
     row = next(line for line in text.splitlines() if line.startswith(" edf"))
     assert row.split()[2] == "-"
@@ -295,7 +298,7 @@ def test_panels_are_drawn_in_the_colours_of_their_policies(tmp_path: Path, numbe
     bound = Curve(xs=(1.0, 2.0), ys=(0.9, 0.95))
     panels = [
         CurvePanel(title="a", x_label="x", y_label="y", curves=lines, bound=bound),
-        RadarPanel(title="b", axes=("s", "m", "l"), shares=dict.fromkeys(policies, (0.2, 0.9, 1.0))),
+        BarPanel(title="b", y_label="y", groups=("s", "m", "l"), bars=dict.fromkeys(policies, (0.2, 0.9, 1.0))),
         CurvePanel(title="c", x_label="x", y_label="y", curves=times, is_distribution=True),
     ]
     draw_panels(tmp_path / "a.png", (panels * 3)[:number], policies, title="t")
@@ -303,6 +306,40 @@ def test_panels_are_drawn_in_the_colours_of_their_policies(tmp_path: Path, numbe
         pixels = np.asarray(picture.convert("RGB")).reshape(-1, 3)
     for hue in ((0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00), (0x00, 0x9E, 0x73)):
         assert (np.abs(pixels.astype(int) - hue).max(-1) <= 2).sum() > 20
+
+
+def test_shares_by_size_are_bars_from_nothing_to_all_in_the_order_of_the_policies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One group for each size, with the same places for policies in each; a mark shows a share of none, too."""
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, _path: drawn.append(figure))
+    shares = {"edf": (0.25, 1.0, 0.0), "fixed-sp1": (0.5, 0.75, 0.125), "rssp": (0.0, 0.5, 1.0)}
+    panel = BarPanel(title="t", y_label="on time", groups=("s", "m", "l"), bars=shares, is_share=True)
+    draw_panels(tmp_path / "a.png", [panel], [*shares], title="t")
+    ((axes,),) = [figure.axes for figure in drawn]
+    assert axes.get_ylim()[0] == 0
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["s", "m", "l"]
+    bars = [[(bar.get_x(), bar.get_height()) for bar in container] for container in axes.containers]
+    assert [tuple(height for _, height in one) for one in bars] == [*shares.values()]
+    assert [tuple(line.get_ydata()) for line in axes.get_lines()] == [*shares.values()]
+    in_order = [bars[policy][group][0] for group in range(3) for policy in range(3)]
+    assert in_order == sorted(in_order)
+    for group, place in enumerate(axes.get_xticks()):
+        first, last = bars[0][group][0], bars[2][group][0] + axes.patches[0].get_width()
+        assert (first + last) / 2 == pytest.approx(place), "its name is below its middle"
+
+
+@pytest.mark.parametrize(("num_sizes", "has_bars"), [(1, False), (2, True)])
+def test_sizes_are_compared_if_there_are_two(
+    num_sizes: int, has_bars: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    panels: list[Any] = []
+    sizes_of = compare_plot._sizes
+    monkeypatch.setattr(compare_plot, "draw_panels", lambda _path, given, _policies, title: panels.extend(given))
+    monkeypatch.setattr(compare_plot, "_sizes", lambda cell: sizes_of(cell)[:num_sizes])
+    invoke(*SMALL, "--seeds", 1, "--plot", tmp_path / "a.png")
+    assert any(isinstance(one, BarPanel) for one in panels) == has_bars
 
 
 def test_drawing_without_results_is_an_error(tmp_path: Path) -> None:

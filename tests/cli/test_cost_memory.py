@@ -25,6 +25,7 @@ from tilework.cli.serving import _show_memory
 from tilework.core.model import ModelSource
 from tilework.core.request import Shape
 from tilework.core.wire.reports import DeviceReading, StartMemory
+from tilework.distribution import install_command
 from tilework.pipelines.clips.memory import decode_bytes
 from tilework.pipelines.fits.beside import CONTEXT_BYTES, SERVER, Beside
 from tilework.pipelines.fits.plan import Planner
@@ -215,7 +216,7 @@ def test_a_mistake_that_the_workers_name_ends_no_plan(capsys: pytest.CaptureFixt
         (["--offload", "disk"], "offload is 'disk'; choose one of none, components, layers"),
         (["--attention", "sparse"], "attention is 'sparse'; choose one of native, cudnn, efficient, flash, math"),
         (["--attention", "cudnn"], "attention is 'cudnn', which this CPU does not have for float32 with torch"),
-        (["--quantize", "nvfp4"], "not installed; run: pip install 'tilework[quantize]'"),
+        (["--quantize", "nvfp4"], f"not installed; run: {install_command('quantize')}"),
         (["--quantize", "x=absent.gguf"], "quantize names absent.gguf, which cannot be read (No such file"),
         (["--offload", "layers", "--compile"], "layers that come and go are not compiled; leave out --compile"),
         (["--quantize", "int3"], "quantize is 'int3'; give one of int8, fp8, nf4"),

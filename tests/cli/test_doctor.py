@@ -19,6 +19,7 @@ from cards import card, with_cards
 from tilework.cli.app import app
 from tilework.cli.doctor import libraries, machine, served
 from tilework.cli.doctor.finding import Finding, Level
+from tilework.distribution import install_command
 from tilework.pipelines.cuda.state import CudaState
 from tilework.pipelines.setup import host_memory
 from tilework.pipelines.video import mp4
@@ -58,7 +59,7 @@ def test_an_error_is_the_exit_status_and_has_a_remedy(tmp_path: Path, taken: int
     status, checks = asked(tmp_path / "absent", "--port", taken)
     assert status == 1
     model, port = checks[f"model {tmp_path / 'absent'}"], checks[f"port {taken}"]
-    assert "is no directory" in model["found"]
+    assert "does not exist" in model["found"]
     assert f"127.0.0.1:{taken} cannot be listened on: Address already in use" == port["found"]
     assert "another --port" in port["remedy"]
     shown = CliRunner().invoke(app, ["doctor", "--port", str(taken)])
@@ -157,7 +158,7 @@ def test_too_few_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
         ("serve", "numpy>=1", Level.OK, "numpy"),
         ("serve", "numpy>=1000", Level.ERROR, "is not >=1000"),
         ("serve", "a-package-that-is-not>=1", Level.ERROR, "a-package-that-is-not not installed"),
-        ("redis", "a-package-that-is-not>=1", Level.OK, "pip install 'tilework[redis]'"),
+        ("redis", "a-package-that-is-not>=1", Level.OK, install_command("redis")),
         ("redis", "numpy>=1000", Level.WARNING, "is not >=1000"),
     ],
 )
@@ -212,4 +213,4 @@ def test_without_pyav_pictures_are_served(monkeypatch: pytest.MonkeyPatch) -> No
     assert packages.level is Level.OK
     found = served.videos_finding()
     assert found.level is Level.WARNING
-    assert "tilework[serve]" in found.remedy
+    assert found.remedy == install_command("serve")

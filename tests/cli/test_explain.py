@@ -10,9 +10,12 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from click.testing import Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from builders import PIPELINE, poisson, request, table
@@ -20,6 +23,8 @@ from recorded import SOON_NS, Recorded, recorded
 from stages import DECODE, DIFFUSE, stage_of
 from tilework.cli.app import app
 from tilework.cli.console import UserError
+from tilework.cli.views import request_names
+from tilework.cli.views.request_names import RequestNames
 from tilework.control.decisions import DecisionKind, describe, describe_all, devices_text, span_text
 from tilework.control.history import PastRequest
 from tilework.core.actions import (
@@ -310,7 +315,7 @@ def test_a_beginning_that_only_one_request_has_is_enough_and_so_is_the_job_numbe
 
 
 def test_a_call_is_all_its_images(tmp_path: Path) -> None:
-    uids = ["abc-0", "abc-1", "abc-10", "abd-0", "abd-1", "xyz-0", "xyz-1"]
+    uids = ["abc-0", "abc-1", "abc-10", "abd-0", "abd-1", "xyz-0", "xyz-1", "xyz-20", "xyz-21"]
     others = [request(f"img-{index}", 1 + index) for index in range(3)]
     path = recorded([*(request(uid) for uid in uids), *others]).write(tmp_path / "log.jsonl")
     told = document(path, "abc")
@@ -320,8 +325,42 @@ def test_a_call_is_all_its_images(tmp_path: Path) -> None:
     assert [line.split()[0] for line in text.splitlines() if "(job " in line] == uids[:3]
     assert [found["uid"] for found in document(path, "x")["images"]] == uids[5:], "the only call that begins so"
     assert document(path, "abc-1")["uid"] == "abc-1", "an image of its own"
+    assert document(path, "x-20")["uid"] == "xyz-20", "an image of the only call that begins so"
+    assert "2 requests" in refusal(path, "xyz-2")
     assert "5 requests" in refusal(path, "ab")
     assert "3 requests" in refusal(path, "img"), "they came one after another"
+
+
+HEX = ("cfe419fb622e4e58ac62e6468c488387", "cfe419fa622e4e58ac62e6468c488387", "00000001622e4e58ac62e6468c488387")
+
+
+def test_a_summary_shows_beginnings_that_name_one_request_and_no_name_takes_two_lines(tmp_path: Path) -> None:
+    uids = [f"{HEX[0]}-0", f"{HEX[1]}-0", f"{HEX[1]}-1", f"{HEX[2]}-0", "mine"]
+    path = recorded([request(uid, slo_s=0.01) for uid in uids]).write(tmp_path / "log.jsonl")
+    lines = explain(path).output.splitlines()
+    shown = [line.split()[0] for line in lines if line.split()[1:2] == ["128x128"]]
+    wanted = ["cfe419fb", "cfe419fa-0", "cfe419fa-1", "00000001", "mine"]
+    assert sorted(shown) == sorted(wanted)
+    assert [document(path, one)["uid"] for one in wanted] == uids
+    assert lines[-1].endswith(f"tilework explain {path} {shown[0]}")
+    waited = explain(path, shown[0]).output
+    assert any(f"its devices worked for {one} " in waited for one in shown[1:])
+    assert sum(uid in waited for uid in uids) == 1, "in full it names itself alone"
+    assert "3 requests" in (said := refusal(path, "cfe4"))
+    assert said.endswith("cfe419fa-0, cfe419fa-1, cfe419fb")
+
+
+@settings(max_examples=60)
+@given(st.lists(st.text("01a-", min_size=1, max_size=12), min_size=1, max_size=12, unique=True))
+def test_each_short_name_is_found_as_its_request(uids: list[str]) -> None:
+    """Also where beginnings are job numbers, or look like images of a call."""
+    history = recorded([request(uid, arrival_s=index // 3) for index, uid in enumerate(uids)]).history
+    names = RequestNames(history.requests)
+    for past in history.requests:
+        with mock.patch.object(request_names, "_LEAST_CHARS", 1):
+            short = names.short(past.request.uid)
+        assert len(short) <= len(past.request.uid)
+        assert names.named(short) == [past]
 
 
 def test_a_log_without_requests_and_another_file_are_refused(tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ def test_generate_checks_values_as_the_server_does() -> None:
 def test_generate_writes_the_frames_of_a_clip_as_a_video() -> None:
     spec = checked_spec({"prompt": "x", "size": "48x64", "num_frames": 9}, VIDEOS, is_video=True)
     pixels = b"".join(bytes((20 * frame, 0, 0)) * (48 * 64) for frame in range(9))
-    file = generate._file(Pixels(64, 48, pixels, 9), spec, "mp4")
+    file = generate._file(Pixels(64, 48, pixels, 9), spec, VIDEOS, "mp4")
     with av.open(io.BytesIO(file)) as container:
         frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
         assert float(container.streams.video[0].average_rate or 0) == VIDEOS.default_fps

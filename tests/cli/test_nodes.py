@@ -12,6 +12,7 @@ import pytest
 from cli.command_line import invoke
 from tilework.cli.nodes import NodesWanted
 from tilework.core.model import ModelSource
+from tilework.distribution import install_command
 from tilework.runtime.executor import WorkerStartFailed
 from tilework.runtime.local_config import LocalConfig
 
@@ -127,4 +128,4 @@ def test_nodes_on_a_network_need_a_token(mistake: Callable[..., str], monkeypatc
 
 def test_a_cluster_needs_its_extra(mistake: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tilework.cli.nodes.find_spec", lambda name: None)
-    assert "--cluster needs Ray; run: pip install 'tilework[cluster]'" in mistake("serve", "--cluster", "auto")
+    assert f"--cluster needs Ray; run: {install_command('cluster')}" in mistake("serve", "--cluster", "auto")

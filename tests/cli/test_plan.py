@@ -69,7 +69,24 @@ def test_tables_say_what_was_tried_and_where_the_error_is_from(folder: Path) -> 
     words = " ".join(invoke("plan", *arguments, "--samples", 1).stdout.split())
     assert f"80.0% on time: 3 devices of {folder / COSTS}" in words
     assert "95% interval" in words
-    assert "+1.1 points (93.3% simulated, 92.2% live, 180 requests; bench/results/modelled" in words
+    assert "against a live server with simulated devices: +1.1 points (93.3% simulated, 92.2% there, 180 req" in words
+
+
+@pytest.mark.usefixtures("plain_output")
+def test_a_log_of_a_simulation_is_not_called_a_live_server(folder: Path) -> None:
+    log = folder / "events.jsonl"
+    invoke("simulate", folder / REQUESTS, "--cost", folder / COSTS, "--devices", 4, "--events", log)
+    arguments = ["--workload", log, "--target", "0.8", "--processes", "1", "--samples", "1"]
+    words = " ".join(invoke("plan", *arguments).stdout.split())
+    assert "Simulation against the simulation that was logged: " in words
+    assert "live" not in words
+    told = invoke("simulate", "--log", log).output
+    assert "the simulation of the log" in told
+    assert "simulated / logged mean latency: 1.000" in told
+    written = log.read_text("utf-8")
+    log.write_text(written.replace(',"simulated":true}', "}", 1), "utf-8")
+    document = json.loads(invoke("plan", *arguments, "--json").stdout)
+    assert document["error"]["compared_with"] == "a live server"
 
 
 def test_a_server_asks_what_the_command_understands(folder: Path) -> None:

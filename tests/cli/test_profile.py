@@ -30,6 +30,7 @@ from tilework.cost.profile import ProfileKey, ProfileOrigin
 from tilework.cost.profiles import Profiles
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import read_table
+from tilework.distribution import install_command
 from tilework.runtime.models.costs import (
     MAX_BATCH,
     random_batches,
@@ -44,6 +45,8 @@ pytestmark = pytest.mark.usefixtures("plain_output")
 
 class FakeExecutor:
     """An executor whose only model is measured by a `FakeMeasurer`."""
+
+    weights_bytes: int | None = None
 
     def __init__(self, config: Any) -> None:
         self.config = config
@@ -327,7 +330,7 @@ def test_without_scikit_learn_batches_are_measured_and_nothing_is_learned(
 ) -> None:
     monkeypatch.setattr("tilework.cli.commands.profile.can_learn", lambda: False)
     result = invoke("profile", "--mixed", "--combinations", 5)
-    assert "without scikit-learn; run: pip install 'tilework[learn]'" in " ".join(result.stderr.split())
+    assert f"without scikit-learn; run: {install_command('learn')}" in " ".join(result.stderr.split())
     assert "mixed batches" in result.stdout
     assert len(packing) == 1
 

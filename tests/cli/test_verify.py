@@ -15,6 +15,7 @@ from PIL import Image as Pillow
 from typer.testing import CliRunner
 
 import tiny
+from fake_engine import INFO
 from loras import save_lora
 from tilework.cli.app import app
 from tilework.core.lora import UsedLora
@@ -148,7 +149,7 @@ def test_pixels_that_were_changed_are_noticed(picture: Path, directory: Path, tm
     changed = _changed(picture, tmp_path / "changed.png", change)
     result = verify(changed, "--model", directory / "model", "--loras", directory / "loras")
     assert result.exit_code == 1
-    assert "its pixels are not those that its server drew" in result.stdout
+    assert "its pixels are not those that were drawn" in result.stdout
 
 
 @pytest.mark.slow
@@ -195,20 +196,44 @@ def test_given_pictures_and_clips(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "remedy"),
     [
-        (b"x", "neither a PNG nor the JSON of an answer"),
-        (b'{"data": [{"url": "x"}]}', "neither a PNG nor the JSON of an answer"),
+        (b"x", "nor the JSON of an answer; give a PNG of `tilework generate`"),
+        (encode(Image(1, 1, bytes(3)), "jpeg", 90), "neither a PNG, as files must be to say how they were made"),
+        (b'{"data": [{"url": "x"}]}', "nor the JSON of an answer; give a PNG of `tilework generate`"),
         (b'{"data": []}', "holds no picture"),
         (b"\x89PNG\r\n", "is no PNG that can be read"),
-        (encode(Image(1, 1, bytes(3)), "png", 90), "does not say how it was made"),
+        (encode(Image(1, 1, bytes(3)), "png", 90), "lacks the text chunk 'tilework', which says how it was made"),
         (encode(Image(1, 1, bytes(3)), "png", 90, 0, {"tilework": "{}"}), "another version of tilework"),
     ],
-    ids=["text", "url", "empty", "damaged", "plain", "version"],
+    ids=["text", "jpeg", "url", "empty", "damaged", "plain", "version"],
 )
 def test_a_file_that_cannot_be_verified_is_named(content: bytes, remedy: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(content)
     result = verify(tmp_path / "file")
     assert remedy in str(result.exception)
     assert str(tmp_path / "file") in str(result.exception)
+
+
+def test_what_generate_draws_can_be_verified_and_says_its_parameters(tmp_path: Path) -> None:
+    file = tmp_path / "out.png"
+    drawn_by = ["generate", "a blue cross on red", "-o", str(file), "--size", "64x64", "--steps", "1", "--seed", "7"]
+    result = CliRunner().invoke(app, [*drawn_by, "--threads", "1"])
+    assert result.exit_code == 0, result.output
+    with Pillow.open(file) as opened:
+        parameters = opened.text["parameters"]  # type: ignore[attr-defined]
+    assert parameters.startswith("a blue cross on red\nSteps: 1, CFG scale: 4, Seed: 7, Size: 64x64, Model: shapes")
+    (one,) = found(file)["pictures"]
+    assert one == {"place": str(file), "is_intact": True, "is_remade": True, "differences": {}}
+
+
+def test_a_picture_that_is_not_exact_is_named_with_its_seed(tmp_path: Path) -> None:
+    image, spec = Image(1, 1, bytes(3)), tiny.spec(seed=5)
+    texts = text_chunks(spec, provenance_of(spec, INFO, image, is_exact=False), 0)
+    (tmp_path / "file.png").write_bytes(encode(image, "png", 90, 0, texts))
+    told = str(verify(tmp_path / "file.png").exception)
+    assert (
+        'is not exact, so it depends on what else its server did; ask for it again with "exact": true, "seed": 5'
+        in told
+    )
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from tilework.core.actions import Accept, Action, DropComponents, LoadComponents
 from tilework.core.component import Component, DropOrder, LoadSource, Memory
 from tilework.core.events import ComponentsLoaded, DeviceJoined, DeviceLost, Stopped, Submitted, Woke, WorkFinished
 from tilework.core.interfaces import Block
+from tilework.core.lora import Lora, UsedLora
 from tilework.core.request import RefusalCode, Status
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.work import Plan, Work
@@ -298,8 +299,26 @@ def test_what_never_fits_is_refused() -> None:
     control.handle(DeviceJoined(0, 0, memory_bytes=4), 0)
     (refusal,) = control.handle(Submitted(request("a")), 0)
     assert isinstance(refusal, Reject)
-    assert refusal.code is RefusalCode.MEMORY
-    assert refusal.reason.startswith(f"the weights of {PIPELINE}/{DIFFUSE} take ")
+    assert refusal.code is RefusalCode.WEIGHTS
+    assert refusal.reason == f"the weights of {PIPELINE}/{DIFFUSE} take 5 bytes, and a device has 4 bytes for them"
+
+
+@pytest.mark.parametrize(
+    ("memory_bytes", "loras", "code"),
+    [(5, ("ink",), None), (5, ("ink", "wash"), RefusalCode.LORAS), (3, ("ink",), RefusalCode.WEIGHTS)],
+)
+def test_a_refusal_says_whether_the_model_fits_without_loras(
+    memory_bytes: int, loras: tuple[str, ...], code: RefusalCode | None
+) -> None:
+    known = {name: Lora(changes=frozenset({"denoiser"}), component=Component(name, 1)) for name in ("ink", "wash")}
+    costs = replace(weights(5), components={PIPELINE: {"denoiser": Component("denoiser", 4)}}, loras={PIPELINE: known})
+    control = Controller(ControllerConfig(policy="edf"), costs)
+    control.handle(DeviceJoined(0, 0, memory_bytes=memory_bytes), 0)
+    answer, *_ = control.handle(Submitted(request("a", loras=tuple(UsedLora(one, 1.0) for one in loras))), 0)
+    assert (answer.code if isinstance(answer, Reject) else None) == code
+    if code is RefusalCode.LORAS:
+        with_loras = f"{PIPELINE}/{DIFFUSE}[ink=1.0,wash=1.0]"
+        assert answer.reason == f"the weights of {with_loras} take 6 bytes, and a device has 5 bytes for them"
 
 
 def test_the_predicted_finish_counts_loads() -> None:

@@ -31,7 +31,15 @@ from tilework.cost.table_file import parse_table, table_json
 STEP = stage_of(PIPELINE, DIFFUSE)
 SMALL, WIDE, LARGE = Shape(512, 512), Shape(512, 768), Shape(1024, 1024)
 ALONE_S = {SMALL: 1.0, WIDE: 1.5, LARGE: 4.0}
-KEY = ProfileKey(hardware="a CPU", model="toy@1", dtype="float32", threads=1, workers=2, libraries="torch 2")
+KEY = ProfileKey(
+    hardware="a CPU",
+    architecture="Toy@1",
+    model="toy@1",
+    dtype="float32",
+    threads=1,
+    workers=2,
+    libraries="torch 2",
+)
 
 
 def turned(shape: Shape) -> Shape:

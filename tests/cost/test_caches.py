@@ -50,7 +50,9 @@ def time_share(costs: TableCosts, *sides: int, choice: CacheChoice = MIDDLE, deg
 def test_rows_with_a_cache_survive_file_and_database(tmp_path: Path) -> None:
     full = with_rows(cached(64, 0.5), cached(128, 0.7))
     assert parse_table(table_json(full)) == full
-    key = ProfileKey(hardware="a", model="m@1", dtype="float32", threads=1, workers=1, libraries="torch")
+    key = ProfileKey(
+        hardware="a", architecture="M@1", model="m@1", dtype="float32", threads=1, workers=1, libraries="torch"
+    )
     store = Profiles(tmp_path / "profiles.sqlite3")
     profile = Profile(key=key, origin=ProfileOrigin.PROFILE, rows=full.rows, tilework="1", created_unix_ns=1)
     store.save(profile)

@@ -27,7 +27,15 @@ from tilework.cost.rows import merge_rows, missing_batches
 from tilework.cost.table import CostTable
 
 GRAPH = latent_diffusion(PIPELINE)
-KEY = ProfileKey(hardware="a CPU", model="toy@1", dtype="float32", threads=1, workers=2, libraries="torch 2")
+KEY = ProfileKey(
+    hardware="a CPU",
+    architecture="Toy@1",
+    model="toy@1",
+    dtype="float32",
+    threads=1,
+    workers=2,
+    libraries="torch 2",
+)
 
 
 def row(seconds: float, side: int = 64, **changes: Any) -> CostRow:
@@ -83,7 +91,7 @@ def test_a_saved_profile_is_read_back_unchanged(store: Profiles) -> None:
     assert all(word in table.source for word in ("toy@1", "float32", "2 x 1 threads", "torch 2"))
 
 
-@pytest.mark.parametrize("field", [field.name for field in fields(ProfileKey)])
+@pytest.mark.parametrize("field", [field.name for field in fields(ProfileKey) if field.name != "model"])
 def test_a_profile_of_another_key_is_not_found(store: Profiles, field: str) -> None:
     old: Any = getattr(KEY, field)
     other = replace(KEY, **{field: old + 1 if isinstance(old, int) else f"other {old}"})
@@ -122,7 +130,7 @@ from tilework.core.cost_row import CostRow
 from tilework.cost.profile import Profile, ProfileKey, ProfileOrigin
 from tilework.cost.profiles import Profiles
 store, name = Profiles(Path(sys.argv[1])), sys.argv[2]
-key = ProfileKey(hardware=name, model="m", dtype="d", threads=1, workers=1, libraries="l")
+key = ProfileKey(hardware=name, architecture="a", model="m", dtype="d", threads=1, workers=1, libraries="l")
 for at in range(10):
     rows = tuple(CostRow(pipeline="p", stage="diffuse", height=8, width=w, seconds=1.0) for w in range(1, 31))
     store.save(Profile(key=key, origin=ProfileOrigin.CALIBRATION, rows=rows, tilework="0", created_unix_ns=at))
@@ -202,6 +210,13 @@ def test_a_damaged_file_is_moved_aside_with_a_warning(
     assert len(caplog.records) == 2
 
 
+def test_what_was_measured_is_valid_for_all_models_of_the_architecture(store: Profiles) -> None:
+    store.save(profile(row(1.0)))
+    assert seconds(store.latest(replace(KEY, model="tuned@2"), PIPELINE)) == {(DIFFUSE, 64, 1): 1.0}
+    store.save(profile(row(2.0), key=replace(KEY, model="tuned@2")))
+    assert seconds(store.latest(KEY, PIPELINE)) == {(DIFFUSE, 64, 1): 2.0}, "the newest one counts"
+
+
 def test_what_was_measured_is_found_under_any_name(store: Profiles) -> None:
     """An operator may give a model another name, and that name to another model."""
     store.save(profile(row(1.0, pipeline="before")))
@@ -212,20 +227,29 @@ def test_what_was_measured_is_found_under_any_name(store: Profiles) -> None:
     assert set(table.sources) == {"now"}
 
 
-def test_the_rows_of_a_file_with_names_are_kept_without_them(store: Profiles) -> None:
+WITHOUT_ARCHITECTURES = "ALTER TABLE profiles DROP COLUMN architecture"
+WITH_NAMES = "ALTER TABLE rows ADD COLUMN pipeline TEXT NOT NULL DEFAULT 'before'"
+
+
+@pytest.mark.parametrize(
+    ("schema", "changes"),
+    [(6, (WITHOUT_ARCHITECTURES, WITH_NAMES)), (7, (WITHOUT_ARCHITECTURES,))],
+    ids=["with names of models", "without architectures"],
+)
+def test_what_an_earlier_version_has_measured_is_valid_for_its_model(
+    store: Profiles, schema: int, changes: tuple[str, ...]
+) -> None:
     store.save(profile(row(1.5)))
-    sqlite(
-        store.path,
-        "ALTER TABLE rows ADD COLUMN pipeline TEXT NOT NULL DEFAULT 'before'",
-        "PRAGMA user_version = 6",
-    )
+    sqlite(store.path, *changes, f"PRAGMA user_version = {schema}")
+    assert store.latest(replace(KEY, model="tuned@2"), PIPELINE) is None, "its architecture was not known"
+    assert store.latest(replace(KEY, libraries="torch 3"), PIPELINE) is None
     assert seconds(store.latest(KEY, PIPELINE)) == {(DIFFUSE, 64, 1): 1.5}
     store.save(profile(row(2.0)))
     assert seconds(store.latest(KEY, PIPELINE)) == {(DIFFUSE, 64, 1): 2.0}
     assert asides(store.path) == []
 
 
-@pytest.mark.parametrize("schema", [2, 8])
+@pytest.mark.parametrize("schema", [2, 9])
 def test_a_file_of_another_schema_is_moved_aside(
     store: Profiles, schema: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -233,7 +257,7 @@ def test_a_file_of_another_schema_is_moved_aside(
     sqlite(store.path, f"PRAGMA user_version = {schema}")
     assert store.latest(KEY, PIPELINE) is None
     assert asides(store.path) == ["costs.sqlite.aside-1"]
-    assert f"its schema is {schema}, and this version reads 7" in caplog.text
+    assert f"its schema is {schema}, and this version reads 8" in caplog.text
 
 
 def test_another_programs_database_is_left_alone(store: Profiles) -> None:

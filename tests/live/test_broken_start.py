@@ -1,4 +1,7 @@
-"""Starts with one broken worker of four, whose groups talk as with NCCL: nobody waits for it for ever."""
+"""Starts with one broken worker of four, whose groups talk as with NCCL: the others do not wait for it for ever.
+
+And a start with one broken model of two: the other is served.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +42,15 @@ class OneBroken(LocalExecutor):
         if isinstance(outgoing, Calibrate) and outgoing.group is not None and device_id == BROKEN:
             if self.stands_still:
                 stop(self, BROKEN, signal.SIGSTOP)
+            outgoing = replace(outgoing, batches=((Shape(-64, 64),),))
+        super().send(device_id, outgoing)
+
+
+class OneModelBroken(LocalExecutor):
+    """The workers cannot run a model, whatever they are to measure of it."""
+
+    def send(self, device_id: int, outgoing: Outgoing) -> None:
+        if isinstance(outgoing, Calibrate) and outgoing.model == "broken":
             outgoing = replace(outgoing, batches=((Shape(-64, 64),),))
         super().send(device_id, outgoing)
 
@@ -167,3 +179,27 @@ def test_cells_do_not_start_without_a_communicator() -> None:
             await OneDeaf(config(link_timeout_s=1.0, weights_bytes=10**9, cell_size=2)).start(Listener())
 
     asyncio.run(start())
+
+
+def test_a_model_that_cannot_run_is_left_out_and_workers_forget_it(caplog: pytest.LogCaptureFixture) -> None:
+    async def start() -> None:
+        sources = (replace(SHAPES, name="broken"), replace(SHAPES, name="good"))
+        executor = OneModelBroken(LocalConfig(num_workers=1, sources=sources, stop_grace_s=0.5, restart_delay_s=0.05))
+        engine = Engine(EngineConfig(), executor)
+        try:
+            await engine.start()
+            assert list(engine.models) == ["good"]
+            (refused,) = engine.not_served.values()
+            assert refused.is_first
+            assert refused.reason.startswith("64x-64 cannot run here (")
+            assert await draws(engine, "first") == {1}
+            pid = executor.pid(0)
+            executor.kill(0, "a test")
+            await until(lambda: executor.pid(0) not in (None, pid) and bool(executor.devices_up))
+            assert [one.name for one in executor._started_with[0]] == ["good"]  # type: ignore[union-attr]
+            assert await draws(engine, "second") == {1}
+        finally:
+            await engine.stop()
+
+    asyncio.run(start())
+    assert [line for line in caplog.messages if "broken is not served, and others are: 64x-64" in line]

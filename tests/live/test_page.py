@@ -129,14 +129,22 @@ def test_keys_alone_make_a_picture_and_change_the_view(browser: Browser, server:
     before = len(engine.requests)
     engine.script = [Plan()]
     with opened(browser, server.url) as page:
-        page.get_by_label("Prompt").focus()
+        prompt = page.get_by_label("Prompt")
+        expect(prompt).to_be_visible()
+        example = prompt.input_value()
+        page.keyboard.press("3")
+        expect(page.get_by_role("region", name="By class")).to_be_visible()
+        page.keyboard.press("1")
+        page.keyboard.press("/")
+        expect(prompt).to_be_focused()
+        assert prompt.input_value() == example, "no key has typed into it"
         page.keyboard.press("Control+A")
         page.keyboard.type("typed 2")
         page.keyboard.press("Control+Enter")
         uid = sent(engine, before)
         assert engine.spec_of[uid].prompt == "typed 2", "a digit in a field is no key of the page"
         expect(page.get_by_role("link", name="Save")).to_be_visible()
-        page.evaluate("document.activeElement.blur()")
+        page.keyboard.press("Escape")
         page.keyboard.press("3")
         expect(page.get_by_role("region", name="By class")).to_be_visible()
         page.keyboard.press("1")
@@ -157,14 +165,21 @@ def test_a_model_that_takes_pictures_gets_them(browser: Browser, tmp_path: Path)
 
 
 def test_the_prompt_is_one_that_the_model_draws_until_another_is_typed(browser: Browser) -> None:
-    with serving(FakeEngine(others=(VIDEOS,)), drain_s=0) as served, opened(browser, served.url) as page:
-        prompt = page.get_by_label("Prompt")
+    engine = FakeEngine(
+        info=replace(INFO, words=(("colour", ("red", "blue")), ("shape", ("circle",)))), others=(VIDEOS,)
+    )
+    with serving(engine, drain_s=0) as served, opened(browser, served.url) as page:
+        prompt, drawn = page.get_by_label("Prompt"), page.get_by_label("What it draws")
         expect(prompt).to_have_value("a large red circle on a blue background")
+        expect(drawn).to_have_text("Draws colour: red, blue; shape: circle.")
         page.get_by_label("Model").select_option(VIDEOS.name)
         expect(prompt).to_have_value("a red circle moves left on a black background")
+        expect(drawn).to_have_count(0)
         prompt.fill("a lighthouse")
         page.get_by_label("Model").select_option(INFO.name)
         expect(prompt).to_have_value("a lighthouse")
+        page.get_by_role("button", name="Make it").click()
+        expect(page.get_by_role("region", name="Result")).to_contain_text("draws no word of this prompt")
 
 
 def test_clips_play(browser: Browser) -> None:

@@ -12,6 +12,8 @@ import httpx
 import pytest
 from suite.server import serving
 
+from tilework.distribution import install_command
+
 pytestmark = pytest.mark.slow
 
 
@@ -43,7 +45,7 @@ def test_a_model_of_clips_is_refused_with_the_remedy() -> None:
     done = command("serve", "shapes-motion", "--device", "cpu", "--workers", "1", "--port", "0")
     assert done.returncode == 2
     assert "PyAV, which cannot be imported (it is not here)" in done.stderr
-    assert "pip install 'tilework[serve]'" in done.stderr
+    assert install_command("serve") in done.stderr
 
 
 def test_doctor_says_it_as_a_warning() -> None:
@@ -51,4 +53,4 @@ def test_doctor_says_it_as_a_warning() -> None:
     (videos,) = (one for one in checks if one["what"] == "videos")
     assert videos["level"] == "warning"
     assert "it is not here" in videos["found"]
-    assert "tilework[serve]" in videos["remedy"]
+    assert videos["remedy"] == install_command("serve")

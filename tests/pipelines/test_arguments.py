@@ -33,6 +33,7 @@ SIGMAS = (1.0, 0.6, 0.3, 0.1)
 CASES: list[tuple[str, dict[str, ArgumentValue], dict[str, Any]]] = [
     ("sd", {"guidance_rescale": 0.7}, {}),
     ("sd", {"timesteps": (900, 600, 300, 100)}, {}),
+    ("sd", {"timesteps": (900.5, 600.25, 300, 100)}, {}),
     ("sd", {"sigmas": (14.0, 3.0, 1.0, 0.2, 0.0)}, {}),
     ("sdxl", {"prompt_2": "a green square"}, {}),
     ("sdxl", {"negative_prompt_2": "a green square"}, {"negative_prompt": "a cross"}),

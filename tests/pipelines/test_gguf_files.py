@@ -204,6 +204,9 @@ def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
     file.write_bytes(b"PK" + bytes(100))
     with pytest.raises(ModelNotFound, match=r"small.gguf: is no GGUF file, or not whole"):
         read_header(str(file))
+    file.write_bytes(tiny.LFS_POINTER)
+    with pytest.raises(ModelNotFound, match=r"small.gguf: is a pointer of Git LFS.*`git lfs pull`"):
+        read_header(str(file))
     with pytest.raises(UnsupportedModel, match="diffusers reads no such files for Linear; take a scheme"):
         load_gguf(nn.Linear, str(small(file)), "flux", "transformer", torch.float32)
 
@@ -211,7 +214,7 @@ def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
 def test_the_package_that_reads_files_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = small(tmp_path / "small.gguf")
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(InvalidSource, match=r"gguf is not installed; run: pip install 'tilework\[gguf\]'"):
+    with pytest.raises(InvalidSource, match=r"gguf is not installed; run: .*-m pip install .*\[gguf\]"):
         read_header(str(file))
 
 

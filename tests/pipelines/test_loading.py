@@ -206,6 +206,11 @@ def test_another_pipeline_class_is_refused_with_the_reason(directory: Path) -> N
         ({"max_sequence_length": 513}, "max_sequence_length is 513; choose at most 512"),
         ({"num_frames": 5}, "num_frames is 5; choose at most 1"),
         ({"name": ""}, "name is ''; write a text"),
+        ({"words": ["red"]}, r"words is \['red'\]; write lists of single words in lower case by their kind"),
+        ({"words": {"colour": "red"}}, "words is .*; write lists"),
+        ({"words": {"colour": []}}, "words is .*; write lists"),
+        ({"words": {"colour": ["Red"]}}, "words is .*; write lists"),
+        ({"words": {"colour": ["dark red"]}}, "words is .*; write lists"),
     ],
 )
 def test_wrong_defaults_are_refused(directory: Path, defaults: dict[str, Any], complaint: str) -> None:
@@ -230,8 +235,8 @@ def test_defaults_of_the_model_reach_its_info(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "error", "complaint"),
     [
-        (ModelSource(path="/nowhere"), ModelNotFound, "'/nowhere', which is no directory"),
-        (ModelSource(path="./nowhere"), ModelNotFound, "'./nowhere', which is no directory"),
+        (ModelSource(path="/nowhere"), ModelNotFound, "'/nowhere', which does not exist; give a directory"),
+        (ModelSource(path="./nowhere"), ModelNotFound, "'./nowhere', which does not exist; give a directory"),
         (ModelSource(path="/"), ModelNotFound, r"no readable model_index\.json"),
         (ModelSource(path="/", dtype="int8"), InvalidSource, "dtype is 'int8'; choose one of float32"),
         (ModelSource(path="/", device="tape"), InvalidSource, "device is 'tape'; choose one of cpu, cuda"),
@@ -240,6 +245,30 @@ def test_defaults_of_the_model_reach_its_info(directory: Path) -> None:
 def test_wrong_sources_are_refused(source: ModelSource, error: type[ModelError], complaint: str) -> None:
     with pytest.raises(error, match=complaint):
         load(source)
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("sdxl.safetensors", "a checkpoint in a single file, which .*; give a directory in diffusers' layout"),
+        ("sdxl.CKPT", "a checkpoint in a single file"),
+        ("model_index.json", "the index of a model; give its directory, '"),
+        ("flow.py", r"a file of Python; if it defines a workflow, give .*flow\.py:NAME"),
+        ("notes", r"a file; give a directory that holds model_index\.json, or a hub id"),
+    ],
+)
+@pytest.mark.parametrize("is_relative", [False, True])
+def test_a_file_is_no_model_and_is_named_for_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, complaint: str, is_relative: bool
+) -> None:
+    """Also where its name could be a hub id."""
+    folder = tmp_path / "models"
+    folder.mkdir()
+    (folder / name).touch()
+    monkeypatch.chdir(tmp_path)
+    path = f"models/{name}" if is_relative else str(folder / name)
+    with pytest.raises(ModelNotFound, match=f"'{path}', which is {complaint}"):
+        model_index.read_model_index(path)
 
 
 def test_a_hub_id_is_asked_for_with_safetensors_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -192,7 +192,7 @@ def test_what_an_added_one_changes_and_how_large_it_is(files: Mapping[str, Mappi
     assert chalk.num_bytes == sum(one.nbytes for one in load_file(files["sdxl"]["chalk.v2"]).values())
 
 
-@pytest.mark.parametrize("other", ["sdxl", "flux", "cut", "absent", "text"])
+@pytest.mark.parametrize("other", ["sdxl", "flux", "cut", "absent", "text", "pointer"])
 def test_a_file_that_does_not_fit_is_refused_and_leaves_no_trace(
     other: str, files: Mapping[str, Mapping[str, Path]], tmp_path: Path
 ) -> None:
@@ -201,9 +201,12 @@ def test_a_file_that_does_not_fit_is_refused_and_leaves_no_trace(
     file = wrong.get(other, tmp_path / ("cut.safetensors" if other == "cut" else "notes.txt"))
     if other in ("cut", "text"):
         file.write_bytes(whole[: len(whole) // 2])
+    if other == "pointer":
+        file = tmp_path / "pointer.safetensors"
+        file.write_bytes(tiny.LFS_POINTER)
     model = "sd3" if other == "flux" else "flux"
     family, spec = loaded(model, files), tiny.spec(steps=2)
-    with pytest.raises(InvalidLora, match=file.name):
+    with pytest.raises(InvalidLora, match=rf"{file.name}.*`git lfs pull`" if other == "pointer" else file.name):
         family.loras.add("wrong", file)
     family.loras.use(used({"ink": 1.0}))
     assert np.array_equal(tiny.pixels(draw(family, spec)), stock(model, files, {"ink": 1.0}, spec))

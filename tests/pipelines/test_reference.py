@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from logging import INFO
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import numpy as np
 import pytest
 import torch
+import transformers
 from diffusers import StableDiffusion3Pipeline
 
 import tilework
 import tiny
 from tilework.pipelines.errors import ModelNotFound
+from tilework.pipelines.loading import quiet
 
 _CACHE_LINE_BYTES = 64
 _BOUND = 1e-5
@@ -62,3 +66,19 @@ def test_the_number_of_threads_and_the_precision_of_float32_are_set() -> None:
 def test_a_model_that_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match=str(tmp_path)):
         tilework.reference(str(tmp_path))
+
+
+def test_advice_and_progress_bars_of_libraries_are_not_shown_and_come_back(
+    directory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    libraries = (diffusers.utils.logging, transformers.utils.logging)
+    for logging in libraries:
+        logging.set_verbosity_info()
+        logging.enable_progress_bar()
+    try:
+        tilework.reference(str(directory))
+        assert capfd.readouterr() == ("", "")
+        assert [logging.get_verbosity() for logging in libraries] == [INFO] * 2
+        assert all(logging.is_progress_bar_enabled() for logging in libraries)
+    finally:
+        quiet()

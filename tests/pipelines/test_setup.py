@@ -110,7 +110,7 @@ def test_schemes_are_of_denoisers_or_of_components_by_name() -> None:
 
 def test_a_library_that_is_missing_is_named(flux: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tilework.pipelines.setup.quantize.find_spec", lambda name: None)
-    with pytest.raises(InvalidSource, match=r"torchao is not installed; run: pip install 'tilework\[quantize\]'"):
+    with pytest.raises(InvalidSource, match=r"torchao is not installed; run: .*-m pip install .*\[quantize\]"):
         load_stock(ModelSource(path=str(flux), quantize=INT8))
 
 

@@ -12,9 +12,9 @@ import torch
 
 import tiny
 from quick import quick
-from tilework.core.model import TRUE_SCALE, ArgumentValue, ModelInfo
+from tilework.core.model import TRUE_SCALE, ModelInfo
 from tilework.core.request import DEFAULT_TERMS, Refusal
-from tilework.core.wire.spec import Spec
+from tilework.core.wire.spec import Image, Spec
 from tilework.pipelines.errors import InvalidDefaults, RequestRefused
 from tilework.pipelines.model_index import ADAPTERS
 from tilework.pipelines.stock.component_calls import ComponentCall, Role
@@ -28,6 +28,7 @@ from zoo.registry import ZOO, build
 
 QUICK = ("flux-kontext", "cogvideox")
 GUIDED = ("qwen-image", "flux2-klein-base", "flux2-klein", "z-image", "chroma", "sana", "lcm", "hunyuan-video-guided")
+_SMALL = Image(height=32, width=32, pixels=bytes(32 * 32 * 3))
 _ODD_SIZES = {
     "sd2-upscale": "it makes four pixels of each",
     "longcat-image-edit": "it makes pictures of one area",
@@ -188,20 +189,17 @@ def _lasting(model: ZooModel, info: ModelInfo, frames: int) -> Mapping[str, Any]
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "reason"),
+    ("name", "changes", "reason"),
     [
-        ("sd1-control", {"control_guidance_end": 0.0}, "control guidance start: 0.0 cannot be larger"),
-        ("sd1-control-two", {}, "For multiple controlnets"),
+        ("sd1-control", {"arguments": {"control_guidance_end": 0.0}}, "control guidance start: 0.0 cannot be larger"),
+        ("sd1-control-two", {"pictures": {"image": (_SMALL,)}}, "For multiple controlnets"),
+        ("flux2-klein-edit", {"pictures": {"image": (_SMALL,)}}, "Image too small"),
     ],
 )
-def test_what_the_stock_call_does_not_take_is_refused(
-    name: str, arguments: Mapping[str, ArgumentValue], reason: str
-) -> None:
-    """Before its first component it only looks at what it is given."""
+def test_what_the_stock_call_does_not_take_is_refused(name: str, changes: dict[str, Any], reason: str) -> None:
+    """Before its loop, between components, it only looks at what it is given."""
     model = ZOO[name]
     family = StockPipeline(build(model), name, {}, "")
-    spec = requests.spec_of(model, family, 1)
-    pictures = {name: given[:1] for name, given in spec.pictures.items()}
     with pytest.raises(RequestRefused, match=reason) as raised:
-        requests.begin(family, replace(spec, pictures=pictures, arguments={**spec.arguments, **arguments}))
+        requests.begin(family, replace(requests.spec_of(model, family, 1), **changes))
     assert raised.value.refusal is Refusal.VALUE

@@ -159,7 +159,7 @@ def _takes_all(*values: object) -> None: ...
         ("one = 1", 'one is no workflow of flow.py; write one = tilework.Workflow\\("NAME", ...\\) there'),
         ("import tilework\ntwo = tilework.Workflow('w', tilework.Pipeline('shapes'))", "it has two"),
         ("import tilework\none = tilework.Workflow('w')", "flow.py: w has no pipeline"),
-        ("import tilework\none = tilework.Workflow('w', tilework.Pipeline('./gone'))", "gone', which is no directory"),
+        ("import tilework\none = tilework.Workflow('w', tilework.Pipeline('./gone'))", "gone', which does not exist"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused_before_a_worker_starts(

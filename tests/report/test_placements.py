@@ -16,6 +16,7 @@ from report.charts import pixels
 from tilework.cli.views.charts import chart_of_history
 from tilework.cli.views.explanation import summary_document
 from tilework.cli.views.explanation_text import print_summary
+from tilework.cli.views.request_names import RequestNames
 from tilework.core.time import s_from_ns
 from tilework.report.pages.timeline_page import page
 from tilework.report.perfetto import trace_events
@@ -42,7 +43,8 @@ def test_a_log_says_what_devices_were_for_and_why(shifted: Recorded) -> None:
 
 
 def test_the_summary_prints_them(shifted: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
-    print_summary(summary_document(shifted.history), Path("log.jsonl"))
+    names = RequestNames(shifted.history.requests)
+    print_summary(summary_document(shifted.history), Path("log.jsonl"), names)
     text = " ".join(capsys.readouterr().out.split())
     first = shifted.history.placements[0]
     start = f"placement from {s_from_ns(first.at_ns):.3f} s on: ED on devices 0-1, C on devices 2-3: "

@@ -14,6 +14,7 @@ from tilework.core.lora import UsedLora
 from tilework.core.model import ModelInfo
 from tilework.core.request import Shape
 from tilework.cost.profile import ProfileKey
+from tilework.runtime.executor import CannotRun
 from tilework.runtime.models.costs import (
     calibration_shapes,
 )
@@ -35,7 +36,15 @@ INFO = ModelInfo(
 PACKING = replace(INFO, stages=latent_diffusion("").specs)
 SMALL, LARGE = Shape(64, 64), Shape(128, 128)
 
-KEY = ProfileKey(hardware="a CPU", model="toy@1", dtype="float32", threads=1, workers=2, libraries="torch 2")
+KEY = ProfileKey(
+    hardware="a CPU",
+    architecture="Toy@1",
+    model="toy@1",
+    dtype="float32",
+    threads=1,
+    workers=2,
+    libraries="torch 2",
+)
 SHAPES = calibration_shapes(INFO)
 SLOWER = 1.5  # A step with a LoRA.
 
@@ -64,6 +73,10 @@ class FakeMeasurer:
     ) -> tuple[CostRow, ...]:
         self.known.append(known)
         self.asked += [(batch, degree, num_runs) for batch in batches]
+        if batches and all(self.too_large & set(batch) for batch in batches):
+            raise CannotRun(f"{batches[0][0]} cannot run here (MemoryError: no memory)")
+        if num_runs == 0:
+            return ()
         return tuple(
             CostRow.of(
                 batch,
@@ -85,16 +98,27 @@ class FakeMeasurer:
 
 @dataclass
 class FakeExecutor:
-    """Measures by a `FakeMeasurer` for each model."""
+    """Measures by a `FakeMeasurer` for each model, of which the `broken` ones run at no size.
+
+    `tried` are those that were only warmed up.
+    """
 
     measured: list[str] = field(default_factory=list)
+    tried: list[str] = field(default_factory=list)
+    broken: frozenset[str] = frozenset()
+    num_stops: int = 0
     timed: list[tuple[str, str]] = field(default_factory=list)
     weights_bytes: int | None = None
     num_devices: int = 1
     serving: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def profile_key(self, model: str) -> ProfileKey:
-        return replace(KEY, model=model)
+        return replace(KEY, architecture=model)
+
+    def measurer(self, info: ModelInfo) -> FakeMeasurer:
+        measurer = FakeMeasurer(info=info)
+        measurer.too_large = set(SHAPES) if info.name in self.broken else set()
+        return measurer
 
     async def calibrate(
         self,
@@ -105,10 +129,14 @@ class FakeExecutor:
         loras: Sequence[Any] = (),
         known: frozenset[str] = frozenset(),
     ) -> tuple[CostRow, ...]:
-        self.measured.append(model)
-        rows = await FakeMeasurer(info=replace(INFO, name=model)).calibrate(batches, degree, num_runs, known=known)
+        (self.tried if num_runs == 0 else self.measured).append(model)
+        measurer = self.measurer(replace(INFO, name=model))
+        rows = await measurer.calibrate(batches, degree, num_runs, known=known)
         self.timed += [(model, row.stage) for row in rows]
         return tuple(replace(row, seconds=row.seconds * SLOWER, p99_seconds=None) for row in rows) if loras else rows
+
+    async def stop(self) -> None:
+        self.num_stops += 1
 
     async def end_calibration(self) -> dict[LoadSource, float]:
         return {LoadSource.DISK: 1e9}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from stages import DECODE, DIFFUSE, ENCODE
 from tilework.core.component import Component, LoadSource
 from tilework.core.graph.shipped import latent_diffusion
@@ -13,8 +11,7 @@ from tilework.core.lora import Lora, UsedLora
 from tilework.core.time import NS_PER_S
 from tilework.core.wire.commands import DropWeights, LoadWeights
 from tilework.core.wire.reports import Loaded, LoadedModel, WeightsLoaded
-from tilework.runtime.executor import WorkerStartFailed
-from tilework.runtime.models.calibration_weights import CalibrationWeights
+from tilework.runtime.models.calibration_weights import CalibrationWeights, lacks_room
 from worker.test_calibrate import INFO
 
 PARTS = {"text_encoder": 50, "denoiser": 80, "vae": 10}
@@ -31,7 +28,7 @@ def model(name: str = "m") -> LoadedModel:
 
 def weights(total_bytes: int | None) -> CalibrationWeights:
     found = CalibrationWeights(total_bytes)
-    found.add(Loaded((model(),), load_ns=NS_PER_S))
+    found.know(Loaded((model(),), load_ns=NS_PER_S))
     return found
 
 
@@ -64,20 +61,20 @@ def test_a_lora_belongs_to_the_stages_that_it_changes() -> None:
 
 
 def test_a_stage_that_does_not_fit_is_named() -> None:
-    whose = "the stage diffuse of m needs 80 bytes, with its weights, and a device has 79"
-    with pytest.raises(WorkerStartFailed, match=whose):
-        weights(79)
+    assert lacks_room(model(), 79).startswith(
+        "its stage diffuse needs 80 bytes, with its weights, and a device has 79; give it more (--weights-memory), "
+    )
+    assert lacks_room(model(), 80) == lacks_room(model(), None) == ""
 
 
 def test_what_a_stage_declares_beyond_its_weights_needs_room_too() -> None:
     stages = tuple(replace(one, memory_bytes=75 if one.name == DECODE else 0) for one in model().info.stages)
     declaring = replace(model(), info=replace(model().info, stages=stages))
     assert declaring.largest_stage() == (DECODE, 85)
-    one, tight = CalibrationWeights(200), CalibrationWeights(84)
-    one.add(Loaded((declaring,), load_ns=NS_PER_S))
+    one = CalibrationWeights(200)
+    one.know(Loaded((declaring,), load_ns=NS_PER_S))
     assert one.by_stage("m"), "beside all weights there is no room for it"
-    with pytest.raises(WorkerStartFailed, match="the stage decode of m needs 85 bytes"):
-        tight.add(Loaded((declaring,), load_ns=NS_PER_S))
+    assert lacks_room(declaring, 84).startswith("its stage decode needs 85 bytes")
 
 
 def test_without_a_limit_nothing_is_loaded() -> None:
@@ -90,7 +87,7 @@ def test_without_a_limit_nothing_is_loaded() -> None:
 def test_the_first_models_that_have_weights_say_how_fast_they_are_read() -> None:
     """A server whose stages are functions has none until a model is added."""
     one = CalibrationWeights(200)
-    one.add(Loaded((replace(model("functions"), components={}, loras={}),), load_ns=NS_PER_S))
+    one.know(Loaded((replace(model("functions"), components={}, loras={}),), load_ns=NS_PER_S))
     one.know(Loaded((model(),), load_ns=2 * NS_PER_S))
     list(one.commands("m"))
     one.loaded(WeightsLoaded(0, NS_PER_S))

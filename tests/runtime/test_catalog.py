@@ -25,7 +25,7 @@ from tilework.core.cost_row import CostRow
 from tilework.core.events import DeviceJoined, Event, ModelServed
 from tilework.core.graph.stage import StageSpec
 from tilework.core.lora import Lora, UsedLora
-from tilework.core.model import LoraSource, ModelSource, NewModel
+from tilework.core.model import LoraSource, ModelSource, NewModel, NotServed
 from tilework.core.wire.reports import LoadedModel
 from tilework.core.work import Group
 from tilework.cost.profile import Profile, ProfileKey, ProfileOrigin
@@ -88,7 +88,7 @@ class Files(FakeExecutor):
     refuses: str = ""
 
     def profile_key(self, model: str) -> ProfileKey:
-        return replace(KEY, model=self.served[model].identity)
+        return replace(KEY, architecture=self.served[model].architecture)
 
     async def calibrate(
         self,
@@ -100,8 +100,8 @@ class Files(FakeExecutor):
         known: frozenset[str] = frozenset(),
         devices: Group | None = None,
     ) -> tuple[CostRow, ...]:
-        self.measured.append(model)
-        return await FakeMeasurer(info=self.served[model].info).calibrate(batches, degree, num_runs, known=known)
+        (self.tried if num_runs == 0 else self.measured).append(model)
+        return await self.measurer(self.served[model].info).calibrate(batches, degree, num_runs, known=known)
 
     async def read_model(self, source: ModelSource, served: Collection[str]) -> LoadedModel:
         found = self.files[source.path]
@@ -129,7 +129,7 @@ class Files(FakeExecutor):
 def loaded(identity: str, parameters: int, *more: StageSpec) -> LoadedModel:
     components = {part: Component(f"{identity} {part}", 10) for part in ("unet", "vae")}
     info = replace(TOY, name=identity, parameters=parameters, stages=(*TOY.stages, *more))
-    return LoadedModel(info=info, identity=identity, components=components)
+    return LoadedModel(info=info, identity=identity, architecture=identity, components=components)
 
 
 class Server:
@@ -183,7 +183,7 @@ def earlier(place: Path, model: LoadedModel, *names: str) -> None:
         shapes = tuple((shape,) for shape in SHAPES)
         return await FakeMeasurer(info=info).calibrate(shapes)
 
-    key = replace(KEY, model=model.identity)
+    key = replace(KEY, architecture=model.architecture)
     for at, name in enumerate(names):
         rows = asyncio.run(measure(name))
         saved = Profile(key=key, origin=ProfileOrigin.CALIBRATION, rows=rows, tilework="0", created_unix_ns=at)
@@ -234,7 +234,7 @@ def test_two_models_that_swap_their_names_between_two_starts_keep_their_costs(tm
     second.executor.files = {"a": files["b"], "b": files["a"]}
     after = asyncio.run(scenario(second))
     assert (after["a"], after["b"]) == (before["b"], before["a"])
-    assert second.executor.measured == ["a", "b"], "both are warmed up, and neither is measured again"
+    assert second.executor.measured == [], "neither is measured again"
 
 
 def test_names_are_checked_while_no_other_change_is_made(tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_names_are_checked_while_no_other_change_is_made(tmp_path: Path) -> None
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("fault", ["workers refuse", "costs cannot be used"])
+@pytest.mark.parametrize("fault", ["workers refuse", "cannot run", "costs cannot be used"])
 def test_a_change_that_fails_changes_nothing(tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(tmp_path / "costs.sqlite")
 
@@ -270,19 +270,26 @@ def test_a_change_that_fails_changes_nothing(tmp_path: Path, fault: str, monkeyp
         with monkeypatch.context() as broken:
             if fault == "workers refuse":
                 server.executor.refuses = "the files are damaged"
+            elif fault == "cannot run":
+                server.executor.broken = frozenset("b")
             else:
                 broken.setattr("tilework.cost.table_costs.TableCosts.served", Mock(side_effect=KeyError("bug")))
                 with pytest.raises(ModelRefused, match="what requests for a cost cannot be used: 'bug'"):
                     await catalog.add_lora("a", LoraSource("ink", "/ink.safetensors"))
-            with pytest.raises(ModelRefused, match=r"damaged|what requests for b cost cannot be used: 'bug'"):
+            with pytest.raises(
+                ModelRefused, match=r"damaged|b cannot run here: 64x64 |for b cost cannot be used: 'bug'"
+            ):
                 await catalog.add(NewModel(path="b"), measure=True)
-        server.executor.refuses = ""
+        assert fault == "costs cannot be used" or "b" not in server.executor.measured, "it was only tried"
+        server.executor.refuses, server.executor.broken = "", frozenset()
+        catalog.not_served["b"] = NotServed(info=INFO, reason="no memory", is_first=False)
         assert (server.controller.costs.table, catalog.infos, server.executor.served) == before
         assert not server.executor.loras
         assert not any(isinstance(event, ModelServed) for event in server.events)
         await catalog.add(NewModel(path="b"), measure=True)
         await catalog.add_lora("b", LoraSource("ink", "/ink.safetensors"))
         assert list(catalog.infos) == ["a", "b"]
+        assert not catalog.not_served
 
     asyncio.run(scenario())
 

@@ -19,14 +19,14 @@ from tilework.core.request import Shape
 from tilework.core.wire.reports import LoadedModel
 from tilework.cost.profile import Profile, ProfileKey, ProfileOrigin
 from tilework.cost.profiles import Profiles
+from tilework.runtime.executor import CannotRun
 from tilework.runtime.models.costs import (
     CostCache,
     calibration_batches,
     profile_key,
     start_costs,
+    warm_up,
 )
-
-WARM_UP = (SHAPES[:1], 1, None)
 
 
 def test_a_start_reports_how_much_it_has_measured() -> None:
@@ -54,7 +54,7 @@ def cache(tmp_path: Path) -> CostCache:
     return CostCache(Profiles(tmp_path / "costs.sqlite"))
 
 
-def test_a_first_start_measures_and_the_next_one_only_warms_up(cache: CostCache) -> None:
+def test_a_first_start_measures_and_the_next_one_does_not(cache: CostCache) -> None:
     first = FakeMeasurer()
     rows = asyncio.run(start(first, (1, 2), cache))
     assert first.asked == [((shape,), degree, None) for shape in SHAPES for degree in (1, 2)]
@@ -64,7 +64,7 @@ def test_a_first_start_measures_and_the_next_one_only_warms_up(cache: CostCache)
     assert rows[DIFFUSE, SMALL, 1] == pytest.approx(0.004096 + 0.0001), "the mean of two groups"
     second = FakeMeasurer()
     assert asyncio.run(start(second, (1, 2), cache)) == rows
-    assert second.asked == [WARM_UP]
+    assert second.asked == []
     assert [entry.origin for entry in cache.profiles.entries()] == [ProfileOrigin.CALIBRATION]
 
 
@@ -79,7 +79,7 @@ def test_a_start_measures_a_few_batches_where_requests_can_share_a_pass(cache: C
     first, second = FakeMeasurer(info=PACKING), FakeMeasurer(info=PACKING)
     table = asyncio.run(start_costs(first, PACKING, (1, 2), cache))
     assert table is not None
-    assert first.asked == [*((batch, 1, None) for batch in calibration_batches(PACKING)), WARM_UP]
+    assert first.asked == [(batch, 1, None) for batch in calibration_batches(PACKING)]
     assert [(row.stage, row.batch, row.degree) for row in table.rows if row.batch != 1] == [
         *((stage, size, 1) for size in (2, 4) for stage in (DIFFUSE, DECODE)),
         *((DIFFUSE, mix, 1) for mix in mixes),
@@ -87,7 +87,7 @@ def test_a_start_measures_a_few_batches_where_requests_can_share_a_pass(cache: C
     again = asyncio.run(start_costs(second, PACKING, (1, 2), cache))
     assert again is not None
     assert set(again.rows) == set(table.rows)
-    assert second.asked == [WARM_UP]
+    assert second.asked == []
 
 
 def test_a_start_of_a_server_whose_requests_are_all_exact_measures_no_batches(cache: CostCache) -> None:
@@ -96,11 +96,21 @@ def test_a_start_of_a_server_whose_requests_are_all_exact_measures_no_batches(ca
     assert {(len(batch), degree) for batch, degree, _ in measurer.asked} == {(1, 1)}
 
 
+def test_a_model_is_warmed_up_at_the_smallest_size_that_runs() -> None:
+    measurer = FakeMeasurer()
+    measurer.too_large = {SHAPES[0]}
+    asyncio.run(warm_up(measurer, INFO))
+    assert measurer.asked == [(SHAPES[:1], 1, 0), (SHAPES[1:2], 1, 0)]
+    measurer.too_large = set(SHAPES)
+    with pytest.raises(CannotRun, match=f"^{SHAPES[0]} cannot run here"):
+        asyncio.run(warm_up(measurer, INFO))
+
+
 def test_a_start_at_more_degrees_measures_those_only(cache: CostCache) -> None:
     asyncio.run(start(FakeMeasurer(), (1,), cache))
     more = FakeMeasurer()
     rows = asyncio.run(start(more, (1, 2, 4), cache))
-    assert more.asked == [((shape,), degree, None) for shape in SHAPES for degree in (2, 4)] + [WARM_UP]
+    assert more.asked == [((shape,), degree, None) for shape in SHAPES for degree in (2, 4)]
     assert {degree for _, _, degree in rows} == {1, 2, 4}
     assert asyncio.run(start(FakeMeasurer(), (1, 2, 4), cache)) == rows
 
@@ -114,7 +124,7 @@ def test_a_thorough_profile_is_used_with_all_its_sizes(cache: CostCache) -> None
     cache.profiles.save(Profile(key=KEY, origin=ProfileOrigin.PROFILE, rows=rows, tilework="0", created_unix_ns=1))
     measurer = FakeMeasurer()
     table = asyncio.run(start(measurer, (1,), cache))
-    assert measurer.asked == [WARM_UP]
+    assert measurer.asked == []
     assert set(table.values()) == {0.5}
     assert (DIFFUSE, Shape(160, 160), 1) in table
 
@@ -127,7 +137,14 @@ def test_a_profile_of_some_stages_keeps_its_rows_when_the_others_are_measured(ca
     assert {stage for stage, _, _ in first} == set(STAGES)
     again = FakeMeasurer()
     assert asyncio.run(start(again, (1,), cache)) == first
-    assert again.asked == [WARM_UP]
+    assert again.asked == []
+
+
+def test_what_was_measured_of_a_model_is_known_of_another_of_its_architecture(cache: CostCache) -> None:
+    asyncio.run(start(FakeMeasurer(), (1,), cache))
+    tuned = FakeMeasurer(key=replace(KEY, model="anime@2"))
+    assert asyncio.run(start(tuned, (1,), cache))
+    assert tuned.asked == []
 
 
 def test_under_other_circumstances_everything_is_measured_again(cache: CostCache) -> None:
@@ -231,13 +248,18 @@ def test_what_still_varies_is_said_in_one_line_and_kept(cache: CostCache, caplog
     assert "--recalibrate" in said
     again = FakeMeasurer()
     assert asyncio.run(start(again, (1, 2), cache)) == rows
-    assert again.asked == [WARM_UP]
+    assert again.asked == []
 
 
-def test_sizes_that_cannot_run_are_left_out_and_none_at_all_is_an_error(cache: CostCache) -> None:
-    some, none = FakeMeasurer(), FakeMeasurer(key=replace(KEY, model="other@1"))
+def test_sizes_that_cannot_run_are_left_out_with_a_line_each_and_none_at_all_is_an_error(
+    cache: CostCache, caplog: pytest.LogCaptureFixture
+) -> None:
+    some, none = FakeMeasurer(), FakeMeasurer(key=replace(KEY, architecture="Other@1"))
     some.too_large, none.too_large = {SHAPES[-1]}, set(SHAPES)
     assert {shape for _, shape, _ in asyncio.run(start(some, (1, 2), cache))} == set(SHAPES[:-1])
+    (said,) = (record.getMessage() for record in caplog.records)
+    reason = f"{SHAPES[-1]} cannot run here (MemoryError: no memory)"
+    assert said == f"toy: {reason}; it is left out of what is measured on 1, 2 devices"
     assert asyncio.run(start_costs(none, INFO, (1, 2), cache)) is None
     assert len(cache.profiles.entries()) == 1
 
@@ -260,9 +282,15 @@ def test_a_start_needs_no_cache(
 
 
 def test_devices_do_not_slow_each_other_down_but_cores_do() -> None:
-    loaded = LoadedModel(info=INFO, identity="toy@1")
+    loaded = LoadedModel(info=INFO, identity="toy@1", architecture="Toy@1")
     cpu = profile_key(ModelSource(path="toy", threads=3), 4, "a thing", loaded)
     assert cpu == ProfileKey(
-        hardware="a thing", model="toy@1", dtype="float32", threads=3, workers=4, libraries="torch 2"
+        hardware="a thing",
+        architecture="Toy@1",
+        model="toy@1",
+        dtype="float32",
+        threads=3,
+        workers=4,
+        libraries="torch 2",
     )
     assert profile_key(ModelSource(path="toy", device="cuda"), 4, "a thing", loaded).workers == 1

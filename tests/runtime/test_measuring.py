@@ -8,24 +8,90 @@ from typing import Any
 
 import pytest
 
-from runtime.fake_measurer import INFO, SLOWER, FakeExecutor
+from runtime.fake_measurer import INFO, SHAPES, SLOWER, FakeExecutor
 from stages import DECODE, DIFFUSE, ENCODE
 from tilework.core.component import Component, LoadSource
 from tilework.core.cost_row import CostRow
 from tilework.core.lora import Lora
 from tilework.core.wire.reports import LoadedModel
 from tilework.cost.table import CostTable
+from tilework.runtime.executor import WorkerStartFailed
 from tilework.runtime.models.measuring import Measuring, _shared, with_weights
 
 
 def model(name: str, parameters: int = 1, **changes: Any) -> LoadedModel:
     components = {part: Component(f"{name} {part}", 10 * parameters) for part in ("unet", "vae")}
-    return LoadedModel(info=replace(INFO, name=name, parameters=parameters), components=components, **changes)
+    info = replace(INFO, name=name, parameters=parameters)
+    return LoadedModel(info=info, architecture=f"of {parameters}", components=components, **changes)
 
 
 def table(executor: FakeExecutor, *models: LoadedModel) -> CostTable:
     measuring = Measuring(executor=executor, cache=None, exact=False, show=lambda _text: None)  # type: ignore[arg-type]
     return asyncio.run(measuring.table(models))
+
+
+def start(executor: FakeExecutor, *models: LoadedModel, **options: Any) -> tuple[list[str], dict[str, str], CostTable]:
+    """The models that are served, why the others are not, and the costs."""
+    measuring = Measuring(executor=executor, cache=None, exact=False, show=lambda _text: None, **options)  # type: ignore[arg-type]
+    served, costs = asyncio.run(measuring.start(models, None))
+    assert costs.pipelines == tuple(one.info.name for one in served)
+    return (
+        [one.info.name for one in served],
+        {one.info.name: one.reason for one in measuring.not_served.values()},
+        costs,
+    )
+
+
+NO_MEMORY = "64x64 cannot run here (MemoryError: no memory)"
+
+
+def test_a_model_that_cannot_run_is_found_before_anything_is_measured_and_the_others_are_served(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    executor = FakeExecutor(broken=frozenset({"broken"}))
+    models = model("a"), model("b", parameters=2), model("broken", parameters=3)
+    served, not_served, _ = start(executor, *models)
+    assert (served, not_served) == (["a", "b"], {"broken": NO_MEMORY})
+    assert executor.tried == ["a", "b", *["broken"] * len(SHAPES)], "at each size, as it may run at none"
+    assert set(executor.measured) == {"a", "b"}
+    assert caplog.messages == [f"broken is not served, and others are: {NO_MEMORY}"]
+
+
+def test_of_models_that_differ_in_their_weights_alone_one_is_tried_until_one_has_run() -> None:
+    executor = FakeExecutor(broken=frozenset({"a"}))
+    served, not_served, costs = start(executor, model("a"), model("b"), model("c"))
+    assert (served, not_served) == (["b", "c"], {"a": NO_MEMORY})
+    assert executor.tried == [*["a"] * len(SHAPES), "b"]
+    assert set(executor.measured) == {"b"}
+    assert rows(costs, "b") == rows(costs, "c") != []
+
+
+def test_a_model_whose_largest_stage_has_no_room_is_not_tried() -> None:
+    executor = FakeExecutor(weights_bytes=25)
+    served, not_served, _ = start(executor, model("a"), model("b", parameters=3))
+    assert served == ["a"]
+    assert "needs 30 bytes, with its weights, and a device has 25; give it more" in not_served["b"]
+    assert executor.tried == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "message"),
+    [
+        ("b", {}, f"b cannot run here: {NO_MEMORY}"),
+        ("bc", {}, f"no model can run here: b: {NO_MEMORY}; c: {NO_MEMORY}"),
+        ("ab", {"require_all": True}, f"b cannot run here: {NO_MEMORY}; leave out --require-all to serve the others"),
+    ],
+    ids=["the only one", "all", "one, and all are required"],
+)
+def test_a_start_fails_if_no_model_runs_or_if_all_are_required(
+    names: str, options: dict[str, Any], message: str
+) -> None:
+    executor = FakeExecutor(broken=frozenset("bc"))
+    with pytest.raises(WorkerStartFailed) as raised:
+        start(executor, *(model(name, parameters=place) for place, name in enumerate(names, 1)), **options)
+    assert str(raised.value) == message
+    assert not executor.measured
+    assert executor.num_stops == 1
 
 
 def rows(costs: CostTable, pipeline: str) -> list[CostRow]:
@@ -60,11 +126,7 @@ def test_a_stage_that_several_models_have_is_measured_once() -> None:
     some = model("b", parameters=2, stage_keys={ENCODE: "1", DIFFUSE: "2", DECODE: "4"})
     whole = model("c", parameters=3, stage_keys={ENCODE: "1", DIFFUSE: "2", DECODE: "4"})
     costs = table(executor, first, some, whole)
-    assert {stage for name, stage in executor.timed if name == "b"} == {DECODE, ENCODE, DIFFUSE}, (
-        "at the end, to warm up"
-    )
-    timed_once = executor.timed.index(("b", DECODE))
-    assert executor.timed[timed_once - 1][0] == "a", "what it shares is not timed before"
+    assert {stage for name, stage in executor.timed if name == "b"} == {DECODE}, "what it shares is not timed"
     degrees = {(row.stage, row.degree) for row in costs.rows if row.pipeline == "c"}
     assert {(DIFFUSE, 1), (DIFFUSE, 2), (DECODE, 1)} <= degrees
     assert set(rows(costs, "c")) == set(rows(costs, "b"))

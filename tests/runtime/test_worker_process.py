@@ -7,6 +7,7 @@ import fcntl
 import gc
 import os
 import signal
+import subprocess
 import sys
 import termios
 import threading
@@ -274,6 +275,7 @@ def test_when_the_forkserver_is_killed_the_workers_live_and_new_ones_can_be_star
         before = executor.pid(1)
         pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
         os.kill(pid, signal.SIGKILL)
+        await until(lambda: not Path(f"/proc/{pid}").exists())  # It is no zombie, though no worker is to be started.
         send_signal(executor, 0, signal.SIGKILL)
         await until(lambda: listener.joined)
         assert listener.joined == [0]
@@ -371,3 +373,23 @@ def test_a_measurement_that_is_cancelled_is_quiet() -> None:
 
     run(scenario)
     assert not complaints
+
+
+_TRACKED = """
+import os, signal
+from multiprocessing import resource_tracker
+from tilework.runtime.worker_process import forkserver_context
+context = forkserver_context()
+resource_tracker.ensure_running()
+tracker = resource_tracker._resource_tracker._pid
+os.kill(tracker, signal.SIGKILL)
+os.waitid(os.P_PID, tracker, os.WEXITED | os.WNOWAIT)
+semaphore = context.Semaphore()
+os._exit(0)
+"""
+
+
+def test_what_a_killed_process_leaves_to_multiprocessing_is_no_warning_for_the_user() -> None:
+    """Its tracker was killed and is started again; and the semaphore of a process that was killed is unlinked by it."""
+    process = subprocess.run([sys.executable, "-c", _TRACKED], capture_output=True, text=True, check=True)
+    assert process.stderr == ""

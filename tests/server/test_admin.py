@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from fake_engine import INFO, FakeEngine, Plan, Served, serving
-from tilework.core.model import LoraSource, ModelInfo, NewModel
+from tilework.core.model import LoraSource, ModelInfo, NewModel, NotServed
 from tilework.runtime.executor import ModelRefused
 from tilework.server.config import ConfigError, ServerConfig
 from tilework.server.main import CLOSE_S
@@ -139,9 +139,12 @@ def test_a_lora_comes_and_goes(server: Served) -> None:
 
 
 @contextmanager
-def restarted(state: Path, refusal: str = "", models: tuple[ModelInfo, ...] = (INFO,)) -> Iterator[Served]:
-    """The next start of a durable server, with these models."""
-    engine = FakeEngine(info=models[0], others=models[1:])
+def restarted(
+    state: Path, refusal: str = "", models: tuple[ModelInfo, ...] = (INFO,), broken: tuple[ModelInfo, ...] = ()
+) -> Iterator[Served]:
+    """The next start of a durable server, with these models, and with broken ones that cannot run."""
+    not_served = {one.name: NotServed(info=one, reason="no memory", is_first=False) for one in broken}
+    engine = FakeEngine(info=models[0], others=models[1:], not_served=not_served)
     engine.catalog = FakeCatalog(engine, refusal=refusal)
     with serving(engine, admin_key="admin-key", durable=str(state), drain_s=0.1) as served:
         yield served
@@ -220,6 +223,8 @@ def test_what_a_server_is_started_with_takes_the_place_of_what_was_added(tmp_pat
         assert server.engine.catalog.asked == []
         gone = server.http.delete(f"/v1/admin/models/{INFO.name}/loras/ink", headers=ADMIN)
         assert gone.json()["tilework"]["loras"] == []
+    with restarted(state, broken=(replace(INFO, name="sdxl"),)) as server:
+        assert server.engine.catalog.asked == [], "also if it cannot run"
 
 
 def test_a_model_that_comes_again_has_no_loras_of_its_former_life(tmp_path: Path) -> None:

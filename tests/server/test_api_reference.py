@@ -58,7 +58,7 @@ def examples() -> list[Example]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
-    clips = replace(VIDEOS, name="tiny-shapes", pictures=EDITOR.pictures, arguments=EDITOR.arguments, max_frames=81)
+    clips = replace(VIDEOS, name="shapes", pictures=EDITOR.pictures, arguments=EDITOR.arguments, max_frames=81)
     with serving(FakeEngine(info=clips), drain_s=0) as served:
         yield served
 

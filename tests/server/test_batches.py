@@ -7,6 +7,7 @@ import io
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import openai
 import pytest
 from PIL import Image
 
-from fake_engine import FakeEngine, Plan, Served, serving
+from fake_engine import INFO, FakeEngine, Plan, Served, serving
 from tilework.core.actions import Reject
+from tilework.core.model import NotServed
 from tilework.core.request import OnMiss, RefusalCode
 from tilework.core.wire.spec import Spec
 from tilework.runtime.ticket import Ticket
@@ -82,6 +84,9 @@ def test_each_line_is_a_call_with_an_answer(tmp_path: Path) -> None:
         assert batch.request_counts.model_dump() == {"total": 40, "completed": 39, "failed": 1}
         assert batch.completed_at is not None
         good, bad = answers(server, batch.output_file_id), answers(server, batch.error_file_id)
+        for file_id, name in ((batch.output_file_id, "output-"), (batch.error_file_id, "error-")):
+            assert file_id.startswith(name)
+            assert client(server).files.retrieve(file_id).filename == f"{file_id}.jsonl"
         assert {name: red(one) for name, one in good.items()} == {f"call-{n}": n for n in range(40) if n != 7}
         assert (list(bad), bad["call-7"]["status_code"]) == (["call-7"], 400)
         assert bad["call-7"]["body"]["error"]["param"] == "size"
@@ -108,7 +113,7 @@ def test_chats_and_pages(tmp_path: Path) -> None:
         api = client(server)
         assert {one.id for one in api.batches.list(limit=1)} == {first.id, second.id}, "page by page"
         names = [one.id for one in api.files.list()]
-        assert len(names) == 6
+        assert len(names) == 4, "two files of calls, and two of answers: no call has failed"
         assert api.files.retrieve(names[0]).bytes == len(api.files.content(names[0]).content)
         assert api.files.delete(names[0]).deleted
         with pytest.raises(openai.NotFoundError):
@@ -157,7 +162,7 @@ def test_a_batch_that_is_cancelled_waits_for_no_room(tmp_path: Path) -> None:
         client(server).batches.cancel(batch_id)
         batch = ended(server, batch_id, "cancelled")
         assert batch.request_counts.model_dump() == {"total": 3, "completed": 0, "failed": 0}
-        assert not answers(server, batch.error_file_id)
+        assert (batch.output_file_id, batch.error_file_id) == (None, None)
         server.skip(1001)
         assert not engine.requests
 
@@ -233,6 +238,7 @@ def test_a_batch_whose_files_are_gone_has_failed(tmp_path: Path) -> None:
         found = ended(server, batch.id, "failed")
         assert found.failed_at is not None
         assert "file" in found.errors.data[0].message
+        assert (found.output_file_id, found.error_file_id) == (None, None)
 
 
 @pytest.mark.slow
@@ -266,13 +272,16 @@ class PromisesNothing(FakeEngine):
 
 
 @pytest.mark.slow
-def test_a_call_that_would_rather_be_refused_than_late_holds_up_no_other(tmp_path: Path) -> None:
-    with serving(PromisesNothing(), durable=str(tmp_path), drain_s=0) as server:
-        impossible = [call(number, slo_s=0.01, on_miss="reject") for number in range(AT_ONCE)]
+def test_a_call_that_would_rather_be_refused_or_whose_model_cannot_run_holds_up_no_other(tmp_path: Path) -> None:
+    broken = NotServed(info=replace(INFO, name="broken"), reason="no memory", is_first=False)
+    engine = PromisesNothing(not_served={"broken": broken})
+    with serving(engine, durable=str(tmp_path), drain_s=0) as server:
+        impossible = [call(number, slo_s=0.01, on_miss="reject") for number in range(1, AT_ONCE)]
+        impossible.append(call(0, model="broken"))
         batch = ended(server, begun(server, *impossible, call(AT_ONCE)))
         assert list(answers(server, batch.output_file_id)) == [f"call-{AT_ONCE}"]
         bad = answers(server, batch.error_file_id)
-        assert [one["status_code"] for one in bad.values()] == [429] * AT_ONCE
+        assert sorted(one["status_code"] for one in bad.values()) == [429] * (AT_ONCE - 1) + [503]
 
 
 @pytest.mark.slow
@@ -350,9 +359,10 @@ WRONG: list[tuple[object, str | None, str]] = [
     ({**call(1), "url": "/v1/videos"}, "url", f'Give "{URL}"'),
     ({**call(1), "body": []}, "body", "no object"),
     (call(1, size=nested(65)), None, "more than 64 levels"),
-    (call(1, stream=True), "body", "does not stream"),
-    (call(1, extra_body={"stream": True}), "body", "does not stream"),
-    (call(0), "custom_id", "that of another line"),
+    (call(1, stream=True), "stream", "does not stream"),
+    (call(1, extra_body={"stream": True}), "stream", "does not stream"),
+    ({**call(1), "more": ["x" * 3000] * 1500}, None, "Give fewer or shorter fields"),
+    (call(0), "custom_id", 'custom_id = "call-0" is that of line 1, too. Give each line its own.'),
 ]
 
 

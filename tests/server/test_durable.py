@@ -427,7 +427,7 @@ def test_stop_leaves_what_is_open_to_the_next_start(tmp_path: Path) -> None:
         (wanted, _), *others = server.engine.restored
         assert (wanted.spec.prompt, others) == ("waits", [])
         uid = wanted.uid.removesuffix("-0")
-        assert uid in answer.json()["error"]["message"]
+        assert answer.json()["error"]["uid"] == uid
         eventually(lambda: status(server, uid)["status"] == "done")
         assert server.http.get(f"/v1/requests/{unread}/content").status_code == 200
     with serving(FakeEngine(), durable=state) as server:

@@ -113,9 +113,12 @@ def test_of_many_ignored_fields_the_first_are_named(server: Served) -> None:
 
 
 def test_a_stream_tells_of_what_was_ignored(server: Served) -> None:
-    answer = sent(server, IMAGES, stream=True, tilework_events=True, session_id=1, num_frames=1, slo_s=9)
+    answer = sent(
+        server, IMAGES, stream=True, tilework_events=True, session_id=1, num_frames=1, slo_s=9, on_miss="reject"
+    )
     first, *_ = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
     assert (first["type"], first["slo_s"], first["slo_source"]) == ("tilework.accepted", 9, "request")
+    assert first["is_promised"]
     assert first["warnings"] == ['"session_id" is no field here, and was ignored.']
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import os
 import signal
@@ -310,13 +311,14 @@ GENERATIONS = "/v1/images/generations"
     [
         (True, {"headers": JSON}, PLAIN),
         (False, {"headers": [*JSON, (b"idempotency-key", b"k")]}, PLAIN),
+        (False, {"headers": [*JSON, (b"content-encoding", b"gzip")]}, gzip.compress(PLAIN)),
         (False, {"headers": JSON}, b'{"prompt": "x", "slo_s": 9, "on_miss": "reject"}'),
         (False, {"headers": JSON}, rb'{"prompt": "x", "slo_s": 9, "on\u005fmiss": "reject"}'),
         (False, {"headers": [(b"content-type", b"multipart/form-data")]}, PLAIN),
         (False, {"headers": JSON, "method": "GET"}, b""),
         (False, {"headers": JSON, "path": "/v1/admin/models"}, PLAIN),
     ],
-    ids=["plain", "key", "promise", "escaped", "form", "get", "other path"],
+    ids=["plain", "key", "compressed", "promise", "escaped", "form", "get", "other path"],
 )
 def test_a_full_queue_is_answered_without_the_application(
     is_answered: bool, scope: dict[str, Any], body: bytes

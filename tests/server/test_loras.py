@@ -16,6 +16,7 @@ import pytest
 from fake_engine import EDITOR, INFO, FakeEngine, Plan, Served, serving
 from server.picture_files import data_url, plain
 from tilework.core.lora import UsedLora
+from tilework.core.request import RefusalCode
 from tilework.server.config import ConfigError
 from tilework.server.lora_directory import loras_in
 from tilework.server.models_file import read_models
@@ -49,6 +50,25 @@ def used(server: Served, answer: httpx.Response) -> tuple[UsedLora, ...]:
     """What has reached the engine."""
     assert answer.is_success, answer.text
     return server.engine.specs[-1].loras
+
+
+@pytest.mark.parametrize(
+    ("code", "param", "remedy"),
+    [
+        (RefusalCode.LORAS, "lora", "use fewer or smaller ones"),
+        (RefusalCode.WEIGHTS, "model", "use another model"),
+        (RefusalCode.MEMORY, "size", "ask for less"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_the_field_that_is_too_large(
+    refusing: Served, code: RefusalCode, param: str, remedy: str
+) -> None:
+    refusing.engine.script = [Plan(code=code)]
+    error = refusing.post({"prompt": "x", "lora": [{"name": "ink"}]}).json()["error"]
+    assert (error["param"], error["code"]) == (param, code)
+    assert remedy in error["message"].lower()
+    value = {"lora": '["ink"]', "model": f'"{DRAWING.name}"', "size": '"48x64"'}[param]
+    assert error["message"].startswith(f"{param} = {value} is not accepted. It does not fit: ")
 
 
 def error_of(answer: httpx.Response) -> dict[str, Any]:
@@ -100,7 +120,7 @@ BAD = [
     ({"name": "ink"}, "a list of up to 8 LoRAs"),
     ([{"scale": 1.0}], "a list of up to 8 LoRAs"),
     ([{"name": "ink", "weight": 1.0}], "a list of up to 8 LoRAs"),
-    ([{"name": "ink", "scale": "1"}], "a list of up to 8 LoRAs"),
+    ([{"name": "ink", "scale": "one"}], "a list of up to 8 LoRAs"),
     ([{"name": "ink", "scale": True}], "a list of up to 8 LoRAs"),
     ([{"name": "ink", "scale": 10.1}], "a list of up to 8 LoRAs"),
     ([{"name": "ink", "scale": -10.1}], "a list of up to 8 LoRAs"),
@@ -205,8 +225,8 @@ def test_a_name_that_no_request_can_give_is_refused(tmp_path: Path, name: str) -
 
 
 def test_what_is_no_directory_is_named(tmp_path: Path) -> None:
-    for place in (tmp_path / "nowhere", file(tmp_path / "ink.safetensors")):
-        with pytest.raises(ConfigError, match="is no directory; give one that holds"):
+    for place, what in ((tmp_path / "nowhere", "does not exist"), (file(tmp_path / "ink.safetensors"), "is a file")):
+        with pytest.raises(ConfigError, match=f"{what}; give a directory that holds"):
             loras_in(place)
 
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fake_engine import EDITOR, INFO, VIDEOS, FakeEngine, Served, serving
+from fake_engine import EDITOR, INFO, VIDEOS, FakeEngine, Plan, Served, serving
 from server.picture_files import plain
+from tilework.core.model import ModelInfo, NotServed, PictureInput
+from waiting import eventually
 
 LARGE = replace(INFO, name="large", max_side=1024, default_height=128, default_width=128, path="someone/large")
 EDITS = replace(EDITOR, name="edits")
@@ -38,8 +43,8 @@ def test_limits_and_defaults_are_those_of_the_model(server: Served) -> None:
     drawn(server, model="large")
     assert (server.engine.specs[-1].height, server.engine.specs[-1].width) == (128, 128)
     side = LARGE.max_side
-    assert drawn(server, model="large", size=f"{side}x{side}") == "large"
-    refused = server.http.post("/v1/images/generations", json={"prompt": "x", "size": f"{side}x{side}"})
+    assert drawn(server, model="large", size=f"{side}x{side - 16}") == "large"
+    refused = server.http.post("/v1/images/generations", json={"prompt": "x", "size": f"{side}x{side - 16}"})
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "size"
 
@@ -62,6 +67,44 @@ def test_an_edit_that_names_no_model_goes_to_the_first_that_edits(server: Served
     assert server.engine.requests[-1].pipeline == "edits"
 
 
+INPAINT = replace(
+    EDITOR,
+    name="inpaint",
+    pictures=(PictureInput(name="image", required=True), PictureInput(name="mask_image", required=True, is_mask=True)),
+)
+
+
+@pytest.fixture(scope="module")
+def editors() -> Iterator[Served]:
+    with serving(FakeEngine(others=(INPAINT, EDITS)), drain_s=0) as served:
+        yield served
+
+
+@pytest.mark.parametrize("is_form", [True, False])
+@pytest.mark.parametrize(
+    ("pictures", "model"),
+    [(["image"], "edits"), (["image", "mask"], "inpaint"), (["image", "image"], "edits"), (["mask"], None), ([], None)],
+)
+def test_an_edit_that_names_no_model_goes_to_the_first_that_takes_its_pictures_and_lacks_none(
+    editors: Served, is_form: bool, pictures: list[str], model: str | None
+) -> None:
+    """Where none does, the first that edits says what is wrong."""
+    text, num_before = b64encode(plain()).decode(), len(editors.engine.requests)
+    files: list[Any] = [("prompt", (None, "x")), *((one, ("a.png", plain(), "image/png")) for one in pictures)]
+    body = {"prompt": "x"} | {one: [text] * pictures.count(one) for one in pictures}
+    sent: Any = {"files": files} if is_form else {"json": body}
+    answer = editors.http.post("/v1/images/edits", **sent)
+    assert answer.status_code == (400 if model is None else 200), answer.text
+    assert [one.pipeline for one in editors.engine.requests[num_before:]] == ([] if model is None else [model])
+    if model is None:
+        assert "give image as well" in answer.text if pictures else "inpaint draws from a picture" in answer.text
+
+
+def test_an_image_with_a_picture_goes_to_a_model_that_takes_it(editors: Served) -> None:
+    assert drawn(editors) == INFO.name
+    assert drawn(editors, image=b64encode(plain()).decode()) == "edits"
+
+
 @pytest.mark.parametrize("is_form", [True, False])
 def test_a_video_that_names_no_model_comes_from_the_first_that_makes_videos(is_form: bool) -> None:
     sent: Any = {"files": {"prompt": (None, "x")}} if is_form else {"json": {"prompt": "x"}}
@@ -70,6 +113,64 @@ def test_a_video_that_names_no_model_comes_from_the_first_that_makes_videos(is_f
         assert answer.status_code == 200, answer.text
         assert served.engine.requests[-1].pipeline == VIDEOS.name
         assert drawn(served) == INFO.name
+
+
+NO_MEMORY = "64x64 cannot run here (MemoryError: no memory)"
+
+
+def without(info: ModelInfo, *, is_first: bool = False, **config: Any) -> AbstractContextManager[Served]:
+    """A server that was started with this model, too, which cannot run there."""
+    refused = {info.name: NotServed(info=info, reason=NO_MEMORY, is_first=is_first)}
+    return serving(FakeEngine(others=(LARGE,), not_served=refused), **config)
+
+
+def test_a_model_that_cannot_run_is_listed_with_the_reason_and_its_requests_get_503_with_it() -> None:
+    broken = replace(INFO, name="broken", path="someone/broken")
+    with without(broken) as server:
+        listed = server.http.get("/v1/models").json()
+        assert [one["id"] for one in listed["data"]] == [INFO.name, "large"]
+        assert listed["not_served"] == [{"id": "broken", "reason": NO_MEMORY}]
+        for name in ("broken", "someone/broken"):
+            refused = server.http.post("/v1/images/generations", json={"prompt": "x", "model": name})
+            assert refused.status_code == server.http.get(f"/v1/models/{name}").status_code == 503
+            error = refused.json()["error"]
+            assert (error["code"], error["param"]) == ("model_not_served", "model")
+            assert error["message"] == f'The model "{name}" cannot run on this server: {NO_MEMORY}. Use another model.'
+            assert (refused.headers["x-should-retry"], refused.headers.get("retry-after")) == ("false", None)
+        assert drawn(server) == INFO.name
+
+
+def test_a_name_that_is_served_goes_before_that_of_a_model_that_is_not() -> None:
+    with without(replace(INFO, name="broken", path="large")) as server:
+        assert drawn(server, model="large") == "large"
+
+
+def test_names_of_a_first_model_that_cannot_run_lead_to_no_other() -> None:
+    with without(replace(INFO, name="broken"), is_first=True, served_model_name="house,shared") as server:
+        assert drawn(server) == INFO.name, "what names no model goes to the first that runs"
+        listed = server.http.get("/v1/models").json()
+        assert [one["id"] for one in listed["data"]] == [INFO.name, "large"]
+        assert listed["not_served"] == [{"id": name, "reason": NO_MEMORY} for name in ("house", "shared")]
+        for name in ("house", "broken"):
+            refused = server.http.post("/v1/images/generations", json={"prompt": "x", "model": name})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_not_served")
+        assert server.http.get("/v1/model_info").json() == {"model_path": INFO.name}
+
+
+def test_open_calls_of_a_model_that_cannot_run_after_a_start_fail_and_others_go_on(tmp_path: Path) -> None:
+    held, kept = FakeEngine(others=(LARGE,), plan=Plan(is_held=True)), {"durable": str(tmp_path), "drain_s": 0}
+    asked = {"prompt": "x"}, {"prompt": "x", "model": "large"}
+    with serving(held, **kept) as server:
+        uids = [server.post(one, headers={"Prefer": "respond-async"}).headers["x-request-id"] for one in asked]
+    refused = {"large": NotServed(info=LARGE, reason=NO_MEMORY, is_first=False)}
+    with serving(FakeEngine(not_served=refused), **kept) as server:
+        states = [eventually(partial(ended, server, uid)) for uid in uids]
+    assert states == ["done", "failed"]
+
+
+def ended(server: Served, uid: str) -> str | None:
+    status = server.http.get(f"/v1/requests/{uid}").json()["status"]
+    return status if status in ("done", "failed") else None
 
 
 def test_an_unknown_model_is_named_with_those_that_are_served(server: Served) -> None:

@@ -7,6 +7,8 @@ import hashlib
 import io
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
+from random import Random
 from typing import Any
 
 import httpx
@@ -15,7 +17,11 @@ from PIL import Image
 
 from fake_engine import CLIPS, EDITOR, INFO, VIDEOS, FakeEngine, serving
 from tilework.core.model import ModelInfo
+from tilework.server.calls.parsing.image_call import image_call
+from tilework.server.calls.parsing.specs import Rules
+from tilework.server.config import ServerConfig
 from tilework.server.schema.provenance import PictureMetadata
+from tilework.server.tenants import Tenant, Tenants
 from waiting import eventually
 
 SECRET = "a secret wish"
@@ -79,6 +85,15 @@ def test_other_pictures_have_none() -> None:
         eventually(lambda: server.http.get(f"/v1/videos/{job['id']}").json()["status"] == "completed")
         status = server.http.get(f"/v1/videos/{job['id']}").json()
         assert status["tilework"]["timeline"]["provenance"] is None, "its pixels stay with its worker"
+
+
+def test_what_is_remembered_of_a_call_has_nothing_that_its_client_wrote() -> None:
+    texts = {"prompt": SECRET, "negative_prompt": SECRET, "prompt_2": SECRET, "user": SECRET, "quality": SECRET}
+    rules = Rules(info=INFO, config=ServerConfig(), tenants=Tenants(), tenant=Tenant(), now=datetime.now(UTC))
+    call = image_call({**texts, "guidance_scale": 1, "a secret field": SECRET}, rules, Random(0))
+    assert SECRET in repr(call)
+    assert call.warnings
+    assert SECRET not in repr(call.without_texts())
 
 
 def test_png_files_say_how_they_were_made() -> None:

@@ -154,6 +154,19 @@ def test_status_follows_the_images(server: Served) -> None:
     assert (done["eta_s"], done["images"][0]["timeline"]["on_time"]) == (None, True)
 
 
+@pytest.mark.parametrize(
+    ("fields", "is_promised"),
+    [({"slo_s": 9, "on_miss": "reject"}, True), ({"slo_s": 9}, False), ({"on_miss": "reject"}, False)],
+)
+def test_call_and_image_say_whether_their_deadline_is_promised(
+    server: Served, fields: dict[str, Any], is_promised: bool
+) -> None:
+    waited = server.post({"prompt": "x", **fields}).json()["data"][0]["tilework"]
+    status = get(server, f"/v1/requests/{waited['uid'].removesuffix('-0')}")
+    timeline = status["images"][0]["timeline"]
+    assert [one["is_promised"] for one in (waited, status, timeline)] == [is_promised] * 3
+
+
 def test_failed_call_says_why(server: Served) -> None:
     server.engine.plan = Plan(fail="out of memory")
     uid = server.post({"prompt": "x"}, headers=ASYNC).json()["uid"]
@@ -161,6 +174,7 @@ def test_failed_call_says_why(server: Served) -> None:
     status = get(server, f"/v1/requests/{uid}")
     assert status["error"]["code"] == "generation_failed"
     assert status["images"][0]["reason"] == "out of memory"
+    assert status["error"]["uid"] == uid
     assert refusal(server.http.get(f"/v1/requests/{uid}/content")) == (410, "generation_failed")
 
 
@@ -415,6 +429,6 @@ def test_number_of_previews_and_pixels_is_limited(server: Served) -> None:
     assert "at least 4 for 20 steps" in answer.json()["error"]["message"]
     assert server.post({**ask, "preview_every": 4}).status_code == 200
     assert server.engine.specs[-1].preview_every == 4
-    answer = server.post({"prompt": "x", "size": "512x512"})
+    answer = server.post({"prompt": "x", "size": "512x496"})
     assert refusal(answer) == (400, "invalid_value")
     assert "160000 pixels" in answer.json()["error"]["message"]

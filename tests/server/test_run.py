@@ -10,13 +10,18 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
 
 from fake_engine import FakeEngine, Plan, Served, serving
+from tilework.server.api.app import create_app
 from tilework.server.config import ServerConfig
-from tilework.server.http.server import AddressInUse
+from tilework.server.frontends.supervisor import FrontEnds
+from tilework.server.http.server import AddressInUse, HttpServer, bind
 from tilework.server.main import Signals, serve
 from waiting import PATIENCE_S, eventually
 
@@ -350,3 +355,90 @@ def test_signal_while_the_engine_starts_stops_it() -> None:
     out, err = process.communicate(timeout=60)
     assert out.split() == ["False", "stopped"]
     assert (process.returncode, err) == (0, "")
+
+
+def takes_connections(listener: socket.socket) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(listener.getsockname()) == 0
+
+
+def test_the_port_takes_no_connection_before_the_application_has_begun() -> None:
+    """A probe would wait for an answer, and a proxy would send requests there."""
+
+    async def scenario() -> None:
+        begins, may_begin = asyncio.Event(), asyncio.Event()
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] == "http":
+                await JSONResponse({})(scope, receive, send)
+                return
+            assert (await receive())["type"] == "lifespan.startup"
+            begins.set()
+            await may_begin.wait()
+            await send({"type": "lifespan.startup.complete"})
+            assert (await receive())["type"] == "lifespan.shutdown"
+            await send({"type": "lifespan.shutdown.complete"})
+
+        with bind("127.0.0.1", 0) as listener:
+            server = HttpServer(app, listener, ServerConfig(), 9)
+            serving = asyncio.create_task(server.listen())
+            await begins.wait()
+            assert not takes_connections(listener)
+            may_begin.set()
+            await server.listening.wait()
+            host, port = listener.getsockname()
+            async with httpx.AsyncClient() as client:
+                assert (await client.get(f"http://{host}:{port}/health")).status_code == 200
+            server.close()
+            await serving
+
+    asyncio.run(scenario())
+
+
+def test_the_port_takes_no_connection_before_a_front_end_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        begins, never = asyncio.Event(), asyncio.Event()
+
+        async def start(*_command: str, **_options: Any) -> Any:
+            begins.set()
+            await never.wait()
+
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+        config = ServerConfig()
+        with bind("127.0.0.1", 0) as listener:
+            app = create_app(FakeEngine(), config)
+            front_ends = FrontEnds(app, listener, config, 9, 1, standing=lambda: None, on_answered=lambda _: None)
+            serving = asyncio.create_task(front_ends.listen())
+            await begins.wait()
+            assert not takes_connections(listener)
+            serving.cancel()
+            await asyncio.wait({serving})
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"probe_port": 0}, pytest.param({"frontends": 2}, marks=pytest.mark.slow)], ids=str
+)
+def test_an_address_that_another_process_takes_meanwhile_is_named(
+    settings: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two may have bound a port, of which one can listen: the other sees it only then."""
+    others: list[socket.socket] = []
+
+    def bind_both(host: str, port: int) -> socket.socket:
+        ours = bind(host, port)
+        if not others:
+            others.append(bind(*ours.getsockname()))
+            others[0].listen()
+        return ours
+
+    monkeypatch.setattr("tilework.server.main.bind", bind_both)
+    if "probe_port" in settings:
+        monkeypatch.setattr("tilework.server.main.bind", bind)
+        monkeypatch.setattr("tilework.server.http.probe_port.bind", bind_both)
+    engine = FakeEngine()
+    with pytest.raises(AddressInUse, match="cannot be listened on: Address already in use"):
+        asyncio.run(asyncio.wait_for(serve(engine, ServerConfig(port=0, **settings)), PATIENCE_S))
+    others[0].close()
+    assert "started" not in engine.log

@@ -57,16 +57,11 @@ def test_a_job_from_its_beginning_to_its_file(server: Served) -> None:
     server.engine.script = [HELD]
     job = created(server, {"prompt": "x", "seed": 3, "size": "48x64", "slo_s": 40, "fps": 2})
     assert (job["object"], job["status"], job["progress"], job["model"]) == ("video", "queued", 0, "tiny-videos")
-    assert (job["size"], job["seconds"], job["prompt"], job["error"]) == ("48x64", "2.5", "x", None)
+    assert (job["size"], job["seconds"], job["prompt"], job["error"]) == ("48x64", "3", "x", None)
     assert (job["completed_at"], job["expires_at"]) == (None, None)
     ours = job["tilework"]
-    assert (ours["frames"], ours["fps"], ours["slo_s"], ours["is_promised"], ours["state"]) == (
-        5,
-        2,
-        40,
-        False,
-        "queued",
-    )
+    assert (ours["frames"], ours["fps"], ours["seconds"]) == (5, 2, 2.5)
+    assert (ours["slo_s"], ours["is_promised"], ours["state"]) == (40, False, "queued")
     assert ours["eta_s"] == pytest.approx(0.25, abs=0.1)
     spec, request = server.engine.specs[-1], server.engine.requests[-1]
     assert (spec.video.fps, spec.video.codec, request.result) == (2, "h264", "video")
@@ -90,14 +85,27 @@ def test_a_job_from_its_beginning_to_its_file(server: Served) -> None:
     assert server.http.get(f"/v1/requests/{job['id']}/content").content == file_of(3)
 
 
-@pytest.mark.parametrize(("seconds", "frames"), [("1", 5), (1, 5), (1.5, 5), ("2", 9), (3.25, 13), ("0.1", 5)])
-def test_seconds_are_the_nearest_number_of_frames(server: Served, seconds: object, frames: int) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "frames", "whole"),
+    [("1", 5, "1"), (1, 5, "1"), (1.5, 5, "1"), ("2", 9, "2"), (3.25, 13, "3"), ("0.1", 5, "1")],
+)
+def test_seconds_are_the_nearest_number_of_frames(server: Served, seconds: object, frames: int, whole: str) -> None:
     job = created(server, {"prompt": "x", "seconds": seconds})
-    assert (job["tilework"]["frames"], job["seconds"]) == (frames, f"{frames / FPS:.4g}")
+    ours = job["tilework"]
+    assert (ours["frames"], ours["seconds"], job["seconds"]) == (frames, frames / FPS, whole)
+
+
+@pytest.mark.parametrize(("fps", "whole"), [(50, "1"), (2, "3"), (3.4, "1"), (3.3, "2")])
+def test_seconds_are_whole_for_clients_that_parse_an_integer(server: Served, fps: float, whole: str) -> None:
+    """The nearest, and at least one."""
+    job = created(server, {"prompt": "x", "num_frames": 5, "fps": fps})
+    assert (job["seconds"], job["tilework"]["seconds"]) == (whole, 5 / fps)
 
 
 def test_promises(server: Served) -> None:
-    assert created(server, {"prompt": "x", "slo_s": 9, "on_miss": "reject"})["tilework"]["is_promised"]
+    made = created(server, {"prompt": "x", "slo_s": 9, "on_miss": "reject"})
+    assert made["tilework"]["is_promised"]
+    assert when_done(server, made["id"])["tilework"]["timeline"]["is_promised"]
     assert server.engine.requests[-1].on_miss is OnMiss.REJECT
     server.engine.script = [Plan(refuse_s=5.0)]
     answer = post(server, {"prompt": "x", "slo_s": 1, "on_miss": "reject"})
@@ -379,11 +387,9 @@ def test_openais_client(server: Served) -> None:
     made = client.videos.create(
         prompt="x", seconds="4", size="64x48", extra_body={"fps": 3, "seed": 6, "slo_s": 60, "on_miss": "reject"}
     )
-    assert (made.object, made.status in ("queued", "in_progress", "completed"), made.seconds) == (
-        "video",
-        True,
-        "4.333",
-    )
+    assert (made.object, made.status in ("queued", "in_progress", "completed")) == ("video", True)
+    assert int(made.seconds) == 4
+    assert made.model_extra["tilework"]["seconds"] == 13 / 3
     assert made.model_extra["tilework"]["is_promised"]
     eventually(lambda: client.videos.retrieve(made.id).status == "completed")
     polled = client.videos.create_and_poll(

@@ -20,7 +20,7 @@ from tilework.cost.table import CostTable
 from tilework.policy.placement.utilisation import proportional
 from tilework.sim.compare.figures import figures_of
 from tilework.sim.config import SimConfig
-from tilework.sim.plan.error import error_of_live, shipped_error
+from tilework.sim.plan.error import ComparedWith, PastRun, error_of_run, shipped_error
 from tilework.sim.plan.interval import Block, num_to_show, share_of
 from tilework.sim.plan.judge import BLOCKS, Decided, Judge
 from tilework.sim.plan.mix import cheapest
@@ -431,8 +431,8 @@ def test_the_shipped_error_is_that_of_the_result() -> None:
 def test_a_live_run_is_simulated_on_the_devices_that_it_had() -> None:
     asked = poisson(30, rate_per_s=5.0, seed=3, slo_s=2.0, best_effort=0.0)
     question = Question(traffic=Traffic(draw=lambda seed: asked), tables={"toy": table()}, target=0.99)
-    error = error_of_live(question, "toy", 3, asked, num_met=15, source="here")
-    assert (error.live, error.num_requests) == (0.5, 30)
+    error = error_of_run(question, "toy", asked, PastRun(num_devices=3, num_met=15, source="here"))
+    assert (error.live, error.num_requests, error.compared_with) == (0.5, 30, ComparedWith.SERVER)
     assert error.simulated == pytest.approx(simulated(3, table(), asked))
     assert error.points == pytest.approx(100 * (error.simulated - 0.5))
     assert size_of(asked[0]).steps == asked[0].steps

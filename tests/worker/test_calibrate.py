@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -344,17 +345,20 @@ def test_calibration_times_a_step_and_a_decode_of_the_whole_batch(order: int) ->
     assert len(family.specs) == 2 + 1 + 4 * 5, "each shape is encoded once"
 
 
-def test_a_batch_that_cannot_be_decoded_may_share_its_steps(caplog: pytest.LogCaptureFixture) -> None:
-    rows = calibrate(FakeFamily(most_decoded=1), ((SMALL, SMALL),), num_runs=1)
+def test_a_batch_that_cannot_be_decoded_may_share_its_steps() -> None:
+    said: list[str] = []
+    rows = calibrate(FakeFamily(most_decoded=1), ((SMALL, SMALL),), num_runs=1, on_error=said.append)
     assert [(row.stage, row.batch) for row in rows] == [(DIFFUSE, 2)]
-    assert "64x64 + 64x64 cannot run here" in caplog.text
+    assert said == ["64x64 + 64x64 cannot run here (MemoryError: too many)"]
     assert not calibrate(FakeFamily(most_decoded=0), (ONE_SMALL,), num_runs=1), "a picture needs all stages"
 
 
-def test_a_batch_of_which_one_does_not_fit_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    rows = calibrate(FakeFamily(too_large=LARGE), ((SMALL, LARGE), (SMALL, SMALL)), num_runs=1)
+def test_a_batch_of_which_one_does_not_fit_is_left_out() -> None:
+    said: list[str] = []
+    batches = ((SMALL, LARGE), (SMALL, SMALL))
+    rows = calibrate(FakeFamily(too_large=LARGE), batches, num_runs=1, on_error=said.append)
     assert [(row.stage, row.batch) for row in rows] == [(DIFFUSE, 2), (DECODE, 2)]
-    assert "64x64 + 128x128 cannot run here" in caplog.text
+    assert said == ["64x64 + 128x128 cannot run here (MemoryError: too large)"]
 
 
 def test_a_group_times_steps_only_and_leaves_afterwards() -> None:
@@ -403,10 +407,42 @@ def test_what_was_measured_of_messages_that_may_be_wrong_is_not_used() -> None:
     assert in_group([FakeFamily(), FakeFamily()], ONE_SMALL, num_runs=2, has_aborted_calls=True) == [(), ()]
 
 
-def test_alone_a_shape_that_does_not_fit_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    rows = calibrate(FakeFamily(too_large=SMALL), (ONE_SMALL, ONE_LARGE), num_runs=1)
+def test_a_shape_that_does_not_fit_is_left_out_and_its_traceback_is_for_the_debug_log_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    said: list[str] = []
+    with caplog.at_level("DEBUG"):
+        rows = calibrate(FakeFamily(too_large=SMALL), (ONE_SMALL, ONE_LARGE), num_runs=1, on_error=said.append)
     assert {row.height for row in rows} == {128}
-    assert "64x64 cannot run here" in caplog.text
+    assert said == ["64x64 cannot run here (MemoryError: too large)"]
+    (record,) = caplog.records
+    assert record.levelname == "DEBUG"
+    assert record.exc_info
+
+
+def test_an_error_of_many_lines_is_told_by_its_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    family = FakeFamily()
+    monkeypatch.setattr(family, "step", Mock(side_effect=RuntimeError("no kernel\nmore\n")))
+    assert calibrate(family, (ONE_SMALL,), on_error=said.append) == ()
+    assert said == ["64x64 cannot run here (RuntimeError: no kernel)"]
+
+
+@pytest.mark.parametrize("num_members", [1, 2])
+def test_what_is_only_warmed_up_runs_every_stage_and_has_no_rows(num_members: int) -> None:
+    families = [FakeFamily() for _ in range(num_members)]
+    results = (
+        [calibrate(families[0], (ONE_SMALL,), num_runs=0)]
+        if num_members == 1
+        else in_group(families, ONE_SMALL, num_runs=0)
+    )
+    assert results == [()] * num_members
+    for family in families:
+        assert {ENCODE, DIFFUSE} <= set(family.calls)
+        assert (family.calls[-1] == DECODE) == (num_members == 1), "a group does what it shares"
+    said: list[str] = []
+    assert calibrate(FakeFamily(most_decoded=0), (ONE_SMALL,), num_runs=0, on_error=said.append) == ()
+    assert said == ["64x64 cannot run here (MemoryError: too many)"]
 
 
 # Which hardware, which model.

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tilework.worker.log_lines import LogHandler
+from tilework.worker.log_lines import LogHandler, log_to_stderr
 
 
 class Log:
@@ -87,3 +87,13 @@ def test_kinds_are_not_kept_for_ever(log: Log) -> None:
     for number in range(5000):
         log.logger.warning("x" * (number % 2000))
     assert len(log.handler._windows) <= 500
+
+
+def test_a_worker_logs_from_the_level_that_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging, "basicConfig", lambda **_options: None)
+    ours = logging.getLogger("tilework")
+    monkeypatch.setattr(ours, "level", logging.NOTSET)
+    log_to_stderr(logging.DEBUG)
+    assert logging.getLogger("tilework.worker").isEnabledFor(logging.DEBUG)
+    log_to_stderr()
+    assert ours.level == logging.NOTSET

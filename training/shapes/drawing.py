@@ -24,6 +24,13 @@ COLOURS: dict[str, tuple[float, float, float]] = {
 SHAPES = ("circle", "square", "triangle", "cross")
 SIZES = ("small", "large")
 RADII = {"small": 0.17, "large": 0.31}
+DRAWN = {
+    "colour": list(COLOURS),
+    "shape": list(SHAPES),
+    "size": list(SIZES),
+    "background": list(COLOURS),
+}
+"""What captions say, by kind."""
 PALETTE = np.array(list(COLOURS.values()), dtype=np.float32)
 TEMPLATES = (
     "{a_size}{size}{colour} {shape} on {a_background} {background} background",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from diffusers import (
@@ -15,7 +16,7 @@ from diffusers import (
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection, CLIPTokenizer
 
-from training.shapes.drawing import COLOURS, SHAPES, SIZES
+from training.shapes.drawing import COLOURS, DRAWN, SHAPES, SIZES
 
 WORDS = ("a", "an", "on", "background", *COLOURS, *SHAPES, *SIZES)
 MAX_TOKENS = 16
@@ -131,7 +132,7 @@ def build_pipeline() -> StableDiffusion3Pipeline:
 
 
 # What a request gets that asks for nothing else. Without T5 there is nothing for its 256 tokens to say.
-DEFAULTS = {
+DEFAULTS: dict[str, Any] = {
     "name": "shapes",
     "steps": 20,
     "guidance_scale": 4.0,
@@ -139,6 +140,7 @@ DEFAULTS = {
     "width": 128,
     "max_sequence_length": 0,
     "max_side": 256,
+    "words": DRAWN,
 }
 
 

@@ -24,6 +24,13 @@ TEMPLATES = (
     "{colour} {shape} {doing} {motion}, {background} background",
     "{a} {colour} {shape} {does} {motion}",
 )
+DRAWN = {
+    "colour": list(FRONTS),
+    "shape": list(SHAPES),
+    "motion": list(MOTIONS),
+    "background": list(BACKGROUNDS),
+}
+"""What captions say, by kind."""
 RADIUS = (0.14, 0.20)
 TRAVEL = (0.30, 0.42)
 _GAP = 0.02  # Between the shape and the edge of the frame.

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import string
 from pathlib import Path
+from typing import Any
 
 import torch
 from diffusers import AutoencoderKLWan, FlowMatchEulerDiscreteScheduler, WanPipeline, WanTransformer3DModel
 from transformers import T5Tokenizer, UMT5Config, UMT5EncoderModel
 
-from training.shapes_motion.drawing import BACKGROUNDS, FRONTS, MOTIONS, SHAPES
+from training.shapes_motion.drawing import BACKGROUNDS, DRAWN, FRONTS, MOTIONS, SHAPES
 
 _FIRST = ("a", "an", *FRONTS)
 WORDS = (
@@ -99,7 +100,7 @@ def build_pipeline() -> WanPipeline:
 
 
 # What a request gets that asks for nothing else.
-DEFAULTS = {
+DEFAULTS: dict[str, Any] = {
     "name": "shapes-motion",
     "steps": 16,
     "guidance_scale": 4.0,
@@ -108,6 +109,7 @@ DEFAULTS = {
     "num_frames": 17,
     "max_side": 64,
     "max_frames": 17,
+    "words": DRAWN,
 }
 
 

@@ -165,11 +165,16 @@ function Form({ models, send }: { models: Model[]; send: (wish: Wish, isComparis
           rows={3}
           required
           maxLength={4096}
-          autofocus
+          title="Key /; Esc leaves it"
           defaultValue={prompt.current ?? (makesClips ? EXAMPLE_OF_A_CLIP : EXAMPLE)}
           onInput={(event) => (prompt.current = event.currentTarget.value)}
         />
       </label>
+      {about.words && (
+        <p class="soft" aria-label="What it draws">
+          Draws {Object.entries(about.words).map(([kind, words]) => `${kind}: ${words.join(", ")}`).join("; ")}.
+        </p>
+      )}
       <label>
         Model
         <select name="model" value={id} onChange={(event) => setId((event.target as HTMLSelectElement).value)}>

@@ -104,6 +104,11 @@ function Outcome({ timeline, isIfLate }: { timeline: Timeline; isIfLate: boolean
         {cache ? `Cache: ${cacheText(cache)}. ` : isIfLate && "The cache was not used. "}
         <span class="soft">Seed {timeline.seed}.</span>
       </p>
+      {timeline.warnings.map((one) => (
+        <p class="soft" key={one}>
+          {one}
+        </p>
+      ))}
       <div class="lanes" role="img" aria-label={timeline.segments.map(segmentText).join("; ")}>
         {devices.map((device) => (
           <div class="lane" key={device}>

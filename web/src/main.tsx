@@ -30,10 +30,18 @@ function Page({ live }: { live: Live }) {
   useEffect(() => {
     const changed = (): void => setView(viewNow());
     const keys = (event: KeyboardEvent): void => {
-      const isTyping = (event.target as Element).closest("input, textarea, select, dialog") !== null;
+      const field = (event.target as Element).closest<HTMLElement>("input, textarea, select, dialog");
+      if (event.ctrlKey || event.metaKey || event.altKey) return;
+      if (field) {
+        if (event.key === "Escape") field.blur(); // So that the keys below are no text. A dialog closes itself.
+        return;
+      }
       const place = Number(event.key) - 1;
-      if (isTyping || event.ctrlKey || event.metaKey || event.altKey || !VIEWS[place]) return;
-      location.hash = VIEWS[place][0];
+      if (VIEWS[place]) location.hash = VIEWS[place][0];
+      if (event.key === "/") {
+        event.preventDefault();
+        document.querySelector<HTMLElement>("[name=prompt]")?.focus();
+      }
     };
     addEventListener("hashchange", changed);
     addEventListener("keydown", keys);

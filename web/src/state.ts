@@ -114,6 +114,7 @@ export interface Model {
     devices: number[];
     on_host: boolean;
     loras: string[];
+    words: Record<string, string[]> | null;
     pictures: { name: string; required: boolean; most: number; is_mask: boolean; is_clip: boolean }[];
   };
 }
@@ -146,6 +147,7 @@ export interface Timeline {
   slo_s: number | null;
   slo_source: string | null;
   on_time: boolean | null;
+  warnings: string[];
   cache: CacheUse | null;
   segments: Segment[];
 }

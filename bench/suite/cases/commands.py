@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -69,8 +70,8 @@ class Commands:
             checks=(Check(what="commands that failed", measured=exact(len(failed)), high=0.0),),
             method=(
                 "Each page is read in a copy of the checkout, with tiny models in place of the reader's, a workload, "
-                "its log, and the files that the page shows. Commands of `console` blocks run as they stand, but for "
-                "the port.",
+                "its log, and the files that the page shows. Commands of `console` blocks, and Python that calls a "
+                "server, run as they stand, but for the port.",
                 f"A command that still runs after {self.limit_s:g} s without an error is stopped. Servers "
                 "must become ready. Calls of curl must be answered with a success.",
                 "Blocks whose title says what they need are not run; the fast tests parse their `tilework` commands.",
@@ -88,13 +89,14 @@ def _typed(blocks: list[Block], limit_s: float) -> Iterator[Outcome]:
             build(ZOO[model]).save_pretrained(str(given / name))
             defaults = SMALL | (CLIP if model == "wan21" else {})
             (given / name / "tilework.json").write_text(json.dumps(defaults))
-        reader = PageReader(checkout=given, programs=here / "programs", limit_s=_GIVEN_S)
-        for outcome in reader.read(Block(page=ROOT / "given", line=0, title="", commands=GIVEN)):
-            if outcome.ending is not Ending.DONE:
-                raise CaseFailed(f"{outcome.command}: {outcome.output}")
+        with closing(PageReader(checkout=given, programs=here / "programs", limit_s=_GIVEN_S)) as reader:
+            for outcome in reader.read(Block(page=ROOT / "given", line=0, title="", commands=GIVEN)):
+                if outcome.ending is not Ending.DONE:
+                    raise CaseFailed(f"{outcome.command}: {outcome.output}")
         for number, page in enumerate(dict.fromkeys(block.page for block in blocks)):
-            reader = replace(reader, checkout=copy_of_checkout(given, here / f"page{number}"), limit_s=limit_s)
+            checkout = copy_of_checkout(given, here / f"page{number}")
             for name, text in files_of(page).items():
-                (reader.checkout / name).write_text(text)
-            for block in (one for one in blocks if one.page == page):
-                yield from reader.read(block)
+                (checkout / name).write_text(text)
+            with closing(PageReader(checkout=checkout, programs=here / "programs", limit_s=limit_s)) as reader:
+                for block in (one for one in blocks if one.page == page):
+                    yield from reader.read(block)

@@ -11,7 +11,7 @@ from statistics import fmean
 from suite.case import Check, Table
 from suite.papers.cached_runs import CachedRuns, RemadeFigure, Runs, least, mean_of, most, percent, range_of, traced
 from suite.papers.ddit_allocation import RequestClass, batch_s, optimal_allocation
-from suite.pictures import BarPanel, grouped_bars
+from suite.pictures import grouped_bars
 from suite.stages import DECODE, DIFFUSE
 from tilework.core.request import Shape
 from tilework.core.time import s_from_ns
@@ -22,6 +22,7 @@ from tilework.policy.registry import policy
 from tilework.policy.toolkit.demand import Speed
 from tilework.policy.toolkit.elastic_groups import DevicePool, Placement
 from tilework.policy.toolkit.tasks import Task
+from tilework.report.panels import BarPanel
 from tilework.sim.compare.cells import Cell
 from tilework.sim.compare.figures import figures_of
 from tilework.sim.workloads.ddit import SHAPES

@@ -15,7 +15,7 @@ from statistics import fmean
 from suite.case import Check, Table
 from suite.papers.cached_runs import CachedRuns, RemadeFigure, attainment, least, mean_of, most, percent, range_of
 from suite.papers.tridentserve import load_cell, mean_s, rates_of
-from suite.pictures import BarPanel, grouped_bars, panels_png
+from suite.pictures import grouped_bars, panels_png
 from tilework.control.controller import Controller, ControllerConfig
 from tilework.core.cost_row import CostRow
 from tilework.core.graph.graph import Graph
@@ -36,7 +36,7 @@ from tilework.policy.published.onepiece.modes import Mode
 from tilework.policy.published.onepiece.policy import OnePiece
 from tilework.policy.published.onepiece.request_monitor import RateLimit
 from tilework.policy.registry import policy
-from tilework.report.panels import Curve, CurvePanel
+from tilework.report.panels import BarPanel, Curve, CurvePanel
 from tilework.sim.config import SimConfig
 from tilework.sim.simulation import Simulation
 from tilework.sim.trace import Trace

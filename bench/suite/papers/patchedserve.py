@@ -18,7 +18,7 @@ from suite.papers.cached_runs import (
     share_curves,
     share_table,
 )
-from suite.pictures import BarPanel, grouped_bars, panels_png
+from suite.pictures import grouped_bars, panels_png
 from suite.stages import DIFFUSE
 from suite.stats import exact
 from tilework.core.graph.shipped import latent_diffusion
@@ -26,6 +26,7 @@ from tilework.core.graph.stage import Stage
 from tilework.core.request import Shape
 from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import read_table
+from tilework.report.panels import BarPanel
 from tilework.sim.compare.cells import Cell
 from tilework.sim.workloads.patchedserve import SIDES
 

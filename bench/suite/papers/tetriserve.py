@@ -21,12 +21,12 @@ from suite.papers.cached_runs import (
     size_attainment,
     traced,
 )
-from suite.pictures import BarPanel, grouped_bars, panels_png
+from suite.pictures import grouped_bars, panels_png
 from suite.stats import Interval, exact, extremes
 from tilework.core.time import NS_PER_MS, NS_PER_S
 from tilework.policy.published.tetriserve.policy import TetriServe
 from tilework.policy.registry import policy
-from tilework.report.panels import Curve, CurvePanel, RadarPanel
+from tilework.report.panels import BarPanel, Curve, CurvePanel
 from tilework.sim.compare.cells import Cell
 from tilework.sim.compare.figures import Figures
 from tilework.sim.compare.runs import Conditions
@@ -65,7 +65,7 @@ def figure_3(cached: CachedRuns) -> RemadeFigure:
     largest, smallest = _sizes()[-1], _sizes()[0]
     panels = (
         _curves("(a) uniform mix, SLO scale 1.0", "requests per minute", [cells[rate] for rate in rates], rates, runs),
-        _radar("(b) by size, 12 per minute", at_12),
+        _bars("(b) by size, 12 per minute", at_12),
     )
     return RemadeFigure(
         tables=(
@@ -135,8 +135,8 @@ def _by_scale(cached: CachedRuns, mix: str, mean_lead: float, led: tuple[float, 
     worst = {one: min(size_attainment(tight[one], size) for size in _sizes()) for one in THEIRS}
     panels = (
         _curves(f"(a) {mix} mix, 12 per minute", "SLO scale", list(cells.values()), list(cells), runs, POLICIES),
-        _radar("(b) by size, SLO scale 1.0", tight),
-        _radar("(c) by size, SLO scale 1.5", loose),
+        _bars("(b) by size, SLO scale 1.0", tight),
+        _bars("(c) by size, SLO scale 1.5", loose),
     )
     return RemadeFigure(
         tables=tables,
@@ -360,9 +360,9 @@ def _by_cell(cells: Sequence[Cell], runs: Runs, policies: Sequence[str]) -> dict
     return {name: [attainment(runs[cell.name, name]) for cell in cells] for name in policies}
 
 
-def _radar(title: str, runs: Mapping[str, Sequence[Figures]]) -> RadarPanel:
+def _bars(title: str, runs: Mapping[str, Sequence[Figures]]) -> BarPanel:
     shares = {name: tuple(size_attainment(found, size) for size in _sizes()) for name, found in runs.items()}
-    return RadarPanel(title=title, axes=_sizes(), shares=shares)
+    return BarPanel(title=title, y_label="on time", groups=_sizes(), bars=shares, is_share=True)
 
 
 def _sweep_table(

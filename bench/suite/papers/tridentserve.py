@@ -27,11 +27,12 @@ from suite.papers.cached_runs import (
     share_curves,
     share_table,
 )
-from suite.pictures import BarPanel, grouped_bars, panels_png
+from suite.pictures import grouped_bars, panels_png
 from tilework.cost.shipped import shipped_path
 from tilework.policy.published.tridentserve.orchestration import Orchestration
 from tilework.policy.published.tridentserve.policy import TridentServe
 from tilework.policy.registry import policy
+from tilework.report.panels import BarPanel
 from tilework.sim.compare.cells import Cell
 from tilework.sim.compare.figures import Figures
 

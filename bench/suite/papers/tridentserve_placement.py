@@ -17,7 +17,7 @@ from typing import get_args
 from suite.case import Check, Table
 from suite.papers.cached_runs import CachedRuns, RemadeFigure, most, percent, range_of, traced
 from suite.papers.tridentserve import BY_REQUESTS, PIPELINES, ROOMLESS, document_of, load_cell, rates_of
-from suite.pictures import BarPanel, grouped_bars, panels_png
+from suite.pictures import grouped_bars, panels_png
 from suite.stats import exact
 from tilework.core.actions import Action, Place
 from tilework.core.events import Event
@@ -33,7 +33,7 @@ from tilework.policy.placement.roles import PlacementType, Role, VirtualReplica,
 from tilework.policy.published.trident_baselines.layout import Layout
 from tilework.policy.published.trident_baselines.profiles import SeenRequests
 from tilework.policy.published.tridentserve.policy import DOWNTIME_S
-from tilework.report.panels import Curve, CurvePanel
+from tilework.report.panels import BarPanel, Curve, CurvePanel
 from tilework.sim.compare.cells import Cell
 from tilework.sim.compare.figures import Figures, figures_of
 from tilework.sim.trace import Ending, Trace

@@ -16,7 +16,7 @@ from tilework.admission.promise_query import PromiseQuery
 from tilework.admission.reservation_book import ReservationBook
 from tilework.admission.reservations import Reservations, SearchBudget
 from tilework.core.actions import Reject
-from tilework.core.component import num_bytes
+from tilework.core.component import bytes_text, num_bytes
 from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import DeviceKind
 from tilework.core.interfaces import (
@@ -197,11 +197,14 @@ def _without_devices(
 
 def _without_room(request: Request, costs: CostModel, devices: Sequence[DeviceView]) -> Reject | None:
     """The refusal of a request whose weights do not fit onto a device that serves it, also while none is up."""
-    if not costs.all_components or (stage := too_large(request, devices, costs)) is None:
+    if not costs.all_components or (found := too_large(request, devices, costs)) is None:
         return None
-    total = num_bytes(costs.components(stage))
-    reason = f"the weights of {stage} take {total / 2**30:.1f} GiB, more than a device has for them"
-    return Reject(request.uid, reason, None, RefusalCode.MEMORY)
+    stage, most = found
+    is_of_loras = bool(request.loras) and too_large(replace(request, loras=()), devices, costs) is None
+    code = RefusalCode.LORAS if is_of_loras else RefusalCode.WEIGHTS
+    taken, had = bytes_text(num_bytes(costs.components(stage))), bytes_text(most)
+    reason = f"the weights of {stage} take {taken}, and a device has {had} for them"
+    return Reject(request.uid, reason, None, code)
 
 
 def _too_large(request: Request, policy: Policy, costs: CostModel, backlog: Backlog) -> Reject | None:

@@ -87,12 +87,16 @@ def expected_ns(left: Cursor, devices: Sequence[DeviceView], costs: CostModel) -
     return total_ns
 
 
-def too_large(request: Request, devices: Sequence[DeviceView], costs: CostModel) -> Stage | None:
-    """A stage of a request whose components do not fit together onto some device; None if there is none."""
+def too_large(request: Request, devices: Sequence[DeviceView], costs: CostModel) -> tuple[Stage, int] | None:
+    """A stage of a request whose components do not fit together onto some device, and how many bytes that has for them;
+    None if there is none.
+    """
     memories = [Memory(costs.memory_bytes), *(device.memory for device in devices)]  # None may be up.
     for stage, _ in costs.start(request).pieces:
         if stage.kind is DeviceKind.ACCELERATOR:
             wanted = costs.components(stage)
-            if not all(memory.can_hold(wanted) for memory in memories):
-                return stage
+            for memory in memories:
+                if not memory.can_hold(wanted):
+                    assert memory.total_bytes is not None, "one without a limit holds anything"
+                    return stage, memory.total_bytes
     return None

@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from tilework.distribution import install_command
+
 console = Console(stderr=True, emoji=False)  # Else "file:100:" shows a hundred-points sign.
 """For people: progress, notes, errors. Results go to standard output."""
 
@@ -44,7 +46,7 @@ def missing_serve_packages() -> list[str]:
 def require_serve_extra() -> None:
     """Raises UserError if the packages that run models are not installed."""
     if missing := missing_serve_packages():
-        raise UserError(f"{', '.join(missing)} not installed; run: pip install 'tilework[serve]'")
+        raise UserError(f"{', '.join(missing)} not installed; run: {install_command('serve')}")
 
 
 def print_json(document: Any) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from tilework.cli.agents.user_token import user_token
 from tilework.cli.console import UserError
 from tilework.cli.options.nodes import TOKEN, NodeGroup, parse_address
+from tilework.distribution import install_command
 
 if TYPE_CHECKING:
     from tilework.runtime.local_config import LocalConfig
@@ -78,7 +79,7 @@ def nodes_wanted(asked: NodeGroup) -> NodesWanted | None:
         _check_alone(asked)
         return None
     if asked.cluster is not None and find_spec("ray") is None:
-        raise UserError("--cluster needs Ray; run: pip install 'tilework[cluster]'")
+        raise UserError(f"--cluster needs Ray; run: {install_command('cluster')}")
     is_any = asked.agents is None and asked.cluster is not None
     host, port = (None, 0) if is_any else parse_address(asked.agents or _AGENTS)
     return NodesWanted(

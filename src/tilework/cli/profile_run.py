@@ -98,13 +98,17 @@ async def _measure(
     executor: CellExecutor | LocalExecutor, plan: ProfilePlan, store: Profiles, on_progress: Callable[[int, int], None]
 ) -> Measured:
     """Raises CancelledError if it is cancelled before anything is measured."""
+    from tilework.runtime.models.calibration_weights import lacks_room
     from tilework.runtime.models.costs import ModelMeasurer, calibration_shapes, measure
 
-    info = (await executor.start(_Listener()))[0].info
+    model = (await executor.start(_Listener()))[0]
+    info = model.info
     measurer = ModelMeasurer(executor, info.name)
     rows: list[CostRow] = []
     num_tried = 0
     try:
+        if reason := lacks_room(model, executor.weights_bytes):
+            raise UserError(f"{info.name} cannot run here: {reason}")
         shapes = plan.shapes or calibration_shapes(info)
         _check_shapes(shapes, info)
         check_caches(plan.caches, info)
@@ -115,7 +119,7 @@ async def _measure(
         on_progress(0, len(wanted))
         try:
             for part, num_runs in ((singles, plan.num_runs), (batches, min(plan.num_runs, _MIXED_RUNS))):
-                async for found in measure(measurer, part, num_runs):
+                async for found in measure(measurer, info.name, part, num_runs):
                     rows += found
                     num_tried += 1
                     on_progress(num_tried, len(wanted))
@@ -123,7 +127,7 @@ async def _measure(
             if not rows:
                 raise
         if not rows:
-            raise UserError("the model ran at none of these sizes; the workers' messages say why")
+            raise UserError("the model ran at none of these sizes; the log says why")
         return Measured(measurer.profile_key, info.graph, wanted[:num_tried], len(wanted), tuple(rows))
     finally:
         await executor.stop()
@@ -147,7 +151,7 @@ def _batches(plan: ProfilePlan, shapes: Sequence[Shape], info: ModelInfo) -> lis
 
 def _profiled(store: Profiles, key: ProfileKey) -> set[Batch]:
     """The batches that earlier profiles measured in the same circumstances; they are not measured again."""
-    entries = (entry for entry in store.entries() if (entry.key, entry.origin) == (key, ProfileOrigin.PROFILE))
+    entries = (one for one in store.entries() if one.key.covers(key) and one.origin is ProfileOrigin.PROFILE)
     return {tuple(sorted(row.shapes)) for entry in entries for row in entry.rows if row.cache is None}
 
 

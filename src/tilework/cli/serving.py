@@ -29,7 +29,7 @@ from tilework.cli.workers import Workers
 from tilework.control.controller import ControllerConfig
 from tilework.control.watchdog import WatchdogConfig
 from tilework.core.cache import IF_LATE, CacheKind
-from tilework.core.model import ModelInfo, ModelSource
+from tilework.core.model import ModelSource
 from tilework.core.time import ns_from_s, s_from_ns
 from tilework.core.wire.reports import DeviceReading
 from tilework.cost.table import CostTable
@@ -80,6 +80,7 @@ class Serving:
     table: CostTable | None
     profiles: Path | None
     recalibrate: bool
+    require_all: bool
     settings: Mapping[str, object]
     file: Mapping[str, object]
     standby: bool
@@ -117,12 +118,14 @@ class Serving:
                 }
                 ready |= {"cell": self.workers.each.cell_size} if self.workers.each.cell_size > 1 else {}
                 ready |= {"ready_s": seconds}
+                not_served = {name: one.reason for name, one in engine.not_served.items()}
+                ready |= {"not_served": not_served} if not_served else {}
                 ready |= {"restored": engine.health().num_jobs} if state is not None else {}
                 times = StartTimes(imports_s=imports_s, parts=engine.start_parts, picture_s=_picture_s(engine))
                 if self.logs.json:
                     print_json(ready | {"start": times.fields()})
                 else:
-                    self._greet(ready, config.durable, engine.models, times)
+                    self._greet(ready, config.durable, engine, times)
 
             serving = serve_http(
                 engine,
@@ -200,6 +203,7 @@ class Serving:
             table=self.table,
             cache=CostCache(open_profiles(self.profiles), refresh=self.recalibrate),
             exact=config.exact,
+            require_all=self.require_all,
             encode_cache_bytes=config.encode_cache_bytes,
             begin_ns=0 if state is None else state.now_ns(),
             usual=self.usual,
@@ -218,16 +222,16 @@ class Serving:
             return None
         return SegmentedFile(state.new_log(), self.logs.bounds(), family=LOGS)
 
-    def _greet(
-        self, ready: Mapping[str, object], durable: str | None, models: Mapping[str, ModelInfo], times: StartTimes
-    ) -> None:
+    def _greet(self, ready: Mapping[str, object], durable: str | None, engine: Engine, times: StartTimes) -> None:
+        models = engine.models
         url, workers = ready["url"], self.workers
         head = f"{', '.join(models)} on {workers}, policy {self.policy}: ready in {ready['ready_s']:.1f} s at {url}"
         restored = f"  {ready['restored']} images taken over from {durable}" if durable else None
         lacking = {name: lacks for name, info in models.items() if (lacks := limits_of(info))}
+        missing = [f"  {name} is not served: {one.reason}" for name, one in engine.not_served.items()]
         limits = [f"  {name} has no {', no '.join(lacks)} (docs/models.md)" for name, lacks in lacking.items()]
         where = f"  API documentation {url}/docs, metrics {url}/metrics; stop with Ctrl-C"
-        for line in filter(None, (head, f"  {times.line()}", restored, *limits, where)):
+        for line in filter(None, (head, f"  {times.line()}", restored, *missing, *limits, where)):
             out.print(line, soft_wrap=True)
 
 

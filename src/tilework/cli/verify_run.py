@@ -32,7 +32,7 @@ from tilework.server.lora_directory import loras_in
 from tilework.server.schema.provenance import PictureMetadata
 from tilework.worker.hardware import describe_hardware
 
-_ASK = 'ask for "exact": true and png, of a server without --no-metadata'
+_ASK = 'give a PNG of `tilework generate`, or of a request with "exact": true, as the file or as the JSON of its answer'
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,9 @@ def _pngs(place: str, content: bytes) -> Iterator[tuple[str, bytes]]:
         for index, entry in enumerate(entries):
             yield f"{place}, picture {index}", base64.b64decode(entry["b64_json"], validate=True)
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise UserError(f"{place} is neither a PNG nor the JSON of an answer with b64_json; {_ASK}") from None
+        raise UserError(
+            f"{place} is neither a PNG, as files must be to say how they were made, nor the JSON of an answer; {_ASK}"
+        ) from None
 
 
 def _of_png(place: str, png: bytes) -> ExactPicture:
@@ -125,13 +127,20 @@ def _of_png(place: str, png: bytes) -> ExactPicture:
     except (OSError, ValueError, SyntaxError) as error:
         raise UserError(f"{place} is no PNG that can be read ({error}); {_ASK}") from None
     if text is None:
-        raise UserError(f"{place} does not say how it was made; {_ASK}")
+        raise UserError(
+            f"{place} lacks the text chunk {CHUNK!r}, which says how it was made: it was changed, or drawn by another "
+            "program, or by a server with --no-metadata; give the file as `tilework generate` or a server wrote it"
+        )
     try:
         metadata = PictureMetadata.model_validate_json(text)
     except ValidationError:
         raise UserError(f"{place} was made by another version of tilework; verify it with that one") from None
     if not metadata.provenance.exact:
-        raise UserError(f"{place} is not exact, so it depends on what else its server did; {_ASK}")
+        seed = metadata.provenance.settings.seed
+        raise UserError(
+            f"{place} is not exact, so it depends on what else its server did; ask for it again with "
+            f'"exact": true, "seed": {seed}'
+        )
     return ExactPicture(place, metadata, pixels)
 
 

@@ -67,7 +67,8 @@ class Entry:
 class Header:
     """The first line of a log, or of one of its segments.
 
-    `devices` are up and `open` requests are open where a later segment begins; none where a log does.
+    `devices` are up and `open` requests are open where a later segment begins; none where a log does. If it
+    `is_simulated`, a simulation wrote the log, else a server.
     """
 
     version: str
@@ -76,6 +77,7 @@ class Header:
     segment: int = 1
     devices: tuple[LoggedDevice, ...] = ()
     open: tuple[OpenRequest, ...] = ()
+    is_simulated: bool = False
 
     @property
     def is_continued(self) -> bool:
@@ -93,12 +95,20 @@ class Difference:
 
 
 def header_line(
-    version: str, config: ControllerConfig, table: CostTable, segment: int = 1, state: LogState | None = None
+    version: str,
+    config: ControllerConfig,
+    table: CostTable,
+    segment: int = 1,
+    state: LogState | None = None,
+    *,
+    is_simulated: bool = False,
 ) -> str:
     """The header of a log; for a later segment, that with the `state` of the log so far."""
     document = {"tilework_log": FORMAT, "version": version, "config": asdict(config), "cost_table": table_json(table)}
     if state is not None:
         document |= {"segment": segment, "devices": state.devices, "open": state.open}
+    if is_simulated:
+        document["simulated"] = True
     return _dump(document)
 
 
@@ -141,6 +151,7 @@ def _header(document: dict[str, Any], line: int, warn: Callable[[str], None]) ->
             segment=document.get("segment", 1),
             devices=_from_plain(document.get("devices", ()), tuple[LoggedDevice, ...], _Stages(table)),
             open=_from_plain(document.get("open", ()), tuple[OpenRequest, ...], _Stages(table)),
+            is_simulated=_from_plain(document.get("simulated", False), bool, _Stages(table)),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise BadLog(f"line {line} is not the header of a log: {error!r}") from error

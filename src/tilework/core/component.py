@@ -160,3 +160,10 @@ class Memory:
 def num_bytes(components: Collection[Component]) -> int:
     """The bytes of all these together."""
     return sum(component.num_bytes for component in components)
+
+
+def bytes_text(number: int) -> str:
+    """`700 bytes`, `41.5 MiB`, `12.0 GiB`."""
+    if number < 1 << 20:
+        return f"{number} bytes"
+    return f"{number / 2**20:.1f} MiB" if number < 1 << 30 else f"{number / 2**30:.1f} GiB"

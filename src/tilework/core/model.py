@@ -135,6 +135,9 @@ Source = ModelSource | SimulatedSource
 StepRange = tuple[int, int | None]
 """Numbers of steps from the first to the second, both included; None: no limit."""
 
+PromptWords = tuple[tuple[str, tuple[str, ...]], ...]
+"""The words that a model was trained on, by their kind, such as "shape"."""
+
 TRUE_SCALE = "true_cfg_scale"
 """The argument that guides models whose `guidance_scale` is an input, or that have none."""
 
@@ -244,7 +247,7 @@ class ModelInfo:
     use. With `vae_tiling` its autoencoder works in tiles. `decode` is known if a plan can say that a decode needs more
     memory than there is. Each device that serves it is a `cell` of this number. `hardware` is the device of the worker
     that says this, and `threads` how many of a CPU it computes with; empty and 0 if there is no model. `caches` are
-    those that a request may ask for.
+    those that a request may ask for. `words` are all that it draws, if it was trained on few and says so.
     """
 
     name: str
@@ -282,6 +285,7 @@ class ModelInfo:
     hardware: str = ""
     threads: int = 0
     caches: tuple[CacheKind, ...] = ()
+    words: PromptWords = ()
 
     @property
     def graph(self) -> Graph:
@@ -306,3 +310,12 @@ class ModelInfo:
     def can_run(self, steps: int) -> bool:
         """Whether the sampler can run this number of steps."""
         return any(first <= steps and (last is None or steps <= last) for first, last in self.step_ranges)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotServed:
+    """A model with which a server was started and that cannot run on its devices, and why; whether it was the first."""
+
+    info: ModelInfo
+    reason: str
+    is_first: bool

@@ -261,6 +261,8 @@ class RefusalCode(StrEnum):
     NO_DEVICE = "no_device"
     UNKNOWN_COST = "unknown_cost"
     MEMORY = "too_large"
+    WEIGHTS = "weights_too_large"
+    LORAS = "loras_too_large"
 
 
 class Refusal(StrEnum):

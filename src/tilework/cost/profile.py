@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from tilework.core.cost_row import CostRow
@@ -23,16 +23,25 @@ class ProfileOrigin(StrEnum):
 class ProfileKey:
     """The conditions under which durations are valid; under any others they must be measured again.
 
-    `hardware` is one device, `model` the identity of the weights, `threads` those of each worker. `workers` is how
-    many measured at the same time on a shared resource (the memory of CPUs), 1 where each has a device of its own.
+    `hardware` is one device, `threads` are those of each worker. Durations belong to the `architecture` of a model, and
+    not to its weights: `model`, the identity of the one that was measured, is for people, and makes no other key. What
+    earlier versions have measured has no architecture, and is valid for its model. `workers` is how many measured at
+    the same time on a shared resource (the memory of CPUs), 1 where each has a device of its own.
     """
 
     hardware: str
-    model: str
+    architecture: str
+    model: str = field(compare=False)
     dtype: str
     threads: int
     workers: int
     libraries: str
+
+    def covers(self, wanted: ProfileKey) -> bool:
+        """Whether what was measured under this key is valid under the one that is wanted."""
+        if self.architecture:
+            return self == wanted
+        return self == replace(wanted, architecture="") and self.model == wanted.model
 
     @property
     def name(self) -> str:
@@ -75,7 +84,7 @@ def best_table(profiles: Iterable[Profile], key: ProfileKey, pipeline: str) -> C
     rows: dict[RowKey, CostRow] = {}
     batch_models: dict[str, BatchLatencyModel] = {}
     for profile in sorted(profiles, key=lambda profile: profile.origin is ProfileOrigin.PROFILE):
-        if profile.key == key:
+        if profile.key.covers(key):
             named = (replace(row, pipeline=pipeline) for row in profile.rows)
             rows.update((row_key(row), row) for row in named)
             if profile.batch_model is not None:

@@ -15,15 +15,16 @@ from tilework.cost.batch_latency import BatchLatencyModel
 from tilework.cost.profile import Profile, ProfileKey, ProfileOrigin
 
 APPLICATION_ID = 0x74696C65  # "tile": marks the file as a profile database.
-SCHEMA = 7
+SCHEMA = 8
 _WITH_NAMES = 6  # Its rows have the names that models had when they were measured.
+_WITHOUT_ARCHITECTURES = 7  # What it has was measured for a model; since then it is for an architecture.
 
 _KEY_COLUMNS = tuple(column.name for column in fields(ProfileKey))
 _ROW_COLUMNS = tuple(column.name for column in fields(CostRow) if column.name != "pipeline")
 _CREATE_PROFILES = """
 CREATE TABLE profiles (
     id INTEGER PRIMARY KEY,
-    hardware TEXT NOT NULL, model TEXT NOT NULL, dtype TEXT NOT NULL,
+    hardware TEXT NOT NULL, architecture TEXT NOT NULL, model TEXT NOT NULL, dtype TEXT NOT NULL,
     threads INTEGER NOT NULL, workers INTEGER NOT NULL, libraries TEXT NOT NULL,
     origin TEXT NOT NULL, tilework TEXT NOT NULL, created_unix_ns INTEGER NOT NULL, batch_model TEXT
 )"""
@@ -48,7 +49,9 @@ class OtherSchema(Exception):
 
 
 def prepare(connection: sqlite3.Connection) -> None:
-    """Create the tables in an empty database, and take the names of models out of an older one.
+    """Create the tables in an empty database; take the names of models out of an older one, and bring architectures in.
+
+    Of what that has, the architecture is not known (`ProfileKey.covers`).
 
     Raises ForeignDatabase or OtherSchema if it holds something else.
     """
@@ -62,8 +65,10 @@ def prepare(connection: sqlite3.Connection) -> None:
         connection.execute(f"PRAGMA user_version = {SCHEMA}")
     elif application_id != APPLICATION_ID:
         raise ForeignDatabase("this is another program's database")
-    elif schema == _WITH_NAMES:
-        connection.execute("ALTER TABLE rows DROP COLUMN pipeline")
+    elif schema in (_WITH_NAMES, _WITHOUT_ARCHITECTURES):
+        if schema == _WITH_NAMES:
+            connection.execute("ALTER TABLE rows DROP COLUMN pipeline")
+        connection.execute("ALTER TABLE profiles ADD COLUMN architecture TEXT NOT NULL DEFAULT ''")
         connection.execute(f"PRAGMA user_version = {SCHEMA}")
     elif schema != SCHEMA:
         raise OtherSchema(f"its schema is {schema}, and this version reads {SCHEMA}")

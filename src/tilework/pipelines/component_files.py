@@ -9,10 +9,11 @@ import json
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tilework.pipelines.errors import ModelNotFound, UnsafeWeights, UnsupportedModel
+from tilework.pipelines.errors import ModelError, ModelNotFound, UnsafeWeights, UnsupportedModel
 
 _CONFIG, _WEIGHTS = "config.json", ".safetensors"
 _CONVERTED = ".bin"
@@ -23,6 +24,8 @@ _UNFUSED = "pipeline.fuse_lora(), pipeline.unload_lora_weights() and pipeline.sa
 _PREFERRED_VARIANT = "fp16"
 _WITHOUT_VOCABULARY = frozenset({"ByT5Tokenizer"})  # Its tokens are bytes.
 _VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model")
+_READ = ("*.json", "*.txt", "*.model", f"*{_WEIGHTS}")
+_LFS = b"version https://git-lfs.github.com/spec/"
 
 
 def check_components(directory: Path, components: Mapping[str, Any], in_files: Collection[str] = ()) -> str | None:
@@ -74,9 +77,16 @@ def _pickled(folder: Path) -> Path | None:
 
 
 def _check_safe(pickled: Sequence[tuple[Path, str, str]]) -> None:
-    """Refuse files of pickled weights, each with the library and the class of its component. Raises UnsafeWeights."""
+    """Refuse files of pickled weights, each with the library and the class of its component.
+
+    Raises:
+        UnsafeWeights: there are any.
+        ModelNotFound: git has left a pointer in place of one, which is not to be converted.
+    """
     if not pickled:
         return
+    for file, _, _ in pickled:
+        check_is_pulled(file)
     lines = [_conversion(*one) for one in pickled]
     code = "; ".join(line for line in lines if line is not None)
     remedy = "fetch the model as safetensors" if None in lines else f"convert them with: python -c {shlex.quote(code)}"
@@ -105,6 +115,8 @@ def _check_component(folder: Path, kind: str, may_lack_weights: bool) -> set[str
             f"{folder}: is missing or empty, but the model's index names it ({kind}); fetch the model again, or set "
             f'"{folder.name}" to [null, null] there if the pipeline can do without it'
         )
+    for file in sorted(file for name in _READ for file in folder.glob(name)):
+        check_is_pulled(file)
     for file in sorted(folder.glob("*.json")):
         _check_json(file)
     if (
@@ -122,6 +134,14 @@ def _check_component(folder: Path, kind: str, may_lack_weights: bool) -> set[str
     for file in weights:
         _check_weights(file)
     return {_variant(file) for file in weights}
+
+
+def check_is_pulled(file: Path, kind: type[ModelError] = ModelNotFound) -> None:
+    """Raise an error of this kind if git has left a pointer in place of the file. One that cannot be opened is none."""
+    with suppress(OSError), file.open("rb") as opened:
+        if opened.read(len(_LFS)) == _LFS:
+            remedy = "run `git lfs pull` in its directory"
+            raise kind(f"{file}: is a pointer of Git LFS, not the file itself; {remedy}")
 
 
 def has_variant(folder: Path, variant: str | None) -> bool:

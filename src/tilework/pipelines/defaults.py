@@ -9,11 +9,13 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from tilework.core.model import PromptWords
 from tilework.pipelines.errors import InvalidDefaults, UnsupportedModel
 
 FILE = "tilework.json"
 MAX_SEQUENCE_LENGTH = 512
 _TILING = "vae_tiling"
+_WORDS = "words"
 _FLAGS = (_TILING, "previews")
 _INTEGERS = ("steps", "height", "width", "num_frames", "max_side", "max_frames", "max_sequence_length")
 
@@ -24,6 +26,7 @@ class Defaults:
 
     `max_sequence_length` (tokens of the long text encoder) cannot be chosen per request, nor `vae_tiling`: whether the
     autoencoder works in tiles. Without `previews` requests get none, and the steps do not need the autoencoder.
+    `words` are those of prompts that the model draws, by kind; none: it does not say.
     """
 
     name: str
@@ -37,6 +40,7 @@ class Defaults:
     max_frames: int = 1
     vae_tiling: bool = False
     previews: bool = True
+    words: PromptWords = ()
 
 
 def sides_of(sample_size: Any, pixels: int, place: str) -> tuple[int, int]:
@@ -93,7 +97,8 @@ def resolve(stock: Defaults, overrides: Mapping[str, Any], side_multiple: int, f
     for key, value in overrides.items():
         _check_type(key, value)
     legal = {key: getattr(stock, key) // side_multiple * side_multiple for key in ("height", "width", "max_side")}
-    defaults = replace(stock, **legal | dict(overrides))
+    words = tuple((kind, tuple(of_kind)) for kind, of_kind in overrides.get(_WORDS, {}).items())
+    defaults = replace(stock, **legal | dict(overrides) | {_WORDS: words})
     _check_range("steps", defaults.steps, 1, None)
     _check_range("guidance_scale", defaults.guidance_scale, 0, None)
     _check_range("max_sequence_length", defaults.max_sequence_length, 0, MAX_SEQUENCE_LENGTH)
@@ -116,6 +121,9 @@ def _check_type(key: str, value: Any) -> None:
         if not isinstance(value, str) or not value:
             raise InvalidDefaults(f"{FILE}: name is {value!r}; write a text that is not empty")
         return
+    if key == _WORDS:
+        _check_words(value)
+        return
     if key in _FLAGS:
         if not isinstance(value, bool):
             raise InvalidDefaults(f"{FILE}: {key} is {value!r}; write true or false")
@@ -123,6 +131,15 @@ def _check_type(key: str, value: Any) -> None:
     kinds, wanted = (int, "a whole number") if key in _INTEGERS else ((int, float), "a number")
     if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value):
         raise InvalidDefaults(f"{FILE}: {key} is {value!r}; write {wanted}")
+
+
+def _check_words(value: Any) -> None:
+    kinds = value.items() if isinstance(value, dict) else [("", None)]
+    for kind, words in kinds:
+        texts = [kind, *words] if isinstance(words, list) and words else [None]
+        if not all(isinstance(text, str) and text.isalpha() and text.islower() for text in texts):
+            remedy = 'write lists of single words in lower case by their kind, as in {"colour": ["red", "blue"]}'
+            raise InvalidDefaults(f"{FILE}: words is {value!r}; {remedy}")
 
 
 def _check_range(key: str, value: float, low: int, high: int | None) -> None:

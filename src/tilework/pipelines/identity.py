@@ -1,12 +1,15 @@
-"""The identity of a model: measurements hold only for the same one."""
+"""The identity of a model, for states; and its architecture, for measurements: what steps cost, weights do not say."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+
+import diffusers
 
 from tilework.core.graph.stage import ResultKind
 from tilework.core.model import ATTENTIONS, ModelInfo, ModelSource, is_weights_file
@@ -15,6 +18,8 @@ from tilework.pipelines.workflow.definition import Pipeline
 from tilework.pipelines.workflow.source import is_workflow, pipeline_path, read_workflow, workflow_file
 
 _READ = (".json", ".txt", ".model")
+_COSTS_NOTHING = ("transformers_version", "torch_dtype", "dtype", "architectures", "name_or_path")
+"""Entries of configurations without which a model takes the same time, beside private ones and ids of tokens."""
 _TEXTS = ("prompt", "negative_prompt")
 
 
@@ -30,7 +35,7 @@ def model_identity(source: ModelSource) -> str:
     if settings:
         return " ".join((model_identity(plain), *settings))
     if is_workflow(source.path):
-        return _workflow_identity(source)
+        return _workflow_identity(source, model_identity)
     path = Path(source.path)
     if source.path in SHIPPED:
         return f"{source.path}@{_digest(shipped_directory(source.path))}"
@@ -38,6 +43,63 @@ def model_identity(source: ModelSource) -> str:
         return f"{path.resolve().name}@{_digest(path)}"
     revision = _revision(source.path)
     return source.path if revision is None else f"{source.path}@{revision}"
+
+
+def architecture(source: ModelSource) -> str:
+    """CLASS@DIGEST: models of one architecture take the same time for everything, whatever their weights are.
+
+    The digest covers the configurations of the components without what costs nothing, the code beside them, and how
+    often a step of the sampler runs the model; not which sampler it is, nor the words of tokenizers. Settings are named
+    as in the identity. A model without a `model_index.json`, or whose files are not known, is its own architecture.
+    """
+    plain, settings = _without_settings(source)
+    if settings:
+        return " ".join((architecture(plain), *settings))
+    if is_workflow(source.path):
+        return _workflow_identity(source, architecture)
+    directory = shipped_directory(source.path) if source.path in SHIPPED else Path(source.path)
+    if not directory.is_dir() and (found := _in_cache(source.path)) is not None:
+        directory = found.parent
+    if not (directory / INDEX).is_file():
+        return model_identity(source)
+    index = json.loads((directory / INDEX).read_text())
+    content = json.dumps(_architecture(directory, index), sort_keys=True)
+    return f"{index.get('_class_name', 'unknown')}@{sha256(content.encode()).hexdigest()[:12]}"
+
+
+def _architecture(directory: Path, index: Mapping[str, Any]) -> dict[str, Any]:
+    """What of the files of a model its cost depends on."""
+    found: dict[str, Any] = {}
+    for name, entry in index.items():
+        if not isinstance(entry, list):
+            found |= _costing({name: entry})
+            continue
+        class_name, part = str(entry[-1]), directory / name
+        passes = getattr(getattr(diffusers, class_name, None), "order", None)
+        if passes is not None and class_name.endswith("Scheduler"):
+            found[name] = passes, _json(part / "scheduler_config.json").get("skip_prk_steps")
+        elif "Tokenizer" in class_name:
+            found[name] = _json(part / "tokenizer_config.json").get("model_max_length")
+        else:
+            found[name] = entry, _costing(_json(part / "config.json"))
+    ours = {name: value for name, value in _json(directory / "tilework.json").items() if name != "name"}
+    code = {str(path.relative_to(directory)): path.read_text() for path in sorted(directory.rglob("*.py"))}
+    return {"components": found, "tilework": ours, "code": code}
+
+
+def _costing(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of a configuration that a cost may depend on."""
+    return {
+        name: _costing(value) if isinstance(value, dict) else value
+        for name, value in config.items()
+        if name == "_class_name" or not (name.startswith("_") or name.endswith("token_id") or name in _COSTS_NOTHING)
+    }
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """What is in a file; nothing if it is not there, or no object."""
+    found = json.loads(path.read_text()) if path.is_file() else {}
+    return found if isinstance(found, dict) else {}
 
 
 def _without_settings(source: ModelSource) -> tuple[ModelSource, list[str]]:
@@ -68,9 +130,9 @@ def _scheme(scheme: str) -> str:
 def stage_keys(source: ModelSource, info: ModelInfo) -> dict[str, str]:
     """A key of each stage, by its name: stages of two models with equal keys take the same time.
 
-    Of a pipeline it says model, stage and settings, and what writes the pictures that it reads: the first pipeline of a
-    workflow has the keys of the model itself. Of a function it says its file and name, and what writes all that it
-    reads.
+    Of a pipeline it says architecture, stage and settings, and what writes the pictures that it reads: the first
+    pipeline of a workflow has the keys of the model itself. Of a function it says its file and name, and what writes
+    all that it reads.
 
     Source: OnePiece §8.3, where workflows share the stages that they have in common.
     """
@@ -85,12 +147,13 @@ def stage_keys(source: ModelSource, info: ModelInfo) -> dict[str, str]:
         elif stage.name in functions:
             content = [workflow_file(source.path).read_text(), stage.name, *read]
         elif not pipelines:
-            content = [model_identity(source), stage.name]
+            content = [architecture(source), stage.name]
         else:
             prefix = stage.name.partition(".")[0]
             one = next((each for each in pipelines if len(pipelines) > 1 and each.name == prefix), pipelines[0])
             inner = stage.name.removeprefix(f"{one.name}." if len(pipelines) > 1 else "")
-            content = [_pipeline_identity(source, one), inner, *_departures(one, one is pipelines[0], writers)]
+            departures = _departures(one, one is pipelines[0], writers)
+            content = [architecture(_pipeline_source(source, one)), inner, *departures]
         keys[stage.name] = sha256("\0".join(content).encode()).hexdigest()[:16]
         writers |= dict.fromkeys(stage.spec.outputs, keys[stage.name])
     return keys
@@ -103,17 +166,17 @@ def _departures(pipeline: Pipeline, is_first: bool, writers: Mapping[str, str]) 
     return [*pictures, *settings, *(() if is_first else ("with its own defaults",))]
 
 
-def _workflow_identity(source: ModelSource) -> str:
-    """NAME@DIGEST of the contents of a workflow's file and the identities of its pipelines."""
+def _workflow_identity(source: ModelSource, of_pipeline: Callable[[ModelSource], str]) -> str:
+    """NAME@DIGEST of the contents of a workflow's file and the identities, or architectures, of its pipelines."""
     workflow, file = read_workflow(source.path), workflow_file(source.path)
     digest = sha256(file.read_bytes())
     for one in workflow.pipelines:
-        digest.update(_pipeline_identity(source, one).encode())
+        digest.update(of_pipeline(_pipeline_source(source, one)).encode())
     return f"{workflow.name}@{digest.hexdigest()[:12]}"
 
 
-def _pipeline_identity(source: ModelSource, pipeline: Pipeline) -> str:
-    return model_identity(replace(source, path=pipeline_path(source.path, pipeline.path), adapter=pipeline.adapter))
+def _pipeline_source(source: ModelSource, pipeline: Pipeline) -> ModelSource:
+    return replace(source, path=pipeline_path(source.path, pipeline.path), adapter=pipeline.adapter)
 
 
 def _digest(directory: Path) -> str:
@@ -133,7 +196,13 @@ def _essence(path: Path) -> bytes:
 
 def _revision(hub_id: str) -> str | None:
     """The commit that lies in the local cache, from which the model was loaded."""
+    found = _in_cache(hub_id)
+    return None if found is None else found.parent.name[:12]
+
+
+def _in_cache(hub_id: str) -> Path | None:
+    """The index of a model in the local cache of the hub."""
     from huggingface_hub import try_to_load_from_cache
 
     found = try_to_load_from_cache(hub_id, INDEX)
-    return Path(found).parent.name[:12] if isinstance(found, str) else None
+    return Path(found) if isinstance(found, str) else None

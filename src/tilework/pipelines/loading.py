@@ -119,6 +119,22 @@ def quiet() -> None:
         logging.disable_progress_bar()
 
 
+@contextmanager
+def quietly() -> Iterator[None]:
+    """As `quiet`, while the block runs."""
+    libraries = (diffusers.utils.logging, transformers.utils.logging)
+    before = [(logging.get_verbosity(), logging.is_progress_bar_enabled()) for logging in libraries]
+    with warnings.catch_warnings():
+        quiet()
+        try:
+            yield
+        finally:
+            for logging, (verbosity, has_bars) in zip(libraries, before, strict=True):
+                logging.set_verbosity(verbosity)
+                if has_bars:
+                    logging.enable_progress_bar()
+
+
 def library_versions() -> str:
     """The versions of the libraries that compute the pixels."""
     return f"torch {torch.__version__}, diffusers {diffusers.__version__}, transformers {transformers.__version__}"

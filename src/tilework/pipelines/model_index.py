@@ -34,6 +34,7 @@ STOCK = "tilework.pipelines.stock.stock_pipeline:StockPipeline"
 """The adapter of any other class; of itself it serves those of `served_classes`. Another is served if it is named."""
 _UNSEEDED = ("CosineDPMSolverMultistepScheduler", "DPMSolverSDEScheduler")
 """Samplers that draw from a Brownian tree (of the package torchsde), which takes no generator and cannot be moved."""
+_CHECKPOINTS = (".safetensors", ".ckpt", ".pt", ".pth", ".bin", ".gguf")
 _HUB_TIMEOUT_S = 10.0
 
 
@@ -126,14 +127,33 @@ def _index_file(directory: Path) -> Path:
 
 
 def model_directory(path: str) -> Path | None:
-    """The model's directory; None if `path` is a hub id. Raises ModelNotFound if it can be neither."""
+    """The model's directory; None if `path` is a hub id. Raises ModelNotFound if it can be neither, or is a file."""
     if path in SHIPPED:
         return shipped_directory(path)
-    if Path(path).is_dir():
-        return Path(path)
-    if Path(path).is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
-        raise ModelNotFound(f"path is {path!r}, which is no directory; give one that holds {INDEX}, or a hub id")
+    place = Path(path)
+    if place.is_dir():
+        return place
+    if place.exists():
+        raise ModelNotFound(f"path is {path!r}, which is {_file_remedy(place)}")
+    if place.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
+        raise ModelNotFound(f"path is {path!r}, which does not exist; give a directory that holds {INDEX}, or a hub id")
     return None
+
+
+def _file_remedy(file: Path) -> str:
+    """What kind of file it is, and what to give instead of it."""
+    suffix = file.suffix.lower()
+    if file.name in (INDEX, MODULAR_INDEX):
+        return f"the index of a model; give its directory, {str(file.parent)!r}"
+    if suffix == ".py":
+        return f"a file of Python; if it defines a workflow, give {file}:NAME"
+    if suffix in _CHECKPOINTS:
+        return (
+            "a checkpoint in a single file, which Tilework does not load; give a directory in diffusers' layout "
+            f"({INDEX} and a folder for each component): diffusers' from_single_file reads such a file, and "
+            "save_pretrained writes the directory"
+        )
+    return f"a file; give a directory that holds {INDEX}, or a hub id"
 
 
 def location(path: str) -> str:

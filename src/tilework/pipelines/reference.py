@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilework.core.model import ModelSource
-from tilework.pipelines.loading import load_stock
+from tilework.pipelines.loading import load_stock, quietly
 from tilework.pipelines.numerics import pin_numerics
 from tilework.pipelines.setup.quantize import parse_schemes
 
@@ -38,17 +38,17 @@ def reference(
         ModelError: the model cannot be loaded.
     """
     pin_numerics(threads, attention)
-    return load_stock(
-        ModelSource(
-            path=path,
-            adapter=adapter,
-            device=device,
-            dtype=dtype,
-            threads=threads,
-            vae_tiling=vae_tiling,
-            quantize=() if quantize is None else parse_schemes(quantize),
-            offload=offload,
-            attention=attention,
-            compiles=compiles,
-        )
+    source = ModelSource(
+        path=path,
+        adapter=adapter,
+        device=device,
+        dtype=dtype,
+        threads=threads,
+        vae_tiling=vae_tiling,
+        quantize=() if quantize is None else parse_schemes(quantize),
+        offload=offload,
+        attention=attention,
+        compiles=compiles,
     )
+    with quietly():
+        return load_stock(source)

@@ -107,6 +107,7 @@ class StagedPipeline(ABC):
             two_passes=two_passes,
             max_degree=max_degree,
             stages=self.stages,
+            words=self._defaults.words,
         )
         self._at_once: dict[str, Run] = {
             "encode": one_by_one(self._run_encode),

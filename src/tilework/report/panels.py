@@ -16,6 +16,8 @@ LINES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (4, 1, 1, 1)))
 PANEL_INCHES = (4.7, 3.7)
 MOST_COLUMNS = 3
 LOWEST_SHOWN = 0.02
+_ABOVE_ALL = 0.015  # Of an axis of shares, above 100%.
+_GROUP_WIDTH = 0.84  # Of the distance between two groups of bars.
 _LONG_TAIL = 20.0  # Longest over shortest time, above which an axis is logarithmic.
 
 
@@ -45,15 +47,21 @@ class CurvePanel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RadarPanel:
-    """Shares of 1 on three axes or more, clockwise from the top."""
+class BarPanel:
+    """For each of `groups` a bar per policy; `marks` are the smallest and largest values behind each bar, if any.
+
+    `is_share`: they are shares of 1.
+    """
 
     title: str
-    axes: tuple[str, ...]
-    shares: Mapping[str, tuple[float, ...]]
+    y_label: str
+    groups: tuple[str, ...]
+    bars: Mapping[str, tuple[float, ...]]
+    marks: Mapping[str, tuple[tuple[float, float], ...]] | None = None
+    is_share: bool = False
 
 
-Panel = CurvePanel | RadarPanel
+Panel = CurvePanel | BarPanel
 
 
 def draw_panels(path: Path | str, panels: Sequence[Panel], policies: Sequence[str], *, title: str) -> None:
@@ -89,11 +97,11 @@ def draw_panels(path: Path | str, panels: Sequence[Panel], policies: Sequence[st
     )
     styles = {policy: _style(index) for index, policy in enumerate(policies)}
     for index, panel in enumerate(panels):
-        place = body[index // columns, index % columns]
-        if isinstance(panel, RadarPanel):
-            _draw_radar(figure, place.get_position(figure), panel, styles)
+        axes = figure.add_subplot(body[index // columns, index % columns])
+        if isinstance(panel, BarPanel):
+            _draw_marked_bars(axes, panel, styles)
         else:
-            _draw_curves(figure.add_subplot(place), panel, styles)
+            _draw_curves(axes, panel, styles)
     _draw_legend(figure, styles, legend_columns, has_bound=any(_has_bound(panel) for panel in panels))
     figure.savefig(path)
 
@@ -128,10 +136,14 @@ def _draw_curves(axes: Any, panel: CurvePanel, styles: Mapping[str, dict[str, An
             axes.fill_between(curve.xs, low, high, color=style["color"], alpha=0.1, linewidth=0, zorder=1)
     if panel.bound is not None:
         axes.plot(panel.bound.xs, panel.bound.ys, color=INK, linewidth=1.4, linestyle=(0, (4, 2)), zorder=4)
-    axes.set_title(panel.title, loc="left", fontsize=10, color=INK)
-    axes.set_xlabel(panel.x_label, fontsize=9)
-    axes.set_ylabel(panel.y_label, fontsize=9)
     _limit(axes, panel)
+    _finish(axes, panel.title, panel.x_label, panel.y_label)
+
+
+def _finish(axes: Any, title: str, x_label: str, y_label: str) -> None:
+    axes.set_title(title, loc="left", fontsize=10, color=INK)
+    axes.set_xlabel(x_label, fontsize=9)
+    axes.set_ylabel(y_label, fontsize=9)
     axes.tick_params(labelsize=8.5)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(color=GRID, linewidth=0.7)
@@ -144,7 +156,7 @@ def _limit(axes: Any, panel: CurvePanel) -> None:
         axes.yaxis.set_major_formatter("{x:.0%}")
         ys = [y for curve in panel.curves.values() for y in curve.ys]
         low = 0.0 if panel.is_distribution else max(0.0, min(ys, default=0.0) - LOWEST_SHOWN)
-        axes.set_ylim(low, 1.0 + 0.015 * (1 - low))
+        axes.set_ylim(low, 1.0 + _ABOVE_ALL * (1 - low))
     else:
         _limit_values(axes, [y for curve in panel.curves.values() for y in curve.ys if 0 < y < math.inf])
     if panel.is_distribution:
@@ -178,29 +190,36 @@ def _limit_times(axes: Any, times_s: Sequence[float]) -> None:
     axes.set_xticks([], minor=True)
 
 
-def _draw_radar(figure: Any, box: Any, panel: RadarPanel, styles: Mapping[str, dict[str, Any]]) -> None:
-    """`box` is the place of the panel; the circle leaves room in it for the names of the axes."""
-    inset = (box.x0 + 0.14 * box.width, box.y0, 0.72 * box.width, 0.86 * box.height)
-    axes = figure.add_axes(inset, projection="polar")
-    axes.set_theta_zero_location("N")
-    axes.set_theta_direction(-1)
-    angles = [2 * math.pi * index / len(panel.axes) for index in range(len(panel.axes))]
-    for policy, shares in panel.shares.items():
-        style = styles[policy]
-        ring = [*angles, angles[0]]
-        axes.plot(ring, [*shares, shares[0]], **style | {"markersize": style["markersize"] - 1.5})
-        if style["zorder"] > 3:
-            axes.fill(ring, [*shares, shares[0]], color=style["color"], alpha=0.08, linewidth=0)
-    axes.set_xticks(angles, panel.axes, fontsize=8.5)
-    for label, angle in zip(axes.get_xticklabels(), angles, strict=True):
-        side = math.sin(angle)
-        label.set_horizontalalignment("center" if abs(side) < 0.1 else "left" if side > 0 else "right")
-    axes.set_ylim(0, 1)
-    axes.set_yticks([0.25, 0.5, 0.75, 1.0], ["", "50%", "", "100%"], fontsize=7.5, color=FAINT)
-    axes.set_rlabel_position(180 / len(panel.axes))
-    axes.grid(color=GRID, linewidth=0.8)
-    axes.spines["polar"].set_color(GRID)
-    figure.text(box.x0, box.y1 + 0.012 * box.height, panel.title, fontsize=10, color=INK, va="bottom")
+def draw_bars(axes: Any, panel: BarPanel, colours: Mapping[str, str]) -> dict[str, list[float]]:
+    """Draw groups of bars at 0, 1, 2, ..., in each those of `colours` in their order, named for a legend.
+
+    Returns where the middles of the bars are.
+    """
+    shown = [policy for policy in colours if policy in panel.bars]
+    width, places = _GROUP_WIDTH / len(shown), dict[str, list[float]]()
+    for index, policy in enumerate(shown):
+        middle = (index + 0.5) * width - _GROUP_WIDTH / 2
+        at = places[policy] = [group + middle for group in range(len(panel.groups))]
+        axes.bar(at, panel.bars[policy], 0.92 * width, color=colours[policy], label=policy, zorder=2)
+        ends = () if panel.marks is None else panel.marks[policy]
+        for place, (low, high) in zip(at, ends, strict=False):
+            axes.plot([place, place], [low, high], color=FAINT, linewidth=1, zorder=3)
+    axes.set_xticks(range(len(panel.groups)), panel.groups)
+    axes.set_ylim(bottom=0)
+    if panel.is_share:
+        axes.set_ylim(0, 1 + _ABOVE_ALL)
+        axes.yaxis.set_major_formatter("{x:.0%}")
+    _finish(axes, panel.title, "", panel.y_label)
+    axes.grid(visible=False, axis="x")
+    return places
+
+
+def _draw_marked_bars(axes: Any, panel: BarPanel, styles: Mapping[str, dict[str, Any]]) -> None:
+    """Bars with the marks of the legend on top: they show a bar of no height, and tell policies of one colour apart."""
+    places = draw_bars(axes, panel, {policy: style["color"] for policy, style in styles.items()})
+    for policy, at in places.items():
+        mark = styles[policy] | {"linestyle": "", "markeredgecolor": "white", "markeredgewidth": 0.6}
+        axes.plot(at, panel.bars[policy], **mark, clip_on=False)
 
 
 def _draw_legend(figure: Any, styles: Mapping[str, dict[str, Any]], columns: int, *, has_bound: bool) -> None:

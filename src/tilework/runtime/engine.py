@@ -34,10 +34,10 @@ from tilework.core.events import (
 )
 from tilework.core.graph.stage import DeviceKind
 from tilework.core.interfaces import PlacesStages
-from tilework.core.model import ModelInfo, ModelSource
+from tilework.core.model import ModelInfo, ModelSource, NotServed
 from tilework.core.request import DEFAULT_TERMS, RefusalCode, Request, Status, Terms
 from tilework.core.wire.blobs import StateBlob
-from tilework.core.wire.reports import Report, WeightsRead
+from tilework.core.wire.reports import LoadedModel, Report, WeightsRead
 from tilework.core.wire.spec import Spec
 from tilework.core.work import Group
 from tilework.cost.degrees import alone_ns
@@ -66,6 +66,7 @@ class EngineConfig:
     """`table` is used as it is, but that the speed of loads is measured if it has none and they are needed; without a
     table the devices are measured, as far as `cache` does not know them.
 
+    `require_all` lets no start serve some of its models without those that cannot run.
     `exact` says that all requests will be exact, so neither groups nor batches are measured. `begin_ns` is what the
     engine's clock shows when it is made: it may continue an earlier engine's clock. `encode_cache_bytes` is how much of
     what was encoded is kept for requests that would encode the same. `usual` is how a model runs that is added: as the
@@ -77,6 +78,7 @@ class EngineConfig:
     table: CostTable | None = None
     cache: CostCache | None = None
     exact: bool = False
+    require_all: bool = False
     begin_ns: int = 0
     encode_cache_bytes: int = 0
     usual: ModelSource = field(default_factory=partial(ModelSource, path=""))
@@ -101,6 +103,8 @@ class Engine:
 
     models: Mapping[str, ModelInfo]
     """What it serves, by name; a request that names none gets the first."""
+    not_served: Mapping[str, NotServed]
+    """The other models of its start, by name: they cannot run on its devices."""
     catalog: Catalog
     """How that is changed."""
     failure: str
@@ -169,18 +173,19 @@ class Engine:
         begin_ns = time.monotonic_ns()
         loaded = await self._executor.start(self)
         loaded_ns = time.monotonic_ns()
-        self.models = infos = {one.info.name: one.info for one in loaded}
-        self._weights = tuple((one.info.name, name, size) for one in loaded for name, size in one.weights.items())
-        name_refused(loaded)
         measuring = Measuring(
-            executor=self._executor, cache=self._config.cache, exact=self._config.exact, show=self._show
+            executor=self._executor,
+            cache=self._config.cache,
+            exact=self._config.exact,
+            show=self._show,
+            require_all=self._config.require_all,
         )
-        given = self._config.table
-        table = await (measuring.table(loaded) if given is None else measuring.completed(given, loaded))
+        served, table = await measuring.start(loaded, self._config.table)
         self._start_parts = StartParts.of(
             loaded, loaded_ns - begin_ns, time.monotonic_ns() - loaded_ns, measuring.first_ns
         )
-        table = with_weights(table, loaded, self._executor.weights_bytes, self._executor.host_bytes)
+        infos = self._take(served, measuring.not_served)
+        table = with_weights(table, served, self._executor.weights_bytes, self._executor.host_bytes)
         table = replace(table, devices={**table.devices, **self._executor.serving})
         self._controller = Controller(self._config.controller, table)
         self._log.begin(self._log_header)
@@ -201,8 +206,9 @@ class Engine:
         self._control.attach(self._dispatcher, holds_states=self._keeper is not None)
         self.catalog = Catalog(
             infos=infos,
+            not_served=measuring.not_served,
             usual=self._config.usual.of_others(),
-            loaded=list(loaded),
+            loaded=served,
             executor=self._executor,
             controller=self._controller,
             measuring=measuring,
@@ -214,6 +220,16 @@ class Engine:
         self.on_links_changed()
         for device_id in (*self._executor.devices_up, *self._executor.slots_up):
             self.on_joined(device_id)
+
+    def _take(self, served: Sequence[LoadedModel], not_served: Mapping[str, NotServed]) -> dict[str, ModelInfo]:
+        """Serve these of the models that were loaded, and let devices forget the others; returns `models`."""
+        self.models = infos = {one.info.name: one.info for one in served}
+        self.not_served = not_served
+        for name in not_served:
+            self._executor.remove_model(name)
+        self._weights = tuple((one.info.name, name, size) for one in served for name, size in one.weights.items())
+        name_refused(served)
+        return infos
 
     def on_loading(self, num_ready: int) -> None:
         num_workers = self._executor.num_devices + self._executor.num_slots
@@ -448,6 +464,9 @@ class Engine:
         request = wanted.request(self.models.get(wanted.model))
         if wanted.lost:
             return self._failed(request, wanted.lost)
+        if wanted.model in self.not_served:
+            reason = self.not_served[wanted.model].reason
+            return self._failed(request, f"the model {wanted.model} cannot run here: {reason}")
         if wanted.model not in self.models:
             return self._failed(request, f"the model {wanted.model} is not served any more")
         for lora in request.loras:

@@ -22,6 +22,10 @@ class WorkerStartFailed(RuntimeError):
     """No worker could be started; the message says why."""
 
 
+class CannotRun(Exception):
+    """Nothing of what was to be measured can run on these devices; the message says why, in one line."""
+
+
 class ModelRefused(Exception):
     """A model or LoRA cannot be served; the message says why."""
 
@@ -134,7 +138,9 @@ class Executor(Protocol):
         known: frozenset[str] = frozenset(),
         devices: Group | None = None,
     ) -> Awaitable[tuple[CostRow, ...]]:
-        """Measure a model; `known` stages are run, not timed. The answer raises WorkerStartFailed if one is lost.
+        """Measure a model; `known` stages are run, not timed, and with no runs (0) all are only warmed up.
+
+        The answer raises WorkerStartFailed if a device is lost, and CannotRun if none can run any of the batches.
 
         Without `devices` it is measured on all accelerators that serve it at once, in groups of `degree`. The weights
         of the model and of these LoRAs are loaded before, and stay until others are needed. On these `devices`, which

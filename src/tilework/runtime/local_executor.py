@@ -192,7 +192,7 @@ class LocalExecutor:
         for source, one in zip(self._sources, first.models, strict=True):
             self._reader.know(source, one)
         self._hardware = first.hardware
-        self._measuring.add(first)
+        self._measuring.know(first)
         await self._form_groups()
         return first.models
 
@@ -450,6 +450,7 @@ class LocalExecutor:
             cell=() if is_slot or self._config.cell_size == 1 else self._cell(device_id),
             collectives=SOCKETS if is_slot else self._collectives,
             link_timeout_s=self._config.link_timeout_s,
+            log_level=_log.getEffectiveLevel(),
         )
         worker = self._workers[device_id] = WorkerProcess(
             site, sources, partial(self._report, device_id), partial(self._on_exit, device_id)

@@ -7,7 +7,9 @@ import multiprocessing
 import os
 import signal
 import socket
+import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing import forkserver
@@ -23,22 +25,67 @@ from tilework.runtime.outbox import Outbox, Outgoing
 from tilework.worker.start.entry import run
 
 PRELOAD = "tilework.worker.start.preload"
+_OF_THE_TRACKER = "resource_tracker"
+"""How the warnings of multiprocessing's tracker begin, by which it keeps what processes leave from being lost."""
 _EXIT_S = 5.0
 """How long a process may take to end after it has closed its pipe."""
 
 
 def forkserver_context() -> ForkServerContext:
     """The context in which workers are forked from one process that has imported torch and diffusers once."""
+    _quiet_tracker()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([PRELOAD])
     return context
 
 
-def _end_forkserver() -> None:
+def _quiet_tracker() -> None:
+    """Warn neither of a tracker that was killed, which is started again, nor of semaphores of killed processes, which
+    it unlinks: a user can do nothing about either. It is a process that is started with the options of this one.
+    """
+    option = f"ignore:{_OF_THE_TRACKER}:UserWarning"
+    if option not in sys.warnoptions:
+        sys.warnoptions.append(option)
+        warnings.filterwarnings("ignore", _OF_THE_TRACKER, UserWarning)
+
+
+def _forkserver_pid() -> int | None:
     pid: int | None = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    return pid
+
+
+def _end_forkserver() -> None:
+    pid = _forkserver_pid()
     if pid is not None:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+async def _keep_forkserver() -> None:
+    """Start another forkserver whenever it has ended, for as long as there is a worker.
+
+    `multiprocessing` does so when a worker is to be started: until then it is a zombie, and that worker waits for the
+    imports of the new one.
+    """
+    loop = asyncio.get_running_loop()
+    while (pid := _forkserver_pid()) is not None:
+        with suppress(ProcessLookupError):  # Another worker has seen it first.
+            await _ended(pid)
+        try:
+            await loop.run_in_executor(None, forkserver.ensure_running)
+        except OSError:  # No memory for a process; the start of a worker tries again, and says so.
+            return
+
+
+async def _ended(pid: int) -> None:
+    """Wait for the end of a child process, and leave it to be reaped. Raises ProcessLookupError: there is none."""
+    loop, pidfd, ended = asyncio.get_running_loop(), os.pidfd_open(pid), asyncio.Event()
+    loop.add_reader(pidfd, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
 
 
 class WorkerProcess(asyncio.BufferedProtocol):
@@ -119,7 +166,9 @@ class WorkerProcess(asyncio.BufferedProtocol):
         self.pid = self._process.pid
         if self._killed:  # While it was starting.
             self.kill("")
+        keeping = self._loop.create_task(_keep_forkserver())
         await self._closed
+        keeping.cancel()
         exit_status = await self._loop.run_in_executor(None, self._reap)
         on_exit = self._on_exit
         self._on_report = self._on_exit = _ignore  # See `connection_lost`.

@@ -55,16 +55,16 @@ class Additions:
     async def serve_again(
         self,
         catalog: Catalog,
-        served: Mapping[str, ModelInfo],
+        begun: Mapping[str, ModelInfo],
         entries: dict[str, ModelEntry],
         check_free: Callable[[str, Sequence[str]], None],
     ) -> None:
-        """Add to the models that are `served`, and to their `entries`, what was added before this start.
+        """Add to the models of the start, `begun`, and to their `entries`, what was added before it.
 
         What the server was started with counts: a model that has this name by now takes its place, with its own LoRAs,
         and so does a LoRA. `check_free` refuses names and aliases, as `ServedModels.check_free`.
         """
-        begun_with = {name: info.loras for name, info in served.items()}
+        begun_with = {name: info.loras for name, info in begun.items()}
         others = set[str]()  # Models of the start by names of those that were added.
         for added in self.journal.added():
             if not added.lora and added.model in begun_with:

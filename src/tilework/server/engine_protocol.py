@@ -8,7 +8,7 @@ from typing import Protocol
 
 from tilework.core.actions import Reject
 from tilework.core.checkpoint import Checkpoint
-from tilework.core.model import LoraSource, ModelInfo, NewModel
+from tilework.core.model import LoraSource, ModelInfo, NewModel, NotServed
 from tilework.core.request import DEFAULT_TERMS, Terms
 from tilework.core.wire.spec import Spec
 from tilework.cost.table import CostTable
@@ -55,6 +55,10 @@ class Engine(Protocol):
     @property
     def models(self) -> Mapping[str, ModelInfo]:
         """The served models by name, that of requests that name none first; known once the engine has started."""
+
+    @property
+    def not_served(self) -> Mapping[str, NotServed]:
+        """The models of its start that cannot run on its devices, by name; known once the engine has started."""
 
     def identity(self, model: str, loras: Iterable[str] = ()) -> str:
         """What its files, dtype and settings are, and which libraries run it: another value is another model.

@@ -18,7 +18,8 @@ def loras_in(directory: Path) -> tuple[LoraSource, ...]:
         ConfigError: there is no such directory, or a name cannot be used.
     """
     if not directory.is_dir():
-        raise ConfigError(f"loras = {str(directory)!r} is no directory; give one that holds NAME.safetensors.")
+        what = "is a file" if directory.exists() else "does not exist"
+        raise ConfigError(f"loras = {str(directory)!r} {what}; give a directory that holds NAME.safetensors.")
     found: dict[str, Path] = {}
     for name, file in _files(directory):
         if not is_lora_name(name):

@@ -166,7 +166,8 @@ async def _start(engine: Engine, app: FastAPI) -> None:
     """Start the engine, with what was added before this start."""
     await engine.start()
     images: ImageService = app.state.images
-    await images.additions.serve_again(engine.catalog, engine.models, images.entries, images.check_free)
+    begun_with = {**{name: one.info for name, one in engine.not_served.items()}, **engine.models}
+    await images.additions.serve_again(engine.catalog, begun_with, images.entries, images.check_free)
 
 
 def _begin(

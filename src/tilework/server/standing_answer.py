@@ -11,9 +11,12 @@ _PATHS = ("/v1/images/generations", "/v1/images/edits", "/v1/videos", "/v1/video
 _PROMISE = (b"on_miss", rb"\u")
 """Neither is in a body that asks for no promise: the name of the field, and how JSON may write its letters."""
 
+_HEADERS = (b"idempotency-key", b"content-encoding")
+"""A call with a key may join another one, and what a compressed body asks for is not to be seen."""
+
 
 def standing_answer(engine: Engine) -> StandingAnswer | None:
-    """The answer to calls while the queue is full. A call with a key may join another one, so it is let through."""
+    """The answer to calls while the queue is full."""
     refusal = engine.standing_refusal()
     if refusal is None:
         return None
@@ -28,7 +31,7 @@ def standing_answer(engine: Engine) -> StandingAnswer | None:
         method="POST",
         paths=_PATHS,
         media_type=b"application/json",
-        unless_header=b"idempotency-key",
+        unless_headers=_HEADERS,
         unless_body=_PROMISE,
         answer=answer,
     )

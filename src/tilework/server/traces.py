@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import tilework
+from tilework.distribution import install_command
 from tilework.server.calls.records import Record
 from tilework.server.config import ConfigError
 from tilework.server.schema.answers import ImageStatus
@@ -35,7 +36,7 @@ class Traces:
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
             from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
         except ModuleNotFoundError as error:
-            raise ConfigError(f"traces is {url!r}, which needs packages: pip install 'tilework[otel]'") from error
+            raise ConfigError(f"traces is {url!r}, which needs packages: {install_command('otel')}") from error
         about = Resource.create({"service.name": "tilework", "service.version": tilework.__version__})
         self._provider = TracerProvider(resource=about)
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=url.rstrip("/") + _PATH)))

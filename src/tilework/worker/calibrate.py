@@ -52,7 +52,8 @@ def calibrate(
     """Time the stages for every batch, with guidance; rows in the order of `batches`.
 
     Without a `comm`: every stage for a single output, and those that take it for a batch. An output that cannot run
-    here (for lack of memory, for example) is left out; of a batch, the stage that cannot and those after it.
+    here (for lack of memory, for example) is left out; of a batch, the stage that cannot and those after it. `on_error`
+    is told why in one line; the traceback is for the debug log.
 
     With a `comm`: stages that several devices may share, for single outputs, at the degree of the group; in that of a
     single cell, which has `cell_size` ranks and counts as one device, every stage. All ranks make the same call, and
@@ -60,8 +61,8 @@ def calibrate(
     others may wait for that rank until the group is broken off for them, too. The rows so far are returned.
 
     `num_runs` runs follow three warm-up runs; None means one warm-up run, two on CUDA, and then up to five within a
-    second. Before it runs a stage it calls `prepare` with its name, which is not timed. Stages that are `known` are not
-    timed either.
+    second; 0 means these warm-up runs alone, and no rows. Before it runs a stage it calls `prepare` with its name,
+    which is not timed. Stages that are `known` are not timed either.
     """
     rows: list[CostRow] = []
     degree = 1 if comm is None else comm.size // cell_size
@@ -74,9 +75,9 @@ def calibrate(
             break
         except Exception as error:
             shapes = " + ".join(map(str, batch))
-            _log.exception("%s cannot run here; it is left out of the calibration", shapes)
+            _log.debug("%s: %s cannot run here", family.info.name, shapes, exc_info=True)
+            on_error(f"{shapes} cannot run here ({type(error).__name__}: {_first_line(error)})")
             if comm is not None:
-                on_error(f"{shapes} cannot run here ({type(error).__name__}: {error})")
                 comm.abort()
                 break
             if len(batch) == 1:
@@ -108,25 +109,30 @@ def _time_stages(
         for stage in family.info.graph.stages
         if (stage.is_parallel if degree > 1 else stage.spec.takes(batch))
     } - known
+    left = set(wanted)
     for stage in family.info.graph.stages:
+        timing: _Timing | None = None
         prepare(stage.name)
         if stage.has_steps:
             steps = _Steps(family, stage, specs, values)
             if stage.name in wanted:
                 with nullcontext() if comm is None else _joined(family, partial(family.join, comm, specs[0])):
-                    timings[stage.name] = clock.time(steps.step, steps.ensure)
+                    timing = clock.time(steps.step, steps.ensure)
             write: Callable[[], dict[Spec, Values]] = steps.finish
         else:
             write = partial(_run, family, stage.name, values)
             if stage.name in wanted:
                 read = [values[spec] for spec in specs]
                 with nullcontext() if comm is None else _joined(family, partial(family.parallel.join, comm, False)):
-                    timings[stage.name] = clock.time(partial(family.run, stage.name, specs, read))
-        if timings.keys() == wanted:
+                    timing = clock.time(partial(family.run, stage.name, specs, read))
+        if timing is not None:
+            timings[stage.name] = timing
+        left.discard(stage.name)
+        if not left:
             break
         state = steps.export() if stage.has_steps and stage.name in wanted else None  # It has made a step.
         outputs = {spec: _moved(of_spec) for spec, of_spec in write().items()}
-        if degree == 1 and len(batch) == 1 and stage.name in wanted:
+        if degree == 1 and len(batch) == 1 and stage.name in timings:
             size = serialize(outputs[specs[0]] if state is None else state).num_bytes
             timings[stage.name] = replace(timings[stage.name], state_bytes=size)
         values = {spec: {**values[spec], **of_spec} for spec, of_spec in outputs.items()}
@@ -194,7 +200,8 @@ def _guided_spec(family: Family, shape: Shape, num_runs: int | None) -> Spec:
         if one.required
     }
     num_warmups = _num_warmups(num_runs, family.device)
-    least = whole_steps = min(num_warmups + (num_runs or 1) + 1, family.info.default_steps)
+    num_timed = 1 if num_runs is None else num_runs
+    least = whole_steps = min(num_warmups + num_timed + 1, family.info.default_steps)
     while (steps := _steps_of(whole_steps, family.info, bool(pictures))) < least:
         whole_steps += 1
     return Spec(
@@ -228,7 +235,7 @@ def _noise(shape: Shape) -> Image:
 
 def _num_warmups(num_runs: int | None, device: torch.device) -> int:
     """On CUDA the second call of a kind is recorded (`pipelines.cuda.graphs`)."""
-    return 3 if num_runs is not None else 2 if device.type == "cuda" else 1
+    return 3 if num_runs else 2 if device.type == "cuda" else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,12 +246,14 @@ class _Clock:
     comm: Comm | None
     num_runs: int | None
 
-    def time(self, run: Callable[[], object], prepare: Callable[[], object] = lambda: None) -> _Timing:
-        """Time `run`, without `prepare`, which is called before each."""
+    def time(self, run: Callable[[], object], prepare: Callable[[], object] = lambda: None) -> _Timing | None:
+        """Time `run`, without `prepare`, which is called before each; None if it was only to be warmed up."""
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)  # The first run is eager, and allocates what a step takes.
         for _ in range(_num_warmups(self.num_runs, self.device)):
             self._run_ns(run, prepare)
+        if self.num_runs == 0:
+            return None
         runs_ns = [self._run_ns(run, prepare)]
         num_runs = self.num_runs or self._agreed_num_runs(runs_ns[0])
         runs_ns += [self._run_ns(run, prepare) for _ in range(num_runs - 1)]
@@ -273,6 +282,10 @@ class _Clock:
 def _p99(values: list[int]) -> int:
     """The 99th percentile by nearest rank; of fewer than 100 values the largest."""
     return sorted(values)[math.ceil(0.99 * len(values)) - 1]
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 def _row(family: Family, stage: str, batch: Batch, degree: int, timing: _Timing) -> CostRow:

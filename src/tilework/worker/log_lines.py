@@ -16,9 +16,10 @@ _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 _Kind = tuple[str, int, str, type[BaseException] | None]
 
 
-def log_to_stderr() -> None:
-    """Log warnings of this process."""
+def log_to_stderr(level: int = logging.NOTSET) -> None:
+    """Log warnings of this process; of this package what has at least this level, if one is given."""
     logging.basicConfig(level=logging.WARNING, handlers=[LogHandler(sys.stderr)])
+    logging.getLogger("tilework").setLevel(level)
 
 
 @dataclass(slots=True)

@@ -77,7 +77,7 @@ def serve(connection: socket.socket, sources: Sequence[Source], site: Site) -> N
     # Ctrl-C and SIGHUP may reach the whole process group; when to end is the parent's decision.
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    log_to_stderr()
+    log_to_stderr(site.log_level)
     source = sources[0]
     if source.device == "cuda" and was_born_with_cuda():
         begin_anew(connection, sources, site)

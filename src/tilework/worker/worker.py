@@ -445,7 +445,8 @@ class Worker:
         )
         if command.group is None:
             with self._budget.hold():
-                return Calibrated(measure())
+                rows = measure()
+            return Calibrated(rows, "; ".join(errors))
         try:
             comm = self._groups.open(command.group)
             with self._models.running(comm, command.group), self._budget.hold():

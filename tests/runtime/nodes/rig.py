@@ -42,7 +42,9 @@ INFO = ModelInfo(
     parameters=1,
     library="none",
 )
-KEY = ProfileKey(hardware="abacus", model="toy", dtype="float32", threads=1, workers=2, libraries="none")
+KEY = ProfileKey(
+    hardware="abacus", architecture="Toy", model="toy", dtype="float32", threads=1, workers=2, libraries="none"
+)
 
 
 class Heard:

@@ -31,7 +31,7 @@ from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import Forget, GroupRef, StopWork
 from tilework.core.wire.node_blobs import FetchBlobs, KeepBlobs
 from tilework.core.wire.reports import CardReading, DeviceReading
-from tilework.runtime.executor import WorkerStartFailed
+from tilework.runtime.executor import CannotRun, WorkerStartFailed
 from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.nodes.config import BadNodes
 from tilework.runtime.nodes.executor import NodesExecutor
@@ -246,14 +246,21 @@ def test_a_node_that_can_do_nothing_leaves_its_place(why: str) -> None:
     run(test())
 
 
-@pytest.mark.parametrize("answer", [Measured((), "no memory"), None])
-def test_a_measurement_fails_with_its_node(answer: Measured | None) -> None:
+@pytest.mark.parametrize(
+    ("answer", "raised"),
+    [
+        (Measured((), "no memory"), WorkerStartFailed),
+        (Measured((), "no memory", cannot_run=True), CannotRun),
+        (None, WorkerStartFailed),
+    ],
+)
+def test_a_measurement_fails_with_its_node(answer: Measured | None, raised: type[Exception]) -> None:
     async def test() -> None:
         async with nodes() as (executor, _, (zero, _)):
             measuring = asyncio.get_running_loop().create_task(executor.calibrate("toy", ()))
             assert (await zero.hears(Measure)).model == "toy"
             zero.close() if answer is None else zero.say(answer)
-            with pytest.raises(WorkerStartFailed, match="no memory" if answer else "node 0 was lost"):
+            with pytest.raises(raised, match="no memory" if answer else "node 0 was lost"):
                 await measuring
 
     run(test())

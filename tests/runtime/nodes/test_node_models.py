@@ -116,3 +116,14 @@ def test_a_lora_is_added_where_all_nodes_have_it() -> None:
                 await adding
 
     run(test())
+
+
+def test_nodes_with_other_weights_are_not_alike_though_their_steps_cost_the_same() -> None:
+    async def test() -> None:
+        async with nodes() as (executor, heard, agents):
+            agents[1].close()
+            await heard.hears(("node lost", 1, (2, 3, 5), set()))
+            agents.append(await connect(executor, key=replace(KEY, model="toy@2")))
+            assert (await agents[2].hears(Leave)).reason.startswith("node 1 has toy (toy@2) on abacus, not toy (toy)")
+
+    run(test())

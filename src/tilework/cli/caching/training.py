@@ -10,6 +10,7 @@ from tilework.cli.console import UserError, console, out, print_json, progress
 from tilework.cli.models import checked_spec, loaded_family
 from tilework.core.cache import CacheKind
 from tilework.core.model import ModelSource
+from tilework.distribution import install_command
 
 CACHE_FILE = "cache_forest.json"
 THRESHOLDS = (0.001, 0.003, 0.01, 0.03)
@@ -38,7 +39,7 @@ def train_cache(source: ModelSource, prompts: Path, target: Path, sizes: str | N
     if len(texts) < _HELD_OUT:
         raise UserError(f"prompts is {prompts}, which has {len(texts)} lines; write {_HELD_OUT} or more")
     if not can_train():
-        raise UserError("cache needs scikit-learn; run: pip install 'tilework[learn]'")
+        raise UserError(f"cache needs scikit-learn; run: {install_command('learn')}")
     family = loaded_family(source)
     if CacheKind.PATCH not in family.info.caches:
         raise UserError(f"cache is for models with a patch cache, and {family.info.name} has none; leave it out")

@@ -15,7 +15,8 @@ from tilework.cli.logs import is_log, load_history
 from tilework.cli.options.common import AsJson, examples
 from tilework.cli.views.explanation import request_document, summary_document
 from tilework.cli.views.explanation_text import print_decisions, print_line, print_request, print_summary
-from tilework.control.history import History, PastRequest
+from tilework.cli.views.request_names import RequestNames, call_of
+from tilework.control.history import PastRequest
 
 EXAMPLE = examples(
     "tilework explain events.jsonl",
@@ -31,7 +32,8 @@ def command(
         str, typer.Argument(metavar="LOG", help="An event log (serve --log, simulate --events); with --url, the UID.")
     ],
     uid: Annotated[
-        str | None, typer.Argument(help="A request or a call: its name, the beginning of it, or a job number.")
+        str | None,
+        typer.Argument(help="A request or a call: its name, a beginning that no other has, or a job number."),
     ] = None,
     url: Annotated[str | None, typer.Option(help="Ask this running server about UID instead of reading a log.")] = None,
     api_key: Annotated[
@@ -58,55 +60,39 @@ def command(
         if not is_log(log):
             raise UserError(f"{log} is no event log; decisions are in those of serve --log and simulate --events")
     history = load_history(log, quiet=json)
+    names = RequestNames(history.requests)
     if uid is not None:
-        documents = [request_document(history, past) for past in _find(history, uid, log)]
-        _print_requests(documents, json)
+        documents = [request_document(history, past) for past in _find(names, uid, log)]
+        _print_requests(documents, names, json)
         return
     if not history.requests:
         raise UserError(f"{log} holds no requests; was anything served?")
     summary = summary_document(history)
-    print_json(summary) if json else print_summary(summary, log)
+    print_json(summary) if json else print_summary(summary, log, names)
 
 
-def _print_requests(documents: list[dict[str, Any]], json: bool) -> None:
+def _print_requests(documents: list[dict[str, Any]], names: RequestNames, json: bool) -> None:
     """One request as it is; several of a call under the call's name."""
     if json:
-        print_json(documents[0] if len(documents) == 1 else {"uid": _call(documents[0]["uid"]), "images": documents})
+        print_json(documents[0] if len(documents) == 1 else {"uid": call_of(documents[0]["uid"]), "images": documents})
         return
     for number, document in enumerate(documents):
         if number:
             out.print()
-        print_request(document)
+        print_request(document, names)
 
 
-def _find(history: History, name: str, log: Path) -> list[PastRequest]:
-    """The request of this uid, else of this job number, else the only one, or the only call, whose uid begins so.
-
-    Raises UserError.
-    """
-    by_uid = {past.request.uid: past for past in history.requests}
-    if name in by_uid:
-        return [by_uid[name]]
-    if name.isdecimal():
-        for past in history.requests:
-            if past.job_id == int(name):
-                return [past]
-    begun = [uid for uid in by_uid if uid.startswith(name)]
-    calls = {(_call(uid), by_uid[uid].request.arrival_ns) for uid in begun}  # Images of a call arrive together.
-    if len(begun) == 1 or (len(calls) == 1 and _call(begun[0]).startswith(name)):
-        return [by_uid[uid] for uid in begun]
-    if begun:
-        more = ", ..." if len(begun) > _NAMED else ""
-        raise UserError(f"{len(begun)} requests of {log} begin with {name!r}: {', '.join(begun[:_NAMED])}{more}")
-    near = get_close_matches(name, by_uid, n=_NAMED, cutoff=0.5)
-    remedy = f"near ones: {', '.join(near)}" if near else f"tilework explain {log} lists the latest ones"
+def _find(names: RequestNames, name: str, log: Path) -> list[PastRequest]:
+    """The request or the images of the call that this name means, see `RequestNames.named`. Raises UserError."""
+    if found := names.named(name):
+        return found
+    if begun := names.begun(name):
+        shown, more = ", ".join(map(names.short, begun[:_NAMED])), ", ..." if len(begun) > _NAMED else ""
+        raise UserError(f"{len(begun)} requests of {log} begin with {name!r}: {shown}{more}")
+    near = get_close_matches(name, names.begun(""), n=_NAMED, cutoff=0.5)
+    shown = ", ".join(map(names.short, near))
+    remedy = f"near ones: {shown}" if near else f"tilework explain {log} lists the latest ones"
     raise UserError(f"no request of {log} is called {name!r}; {remedy}")
-
-
-def _call(uid: str) -> str:
-    """The name of the call that a request came in: images are called `{call}-{index}`."""
-    call, _, index = uid.rpartition("-")
-    return call if call and index.isdecimal() else uid
 
 
 def _ask(url: str, uid: str, api_key: str | None) -> dict[str, Any]:

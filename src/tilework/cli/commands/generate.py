@@ -15,7 +15,7 @@ from tilework.cli.models import check_setup, checked_spec, loaded_family, model_
 from tilework.cli.options.common import Adapter, AsJson, examples
 from tilework.cli.options.groups import grouped
 from tilework.cli.options.setup import SetupGroup
-from tilework.core.model import ModelSource
+from tilework.core.model import ModelInfo, ModelSource
 from tilework.core.wire.spec import Image, Spec
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ def command(
 ) -> None:
     """Draw one picture or video in this process: no server, and no network if the model is local.
 
-    Of a clip a picture shows the first frame.
+    Of a clip a picture shows the first frame. A PNG says how it was made, as those of exact requests to a server do:
+    `tilework verify` makes it again.
     """
     require_serve_extra()
     output_format = FORMATS.get(output.suffix.lower())
@@ -92,21 +93,26 @@ def _generate(
     family = loaded_family(source)
     spec = checked_spec(fields, family.info, is_video=output_format == "mp4")
     from tilework.pipelines.draw import draw
+    from tilework.worker.models.describe import described
 
     started_s = time.monotonic()
     with progress(quiet) as bar:
         task = bar.add_task("denoising", total=spec.steps)
         image = draw(family, spec, lambda steps_done: bar.update(task, completed=steps_done))
     seconds = time.monotonic() - started_s
-    output.write_bytes(_file(image, spec, output_format))
-    return seconds, replace(spec, height=image.height, width=image.width)
+    spec = replace(spec, height=image.height, width=image.width)
+    output.write_bytes(_file(image, spec, described(family, source, {}, {}, {}).info, output_format))
+    return seconds, spec
 
 
-def _file(image: Image, spec: Spec, output_format: FileFormat) -> bytes:
+def _file(image: Image, spec: Spec, info: ModelInfo, output_format: FileFormat) -> bytes:
     if spec.video is None:
         from tilework.server.calls.encode import encode
+        from tilework.server.calls.provenance import provenance_of, text_chunks
 
-        return encode(image, output_format, 90)
+        # Each step ran alone on one device, and the decode was whole.
+        made = provenance_of(spec, info, image, is_exact=True)
+        return encode(image, output_format, 90, texts=text_chunks(spec, made, frame=0))
     import torch
 
     from tilework.pipelines.video.export import video_file

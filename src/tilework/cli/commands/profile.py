@@ -32,6 +32,7 @@ from tilework.cost.profile import Profile, ProfileOrigin
 from tilework.cost.profiles import Profiles, ProfilesUnavailable
 from tilework.cost.rows import row_key
 from tilework.cost.table_file import table_json
+from tilework.distribution import install_command
 from tilework.worker.log_lines import log_to_stderr
 
 if TYPE_CHECKING:
@@ -171,7 +172,9 @@ def _profile(measured: Measured) -> Profile:
 def _learned(measured: Measured, store: Profiles) -> BatchLatencyModel | None:
     """A batch model from all batches that are known; None, with the reason printed, if there cannot be one."""
     if not can_learn():
-        console.print("nothing is learned from the batches without scikit-learn; run: pip install 'tilework\\[learn]'")
+        console.print(
+            f"nothing is learned from the batches without scikit-learn; run: {install_command('learn')}", markup=False
+        )
         return None
     known = store.latest(measured.key, measured.graph.pipeline)
     rows = {row_key(row): row for row in (*(known.rows if known is not None else ()), *measured.rows)}
@@ -202,7 +205,7 @@ def _print(measured: Measured, json: bool) -> None:
     for batch, degree in measured.tried:
         if (tuple(sorted(batch)), degree) not in found:
             what = " + ".join(map(str, batch))
-            console.print(f"{what} does not run at degree {degree} here; the workers' messages say why")
+            console.print(f"{what} does not run at degree {degree} here; the log says why")
 
 
 def _export(path: Path, measured: Measured, num_runs: int) -> None:

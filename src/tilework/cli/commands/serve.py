@@ -99,6 +99,7 @@ def command(
         table=table,
         profiles=when.profiles,
         recalibrate=when.recalibrate,
+        require_all=how.require_all,
         settings=settings,
         file=file,
         standby=over.standby,
@@ -128,7 +129,18 @@ def _show(ctx: typer.Context, given: Mapping[str, object], file: Mapping[str, ob
 
 
 _OF_MODELS = (
-    *("models_file", "adapter", "loras", "no_previews", "dtype", "quantize", "offload", "attention", "compiles"),
+    *(
+        "models_file",
+        "adapter",
+        "loras",
+        "require_all",
+        "no_previews",
+        "dtype",
+        "quantize",
+        "offload",
+        "attention",
+        "compiles",
+    ),
     *("cuda_graphs", "copy_stream", "vae_tiling", "cell", "weights_memory", "recalibrate"),
 )
 """Options, by their fields, that say how a model runs, or how it is measured."""

@@ -48,7 +48,7 @@ EXAMPLE = examples(
 class _Scenario:
     """What is simulated: a controller that starts from `table`, on devices that take the times of `devices`.
 
-    `live` has the same requests as they really went, if they come from a log.
+    `live` has the same requests as they went before, if they come from a log: live, unless `log_is_simulated`.
     """
 
     requests: list[Request]
@@ -58,6 +58,7 @@ class _Scenario:
     controller: ControllerConfig
     config: SimConfig
     live: list[ServedRequest]
+    log_is_simulated: bool = False
 
 
 def command(
@@ -101,7 +102,9 @@ def command(
         make_policy(scenario.controller.policy)
         check_devices(scenario.table, scenario.config.num_devices, str(cost or log))
         pictures = check_timeline_files(timeline or [])
-        header = Header(version=tilework.__version__, config=scenario.controller, table=scenario.table)
+        header = Header(
+            version=tilework.__version__, config=scenario.controller, table=scenario.table, is_simulated=True
+        )
         recorder = HistoryRecorder(header) if pictures else None
         trace = _run(scenario, header, recorder, events, quiet=json)
         if schedule is not None:
@@ -126,9 +129,11 @@ def _print(scenario: _Scenario, served: list[ServedRequest]) -> None:
         )
     )
     if scenario.live:
-        out.print(attainment_table(scenario.live, title="the live run of the log"))
+        run = "simulation" if scenario.log_is_simulated else "live run"
+        out.print(attainment_table(scenario.live, title=f"the {run} of the log"))
         ratio = _latency_ratio(served, scenario.live)
-        out.print(f"simulated / live mean latency: {'-' if ratio is None else f'{ratio:.3f}'}")
+        other = "logged" if scenario.log_is_simulated else "live"
+        out.print(f"simulated / {other} mean latency: {'-' if ratio is None else f'{ratio:.3f}'}")
 
 
 def _scenario(
@@ -187,6 +192,7 @@ def _from_log(log: Path, policy: str | None, devices: int | None, config: SimCon
             hosts_have_read=True,
         ),
         live=live,
+        log_is_simulated=history.header.is_simulated,
     )
 
 
@@ -199,7 +205,9 @@ def _run(
     with ExitStack() as stack:
         if events is not None:
             lines = stack.enter_context(events.open("w", encoding="utf-8"))
-            lines.write(header_line(header.version, header.config, header.table) + "\n")
+            lines.write(
+                header_line(header.version, header.config, header.table, is_simulated=header.is_simulated) + "\n"
+            )
             observers.append(lambda event, actions, now_ns: lines.write(entry_line(event, actions, now_ns) + "\n"))
         bar = stack.enter_context(progress(quiet))
         if not bar.disable:
@@ -232,5 +240,6 @@ def _document(scenario: _Scenario, served: list[ServedRequest]) -> dict[str, Any
     }
     if scenario.live:
         document["live"] = summary(scenario.live)
+        document["log_is_simulated"] = scenario.log_is_simulated
         document["mean_latency_ratio"] = _latency_ratio(served, scenario.live)
     return document

@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from tilework.cli.doctor.finding import Finding, error, ok, warning
-from tilework.distribution import python_wanted, requirements
+from tilework.distribution import install_command, python_wanted, requirements
 
 _BASE = ""
 _OPTIONAL = ("cluster", "gguf", "nvml", "quantize", "redis", "solve", "ucx")
@@ -44,7 +44,7 @@ def packages_finding(extra: str, asked: Sequence[Requirement]) -> Finding:
     """
     problem = warning if extra in _OPTIONAL else error
     what = f"packages of [{extra}]" if extra else "packages"
-    install = f"pip install 'tilework[{extra}]'" if extra else "pip install tilework"
+    install = install_command(extra)
     installed = {one.name: _version(one.name) for one in asked}
     missing = [one.name for one in asked if installed[one.name] is None]
     if extra in _OPTIONAL and len(missing) == len(asked):
@@ -77,5 +77,6 @@ def _extension_finding() -> Finding:
     return warning(
         "C extension",
         "not compiled, so that messages through shared memory take locks",
-        "install a C compiler and the headers of Python, and tilework again (pip install --force-reinstall --no-deps)",
+        "install a C compiler and the headers of Python, and tilework again: "
+        f"{install_command()} --force-reinstall --no-deps",
     )

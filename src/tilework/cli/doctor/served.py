@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tilework.cli.doctor.finding import Finding, error, gigabytes, ok, warning
 from tilework.cli.models import named_model
+from tilework.distribution import install_command
 
 
 def model_finding(model: str) -> tuple[Finding, int]:
@@ -40,9 +41,7 @@ def videos_finding() -> Finding:
 
         from tilework.pipelines.video.mp4 import missing_encoders
     except ImportError as problem:
-        return warning(
-            "videos", f"PyAV cannot be imported: {problem}; pictures need none", "pip install 'tilework[serve]'"
-        )
+        return warning("videos", f"PyAV cannot be imported: {problem}; pictures need none", install_command("serve"))
     missing = missing_encoders()
     if missing:
         found = f"PyAV {av.__version__} lacks {', '.join(missing)}"

@@ -16,8 +16,11 @@ _log = logging.getLogger(__name__)
 
 
 class LogLevel(StrEnum):
-    """The least level of what the server logs; `info` has a line for every call."""
+    """The least level of what the server logs; `info` has a line for every call, `debug` also tracebacks of sizes that
+    could not run when they were measured.
+    """
 
+    DEBUG = "debug"
     INFO = "info"
     WARNING = "warning"
     ERROR = "error"
@@ -29,7 +32,7 @@ LogLevelName = Annotated[
         "--log-level",
         envvar="TILEWORK_LOG_LEVEL",
         case_sensitive=False,
-        help="Least level of what is logged; info has a line per call.",
+        help="Least level of what is logged; info has a line per call, debug also tracebacks of sizes that cannot run.",
     ),
 ]
 LogFile = Annotated[

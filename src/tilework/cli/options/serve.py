@@ -112,6 +112,13 @@ class ModelGroup:
             help="Directory of LoRAs (NAME.safetensors): requests use those that fit their model by name and scale.",
         ),
     ] = None
+    require_all: Annotated[
+        bool,
+        typer.Option(
+            "--require-all",
+            help="Do not start if one of several models cannot run here. Default: the others are served.",
+        ),
+    ] = False
     no_previews: Annotated[
         bool,
         typer.Option("--no-previews", help="Draw no previews, so that steps do not need the autoencoder."),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from time import monotonic
 
 from tilework.cli.plan.asked import Asked
-from tilework.sim.plan.error import PlanError, error_of_live, shipped_error
+from tilework.sim.plan.error import PlanError, error_of_run, shipped_error
 from tilework.sim.plan.mix import Purchase, cheapest
 from tilework.sim.plan.search import SPARE, Sized, Sizing, fewest_devices, more_points
 from tilework.sim.plan.stages import NoStages, StagePlan, stage_plan
@@ -152,9 +152,7 @@ def _stages(question: Question, own: Sized | None, on_step: Callable[[str], None
 
 
 def _error(asked: Asked) -> PlanError:
-    if asked.live is None:
+    if asked.past is None:
         return shipped_error()
     (hardware,) = asked.serving[:1]
-    return error_of_live(
-        asked.question, hardware, asked.live.num_devices, asked.requests, asked.live.num_met, asked.live.source
-    )
+    return error_of_run(asked.question, hardware, asked.requests, asked.past)

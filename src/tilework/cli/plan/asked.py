@@ -20,6 +20,7 @@ from tilework.formats.json_lines import BadLine
 from tilework.policy.registry import DEFAULT_POLICY, UnknownPolicy, check_live
 from tilework.sim.compare.cells import BadCell, Cell, Devices, cell_of
 from tilework.sim.config import SimConfig
+from tilework.sim.plan.error import ComparedWith, PastRun
 from tilework.sim.plan.interval import num_to_show
 from tilework.sim.plan.mix import unknown_pipelines
 from tilework.sim.plan.search import numbers_of
@@ -53,15 +54,6 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LiveRun:
-    """How requests went live: on how many devices, and how many of those with a deadline were on time."""
-
-    num_devices: int
-    num_met: int
-    source: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """A question, with the numbers of devices of each hardware that may be bought, and prices in US dollars per hour.
 
@@ -74,7 +66,7 @@ class Asked:
     numbers: Mapping[str, Sequence[int]]
     prices: Mapping[str, float]
     serving: Sequence[str]
-    live: LiveRun | None
+    past: PastRun | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +77,7 @@ class _Source:
     tables: Mapping[str, CostTable]
     controller: ControllerConfig
     sim: SimConfig
-    live: LiveRun | None = None
+    past: PastRun | None = None
 
 
 def asked(wanted: Wanted, quiet: bool) -> Asked:
@@ -124,7 +116,7 @@ def asked(wanted: Wanted, quiet: bool) -> Asked:
         numbers={name: numbers_of(one.devices_per_node, wanted.step, wanted.most) for name, one in tables.items()},
         prices=prices,
         serving=serving,
-        live=source.live,
+        past=source.past,
     )
 
 
@@ -180,7 +172,7 @@ def _of_workload(wanted: Wanted) -> _Source:
         tables=tables,
         controller=ControllerConfig(policy=wanted.policy or DEFAULT_POLICY),
         sim=wanted.sim,
-        live=_served(wanted.served, cell),
+        past=_served(wanted.served, cell),
     )
 
 
@@ -205,16 +197,21 @@ def _of_log(path: Path, wanted: Wanted, quiet: bool) -> _Source:
         tables={name: _table(name) for name in wanted.hardware} or {MEASURED: profiled_table(history)},
         controller=ControllerConfig(policy=wanted.policy or logged.policy, max_batch=logged.max_batch),
         sim=replace(wanted.sim, dispatch_ns=dispatch_ns(history), hosts_have_read=True),
-        live=None if wanted.hardware else _live(history, path),
+        past=None if wanted.hardware else _past(history, path),
     )
 
 
-def _live(history: History, path: Path) -> LiveRun:
+def _past(history: History, path: Path) -> PastRun:
     num_met = sum(one.on_time is True for one in history.requests)
-    return LiveRun(num_devices=max(1, history.num_devices), num_met=num_met, source=str(path))
+    return PastRun(
+        num_devices=max(1, history.num_devices),
+        num_met=num_met,
+        source=str(path),
+        served_by=ComparedWith.SIMULATION if history.header.is_simulated else ComparedWith.SERVER,
+    )
 
 
-def _served(text: str | None, cell: Cell) -> LiveRun | None:
+def _served(text: str | None, cell: Cell) -> PastRun | None:
     if text is None:
         return None
     parts = text.split(",")
@@ -222,7 +219,7 @@ def _served(text: str | None, cell: Cell) -> LiveRun | None:
         raise UserError(f"--served is {text!r}; give the devices and the requests on time, such as 8,412")
     if cell.is_drawn:
         raise UserError(f"--served is for a file of requests, and {cell.name} is a workload; leave it out")
-    return LiveRun(num_devices=int(parts[0]), num_met=int(parts[1]), source=cell.source)
+    return PastRun(num_devices=int(parts[0]), num_met=int(parts[1]), source=cell.source)
 
 
 def _sized(table: CostTable, devices_per_node: int | None) -> CostTable:

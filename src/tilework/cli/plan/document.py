@@ -120,4 +120,5 @@ def _error_document(error: PlanError) -> dict[str, Any]:
         "live": error.live,
         "num_requests": error.num_requests,
         "source": error.source,
+        "compared_with": error.compared_with,
     }

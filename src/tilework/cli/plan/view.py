@@ -152,6 +152,6 @@ def _notes(answer: Answer) -> Iterator[str]:
 def error_text(error: PlanError) -> str:
     """How far simulation was off, in one sentence."""
     return (
-        f"Simulation against a live server: {error.points:+.1f} points ({error.simulated:.1%} simulated, "
-        f"{error.live:.1%} live, {error.num_requests} requests; {error.source})."
+        f"Simulation against {error.compared_with}: {error.points:+.1f} points ({error.simulated:.1%} simulated, "
+        f"{error.live:.1%} there, {error.num_requests} requests; {error.source})."
     )

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tilework.cli.console import out
+from tilework.distribution import install_command
 from tilework.report.words import counted_devices
 from tilework.sim.compare.overall import Overall, bound_overall, overall_of
 from tilework.sim.compare.runs import Conditions
@@ -17,7 +18,7 @@ from tilework.sim.compare.summary import CellSummary, Estimate, PolicySummary
 
 _NOTHING = "-"
 _WIDE = 150
-INSTALL = 'the share of the bound needs the solver: pip install "tilework[solve]"'
+INSTALL = f"the share of the bound needs the solver: {install_command('solve')}"
 
 
 def percent(value: float) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tilework.report.panels import Curve, CurvePanel, Panel, RadarPanel, draw_panels
+from tilework.report.panels import BarPanel, Curve, CurvePanel, Panel, draw_panels
 from tilework.report.words import counted_devices
 from tilework.sim.compare.figures import Figures
 from tilework.sim.compare.records import Record
@@ -14,7 +14,7 @@ from tilework.sim.compare.summary import CellSummary
 from tilework.sim.compare.sweeps import LENGTHS, Sweep, sweeps_of
 
 MOST_SWEEPS = 7  # Two more panels make nine.
-_LEAST_ON_RADAR = 3  # Sizes: fewer are no area.
+_LEAST_SIZES = 2  # Fewer show nothing that a sweep does not.
 _PER_MINUTE = 60
 _FAST_PER_S = 4.0  # Rates up to this are shown per minute.
 
@@ -27,10 +27,10 @@ def plot(path: Path, cells: Sequence[CellSummary]) -> None:
     """
     sweeps = sweeps_of(cells)[:MOST_SWEEPS]
     panels: list[Panel] = [_of_sweep(sweep, sweeps) for sweep in sweeps]
-    due = next((cell for cell in cells if cell.num_due and len(_sizes(cell)) >= _LEAST_ON_RADAR), None)
+    due = next((cell for cell in cells if cell.num_due and len(_sizes(cell)) >= _LEAST_SIZES), None)
     free = _busiest([cell for cell in cells if not cell.num_due], sweeps)
     if due is not None:
-        panels.append(_radar(due, is_alone=len(cells) == 1))
+        panels.append(_by_size(due, is_alone=len(cells) == 1))
     if free is not None or not sweeps:
         panels.append(_latencies(free or cells[0], is_alone=len(cells) == 1))
     policies = [one.policy for one in cells[0].policies]
@@ -118,14 +118,14 @@ def _sizes(cell: CellSummary) -> list[str]:
     return list(sizes)
 
 
-def _radar(cell: CellSummary, *, is_alone: bool) -> RadarPanel:
+def _by_size(cell: CellSummary, *, is_alone: bool) -> BarPanel:
     sizes = _sizes(cell)
     shares = {
         policy: tuple(_share([_run(record) for record in records], size) for size in sizes)
         for policy, records in cell.records.items()
     }
     title = "on time by size" if is_alone else f"on time by size: {cell.cell.name}"
-    return RadarPanel(title=title, axes=tuple(sizes), shares=shares)
+    return BarPanel(title=title, y_label="on time", groups=tuple(sizes), bars=shares, is_share=True)
 
 
 def _share(runs: Sequence[Figures], size: str) -> float:

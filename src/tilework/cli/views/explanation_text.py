@@ -11,13 +11,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from tilework.cli.console import out
+from tilework.cli.views.request_names import RequestNames
 from tilework.control.decisions import devices_text, span_text
 from tilework.core.request import Status
 from tilework.core.time import ns_from_s
 from tilework.report.words import counted_devices
 
 
-def print_request(document: Mapping[str, Any]) -> None:
+def print_request(document: Mapping[str, Any], names: RequestNames) -> None:
     request = document["request"]
     job = "" if document["job"] is None else f" (job {document['job']})"
     deadline = "no deadline" if request["deadline_s"] is None else f"due {_span(request['deadline_s'])} after arrival"
@@ -33,7 +34,7 @@ def print_request(document: Mapping[str, Any]) -> None:
     print_decisions(document["decisions"])
     if document["works"]:
         out.print(_works_table(document["works"]))
-    print_line(_waiting(document))
+    print_line(_waiting(document, names))
     if document["cause"]:
         print_line(f"{'late' if document['status'] == Status.DONE else 'not served'} because: {document['cause']}")
 
@@ -46,7 +47,7 @@ def print_decisions(decisions: Sequence[Mapping[str, Any]]) -> None:
         print_line(f"  {decision['at_s']:+10.3f} s  {name}{decision['text']}")
 
 
-def print_summary(document: Mapping[str, Any], log: Path) -> None:
+def print_summary(document: Mapping[str, Any], log: Path, names: RequestNames) -> None:
     attained = "" if document["attainment"] is None else f", {document['attainment']:.1%} of deadlines were kept"
     print_line(
         f"{document['policy']} on {counted_devices(document['devices'])}: {document['requests']} requests in "
@@ -73,9 +74,8 @@ def print_summary(document: Mapping[str, Any], log: Path) -> None:
         groups = ", ".join(f"{name} on {devices_text(tuple(group))}" for name, group in placed["groups"].items())
         print_line(f"placement from {placed['at_s']:.3f} s on: {groups}: {placed['why']}")
     if document["latest"]:
-        out.print(_latest_table(document["latest"]))
-        uid = document["latest"][0]["uid"]
-        print_line(f"ask about one: tilework explain {log} {uid}")
+        out.print(_latest_table(document["latest"], names))
+        print_line(f"ask about one: tilework explain {log} {names.short(document['latest'][0]['uid'])}")
     else:
         print_line(f"no request was done late; ask about any: tilework explain {log} UID")
 
@@ -96,11 +96,11 @@ def _error_text(error_s: float) -> str:
     return f"{_span(abs(error_s))} {'later' if error_s >= 0 else 'earlier'} than predicted"
 
 
-def _waiting(document: Mapping[str, Any]) -> str:
+def _waiting(document: Mapping[str, Any], names: RequestNames) -> str:
     text = f"at work {_span(document['ran_s'])}, waited {_span(document['waited_s'])}"
     others = document["waited_for"]
     if others:
-        named = ", ".join(f"{one['uid']} {_span(one['seconds'])}" for one in others[:5])
+        named = ", ".join(f"{names.short(one['uid'])} {_span(one['seconds'])}" for one in others[:5])
         more = f" and {len(others) - 5} more" if len(others) > 5 else ""
         text += f"; its devices worked for {named}{more}"
     if document["loading_s"]:
@@ -130,14 +130,15 @@ def _works_table(works: Iterable[Mapping[str, Any]]) -> Table:
     return table
 
 
-def _latest_table(latest: Iterable[Mapping[str, Any]]) -> Table:
+def _latest_table(latest: Iterable[Mapping[str, Any]], names: RequestNames) -> Table:
     table = Table(title="latest", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("request", overflow="fold")
     table.add_column("size")
     table.add_column("late by", justify="right")
     table.add_column("because", overflow="fold")
     for one in latest:
-        table.add_row(escape(_plain(one["uid"])), one["size"], _span(one["late_s"]), escape(_plain(one["cause"])))
+        name, because = escape(_plain(names.short(one["uid"]))), escape(_plain(one["cause"]))
+        table.add_row(name, one["size"], _span(one["late_s"]), because)
     return table
 
 

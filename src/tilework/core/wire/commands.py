@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -41,6 +42,7 @@ class Site:
     talk by `collectives`, of `core.comm`.
 
     A CPU slot is told what its models are, in `infos`, in the order of its sources: it may need nothing else of them.
+    What a worker logs has `log_level` at least, one of `logging`.
     """
 
     device_id: int
@@ -57,6 +59,7 @@ class Site:
     cell: Group = ()
     collectives: str = SOCKETS
     link_timeout_s: float = LINK_TIMEOUT_S
+    log_level: int = logging.NOTSET
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +160,9 @@ class Calibrate:
     """Warm up and time a model's stages for these batches, with a group at its degree; answered by `Calibrated`.
 
     Batches of several have no group; they are timed for batchable stages, groups for stages that they may share.
-    `num_runs` None means a few, within a short time. `known` stages are run, not timed. Requests use these `loras`.
-    Where a device has no room for all stages, `weights` are the digests of what each stage needs, by its name: they are
-    loaded before it, the others dropped.
+    `num_runs` None means a few, within a short time; 0 none after the warm-up, so that there are no rows. `known`
+    stages are run, not timed. Requests use these `loras`. Where a device has no room for all stages, `weights` are the
+    digests of what each stage needs, by its name: they are loaded before it, the others dropped.
     """
 
     model: str

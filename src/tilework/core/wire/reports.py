@@ -18,7 +18,8 @@ from tilework.core.wire.spec import File, Image
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model of a worker. `identity` distinguishes models of the same name.
+    """A model of a worker. `identity` distinguishes models of the same name, and those of one `architecture` take the
+    same time.
 
     `stage_keys` say by name which stages take the same time, also of other models: those with equal keys. `components`
     are those of its stages, by name; empty if all stay on the device: then `weights` are their bytes, by name. `loras`
@@ -28,6 +29,7 @@ class LoadedModel:
 
     info: ModelInfo
     identity: Text = "unknown"
+    architecture: Text = "unknown"
     stage_keys: Mapping[str, str] = field(default_factory=dict)
     components: Mapping[str, Component] = field(default_factory=dict)
     weights: Mapping[str, Count] = field(default_factory=dict)

@@ -22,6 +22,7 @@ from safetensors import safe_open
 from torch import nn
 
 from tilework.core.lora import UsedLora
+from tilework.pipelines.component_files import check_is_pulled
 from tilework.pipelines.components import modules_of
 from tilework.pipelines.errors import ModelError
 from tilework.pipelines.numerics import is_finite
@@ -72,6 +73,7 @@ class LoadedLoras:
             raise InvalidLora(f"{type(self._pipeline).__name__} takes no LoRAs in this version of diffusers")
         if file.suffix != ".safetensors" or not file.is_file():
             raise InvalidLora(f"{file} is no file that ends with .safetensors; save the LoRA as one")
+        check_is_pulled(file, InvalidLora)
         key = f"number_{self._num_added}"
         self._num_added += 1
         place = {"weight_name": file.name, "local_files_only": True, "use_safetensors": True}

@@ -11,6 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from tilework.distribution import install_command
+from tilework.pipelines.component_files import check_is_pulled
 from tilework.pipelines.errors import InvalidSource, ModelNotFound, UnsupportedModel
 
 _PLAIN = ("F32", "F16")
@@ -60,8 +62,9 @@ def _read_header(path: str, _size: int, _mtime_ns: int) -> Header:
         from gguf import GGUFReader
     except ImportError:
         raise InvalidSource(
-            f"quantize names {path}, and gguf is not installed; run: pip install 'tilework[gguf]'"
+            f"quantize names {path}, and gguf is not installed; run: {install_command('gguf')}"
         ) from None
+    check_is_pulled(Path(path))
     try:
         reader = GGUFReader(path)
         field = reader.get_field("general.architecture")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tilework.core.model import is_weights_file
+from tilework.distribution import install_command
 from tilework.pipelines.cuda.state import Card
 from tilework.pipelines.errors import InvalidSource, UnsupportedModel
 from tilework.pipelines.setup.gguf_files import read_header
@@ -168,7 +169,7 @@ def check_schemes(quantize: tuple[tuple[str, str], ...], device: str, cards: Seq
         package = SCHEMES[name].package
         if find_spec(package) is None:
             raise InvalidSource(
-                f"quantize is {name!r}, and {package} is not installed; run: pip install 'tilework[quantize]'"
+                f"quantize is {name!r}, and {package} is not installed; run: {install_command('quantize')}"
             )
         _check_cards(name, SCHEMES[name], device, cards)
 

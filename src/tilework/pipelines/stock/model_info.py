@@ -34,6 +34,7 @@ from tilework.pipelines.video.export import EXPORT, EXPORT_WITH_SOUND, SOUND
 _STEPS = 50
 STRENGTH = "strength"
 _ABOVE_ALL = 100.0  # A guidance scale.
+_AT_THE_SIZE_OF_THE_PICTURE = ("ZImageImg2ImgPipeline", "ZImageInpaintPipeline")  # They fail at another one.
 
 
 def describe(
@@ -75,7 +76,7 @@ def describe(
         guided_above=0.0 if _has_second_pass(pipeline, arguments, 0.5) else 1.0,
         takes_guidance=takes_guidance,
         takes_negative="negative_prompt" in arguments,
-        takes_size="height" in arguments,
+        takes_size="height" in arguments and type(pipeline).__name__ not in _AT_THE_SIZE_OF_THE_PICTURE,
         max_degree=max_degree,
         step_ranges=limits.step_ranges(),
         arguments=(
@@ -92,6 +93,7 @@ def describe(
             *_stages(pipeline, max_degree, batchable, limits, defaults.previews),
             *_export(pipeline, limits),
         ),
+        words=defaults.words,
     )
 
 

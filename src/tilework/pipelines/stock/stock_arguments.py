@@ -27,14 +27,18 @@ _PICTURES = (
     PictureInput(name="mask_image", is_mask=True),
     PictureInput(name="control_image"),
     PictureInput(name="control_mask", is_mask=True),
-    PictureInput(name="image_reference", most=4),
+    PictureInput(name="image_reference"),
     PictureInput(name="reference_images", most=4),
     PictureInput(name="video", is_clip=True),
     PictureInput(name="control_video", is_clip=True),
     PictureInput(name="conditioning_frames", is_clip=True),
 )
 """Arguments that are pictures, and how many of them are taken at most where a list is."""
-_SEVERAL = frozenset({"Flux2Pipeline", "Flux2KleinPipeline", "QwenImageEditPlusPipeline", "OmniGenPipeline"})
+_SEVERAL = {
+    **dict.fromkeys(("Flux2Pipeline", "Flux2KleinPipeline", "QwenImageEditPlusPipeline", "OmniGenPipeline"), "image"),
+    "Flux2KleinInpaintPipeline": "image_reference",
+}
+"""The argument of a class that may be a list of pictures. In other classes a list is one for each picture to make."""
 
 
 class StockArguments:
@@ -88,13 +92,13 @@ class StockArguments:
     def _most(self, one: PictureInput, most_frames: int) -> int:
         if one.is_clip:
             return most_frames
-        return 4 if one.name == "image" and self._class_name in _SEVERAL else one.most
+        return 4 if one.name == _SEVERAL.get(self._class_name) else one.most
 
     def _needs(self, one: PictureInput) -> bool:
         """Stock calls give pictures the default None even where there is no way without: their names tell."""
         if self.defaults[one.name] is REQUIRED:
             return True
-        if self.is_modular or one.most > 1:
+        if self.is_modular or one.name in ("image_reference", "reference_images"):
             return False
         kinds = ("Img2Img", "Inpaint", "Edit", "ImageToVideo", "VideoToVideo", "InstructPix2Pix", "Fill", "Control")
         return any(kind in self._class_name for kind in kinds)

@@ -104,7 +104,7 @@ class Walk:
         answers: list[Encoded] = []
         drawn: dict[int, list[Tensor]] = {}
         undrawn = self.generator.get_state()
-        self._begin(touched)
+        self._prepare(None, touched)
         while self.pending is not None and not self.is_in_loop:
             before = self.call.torch_states
             self.has_drawn_to_encode |= not torch.equal(self.generator.get_state(), undrawn)
@@ -114,7 +114,7 @@ class Walk:
                 drawn[len(answers)] = self.call.torch_states
                 self.has_drawn_to_encode = True
             answers.append((self.pending.component, recorded(answer)))
-            self._resume(answer, touched)
+            self._prepare(answer, touched)
         if self.pending is not None:
             touched.note((self.pending.args, dict(self.pending.kwargs)))
         for index, (component, answer) in enumerate(answers):
@@ -262,14 +262,14 @@ class Walk:
             self._resume(ask(call))
         return self.call.result
 
-    def _begin(self, touched: TouchedTensors) -> None:
-        """Run up to the first component. Before it the call looks at its arguments, and raises if it cannot take one.
+    def _prepare(self, answer: Any, touched: TouchedTensors) -> None:
+        """Run on before the loop, where the call looks at what it is given.
 
         Raises:
-            RequestRefused: it cannot.
+            RequestRefused: it cannot take that.
         """
         try:
-            self._resume(None, touched)
+            self._resume(answer, touched)
         except (TypeError, ValueError) as error:
             raise RequestRefused(f"the stock call does not take it: {error}") from error
 

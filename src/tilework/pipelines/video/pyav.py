@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
+from tilework.distribution import install_command
 from tilework.pipelines.errors import LibraryMissing
 
 
@@ -17,6 +18,6 @@ def pyav() -> ModuleType:
         import av
     except ImportError as error:
         raise LibraryMissing(
-            f"videos are compressed by PyAV, which cannot be imported ({error}); run: pip install 'tilework[serve]'"
+            f"videos are compressed by PyAV, which cannot be imported ({error}); run: {install_command('serve')}"
         ) from error
     return av

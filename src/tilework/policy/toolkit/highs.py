@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tilework.distribution import install_command
+
 
 class SolverMissing(RuntimeError):
     """highspy is not installed; the message says how to install it."""
@@ -15,7 +17,7 @@ def require_solver() -> Any:
     try:
         import highspy
     except ImportError as error:
-        raise SolverMissing('highspy is not installed; run: pip install "tilework[solve]"') from error
+        raise SolverMissing(f"highspy is not installed; run: {install_command('solve')}") from error
     return highspy
 
 

@@ -10,7 +10,7 @@ from tilework.core.cost_row import CostRow
 from tilework.core.wire.commands import GroupRef
 from tilework.core.wire.reports import Calibrated
 from tilework.core.work import Group
-from tilework.runtime.executor import WorkerStartFailed
+from tilework.runtime.executor import CannotRun, WorkerStartFailed
 
 _log = logging.getLogger(__name__)
 LEAST_S, FACTOR = 40.0, 10.0
@@ -37,6 +37,7 @@ class Calibration:
         self._groups, self._break_off, self._kill = groups, break_off, kill
         self._limit_s = limit_s
         self._broken: set[Group] = set()
+        self._errors: dict[Group, str] = {}  # The first of each group, in the order of the answers.
         loop = asyncio.get_running_loop()
         self._answers = {one: loop.create_future() for group in groups for one in group}
         self._is_alone = not any(groups.values())
@@ -44,12 +45,34 @@ class Calibration:
         self._timer = loop.call_later(limit_s, self._time_out)
 
     async def rows(self) -> tuple[CostRow, ...]:
-        """What all of them have measured. Raises WorkerStartFailed if one is lost."""
+        """What all of them have measured; a warning names those that could not.
+
+        Raises:
+            CannotRun: none of them could.
+            WorkerStartFailed: one is lost.
+        """
         try:
             found: list[Calibrated] = await asyncio.gather(*self._answers.values())
+        except WorkerStartFailed:
+            self._warn()
+            raise
         finally:
             self._timer.cancel()
-        return tuple(row for one in found for row in one.rows)
+        rows = tuple(row for one in found for row in one.rows)
+        if self._errors and not rows and self._errors.keys() == self._groups.keys():
+            raise CannotRun(next(iter(self._errors.values())))
+        self._warn()
+        return rows
+
+    def _warn(self) -> None:
+        alone: dict[str, list[int]] = {}
+        for group, error in self._errors.items():
+            if self._groups[group] is None:
+                alone.setdefault(error, []).extend(group)
+            else:
+                _log.warning("devices %s are not measured together: %s", ", ".join(map(str, group)), error)
+        for error, devices in alone.items():
+            _log.warning("%s; it is left out on device %s", error, ", ".join(map(str, devices)))
 
     def answered(self, device_id: int, report: Calibrated) -> None:
         answer = self._answers.get(device_id)
@@ -62,7 +85,9 @@ class Calibration:
             self._timer.cancel()
             self._timer = asyncio.get_running_loop().call_later(self._limit_s - took_s, self._time_out)
         if report.error:
-            self._end(next(group for group in self._groups if device_id in group), report.error)
+            group = next(group for group in self._groups if device_id in group)
+            self._errors.setdefault(group, report.error)
+            self._end(group)
 
     def awaits(self, device_id: int) -> bool:
         """Whether this worker has not answered yet."""
@@ -76,18 +101,19 @@ class Calibration:
             one.set_exception(error)
         return bool(waiting)
 
-    def _end(self, group: Group, why: str) -> None:
+    def _end(self, group: Group) -> None:
         ref = self._groups[group]
         if ref is not None and group not in self._broken:
             self._broken.add(group)
-            _log.warning("devices %s are not measured together: %s", ", ".join(map(str, group)), why)
             self._break_off(ref)
 
     def _time_out(self) -> None:
-        for group in self._groups:
-            if late := [one for one in group if not self._answers[one].done()]:
+        for group, ref in self._groups.items():
+            late = [one for one in group if not self._answers[one].done()]
+            if ref is not None and late:
                 workers = f"worker{'s' if len(late) > 1 else ''} {', '.join(map(str, late))}"
-                self._end(group, f"{workers} did not answer within {self._limit_s:g} s")
+                self._errors.setdefault(group, f"{workers} did not answer within {self._limit_s:g} s")
+                self._end(group)
         self._timer = asyncio.get_running_loop().call_later(_END_S, self._kill_late)
 
     def _kill_late(self) -> None:

@@ -11,7 +11,6 @@ from tilework.core.lora import UsedLora
 from tilework.core.time import NS_PER_S
 from tilework.core.wire.commands import DropWeights, LoadWeights
 from tilework.core.wire.reports import Loaded, LoadedModel, WeightsLoaded
-from tilework.runtime.executor import WorkerStartFailed
 
 
 @dataclass(slots=True)
@@ -29,25 +28,10 @@ class CalibrationWeights:
     _loads_ns: list[int] = field(default_factory=list)
     _sizes: list[int] = field(default_factory=list)
 
-    def add(self, loaded: Loaded) -> None:
-        """The models of the devices.
-
-        Raises:
-            WorkerStartFailed: a stage of one does not fit into a device.
-        """
-        for model in loaded.models:
-            stage, size = model.largest_stage()
-            if self.total_bytes is not None and size > self.total_bytes:
-                raise WorkerStartFailed(
-                    f"the stage {stage} of {model.info.name} needs {size} bytes, with its weights, and a device has "
-                    f"{self.total_bytes}; give it more (--weights-memory), choose a dtype of 16 bits, or let several "
-                    "devices be one (--cell auto)"
-                )
-        self.know(loaded)
-
     def know(self, loaded: Loaded) -> None:
-        """Models that may be measured; each of their stages fits. The first that have weights say how fast they are
-        read.
+        """Models that may be measured if each of their stages fits (`lacks_room`).
+
+        The first that have weights say how fast they are read.
         """
         self._models |= {model.info.name: model for model in loaded.models}
         everything = num_bytes({one for model in loaded.models for one in model.components.values()})
@@ -117,6 +101,17 @@ class CalibrationWeights:
 
     def _has_room(self, needed: Sequence[Component], beside_bytes: int) -> bool:
         return self.total_bytes is None or num_bytes(needed) + beside_bytes <= self.total_bytes
+
+
+def lacks_room(model: LoadedModel, room_bytes: int | None) -> str:
+    """Why a device with this room for weights cannot run a model; empty if it can. None: it has all weights."""
+    stage, size = model.largest_stage()
+    if room_bytes is None or size <= room_bytes:
+        return ""
+    return (
+        f"its stage {stage} needs {size} bytes, with its weights, and a device has {room_bytes}; give it more "
+        "(--weights-memory), choose a dtype of 16 bits, or let several devices be one (--cell auto)"
+    )
 
 
 def _all(stages: Mapping[str, tuple[Component, ...]]) -> tuple[Component, ...]:

@@ -12,12 +12,13 @@ from functools import partial
 from tilework.control.controller import Controller
 from tilework.core.events import Event, ModelRemoved, ModelServed
 from tilework.core.lora import Lora
-from tilework.core.model import LoraSource, ModelInfo, ModelSource, NewModel
+from tilework.core.model import LoraSource, ModelInfo, ModelSource, NewModel, NotServed
 from tilework.core.request import Request
 from tilework.core.wire.reports import LoadedModel
 from tilework.cost.table import CostTable, only
 from tilework.cost.table_file import table_json
 from tilework.runtime.executor import Executor, ModelRefused, name_taken
+from tilework.runtime.models.calibration_weights import lacks_room
 from tilework.runtime.models.measuring import Measuring
 from tilework.runtime.models.turns import DeviceTurns, TurnMeasurer
 
@@ -32,11 +33,12 @@ class Catalog:
     What a change needs is read, built and checked while everything is served as before, and given back if that fails.
     Then one event makes it so for the controller.
 
-    `usual` says how another model runs. `handle` passes events to the controller, `requests` are the open ones. What is
-    measured takes its `turns` on devices.
+    Those of `not_served` could not run at the start. `usual` says how another model runs. `handle` passes events to the
+    controller, `requests` are the open ones. What is measured takes its `turns` on devices.
     """
 
     infos: dict[str, ModelInfo]
+    not_served: dict[str, NotServed] = field(default_factory=dict)
     loaded: list[LoadedModel]
     executor: Executor
     usual: ModelSource
@@ -78,6 +80,7 @@ class Catalog:
                 self.executor.remove_model(name)
                 raise
             self.infos[name] = model.info
+            self.not_served.pop(name, None)
             self.loaded.append(model)
             return model.info
 
@@ -201,11 +204,8 @@ class Catalog:
             raise ModelRefused(name_taken(name))
 
     def _check_room(self, model: LoadedModel) -> None:
-        (stage, size), room = model.largest_stage(), self.executor.weights_bytes
-        if room is not None and size > room:
-            raise ModelRefused(
-                f"its stage {stage} needs {size} bytes, with its weights, and a device has {room} (--weights-memory)"
-            )
+        if reason := lacks_room(model, self.executor.weights_bytes):
+            raise ModelRefused(reason)
 
 
 def _uses(model: str, lora: str, request: Request) -> bool:

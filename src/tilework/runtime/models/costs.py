@@ -22,7 +22,7 @@ from tilework.cost.profile import Profile, ProfileKey, ProfileOrigin
 from tilework.cost.profiles import Profiles, ProfilesUnavailable
 from tilework.cost.rows import RowKey, merge_rows, missing_batches, row_key
 from tilework.cost.table import CostTable, graphs_of
-from tilework.runtime.executor import Executor
+from tilework.runtime.executor import CannotRun, Executor
 
 _log = logging.getLogger(__name__)
 MAX_BATCH = 12
@@ -51,7 +51,9 @@ class Measurer(Protocol):
     ) -> tuple[CostRow, ...]:
         """Measure in groups of this degree, on all devices or on some; returns the rows of all groups.
 
-        The requests use these LoRAs. Stages that are `known` are not timed.
+        The requests use these LoRAs. Stages that are `known` are not timed; with 0 runs all are only warmed up.
+
+        Raises CannotRun if no device can run any of the batches.
         """
 
 
@@ -89,6 +91,7 @@ def profile_key(source: Source, num_workers: int, hardware: str, loaded: LoadedM
     """The key of measurements. CPU workers slow each other down, so their number is part of it; GPUs are not shared."""
     return ProfileKey(
         hardware=hardware if loaded.info.cell == 1 else f"{loaded.info.cell} x {hardware}",
+        architecture=loaded.architecture,
         model=loaded.identity,
         dtype=source.dtype if isinstance(source, ModelSource) else "modelled",
         threads=source.threads,
@@ -134,6 +137,7 @@ def random_batches(shapes: Sequence[Shape], number: int, seed: int = 0) -> tuple
 
 async def measure(
     measurer: Measurer,
+    model: str,
     wanted: Sequence[tuple[Batch, int]],
     num_runs: int | None = None,
     shared: Sequence[CostRow] = (),
@@ -144,17 +148,24 @@ async def measure(
     implausible (see `implausible_batches`), and what varies (see `_varies`) while it does so, at most `_MORE_ROUNDS`
     times. Each row is then that of its quickest round, since other work only adds time. Warnings say what remains so.
 
-    Stages of which `shared` has a row are not timed. A batch that cannot run has no rows. A caller that is cancelled
+    Stages of which `shared` has a row are not timed. A batch that cannot run has no rows, and one line says so, with
+    what the `model` is called and why. A caller that is cancelled
     keeps the rows it has received.
     """
 
     async def rows_of(batch: Batch, degree: int, steady: frozenset[str] = frozenset()) -> tuple[CostRow, ...]:
         known = _known_stages(shared, batch, degree) | steady
-        return merge_rows(await measurer.calibrate((batch,), degree, num_runs, known=known))
+        try:
+            return merge_rows(await measurer.calibrate((batch,), degree, num_runs, known=known))
+        except CannotRun as error:
+            refused.setdefault(degree, str(error))
+            return ()
 
     found: list[CostRow] = []
     for batch, alike in groupby(wanted, key=lambda one: one[0]):
+        refused: dict[int, str] = {}
         measured = {degree: await rows_of(batch, degree) for _, degree in alike}
+        _warn_of_refused(model, refused)
         for _ in range(_MORE_ROUNDS):
             steady = _steady_stages(measured)
             for degree, stages in steady.items():
@@ -172,6 +183,14 @@ async def measure(
             found += rows
             yield rows
     _warn_of_varying(found)
+
+
+def _warn_of_refused(model: str, refused: Mapping[int, str]) -> None:
+    """Log in one line at which degrees a batch is left out, and the first reason."""
+    if refused:
+        reason, degrees = next(iter(refused.values())), ", ".join(map(str, refused))
+        devices = "one device" if degrees == "1" else f"{degrees} devices"
+        _log.warning("%s: %s; it is left out of what is measured on %s", model, reason, devices)
 
 
 def _steady_stages(measured: Mapping[int, Sequence[CostRow]]) -> dict[int, frozenset[str]]:
@@ -241,6 +260,22 @@ def _known_stages(rows: Iterable[CostRow], batch: Batch, degree: int) -> frozens
     return frozenset(row.stage for row in rows if row.degree == degree and sorted(row.shapes) == sorted(batch))
 
 
+async def warm_up(measurer: Measurer, info: ModelInfo) -> None:
+    """Run every stage at the smallest of the calibration shapes that can run.
+
+    Raises CannotRun, for the reason of the smallest one, if none can.
+    """
+    refused: CannotRun | None = None
+    for shape in calibration_shapes(info):
+        try:
+            await measurer.calibrate(((shape,),), num_runs=0)
+            return
+        except CannotRun as error:
+            refused = refused or error
+    if refused is not None:
+        raise refused
+
+
 async def start_costs(
     measurer: Measurer,
     info: ModelInfo,
@@ -257,9 +292,9 @@ async def start_costs(
 
     It has every stage at the calibration shapes and each of `degrees`, and a step of the calibration batches (unless
     `with_batches` is false), except where one cannot run. New measurements are saved for the next start, but for
-    implausible ones, which it measures again. Returns None if nothing is known and nothing runs. Afterwards every
-    device is warm, even if nothing had to be measured. An unusable cache logs a warning, and the server measures at
-    every start. `on_measuring` is called with the number of measurements done and of all.
+    implausible ones, which it measures again. Returns None if nothing is known and nothing runs. Devices are warm
+    already (`warm_up`). An unusable cache logs a warning, and the server measures at every start. `on_measuring` is
+    called with the number of measurements done and of all.
     """
     key, singles = measurer.profile_key, tuple((shape,) for shape in calibration_shapes(info))
     earlier = earlier_costs(cache, key, info.graph) or key.table(())
@@ -273,15 +308,12 @@ async def start_costs(
     fresh: list[CostRow] = []
     num_done = 0
     on_measuring(num_done, len(missing))
-    async for measured in measure(measurer, missing, shared=shared):
+    async for measured in measure(measurer, info.name, missing, shared=shared):
         fresh += measured
         num_done += 1
         on_measuring(num_done, len(missing))
     implausible = implausible_batches(fresh)
     _save(cache, key, tuple(row for row in fresh if row.shapes not in implausible))
-    # Stages that batches and groups do not run are cold, and those behind the last one that was timed.
-    if not any((batch, 1) in missing and not _known_stages(shared, batch, 1) for batch in singles):
-        await measurer.calibrate(singles[:1])
     rows = {row_key(row): row for row in (*fresh, *known)}
     table = key.table(tuple(rows.values()), earlier.batch_models)
     return replace(table, graphs=graphs_of(info.graph)) if rows else None
@@ -294,7 +326,11 @@ async def lora_slowdown(measurer: Measurer, info: ModelInfo, name: str) -> float
     plain, changed = list[float](), list[float]()
     for _ in range(2):
         for seconds, loras in ((plain, ()), (changed, (UsedLora(name, 1.0),))):
-            rows = merge_rows(await measurer.calibrate(batches, loras=loras))
+            try:
+                rows = merge_rows(await measurer.calibrate(batches, loras=loras))
+            except CannotRun as error:
+                _log.warning("%s: what the LoRA %s costs is not measured: %s", info.name, name, error)
+                return 1.0
             seconds.append(sum(row.seconds for row in rows if info.graph.stage(row.stage).has_steps))
     return max(1.0, min(changed) / min(plain)) if min(plain) and min(changed) else 1.0
 

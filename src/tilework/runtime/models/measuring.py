@@ -6,15 +6,17 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from tilework.core.component import LoadSource
 from tilework.core.cost_row import CostRow
 from tilework.core.lora import Lora
-from tilework.core.model import ModelInfo
+from tilework.core.model import ModelInfo, NotServed
 from tilework.core.wire.reports import LoadedModel
 from tilework.cost.rows import missing_batches, row_key
 from tilework.cost.table import CostTable, graphs_of, merged, only, renamed
-from tilework.runtime.executor import Executor, ModelRefused, WorkerStartFailed
+from tilework.runtime.executor import CannotRun, Executor, ModelRefused, WorkerStartFailed
+from tilework.runtime.models.calibration_weights import lacks_room
 from tilework.runtime.models.costs import (
     CostCache,
     Measurer,
@@ -23,6 +25,7 @@ from tilework.runtime.models.costs import (
     earlier_costs,
     lora_slowdown,
     start_costs,
+    warm_up,
 )
 
 _log = logging.getLogger(__name__)
@@ -32,17 +35,73 @@ _log = logging.getLogger(__name__)
 class Measuring:
     """Measures models; with `exact` neither groups nor batches. `show` is told what it does.
 
-    `first_ns` is how long models took to run at their first sizes, with what is compiled and recorded then.
+    A start with `require_all` fails if one of its models cannot run; else it serves the others, and those of
+    `not_served`, by their names, say why they are not. `first_ns` is how long models took to run at their first sizes,
+    with what is compiled and recorded then.
     """
 
     executor: Executor
     cache: CostCache | None
     exact: bool
     show: Callable[[str], None]
+    require_all: bool = False
+    not_served: dict[str, NotServed] = field(default_factory=dict, init=False)
     first_ns: int = field(default=0, init=False)
 
+    async def start(
+        self, loaded: Sequence[LoadedModel], given: CostTable | None
+    ) -> tuple[list[LoadedModel], CostTable]:
+        """The models of a start that can run, and what they cost: as the `given` table says, or else as measured.
+
+        Each is tried before the first is measured, which takes far longer. With a given table nothing is run.
+
+        Raises WorkerStartFailed if none can run, or not all that are required.
+        """
+        reasons = {one.info.name: lacks_room(one, self.executor.weights_bytes) for one in loaded}
+        if given is None:
+            await self._try([one for one in loaded if not reasons[one.info.name]], reasons)
+        self.not_served |= {
+            one.info.name: NotServed(info=one.info, reason=reasons[one.info.name], is_first=one is loaded[0])
+            for one in loaded
+            if reasons[one.info.name]
+        }
+        served = [one for one in loaded if not reasons[one.info.name]]
+        if not served or (self.not_served and self.require_all):
+            await self.executor.stop()
+            raise WorkerStartFailed(self._told(len(loaded)))
+        for name, one in self.not_served.items():
+            _log.error("%s is not served, and others are: %s", name, one.reason)
+        return served, await (self.table(served) if given is None else self.completed(given, served))
+
+    async def _try(self, models: Sequence[LoadedModel], reasons: dict[str, str]) -> None:
+        """Run each at its smallest size, and set the `reasons` of those that run at none.
+
+        Of models that differ in their weights alone, one that has run speaks for the others.
+        """
+        has_run: list[LoadedModel] = []
+        for number, one in enumerate(models, 1):
+            if any(self._alike(one, other) for other in has_run):
+                continue
+            self.show(f"trying {one.info.name}, {number} of {len(models)}" if len(models) > 1 else "trying the model")
+            begin_ns = time.monotonic_ns()
+            try:
+                await warm_up(self._measurer(one), one.info)
+                has_run.append(one)
+            except CannotRun as error:
+                reasons[one.info.name] = str(error)
+            self.first_ns += time.monotonic_ns() - begin_ns
+
+    def _told(self, num_models: int) -> str:
+        """Why a start fails."""
+        if len(self.not_served) == num_models > 1:
+            return "no model can run here: " + "; ".join(
+                f"{name}: {one.reason}" for name, one in self.not_served.items()
+            )
+        told = "; ".join(f"{name} cannot run here: {one.reason}" for name, one in self.not_served.items())
+        return told if num_models == 1 else f"{told}; leave out --require-all to serve the others"
+
     async def table(self, loaded: Sequence[LoadedModel]) -> CostTable:
-        """The costs of all models. Of those that differ in their weights alone, the first is measured.
+        """The costs of models that can run. Of those that differ in their weights alone, the first is measured.
 
         A stage that several models have is measured for the first of them (`LoadedModel.stage_keys`).
 
@@ -61,7 +120,7 @@ class Measuring:
             if table is None:
                 await self.executor.stop()
                 sizes = ", ".join(map(str, calibration_shapes(one.info)))
-                raise WorkerStartFailed(f"{one.info.name} ran at none of {sizes}; the workers' messages say why")
+                raise WorkerStartFailed(f"{one.info.name} ran at none of {sizes}; the log says why")
             tables.append(table)
         speeds = await self.executor.end_calibration()
         return replace(merged(tables), load_bytes_per_s=speeds)
@@ -96,13 +155,17 @@ class Measuring:
         try:
             if known is not None:
                 await measurer.calibrate(())
+            if known is None:
+                await warm_up(measurer, model.info)
             table = known or await self._measured(model, measurer, model.info.name)
+        except CannotRun as error:
+            raise ModelRefused(f"{model.info.name} cannot run here: {error}") from error
         except WorkerStartFailed as error:
             raise ModelRefused(f"a worker was lost while {model.info.name} was measured: {error}") from error
         finally:
             speeds = await self.executor.end_calibration()
         if table is None:
-            raise ModelRefused(f"{model.info.name} ran at none of its usual sizes; the workers' messages say why")
+            raise ModelRefused(f"{model.info.name} ran at none of its usual sizes; the log says why")
         return replace(table, load_bytes_per_s=speeds)
 
     def lacks_speeds(self, table: CostTable, model: LoadedModel) -> bool:
@@ -113,27 +176,16 @@ class Measuring:
         self, model: LoadedModel, measurer: Measurer, shown: str, shared: Sequence[CostRow] = ()
     ) -> CostTable | None:
         """The costs of a model, `shared` ones among them; None if it runs at no size."""
-        info, begin_ns = model.info, time.monotonic_ns()
-        has_run = False
-
-        def on_measuring(num_done: int, num_all: int) -> None:
-            nonlocal has_run
-            if num_done == 1:
-                self.first_ns += time.monotonic_ns() - begin_ns
-                has_run = True
-            self._show_measuring(shown, num_done, num_all)
-
+        info = model.info
         table = await start_costs(
             measurer,
             info,
             self._degrees(info),
             self.cache,
-            on_measuring,
+            partial(self._show_measuring, shown),
             with_batches=not self.exact,
             shared=shared,
         )
-        if not has_run:  # All was known, and it was only warmed up.
-            self.first_ns += time.monotonic_ns() - begin_ns
         if table is None or not model.loras:
             return table
         return replace(table, loras={info.name: await self._measured_loras(model, measurer)})
@@ -190,8 +242,9 @@ class Measuring:
         return _are_alike(one, other) and self._degrees(one.info) == self._degrees(other.info)
 
     def _show_measuring(self, model: str, num_done: int, num_all: int) -> None:
-        what = f"measuring what steps cost here, {num_done} of {num_all}" if num_all else "warming up the workers"
-        self.show(f"{model}: {what}" if model else what)
+        if num_all:
+            what = f"measuring what steps cost here, {num_done} of {num_all}"
+            self.show(f"{model}: {what}" if model else what)
 
 
 def _shared(model: LoadedModel, others: Sequence[LoadedModel], tables: Sequence[CostTable]) -> tuple[CostRow, ...]:
@@ -209,10 +262,8 @@ def _shared(model: LoadedModel, others: Sequence[LoadedModel], tables: Sequence[
 
 def _are_alike(one: LoadedModel, other: LoadedModel) -> bool:
     """Whether two models differ in their weights alone, so that they take the same time."""
-    ours, theirs = one.info, other.info
-    sizes = [{name: part.num_bytes for name, part in each.components.items()} for each in (one, other)]
-    alike = ("family", "dtype", "parameters", "max_degree", "two_passes", "library", "stages", "default_frames")
-    return sizes[0] == sizes[1] and all(getattr(ours, name) == getattr(theirs, name) for name in (*alike, "vae_tiling"))
+    keys = [(each.architecture, each.info.dtype, each.info.library) for each in (one, other)]
+    return keys[0] == keys[1]
 
 
 def with_weights(

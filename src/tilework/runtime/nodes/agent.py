@@ -34,7 +34,7 @@ from tilework.core.wire.node_blobs import (
 )
 from tilework.core.wire.reports import Report, WeightsRead
 from tilework.core.work import Group
-from tilework.runtime.executor import ModelRefused, WorkerStartFailed
+from tilework.runtime.executor import CannotRun, ModelRefused, WorkerStartFailed
 from tilework.runtime.nodes.messages import (
     THE_NODE,
     Begin,
@@ -347,8 +347,8 @@ class _Agent:
     async def _answer_measured(self, rows: Awaitable[tuple[CostRow, ...]]) -> None:
         try:
             self._channel.send(Measured(await rows))
-        except WorkerStartFailed as error:
-            self._channel.send(Measured((), str(error)))
+        except (WorkerStartFailed, CannotRun) as error:
+            self._channel.send(Measured((), str(error), isinstance(error, CannotRun)))
 
     async def _end_measuring(self, executor: NodeExecutor) -> None:
         self._channel.send(LoadSpeeds(await executor.end_calibration()))

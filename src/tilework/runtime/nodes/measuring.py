@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Collection, Mapping
 
 from tilework.core.component import LoadSource
 from tilework.core.cost_row import CostRow
-from tilework.runtime.executor import WorkerStartFailed
+from tilework.runtime.executor import CannotRun, WorkerStartFailed
 from tilework.runtime.nodes.messages import EndMeasuring, LoadSpeeds, Measure, Measured
 from tilework.runtime.nodes.remote_node import RemoteNode
 
@@ -22,7 +22,7 @@ class NodeMeasuring:
     def run(self, asked: Measure, places: Collection[int]) -> Awaitable[tuple[CostRow, ...]]:
         """The rows of a model, measured on the first node of these places, which serve it; it is asked at once.
 
-        They raise WorkerStartFailed.
+        They raise WorkerStartFailed or CannotRun.
         """
         serving = [node for node in self._nodes.values() if node.started is not None and node.node in places]
         if not serving:
@@ -43,5 +43,5 @@ async def _rows(asked: Awaitable[Measured] | None, error: str = "") -> tuple[Cos
     """What a node answers; the error if none was asked."""
     answer = Measured((), error) if asked is None else await asked
     if answer.error:
-        raise WorkerStartFailed(answer.error)
+        raise (CannotRun if answer.cannot_run else WorkerStartFailed)(answer.error)
     return answer.rows

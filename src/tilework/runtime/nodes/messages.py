@@ -185,10 +185,11 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """`error` is not empty if the workers could not measure."""
+    """`error` says why nothing was measured: a worker was lost, or with `cannot_run` the model does not run there."""
 
     rows: tuple[CostRow, ...]
     error: Text = ""
+    cannot_run: bool = False
 
 
 @dataclass(frozen=True, slots=True)

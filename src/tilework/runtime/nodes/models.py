@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 from tilework.core.lora import Lora
 from tilework.core.model import LoraSource, ModelInfo, ModelSource, Source
@@ -63,8 +63,8 @@ class NodeModels:
 
     def difference(self, other: Started) -> str | None:
         """What another node has instead of what the first has; None if they are alike."""
-        ours = {name: self.keys[name] for name in other.keys if name in self.keys}
-        if ours != other.keys:
+        ours = {name: _whole(self.keys[name]) for name in other.keys if name in self.keys}
+        if ours != {name: _whole(key) for name, key in other.keys.items()}:
             return f"{_described(other.keys)}, not {_described(self.keys)}"
         infos = {one.info.name: one.info for one in other.models}
         alike = all(_plain(info) == _plain(self._infos[name]) for name, info in infos.items())
@@ -160,8 +160,13 @@ def _error(answers: Sequence[ModelRead | Changed | LoraRead]) -> str:
     return next((one.error for one in answers if one.error), "")
 
 
-def _runs(model: LoadedModel, key: ProfileKey) -> tuple[ModelInfo, ProfileKey]:
-    return _plain(model.info), key
+def _runs(model: LoadedModel, key: ProfileKey) -> tuple[ModelInfo, tuple[object, ...]]:
+    return _plain(model.info), _whole(key)
+
+
+def _whole(key: ProfileKey) -> tuple[object, ...]:
+    """With the identity of the model: equal keys may be of models with other weights."""
+    return astuple(key)
 
 
 def _plain(info: ModelInfo) -> ModelInfo:

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 
 import tilework
 from tilework.core.time import ns_from_s
+from tilework.distribution import install_command
 from tilework.runtime.observer import Observers
 from tilework.server.additions import Additions
 from tilework.server.api.admin_routes import add_admin_routes
@@ -301,7 +302,7 @@ def _remote_store(urls: str, max_bytes: int, ttl_ns: int) -> ResultStore:
         return RedisStore(urls.split(","), max_bytes=max_bytes, ttl_ns=ttl_ns)
     except ModuleNotFoundError as error:
         extra = S3 if is_s3 else "redis"
-        raise ConfigError(f"results is {urls!r}, which needs a package: pip install 'tilework[{extra}]'") from error
+        raise ConfigError(f"results is {urls!r}, which needs a package: {install_command(extra)}") from error
     except ValueError as error:
         wanted = "redis://HOST:PORT, several by commas, or s3://BUCKET?endpoint=URL"
         raise ConfigError(f"results is {urls!r}: {error}; give {wanted}") from error

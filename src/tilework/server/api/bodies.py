@@ -13,7 +13,7 @@ from tilework.server.calls.encode import Threads
 from tilework.server.calls.idempotency import Key, idempotency_key
 from tilework.server.calls.parsing.chat_call import chat_fields
 from tilework.server.calls.parsing.fields import Fields, most_text_bytes, spread
-from tilework.server.calls.parsing.form import form_fields
+from tilework.server.calls.parsing.form import form_fields, untyped_fields
 from tilework.server.calls.parsing.image_call import StreamOf
 from tilework.server.calls.parsing.pictures import (
     NO_PICTURES,
@@ -23,6 +23,7 @@ from tilework.server.calls.parsing.pictures import (
     main_picture,
     most_base64_bytes,
     reject_edits,
+    takes,
 )
 from tilework.server.calls.parsing.video_call import video_fields
 from tilework.server.calls.served_models import ServedModels
@@ -47,8 +48,8 @@ from tilework.server.tenants import Tenant
 class Route:
     """What a route's body looks like: JSON, or also a form (`takes_forms`), and its fields, whose texts have as many
     characters as they are told. One that `is_edit` needs a
-    picture. That of a chat, which `has_history`, may hold pictures that were drawn before. A body that names no model
-    means the first that `suits` the route.
+    picture. That of a chat, which `has_history`, may hold pictures that were drawn before. Models that can serve the
+    route are those that it `suits`.
     """
 
     fields: Callable[[Mapping[str, object], int], Fields]
@@ -56,6 +57,19 @@ class Route:
     takes_forms: bool = False
     has_history: bool = False
     suits: Callable[[ModelInfo], bool] = lambda _: True
+
+    def model(self, fields: Mapping[str, object], models: ServedModels) -> ModelInfo:
+        """The model that a body means. One that names none means the first that the route suits and that takes its
+        pictures and needs no others; if there is none, the first that the route suits.
+
+        Raises:
+            UnknownModel: it names one that is not served.
+        """
+
+        def takes_all(info: ModelInfo) -> bool:
+            return self.suits(info) and takes(fields, info, is_edit=self.is_edit)
+
+        return models.named(fields.get("model"), takes_all, self.suits)
 
     @property
     def stream_of(self) -> StreamOf:
@@ -105,7 +119,7 @@ class Bodies:
             return await read_json(http, limits)
         if is_form:
             form = await read_form(http, limits)
-            return form_fields(form, models.named(dict(form).get("model") or None, route.suits))
+            return form_fields(form, route.model(untyped_fields(form), models))
         if media_type(http) != JSON:
             raise wrong_type(http, f'a form with "Content-Type: {FORM}", or JSON with "Content-Type: {JSON}"')
         return await read_json(http, limits)

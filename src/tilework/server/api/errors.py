@@ -18,6 +18,7 @@ STATUSES: dict[type[CallError], int] = {
     errors.InvalidValue: 400,
     errors.ContentRefused: 400,
     errors.UnknownModel: 404,
+    errors.ModelNotServed: 503,
     errors.UnknownCall: 404,
     errors.NotDone: 409,
     errors.Cancelled: 409,

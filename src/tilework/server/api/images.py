@@ -94,7 +94,8 @@ class ImageService:
     @property
     def models(self) -> ServedModels:
         """The models that are served; the engine must have started."""
-        return ServedModels(self.engine.models, self.entries, self.config.served_names, self.config.strict)
+        engine, config = self.engine, self.config
+        return ServedModels(engine.models, self.entries, config.served_names, config.strict, engine.not_served)
 
     def check_free(self, name: str, aliases: Sequence[str]) -> None:
         """Check names as `ServedModels.check_free`, against those of the models that are served then."""
@@ -146,7 +147,7 @@ class ImageService:
             with self._counting_mistakes():
                 max_chars = self.config.max_prompt_chars
                 asked = route.fields(body, max_chars)
-                info = models.named(asked.fields.get("model"), route.suits)
+                info = route.model(asked.fields, models)
                 fields, given = taken_pictures(renamed(asked.fields, info), info, is_edit=route.is_edit)
                 fields = with_texts(fields, max_chars)
                 pictures = await self.bodies.decoded(given)

@@ -16,9 +16,9 @@ from tilework.server.api.openapi import errors, good
 from tilework.server.calls.parsing.arguments import wanted
 from tilework.server.calls.readiness import Readiness
 from tilework.server.calls.served_models import public_source
-from tilework.server.schema.answers import ModelCard, ModelList, ModelPath
+from tilework.server.schema.answers import ModelCard, ModelList, ModelPath, NotServedModel
 
-ModelId = Annotated[str, Path(description="the name of the model", examples=["tiny-shapes"])]
+ModelId = Annotated[str, Path(description="the name of the model", examples=["shapes"])]
 
 
 def add_model_routes(
@@ -39,17 +39,21 @@ def add_model_routes(
         },
     )
     async def list_models() -> ModelList:
-        """What is served here: models, each with its limits and defaults. The first serves requests that name none."""
+        """What is served here: models, each with its limits and defaults, and in `not_served` those of the start that
+        cannot run here, and why. The first serves requests that name none."""
         readiness.require()
         models = images.models
         named = [(info, name) for info in models.infos.values() for name in models.listed(info)]
-        return ModelList(data=[_model_card(info, images, created, name) for info, name in named])
+        return ModelList(
+            data=[_model_card(info, images, created, name) for info, name in named],
+            not_served=[NotServedModel(id=name, reason=reason) for name, reason in models.listed_not_served],
+        )
 
     @app.get(
         "/v1/models/{model_id:path}",
         tags=["models"],
         response_model=ModelCard,
-        responses={200: good("The model", "model"), **errors(401, 404)},
+        responses={200: good("The model", "model"), **errors(401, 404, 503)},
     )
     async def retrieve_model(model_id: ModelId) -> ModelCard:
         """A served model, by its name."""
@@ -65,7 +69,8 @@ def add_model_routes(
         """The hub id of the first model, or its name if it came from a directory, for clients of SGLang."""
         readiness.require()
         models = images.models
-        return ModelPath(model_path=models.names[0] if models.names else public_source(models.default))
+        (first, *_), default = models.listed(models.default), models.default
+        return ModelPath(model_path=first if first != default.name else public_source(default))
 
     return card
 
@@ -100,6 +105,7 @@ def _model_card(info: ModelInfo, images: ImageService, created: int, name: str) 
         "caches": list(info.caches),
         "cache_settings": {kind: asdict(kind.setting) for kind in info.caches},
         "lacks": list(limits_of(info)),
+        "words": {kind: list(words) for kind, words in info.words} or None,
         "arguments": [{"name": one.name, "value": wanted(one)} for one in info.arguments],
         "pictures": [_picture(one) for one in info.pictures],
         "default_frames": info.default_frames,

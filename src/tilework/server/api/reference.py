@@ -26,10 +26,10 @@ HEAD = """\
 Written by `make docs` from the OpenAPI document, which every server shows at `/docs`. How deadlines, streams, keys,
 tenants and limits work together is in [serving](serving.md).
 
-The examples are for `URL=http://127.0.0.1:8000`. Answers are those of a server with the shipped model on two CPU cores,
-and about videos those of a simulated model; long lists show their first entries, and pictures their first bytes. If the
-server has keys, every call needs `-H "Authorization: Bearer KEY"`, except `/health` and `/ready`. HEAD works wherever
-GET does. `/` is a [page](operations.md#the-page) for a browser.
+Examples are for a shell with `export URL=http://127.0.0.1:8000`. Answers are those of a server with `shapes` on two CPU
+cores, and about videos those of a simulated model; long lists show their first entries, and pictures their first bytes.
+If the server has keys, every call needs `-H "Authorization: Bearer KEY"`, except `/health` and `/ready`. HEAD works
+wherever GET does. `/` is a [page](operations.md#the-page) for a browser.
 """
 
 
@@ -134,7 +134,7 @@ def _examples(method: str, path: str, operation: Mapping[str, Any]) -> Iterator[
     for status, media_type, content in (good[0], *(one for one in good[1:] if CALL in one[2])):
         if CALL in content:
             yield f"**{status}** as `{media_type}`:\n"
-        yield f"```console\n$ {_command(method, path, operation, media_type, content.get(CALL, {}))}\n```\n"
+        yield f"```console\n{_command(method, path, operation, media_type, content.get(CALL, {}))}\n```\n"
         if media_type == JSON:
             yield f"```json\n{in_lines(content['example'])}\n```\n"
         elif media_type.startswith("text/"):

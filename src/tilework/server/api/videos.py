@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,7 +11,6 @@ from typing import Literal
 from fastapi import Request
 from fastapi.responses import Response
 
-from tilework.core.request import OnMiss
 from tilework.pipelines.video.stills import spritesheet, thumbnail
 from tilework.server.api.bodies import VIDEOS
 from tilework.server.api.images import ImageService
@@ -150,6 +150,7 @@ def _job(entry: Call | Record, status: RequestStatus, model: str) -> VideoJob:
     ask, (image,) = entry.ask, status.images
     (spec,) = ask.specs
     assert spec.video is not None
+    seconds = spec.frames / spec.video.fps
     timeline = image.timeline if status.status == "done" else None
     error = status.error
     return VideoJob(
@@ -161,7 +162,7 @@ def _job(entry: Call | Record, status: RequestStatus, model: str) -> VideoJob:
         completed_at=None if timeline is None else int(entry.arrived_s + timeline.latency_s),
         expires_at=None if status.expires is None else int(datetime.fromisoformat(status.expires).timestamp()),
         size=status.size,
-        seconds=f"{spec.frames / spec.video.fps:.4g}",
+        seconds=str(max(1, math.floor(seconds + 0.5))),
         prompt=spec.prompt if isinstance(entry, Call) and spec.prompt else None,
         error=None if error is None else VideoError(code=error.code or error.type, message=error.message),
         stage_durations={} if timeline is None else stage_durations(timeline),
@@ -175,9 +176,10 @@ def _job(entry: Call | Record, status: RequestStatus, model: str) -> VideoJob:
             slo_s=ask.slo_s,
             slo_source=ask.slo_source,
             warnings=list(ask.warnings),
-            is_promised=ask.slo_s is not None and ask.terms.on_miss is OnMiss.REJECT,
+            is_promised=ask.is_promised,
             frames=spec.frames,
             fps=spec.video.fps,
+            seconds=seconds,
             queue_s=image.queue_s,
             timeline=timeline,
         ),

@@ -23,8 +23,10 @@ logger = logging.getLogger("tilework.server")
 Purpose = Literal["batch", "batch_output"]
 TENANT = "tenant-"
 """How the name of a tenant's folder begins."""
-_CALLS, _OUTPUT, _NEW = "file", "output", ".new"
-_FILE = re.compile(r"((?:file|output)-[0-9a-f]{32})(?:\.([0-9]{1,11}))?", re.ASCII)
+OUTPUT, ERRORS = "output", "error"
+"""How the ids of files of answers begin: of those with status 200, and of others."""
+_CALLS, _NEW = "file", ".new"
+_FILE = re.compile(r"((?:file|output|error)-[0-9a-f]{32})(?:\.([0-9]{1,11}))?", re.ASCII)
 """The name of a file: its id, and when it expires if its client has said that, in seconds since 1970."""
 _BATCH = re.compile(r"batch-[0-9a-f]{32}", re.ASCII)
 
@@ -68,7 +70,7 @@ class KeptFile:
 
     @property
     def purpose(self) -> Purpose:
-        return "batch_output" if self.id.startswith(_OUTPUT) else "batch"
+        return "batch" if self.id.startswith(_CALLS) else "batch_output"
 
     def answer(self, expires_s: int | None) -> FileAnswer:
         return FileAnswer(
@@ -159,9 +161,9 @@ def write_calls(folder: Path, content: bytes, expires_s: int | None) -> KeptFile
     return KeptFile(place, len(content), int(place.stat().st_mtime), expires_s)
 
 
-def new_output(folder: Path, created_s: int) -> KeptFile:
-    """An empty file for answers. Raises OSError."""
-    place = folder / f"{_OUTPUT}-{new_number()}"
+def new_answers(folder: Path, begin: str, created_s: int) -> KeptFile:
+    """An empty file for answers, whose id begins so (`OUTPUT`, `ERRORS`). Raises OSError."""
+    place = folder / f"{begin}-{new_number()}"
     _write(place, b"")
     return KeptFile(place, 0, created_s)
 
@@ -194,6 +196,7 @@ def _scan_tenant(tenant: str, folder: Path) -> tuple[Found, list[StoredBatch]]:
             if kept.ended_s is None:
                 unfinished.append(batch)
     _assign_answers(found)
+    _remove_unowned(found)
     needed = {one + INDEX for batch in unfinished for one in KeptBatch.of(batch.answer).answers_ids}
     for place in indexes:
         if place.name not in needed and place.name.removesuffix(INDEX) not in found.held:
@@ -207,6 +210,15 @@ def _assign_answers(found: Found) -> None:
         for file_id in batch.answers_ids:
             if (file := found.files.get(file_id)) is not None:
                 file.created_s, file.batch_id = batch.created_s, batch.id
+
+
+def _remove_unowned(found: Found) -> None:
+    """Empty files for answers that no batch names: a kill came before the batch was written, or after it had ended."""
+    for file in list(found.files.values()):
+        is_unowned = file.batch_id is None and file.id not in found.held
+        if file.purpose == "batch_output" and is_unowned and not file.num_bytes:
+            del found.files[file.id]
+            remove([file.place])
 
 
 def _write(place: Path, content: bytes) -> None:

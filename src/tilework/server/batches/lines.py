@@ -51,16 +51,17 @@ class Position:
 
 def check(place: Path, endpoint: str) -> tuple[int, list[LineError]]:
     """How many calls a file has, and what is wrong with some; the first mistakes. Empty lines are none. Blocks."""
-    seen, num_calls, mistakes = set[str](), 0, list[LineError]()
+    seen, num_calls, mistakes = dict[str, int](), 0, list[LineError]()
     for line in _read(place, endpoint):
         num_calls += 1
         if isinstance(line, LineError):
             mistakes.append(line)
         elif line.custom_id in seen:
-            message = "The custom_id is that of another line."
+            message = f"custom_id = {shown(line.custom_id)} is that of line {seen[line.custom_id]}, too."
+            message += " Give each line its own."
             mistakes.append(LineError(line=line.number, message=message, param="custom_id"))
         else:
-            seen.add(line.custom_id)
+            seen[line.custom_id] = line.number
         if len(mistakes) == _MOST_ERRORS or num_calls > MAX_LINES:
             break
     if num_calls > MAX_LINES:
@@ -146,7 +147,8 @@ def _line(number: int, text: Sequence[bytes], endpoint: str) -> Line | LineError
         return wrong(f"{reason[0].upper()}{reason[1:]}. {remedy}.")
     except RestTooLarge:
         return wrong(
-            f"Without texts of {LONG_TEXT_BYTES} bytes and more it has more than {_MOST_REST_BYTES >> 20} MiB."
+            f"Without texts of {LONG_TEXT_BYTES} bytes and more, such as images as base64, it has more than"
+            f" {_MOST_REST_BYTES >> 20} MiB. Give fewer or shorter fields beside them."
         )
     if not isinstance(call, dict):
         return wrong("It is no object.")
@@ -160,4 +162,4 @@ def _line(number: int, text: Sequence[bytes], endpoint: str) -> Line | LineError
     if not isinstance(body, dict):
         return wrong("The body is no object.", "body")
     line = Line(number, custom_id, body)
-    return wrong("A batch does not stream: leave stream out.", "body") if line.given().get("stream") else line
+    return wrong("A batch does not stream: leave stream out.", "stream") if line.given().get("stream") else line

@@ -19,6 +19,7 @@ from tilework.server.batches.disk import KeptFile, StoredBatch
 from tilework.server.batches.lines import Line, Position, answer_line, read_calls
 from tilework.server.batches.shelf import BatchShelf
 from tilework.server.bounded.json_writer import json_pieces
+from tilework.server.calls.errors import ModelNotServed
 from tilework.server.http.body_limits import JSON
 from tilework.server.http.middleware import KEY, TENANT, TENANTS
 from tilework.server.schema.batch_answers import BatchAnswer, BatchState, LineError, LineErrors
@@ -268,7 +269,7 @@ class BatchRunner:
         async with progress.writing:
             ended = {"status": status, f"{status}_at": int(time.time()), **changes}
             batch = replace(progress.batch, answer=progress.state.model_copy(update=ended))
-            await self.shelf.keep(batch)
+            await self.shelf.keep_ended(batch)
             progress.batch = batch
         del self._open[batch.tenant][batch.answer.id]
         self._begin(batch.tenant)
@@ -286,9 +287,11 @@ async def _each(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
 
 def _is_to_be_repeated(answer: httpx.Response) -> bool:
     """Whether there was no room for a call. One that is refused since its own deadline cannot be met is answered: who
-    sends it asked for that, and to wait for a deadline that is never met would hold up the others."""
-    is_final = answer.status_code == _NO_ROOM and answer.headers.get("x-should-retry") == "false"
-    return answer.status_code in (_NO_ROOM, _NOT_READY) and not is_final
+    sends it asked for that, and to wait for a deadline that is never met would hold up the others. So is one for a
+    model that cannot run here."""
+    if answer.status_code == _NO_ROOM:
+        return bool(answer.headers.get("x-should-retry") != "false")
+    return answer.status_code == _NOT_READY and bool(answer.json()["error"]["code"] != ModelNotServed.code)
 
 
 def _append(file: AnswerFile, batch_id: str, line: Line, answer: httpx.Response) -> None:

@@ -7,8 +7,8 @@ import math
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tilework.server.batches import disk
@@ -149,8 +149,9 @@ class BatchShelf:
         await self._remove(tenant, [file])
 
     async def new_outputs(self, tenant: str, created_s: int) -> tuple[str, str]:
-        """The ids of two empty files for answers. Raises OSError."""
-        made = [await asyncio.to_thread(disk.new_output, self._folder(tenant), created_s) for _ in range(2)]
+        """The ids of two empty files, for good answers and for others. Raises OSError."""
+        folder, begins = self._folder(tenant), (disk.OUTPUT, disk.ERRORS)
+        made = [await asyncio.to_thread(disk.new_answers, folder, one, created_s) for one in begins]
         for file in made:
             self._add(tenant, file)
         return made[0].id, made[1].id
@@ -171,6 +172,19 @@ class BatchShelf:
         for file_id in kept.answers_ids:
             if file_id in found.files:
                 found.files[file_id].batch_id = kept.id
+
+    async def keep_ended(self, batch: StoredBatch) -> None:
+        """Write a batch that has ended. It names the files that have answers; others go. Raises OSError.
+
+        The batch is written first, so that it names no file that is not there.
+        """
+        found, answer = self._owned(batch.tenant).found.files, batch.answer
+        names = {name: getattr(answer, name) for name in ("output_file_id", "error_file_id")}
+        empty = {name: one for name, one in names.items() if one not in found or not found[one].num_bytes}
+        await self.keep(replace(batch, answer=answer.model_copy(update=dict.fromkeys(empty))))
+        async with self.lock(batch.tenant):
+            with suppress(OSError):  # The next start removes what is left.
+                await self._remove(batch.tenant, [found[one] for one in empty.values() if one in found])
 
     def has(self, tenant: str, batch_id: str) -> bool:
         return batch_id in self._owned(tenant).found.batches

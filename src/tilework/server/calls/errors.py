@@ -59,6 +59,17 @@ class UnknownModel(CallError):
     code = "model_not_found"
 
 
+class ModelNotServed(CallError):
+    """The request names a model with which the server was started, and which cannot run on its devices."""
+
+    type = "server_error"
+    code = "model_not_served"
+
+    def __init__(self, name: str, reason: str) -> None:
+        message = f"The model {shown(name)} cannot run on this server: {reason}. Use another model."
+        super().__init__(message, field="model", resend=False)
+
+
 class UnknownCall(CallError):
     """The tenant has no such call."""
 

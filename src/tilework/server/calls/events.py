@@ -86,9 +86,12 @@ class CallEvents:
         call = self.call
         expected = [eta(call, self.engine, call.tickets[index]) for index in self._open_images()]
         ask = call.ask
-        judged = {"slo_s": ask.slo_s, "slo_source": ask.slo_source, "warnings": list(ask.warnings)}
+        judged = {"slo_s": ask.slo_s, "slo_source": ask.slo_source, "is_promised": ask.is_promised}
         last_s = max((one.seconds for one in expected if one is not None), default=None)
-        return Event("tilework.accepted", {"uid": self.uid, "images": len(self.images), "eta_s": last_s, **judged})
+        return Event(
+            "tilework.accepted",
+            {"uid": self.uid, "images": len(self.images), "eta_s": last_s, **judged, "warnings": [*ask.warnings]},
+        )
 
     async def _news(self) -> AsyncIterator[Event]:
         for index in self._open_images():

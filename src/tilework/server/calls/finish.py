@@ -75,6 +75,8 @@ class Finisher:
         is left to the next start of the server stays open.
         """
         end, expires_ns = await self._end(call)
+        if isinstance(end, CallError):
+            end.details.setdefault("uid", call.uid)
         if self.call_registry.is_left and isinstance(end, CallError) and call.cancel_reason is None:
             call.end.set_result(_left(call))
             return
@@ -281,7 +283,7 @@ def _left(call: Call) -> CallError:
         f"The server is stopping. Request {call.uid} is kept: it goes on with the server's next start, and its pictures"
         f" are then at /v1/requests/{call.uid}/content. Do not send it again."
     )
-    return NotReady(message, code="kept", resend=False)
+    return NotReady(message, code="kept", resend=False, details={"uid": call.uid})
 
 
 def _too_large(answer: TooLarge) -> CallError:

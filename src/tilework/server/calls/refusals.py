@@ -37,10 +37,17 @@ def refused(refusal: Reject, ask: ImageCall, arrival_ns: int) -> CallError:
             remedy = f"What it costs is not known here: {refusal.reason}. Ask for another size."
             return invalid("size", size, remedy, code=refusal.code.value)
         case RefusalCode.MEMORY:
-            size = size_text(ask.specs[0].shape)
-            return invalid("size", size, f"It does not fit: {refusal.reason}. Ask for less.", code=refusal.code.value)
+            return _does_not_fit(refusal, "size", size_text(ask.specs[0].shape), "Ask for less")
+        case RefusalCode.WEIGHTS:
+            return _does_not_fit(refusal, "model", ask.model, "Use another model")
+        case RefusalCode.LORAS:
+            return _does_not_fit(refusal, "lora", ask.lora_names, "Use fewer or smaller ones")
         case _:
             return not_ready(refusal.reason)
+
+
+def _does_not_fit(refusal: Reject, field: str, value: object, remedy: str) -> CallError:
+    return invalid(field, value, f"It does not fit: {refusal.reason}. {remedy}.", code=refusal.code.value)
 
 
 def queue_full(refusal: Reject) -> Refused:

@@ -17,12 +17,12 @@ def restore(engine: Engine, journal: DurableJournal, submitter: CallSubmitter, g
     """Take everything over, after the engine has started and before anything else; returns how many images are open.
 
     No client is connected to these calls any more: they go on as asynchronous ones, to be joined by uid or key. Those
-    of models that are `gone` fail.
+    of models that are `gone`, or cannot run here, fail.
 
     Raises:
         JournalUnusable: there are open calls of another model, or what is there cannot be read.
     """
-    journal.serve([*engine.models, *gone])
+    journal.serve([*engine.models, *engine.not_served, *gone])
     kept = journal.open_calls()
     wanted = [
         (one, checkpoint if _is_same(engine, each.call) else Checkpoint())

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from tilework.core.model import MODEL_NAME, ModelInfo, is_model_name
+from tilework.core.model import MODEL_NAME, ModelInfo, NotServed, is_model_name
 from tilework.runtime.executor import ModelRefused
-from tilework.server.calls.errors import UnknownModel
+from tilework.server.calls.errors import ModelNotServed, UnknownModel
 from tilework.server.config import ConfigError
 from tilework.server.default_slo import DefaultSlo
 from tilework.server.models_file import ModelEntry
@@ -30,22 +30,25 @@ class ServedModels:
     another has it as its name: SGLang's client sends it.
 
     `entries` are what the file of models says of some. `names` are what clients call the first one, if the server has
-    been told so; its own name still leads to it. Unless it `is_strict`, a name of OpenAI's is as none.
+    been told so; its own name still leads to it. Unless it `is_strict`, a name of OpenAI's is as none. Those of
+    `not_served` cannot run here: their names lead to the reason.
     """
 
     infos: Mapping[str, ModelInfo]
     entries: Mapping[str, ModelEntry] = field(default_factory=dict)
     names: tuple[str, ...] = ()
     is_strict: bool = False
+    not_served: Mapping[str, NotServed] = field(default_factory=dict)
 
     def check(self) -> None:
         """Raises ConfigError if a model is called as none can be, or if a name of the first model is one of another."""
-        for info in self.infos.values():
+        infos = [*self.infos.values(), *(one.info for one in self.not_served.values())]
+        for info in infos:
             if not is_model_name(info.name):
                 raise ConfigError(
                     f"the model of {info.path!r} is called {info.name!r}; start it as NAME=MODEL, with {MODEL_NAME}."
                 )
-        others = [name for info in list(self.infos.values())[1:] for name in self._given_names(info)]
+        others = [name for info in infos if not self._has_names(info) for name in self._given_names(info)]
         for name in self.names:
             if name in others:
                 raise ConfigError(f"served_model_name has {name!r}, which is another model here; leave it out.")
@@ -73,18 +76,20 @@ class ServedModels:
         """Whether a request to some model may have pictures."""
         return any(info.pictures for info in self.infos.values())
 
-    def named(self, name: object, suits: Callable[[ModelInfo], bool] = lambda _: True) -> ModelInfo:
-        """The model of this name; without one the first that `suits`, or the first if none does.
+    def named(self, name: object, *suits: Callable[[ModelInfo], bool]) -> ModelInfo:
+        """The model of this name; without one the first that passes the first test that any passes, or the first.
 
         What is no text is refused with the body.
 
         Raises:
             UnknownModel: there is none.
+            ModelNotServed: it cannot run here.
         """
         if not isinstance(name, str) or not name or self.stands_in(name):
-            return next(filter(suits, self.infos.values()), self.default)
+            return next((one for test in suits for one in self.infos.values() if test(one)), self.default)
         info = self._owner(name)
         if info is None:
+            self._refuse_if_not_served(name)
             listed = [name for one in self.infos.values() for name in self.listed(one)]
             names = ", ".join(map(shown, listed))
             give = f"use {names}" if len(listed) == 1 else f"use one of {names}"
@@ -95,11 +100,17 @@ class ServedModels:
 
     def stands_in(self, name: str) -> bool:
         """Whether a model of OpenAI's has this name, and none here: another stands in for it."""
-        return not self.is_strict and OPENAI_MODELS.fullmatch(name) is not None and self._owner(name) is None
+        if self.is_strict or OPENAI_MODELS.fullmatch(name) is None:
+            return False
+        return self._owner(name, [*self.infos.values(), *(one.info for one in self.not_served.values())]) is None
 
-    def _owner(self, name: str) -> ModelInfo | None:
-        """The model that a name leads to."""
-        infos = self.infos.values()
+    def _refuse_if_not_served(self, name: str) -> None:
+        if (info := self._owner(name, [one.info for one in self.not_served.values()])) is not None:
+            raise ModelNotServed(name, self.not_served[info.name].reason)
+
+    def _owner(self, name: str, infos: Collection[ModelInfo] | None = None) -> ModelInfo | None:
+        """The model that a name leads to, of these or of those that are served."""
+        infos = self.infos.values() if infos is None else infos
         by_name = (one for one in infos if name in self._given_names(one))
         by_source = (one for one in infos if name == public_source(one))
         return next(chain(by_name, by_source), None)
@@ -109,7 +120,17 @@ class ServedModels:
 
     def listed(self, info: ModelInfo) -> tuple[str, ...]:
         """The names under which a model is shown to clients, one or more."""
-        return self.names if self.names and info.name == self.default.name else (info.name,)
+        return self.names if self.names and self._has_names(info) else (info.name,)
+
+    def _has_names(self, info: ModelInfo) -> bool:
+        """Whether it is the first one, which `names` are for, served or not."""
+        firsts = [one.info for one in self.not_served.values() if one.is_first] or [self.default]
+        return info.name == firsts[0].name
+
+    @property
+    def listed_not_served(self) -> list[tuple[str, str]]:
+        """The names under which models that cannot run here are shown to clients, and the reasons."""
+        return [(name, one.reason) for one in self.not_served.values() for name in self.listed(one.info)]
 
     def called(self, name: str) -> str:
         """What answers call the model of this name, which may be served no more."""

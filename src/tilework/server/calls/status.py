@@ -56,6 +56,7 @@ def call_status(
         priority=call.ask.terms.priority,
         slo_s=call.ask.slo_s,
         slo_source=call.ask.slo_source,
+        is_promised=call.ask.is_promised,
         warnings=list(call.ask.warnings),
         eta_s=last and last.eta_s,
         eta=last and last.eta,

@@ -27,6 +27,7 @@ def request_timeline(
         queue_s=None if queue_ns is None else _seconds(queue_ns),
         slo_s=call.slo_s,
         slo_source=call.slo_source,
+        is_promised=call.is_promised,
         on_time=None if deadline_ns is None else outcome.finished_ns <= deadline_ns,
         exact=is_exact(ticket, outcome),
         vae_tiling=call.vae_tiling,

@@ -14,9 +14,9 @@ from setproctitle import setproctitle
 
 from tilework.comm.net.channel import Channel
 from tilework.comm.net.frames import BadFrame
-from tilework.server.frontends.messages import EPOCH, Begin, Listening, frontend_codec
+from tilework.server.frontends.messages import EPOCH, Begin, CannotListen, Listening, frontend_codec
 from tilework.server.frontends.relay import Relay
-from tilework.server.http.server import HttpServer
+from tilework.server.http.server import AddressInUse, HttpServer
 
 
 async def run(channel_end: socket.socket, listener: socket.socket) -> None:
@@ -30,10 +30,13 @@ async def run(channel_end: socket.socket, listener: socket.socket) -> None:
     server = HttpServer(relay, listener, begin, begin.max_connections, begin.open_paths)
     serving = asyncio.create_task(server.listen())
     following = asyncio.create_task(relay.follow(messages, on_close=server.close))
-    listening = asyncio.create_task(server.listening.wait())
-    await asyncio.wait({serving, listening}, return_when=asyncio.FIRST_COMPLETED)
-    if not serving.done():
-        channel.send(Listening())
+    try:
+        await server.until_listening(serving)
+    except AddressInUse as error:
+        channel.send(CannotListen(str(error)))
+        await channel.drain()
+        return
+    channel.send(Listening())
     await asyncio.wait({serving, following}, return_when=asyncio.FIRST_COMPLETED)
     server.close()
     server.abort()  # There is nothing to abort if `Close` has ended it.

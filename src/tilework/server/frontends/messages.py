@@ -57,13 +57,13 @@ class StandingAnswer:
     """An answer that a front end gives by itself, from now on until `Resume`, to all requests that are as this says.
 
     They have this method, one of the paths, a body of this type that is there with its head and has none of
-    `unless_body` in it, and no header `unless_header`.
+    `unless_body` in it, and none of the headers `unless_headers`.
     """
 
     method: str
     paths: tuple[str, ...]
     media_type: bytes
-    unless_header: bytes
+    unless_headers: tuple[bytes, ...]
     unless_body: tuple[bytes, ...]
     answer: Answer
 
@@ -72,7 +72,8 @@ class StandingAnswer:
             return False
         headers = dict(ask.headers)
         given = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        is_plain = self.unless_header not in headers and not any(part in ask.body for part in self.unless_body)
+        has_header = any(name in headers for name in self.unless_headers)
+        is_plain = not has_header and not any(part in ask.body for part in self.unless_body)
         return given == self.media_type and is_plain
 
 
@@ -92,6 +93,13 @@ class Close:
 @dataclass(frozen=True, slots=True)
 class Listening:
     """Connections are taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class CannotListen:
+    """The address is in use, says the message of the error; the front end ends."""
+
+    message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +144,7 @@ class Answered:
     number: int
 
 
-FromFrontEnd = Listening | Ask | More | Taken | Gone | Answered
+FromFrontEnd = Listening | CannotListen | Ask | More | Taken | Gone | Answered
 ToFrontEnd = Begin | Pull | Answer | CutOff | StandingAnswer | Resume | Close
 
 

@@ -16,6 +16,7 @@ from tilework.server.frontends.messages import (
     Answer,
     Answered,
     Ask,
+    CannotListen,
     CutOff,
     FromFrontEnd,
     Gone,
@@ -24,6 +25,7 @@ from tilework.server.frontends.messages import (
     Pull,
     Taken,
 )
+from tilework.server.http.server import AddressInUse
 
 _log = logging.getLogger("tilework.server")
 _GONE: Message = {"type": "http.disconnect"}
@@ -45,7 +47,7 @@ class RelayedRequests:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self) -> None:
-        """Until the front end closes its connection. Raises BadFrame."""
+        """Until the front end closes its connection. Raises BadFrame, and AddressInUse if it cannot listen."""
         try:
             async for number, message in self._channel.messages():
                 self._take(number, message)
@@ -62,6 +64,8 @@ class RelayedRequests:
                 task.add_done_callback(self._tasks.discard)
             case Listening():
                 self._on_listening()
+            case CannotListen(message=reason):
+                raise AddressInUse(reason)
             case Answered(number=num_answered):
                 self._on_answered(num_answered)
             case _ if (found := self._exchanges.get(number)) is not None:

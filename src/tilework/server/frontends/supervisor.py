@@ -17,7 +17,6 @@ from tilework.comm.net.frames import BadFrame
 from tilework.server.frontends.messages import EPOCH, Begin, Close, Resume, StandingAnswer, frontend_codec
 from tilework.server.frontends.relayed import RelayedRequests
 from tilework.server.http.connections.protocol import Limits
-from tilework.server.http.server import listen
 
 _log = logging.getLogger("tilework.server")
 _EXIT_S = 5.0  # How long a front end may take to end after its connection.
@@ -61,15 +60,16 @@ class FrontEnds:
     async def listen(self) -> None:
         """Take requests until `close`, and then until no answer is under way. Raises AddressInUse.
 
-        Connections that come before a front end is up wait for it.
+        The first front end that is up lets connections come.
         """
-        listen(self._listener)
         async with self._app.router.lifespan_context(self._app):
             publishing = asyncio.create_task(self._publish())
             try:
                 async with asyncio.TaskGroup() as group:
                     for _ in range(self._number):
                         group.create_task(self._keep())
+            except ExceptionGroup as failed:  # A start: each front end fails for the same reason.
+                raise failed.exceptions[0] from None
             finally:
                 publishing.cancel()
 

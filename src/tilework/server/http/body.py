@@ -13,7 +13,6 @@ from tilework.server.bounded.json_reader import (
     RestTooLarge,
 )
 from tilework.server.http.body_limits import (
-    CLOSE,
     JSON,
     BodyLimits,
     in_pieces,
@@ -21,7 +20,7 @@ from tilework.server.http.body_limits import (
     too_large,
     wrong_media_type,
 )
-from tilework.server.http.errors import ApiError
+from tilework.server.http.errors import CLOSE, ApiError
 from tilework.server.text import shown
 
 

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 from fastapi import Request
 
-from tilework.server.bounded.json_reader import PIECE_BYTES, SMALL_BYTES
-from tilework.server.http.errors import SERVER, ApiError
+from tilework.server.bounded.json_reader import SMALL_BYTES
+from tilework.server.http.content_coding import Plain, content_coding
+from tilework.server.http.errors import CLOSE, SERVER, ApiError
 from tilework.server.text import shown
 
 FORM = "multipart/form-data"
 TEXT_FORM = "application/x-www-form-urlencoded"
 """A form of texts alone, which some libraries send where there is no file."""
 JSON = "application/json"
-CLOSE = {"Connection": "close"}
 
 
 class BodyRoom:
@@ -95,23 +95,30 @@ def media_type(http: Request) -> str:
 
 
 async def in_pieces(http: Request, limits: BodyLimits) -> AsyncGenerator[bytes, None]:
-    """The body as it comes, in pieces of at most `PIECE_BYTES`; those of a large one in turn with those of others.
+    """The body as it comes, decompressed, in pieces of at most `PIECE_BYTES`; those of one that is large or compressed
+    in turn with those of others.
 
     Raises:
-        ApiError: 413 and 408 beyond the limits.
+        ApiError: 413 and 408 beyond the limits, 415 and 400 for a content coding that is not known, or not kept to.
         ClientDisconnect: the client went away while sending.
     """
-    num_bytes = 0
+    coding, num_received, num_bytes = content_coding(http), 0, 0
     async with _in_time(limits.timeout_s):
         async for chunk in _chunks(http, limits.max_bytes):
-            num_bytes += len(chunk)
-            if num_bytes <= SMALL_BYTES:
+            num_received += len(chunk)
+            if num_received <= SMALL_BYTES and isinstance(coding, Plain):
                 yield chunk
                 continue
-            for start in range(0, len(chunk), PIECE_BYTES):
+            coding.feed(chunk)
+            while coding.has_more:
                 async with limits.place.room.turn:
-                    yield chunk[start : start + PIECE_BYTES]
+                    piece = coding.piece()
+                    num_bytes += len(piece)
+                    if num_bytes > limits.max_bytes:
+                        raise too_large(limits.max_bytes, "decompressed")
+                    yield piece
                     await asyncio.sleep(0)  # The next turn is in the next round of the loop.
+        coding.end()
 
 
 def wrong_media_type(http: Request, remedy: str) -> ApiError:

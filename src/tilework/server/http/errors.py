@@ -13,6 +13,8 @@ from tilework.server.text import shown
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
+CLOSE = {"Connection": "close"}
+"""Of an answer that comes before all of the body has been read."""
 
 
 class ApiError(Exception):

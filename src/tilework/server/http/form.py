@@ -15,8 +15,8 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from tilework.server.bounded.json_reader import MAX_FIELDS, SMALL_BYTES
 from tilework.server.bounded.new_file import ended, new_file
-from tilework.server.http.body_limits import CLOSE, TEXT_FORM, BodyLimits, in_pieces, media_type
-from tilework.server.http.errors import ApiError
+from tilework.server.http.body_limits import TEXT_FORM, BodyLimits, in_pieces, media_type
+from tilework.server.http.errors import CLOSE, ApiError
 from tilework.server.text import shown
 
 MAX_FILES = 64

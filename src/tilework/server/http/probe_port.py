@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tilework.server.http.connections.protocol import Limits
 from tilework.server.http.errors import ApiError
 from tilework.server.http.middleware import METRICS, PROBES, TENANT
-from tilework.server.http.server import HttpServer, bind, listen
+from tilework.server.http.server import HttpServer, bind
 from tilework.server.tenants import Tenant
 
 LOOPBACK = "127.0.0.1"
@@ -41,10 +41,10 @@ async def probe_port(app: ASGIApp, port: int | None, limits: Limits) -> AsyncIte
         yield None
         return
     with bind(LOOPBACK, port) as listener:
-        listen(listener)
         server = HttpServer(ProbesOnly(app), listener, limits, _MAX_CONNECTIONS, PROBES | {METRICS})
         serving = asyncio.create_task(server.listen())
         try:
+            await server.until_listening(serving)
             yield f"http://{LOOPBACK}:{listener.getsockname()[1]}"
         finally:
             server.close()

@@ -73,17 +73,32 @@ class HttpServer(uvicorn.Server):
 
     async def listen(self) -> None:
         """Serve until `close`, and then until no answer is under way. Raises AddressInUse."""
-        listen(self._listener)
         await self.serve(sockets=[self._listener])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin. The port takes connections when all is there to answer them: a probe need not wait for an answer."""
         await super().startup([])
+        try:
+            _listen(self._listener)
+        except AddressInUse:
+            await self.lifespan.shutdown()
+            raise
         state = {"config": self.config, "server_state": self.server_state, "app_state": self.lifespan.state}
         # Fewer than the share of an address by far: the first would give way before what it has sent could be read.
         at_once = max(1, self._places.most_of_one // _TURNS)
         acceptor = Acceptor(self._listener, partial(self._protocol, **state), at_once)
         self.servers.append(acceptor)  # type: ignore[arg-type]
         self.listening.set()
+
+    async def until_listening(self, serving: asyncio.Task[None]) -> None:
+        """Wait for connections to be taken, by the task of `listen`. Raises AddressInUse."""
+        listening = asyncio.create_task(self.listening.wait())
+        try:
+            await asyncio.wait({serving, listening}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            listening.cancel()
+        if serving.done():
+            await serving
 
     def close(self) -> None:
         """Take no more connections, and end when no answer is under way."""
@@ -129,8 +144,8 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def listen(listener: socket.socket) -> None:
-    """Let connections come; they wait until they are taken. Raises AddressInUse."""
+def _listen(listener: socket.socket) -> None:
+    """Let connections come. Raises AddressInUse."""
     try:
         listener.listen(_BACKLOG)
     except OSError as error:  # Another process has listened since the port was bound.

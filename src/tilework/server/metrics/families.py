@@ -162,7 +162,8 @@ FRONTEND_REFUSALS = _counter(
 )
 INVALID_CALLS = _counter("invalid_calls", "Calls with a mistake, refused before they became images")
 WARNINGS = _counter(
-    "warnings", "Fields of calls that had no effect or were unknown; of the unknown ten a call, and one for the rest"
+    "warnings",
+    "Warnings: fields of calls without effect or unknown (of these ten a call, and one for the rest), words not drawn",
 )
 WEBHOOK_ATTEMPTS = _counter(
     "webhook_attempts", "Attempts to tell webhooks of the ends of calls", _values("result", WebhookResult)

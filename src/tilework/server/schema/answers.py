@@ -15,7 +15,8 @@ State = Literal["queued", "running", "paused", "done", "failed", "cancelled"]
 
 _SOURCE = "Who has given the deadline: the request, or for one without the tenant, class, model or server; null without"
 
-_WARNINGS = "Fields of the call that mean nothing here, and were ignored"
+PROMISED = "Whether it was accepted with the promise to be done by its deadline"
+WARNINGS = "What of the call had no effect, was ignored, or is made otherwise; and what of its prompt is unknown"
 
 
 class SegmentModel(BaseModel):
@@ -62,10 +63,11 @@ class RequestTimeline(BaseModel):
     queue_s: float | None
     slo_s: float | None
     slo_source: str | None = Field(None, description=_SOURCE)
+    is_promised: bool = Field(False, description=PROMISED)
     on_time: bool | None
     exact: bool = Field(description="Whether it was exact, and each work of it ran on one device, alone and whole")
     vae_tiling: bool = Field(False, description="Whether it was decoded in tiles, as after stock `enable_tiling()`")
-    warnings: list[str] = Field([], description=_WARNINGS)
+    warnings: list[str] = Field([], description=WARNINGS)
     cache: CacheModel | None = Field(None, description="What its cache did; null if it had none")
     segments: list[SegmentModel]
     provenance: Provenance | None = Field(None, description="What made it, if it is exact; for `tilework verify`")
@@ -180,7 +182,8 @@ class RequestStatus(BaseModel):
     priority: str
     slo_s: float | None
     slo_source: str | None = Field(None, description=_SOURCE)
-    warnings: list[str] = Field([], description=_WARNINGS)
+    is_promised: bool = Field(False, description=PROMISED)
+    warnings: list[str] = Field([], description=WARNINGS)
     eta_s: float | None = Field(description=_ETA)
     eta: str | None
     size: str
@@ -234,9 +237,17 @@ class ModelCard(BaseModel):
     tilework: dict[str, Any]
 
 
+class NotServedModel(BaseModel):
+    """A model with which the server was started and that cannot run on its devices."""
+
+    id: str
+    reason: str
+
+
 class ModelList(BaseModel):
     object: Literal["list"] = "list"
     data: list[ModelCard]
+    not_served: list[NotServedModel]
 
 
 class ModelPath(BaseModel):

@@ -75,7 +75,8 @@ class LineErrors(BaseModel):
 
 
 class BatchAnswer(BaseModel):
-    """A batch. Answers with status 200 are in its output file, others in its error file.
+    """A batch. Answers with status 200 are in its output file, others in its error file. It ends without the id of an
+    empty one.
 
     While it waits for others of its tenant to end, it is `validating`: the first state of OpenAI's batches.
     """

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from tilework.server.schema.answers import RequestTimeline, State
+from tilework.server.schema.answers import PROMISED, WARNINGS, RequestTimeline, State
 
 
 class VideoError(BaseModel):
@@ -26,10 +26,11 @@ class VideoProgress(BaseModel):
     eta: str | None = Field(description="The same as a time (RFC 3339)")
     slo_s: float | None
     slo_source: str | None = Field(description="Who has given the deadline; null if there is none")
-    warnings: list[str] = Field(description="Fields of the call that mean nothing here, and were ignored")
-    is_promised: bool = Field(description="Whether it was accepted with the promise to be done by its deadline")
+    warnings: list[str] = Field(description=WARNINGS)
+    is_promised: bool = Field(description=PROMISED)
     frames: int
     fps: float
+    seconds: float = Field(description="How long it plays: `frames` at `fps`")
     queue_s: float | None = Field(description="How long it waited for a device; null while it waits")
     timeline: RequestTimeline | None
 
@@ -46,7 +47,7 @@ class VideoJob(BaseModel):
     completed_at: int | None = Field(description="When the file was there (Unix time)")
     expires_at: int | None = Field(description="Until when the file is kept at most (Unix time)")
     size: str
-    seconds: str = Field(description="How long it plays")
+    seconds: str = Field(description="How long it plays, in whole seconds, at least one; `tilework` has it exactly")
     prompt: str | None = Field(description="Null once it has ended: prompts are not kept")
     remixed_from_video_id: None = None
     error: VideoError | None

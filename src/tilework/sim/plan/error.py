@@ -1,10 +1,11 @@
-"""How far simulation was from a live server, the last time that the two were compared."""
+"""How far simulation was from what it was compared with: a live server, or another simulation."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from importlib.resources import files
 
 from tilework.core.request import Request
@@ -14,14 +15,26 @@ from tilework.sim.plan.trial import Question
 from tilework.sim.simulation import Simulation
 
 
+class ComparedWith(StrEnum):
+    """What the same requests were served by before, in words."""
+
+    SERVER = "a live server"
+    SIMULATED_DEVICES = "a live server with simulated devices"
+    SIMULATION = "the simulation that was logged"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanError:
-    """The shares on time of the same requests, `simulated` and `live`, and where that was measured."""
+    """The shares on time of the same requests, `simulated` and `live`, and where that was measured.
+
+    `live` is the share of what it is `compared_with`, be that a simulation, too.
+    """
 
     simulated: float
     live: float
     num_requests: int
     source: str
+    compared_with: ComparedWith
 
     @property
     def points(self) -> float:
@@ -37,18 +50,27 @@ def shipped_error() -> PlanError:
         live=document["live"],
         num_requests=document["num_requests"],
         source=document["source"],
+        compared_with=ComparedWith.SIMULATED_DEVICES,
     )
 
 
-def error_of_live(
-    question: Question, hardware: str, num_devices: int, requests: Sequence[Request], num_met: int, source: str
-) -> PlanError:
-    """That of requests that a live server has had: simulated on as many devices, of which `num_met` were on time.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastRun:
+    """How requests were served before: on how many devices, by what, and how many met a deadline."""
+
+    num_devices: int
+    num_met: int
+    source: str
+    served_by: ComparedWith = ComparedWith.SERVER
+
+
+def error_of_run(question: Question, hardware: str, requests: Sequence[Request], run: PastRun) -> PlanError:
+    """That of requests that have run: simulated on as many devices.
 
     Requests without a deadline are simulated, too, and not counted.
     """
     judge = Judge(requests, target=-1.0)  # To the end, however many are late.
-    config: SimConfig = replace(question.sim, num_devices=num_devices)
+    config: SimConfig = replace(question.sim, num_devices=run.num_devices)
     try:
         Simulation(question.controller, question.tables[hardware], config).run(requests, observe=judge)
         judge.end()
@@ -57,4 +79,10 @@ def error_of_live(
     blocks = judge.blocks()
     num_due = sum(block.num_due for block in blocks)
     simulated = sum(block.num_on_time for block in blocks) / num_due
-    return PlanError(simulated=simulated, live=num_met / num_due, num_requests=num_due, source=source)
+    return PlanError(
+        simulated=simulated,
+        live=run.num_met / num_due,
+        num_requests=num_due,
+        source=run.source,
+        compared_with=run.served_by,
+    )

@@ -15,7 +15,7 @@ from tilework.core.wire.reports import LoadedModel
 from tilework.pipelines.clips.plan import decode_memory
 from tilework.pipelines.components import weights_of
 from tilework.pipelines.family import Family
-from tilework.pipelines.identity import model_identity, stage_keys
+from tilework.pipelines.identity import architecture, model_identity, stage_keys
 from tilework.pipelines.model_index import location
 from tilework.worker.hardware import describe_hardware
 
@@ -29,7 +29,7 @@ def described(
 ) -> LoadedModel:
     """A model with its components and LoRAs; `refused` are LoRAs that are none of it."""
     if isinstance(source, SimulatedSource):
-        return LoadedModel(info=family.info, identity=source.pipeline)
+        return LoadedModel(info=family.info, identity=source.pipeline, architecture=source.pipeline)
     info = replace(
         family.info,
         path=location(source.path),
@@ -44,6 +44,7 @@ def described(
     return LoadedModel(
         info=info,
         identity=model_identity(source),
+        architecture=architecture(source),
         stage_keys=stage_keys(source, info),
         components=components,
         weights={} if components else {name: _num_bytes([module]) for name, module in family.modules.items()},

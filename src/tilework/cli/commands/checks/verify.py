@@ -18,14 +18,16 @@ if TYPE_CHECKING:
     from tilework.cli.verify_run import Verdict
 
 EXAMPLE = examples(
-    "tilework verify picture.png",
+    "tilework verify out.png",
     "tilework verify answer.json --model ./sd3-medium --device cuda",
     "tilework verify edited.png --model ./kontext --picture image=photo.png",
 )
 
 
 def command(
-    file: Annotated[Path, typer.Argument(help="A PNG of an exact request, or the JSON of its answer.")],
+    file: Annotated[
+        Path, typer.Argument(help="A PNG that `generate` or an exact request made, or the JSON of its answer.")
+    ],
     model: Annotated[
         str | None,
         typer.Option(help="Directory or hub id of its model here; default: the hub id that the file says."),
@@ -85,7 +87,7 @@ def _say(one: Verdict) -> None:
     elif one.is_intact:
         text = "the stock pipeline makes other pixels"
     else:
-        text = "its pixels are not those that its server drew"
+        text = "its pixels are not those that were drawn"
     out.print(f"{one.place}: {text}", style="" if one.is_good else "red", highlight=False, soft_wrap=True)
     for name, (there, here) in one.differences.items():
         out.print(f"  other {name}: {there} there, {here} here", highlight=False, markup=False, soft_wrap=True)

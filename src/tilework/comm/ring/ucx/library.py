@@ -23,6 +23,7 @@ from mmap import mmap
 from typing import Any, ClassVar, Final
 
 from tilework.comm.ring.errors import RingError, VerbFailed
+from tilework.distribution import install_command
 
 _RMA, _AMO64, _WAKEUP = 1 << 1, 1 << 3, 1 << 4
 _SERIALIZED = 1
@@ -118,7 +119,7 @@ def _load() -> Any:
         return ctypes.PyDLL("libucp.so.0")
     except OSError as error:
         raise RingError(
-            f"a ring between nodes needs UCX ({error}); pip install tilework[ucx], or install the system's libucx"
+            f"a ring between nodes needs UCX ({error}); run: {install_command('ucx')}, or install the system's libucx"
         ) from error
 
 

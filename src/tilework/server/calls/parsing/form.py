@@ -27,16 +27,13 @@ def form_fields(form: Iterable[tuple[str, str | bytes]], info: ModelInfo) -> dic
     Raises:
         InvalidValue: a field that holds one value is given several times, or one that is no picture is a file.
     """
-    given: dict[str, list[str | bytes]] = {}
-    for name, value in form:
-        given.setdefault(name.removesuffix("[]"), []).append(value)
     lists = {one.name for one in info.arguments if one.kind in _LISTS}
     texts = _text_fields(info)
     pictures = PICTURE_FIELDS | {one.name for one in info.pictures}
     fields: dict[str, object] = {}
-    for name, values in given.items():
+    for name, values in _by_name(form).items():
         if name in pictures:
-            fields[name] = values if len(values) > 1 else _unless_empty(values[0])
+            fields[name] = _unless_empty(values)
         elif name in lists:
             fields[name] = _list(name, values)
         elif name == "lora" and len(values) == 1:
@@ -48,8 +45,20 @@ def form_fields(form: Iterable[tuple[str, str | bytes]], info: ModelInfo) -> dic
     return fields
 
 
-def _unless_empty(value: str | bytes) -> str | bytes | None:
-    return None if value == "" else value
+def untyped_fields(form: Iterable[tuple[str, str | bytes]]) -> dict[str, object]:
+    """The fields of a form as they came, for finding its model: which types they have depends on that."""
+    return {name: _unless_empty(values) for name, values in _by_name(form).items()}
+
+
+def _by_name(form: Iterable[tuple[str, str | bytes]]) -> dict[str, list[str | bytes]]:
+    given: dict[str, list[str | bytes]] = {}
+    for name, value in form:
+        given.setdefault(name.removesuffix("[]"), []).append(value)
+    return given
+
+
+def _unless_empty(values: list[str | bytes]) -> object:
+    return values if len(values) > 1 else None if values[0] == "" else values[0]
 
 
 def _text_fields(info: ModelInfo) -> set[str]:

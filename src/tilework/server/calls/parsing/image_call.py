@@ -19,6 +19,7 @@ from tilework.server.calls.parsing.arguments import arguments_of
 from tilework.server.calls.parsing.deadlines import Deadline, asked_deadline, usual_deadline
 from tilework.server.calls.parsing.no_effect import no_effects, refuse
 from tilework.server.calls.parsing.pictures import NO_PICTURES, PictureFile, Pictures, decoded_again
+from tilework.server.calls.parsing.prompt_words import prompt_warnings
 from tilework.server.calls.parsing.reading import read_fields
 from tilework.server.calls.parsing.sizes import size_text
 from tilework.server.calls.parsing.specs import Rules, specs_of
@@ -43,7 +44,7 @@ class ImageCall:
     Image i has the seed of image 0 plus i. A stream shows at most `num_partial` unfinished pictures of each image, and
     `tilework` events if `has_progress`; its events are named `stream_of`. `files` are those of given pictures, if they
     are kept for a later start. With `vae_tiling` its model decodes in tiles. `warnings` say which fields of
-    its body were ignored. Its end is told to `webhook`. It is part of
+    its body were ignored, and what of its prompt the model does not know. Its end is told to `webhook`. It is part of
     the trace `traceparent`.
     """
 
@@ -74,6 +75,11 @@ class ImageCall:
     def slo_source(self) -> str | None:
         """Who has given the deadline, if there is one."""
         return None if self.deadline is None else self.deadline.source
+
+    @property
+    def is_promised(self) -> bool:
+        """Whether it is accepted only with the promise to be done by its deadline."""
+        return self.deadline is not None and self.terms.on_miss is OnMiss.REJECT
 
     @property
     def media_type(self) -> str:
@@ -178,6 +184,7 @@ def image_call(
             *pictures.warnings,
             *(one.warning for one in no_effect),
             *_warnings(given.ignored),
+            *prompt_warnings(ask.prompt, info),
         ),
         webhook=_webhook(ask.webhook, config),
     )

@@ -12,6 +12,7 @@ from tilework.server.bounded.long_text import LONG_TEXT_BYTES, LongText
 from tilework.server.calls.errors import InvalidValue, invalid
 from tilework.server.calls.parsing.base64_pieces import decode_base64
 from tilework.server.calls.parsing.decode import DecodedPicture, decode
+from tilework.server.calls.parsing.fields import renamed
 from tilework.server.calls.parsing.file_parts import Undecodable
 from tilework.server.config import ServerConfig
 from tilework.server.schema.picture_fields import IMAGE, IMAGES, INPUT_REFERENCE, MASK, PICTURE_FIELDS
@@ -101,6 +102,18 @@ def taken_pictures(
         given[main.name] = (replace(first, mask=mask), *others)
     rest = {name: value for name, value in fields.items() if name not in meant}
     return rest, tuple(one for each in given.values() for one in each)
+
+
+def takes(fields: Mapping[str, object], info: ModelInfo, *, is_edit: bool = False) -> bool:
+    """Whether a call with these fields has pictures that the model takes, and all that it needs.
+
+    They are not decoded yet: a picture that must have a mask in it may have none.
+    """
+    try:
+        _, given = taken_pictures(renamed(fields, info), info, is_edit=is_edit)
+    except InvalidValue:
+        return False
+    return not any(one.mask is not None and one.mask.required for one in given)
 
 
 def reject_edits(info: ModelInfo) -> None:
