@@ -316,6 +316,46 @@ def test_requests_without_ids_are_known_by_their_lines(files: Path, tmp_path: Pa
     assert {name: end.on_time for name, end in ends.items()} == {0: None, "mine": False, 2: None}
 
 
+ROW = {"arrival_s": 0.5, "height": 128, "width": 128, "steps": 10, "slo_s": 3.0}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["simulate", "FILE", "--cost", "COSTS", "--json"],
+        ["bound", "--requests", "FILE", "--cost", "COSTS", "--json"],
+        ["workload", "show", "FILE", "--cost", "COSTS", "--json"],
+        ["timeline", "SCHEDULE", "--requests", "FILE", "--out", "PAGE", "--json"],
+    ],
+    ids=" ".join,
+)
+def test_requests_may_be_a_csv_file(files: Path, tmp_path: Path, command: list[str]) -> None:
+    rows = [ROW, ROW | {"arrival_s": 0.0}, ROW | {"arrival_s": 0.6, "slo_s": 0.01}]
+    (tmp_path / "r.jsonl").write_text("".join(json.dumps(row | {"pipeline": PIPELINE}) + "\n" for row in rows))
+    lines = [",".join(map(str, row.values())) for row in rows]
+    (tmp_path / "r.csv").write_text("\n".join([",".join(ROW), *lines]))
+    schedule, costs, page = tmp_path / "schedule.jsonl", files / "costs.json", tmp_path / "page.html"
+    invoke("simulate", tmp_path / "r.csv", "--cost", costs, "--schedule", schedule)
+    assert {line.request for line in read_schedule(schedule).requests} == {0, 1, 2}
+    places: dict[str, object] = {"COSTS": costs, "SCHEDULE": schedule, "PAGE": page}
+    by_file = [
+        invoke(*(places.get(word, word.replace("FILE", str(tmp_path / name))) for word in command)).stdout
+        for name in ("r.csv", "r.jsonl")
+    ]
+    assert by_file[0].replace("r.csv", "r.jsonl") == by_file[1]
+
+
+def test_a_csv_file_names_the_pipeline_where_costs_have_several(mistake: Callable[..., str], tmp_path: Path) -> None:
+    path, schedule = tmp_path / "r.csv", tmp_path / "schedule.jsonl"
+    size, costs = "0,512,512,28", "flux1_l20+hunyuanvideo_l20"
+    path.write_text(f"arrival_s,height,width,steps\n{size}\n")
+    said = mistake("simulate", path, "--cost", costs)
+    assert said == f"{path}:2: \"pipeline\" is 'missing'; add the column pipeline, with one of flux.1, hunyuanvideo"
+    path.write_text(f"arrival_s,height,width,steps,pipeline\n{size},flux.1\n")
+    invoke("simulate", path, "--cost", costs, "--schedule", schedule)
+    assert len(read_schedule(schedule).requests) == 1
+
+
 @pytest.mark.parametrize("most", [1, 3])
 def test_batches_are_bounded_in_simulation(tmp_path: Path, most: int) -> None:
     path, schedule = tmp_path / "requests.jsonl", tmp_path / "schedule.jsonl"

@@ -101,7 +101,7 @@ def test_a_bad_request_is_named_with_its_line(files: Path, tmp_path: Path, mista
 @pytest.mark.parametrize(
     ("lines", "complaint"),
     [
-        ([], "holds no requests; write one JSON object per line"),
+        ([], "holds no requests; write one per line"),
         ([{"pipeline": "flux"}], "pipeline 'flux' is not in {costs}; it knows toy"),
         ([{"id": "1"}, {}], "an id occurs once as text and once as a number or a place; use other names"),
     ],

@@ -197,7 +197,7 @@ def test_a_mistake_is_reported_with_its_remedy(
 def test_show_reports_errors_in_a_file(tmp_path: Path, mistake: Callable[..., str]) -> None:
     path = tmp_path / "r.jsonl"
     path.write_text("")
-    assert mistake("show", path) == f"{path} holds no requests; write one JSON object per line"
+    assert mistake("show", path) == f"{path} holds no requests; write one per line"
     write_workload(path, make_workload("ddit", {"num_requests": 3}).requests(0))
     assert mistake("show", path, "--scale", 2).startswith(f"{path} is a file, whose requests are fixed;")
     assert "pipeline 'opensora' is not in the cost table" in mistake("show", path, "--cost", "flux1_l20")

@@ -129,7 +129,7 @@ def test_a_csv_trace_reads_under_both_spellings_in_order_of_arrival(tmp_path):
     first, second = read_trace(path, "flux")
     assert (first.arrival_s, first.shape, first.steps, first.pipeline) == (0.5, Shape(64, 64), 4, "flux")
     assert (second.arrival_s, second.shape, second.slo_s) == (3.5, Shape(768, 512), None)
-    path.write_text("steps,width,height,arrival_s,slo_s,prompt\n4,64,32,0,1.5,a cat\n")
+    path.write_text("\ufeffsteps,width,height,arrival_s,slo_s,prompt\n4,64,32,0,1.5,a cat\n")  # As Excel writes it.
     (only,) = read_trace(path, "flux")
     assert (only.shape, only.slo_s, only.prompt) == (Shape(32, 64), 1.5, "a cat")
 
@@ -144,11 +144,15 @@ def test_a_csv_trace_reads_under_both_spellings_in_order_of_arrival(tmp_path):
         ("arrival_s,height,width,steps\n0,64,64,\n", 2, "steps"),
         ("arrival_s,height,width,steps,slo_s\n0,64,64,4,0\n", 2, "slo_s"),
         ("", 1, "arrival_s"),
+        ("arrival_s,height,width,steps,prompt\n0,64,64,4,a cat, red\n", 2, " red"),
+        ("arrival_s,height,width,steps,prompt\n0,64,64,4,\xe4\n", 1, ""),
+        (f"arrival_s,height,width,steps,prompt\n0,64,64,4,{'x' * (1 << 18)}\n", 2, ""),
     ],
+    ids=lambda part: str(part)[:60],
 )
 def test_a_wrong_csv_names_line_and_field(tmp_path, text, line, field):
     path = tmp_path / "trace.csv"
-    path.write_text(text)
+    path.write_text(text, "latin-1")
     with pytest.raises(BadLine) as caught:
         read_trace(path, "m")
     assert (caught.value.line, caught.value.field) == (line, field)

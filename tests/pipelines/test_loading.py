@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import socket
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import tiny
 from tilework.core.model import ModelSource
@@ -126,11 +128,51 @@ def test_the_shipped_model_has_no_t5_and_loads() -> None:
     assert 3_000_000 < info.parameters < 8_000_000
 
 
-def test_pickled_weights_are_refused_by_name(directory: Path) -> None:
-    weights = directory / "vae" / "diffusion_pytorch_model.safetensors"
-    weights.rename(weights.with_suffix(".bin"))
-    with pytest.raises(UnsafeWeights, match=r"vae/diffusion_pytorch_model\.bin.*safe_serialization=True"):
+def pickle_weights(file: Path, pickled: str) -> None:
+    torch.save(load_file(file), file.with_name(pickled))
+    file.unlink()
+
+
+def refused_as_pickled(directory: Path) -> str:
+    with pytest.raises(UnsafeWeights) as caught:
         load(ModelSource(path=str(directory)))
+    return str(caught.value)
+
+
+def test_pickled_weights_are_refused_with_the_command_that_converts_all_of_them(saved: Path, tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(saved, tmp_path / """it's "here" $HOME"""))
+    pickle_weights(directory / "vae" / "diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.fp16.bin")
+    pickle_weights(directory / "text_encoder" / "model.safetensors", "pytorch_model.bin")
+    message = refused_as_pickled(directory)
+    assert message.startswith(f"{directory / 'text_encoder' / 'pytorch_model.bin'}: pickled weights are not read")
+    python, option, code = shlex.split(message.partition("convert them with: ")[2])
+    assert (python, option) == ("python", "-c")
+    exec(code, {})
+    load(ModelSource(path=str(directory)))
+    for file in ("vae/diffusion_pytorch_model.safetensors", "text_encoder/model.safetensors"):
+        before, after = load_file(saved / file), load_file(directory / file)
+        assert before.keys() == after.keys()
+        assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize(
+    ("pickled", "kind"),
+    [
+        ("diffusion_pytorch_model.ckpt", ["diffusers", "AutoencoderKL"]),
+        ("diffusion_pytorch_model.bin", ["diffusers", "A; import os"]),
+        ("diffusion_pytorch_model.bin", ["diffusers; import os", "A"]),
+        ("diffusion_pytorch_model.a').b.bin", ["diffusers", "AutoencoderKL"]),
+    ],
+)
+def test_there_is_no_command_from_names_that_are_none(directory: Path, pickled: str, kind: list[str]) -> None:
+    """It would run what the directory says."""
+    pickle_weights(directory / "vae" / "diffusion_pytorch_model.safetensors", pickled)
+    index = directory / "model_index.json"
+    index.write_text(json.dumps(json.loads(index.read_text()) | {"vae": kind}))
+    message = refused_as_pickled(directory)
+    assert "python" not in message
+    assert "import" not in message
+    assert message.endswith("fetch the model as safetensors")
 
 
 def test_an_incomplete_model_is_refused(directory: Path) -> None:

@@ -140,6 +140,15 @@ BY_FILES: dict[str, tuple[str, Spoil, type[ModelError], str]] = {
         ModelNotFound,
         r"vae/.*safetensors: is a pointer of Git LFS, not the file itself; run `git lfs pull` in its directory",
     ),
+    "pickled weights that were not pulled": (
+        "sd3",
+        lambda directory: [
+            weights_of(directory / "vae").unlink(),
+            (directory / "vae" / "diffusion_pytorch_model.bin").write_bytes(tiny.LFS_POINTER),
+        ],
+        ModelNotFound,
+        r"vae/.*bin: is a pointer of Git LFS",
+    ),
     "a vocabulary that was not pulled": (
         "sd3",
         lambda directory: (directory / "tokenizer" / "tokenizer.json").write_bytes(tiny.LFS_POINTER),

@@ -27,6 +27,7 @@ from fake_engine import EDITOR, FakeEngine, Plan, Served, serving
 from server.picture_files import BLACK, BLUE, RED, WHITE, data_url, file_of, halves, plain
 from tilework.core.model import PictureInput
 from tilework.core.request import OnMiss, RefusalCode
+from tilework.core.wire.spec import Image as Pixels
 from tilework.server.bounded.json_reader import MAX_FIELDS
 from tilework.server.calls.call import Call
 from tilework.server.calls.parsing.form import form_fields
@@ -240,11 +241,96 @@ def test_an_edit_needs_a_picture(server: Served) -> None:
     refused(edit(server, {}, ("mask", plain())), "mask", "give image as well")
     assert edit(server, {}, ("control_image", plain())).status_code == 200
     refused(server.http.post(EDITS, files={"image": plain()}), "prompt", "missing")
-    needed = replace(
-        EDITOR, pictures=(PictureInput(name="image"), PictureInput(name="mask_image", required=True, is_mask=True))
-    )
-    with serving(FakeEngine(info=needed)) as other:
-        refused(edit(other, {}), "mask_image", "missing")
+
+
+# Masks.
+
+HOLE = file_of(halves((*RED, 255), (*BLUE, 0), "RGBA"))
+"""A picture whose right half is transparent."""
+NEEDS_MASK = replace(
+    EDITOR, pictures=(PictureInput(name="image"), PictureInput(name="mask_image", required=True, is_mask=True))
+)
+
+
+def colours(image: Pixels) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of the first and of the last pixel."""
+    return tuple(image.pixels[:3]), tuple(image.pixels[-3:])
+
+
+def test_the_transparent_part_of_a_picture_is_its_mask(server: Served) -> None:
+    assert edit(server, {}, ("image", HOLE), ("image", plain())).is_success
+    assert server.http.post(EDITS, json={"prompt": "x", "images": [data_url(HOLE), data_url(plain())]}).is_success
+    for spec in server.engine.specs[-2:]:
+        assert {name: len(each) for name, each in spec.pictures.items()} == {"image": 2, "mask_image": 1}
+        assert colours(spec.pictures["image"][0]) == (RED, WHITE)
+        assert colours(spec.pictures["mask_image"][0]) == (BLACK, WHITE)
+
+
+def test_a_picture_is_no_mask_if_it_is_opaque_or_has_one(server: Served) -> None:
+    nearly = file_of(halves((*RED, 255), (*BLUE, 200), "RGBA"))
+    for files in ([("image", nearly)], [("image", plain()), ("image", HOLE)], [("control_image", HOLE)]):
+        assert edit(server, {}, *files).is_success
+        assert "mask_image" not in server.engine.specs[-1].pictures
+    assert edit(server, {}, ("image", HOLE), ("mask", file_of(halves(255, 0, "L")))).is_success
+    assert colours(server.engine.specs[-1].pictures["mask_image"][0]) == (WHITE, BLACK)
+
+
+def test_elsewhere_a_picture_is_no_mask(server: Served) -> None:
+    assert server.post({"prompt": "x", "image": data_url(HOLE)}).is_success
+    assert set(server.engine.specs[-1].pictures) == {"image"}
+
+
+def test_a_mask_that_is_needed_may_be_the_transparent_part() -> None:
+    with serving(FakeEngine(info=NEEDS_MASK), drain_s=0) as other:
+        assert edit(other, {}, ("image", HOLE)).is_success
+        assert colours(other.engine.specs[-1].pictures["mask_image"][0]) == (BLACK, WHITE)
+        refused(edit(other, {}, ("image", plain())), "mask_image", "missing", "image has no transparent part")
+        refused(other.post({"prompt": "x", "image": data_url(HOLE)}), "mask_image", "missing")
+
+
+def test_a_mask_of_its_own_counts_as_memory_and_not_as_pixels() -> None:
+    limits = {"max_input_pixels": 64 * 48, "input_bytes": 3 * 3 * 64 * 48 - 1, "drain_s": 0}
+    with serving(FakeEngine(info=EDITOR, plan=Plan(is_held=True)), **limits) as other:
+        assert edit(other, {}, ("image", plain()), headers=ASYNC).status_code == 202
+        assert edit(other, {}, ("image", plain(colour=(*RED, 0))), headers=ASYNC).status_code == 429
+
+
+WHITE_ON_TRANSPARENT = [
+    halves((0, 0, 0, 0), (*WHITE, 255), "RGBA"),
+    halves((*WHITE, 0), (250, 252, 251, 255), "RGBA"),
+    halves((0, 0), (255, 255), "LA"),
+]
+OTHER_MASKS = [
+    halves((*WHITE, 0), (*BLACK, 255), "RGBA"),
+    halves((*WHITE, 0), (*RED, 255), "RGBA"),
+    halves((*WHITE, 255), (*BLACK, 255), "RGBA"),
+    halves((*WHITE, 0), (*WHITE, 0), "RGBA"),
+    halves(255, 0, "L"),
+    halves(255, 255, "L"),
+]
+
+
+@pytest.mark.parametrize("mask", WHITE_ON_TRANSPARENT)
+def test_white_on_transparent_is_ambiguous(server: Served, mask: Image.Image) -> None:
+    """By OpenAI's rule all but the white part is drawn anew; who painted it may have meant the white part."""
+    answer = edit(server, {}, ("image", plain()), ("mask", file_of(mask)))
+    (warning,) = answer.json()["data"][0]["tilework"]["warnings"]
+    assert warning.startswith("mask is white on a transparent ground, which is drawn anew")
+    assert colours(server.engine.specs[-1].pictures["mask_image"][0]) == (WHITE, BLACK)
+    with serving(FakeEngine(info=EDITOR), strict=True, drain_s=0) as strict:
+        refused(edit(strict, {}, ("image", plain()), ("mask", file_of(mask))), "mask", "without transparency")
+
+
+@pytest.mark.parametrize("mask", OTHER_MASKS)
+def test_other_masks_are_not_ambiguous(server: Served, mask: Image.Image) -> None:
+    answer = edit(server, {}, ("image", plain()), ("mask", file_of(mask)))
+    assert answer.json()["data"][0]["tilework"]["warnings"] == []
+
+
+def test_a_white_picture_with_a_hole_is_not_ambiguous(server: Served) -> None:
+    answer = edit(server, {}, ("image", file_of(WHITE_ON_TRANSPARENT[0])))
+    assert answer.json()["data"][0]["tilework"]["warnings"] == []
+    assert "mask_image" in server.engine.specs[-1].pictures
 
 
 # Forms that are none.
@@ -431,12 +517,13 @@ def test_a_call_that_has_ended_holds_no_pictures() -> None:
 def test_pictures_survive_a_kill(tmp_path: Any) -> None:
     held = FakeEngine(info=EDITOR, plan=Plan(is_held=True))
     with serving(held, durable=str(tmp_path), drain_s=0) as server:
-        mask = file_of(halves((*WHITE, 255), (*WHITE, 0), "RGBA"))
-        uid = edit(server, {"n": "2"}, ("image", plain(kind="JPEG")), ("mask", mask), headers=ASYNC).json()["uid"]
+        files = ("image", HOLE), ("image", plain(kind="JPEG"))  # The first is its mask, too.
+        uid = edit(server, {"n": "2"}, *files, headers=ASYNC).json()["uid"]
         before = [(spec, spec.pictures) for spec in held.specs]
-    files = list((tmp_path / "pictures").iterdir())
-    assert sorted(one.read_bytes() for one in files) == sorted([plain(kind="JPEG"), mask]), "once for all images"
-    assert {one.stat().st_mode & 0o777 for one in files} == {0o600}
+    assert set(before[0][1]) == {"image", "mask_image"}
+    kept_files = list((tmp_path / "pictures").iterdir())
+    assert sorted(one.read_bytes() for one in kept_files) == sorted(content for _, content in files), "each once"
+    assert {one.stat().st_mode & 0o777 for one in kept_files} == {0o600}
     again = FakeEngine(info=EDITOR, plan=Plan(is_held=True))
     with serving(again, durable=str(tmp_path), drain_s=0) as server:
         assert [(spec, spec.pictures) for spec in again.specs] == before

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from sim.compared import summary
@@ -71,6 +73,13 @@ def test_a_text_names_a_workload_with_parameters() -> None:
     assert cell_of("tetriserve", Devices(devices_per_node=2)).costs().devices_per_node == 2
 
 
+def test_a_cell_may_be_a_csv_file_in_any_order(tmp_path: Path) -> None:
+    path = tmp_path / "r.csv"
+    path.write_text("arrival_s,height,width,steps\n2,512,512,50\n1,512,512,50\n")
+    requests = cell_of(str(path), Devices(table="sdxl_h100")).requests(0)
+    assert [(one.id, one.arrival_s, one.pipeline) for one in requests] == [(1, 1.0, "sdxl"), (0, 2.0, "sdxl")]
+
+
 @pytest.mark.parametrize(
     ("text", "kind", "words"),
     [
@@ -81,6 +90,7 @@ def test_a_text_names_a_workload_with_parameters() -> None:
         ("tetriserve,rpm=6,rate=1", BadCell, "rate_per_s is set twice"),
         ("tetriserve,rpm=0", BadParameter, "rate_per_s is 0.0; use a number above 0"),
         ("r.jsonl", BadCell, "give --cost"),
+        ("r.csv", BadCell, "give --cost"),
     ],
 )
 def test_a_text_that_names_nothing_is_refused(text: str, kind: type[Exception], words: str) -> None:

@@ -171,7 +171,7 @@ def _given(one: ExactPicture, given: Mapping[str, list[Path]]) -> dict[str, tupl
             raise UserError(f"{one.place} was drawn from pictures, {counts}; give --picture {name}=FILE for each")
         with user_errors(Undecodable, OSError):
             read = [file.read_bytes() for file in given[name]]
-            found[name] = tuple(decode(each, is_mask="mask" in name, max_pixels=1 << 40) for each in read)
+            found[name] = tuple(decode(each, is_mask="mask" in name, max_pixels=1 << 40).image for each in read)
         if digests_of(found)[name] != digests:
             raise UserError(f"{one.place} was drawn from another {name}; give the file that was sent")
     return found

@@ -1,11 +1,12 @@
-"""Arrival traces: requests read from a workload file or a CSV file, and stretched to another rate."""
+"""Requests read from a workload file or a CSV file, and stretched to another rate."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tilework.formats.json_lines import BadLine
 from tilework.formats.workload import WorkloadRequest, read_workload
@@ -21,21 +22,36 @@ COLUMNS = {
     "num_inference_steps": "steps",
     "slo_s": "slo_s",
     "prompt": "prompt",
+    "pipeline": "pipeline",
 }
 REQUIRED = ("arrival_s", "height", "width", "steps")
 
 
-def read_trace(path: Path | str, pipeline: str) -> tuple[WorkloadRequest, ...]:
-    """Requests of a JSON-lines workload, or of a CSV file (by its name) with the columns COLUMNS, in order of arrival.
+def read_requests(path: Path | str, *pipelines: str) -> tuple[WorkloadRequest, ...]:
+    """Requests of a JSON-lines workload, or of a CSV file (by its name) with the columns COLUMNS, in order of lines.
 
-    CSV knows no pipelines, so these requests get `pipeline`.
+    A row of a CSV file that names no pipeline is for the only one of `pipelines`; `id` is filled in.
 
     Raises:
         BadLine: a line is not as the format asks.
         OSError: the file cannot be read.
     """
-    requests = _read_csv(Path(path), pipeline) if str(path).lower().endswith(".csv") else read_workload(path)
-    return tuple(sorted(requests, key=lambda request: request.arrival_s))
+    if not is_csv(path):
+        return read_workload(path)
+    try:
+        return tuple(_read_csv(Path(path), pipelines))
+    except UnicodeDecodeError:
+        raise BadLine(str(path), 1, "", "the file", "it has bytes that are no UTF-8; save it as that") from None
+
+
+def read_trace(path: Path | str, *pipelines: str) -> tuple[WorkloadRequest, ...]:
+    """As `read_requests`, but in order of arrival."""
+    return tuple(sorted(read_requests(path, *pipelines), key=lambda request: request.arrival_s))
+
+
+def is_csv(path: Path | str) -> bool:
+    """Whether this is a CSV file, by its name."""
+    return str(path).lower().endswith(".csv")
 
 
 def paced(requests: Sequence[WorkloadRequest], rate_per_s: float) -> tuple[WorkloadRequest, ...]:
@@ -51,11 +67,15 @@ def paced(requests: Sequence[WorkloadRequest], rate_per_s: float) -> tuple[Workl
     return tuple(replace(request, arrival_s=(request.arrival_s - first) * scale) for request in requests)
 
 
-def _read_csv(path: Path, pipeline: str) -> list[WorkloadRequest]:
-    with path.open(encoding="utf-8", newline="") as file:
+def _read_csv(path: Path, pipelines: Sequence[str]) -> Iterator[WorkloadRequest]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
         rows = csv.DictReader(file)
-        _check_columns(path, rows.fieldnames or ())
-        return [_row(str(path), rows.line_num, row, pipeline) for row in rows]
+        try:
+            _check_columns(path, rows.fieldnames or ())
+            for index, row in enumerate(rows):
+                yield _row(str(path), rows.line_num, index, row, pipelines)
+        except csv.Error as error:
+            raise BadLine(str(path), rows.line_num + 1, "", "the line", f"it is no CSV ({error})") from None
 
 
 def _check_columns(path: Path, names: Sequence[str]) -> None:
@@ -67,8 +87,12 @@ def _check_columns(path: Path, names: Sequence[str]) -> None:
         raise BadLine(str(path), 1, missing[0], "missing", f"the first line must name {', '.join(REQUIRED)}")
 
 
-def _row(source: str, line: int, row: Mapping[str, str], pipeline: str) -> WorkloadRequest:
-    values = {COLUMNS[name]: text for name, text in row.items() if name in COLUMNS and text}
+def _row(
+    source: str, line: int, index: int, row: Mapping[str | None, Any], pipelines: Sequence[str]
+) -> WorkloadRequest:
+    if more := row.get(None):
+        raise BadLine(source, line, more[0], "beyond the last column", 'put a text with commas in quotes: "a cat, red"')
+    values: dict[str, str] = {COLUMNS[name]: text for name, text in row.items() if name is not None and text}
 
     def number(name: str, default: str = "") -> float:
         text = values.get(name, default)
@@ -83,9 +107,14 @@ def _row(source: str, line: int, row: Mapping[str, str], pipeline: str) -> Workl
             )
         return value
 
+    pipeline = values.get("pipeline", pipelines[0] if len(pipelines) == 1 else None)
+    if pipeline is None:
+        remedy = f"add the column pipeline, with one of {', '.join(pipelines)}"
+        raise BadLine(source, line, "pipeline", "missing", remedy)
     return WorkloadRequest(
         arrival_s=number("arrival_s"),
         pipeline=pipeline,
+        id=index,
         height=int(number("height")),
         width=int(number("width")),
         frames=int(number("frames", "1")),

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+import shlex
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from typing import Any
 from tilework.pipelines.errors import ModelError, ModelNotFound, UnsafeWeights, UnsupportedModel
 
 _CONFIG, _WEIGHTS = "config.json", ".safetensors"
-_PICKLED = (".bin", ".ckpt", ".pt", ".pth")
+_CONVERTED = ".bin"
+_PICKLED = (_CONVERTED, ".ckpt", ".pt", ".pth")
 _SHARD = re.compile(r"-\d{5}-of-\d{5}")
 _LORA = re.compile(r"\.(lora_[AB]|lora_(up|down)|lora_linear_layer|base_layer)\.")
 _UNFUSED = "pipeline.fuse_lora(), pipeline.unload_lora_weights() and pipeline.save_pretrained(...)"
@@ -38,6 +40,13 @@ def check_components(directory: Path, components: Mapping[str, Any], in_files: C
         UnsafeWeights: some weights are there only in pickled form.
         UnsupportedModel: some weights have a LoRA beside them that is not fused.
     """
+    _check_safe(
+        [
+            (pickled, library, kind)
+            for name, library, kind in _named(components)
+            if (pickled := _pickled(directory / name)) is not None
+        ]
+    )
     offers = [
         _check_component(directory / name, kind, name in in_files or (library == "diffusers" and "" in in_files))
         for name, library, kind in _named(components)
@@ -59,6 +68,46 @@ def _named(components: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
             yield name, value[0], value[1]
 
 
+def _pickled(folder: Path) -> Path | None:
+    """Its first file of weights if all are pickled."""
+    files = sorted(folder.glob("*"))
+    if any(file.suffix == _WEIGHTS for file in files):
+        return None
+    return next((file for file in files if file.suffix in _PICKLED), None)
+
+
+def _check_safe(pickled: Sequence[tuple[Path, str, str]]) -> None:
+    """Refuse files of pickled weights, each with the library and the class of its component.
+
+    Raises:
+        UnsafeWeights: there are any.
+        ModelNotFound: git has left a pointer in place of one, which is not to be converted.
+    """
+    if not pickled:
+        return
+    for file, _, _ in pickled:
+        check_is_pulled(file)
+    lines = [_conversion(*one) for one in pickled]
+    code = "; ".join(line for line in lines if line is not None)
+    remedy = "fetch the model as safetensors" if None in lines else f"convert them with: python -c {shlex.quote(code)}"
+    raise UnsafeWeights(f"{pickled[0][0]}: pickled weights are not read; {remedy}")
+
+
+def _conversion(file: Path, library: str, kind: str) -> str | None:
+    """Python that writes the weights of a component as safetensors beside the pickled ones.
+
+    None if they are not named as stock pipelines name them, or if a name in the index is more than a name: the command
+    would run it.
+    """
+    variant = _variant(file)
+    if file.suffix != _CONVERTED or not all(name.isidentifier() for name in (library, kind, variant or "none")):
+        return None
+    module = library if library in ("diffusers", "transformers") else f"diffusers.pipelines.{library}"
+    place = json.dumps(str(file.parent))
+    option = f", variant={json.dumps(variant)}" if variant else ""
+    return f"from {module} import {kind}; {kind}.from_pretrained({place}{option}).save_pretrained({place})"
+
+
 def _check_component(folder: Path, kind: str, may_lack_weights: bool) -> set[str | None]:
     """The variants of its weights, None for those without a name; empty if it has none, as a tokenizer."""
     if not folder.is_dir() or not any(folder.iterdir()):
@@ -77,12 +126,6 @@ def _check_component(folder: Path, kind: str, may_lack_weights: bool) -> set[str
     ):
         raise ModelNotFound(f"{folder}: there is no vocabulary ({', '.join(_VOCABULARIES)}); fetch the model again")
     weights = sorted(folder.glob(f"*{_WEIGHTS}"))
-    pickled = [file for file in sorted(folder.iterdir()) if file.suffix in _PICKLED]
-    if pickled and not weights:
-        raise UnsafeWeights(
-            f"{pickled[0]}: pickled weights are not read; convert them with "
-            "save_pretrained(..., safe_serialization=True)"
-        )
     if may_lack_weights and (folder / _CONFIG).is_file() and not weights:
         return set()
     if (folder / _CONFIG).is_file() != bool(weights):
@@ -118,7 +161,7 @@ def quantized_by(folder: Path) -> str:
 
 def _variant(file: Path) -> str | None:
     """Of `diffusion_pytorch_model.fp16.safetensors`, or a shard of it: "fp16"."""
-    return _SHARD.sub("", file.name.removesuffix(_WEIGHTS)).partition(".")[2] or None
+    return _SHARD.sub("", file.stem).partition(".")[2] or None
 
 
 def _check_json(file: Path) -> None:

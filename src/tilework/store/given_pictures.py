@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from uuid import uuid4
 
@@ -35,20 +35,20 @@ class GivenPictures:
         self._held: dict[str, tuple[str, ...]] = {}
 
     async def write(self, contents: Sequence[bytes]) -> tuple[str, ...]:
-        """The names of new files with these contents, all or none. Raises NotWritten."""
-        names = tuple(uuid4().hex for _ in contents)
-        await asyncio.to_thread(self._write, names, contents)
-        return names
+        """The names of new files with these contents, all or none; one object has one file. Raises NotWritten."""
+        files = {id(content): (uuid4().hex, content) for content in contents}
+        await asyncio.to_thread(self._write, dict(files.values()))
+        return tuple(files[id(content)][0] for content in contents)
 
-    def _write(self, names: Sequence[str], contents: Sequence[bytes]) -> None:
+    def _write(self, contents: Mapping[str, bytes]) -> None:
         try:
-            for name, content in zip(names, contents, strict=True):
+            for name, content in contents.items():
                 with open(self._folder / name, "xb", opener=_opener) as file:
                     file.write(content)
                     file.flush()
                     os.fsync(file.fileno())  # The journal may survive a loss of power without it.
         except OSError as error:
-            self._remove(names)
+            self._remove(contents)
             self._on_failed(error)
             raise NotWritten(f"{self._folder}: {error.strerror}") from error
 

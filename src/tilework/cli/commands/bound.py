@@ -19,7 +19,7 @@ from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import read_table
 from tilework.cost.tabled import UnknownCost
 from tilework.formats.json_lines import BadLine
-from tilework.formats.workload import read_workload
+from tilework.formats.trace import read_requests
 from tilework.policy.toolkit.highs import SolverMissing
 from tilework.report.words import counted_devices
 from tilework.sim.optimum.bound import Bound, on_time_bound
@@ -42,7 +42,7 @@ class _SizeLine:
 
 
 def command(
-    requests: Annotated[Path, typer.Option(help="Requests as JSON lines (docs/formats.md).")],
+    requests: Annotated[Path, typer.Option(help="Requests as JSON lines or CSV (docs/formats.md).")],
     cost: Annotated[str, typer.Option(help="Cost table: a JSON file (docs/formats.md), or a name of `cost list`.")],
     devices: Annotated[int, typer.Option(min=1, help="Number of devices.")] = 1,
     json: AsJson = False,
@@ -53,7 +53,8 @@ def command(
     well. Needs the extra `solve`. See docs/yardsticks.md.
     """
     with user_errors(BadLine, BadCostTable, UnknownCost, SolverMissing, OSError):
-        asked, table = to_requests(read_workload(requests)), read_table(cost)
+        table = read_table(cost)
+        asked = to_requests(read_requests(requests, *table.pipelines))
         due = [one for one in asked if one.deadline_ns is not None]
         if not due:
             raise UserError(f"{requests} holds no request with a deadline; add slo_s to its lines (docs/formats.md)")

@@ -28,7 +28,7 @@ from tilework.cost.table import BadCostTable, CostTable, check_covers, check_dev
 from tilework.cost.table_file import read_table
 from tilework.formats.json_lines import BadLine, RequestId
 from tilework.formats.schedule import write_schedule
-from tilework.formats.workload import read_workload
+from tilework.formats.trace import read_requests
 from tilework.policy.registry import DEFAULT_POLICY, UnknownPolicy, make_policy
 from tilework.report.tables import attainment_table, summary
 from tilework.report.words import counted_devices
@@ -151,7 +151,8 @@ def _scenario(
         return _from_log(log, policy, devices, config, quiet)
     if requests is None or cost is None:
         raise UserError("give REQUESTS and --cost, or --log; see tilework simulate --help")
-    workload, table = read_workload(requests), read_table(cost)
+    table = read_table(cost)
+    workload = read_requests(requests, *table.pipelines)
     check_requests(workload, table, source=requests, costs=cost)
     return _Scenario(
         requests=to_requests(workload),

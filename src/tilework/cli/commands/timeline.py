@@ -13,7 +13,7 @@ from tilework.cli.options.common import AsJson, examples
 from tilework.cli.views.charts import chart_of_history, check_timeline_files, draw_chart
 from tilework.formats.json_lines import BadLine
 from tilework.formats.schedule import read_schedule
-from tilework.formats.workload import read_workload
+from tilework.formats.trace import read_requests
 from tilework.report.chart import Chart, busy_shares, chart_of_schedule
 from tilework.report.words import counted_devices
 
@@ -73,7 +73,7 @@ def _read(file: Path, requests: Path | None, quiet: bool) -> tuple[Chart, str]:
         history = load_history(file, quiet)
         return chart_of_history(history), f"{history.header.config.policy} on {counted_devices(history.num_devices)}"
     with user_errors(BadLine, OSError):
-        workload = () if requests is None else read_workload(requests)
+        workload = () if requests is None else read_requests(requests, "")
         return chart_of_schedule(read_schedule(file), workload), file.name
 
 

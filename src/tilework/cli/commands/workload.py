@@ -17,7 +17,8 @@ from tilework.cost.table_costs import TableCosts
 from tilework.cost.table_file import read_table
 from tilework.cost.tabled import UnknownCost
 from tilework.formats.json_lines import BadLine
-from tilework.formats.workload import read_workload, write_workload
+from tilework.formats.trace import read_trace
+from tilework.formats.workload import write_workload
 from tilework.report.workload import draw_workload
 from tilework.sim.workloads.family import Family
 from tilework.sim.workloads.load import device_seconds
@@ -214,9 +215,9 @@ def _find(place: str, changes: _Changes, seed: int, cost: str | None, devices: i
             raise UserError(
                 f"{place} is a file, whose requests are fixed; leave out the options that change a workload"
             )
-        requests = tuple(sorted(read_workload(place), key=lambda request: request.arrival_s))
+        requests = read_trace(place, *(("",) if cost is None else read_table(cost).pipelines))
         title, num_devices = Path(place).name, devices or 1
     if not requests:
-        raise UserError(f"{place} holds no requests; write one JSON object per line")
+        raise UserError(f"{place} holds no requests; write one per line")
     device_s = None if cost is None else device_seconds(requests, TableCosts(read_table(cost)))
     return Shown(title=title, requests=requests, device_s=device_s, cost=cost, num_devices=num_devices)

@@ -9,7 +9,7 @@ import typer
 
 from tilework.policy.registry import DEFAULT_POLICY
 
-Requests = Annotated[Path | None, typer.Argument(help="Requests as JSON lines (docs/formats.md).")]
+Requests = Annotated[Path | None, typer.Argument(help="Requests as JSON lines or CSV (docs/formats.md).")]
 Cost = Annotated[
     str | None, typer.Option(help="Cost table: a JSON file (docs/formats.md), or a name of `tilework cost list`.")
 ]

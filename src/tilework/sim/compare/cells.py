@@ -12,7 +12,8 @@ from typing import Any
 
 from tilework.cost.table import CostTable, check_covers, check_devices
 from tilework.cost.table_file import read_table
-from tilework.formats.workload import WorkloadRequest, read_workload
+from tilework.formats.trace import is_csv, read_trace
+from tilework.formats.workload import WorkloadRequest
 from tilework.sim.workloads.family import Family
 from tilework.sim.workloads.registry import make_workload, values_of, workload_names
 
@@ -56,9 +57,9 @@ class Cell:
         return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
 
     def requests(self, seed: int) -> tuple[WorkloadRequest, ...]:
-        """In order of arrival. Raises BadParameter, BadLine, OSError."""
+        """In order of arrival. Raises BadParameter, BadLine, BadCostTable, OSError."""
         if isinstance(self.workload, Path):
-            return tuple(sorted(read_workload(self.workload), key=lambda one: one.arrival_s))
+            return read_trace(self.workload, *self.costs().pipelines)
         return self.workload.requests(seed)
 
     def costs(self) -> CostTable:
@@ -95,7 +96,7 @@ def cell_of(text: str, devices: Devices) -> Cell:
         UnknownWorkload, BadParameter, BadCell: there is nothing of this name, or it has no such parameter or value.
     """
     name, *pairs = text.split(",")
-    if name not in workload_names() and (Path(text).exists() or text.endswith(".jsonl")):
+    if name not in workload_names() and (Path(text).exists() or text.endswith(".jsonl") or is_csv(text)):
         if devices.table is None:
             raise BadCell("a file of requests does not say what they cost; give --cost")
         workload: Family | Path = Path(text)

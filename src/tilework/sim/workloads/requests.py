@@ -22,7 +22,7 @@ def check_requests(
 ) -> None:
     """Check that a workload can be simulated with a cost table; `source` and `costs` name them. Raises BadRequests."""
     if not workload:
-        raise BadRequests(f"{source} holds no requests; write one JSON object per line")
+        raise BadRequests(f"{source} holds no requests; write one per line")
     if len({str(line.id) for line in workload if line.id is not None}) < len(workload):
         raise BadRequests(f"{source}: an id occurs once as text and once as a number or a place; use other names")
     known = {row.pipeline for row in table.rows}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image as Pillow
@@ -19,9 +20,26 @@ _ANIMATED_FORMATS = ("PNG", _WEBP)  # A JPEG may hold more pictures, too (MPO): 
 _STRIP_PIXELS = 1 << 18
 _MOST_WEBP_PIXELS = 1 << 23
 """Pillow has all pixels of a WebP file in one piece of memory: that holds the interpreter for 2 ms each 1 Mi pixels."""
+_HALF_OPAQUE = 128
+"""Alpha below it is a part where stock pipelines draw: they round masks."""
+_WHITE = 240
+"""Grey from which on a lossy file may have been white."""
 
 
-def decode(content: bytes, *, is_mask: bool, max_pixels: int | None) -> Image:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodedPicture:
+    """An image, and whether its file has a part that is more transparent than opaque.
+
+    A mask `is_white_on_transparent` if all else is white: it was written for a server that draws where a mask is
+    transparent, or painted for one that draws where it is white. Nothing in it says which.
+    """
+
+    image: Image
+    has_transparent_part: bool
+    is_white_on_transparent: bool
+
+
+def decode(content: bytes, *, is_mask: bool, max_pixels: int | None) -> DecodedPicture:
     """The picture in a PNG, JPEG or WebP file, upright and in 8-bit RGB.
 
     What is transparent is white, as on paper. A mask says where to draw, in white: where the file is transparent (as
@@ -36,7 +54,9 @@ def decode(content: bytes, *, is_mask: bool, max_pixels: int | None) -> Image:
         with Pillow.open(io.BytesIO(content), formats=FORMATS) as picture:
             _check_head(picture, max_pixels)
             upright = ImageOps.exif_transpose(picture)
-            pixels = _pixels(upright, _mask(upright) if is_mask else _on_white)
+            has_hole = _has_transparent_part(upright)
+            pixels = _pixels(upright, _mask(has_hole) if is_mask else _on_white)
+            is_ambiguous = is_mask and has_hole and _is_white(upright)
     except Undecodable:
         raise
     except Pillow.DecompressionBombError:
@@ -46,7 +66,11 @@ def decode(content: bytes, *, is_mask: bool, max_pixels: int | None) -> Image:
     except Exception as error:  # For damaged files Pillow raises errors of nearly every type.
         reason = str(error)[:100] or type(error).__name__
         raise Undecodable(f"The file is damaged ({reason}): save the picture again.") from None
-    return Image(upright.height, upright.width, pixels)
+    return DecodedPicture(
+        image=Image(upright.height, upright.width, pixels),
+        has_transparent_part=has_hole,
+        is_white_on_transparent=is_ambiguous,
+    )
 
 
 def _check_head(picture: Pillow.Image, max_pixels: int | None) -> None:
@@ -92,12 +116,34 @@ def _on_white(picture: Pillow.Image) -> Pillow.Image:
     return Pillow.alpha_composite(opaque, picture.convert("RGBA")).convert("RGB")
 
 
-def _mask(picture: Pillow.Image) -> Callable[[Pillow.Image], Pillow.Image]:
-    """How the mask is made of each strip. A file whose alpha is opaque everywhere has none."""
-    if picture.has_transparency_data and any(_alpha(strip).getextrema() != (255, 255) for strip in _strips(picture)):
+def _mask(has_transparent_part: bool) -> Callable[[Pillow.Image], Pillow.Image]:
+    """How the mask is made of each strip."""
+    if has_transparent_part:
         return lambda strip: ImageChops.invert(_alpha(strip)).convert("RGB")
     return lambda strip: strip.convert("RGB").convert("L").convert("RGB")
 
 
+def _has_transparent_part(picture: Pillow.Image) -> bool:
+    if not picture.has_transparency_data:
+        return False
+    return any(_alpha_range(strip)[0] < _HALF_OPAQUE for strip in _strips(picture))
+
+
+def _is_white(picture: Pillow.Image) -> bool:
+    """Whether there is an opaque part, and all of it is white."""
+    if all(_alpha_range(strip)[1] < _HALF_OPAQUE for strip in _strips(picture)):
+        return False
+    return all(_darkest(_on_white(strip)) >= _WHITE for strip in _strips(picture))
+
+
 def _alpha(strip: Pillow.Image) -> Pillow.Image:
     return strip.convert("RGBA").getchannel("A")
+
+
+def _alpha_range(strip: Pillow.Image) -> tuple[int, int]:
+    alpha = np.asarray(_alpha(strip))
+    return int(alpha.min()), int(alpha.max())
+
+
+def _darkest(strip: Pillow.Image) -> int:
+    return int(np.asarray(strip.convert("L")).min())

@@ -181,6 +181,7 @@ def image_call(
         vae_tiling=info.vae_tiling,
         warnings=(
             *_stand_ins(ask, rules, specs[0]),
+            *pictures.warnings,
             *(one.warning for one in no_effect),
             *_warnings(given.ignored),
             *prompt_warnings(ask.prompt, info),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tilework.core.model import ModelInfo, PictureInput
 from tilework.core.wire.spec import Image
 from tilework.server.bounded.long_text import LONG_TEXT_BYTES, LongText
 from tilework.server.calls.errors import InvalidValue, invalid
 from tilework.server.calls.parsing.base64_pieces import decode_base64
-from tilework.server.calls.parsing.decode import decode
+from tilework.server.calls.parsing.decode import DecodedPicture, decode
 from tilework.server.calls.parsing.fields import renamed
 from tilework.server.calls.parsing.file_parts import Undecodable
 from tilework.server.config import ServerConfig
@@ -22,15 +22,23 @@ GIVE = "base64 or a data URL (data:image/png;base64,...) of a PNG, JPEG or WebP 
 EDITS = "POST /v1/images/edits"
 _SHOWN_CHARS = 100  # A message cuts it further.
 _HEAD_CHARS = 200  # `data:image/png;base64,` and what some clients add.
+_WHITE_ON_TRANSPARENT = (
+    "is white on a transparent ground, which is drawn anew. If the white part was meant, give a mask without"
+    " transparency: white where to draw, black elsewhere."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenPicture:
-    """A picture as its client sent it: a file, or a text that holds one. `place` is its field, `name` the argument."""
+    """A picture as its client sent it: a file, or a text that holds one. `place` is its field, `name` the argument.
+
+    Its transparent part, if it has one, is given as `mask`.
+    """
 
     place: str
     name: str
     is_mask: bool
+    mask: PictureInput | None = None
     content: str | bytes | LongText = field(repr=False)
 
     def refused(self, remedy: str) -> InvalidValue:
@@ -50,12 +58,14 @@ class PictureFile:
 class Pictures:
     """What a call gives: pixels by argument of the model, and each picture as its client gave it.
 
-    `contents` are the files of those, if they are to be kept.
+    A picture whose transparent part is a mask is among `given` a second time, as that mask. `contents` are the files
+    of those, if they are to be kept. `warnings` are for the client.
     """
 
     images: Mapping[str, tuple[Image, ...]] = field(default_factory=dict)
     given: Sequence[GivenPicture] = ()
     contents: Sequence[bytes] = field(default=(), repr=False)
+    warnings: tuple[str, ...] = ()
 
 
 NO_PICTURES = Pictures()
@@ -65,6 +75,9 @@ def taken_pictures(
     fields: Mapping[str, object], info: ModelInfo, *, is_edit: bool = False
 ) -> tuple[dict[str, object], tuple[GivenPicture, ...]]:
     """The fields of a call that are no pictures, and its pictures.
+
+    In an edit the transparent part of the main picture, the first if there are several, is its mask, unless one is
+    given: so OpenAI's API has it.
 
     Raises:
         InvalidValue: the model takes no such picture, or not as many; one that it needs is missing; or a value is none.
@@ -82,18 +95,25 @@ def taken_pictures(
         if one.name in given:
             raise invalid(field_name, _briefly(value), f"{given[one.name][0].place} is given as well: leave one out.")
         given[one.name] = _of_field(field_name, value, one)
-    _check_complete(given, info, is_edit=is_edit)
+    mask = _mask_within(given, info) if is_edit else None
+    _check_complete(given, info, mask, is_edit=is_edit)
+    if mask is not None and (main := main_picture(info)) is not None:
+        first, *others = given[main.name]
+        given[main.name] = (replace(first, mask=mask), *others)
     rest = {name: value for name, value in fields.items() if name not in meant}
     return rest, tuple(one for each in given.values() for one in each)
 
 
 def takes(fields: Mapping[str, object], info: ModelInfo, *, is_edit: bool = False) -> bool:
-    """Whether a call with these fields has pictures that the model takes, and all that it needs."""
+    """Whether a call with these fields has pictures that the model takes, and all that it needs.
+
+    They are not decoded yet: a picture that must have a mask in it may have none.
+    """
     try:
-        taken_pictures(renamed(fields, info), info, is_edit=is_edit)
+        _, given = taken_pictures(renamed(fields, info), info, is_edit=is_edit)
     except InvalidValue:
         return False
-    return True
+    return not any(one.mask is not None and one.mask.required for one in given)
 
 
 def reject_edits(info: ModelInfo) -> None:
@@ -108,18 +128,46 @@ def decoded(given: Sequence[GivenPicture], config: ServerConfig, *, keeps_files:
     Raises:
         InvalidValue: one is too large, damaged, or no picture.
     """
-    left, contents = config.max_input_pixels, list[bytes]()
+    left, contents, parts, warnings = config.max_input_pixels, list[bytes](), list[GivenPicture](), list[str]()
     images: dict[str, tuple[Image, ...]] = {}
-    for one in given:
-        content = _file(one, config.max_picture_bytes)
+
+    def add(one: GivenPicture, content: bytes, max_pixels: int | None) -> DecodedPicture:
         try:
-            image = decode(content, is_mask=one.is_mask, max_pixels=left)
+            found = decode(content, is_mask=one.is_mask, max_pixels=max_pixels)
         except Undecodable as error:
             raise one.refused(str(error)) from None
-        left -= image.height * image.width
-        images[one.name] = (*images.get(one.name, ()), image)
-        contents += [content] if keeps_files else []
-    return Pictures(images=images, given=given, contents=contents)
+        images[one.name] = (*images.get(one.name, ()), found.image)
+        parts.append(one)
+        contents.extend([content] if keeps_files else [])
+        return found
+
+    for one in given:
+        content = _file(one, config.max_picture_bytes)
+        found = add(one, content, left)
+        left -= found.image.height * found.image.width
+        if found.is_white_on_transparent:
+            warnings.append(_inversion_warning(one, is_strict=config.strict))
+        if one.mask is not None and found.has_transparent_part:
+            part = replace(one, name=one.mask.name, is_mask=True, mask=None)
+            add(part, content, None)  # These pixels have been counted.
+        elif one.mask is not None and one.mask.required:
+            raise _mask_missing(one, one.mask.name)
+    return Pictures(images=images, given=parts, contents=contents, warnings=tuple(warnings))
+
+
+def _inversion_warning(mask: GivenPicture, *, is_strict: bool) -> str:
+    """The warning about a mask that may mean the opposite; a strict server refuses it."""
+    if is_strict:
+        raise mask.refused(f"It {_WHITE_ON_TRANSPARENT}")
+    return f"{mask.place} {_WHITE_ON_TRANSPARENT}"
+
+
+def _mask_missing(picture: GivenPicture, name: str) -> InvalidValue:
+    message = (
+        f"{name} is missing, and {picture.place} has no transparent part that could be it. Give {GIVE}, or make"
+        f" transparent what is to be drawn anew."
+    )
+    return InvalidValue(message, field=name, code="missing_value")
 
 
 def decoded_again(files: Iterable[PictureFile], kept: GivenPictures) -> dict[str, tuple[Image, ...]]:
@@ -131,7 +179,7 @@ def decoded_again(files: Iterable[PictureFile], kept: GivenPictures) -> dict[str
     """
     images: dict[str, tuple[Image, ...]] = {}
     for one in files:
-        image = decode(kept.read(one.file), is_mask=one.is_mask, max_pixels=None)
+        image = decode(kept.read(one.file), is_mask=one.is_mask, max_pixels=None).image
         images[one.name] = (*images.get(one.name, ()), image)
     return images
 
@@ -142,13 +190,26 @@ def main_picture(info: ModelInfo) -> PictureInput | None:
     return next((one for one in drawn if one.name == IMAGE), drawn[0] if drawn else None)
 
 
+def _main_mask(info: ModelInfo) -> PictureInput | None:
+    """The mask that a client means by `mask`."""
+    return next((one for one in info.pictures if one.is_mask), None)
+
+
+def _mask_within(given: Mapping[str, tuple[GivenPicture, ...]], info: ModelInfo) -> PictureInput | None:
+    """The mask that the main picture may have in it, since it is not given by itself."""
+    main, mask = main_picture(info), _main_mask(info)
+    if main is None or mask is None or main.name not in given or mask.name in given:
+        return None
+    return mask
+
+
 def _field_names(info: ModelInfo) -> dict[str, str]:
     """The argument that each field means; those that other servers have are aliases."""
     names: dict[str, str] = {}
     if (main := main_picture(info)) is not None:
         names |= dict.fromkeys((IMAGE, IMAGES, INPUT_REFERENCE), main.name)
-    if mask := next((one.name for one in info.pictures if one.is_mask), None):
-        names |= dict.fromkeys((MASK, "mask_image"), mask)
+    if (mask := _main_mask(info)) is not None:
+        names |= dict.fromkeys((MASK, "mask_image"), mask.name)
     return names | {one.name: one.name for one in info.pictures}
 
 
@@ -206,10 +267,12 @@ def _num_bytes(content: str | LongText) -> int:
     return content.num_bytes if isinstance(content, LongText) else len(content)
 
 
-def _check_complete(given: Mapping[str, tuple[GivenPicture, ...]], info: ModelInfo, *, is_edit: bool) -> None:
-    """Raises InvalidValue."""
+def _check_complete(
+    given: Mapping[str, tuple[GivenPicture, ...]], info: ModelInfo, mask: PictureInput | None, *, is_edit: bool
+) -> None:
+    """The `mask` may be within another picture. Raises InvalidValue."""
     main = main_picture(info)
-    needed = [one.name for one in info.pictures if one.required and one.name not in given]
+    needed = [one.name for one in info.pictures if one.required and one is not mask and one.name not in given]
     if is_edit and main is not None and not given:
         needed.insert(0, main.name)
     masks = [each[0] for each in given.values() if each[0].is_mask]
