@@ -89,7 +89,9 @@ def test_other_pictures_have_none() -> None:
 
 def test_what_is_remembered_of_a_call_has_nothing_that_its_client_wrote() -> None:
     texts = {"prompt": SECRET, "negative_prompt": SECRET, "prompt_2": SECRET, "user": SECRET, "quality": SECRET}
-    rules = Rules(info=INFO, config=ServerConfig(), tenants=Tenants(), tenant=Tenant(), now=datetime.now(UTC))
+    rules = Rules(
+        info=INFO, config=ServerConfig(), tenants=Tenants(), tenant=Tenant(), now=datetime(2030, 1, 1, tzinfo=UTC)
+    )
     call = image_call({**texts, "guidance_scale": 1, "a secret field": SECRET}, rules, Random(0))
     assert SECRET in repr(call)
     assert call.warnings

@@ -81,7 +81,7 @@ def spec_of(call: RandomCall, info: ModelInfo) -> Spec:
     files = {name: [_file(one) for one in given] for name, given in call.pictures.items()}
     body = {**call.fields, **{name: given if len(given) > 1 else given[0] for name, given in files.items()}}
     rest, given = taken_pictures(body, info)
-    rules = Rules(info=info, config=config, tenants=Tenants(), tenant=Tenant(), now=datetime.now(UTC))
+    rules = Rules(info=info, config=config, tenants=Tenants(), tenant=Tenant(), now=datetime(2030, 1, 1, tzinfo=UTC))
     return image_call(rest, rules, Random(0), pictures=decoded(given, config, keeps_files=False)).specs[0]
 
 
