@@ -34,7 +34,7 @@ from tilework.server.calls.errors import CallError
 from zoo.random_calls import RandomCall, random_call, spec_of, stock_pixels
 from zoo.registry import ZOO, build
 
-NUM_CALLS = int(os.environ.get("RANDOM_CALLS", "4"))
+NUM_CALLS = int(os.environ.get("RANDOM_CALLS", "2"))
 SEED = os.environ.get("RANDOM_SEED", "0")
 QUICK = ("sdxl", "qwen-image")
 SERVED = [name for name, model in ZOO.items() if model.class_name in served_classes()]
