@@ -250,8 +250,11 @@ def test_until_the_engine_has_started_the_server_says_so() -> None:
         httpx.get(f"{loop_url}/metrics"),
         httpx.get(f"{loop_url}/v1/models"),
         httpx.post(f"{loop_url}/v1/images/generations", json={"prompt": "x"}),
+        httpx.get(f"{loop_url}/v1/requests/{'0' * 32}"),  # It may be known once calls are taken over.
+        httpx.get(f"{loop_url}/v1/images/{'0' * 32}/content"),
+        httpx.get(f"{loop_url}/v1/videos/{'0' * 32}"),
     ]
-    assert [answer.status_code for answer in answers] == [503] * 4
+    assert [answer.status_code for answer in answers] == [503] * len(answers)
     assert {answer.json()["error"]["status"] for answer in answers} == {"starting"}
     assert "loading the model" in answers[0].json()["error"]["message"]
     engine_loop = engine.loop

@@ -111,6 +111,7 @@ def test_a_chat_may_be_empty_but_needs_the_users_message(server: Served) -> None
 
 
 IDLE: list[tuple[dict[str, Any], str]] = [
+    ({"on_miss": "reject"}, "on_miss has no effect: there is no deadline"),
     ({"quality": "high"}, f"quality {NO_CHOICE}"),
     ({"quality": "hd"}, f"quality {NO_CHOICE}"),
     ({"style": "natural"}, f"style {NO_CHOICE}"),
@@ -193,7 +194,9 @@ def test_guidance_that_a_model_cannot_have_is_refused(info: ModelInfo, fields: d
     assert remedy in error["message"]
 
 
-@pytest.mark.parametrize("name", ["dall-e-2", "dall-e-3", "gpt-image-1", "gpt-image-1-mini", "chatgpt-image-latest"])
+@pytest.mark.parametrize(
+    "name", ["dall-e-2", "dall-e-3", "gpt-image-1", "gpt-image-1-mini", "chatgpt-image-latest", "sora-2"]
+)
 def test_a_model_stands_in_for_those_of_openai(server: Served, strict: Served, name: str) -> None:
     assert warnings_of(server, {"model": name}) == [f'model "{name}" is not served here: tiny-shapes stands in for it.']
     assert refused_with(strict, {"model": name}) == (404, "model")

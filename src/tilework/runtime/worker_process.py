@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import multiprocessing
 import os
 import signal
@@ -54,7 +55,9 @@ def _forkserver_pid() -> int | None:
     return pid
 
 
+@atexit.register
 def _end_forkserver() -> None:
+    """While it imports it would not see that this process has ended, and outlive it by seconds."""
     pid = _forkserver_pid()
     if pid is not None:
         with suppress(ProcessLookupError):

@@ -31,7 +31,7 @@ from tilework.server.engine_protocol import Engine
 from tilework.server.http.files import file_answer
 from tilework.server.http.middleware import is_head, tenant_of
 from tilework.server.http.sse import EventStream
-from tilework.server.schema.answers import Decisions, RequestList, RequestStatus
+from tilework.server.schema.answers import Decisions, RequestList, RequestStatus, Unready
 from tilework.server.text import counted, shown
 from tilework.store.results import Result, ResultStore
 
@@ -185,6 +185,7 @@ class RequestService:
     def _find(self, uid: str, tenant: str | None) -> _Found:
         """Raises:
         UnknownCall: the tenant, or any (None), has no such call.
+        NotReady: the same, while calls of an earlier start are not taken over yet.
         """
         match = _UID.fullmatch(uid)
         entry = match and self.call_registry.find(match[1], tenant, self.engine.now_ns())
@@ -196,7 +197,10 @@ class RequestService:
             raise self._unknown(uid)
         return _Found(entry, index)
 
-    def _unknown(self, uid: str) -> UnknownCall:
+    def _unknown(self, uid: str) -> CallError:
+        """What the client is told: until the server has started, that it may be known then."""
+        if not self.submitter.readiness.has_started:
+            return self.submitter.readiness.error(Unready.STARTING)
         most_s = s_from_ns(self.call_registry.record_ttl_ns)
         message = f"There is no request {shown(uid)}; those that have ended are known for {most_s:g} seconds at most."
         return UnknownCall(message, field="uid")

@@ -120,7 +120,9 @@ def _too_short(refusal: Reject, deadline: Deadline, arrival_ns: int) -> CallErro
     assert refusal.earliest_ns is not None
     field, earliest = deadline.field, deadline.moved(_ceil_ms(refusal.earliest_ns - arrival_ns))
     remedy = f'It cannot be met: {refusal.reason}. Use {shown(earliest)} or later, or on_miss "best_effort".'
-    return invalid(field, deadline.value, remedy, code=refusal.code.value)
+    error = invalid(field, deadline.value, remedy, code=refusal.code.value)
+    error.details |= {"uid": refusal.uid, "slo_s": deadline.slo_s, "slo_source": deadline.source}
+    return error
 
 
 def _no_room(message: str, refusal: Reject, arrival_ns: int) -> Refused:

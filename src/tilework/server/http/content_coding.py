@@ -103,5 +103,6 @@ def content_coding(http: Request) -> Plain | Inflated:
             return Plain()
         case [coding] if coding in _WINDOW_BITS:
             return Inflated(coding)
-    message = f"Content-Encoding = {shown(given)} is not accepted; send the body as it is, or compressed by gzip alone."
+    remedy = "send the body as it is, or compressed once, by gzip or deflate."
+    message = f"Content-Encoding = {shown(given)} is not accepted; {remedy}"
     raise ApiError(415, message, code="unsupported_content_encoding", headers={"Accept-Encoding": _ACCEPTED})

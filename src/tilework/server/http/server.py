@@ -103,6 +103,8 @@ class HttpServer(uvicorn.Server):
     def close(self) -> None:
         """Take no more connections, and end when no answer is under way."""
         self.should_exit = True
+        for acceptor in self.servers:
+            acceptor.close()
 
     def abort(self) -> None:
         """Cut off all connections. What still works for one, and does not see that it has gone, is ended soon after."""

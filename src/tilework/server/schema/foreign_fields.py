@@ -24,12 +24,12 @@ OTHER_NAMES: dict[str, str] = {
 }
 """Fields by what they are here. A model whose call has an argument of such a name gets that instead."""
 
-OPENAI_MODELS = re.compile(r"(dall-e|gpt-image|chatgpt-image)-[a-z0-9.-]{1,40}")
-"""Names of OpenAI's models for images. Many clients have no others: they can only mean the model that is here."""
+OPENAI_MODELS = re.compile(r"(dall-e|gpt-image|chatgpt-image|sora)-[a-z0-9.-]{1,40}")
+"""Names of OpenAI's models for images and videos. Many clients have no others: they can only mean what is here."""
 GIVES_URLS = "dall-e-"
 """How the names of those models begin whose images OpenAI gives as URLs, unless a call asks otherwise."""
 OPENAI_SIZES = frozenset(
-    {"256x256", "512x512", "1024x1024", "1024x1536", "1024x1792", "1536x1024", "1792x1024"},
+    {"256x256", "512x512", "1024x1024", "1024x1536", "1024x1792", "1536x1024", "1792x1024", "720x1280", "1280x720"}
 )
 """The sizes of OpenAI's models. Menus of clients have no others: one that a model cannot draw is made smaller."""
 WITHOUT_CHOICE: dict[str, tuple[JsonValue, ...]] = {

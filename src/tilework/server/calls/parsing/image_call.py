@@ -17,7 +17,7 @@ from tilework.core.wire.spec import Spec
 from tilework.server.calls.errors import InvalidValue, invalid
 from tilework.server.calls.parsing.arguments import arguments_of
 from tilework.server.calls.parsing.deadlines import Deadline, asked_deadline, usual_deadline
-from tilework.server.calls.parsing.no_effect import no_effects, refuse
+from tilework.server.calls.parsing.no_effect import NoEffect, no_effects, refuse
 from tilework.server.calls.parsing.pictures import NO_PICTURES, PictureFile, Pictures, decoded_again
 from tilework.server.calls.parsing.prompt_words import prompt_warnings
 from tilework.server.calls.parsing.reading import read_fields
@@ -154,21 +154,23 @@ def image_call(
     arguments = given.values
     _check_texts(ask, arguments, config.max_prompt_chars)
     no_effect = [*no_effects(ask, arguments, info), *given.no_effect]
-    if config.strict:
-        refuse(no_effect)
     _check_limits(ask, config, rules.tenant)
     _check_stream(ask)
     _check_previews(ask, config)
     priority = _priority(ask.priority, rules)
     is_exact = _is_exact(ask, priority, rules)
     specs = specs_of(ask, arguments, pictures.images, rules, rng, exact=is_exact, video=video_format)
+    deadline = asked_deadline(
+        slo_s=ask.slo_s, slo_ms=ask.slo_ms, deadline=ask.deadline, now=rules.now, most_s=config.max_slo_s
+    ) or usual_deadline(rules.defaults.of(priority), partial(rules.alone_s, specs), config.max_slo_s)
+    if deadline is None and ask.on_miss != "best_effort":
+        no_effect.append(NoEffect("on_miss", ask.on_miss, "there is no deadline; give slo_s"))
+    if config.strict:
+        refuse(no_effect)
     return ImageCall(
         model=info.name,
         specs=specs,
-        deadline=asked_deadline(
-            slo_s=ask.slo_s, slo_ms=ask.slo_ms, deadline=ask.deadline, now=rules.now, most_s=config.max_slo_s
-        )
-        or usual_deadline(rules.defaults.of(priority), partial(rules.alone_s, specs), config.max_slo_s),
+        deadline=deadline,
         terms=rules.tenants.terms(rules.tenant, priority, OnMiss(ask.on_miss)),
         as_url=_as_url(ask),
         output_format=ask.output_format if video is None else "mp4",
