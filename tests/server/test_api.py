@@ -273,7 +273,9 @@ def test_a_deadline_that_is_too_short_alone_is_not_worth_a_retry(server: Served)
         )
     assert (caught.value.code, caught.value.param) == ("deadline_unreachable", "slo_s")
     message = "slo_s = 1.0 is not accepted. It cannot be met: too much is ahead. Use 3.25"
-    assert caught.value.response.json()["error"]["message"].startswith(message)
+    error = caught.value.response.json()["error"]
+    assert error["message"].startswith(message)
+    assert (error["uid"].rpartition("-")[2], error["slo_s"], error["slo_source"]) == ("0", 1.0, "request")
     assert "retry-after" not in caught.value.response.headers
     assert server.engine.specs == []
 

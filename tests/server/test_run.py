@@ -393,6 +393,7 @@ def test_the_port_takes_no_connection_before_the_application_has_begun() -> None
             async with httpx.AsyncClient() as client:
                 assert (await client.get(f"http://{host}:{port}/health")).status_code == 200
             server.close()
+            assert not asyncio.get_running_loop().remove_reader(listener), "it takes no connection any more, at once"
             await serving
 
     asyncio.run(scenario())
