@@ -79,8 +79,7 @@ def command(
         return
     found = FoundDevices("cpu") if is_modelled else found_devices(setup.device, elsewhere=nodes is not None)
     usual = options_of(
-        setup,
-        found,
+        *(setup, found),
         adapter=how.adapter,
         threads=where.threads,
         memory_bytes=how.worker_memory,

@@ -258,16 +258,16 @@ class Catalog:
 
 
 def _short(model: LoadedModel, costs: ModelCosts) -> Iterator[tuple[LoadedModel, ModelCosts, Part]]:
-    """What is missing of a model; warnings name what takes too long to measure beside requests, and is left out."""
-    for part in costs.missing:
-        if (takes_s := costs.measuring_s(part)) <= MOST_BESIDE_S:
-            yield model, costs, part
-        else:
-            _log.warning(
-                "%s: to measure %s on %d devices takes about %.0f s, too long beside requests, so its time stays "
-                "predicted; start with a longer --measure-seconds, or run `tilework profile`",
-                *(model.info.name, " + ".join(map(str, part[0])), part[1], takes_s),
-            )
+    """What is missing of a model, without what takes too long to measure beside requests; a warning says how much."""
+    times_s = {part: costs.measuring_s(part) for part in costs.missing}
+    yield from ((model, costs, part) for part, takes_s in times_s.items() if takes_s <= MOST_BESIDE_S)
+    long_s = [takes_s for takes_s in times_s.values() if takes_s > MOST_BESIDE_S]
+    if long_s:
+        _log.warning(
+            "%s: %d of %d measurements take more than %.0f s (%.0f s together), too long beside requests, so what they "
+            "would tell stays predicted; start with a longer --measure-seconds, or run `tilework profile`",
+            *(model.info.name, len(long_s), costs.num_all, MOST_BESIDE_S, sum(long_s)),
+        )
 
 
 def _uses(model: str, lora: str, request: Request) -> bool:
