@@ -21,7 +21,7 @@ from tilework.core.actions import Accept, Reject
 from tilework.core.checkpoint import Checkpoint
 from tilework.core.graph.stage import DeviceKind, ResultKind, StageSpec
 from tilework.core.model import Argument, ArgumentKind, ModelInfo, NotServed, PictureInput, StrengthRule
-from tilework.core.request import DEFAULT_TERMS, Refusal, RefusalCode, Request, Status, Terms
+from tilework.core.request import DEFAULT_TERMS, Refusal, RefusalCode, Request, Shape, Status, Terms
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.wire.reports import CardReading, DeviceReading
 from tilework.core.wire.spec import File, Image, Spec
@@ -159,6 +159,7 @@ class FakeEngine:
     standing: Reject | None = None
     failed: asyncio.Event = field(default_factory=asyncio.Event)
     failure: str = ""
+    predicted: tuple[Shape, ...] = ()
 
     @property
     def models(self) -> Mapping[str, ModelInfo]:
@@ -175,6 +176,9 @@ class FakeEngine:
 
     def alone_ns(self, model: str, specs: Sequence[Spec]) -> int | None:
         return len(specs) * NS_PER_S
+
+    def predicted_sizes(self, model: str) -> tuple[Shape, ...]:
+        return self.predicted
 
     def is_on_host(self, model: str) -> bool:
         return False

@@ -204,6 +204,7 @@ def test_what_cells_cannot_do_is_refused_by_name(mistake: Callable[..., str], ar
         *(["--dtype", "bfloat16"], ["--quantize", "int8"], ["--offload", "layers"], ["--attention", "math"]),
         *(["--compile"], ["--cuda-graphs"], ["--copy-stream"], ["--vae-tiling"], ["--weights-memory", "1GB"]),
         ["--recalibrate"],
+        ["--measure-seconds", "5"],
     ],
 )
 def test_what_is_of_models_is_refused_of_simulated_devices(mistake: Callable[..., str], option: list[str]) -> None:
@@ -214,6 +215,8 @@ def test_what_is_of_models_is_refused_of_simulated_devices(mistake: Callable[...
 def test_what_a_table_says_is_not_measured_again(mistake: Callable[..., str]) -> None:
     said = mistake("serve", "shapes", "--device", "cpu", "--cost", "sdxl_h100", "--recalibrate")
     assert said == "--recalibrate measures, and --cost says what steps cost; leave one of them out"
+    said = mistake("serve", "shapes", "--device", "cpu", "--cost", "sdxl_h100", "--measure-seconds", "5")
+    assert said == "--measure-seconds limits measuring, and with --cost nothing is; leave one of them out"
 
 
 def test_a_name_that_is_neither_directory_nor_reachable_is_refused_so(

@@ -308,8 +308,10 @@ def test_the_savings_of_batches_have_a_correction_of_their_own() -> None:
 
 
 def test_the_time_alone_is_known_after_three_runs_in_the_table_or_one_of_its_own() -> None:
-    model = costs(row(10, 1.0, num_runs=3), row(20, 2.0, num_runs=2), row(40, 4.0), row(80, 8.0, batch=2))
-    known = [pixels for pixels in (10, 15, 20, 40, 80) if model.knows(STEP, sized(pixels))]
+    model = costs(
+        row(10, 1.0, num_runs=3), row(20, 2.0, num_runs=2), row(40, 4.0), row(80, 8.0, batch=2), row(5, 1.0, num_runs=0)
+    )
+    known = [pixels for pixels in (5, 10, 15, 20, 40, 80) if model.knows(STEP, sized(pixels))]
     assert known == [10, 40], "published tables do not count runs"
     model.observe(STEP, (sized(20), sized(20)), 1, 1, NS_PER_S)
     assert not model.knows(STEP, sized(20))

@@ -309,6 +309,8 @@ def test_missing_batches_lack_a_row_for_some_stage_at_that_degree() -> None:
     assert missing_batches(known[1:], GRAPH, shapes, 1) == (shapes[0], shapes[2])
     assert missing_batches(known, GRAPH, shapes, 2) == shapes[1:], "decode is not needed at degree 2"
     assert missing_batches(known, GRAPH, shapes, 4) == shapes
+    predicted = [replace(one, num_runs=0) for one in known]
+    assert missing_batches(predicted, GRAPH, shapes, 1) == shapes
     assert missing_batches(known, latent_diffusion("other"), shapes, 1) == shapes
     twos = [row(1.0, stage=stage, batch=2) for stage in STAGES]
     assert missing_batches(twos, GRAPH, shapes[:1], 1) == shapes[:1]

@@ -53,6 +53,7 @@ class FakeMeasurer:
     """Two groups; a step takes as many seconds as 1000 pixels divided by the degree, and decode twice as many."""
 
     too_large: Set[Shape] = frozenset()
+    slow = 1.0  # As many times as long.
 
     def __init__(self, *, key: ProfileKey = KEY, info: ModelInfo | None = None) -> None:
         self.profile_key = key
@@ -75,8 +76,6 @@ class FakeMeasurer:
         self.asked += [(batch, degree, num_runs) for batch in batches]
         if batches and all(self.too_large & set(batch) for batch in batches):
             raise CannotRun(f"{batches[0][0]} cannot run here (MemoryError: no memory)")
-        if num_runs == 0:
-            return ()
         return tuple(
             CostRow.of(
                 batch,
@@ -85,11 +84,11 @@ class FakeMeasurer:
                 degree=degree,
                 seconds=pixels / 1e6 / degree * (2 if stage == DECODE else 1) + group * 0.0002,
                 p99_seconds=pixels / 1e6 / degree * (2 if stage == DECODE else 1) + 0.001,
-                num_runs=num_runs or 5,
+                num_runs=5 if num_runs is None else num_runs,
             )
             for group in range(2)
             for batch in batches
-            for pixels in [sum(shape.pixels for shape in batch)]
+            for pixels in [self.slow * sum(shape.pixels for shape in batch)]
             if not self.too_large & set(batch)
             for stage in self._timed(batch, degree)
             if stage not in known
@@ -111,6 +110,8 @@ class FakeExecutor:
     weights_bytes: int | None = None
     num_devices: int = 1
     serving: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    slow: float = 1.0
+    now_s: float = 0.0
 
     def profile_key(self, model: str) -> ProfileKey:
         return replace(KEY, architecture=model)
@@ -118,6 +119,7 @@ class FakeExecutor:
     def measurer(self, info: ModelInfo) -> FakeMeasurer:
         measurer = FakeMeasurer(info=info)
         measurer.too_large = set(SHAPES) if info.name in self.broken else set()
+        measurer.slow = self.slow
         return measurer
 
     async def calibrate(
@@ -130,6 +132,7 @@ class FakeExecutor:
         known: frozenset[str] = frozenset(),
     ) -> tuple[CostRow, ...]:
         (self.tried if num_runs == 0 else self.measured).append(model)
+        self.now_s += num_runs != 0  # A clock: what is measured takes a second.
         measurer = self.measurer(replace(INFO, name=model))
         rows = await measurer.calibrate(batches, degree, num_runs, known=known)
         self.timed += [(model, row.stage) for row in rows]

@@ -6,6 +6,7 @@ With real models: `live/test_catalog.py`.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from clock import ManualLoop, run
+from clock import LeapingLoop, ManualLoop, run, sleep
 from fake_engine import INFO
 from runtime.fake_measurer import INFO as TOY
 from runtime.fake_measurer import KEY, SHAPES, FakeExecutor, FakeMeasurer
@@ -141,14 +142,22 @@ class Server:
         self.events: list[Event] = []
         self.turns = DeviceTurns(self.handle, lambda: None)
         self.place, self.names = place, names or ("a",)
+        self.most_s = math.inf
+        self.is_busy = False
 
     async def start(self) -> Catalog:
         executor: Any = self.executor
         loaded = [await self.executor.read_model(ModelSource(path=one, name=one), ()) for one in self.names]
         measuring = Measuring(
-            executor=executor, cache=CostCache(Profiles(self.place)), exact=False, show=lambda _text: None
+            executor=executor,
+            cache=CostCache(Profiles(self.place)),
+            exact=False,
+            show=lambda _text: None,
+            most_s=self.most_s,
+            now_s=lambda: 0.0,
         )
-        table = with_weights(await measuring.table(loaded), loaded, self.executor.weights_bytes)
+        served, costs = await measuring.start(loaded, None)
+        table = with_weights(costs, served, self.executor.weights_bytes)
         self.controller = Controller(ControllerConfig(), table)
         self.catalog = Catalog(
             infos={one.info.name: one.info for one in loaded},
@@ -167,7 +176,7 @@ class Server:
     def handle(self, event: Event) -> None:
         self.events.append(event)
         for action in self.controller.handle(event, len(self.events)):
-            if isinstance(action, Measure):
+            if isinstance(action, Measure) and not self.is_busy:
                 self.turns.begin(action)
 
     @property
@@ -336,3 +345,70 @@ def test_hundreds_of_changes_leave_what_one_leaves(tmp_path: Path) -> None:
         assert list(server.executor.served) == ["a"]
 
     asyncio.run(scenario())
+
+
+def predicted(server: Server) -> dict[str, int]:
+    """How many rows of each model are predicted."""
+    rows = server.controller.costs.table.rows
+    return {name: sum(row.is_predicted for row in rows if row.pipeline == name) for name in sorted(server.pipelines)}
+
+
+def leaping(scenario: Awaitable[None]) -> None:
+    with asyncio.Runner(loop_factory=LeapingLoop) as runner:
+        runner.run(scenario)  # type: ignore[arg-type]
+
+
+def test_what_a_start_has_left_is_measured_on_idle_devices_for_all_models_of_an_architecture(tmp_path: Path) -> None:
+    server = Server(tmp_path / "costs.sqlite", "a", "like", "b")
+    server.most_s = 0
+    server.executor.files["like"] = replace(loaded("like", 1), architecture="a")
+
+    async def scenario() -> None:
+        catalog = await server.start()
+        everything = 3 * len(TOY.stages)
+        assert predicted(server) == dict.fromkeys(("a", "b", "like"), everything)
+        server.is_busy = True
+        measuring = asyncio.ensure_future(catalog.measure_left())
+        await sleep(1000)
+        assert predicted(server) == dict.fromkeys(("a", "b", "like"), everything)
+        assert not catalog.measuring.left[0][1].measured, "requests have the devices"
+        server.is_busy = False
+        await measuring
+        assert predicted(server) == dict.fromkeys(("a", "b", "like"), 0)
+        assert sorted(server.executor.measured) == ["a"] * 3 + ["b"] * 3
+
+    leaping(scenario())
+    again = Server(tmp_path / "costs.sqlite", "a", "b")
+    asyncio.run(again.start())
+    assert not again.executor.measured, "it was saved"
+
+
+def test_what_is_left_of_a_model_that_has_gone_is_not_measured(tmp_path: Path) -> None:
+    server = Server(tmp_path / "costs.sqlite", "a", "b")
+    server.most_s = 0
+
+    async def scenario() -> None:
+        catalog = await server.start()
+        await catalog.remove("b")
+        await catalog.measure_left()
+        assert set(server.executor.measured) == {"a"}
+        assert server.pipelines == {"a"}
+
+    leaping(scenario())
+
+
+def test_what_takes_minutes_to_measure_is_not_measured_beside_requests(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = Server(tmp_path / "costs.sqlite", "a")
+    server.most_s, server.executor.slow = 0, 1000
+
+    async def scenario() -> None:
+        catalog = await server.start()
+        await catalog.measure_left()
+        assert predicted(server) == {"a": 2 * len(TOY.stages)}
+        assert server.executor.measured == ["a"]
+
+    leaping(scenario())
+    (line,) = caplog.messages
+    assert line.startswith("a: 2 of 3 measurements take more than 60 s (639 s together), too long beside requests")

@@ -14,27 +14,36 @@ import pytest
 from runtime.fake_measurer import INFO, KEY, PACKING, SHAPES, SMALL, FakeMeasurer
 from stages import DECODE, DIFFUSE, STAGES
 from tilework.core.cost_row import CostRow
-from tilework.core.model import ModelSource
+from tilework.core.model import ModelInfo, ModelSource
 from tilework.core.request import Shape
 from tilework.core.wire.reports import LoadedModel
 from tilework.cost.profile import Profile, ProfileKey, ProfileOrigin
 from tilework.cost.profiles import Profiles
+from tilework.cost.table import CostTable
 from tilework.runtime.executor import CannotRun
 from tilework.runtime.models.costs import (
     CostCache,
     calibration_batches,
     profile_key,
-    start_costs,
     warm_up,
 )
+from tilework.runtime.models.model_costs import ModelCosts
 
 
 def test_a_start_reports_how_much_it_has_measured() -> None:
-    seen: list[tuple[int, int]] = []
-    measurer = FakeMeasurer()
-    asyncio.run(start_costs(measurer, measurer.info, (1, 2), None, lambda *numbers: seen.append(numbers)))
-    assert seen == [(done, seen[0][1]) for done in range(seen[0][1] + 1)]
-    assert len(seen) > 1
+    left: list[int] = []
+    costs = ModelCosts.of(FakeMeasurer(), INFO, (1, 2), None, with_batches=True)
+    asyncio.run(costs.measure(FakeMeasurer(), costs.missing, lambda: left.append(len(costs.missing))))
+    assert left == [*range(costs.num_all)][::-1] != []
+
+
+async def start_costs(
+    measurer: FakeMeasurer, info: ModelInfo, degrees: Sequence[int], cache: CostCache | None, **options: Any
+) -> CostTable | None:
+    """The costs of a model when all that is missing has been measured."""
+    costs = ModelCosts.of(measurer, info, degrees, cache, **{"with_batches": True} | options)
+    await costs.measure(measurer, costs.missing)
+    return costs.table()
 
 
 async def start(

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from runtime.fake_measurer import INFO, SHAPES, SLOWER, FakeExecutor
+from runtime.fake_measurer import INFO, SHAPES, SLOWER, FakeExecutor, FakeMeasurer
 from stages import DECODE, DIFFUSE, ENCODE
 from tilework.core.component import Component, LoadSource
 from tilework.core.cost_row import CostRow
 from tilework.core.lora import Lora
+from tilework.core.request import Shape
 from tilework.core.wire.reports import LoadedModel
+from tilework.cost.profiles import Profiles
 from tilework.cost.table import CostTable
 from tilework.runtime.executor import WorkerStartFailed
+from tilework.runtime.models.costs import CostCache, calibration_shapes, trial_shapes, warm_up
 from tilework.runtime.models.measuring import Measuring, _shared, with_weights
+from tilework.runtime.models.model_costs import ModelCosts
 
 
 def model(name: str, parameters: int = 1, **changes: Any) -> LoadedModel:
@@ -94,6 +100,97 @@ def test_a_start_fails_if_no_model_runs_or_if_all_are_required(
     assert executor.num_stops == 1
 
 
+def limited(executor: FakeExecutor, most_s: float, *models: LoadedModel) -> tuple[Measuring, CostTable, list[str]]:
+    """A start that may measure for so long, the costs, and what it shows."""
+    said: list[str] = []
+    measuring = Measuring(
+        executor=executor,  # type: ignore[arg-type]
+        cache=None,
+        exact=False,
+        show=said.append,
+        most_s=most_s,
+        now_s=lambda: executor.now_s,
+    )
+    _, costs = asyncio.run(measuring.start(models, None))
+    return measuring, costs, said
+
+
+def steps(costs: CostTable, pipeline: str) -> list[tuple[int, float, bool]]:
+    """Sides, seconds relative to a pixel, and whether that is predicted."""
+    found = [row for row in costs.rows if (row.pipeline, row.stage, row.degree) == (pipeline, DIFFUSE, 1)]
+    return sorted((row.height, round(row.seconds * 1e6 / row.shape.pixels, 1), row.is_predicted) for row in found)
+
+
+def test_a_start_measures_the_smallest_size_of_each_model_first_and_predicts_what_it_has_no_time_for() -> None:
+    executor = FakeExecutor()
+    models = [model(name, parameters=place) for place, name in enumerate("abc", 1)]
+    measuring, costs, said = limited(executor, 5.2, *models)
+    assert executor.measured == ["a", "b", "c", "a", "a"]
+    assert steps(costs, "a") == [(64, 1.0, False), (128, 1.0, False), (192, 1.0, False)]
+    assert steps(costs, "b") == [(64, 1.0, False), (128, 2.0, True), (192, 2.0, True)]
+    assert [(one.info.name, [str(*batch) for batch, _ in each.missing]) for one, each in measuring.left] == [
+        (name, ["128x128", "192x192"]) for name in "bc"
+    ]
+    assert said[-1] == "c: measuring what steps cost here, 1 of 3"
+
+
+def test_a_start_that_may_not_measure_predicts_by_the_trials() -> None:
+    executor = FakeExecutor(num_devices=2)
+    measuring, costs, _ = limited(executor, 0, model("a"))
+    assert executor.measured == []
+    assert steps(costs, "a") == [(64, 1.0, True), (128, 2.0, True), (192, 2.0, True)]
+    assert {row.degree for row in costs.rows} == {1}, "nothing is known of several devices"
+    assert len(measuring.left[0][1].missing) == 6
+
+
+def test_a_clip_of_few_frames_is_tried_and_its_time_says_what_the_default_length_takes() -> None:
+    info = replace(INFO, default_frames=81, frame_multiple=4, max_frames=81)
+    assert trial_shapes(info) == (Shape(64, 64, 5), *calibration_shapes(info))
+    measurer = FakeMeasurer(info=info)
+    tried = asyncio.run(warm_up(measurer, info))
+    assert measurer.asked == [((Shape(64, 64, 5),), 1, 0)]
+    costs = ModelCosts.of(measurer, info, (1,), None, with_batches=False, tried=tried)
+    predicted = costs.table()
+    assert predicted is not None
+    (base,) = (row for row in tried if row.stage == DIFFUSE)
+    seconds = [row.seconds / base.seconds for row in predicted.rows if row.stage == DIFFUSE]
+    assert sorted(seconds) == pytest.approx([2 * 21 / 2 * size for size in (1, 4, 9)]), "21 frames of latents for 2"
+
+
+def test_what_would_end_after_the_limit_is_not_begun_and_the_start_says_how_long_all_takes() -> None:
+    executor = FakeExecutor(slow=1000)
+    _, costs, said = limited(executor, 60, model("a"))
+    assert [is_predicted for _, _, is_predicted in steps(costs, "a")] == [False, True, True]
+    assert (
+        "measuring what steps cost here takes about 688 s: it ends after at most 60 s, and the rest is measured when "
+        "devices are idle"
+    ) in said
+
+
+def test_what_loras_cost_is_not_measured_after_the_limit(caplog: pytest.LogCaptureFixture) -> None:
+    loras = {"x": Lora(changes=frozenset({"unet"}), component=Component("x", 1))}
+    executor = FakeExecutor()
+    _, costs, _ = limited(executor, 4, model("a", loras=loras))
+    assert costs.loras["a"]["x"].slowdown == 1.0
+    assert executor.measured == ["a"] * 3
+    assert caplog.messages == ["a: what its LoRAs cost is not measured; steps with them count as without"]
+
+
+def test_what_is_predicted_is_measured_by_the_next_start(tmp_path: Path) -> None:
+    executor, cache = FakeExecutor(), CostCache(Profiles(tmp_path / "costs.sqlite"))
+    for most_s, measured, is_predicted in ((1.5, 2, True), (9, 3, False), (9, 3, False)):
+        measuring = Measuring(
+            executor=executor,  # type: ignore[arg-type]
+            cache=cache,
+            exact=False,
+            show=lambda _text: None,
+            most_s=most_s,
+            now_s=lambda: executor.now_s,
+        )
+        _, costs = asyncio.run(measuring.start([model("a")], None))
+        assert (len(executor.measured), any(row.is_predicted for row in costs.rows)) == (measured, is_predicted)
+
+
 def rows(costs: CostTable, pipeline: str) -> list[CostRow]:
     return [replace(row, pipeline="") for row in costs.rows if row.pipeline == pipeline]
 
@@ -132,8 +229,8 @@ def test_a_stage_that_several_models_have_is_measured_once() -> None:
     assert set(rows(costs, "c")) == set(rows(costs, "b"))
     shared = [[row for row in rows(costs, name) if row.stage != DECODE] for name in "ab"]
     assert set(shared[0]) == set(shared[1]) != set()
-    renamed = model("d", parameters=4, stage_keys={"other": "2"})
-    assert {row.stage for row in _shared(renamed, [first], [costs])} == {"other"}
+    renamed, known = model("d", parameters=4, stage_keys={"other": "2"}), SimpleNamespace(measured=costs.rows)
+    assert {row.stage for row in _shared(renamed, [(first, known)])} == {"other"}  # type: ignore[list-item]
 
 
 def test_how_much_longer_steps_with_a_lora_take_is_measured() -> None:

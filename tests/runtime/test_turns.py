@@ -12,16 +12,18 @@ import pytest
 
 from clock import ManualLoop, run
 from fake_engine import INFO
+from tilework.control.measurements import PATIENCE_NS
 from tilework.core.actions import Measure
 from tilework.core.component import Component, LoadSource
 from tilework.core.cost_row import CostRow
 from tilework.core.events import Event, MeasurementAsked, MeasurementEnded
 from tilework.core.request import Shape
+from tilework.core.time import NS_PER_S
 from tilework.core.wire.reports import LoadedModel
 from tilework.core.work import Group
 from tilework.cost.table import CostTable
 from tilework.runtime.executor import ModelRefused, WorkerStartFailed
-from tilework.runtime.models.turns import FIRST_NS, DeviceTurns, TurnMeasurer
+from tilework.runtime.models.turns import FIRST_NS, DevicesBusy, DeviceTurns, TurnMeasurer
 
 BATCHES = ((Shape(64, 64),),)
 MODEL = LoadedModel(info=INFO, components={"vae": Component("vae", 1000)})
@@ -193,5 +195,23 @@ def test_a_model_for_which_no_device_is_to_be_had_is_refused() -> None:
         with pytest.raises(ModelRefused, match="for 600 s no device could measure"):
             await measuring
         assert rig.events[-1] == MeasurementEnded(1)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("degree", [1, 2])
+def test_what_waits_for_idle_devices_never_takes_others(degree: int) -> None:
+    async def scenario(loop: ManualLoop) -> None:
+        rig = Rig()
+        rig.measurer.idle_ns = 20 * NS_PER_S
+        measuring = rig.measure(degree)
+        await loop.until_idle()
+        assert rig.last().run_ns == 20 * NS_PER_S + 1000, "as long as it is predicted to take, with the load"
+        loop.advance(PATIENCE_NS / NS_PER_S - 0.1)
+        await loop.until_idle()
+        assert measuring.done()
+        with pytest.raises(DevicesBusy):
+            await measuring
+        assert rig.events[-1] == MeasurementEnded(1), "before the controller takes devices that are not idle"
 
     run(scenario)

@@ -21,7 +21,7 @@ import pytest
 from PIL import Image
 
 from fake_engine import INFO, FakeEngine, Plan, Served, serving
-from tilework.core.request import RefusalCode
+from tilework.core.request import RefusalCode, Shape
 from tilework.server.http.connection import unless_gone
 from tilework.server.schema import answers, live, plan, video_answers
 from waiting import eventually
@@ -179,6 +179,12 @@ def test_async_client_overlaps_its_calls(server: Served) -> None:
     finisher.start()
     assert asyncio.run(four()) == [0, 1, 2, 3]
     finisher.join()
+
+
+def test_a_model_names_the_sizes_that_it_has_not_measured_yet() -> None:
+    with serving(FakeEngine(predicted=(Shape(64, 64), Shape(128, 128, 17))), drain_s=0) as server:
+        (card,) = server.http.get("/v1/models").json()["data"]
+        assert card["tilework"]["predicted_sizes"] == ["64x64", "128x128x17"]
 
 
 def test_models(client: openai.OpenAI) -> None:

@@ -429,14 +429,18 @@ def test_an_error_of_many_lines_is_told_by_its_first(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("num_members", [1, 2])
-def test_what_is_only_warmed_up_runs_every_stage_and_has_no_rows(num_members: int) -> None:
+def test_what_is_only_warmed_up_runs_every_stage_and_says_how_long_the_last_warm_up_took(num_members: int) -> None:
     families = [FakeFamily() for _ in range(num_members)]
     results = (
         [calibrate(families[0], (ONE_SMALL,), num_runs=0)]
         if num_members == 1
         else in_group(families, ONE_SMALL, num_runs=0)
     )
-    assert results == [()] * num_members
+    stages = STAGES if num_members == 1 else (DIFFUSE,)
+    assert [[(row.stage, row.num_runs) for row in rows] for rows in results] == [[(one, 0) for one in stages]] * (
+        num_members
+    )
+    assert all(row.seconds > 0 for rows in results for row in rows)
     for family in families:
         assert {ENCODE, DIFFUSE} <= set(family.calls)
         assert (family.calls[-1] == DECODE) == (num_members == 1), "a group does what it shares"

@@ -80,6 +80,7 @@ class Serving:
     table: CostTable | None
     profiles: Path | None
     recalibrate: bool
+    measure_s: float
     require_all: bool
     settings: Mapping[str, object]
     file: Mapping[str, object]
@@ -204,6 +205,7 @@ class Serving:
             cache=CostCache(open_profiles(self.profiles), refresh=self.recalibrate),
             exact=config.exact,
             require_all=self.require_all,
+            measure_s=self.measure_s,
             encode_cache_bytes=config.encode_cache_bytes,
             begin_ns=0 if state is None else state.now_ns(),
             usual=self.usual,

@@ -17,7 +17,8 @@ Batch = tuple[Shape, ...]
 class CostRow:
     """One line of a cost table: seconds per step (stages with steps) or per request (others).
 
-    `seconds` is the median of `num_runs` runs. With fewer than 100 runs `p99_seconds` is the longest of them.
+    `seconds` is the median of `num_runs` runs; with 0 runs it is predicted. With fewer than 100 runs `p99_seconds` is
+    the longest of them.
     `peak_bytes` is the most memory that was in use on one device, weights included; `activation_bytes` is what the work
     needs there beyond the weights of its stage. `state_bytes` is what must be moved of a request after this stage, or
     between two of its steps.
@@ -54,6 +55,11 @@ class CostRow:
         arranged = tuple(sorted(shapes, key=lambda shape: (shape.pixels, shape)))
         last, batch = arranged[-1], arranged if len(set(arranged)) > 1 else len(arranged)
         return cls(height=last.height, width=last.width, frames=last.frames, batch=batch, **fields)
+
+    @property
+    def is_predicted(self) -> bool:
+        """Whether it is still to be measured: `seconds` follow from other rows, or from a run that was not warm."""
+        return self.num_runs == 0
 
     @property
     def shape(self) -> Shape:

@@ -44,7 +44,7 @@ class Prices:
         self._batch_model = batch_model
         self._frames_per_latent = frames_per_latent
         self._alone = means((self._pixels(row.shape), row.seconds) for row in rows if row.batch == 1)
-        measured = [row for row in rows if row.batch == 1 and (row.num_runs or _MIN_RUNS) >= _MIN_RUNS]
+        measured = [row for row in rows if row.batch == 1 and (row.num_runs is None or row.num_runs >= _MIN_RUNS)]
         self._known = {self._pixels(row.shape) for row in measured}
         self._together = dict(means((batch_key(row.shapes), row.seconds) for row in rows if row.batch != 1))
         self._savings = self._measured_savings(rows) if self._alone else []

@@ -47,9 +47,13 @@ def merge_rows(rows: Iterable[CostRow]) -> tuple[CostRow, ...]:
 
 
 def missing_batches(rows: Iterable[CostRow], graph: Graph, batches: Sequence[Batch], degree: int) -> tuple[Batch, ...]:
-    """The batches that lack a row of a stage at this degree, of those stages that can be run so."""
+    """The batches that lack a measured row of a stage at this degree, of those stages that can be run so."""
     place = graph.pipeline, degree, None
-    known = {(row.stage, *sorted(row.shapes)) for row in rows if (row.pipeline, row.degree, row.cache) == place}
+    known = {
+        (row.stage, *sorted(row.shapes))
+        for row in rows
+        if (row.pipeline, row.degree, row.cache) == place and not row.is_predicted
+    }
     return tuple(
         batch
         for batch in batches

@@ -30,7 +30,7 @@ _OPTIONAL_COUNTS = (
     ("peak_bytes", 0, "a whole number of bytes"),
     ("activation_bytes", 0, "a whole number of bytes"),
     ("state_bytes", 0, "a whole number of bytes"),
-    ("num_runs", 1, "a whole number of at least 1"),
+    ("num_runs", 0, "a whole number of at least 0"),
 )
 _DEFAULTED = ("frames", "degree", "batch", "link", "cache")
 _OF_CACHES = ("cache", "skipped", "skipped_std")

@@ -35,7 +35,7 @@ from tilework.core.events import (
 from tilework.core.graph.stage import DeviceKind
 from tilework.core.interfaces import PlacesStages
 from tilework.core.model import ModelInfo, ModelSource, NotServed
-from tilework.core.request import DEFAULT_TERMS, RefusalCode, Request, Status, Terms
+from tilework.core.request import DEFAULT_TERMS, RefusalCode, Request, Shape, Status, Terms
 from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.reports import LoadedModel, Report, WeightsRead
 from tilework.core.wire.spec import Spec
@@ -66,7 +66,9 @@ class EngineConfig:
     """`table` is used as it is, but that the speed of loads is measured if it has none and they are needed; without a
     table the devices are measured, as far as `cache` does not know them.
 
-    `require_all` lets no start serve some of its models without those that cannot run.
+    The start measures for at most `measure_s` seconds, as far as that can be predicted. What is left then is predicted,
+    and measured later on idle devices. `require_all` lets no start serve some of its models without those that cannot
+    run.
     `exact` says that all requests will be exact, so neither groups nor batches are measured. `begin_ns` is what the
     engine's clock shows when it is made: it may continue an earlier engine's clock. `encode_cache_bytes` is how much of
     what was encoded is kept for requests that would encode the same. `usual` is how a model runs that is added: as the
@@ -79,6 +81,7 @@ class EngineConfig:
     cache: CostCache | None = None
     exact: bool = False
     require_all: bool = False
+    measure_s: float = math.inf
     begin_ns: int = 0
     encode_cache_bytes: int = 0
     usual: ModelSource = field(default_factory=partial(ModelSource, path=""))
@@ -131,6 +134,7 @@ class Engine:
         self._started = False
         self._draining = False
         self._stopped = False
+        self._measuring_left: asyncio.Task[None] | None = None
         self._observer = Observer()
         self._links = LinksChanged((), False)
         self.failed, self.failure = asyncio.Event(), ""
@@ -179,6 +183,7 @@ class Engine:
             exact=self._config.exact,
             show=self._show,
             require_all=self._config.require_all,
+            most_s=self._config.measure_s,
         )
         served, table = await measuring.start(loaded, self._config.table)
         self._start_parts = StartParts.of(
@@ -220,6 +225,13 @@ class Engine:
         self.on_links_changed()
         for device_id in (*self._executor.devices_up, *self._executor.slots_up):
             self.on_joined(device_id)
+        self._measuring_left = asyncio.create_task(self._measure_left())
+
+    async def _measure_left(self) -> None:
+        try:
+            await self.catalog.measure_left()
+        except Exception:
+            _log.exception("what the start has left is not measured; it stays predicted")
 
     def _take(self, served: Sequence[LoadedModel], not_served: Mapping[str, NotServed]) -> dict[str, ModelInfo]:
         """Serve these of the models that were loaded, and let devices forget the others; returns `models`."""
@@ -256,6 +268,8 @@ class Engine:
         self.drain()
         if self._started:
             self._dispatcher.close()
+        if self._measuring_left is not None:
+            await asyncio.wait([self._measuring_left])
         if self._keeper is None:
             self._end_all("the server was stopped")
         elif self._started and not self.failure:
@@ -273,6 +287,8 @@ class Engine:
     def drain(self) -> None:
         """Report in `health` that no new requests are accepted; open requests continue."""
         self._draining = True
+        if self._measuring_left is not None:
+            self._measuring_left.cancel()
 
     def now_ns(self) -> int:
         """The clock of all its times: nanoseconds since the engine was made, and `begin_ns` before that."""
@@ -370,6 +386,11 @@ class Engine:
         """The accelerators that may run requests for a model, up or not."""
         pools = self._controller.costs.pools
         return tuple(one for one in range(self._executor.num_devices) if pools.serves(one, model))
+
+    def predicted_sizes(self, model: str) -> tuple[Shape, ...]:
+        """The sizes of the cost table at which a model was not measured yet."""
+        rows = self._controller.costs.table.rows
+        return tuple(sorted({row.shape for row in rows if row.pipeline == model and row.is_predicted}))
 
     def identity(self, model: str, loras: Iterable[str] = ()) -> str:
         """What a served model is, with these of its LoRAs, whatever their names.

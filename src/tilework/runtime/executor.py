@@ -138,9 +138,10 @@ class Executor(Protocol):
         known: frozenset[str] = frozenset(),
         devices: Group | None = None,
     ) -> Awaitable[tuple[CostRow, ...]]:
-        """Measure a model; `known` stages are run, not timed, and with no runs (0) all are only warmed up.
+        """Measure a model; `known` stages are run, not timed.
 
-        The answer raises WorkerStartFailed if a device is lost, and CannotRun if none can run any of the batches.
+        With no runs (0) all are only warmed up, and the last of these runs is timed. The answer raises
+        WorkerStartFailed if a device is lost, and CannotRun if none can run any of the batches.
 
         Without `devices` it is measured on all accelerators that serve it at once, in groups of `degree`. The weights
         of the model and of these LoRAs are loaded before, and stay until others are needed. On these `devices`, which

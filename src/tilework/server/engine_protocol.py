@@ -9,7 +9,7 @@ from typing import Protocol
 from tilework.core.actions import Reject
 from tilework.core.checkpoint import Checkpoint
 from tilework.core.model import LoraSource, ModelInfo, NewModel, NotServed
-from tilework.core.request import DEFAULT_TERMS, Terms
+from tilework.core.request import DEFAULT_TERMS, Shape, Terms
 from tilework.core.wire.spec import Spec
 from tilework.cost.table import CostTable
 from tilework.runtime.observer import Holding, Observer, Usage
@@ -86,6 +86,9 @@ class Engine(Protocol):
 
     def devices_serving(self, model: str) -> tuple[int, ...]:
         """The devices that may run requests for a model, up or not."""
+
+    def predicted_sizes(self, model: str) -> tuple[Shape, ...]:
+        """The sizes of the cost table at which a model was not measured yet."""
 
     def is_on_host(self, model: str) -> bool:
         """Whether the host keeps a copy of all weights of a model, from which devices load them."""

@@ -61,8 +61,8 @@ def calibrate(
     others may wait for that rank until the group is broken off for them, too. The rows so far are returned.
 
     `num_runs` runs follow three warm-up runs; None means one warm-up run, two on CUDA, and then up to five within a
-    second; 0 means these warm-up runs alone, and no rows. Before it runs a stage it calls `prepare` with its name,
-    which is not timed. Stages that are `known` are not timed either.
+    second; 0 means these warm-up runs alone, the last of which is timed, and rows of 0 runs. Before it runs a stage it
+    calls `prepare` with its name, which is not timed. Stages that are `known` are not timed either.
     """
     rows: list[CostRow] = []
     degree = 1 if comm is None else comm.size // cell_size
@@ -246,17 +246,16 @@ class _Clock:
     comm: Comm | None
     num_runs: int | None
 
-    def time(self, run: Callable[[], object], prepare: Callable[[], object] = lambda: None) -> _Timing | None:
-        """Time `run`, without `prepare`, which is called before each; None if it was only to be warmed up."""
+    def time(self, run: Callable[[], object], prepare: Callable[[], object] = lambda: None) -> _Timing:
+        """Time `run`, without `prepare`, which is called before each; the last warm-up if nothing else is to be run."""
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)  # The first run is eager, and allocates what a step takes.
-        for _ in range(_num_warmups(self.num_runs, self.device)):
-            self._run_ns(run, prepare)
-        if self.num_runs == 0:
-            return None
-        runs_ns = [self._run_ns(run, prepare)]
-        num_runs = self.num_runs or self._agreed_num_runs(runs_ns[0])
-        runs_ns += [self._run_ns(run, prepare) for _ in range(num_runs - 1)]
+        runs_ns = [self._run_ns(run, prepare) for _ in range(_num_warmups(self.num_runs, self.device))][-1:]
+        num_runs = 0
+        if self.num_runs != 0:
+            runs_ns = [self._run_ns(run, prepare)]
+            num_runs = self.num_runs or self._agreed_num_runs(runs_ns[0])
+            runs_ns += [self._run_ns(run, prepare) for _ in range(num_runs - 1)]
         peak_bytes = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
         return _Timing(s_from_ns(round(median(runs_ns))), s_from_ns(_p99(runs_ns)), peak_bytes, num_runs)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -78,8 +79,7 @@ def command(
         return
     found = FoundDevices("cpu") if is_modelled else found_devices(setup.device, elsewhere=nodes is not None)
     usual = options_of(
-        setup,
-        found,
+        *(setup, found),
         adapter=how.adapter,
         threads=where.threads,
         memory_bytes=how.worker_memory,
@@ -99,6 +99,7 @@ def command(
         table=table,
         profiles=when.profiles,
         recalibrate=when.recalibrate,
+        measure_s=_measure_s(when),
         require_all=how.require_all,
         settings=settings,
         file=file,
@@ -108,6 +109,15 @@ def command(
         again=reader(ctx, config),
         stuck_after_s=when.stuck_after,
     ).run()
+
+
+_MEASURE_S = 60.0
+
+
+def _measure_s(when: options.SchedulingGroup) -> float:
+    if when.measure_seconds is not None:
+        return when.measure_seconds
+    return math.inf if when.recalibrate else _MEASURE_S
 
 
 def _show(ctx: typer.Context, given: Mapping[str, object], file: Mapping[str, object], *, as_json: bool) -> None:
@@ -141,7 +151,7 @@ _OF_MODELS = (
         "attention",
         "compiles",
     ),
-    *("cuda_graphs", "copy_stream", "vae_tiling", "cell", "weights_memory", "recalibrate"),
+    *("cuda_graphs", "copy_stream", "vae_tiling", "cell", "weights_memory", "recalibrate", "measure_seconds"),
 )
 """Options, by their fields, that say how a model runs, or how it is measured."""
 
@@ -216,6 +226,8 @@ def _checked_table(when: options.SchedulingGroup, num_workers: int | None, model
             return None
         if when.recalibrate:
             raise UserError("--recalibrate measures, and --cost says what steps cost; leave one of them out")
+        if when.measure_seconds is not None:
+            raise UserError("--measure-seconds limits measuring, and with --cost nothing is; leave one of them out")
         table = read_table(when.cost)
         if num_workers is not None:
             check_devices(table, num_workers, when.cost)

@@ -188,6 +188,14 @@ class SchedulingGroup:
     recalibrate: Annotated[
         bool, typer.Option("--recalibrate", help="Measure again what an earlier start has measured.")
     ] = False
+    measure_seconds: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="For how long a start measures at most; default 60, or inf with --recalibrate. The rest is predicted, "
+            "and measured when devices are idle.",
+        ),
+    ] = None
     stuck_after: Annotated[
         float,
         typer.Option(

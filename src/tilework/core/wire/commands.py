@@ -160,7 +160,7 @@ class Calibrate:
     """Warm up and time a model's stages for these batches, with a group at its degree; answered by `Calibrated`.
 
     Batches of several have no group; they are timed for batchable stages, groups for stages that they may share.
-    `num_runs` None means a few, within a short time; 0 none after the warm-up, so that there are no rows. `known`
+    `num_runs` None means a few, within a short time; 0 none after the warm-up, whose last run is timed. `known`
     stages are run, not timed. Requests use these `loras`. Where a device has no room for all stages, `weights` are the
     digests of what each stage needs, by its name: they are loaded before it, the others dropped.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -14,16 +14,21 @@ from tilework.core.events import Event, ModelRemoved, ModelServed
 from tilework.core.lora import Lora
 from tilework.core.model import LoraSource, ModelInfo, ModelSource, NewModel, NotServed
 from tilework.core.request import Request
+from tilework.core.time import ns_from_s
 from tilework.core.wire.reports import LoadedModel
 from tilework.cost.table import CostTable, only
 from tilework.cost.table_file import table_json
-from tilework.runtime.executor import Executor, ModelRefused, name_taken
+from tilework.runtime.executor import Executor, ModelRefused, WorkerStartFailed, name_taken
 from tilework.runtime.models.calibration_weights import lacks_room
 from tilework.runtime.models.measuring import Measuring
-from tilework.runtime.models.turns import DeviceTurns, TurnMeasurer
+from tilework.runtime.models.model_costs import ModelCosts, Part
+from tilework.runtime.models.turns import DevicesBusy, DeviceTurns, TurnMeasurer
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.05
+_PAUSE_S, _MOST_PAUSE_S = 5.0, 300.0  # Between measurements of what a start has left: devices are for requests.
+MOST_BESIDE_S = 60.0
+"""What takes longer to measure is not measured beside requests, which would wait for it."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -95,6 +100,50 @@ class Catalog:
             raise ModelRefused(f"{what} here is not known; set measure to true, or start a server with it once")
         await self.executor.add_model(source)
         return part if part is not None and not lacks_speeds else await self._measured(model, part)
+
+    async def measure_left(self) -> None:
+        """Measure what the start has left, on devices that are idle, and serve by each time as soon as it is known.
+
+        Models that have gone, and what takes longer than `MOST_BESIDE_S`, are left to the next start.
+        """
+        left = [each for one, costs in self.measuring.left for each in _short(one, costs)]
+        pause_s = _PAUSE_S
+        while left:
+            again: list[tuple[LoadedModel, ModelCosts, Part]] = []
+            for each in left:
+                await asyncio.sleep(pause_s)
+                if not await self._measure_left(*each):
+                    again.append(each)
+            pause_s = _PAUSE_S if len(again) < len(left) else min(2 * pause_s, _MOST_PAUSE_S)
+            left = again
+
+    async def _measure_left(self, model: LoadedModel, costs: ModelCosts, part: Part) -> bool:
+        """Measure a part if devices are idle; whether it need not be tried again."""
+        async with self._lock:
+            if not any(one is model for one in self.loaded):
+                return True
+            measurer = TurnMeasurer(
+                turns=self.turns,
+                executor=self.executor,
+                model=model,
+                table=self.controller.costs.table,
+                idle_ns=ns_from_s(2 * costs.measuring_s(part)),
+            )
+            try:
+                await costs.measure(measurer, (part,))
+            except (DevicesBusy, WorkerStartFailed):
+                return False
+            table = costs.table()
+            assert table is not None  # It was served by one.
+            for other in self.loaded:
+                if self.measuring.alike(other, model):
+                    self._serve(self._with_rows(other.info.name, table))
+            return True
+
+    def _with_rows(self, name: str, measured: CostTable) -> CostTable:
+        """What is served of a model, with the rows that were measured of one like it."""
+        known = only(self.controller.costs.table, name)
+        return replace(known, slo_s={}, rows=tuple(replace(row, pipeline=name) for row in measured.rows))
 
     async def remove(self, name: str) -> None:
         """Serve a model no more: new requests for it are refused at once, and this waits for the open ones.
@@ -206,6 +255,19 @@ class Catalog:
     def _check_room(self, model: LoadedModel) -> None:
         if reason := lacks_room(model, self.executor.weights_bytes):
             raise ModelRefused(reason)
+
+
+def _short(model: LoadedModel, costs: ModelCosts) -> Iterator[tuple[LoadedModel, ModelCosts, Part]]:
+    """What is missing of a model, without what takes too long to measure beside requests; a warning says how much."""
+    times_s = {part: costs.measuring_s(part) for part in costs.missing}
+    yield from ((model, costs, part) for part, takes_s in times_s.items() if takes_s <= MOST_BESIDE_S)
+    long_s = [takes_s for takes_s in times_s.values() if takes_s > MOST_BESIDE_S]
+    if long_s:
+        _log.warning(
+            "%s: %d of %d measurements take more than %.0f s (%.0f s together), too long beside requests, so what they "
+            "would tell stays predicted; start with a longer --measure-seconds, or run `tilework profile`",
+            *(model.info.name, len(long_s), costs.num_all, MOST_BESIDE_S, sum(long_s)),
+        )
 
 
 def _uses(model: str, lora: str, request: Request) -> bool:

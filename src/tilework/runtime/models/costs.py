@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from random import Random
@@ -20,7 +20,7 @@ from tilework.core.request import Shape
 from tilework.core.wire.reports import LoadedModel
 from tilework.cost.profile import Profile, ProfileKey, ProfileOrigin
 from tilework.cost.profiles import Profiles, ProfilesUnavailable
-from tilework.cost.rows import RowKey, merge_rows, missing_batches, row_key
+from tilework.cost.rows import RowKey, merge_rows, row_key
 from tilework.cost.table import CostTable, graphs_of
 from tilework.runtime.executor import CannotRun, Executor
 
@@ -51,7 +51,8 @@ class Measurer(Protocol):
     ) -> tuple[CostRow, ...]:
         """Measure in groups of this degree, on all devices or on some; returns the rows of all groups.
 
-        The requests use these LoRAs. Stages that are `known` are not timed; with 0 runs all are only warmed up.
+        The requests use these LoRAs. Stages that are `known` are not timed; with 0 runs all are only warmed up, and the
+        last of these runs is timed.
 
         Raises CannotRun if no device can run any of the batches.
         """
@@ -138,7 +139,7 @@ def random_batches(shapes: Sequence[Shape], number: int, seed: int = 0) -> tuple
 async def measure(
     measurer: Measurer,
     model: str,
-    wanted: Sequence[tuple[Batch, int]],
+    wanted: Iterable[tuple[Batch, int]],
     num_runs: int | None = None,
     shared: Sequence[CostRow] = (),
 ) -> AsyncIterator[tuple[CostRow, ...]]:
@@ -260,71 +261,46 @@ def _known_stages(rows: Iterable[CostRow], batch: Batch, degree: int) -> frozens
     return frozenset(row.stage for row in rows if row.degree == degree and sorted(row.shapes) == sorted(batch))
 
 
-async def warm_up(measurer: Measurer, info: ModelInfo) -> None:
-    """Run every stage at the smallest of the calibration shapes that can run.
+def trial_shapes(info: ModelInfo) -> tuple[Shape, ...]:
+    """The shapes at which a model is tried: those of its calibration, and before them, of clips, one of few frames.
 
-    Raises CannotRun, for the reason of the smallest one, if none can.
+    A clip of the default length may take minutes a step.
+    """
+    shapes = calibration_shapes(info)
+    few = min(info.default_frames, 1 + info.frame_multiple)
+    return tuple(dict.fromkeys((*(replace(one, frames=few) for one in shapes[:1]), *shapes)))
+
+
+async def warm_up(measurer: Measurer, info: ModelInfo) -> tuple[CostRow, ...]:
+    """Run every stage at the first of the trial shapes that can run; returns how long that took.
+
+    Raises CannotRun, for the reason of the first one, if none can.
     """
     refused: CannotRun | None = None
-    for shape in calibration_shapes(info):
+    for shape in trial_shapes(info):
         try:
-            await measurer.calibrate(((shape,),), num_runs=0)
-            return
+            return merge_rows(await measurer.calibrate(((shape,),), num_runs=0))
         except CannotRun as error:
             refused = refused or error
     if refused is not None:
         raise refused
+    return ()
 
 
-async def start_costs(
-    measurer: Measurer,
-    info: ModelInfo,
-    degrees: Sequence[int],
-    cache: CostCache | None = None,
-    on_measuring: Callable[[int, int], None] = lambda _num_done, _num_all: None,
-    *,
-    with_batches: bool = True,
-    shared: Sequence[CostRow] = (),
-) -> CostTable | None:
-    """The table for a start: what is known under the measurer's key, and new measurements of what is missing.
+LORA_ROUNDS = 4
 
-    It has the `shared` rows, which are those of stages that were measured for another model.
 
-    It has every stage at the calibration shapes and each of `degrees`, and a step of the calibration batches (unless
-    `with_batches` is false), except where one cannot run. New measurements are saved for the next start, but for
-    implausible ones, which it measures again. Returns None if nothing is known and nothing runs. Devices are warm
-    already (`warm_up`). An unusable cache logs a warning, and the server measures at every start. `on_measuring` is
-    called with the number of measurements done and of all.
-    """
-    key, singles = measurer.profile_key, tuple((shape,) for shape in calibration_shapes(info))
-    earlier = earlier_costs(cache, key, info.graph) or key.table(())
-    known = (*earlier.rows, *shared)
-    lacking = {degree: missing_batches(known, info.graph, singles, degree) for degree in degrees}
-    missing: list[tuple[Batch, int]] = [
-        (one, degree) for one in singles for degree in degrees if one in lacking[degree]
-    ]
-    batches = calibration_batches(info) if with_batches else ()
-    missing += [(batch, 1) for batch in missing_batches(known, info.graph, batches, 1)]
-    fresh: list[CostRow] = []
-    num_done = 0
-    on_measuring(num_done, len(missing))
-    async for measured in measure(measurer, info.name, missing, shared=shared):
-        fresh += measured
-        num_done += 1
-        on_measuring(num_done, len(missing))
-    implausible = implausible_batches(fresh)
-    _save(cache, key, tuple(row for row in fresh if row.shapes not in implausible))
-    rows = {row_key(row): row for row in (*fresh, *known)}
-    table = key.table(tuple(rows.values()), earlier.batch_models)
-    return replace(table, graphs=graphs_of(info.graph)) if rows else None
+def lora_batch(info: ModelInfo) -> Batch:
+    """What is measured `LORA_ROUNDS` times to know what a LoRA costs: the default size."""
+    shapes = calibration_shapes(info)
+    return (shapes[len(shapes) // 2],)
 
 
 async def lora_slowdown(measurer: Measurer, info: ModelInfo, name: str) -> float:
     """How much longer steps of the default size take with a LoRA: of two measurements each, the quicker ones."""
-    shapes = calibration_shapes(info)
-    batches: tuple[Batch, ...] = ((shapes[len(shapes) // 2],),)
+    batches = (lora_batch(info),)
     plain, changed = list[float](), list[float]()
-    for _ in range(2):
+    for _ in range(LORA_ROUNDS // 2):
         for seconds, loras in ((plain, ()), (changed, (UsedLora(name, 1.0),))):
             try:
                 rows = merge_rows(await measurer.calibrate(batches, loras=loras))
@@ -365,7 +341,8 @@ def _of_graph(table: CostTable, graph: Graph) -> CostTable | None:
     return replace(table, rows=rows, graphs=graphs_of(graph)) if rows else None
 
 
-def _save(cache: CostCache | None, key: ProfileKey, rows: tuple[CostRow, ...]) -> None:
+def save(cache: CostCache | None, key: ProfileKey, rows: tuple[CostRow, ...]) -> None:
+    """Keep what was measured for the next start. Where that fails, a warning says so."""
     if cache is None or not rows:
         return
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,15 +19,17 @@ from tilework.cost.table import CostTable, graphs_of, merged, only, renamed
 from tilework.runtime.executor import CannotRun, Executor, ModelRefused, WorkerStartFailed
 from tilework.runtime.models.calibration_weights import lacks_room
 from tilework.runtime.models.costs import (
+    LORA_ROUNDS,
     CostCache,
     Measurer,
     ModelMeasurer,
     calibration_shapes,
     earlier_costs,
+    lora_batch,
     lora_slowdown,
-    start_costs,
     warm_up,
 )
+from tilework.runtime.models.model_costs import ModelCosts, Part
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +41,9 @@ class Measuring:
     A start with `require_all` fails if one of its models cannot run; else it serves the others, and those of
     `not_served`, by their names, say why they are not. `first_ns` is how long models took to run at their first sizes,
     with what is compiled and recorded then.
+
+    A start begins to measure nothing that would end later than `most_s` after the first measurement, as far as that can
+    be predicted. What it has not measured is `left`, and its models are served by times that follow from what it has.
     """
 
     executor: Executor
@@ -45,8 +51,12 @@ class Measuring:
     exact: bool
     show: Callable[[str], None]
     require_all: bool = False
+    most_s: float = math.inf
+    now_s: Callable[[], float] = time.monotonic
     not_served: dict[str, NotServed] = field(default_factory=dict, init=False)
     first_ns: int = field(default=0, init=False)
+    left: list[tuple[LoadedModel, ModelCosts]] = field(default_factory=list, init=False)
+    _tried: dict[str, tuple[CostRow, ...]] = field(default_factory=dict, init=False)
 
     async def start(
         self, loaded: Sequence[LoadedModel], given: CostTable | None
@@ -80,12 +90,12 @@ class Measuring:
         """
         has_run: list[LoadedModel] = []
         for number, one in enumerate(models, 1):
-            if any(self._alike(one, other) for other in has_run):
+            if any(self.alike(one, other) for other in has_run):
                 continue
             self.show(f"trying {one.info.name}, {number} of {len(models)}" if len(models) > 1 else "trying the model")
             begin_ns = time.monotonic_ns()
             try:
-                await warm_up(self._measurer(one), one.info)
+                self._tried[one.info.name] = await warm_up(self._measurer(one), one.info)
                 has_run.append(one)
             except CannotRun as error:
                 reasons[one.info.name] = str(error)
@@ -107,23 +117,64 @@ class Measuring:
 
         Raises WorkerStartFailed.
         """
+        ends_s = self.now_s() + self.most_s
+        measured = await self._measure_in_turn(loaded, ends_s)
         tables: list[CostTable] = []
         for one in loaded:
-            alike = next((table for other, table in zip(loaded, tables, strict=False) if self._alike(one, other)), None)
-            table = (
-                await self._measured(
-                    one, self._measurer(one), one.info.name if len(loaded) > 1 else "", _shared(one, loaded, tables)
-                )
-                if alike is None
-                else await self._like(one, alike)
-            )
-            if table is None:
-                await self.executor.stop()
-                sizes = ", ".join(map(str, calibration_shapes(one.info)))
-                raise WorkerStartFailed(f"{one.info.name} ran at none of {sizes}; the log says why")
-            tables.append(table)
+            costs = next(costs for other, costs in measured if self.alike(one, other))
+            table = await self._table_of(costs)
+            takes_s = LORA_ROUNDS * costs.measuring_s((lora_batch(one.info), 1))
+            has_time = self.now_s() + takes_s < ends_s
+            if one.loras and not has_time:
+                _log.warning("%s: what its LoRAs cost is not measured; steps with them count as without", one.info.name)
+            tables.append(await self._like(one, table, measures_loras=has_time))
         speeds = await self.executor.end_calibration()
         return replace(merged(tables), load_bytes_per_s=speeds)
+
+    async def _measure_in_turn(
+        self, loaded: Sequence[LoadedModel], ends_s: float
+    ) -> list[tuple[LoadedModel, ModelCosts]]:
+        """The costs of the first of models that are alike: their smallest sizes are measured first."""
+        costs: list[tuple[LoadedModel, ModelCosts]] = []
+        for one in loaded:
+            if not any(self.alike(one, other) for other, _ in costs):
+                costs.append((one, self._begun(one, self._measurer(one))))
+        self._show_plan([each for _, each in costs])
+
+        def may_begin(each: ModelCosts, is_first: bool, part: Part) -> bool:
+            if is_first and part[0] != (calibration_shapes(each.info)[0],):
+                return False
+            return self.now_s() + each.measuring_s(part) < ends_s
+
+        for is_first in (True, False) if len(costs) > 1 else (False,):
+            for place, (one, each) in enumerate(costs):
+                each.shared = _shared(one, costs[:place])
+                shown = one.info.name if len(loaded) > 1 else ""
+                await self._measure(each, self._measurer(one), shown, partial(may_begin, each, is_first))
+        self.left = [(one, each) for one, each in costs if each.missing]
+        return costs
+
+    async def _table_of(self, costs: ModelCosts) -> CostTable:
+        """Raises WorkerStartFailed if the model runs at no size."""
+        if (table := costs.table()) is None:
+            await self.executor.stop()
+            sizes = ", ".join(map(str, calibration_shapes(costs.info)))
+            raise WorkerStartFailed(f"{costs.info.name} ran at none of {sizes}; the log says why")
+        return table
+
+    def _begun(self, model: LoadedModel, measurer: Measurer) -> ModelCosts:
+        name, degrees = model.info.name, self._degrees(model.info)
+        tried = self._tried.get(name, ())
+        return ModelCosts.of(measurer, model.info, degrees, self.cache, with_batches=not self.exact, tried=tried)
+
+    def _show_plan(self, costs: Sequence[ModelCosts]) -> None:
+        """Say how long measuring takes, if there is something to measure and that is limited."""
+        takes_s = sum(each.measuring_s(part) for each in costs for part in each.missing)
+        if takes_s and self.most_s < math.inf:
+            text = f"measuring what steps cost here takes about {takes_s:.0f} s"
+            if takes_s > self.most_s:
+                text += f": it ends after at most {self.most_s:.0f} s, and the rest is measured when devices are idle"
+            self.show(text)
 
     async def completed(self, table: CostTable, loaded: Sequence[LoadedModel]) -> CostTable:
         """A table that was given, and what it does not say: how fast weights are loaded, where requests need that."""
@@ -135,13 +186,14 @@ class Measuring:
         speeds = await self.executor.end_calibration()
         return replace(table, load_bytes_per_s={**speeds, **table.load_bytes_per_s})
 
-    async def _like(self, model: LoadedModel, table: CostTable) -> CostTable:
+    async def _like(self, model: LoadedModel, table: CostTable, *, measures_loras: bool) -> CostTable:
         """The costs of a model that differs from the one of this table in its weights alone, and in its LoRAs."""
         info = model.info
         ours = replace(renamed(table, info.name), graphs=graphs_of(info.graph), loras={})
         if not model.loras:
             return ours
-        return replace(ours, loras={info.name: await self._measured_loras(model, self._measurer(model))})
+        loras = await self._measured_loras(model, self._measurer(model)) if measures_loras else model.loras
+        return replace(ours, loras={info.name: loras})
 
     def _measurer(self, model: LoadedModel) -> Measurer:
         """Measures a model on all devices at once, which do nothing else yet."""
@@ -157,7 +209,7 @@ class Measuring:
                 await measurer.calibrate(())
             if known is None:
                 await warm_up(measurer, model.info)
-            table = known or await self._measured(model, measurer, model.info.name)
+            table = known or await self._measured(model, measurer)
         except CannotRun as error:
             raise ModelRefused(f"{model.info.name} cannot run here: {error}") from error
         except WorkerStartFailed as error:
@@ -172,23 +224,14 @@ class Measuring:
         """Whether a model has weights, and no model before it had any, so that it is not known how fast they load."""
         return bool(model.components) and LoadSource.DISK not in table.load_bytes_per_s
 
-    async def _measured(
-        self, model: LoadedModel, measurer: Measurer, shown: str, shared: Sequence[CostRow] = ()
-    ) -> CostTable | None:
-        """The costs of a model, `shared` ones among them; None if it runs at no size."""
-        info = model.info
-        table = await start_costs(
-            measurer,
-            info,
-            self._degrees(info),
-            self.cache,
-            partial(self._show_measuring, shown),
-            with_batches=not self.exact,
-            shared=shared,
-        )
+    async def _measured(self, model: LoadedModel, measurer: Measurer) -> CostTable | None:
+        """The costs of a model when all that is missing has been measured; None if it runs at no size."""
+        costs = self._begun(model, measurer)
+        await self._measure(costs, measurer, model.info.name)
+        table = costs.table()
         if table is None or not model.loras:
             return table
-        return replace(table, loras={info.name: await self._measured_loras(model, measurer)})
+        return replace(table, loras={model.info.name: await self._measured_loras(model, measurer)})
 
     def _degrees(self, info: ModelInfo) -> tuple[int, ...]:
         """Powers of two, as policies use them; 1 if all requests are exact."""
@@ -210,7 +253,7 @@ class Measuring:
         """The costs of a model that was measured at an earlier start, or is like one of `others`; else None."""
         info = model.info
         for other in others:
-            if self._alike(model, other):
+            if self.alike(model, other):
                 return self.part(table, model, renamed(only(table, other.info.name), info.name))
         known = earlier_costs(self.cache, self.executor.profile_key(info.name), info.graph)
         singles = tuple((shape,) for shape in calibration_shapes(info))
@@ -237,23 +280,35 @@ class Measuring:
             load_bytes_per_s={**costs.load_bytes_per_s, **table.load_bytes_per_s},
         )
 
-    def _alike(self, one: LoadedModel, other: LoadedModel) -> bool:
+    def alike(self, one: LoadedModel, other: LoadedModel) -> bool:
         """Whether the costs of the other are those of this one."""
         return _are_alike(one, other) and self._degrees(one.info) == self._degrees(other.info)
 
-    def _show_measuring(self, model: str, num_done: int, num_all: int) -> None:
-        if num_all:
-            what = f"measuring what steps cost here, {num_done} of {num_all}"
+    async def _measure(
+        self,
+        costs: ModelCosts,
+        measurer: Measurer,
+        shown: str,
+        may_begin: Callable[[Part], bool] = lambda _part: True,
+    ) -> None:
+        """Measure what is missing of a model, of which each part may begin when it is its turn."""
+        show = partial(self._show_measuring, shown, costs)
+        show()
+        await costs.measure(measurer, filter(may_begin, costs.missing), show)
+
+    def _show_measuring(self, model: str, costs: ModelCosts) -> None:
+        if costs.num_all:
+            what = f"measuring what steps cost here, {costs.num_all - len(costs.missing)} of {costs.num_all}"
             self.show(f"{model}: {what}" if model else what)
 
 
-def _shared(model: LoadedModel, others: Sequence[LoadedModel], tables: Sequence[CostTable]) -> tuple[CostRow, ...]:
-    """The rows of stages of a model that others, of which these are the tables, have as well."""
+def _shared(model: LoadedModel, others: Sequence[tuple[LoadedModel, ModelCosts]]) -> tuple[CostRow, ...]:
+    """What was measured of stages of a model that others have as well."""
     found: dict[tuple[object, ...], CostRow] = {}
-    for other, table in zip(others, tables, strict=False):
+    for other, costs in others:
         stages = {key: stage for stage, key in other.stage_keys.items()}
         theirs = {stages[key]: stage for stage, key in model.stage_keys.items() if key in stages}
-        for row in table.rows:
+        for row in costs.measured:
             if row.stage in theirs:
                 ours = replace(row, pipeline=model.info.name, stage=theirs[row.stage])
                 found.setdefault(row_key(ours), ours)

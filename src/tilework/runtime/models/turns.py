@@ -7,12 +7,13 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from tilework.control.measurements import PATIENCE_NS
 from tilework.core.actions import Measure
 from tilework.core.component import num_bytes
 from tilework.core.cost_row import Batch, CostRow
 from tilework.core.events import Event, MeasurementAsked, MeasurementEnded
 from tilework.core.lora import UsedLora
-from tilework.core.time import NS_PER_S
+from tilework.core.time import NS_PER_S, s_from_ns
 from tilework.core.wire.reports import LoadedModel
 from tilework.core.work import Group
 from tilework.cost.profile import ProfileKey
@@ -27,8 +28,13 @@ _USUAL_BYTES_PER_S = 1e9
 _FACTOR = 2  # By which the next measurement may take longer than the longest so far: sizes grow.
 _MOST_WAIT_S = 600.0  # For one device. All are busy with works that keep promises.
 _MOST_WAIT_FOR_GROUP_S = 60.0
+_MOST_WAIT_FOR_IDLE_S = s_from_ns(PATIENCE_NS) / 2  # After all of it a measurement takes devices that are not idle.
 
 Run = Callable[[Group], Awaitable[tuple[CostRow, ...]]]
+
+
+class DevicesBusy(RuntimeError):
+    """No devices were idle to measure on."""
 
 
 class DeviceTurns:
@@ -92,13 +98,15 @@ class DeviceTurns:
 class TurnMeasurer:
     """A `Measurer` of a model that is added, on devices that serve others meanwhile: each batch is a turn.
 
-    `table` says what is known of the models that are served.
+    `table` says what is known of the models that are served. With `idle_ns` a turn is taken on idle devices or not at
+    all, and predicted to take so long.
     """
 
     turns: DeviceTurns
     executor: Executor
     model: LoadedModel
     table: CostTable
+    idle_ns: int | None = None
     _longest_ns: int = field(default=0, init=False)
     _least_lacking: int | None = field(default=None, init=False)  # The least degree for which there were no devices.
 
@@ -119,6 +127,7 @@ class TurnMeasurer:
         Raises:
             WorkerStartFailed: a device was lost.
             ModelRefused: no device was to be had.
+            DevicesBusy: no devices were idle.
         """
         name = self.model.info.name
         if self._least_lacking is not None and degree >= self._least_lacking:
@@ -128,9 +137,13 @@ class TurnMeasurer:
             return self._timed(self.executor.calibrate(name, batches, degree, num_runs, loras, known, devices))
 
         wait_s = _MOST_WAIT_S if degree == 1 else _MOST_WAIT_FOR_GROUP_S
-        rows = await self.turns.take(self._asked(degree, loras), run, wait_s)
+        rows = await self.turns.take(
+            self._asked(degree, loras), run, wait_s if self.idle_ns is None else _MOST_WAIT_FOR_IDLE_S
+        )
         if rows is not None:
             return rows
+        if self.idle_ns is not None:
+            raise DevicesBusy(f"no {degree} devices were idle together")
         if degree == 1:
             raise ModelRefused(
                 f"for {wait_s:g} s no device could measure {name} without breaking a promise to a request; add it when "
@@ -158,7 +171,7 @@ class TurnMeasurer:
         room_bytes = num_bytes(components) + declared
         if total_bytes is not None and any(row.peak_bytes is not None for row in self.table.rows):
             room_bytes = total_bytes  # Where works are limited by memory, what this one takes is not known yet.
-        first_ns = FIRST_NS + round(num_bytes(components) / self._load_bytes_per_s * NS_PER_S)
+        first_ns = (self.idle_ns or FIRST_NS) + round(num_bytes(components) / self._load_bytes_per_s * NS_PER_S)
         return MeasurementAsked(
             measurement_id=0,
             pipeline=name,

@@ -119,6 +119,7 @@ def _model_card(info: ModelInfo, images: ImageService, created: int, name: str) 
         "devices": images.engine.devices_with(info.name),
         "cell": info.cell,
         "serves_on": images.engine.devices_serving(info.name),
+        "predicted_sizes": list(map(str, images.engine.predicted_sizes(info.name))),
         "on_host": images.engine.is_on_host(info.name),
         "policy": images.engine.policy,
     }
