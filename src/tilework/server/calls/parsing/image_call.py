@@ -160,9 +160,7 @@ def image_call(
     priority = _priority(ask.priority, rules)
     is_exact = _is_exact(ask, priority, rules)
     specs = specs_of(ask, arguments, pictures.images, rules, rng, exact=is_exact, video=video_format)
-    deadline = asked_deadline(
-        slo_s=ask.slo_s, slo_ms=ask.slo_ms, deadline=ask.deadline, now=rules.now, most_s=config.max_slo_s
-    ) or usual_deadline(rules.defaults.of(priority), partial(rules.alone_s, specs), config.max_slo_s)
+    deadline = _deadline(ask, priority, specs, rules)
     if deadline is None and ask.on_miss != "best_effort":
         no_effect.append(NoEffect("on_miss", ask.on_miss, "there is no deadline; give slo_s"))
     if config.strict:
@@ -215,6 +213,14 @@ def parsed(
         if name not in given:
             raise InvalidValue(f"{name} is missing. {remedy}", field=name, code="missing_value") from None
         raise invalid(name, given[name], remedy) from None
+
+
+def _deadline(ask: ImageRequest, priority: str, specs: Sequence[Spec], rules: Rules) -> Deadline | None:
+    """As asked for, or else what requests of the class have by default."""
+    most_s = rules.config.max_slo_s
+    return asked_deadline(
+        slo_s=ask.slo_s, slo_ms=ask.slo_ms, deadline=ask.deadline, now=rules.now, most_s=most_s
+    ) or usual_deadline(rules.defaults.of(priority), partial(rules.alone_s, specs), most_s)
 
 
 def _as_url(ask: ImageRequest) -> bool:
