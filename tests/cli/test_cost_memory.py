@@ -50,6 +50,8 @@ def test_it_prints_what_the_decode_of_each_size_takes(directory: Path) -> None:
     table = invoke("cost", "memory", directory, "--sizes", "16x16x5").output
     assert "--vae-tiling" in table
     assert "16x16x5" in table
+    shipped = json.loads(invoke("cost", "memory", "shapes-motion", "--sizes", "64x64x17", "--json").output)
+    assert shipped["decodes"][0]["bytes"] > 0
 
 
 def test_what_it_cannot_plan_is_named(directory: Path, mistake: Callable[..., str]) -> None:

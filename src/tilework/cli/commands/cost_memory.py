@@ -114,9 +114,10 @@ def _show_decodes(model: Path, shapes: Sequence[Shape], dtype: str, json: bool) 
 
     from tilework.pipelines.clips.memory import autoencoder_of, decode_bytes
     from tilework.pipelines.errors import ModelError
+    from tilework.pipelines.model_index import model_directory
 
     with user_errors(ModelError):
-        vae = autoencoder_of(model, getattr(torch, dtype))
+        vae = autoencoder_of(model_directory(str(model)) or model, getattr(torch, dtype))
     planned: list[tuple[Shape, list[int | None]]] = []
     for shape in shapes:
         needs = list[int | None]()
