@@ -17,7 +17,7 @@ import torch
 from tilework.core.model import Argument, ArgumentKind, ModelInfo, PictureInput
 from tilework.core.wire.spec import Spec
 from tilework.pipelines.arguments import SIZES
-from tilework.pipelines.stock.stock_arguments import FRAMES, StockArguments
+from tilework.pipelines.stock.stock_arguments import StockArguments
 from tilework.server.calls.parsing.image_call import image_call
 from tilework.server.calls.parsing.pictures import decoded, taken_pictures
 from tilework.server.calls.parsing.specs import Rules
@@ -59,6 +59,8 @@ def random_call(info: ModelInfo, rng: Random) -> RandomCall:
         fields["size"] = f"{width}x{height}"
     if info.max_frames > 1 and not info.frames_of:
         fields["num_frames"] = 1 + info.frame_multiple * rng.randint(0, (_MOST_FRAMES - 1) // info.frame_multiple)
+    if info.frames_of in pictures:
+        fields["num_frames"] = len(pictures[info.frames_of])
     if info.takes_negative and rng.random() < 0.6:
         fields["negative_prompt"] = rng.choice(_PROMPTS)
     # The guider of a modular pipeline has the scale, not its call.
@@ -96,8 +98,8 @@ def stock_pixels(name: str, call: RandomCall) -> bytes:
     if "size" in fields:
         fields["width"], fields["height"] = map(int, fields.pop("size").split("x"))
         fields |= known.of_area(fields["width"] * fields["height"])
-    if "num_frames" in fields:
-        fields[next(one for one in FRAMES if one in known)] = fields.pop("num_frames")
+    if "num_frames" in fields and known.frames is not None:
+        fields[known.frames] = fields.pop("num_frames")
     clips = {"video", "control_video", "conditioning_frames"}
     for argument, given in call.pictures.items():
         fields[argument] = given if len(given) > 1 or argument in clips else given[0]
