@@ -228,7 +228,7 @@ def test_cells_are_measured_as_devices(source: ModelSource) -> None:
 @pytest.mark.slow
 def test_a_stage_that_no_cell_has_room_for_is_named(source: ModelSource) -> None:
     with (
-        pytest.raises(WorkerStartFailed, match="the stage diffuse of flux needs"),
+        pytest.raises(WorkerStartFailed, match="flux cannot run here: its stage diffuse needs"),
         serving(source, room=WHOLE // 2),
     ):
         pass
