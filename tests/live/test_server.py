@@ -120,8 +120,8 @@ def test_deadlines_are_answered(server: Server) -> None:
 def test_wrong_values_raise_the_clients_own_exceptions(server: Server) -> None:
     with pytest.raises(openai.BadRequestError, match="65x64"):
         server.client().images.generate(prompt=PROMPT, size="65x64")
-    with pytest.raises(openai.NotFoundError, match="dall-e-3"):
-        server.client().images.generate(prompt=PROMPT, model="dall-e-3")
+    with pytest.raises(openai.NotFoundError, match="sdxl"):
+        server.client().images.generate(prompt=PROMPT, model="sdxl")
 
 
 def test_a_client_that_goes_away_frees_its_devices(server: Server) -> None:
