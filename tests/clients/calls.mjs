@@ -7,7 +7,7 @@ const baseURL = `${process.argv[2]}/v1`;
 const client = new OpenAI({ baseURL, apiKey: "EMPTY", maxRetries: 0 });
 const found = {};
 
-const image = await client.images.generate({ model: "dall-e-2", prompt: "a cat", size: "64x32", n: 2, seed: 5 });
+const image = await client.images.generate({ model: "dall-e-2", prompt: "a cat", size: "64x32", n: 2, seed: 5, response_format: "b64_json" });
 found.images = image.data.map((one) => [one.b64_json.slice(0, 8), one.tilework.slo_source, one.tilework.seed]);
 
 const messages = [{ role: "user", content: "a cat" }];

@@ -23,7 +23,7 @@ CALLS = """
 import json, sys
 import litellm
 api = {"api_base": sys.argv[1] + "/v1", "api_key": "EMPTY"}
-image = litellm.image_generation(model="openai/dall-e-2", prompt="a cat", size="64x32", n=1, **api)
+image = litellm.image_generation(model="openai/dall-e-2", prompt="a cat", size="64x32", n=1, response_format="b64_json", **api)
 told = {"content": "", "reasoning": ""}
 messages = [{"role": "user", "content": "a cat"}]
 for chunk in litellm.completion(model="openai/dall-e-2", messages=messages, stream=True, **api):
