@@ -20,17 +20,18 @@ pytestmark = pytest.mark.exhaustive
 LITELLM = ("litellm<2", "python-dotenv", "tiktoken", "fastuuid", "h2", "hyperframe", "hpack")
 PNG = "iVBORw0K"
 CALLS = """
-import json, sys
+import base64, json, sys, urllib.request
 import litellm
 api = {"api_base": sys.argv[1] + "/v1", "api_key": "EMPTY"}
-image = litellm.image_generation(model="openai/dall-e-2", prompt="a cat", size="64x32", n=1, response_format="b64_json", **api)
+image = litellm.image_generation(model="openai/dall-e-2", prompt="a cat", size="64x32", n=1, **api)
 told = {"content": "", "reasoning": ""}
 messages = [{"role": "user", "content": "a cat"}]
 for chunk in litellm.completion(model="openai/dall-e-2", messages=messages, stream=True, **api):
     delta = chunk.choices[0].delta
     told["content"] += delta.content or ""
     told["reasoning"] += getattr(delta, "reasoning_content", None) or ""
-print(json.dumps({"image": image.data[0].b64_json[:8], **told}))
+file = urllib.request.urlopen(image.data[0].url).read()  # As OpenAI gives it for this name.
+print(json.dumps({"image": base64.b64encode(file)[:8].decode(), **told}))
 """
 
 
