@@ -331,8 +331,8 @@ def test_sglang_benchmark(server: Served, tmp_path: Path) -> None:
 def test_sglang_model_without_a_path_goes_by_its_name(simulated_url: str) -> None:
     name = httpx.get(f"{simulated_url}/v1/models").json()["data"][0]["id"]
     assert httpx.get(f"{simulated_url}/v1/model_info").json() == {"model_path": name}
-    answer = httpx.post(f"{simulated_url}/v1/images/generations", json={"prompt": "x", "model": ""})
-    assert answer.status_code == 404, "no path is not a path of nothing"
+    answer = httpx.post(f"{simulated_url}/v1/images/generations", json={"prompt": "x", "model": "nowhere/" + name})
+    assert answer.status_code == 404
 
 
 # OpenAI's library.
