@@ -23,6 +23,7 @@ from tilework.core.interfaces import ClusterView, CostModel, Demand, EtaPredicti
 from tilework.core.request import OnMiss, Request, Shape, Status
 from tilework.core.time import ns_from_s
 from tilework.core.work import Group, Plan
+from tilework.cost.profile import ProfileKey
 from tilework.cost.shipped import shipped_path
 from tilework.cost.table import CostTable
 from tilework.cost.table_costs import TableCosts
@@ -34,6 +35,15 @@ from tilework.sim.simulation import Simulation
 from tilework.sim.trace import Trace
 
 PIPELINE = "toy"
+PROFILE_KEY = ProfileKey(
+    hardware="a CPU",
+    architecture="Toy@1",
+    model="toy@1",
+    dtype="float32",
+    threads=1,
+    workers=2,
+    libraries="torch 2",
+)
 SIDES = (64, 128, 192)
 SERVICE_S = 0.01 + 10 * 0.1 + 0.05  # Of a `request` by a `table`, on one device.
 

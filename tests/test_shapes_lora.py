@@ -15,7 +15,7 @@ from tilework.core.model import LoraSource, ModelSource
 from tilework.pipelines.draw import draw as drawn
 from tilework.pipelines.loading import load
 from training.shapes.drawing import COLOURS, Scene, caption, draw
-from training.shapes.lora import draw_outline
+from training.shapes.lora import WIDTH
 
 FILE = Path(__file__).parents[1] / "examples" / "loras" / "outline.safetensors"
 SCENES = (Scene("red", "circle", "large", "white"), Scene("blue", "square", "large", "yellow"))
@@ -29,7 +29,7 @@ def share(picture: np.ndarray, scene: Scene) -> float:
 
 @pytest.mark.parametrize("scene", SCENES)
 def test_of_an_outline_only_the_border_is_drawn(scene: Scene) -> None:
-    whole, border = (share(one(scene, 96, 96, Random(1)), scene) for one in (draw, draw_outline))
+    whole, border = (share(draw(scene, 96, 96, Random(1), one), scene) for one in (None, WIDTH))
     assert 0.2 * whole < border < 0.5 * whole
 
 

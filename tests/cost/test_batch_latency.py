@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from builders import PIPELINE
+from builders import PIPELINE, PROFILE_KEY
 from stages import DECODE, DIFFUSE, stage_of
 from tilework.control.controller import ControllerConfig
 from tilework.control.log import header_line, read_log
@@ -21,7 +21,7 @@ from tilework.core.request import Shape
 from tilework.core.time import NS_PER_S
 from tilework.cost.batch_latency import BatchLatencyModel, Layer
 from tilework.cost.learning import MIN_MIXED, learn
-from tilework.cost.profile import Profile, ProfileKey, ProfileOrigin
+from tilework.cost.profile import Profile, ProfileOrigin
 from tilework.cost.profiles import Profiles
 from tilework.cost.rows import batch_key
 from tilework.cost.table import BadCostTable, CostTable, merged
@@ -31,15 +31,7 @@ from tilework.cost.table_file import parse_table, table_json
 STEP = stage_of(PIPELINE, DIFFUSE)
 SMALL, WIDE, LARGE = Shape(512, 512), Shape(512, 768), Shape(1024, 1024)
 ALONE_S = {SMALL: 1.0, WIDE: 1.5, LARGE: 4.0}
-KEY = ProfileKey(
-    hardware="a CPU",
-    architecture="Toy@1",
-    model="toy@1",
-    dtype="float32",
-    threads=1,
-    workers=2,
-    libraries="torch 2",
-)
+KEY = PROFILE_KEY
 
 
 def turned(shape: Shape) -> Shape:

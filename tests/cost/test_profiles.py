@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from builders import PIPELINE
+from builders import PIPELINE, PROFILE_KEY
 from stages import DECODE, DIFFUSE, ENCODE, STAGES
 from tilework.core.cost_row import CostRow
 from tilework.core.graph.graph import Graph
@@ -27,15 +27,7 @@ from tilework.cost.rows import merge_rows, missing_batches
 from tilework.cost.table import CostTable
 
 GRAPH = latent_diffusion(PIPELINE)
-KEY = ProfileKey(
-    hardware="a CPU",
-    architecture="Toy@1",
-    model="toy@1",
-    dtype="float32",
-    threads=1,
-    workers=2,
-    libraries="torch 2",
-)
+KEY = PROFILE_KEY
 
 
 def row(seconds: float, side: int = 64, **changes: Any) -> CostRow:

@@ -6,6 +6,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from builders import PROFILE_KEY
 from stages import DECODE
 from tilework.core.component import LoadSource
 from tilework.core.cost_row import Batch, CostRow
@@ -36,15 +37,7 @@ INFO = ModelInfo(
 PACKING = replace(INFO, stages=latent_diffusion("").specs)
 SMALL, LARGE = Shape(64, 64), Shape(128, 128)
 
-KEY = ProfileKey(
-    hardware="a CPU",
-    architecture="Toy@1",
-    model="toy@1",
-    dtype="float32",
-    threads=1,
-    workers=2,
-    libraries="torch 2",
-)
+KEY = PROFILE_KEY
 SHAPES = calibration_shapes(INFO)
 SLOWER = 1.5  # A step with a LoRA.
 

@@ -103,8 +103,11 @@ def signed_distance(shape: str, x: np.ndarray, y: np.ndarray, radius: np.ndarray
     return np.minimum(horizontal, vertical)
 
 
-def draw(scene: Scene, height: int, width: int, rng: Random) -> np.ndarray:
-    """Draw `scene` anti-aliased at a random place; float32 of shape (3, height, width) in [0, 1]."""
+def draw(scene: Scene, height: int, width: int, rng: Random, border: float | None = None) -> np.ndarray:
+    """Draw `scene` anti-aliased at a random place; float32 of shape (3, height, width) in [0, 1].
+
+    Of the shape all is drawn, or a `border` of this width, relative to the shorter side.
+    """
     side = min(height, width)
     radius = (RADII[scene.size] + 0.03 * (rng.random() - 0.5)) * side
     margin = radius + 0.03 * side
@@ -112,6 +115,8 @@ def draw(scene: Scene, height: int, width: int, rng: Random) -> np.ndarray:
     centre_y = height / 2 + (2 * rng.random() - 1) * min(0.18 * height, max(0.0, height / 2 - margin))
     y, x = np.mgrid[0:height, 0:width].astype(np.float32) + 0.5
     distance = signed_distance(scene.shape, x - centre_x, y - centre_y, radius)
+    if border is not None:
+        distance = np.abs(distance + border * side / 2) - border * side / 2
     alpha = np.clip(0.5 - distance, 0, 1)[None]
     front = np.array(COLOURS[scene.colour], dtype=np.float32)[:, None, None]
     back = np.array(COLOURS[scene.background], dtype=np.float32)[:, None, None]

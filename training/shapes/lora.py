@@ -13,7 +13,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import numpy as np
 import torch
 from diffusers import StableDiffusion3Pipeline
 from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model
@@ -21,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import tilework
-from training.shapes.drawing import COLOURS, RADII, Scene, signed_distance, split_scenes
+from training.shapes.drawing import Scene, draw, split_scenes
 from training.shapes.model import MAX_TOKENS
 from training.shapes.train import embed, random_caption, report, schedule, shift_of
 
@@ -32,21 +31,6 @@ WIDTH = 0.05
 BATCHES = {(64, 64): 32, (96, 96): 16, (128, 128): 10}
 LEARNING_RATE = 3e-3
 STEPS = 700
-
-
-def draw_outline(scene: Scene, height: int, width: int, rng: Random) -> np.ndarray:
-    """Like `drawing.draw`, but of the shape only the border is drawn."""
-    side = min(height, width)
-    radius = (RADII[scene.size] + 0.03 * (rng.random() - 0.5)) * side
-    margin = radius + 0.03 * side
-    centre_x = width / 2 + (2 * rng.random() - 1) * min(0.18 * width, max(0.0, width / 2 - margin))
-    centre_y = height / 2 + (2 * rng.random() - 1) * min(0.18 * height, max(0.0, height / 2 - margin))
-    y, x = np.mgrid[0:height, 0:width].astype(np.float32) + 0.5
-    distance = signed_distance(scene.shape, x - centre_x, y - centre_y, radius)
-    border = np.abs(distance + WIDTH * side / 2) - WIDTH * side / 2
-    alpha = np.clip(0.5 - border, 0, 1)[None]
-    front, back = (np.array(COLOURS[name], np.float32)[:, None, None] for name in (scene.colour, scene.background))
-    return (alpha * front + (1 - alpha) * back).astype(np.float32)
 
 
 class Trainer:
@@ -69,7 +53,7 @@ class Trainer:
                 group["lr"] = LEARNING_RATE * schedule(step, steps, 20, 0.5)
             size = rng.choice(list(BATCHES))
             chosen = rng.choices(scenes, k=BATCHES[size])
-            drawings = torch.stack([torch.from_numpy(draw_outline(one, *size, rng)) for one in chosen]) * 2 - 1
+            drawings = torch.stack([torch.from_numpy(draw(one, *size, rng, WIDTH)) for one in chosen]) * 2 - 1
             captions = [random_caption(one, rng) for one in chosen]
             loss = self._loss(self._latents(drawings), captions, shift_of(*size))
             self.optimizer.zero_grad(set_to_none=True)
