@@ -1,4 +1,7 @@
-"""Reads values that are written otherwise than the schema has them, where they can mean one thing only."""
+"""Reads values that are written otherwise than the schema has them, where they can mean one thing only.
+
+Rejected: pydantic's lax mode, which takes "yes" and 1 for true, and true for 1.
+"""
 
 from __future__ import annotations
 
