@@ -193,7 +193,7 @@ def test_a_damaged_file_is_moved_aside_with_a_warning(
     store.path.parent.mkdir()
     for number in (1, 2):
         store.path.write_bytes(content)
-        with caplog.at_level(logging.WARNING):
+        with caplog.at_level(logging.WARNING, "tilework"):
             store.save(profile(row(1.0)))
         assert len(store.entries()) == 1
         aside = store.path.with_name(f"costs.sqlite.aside-{number}")

@@ -367,7 +367,7 @@ class Disk(io.StringIO):
 
 def test_a_full_disk_ends_the_event_log_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
     disk = Disk(4)
-    with caplog.at_level(logging.WARNING), serving(log=disk) as service:
+    with caplog.at_level(logging.WARNING, "tilework"), serving(log=disk) as service:
         assert service.metric("tilework_log_losses_total") == 0
         for seed in range(2):
             assert pixels(service.post(body(seed, side=64, steps=4))).shape == (64, 64, 3)

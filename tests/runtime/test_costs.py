@@ -203,7 +203,7 @@ def test_what_remains_implausible_is_said_and_measured_again_at_the_next_start(
     cache: CostCache, caplog: pytest.LogCaptureFixture
 ) -> None:
     measurer = Disturbed(num_busy=6)
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING, "tilework"):
         asyncio.run(start(measurer, (1, 2), cache))
     assert [degree for batch, degree, _ in measurer.asked if batch == (SHAPES[0],)] == [1, 2] * 3
     (said,) = (record.getMessage() for record in caplog.records)
@@ -283,7 +283,7 @@ def test_a_start_needs_no_cache(
     (tmp_path / "file").touch()
     (tmp_path / "directory").mkdir()
     cache = None if place is None else CostCache(Profiles(tmp_path / place))
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING, "tilework"):
         assert asyncio.run(start(FakeMeasurer(), (1,), cache))
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(said) == len(warnings)

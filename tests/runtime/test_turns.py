@@ -180,7 +180,7 @@ def test_a_degree_without_devices_is_left_out_and_so_are_higher_ones(caplog: pyt
         assert await rig.measure(4) == await rig.measure(2) == ()
         assert len(rig.events) == 2, "nothing is asked for again"
 
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING, "tilework"):
         run(scenario)
     (line,) = caplog.messages
     assert "was not measured on 2 devices" in line

@@ -53,7 +53,7 @@ def test_a_stage_that_takes_another_time_than_measured_is_logged_every_hour_at_m
     now_ns = NS_PER_S
     monkeypatch.setattr("tilework.runtime.work_recorder.time", SimpleNamespace(monotonic_ns=lambda: now_ns))
     rig = Rig()
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING, "tilework"):
         rig.run(DIFFUSE, 4.5, times=2)
         rig.run(DECODE, 1.3, times=9)
         assert not caplog.records

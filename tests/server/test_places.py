@@ -259,7 +259,7 @@ def test_accepting_pauses_without_descriptors(
                 return made[-1]
 
             one = guarded.on_loop(lambda: acceptor.Acceptor(full, protocol, at_once=5))
-            with caplog.at_level(logging.WARNING), ExitStack() as stack:
+            with caplog.at_level(logging.WARNING, "tilework"), ExitStack() as stack:
                 for _ in range(50):
                     stack.enter_context(socket.create_connection(full.getsockname(), timeout=PATIENCE_S))
                 for _ in range(3):

@@ -411,7 +411,7 @@ def test_a_shape_that_does_not_fit_is_left_out_and_its_traceback_is_for_the_debu
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     said: list[str] = []
-    with caplog.at_level("DEBUG"):
+    with caplog.at_level("DEBUG", "tilework.worker"):
         rows = calibrate(FakeFamily(too_large=SMALL), (ONE_SMALL, ONE_LARGE), num_runs=1, on_error=said.append)
     assert {row.height for row in rows} == {128}
     assert said == ["64x64 cannot run here (MemoryError: too large)"]

@@ -60,7 +60,7 @@ def test_what_cannot_be_registered_is_mapped_all_the_same_and_said_once(
 ) -> None:
     runtime, path = Runtime(can=False), write(tmp_path / "a", b"abcd")
     files = runtime.files()
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING, "tilework"):
         contents = [bytes(bytes_of(files.map(path, 4)).tolist()) for _ in range(3)]
     assert contents == [b"abcd"] * 3
     assert len(caplog.records) == 1

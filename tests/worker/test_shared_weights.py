@@ -120,7 +120,7 @@ def test_without_room_each_worker_has_its_own(
         directory = tmp_path / "file"
         directory.write_text("not a directory")
     module, before = Tied(), weights(Tied())
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING, "tilework"):
         assert SharedWeights(directory).share(module) is None
     assert "weights are not shared between workers" in caplog.text
     assert not mapped_files(module)
