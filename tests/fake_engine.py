@@ -225,6 +225,7 @@ class FakeEngine:
                 self._resolve(ticket, Status.FAILED, wanted.lost, None)
             elif ticket.request.pipeline not in self.models:
                 reason = f"the model {ticket.request.pipeline} is not served any more"
+                ticket.refusal = Refusal.MODEL
                 self._resolve(ticket, Status.FAILED, reason, None)
             elif not self.plan.is_held:
                 self._play(ticket, self.plan)

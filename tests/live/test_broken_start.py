@@ -6,7 +6,9 @@ And a start with one broken model of two: the other is served.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +21,8 @@ from runtime.test_worker_process import Listener
 from tilework.core.model import ModelSource
 from tilework.core.request import Shape, Status
 from tilework.core.wire.commands import Calibrate, EnterNode
+from tilework.pipelines.model_index import shipped_directory
+from tilework.runtime.cell_executor import local_executor
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.executor import WorkerStartFailed
 from tilework.runtime.links import communicator
@@ -203,3 +207,84 @@ def test_a_model_that_cannot_run_is_left_out_and_workers_forget_it(caplog: pytes
 
     asyncio.run(start())
     assert [line for line in caplog.messages if "broken is not served, and others are: 64x-64" in line]
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> ModelSource:
+    """A model of which a file was cut off while it was copied. It has a name of its own."""
+    directory = tmp_path / "copy"
+    shutil.copytree(shipped_directory(), directory)
+    weights = directory / "transformer" / "diffusion_pytorch_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    (directory / "tilework.json").write_text(json.dumps({"name": "house"}))
+    return ModelSource(path=str(directory))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_workers": 1},
+        {"num_workers": 1, "weights_bytes": 10**9},
+        {"num_workers": 2, "weights_bytes": 10**9, "cell_size": 2, "collectives": "gloo"},
+    ],
+    ids=["all on the device", "on demand", "in cells"],
+)
+def test_a_model_that_cannot_be_loaded_is_left_out(options: dict[str, Any], damaged: ModelSource) -> None:
+    """With its weights on demand, too, and when its worker has been replaced; added by hand it is tried again."""
+
+    async def start() -> None:
+        executor = local_executor(LocalConfig(sources=(damaged, SHAPES), stop_grace_s=0.5, **options))
+        engine = Engine(EngineConfig(), executor)
+        try:
+            await engine.start()
+            assert list(engine.models) == ["shapes"]
+            (refused,) = engine.not_served.values()
+            assert (refused.name, refused.is_first, refused.info) == ("house", True, None)
+            assert refused.reason.startswith("it cannot be loaded (")
+            assert "(house/transformer/diffusion_pytorch_model.safetensors: cannot be read (" in refused.reason
+            assert damaged.path not in refused.reason, "clients read it"
+            assert await draws(engine, "first") == {1}
+            executor.kill(0, "a test")
+            await until(lambda: not executor.devices_up)
+            await until(lambda: bool(executor.devices_up))
+            assert await draws(engine, "second") == {1}
+        finally:
+            await engine.stop()
+
+    asyncio.run(start())
+
+
+def test_a_worker_of_which_no_model_can_be_loaded_waits_for_others(damaged: ModelSource) -> None:
+    """One on the other worker is served, and one may be added to both."""
+
+    async def start() -> None:
+        sources = (
+            replace(damaged, devices=(0,)),
+            replace(SHAPES, devices=(1,)),
+            replace(damaged, name="b", devices=(1,)),
+        )
+        engine = Engine(EngineConfig(), local_executor(LocalConfig(num_workers=2, sources=sources, stop_grace_s=0.5)))
+        try:
+            await engine.start()
+            assert list(engine.models) == ["shapes"]
+            assert list(engine.not_served) == ["house", "b"]
+            assert await draws(engine, "on the other") == {1}
+        finally:
+            await engine.stop()
+
+    asyncio.run(start())
+
+
+def test_a_start_with_no_model_that_can_be_loaded_names_all(damaged: ModelSource) -> None:
+    async def start(*sources: ModelSource) -> str:
+        with pytest.raises(WorkerStartFailed) as caught:
+            await local_executor(LocalConfig(num_workers=1, sources=sources, stop_grace_s=0.5)).start(Listener())
+        return str(caught.value)
+
+    assert asyncio.run(start(damaged)).startswith("house cannot be loaded: ")
+    absent = ModelSource(path="/nowhere/b", name="b")
+    said = asyncio.run(start(damaged, absent))
+    assert said.startswith("no model can be loaded: house: ")
+    assert "; b: path is " in said
+    said = asyncio.run(start(absent, replace(absent, name="c")))
+    assert said.startswith("b, c cannot be loaded: path is ")

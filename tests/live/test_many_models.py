@@ -207,7 +207,7 @@ def test_a_model_whose_files_are_damaged_fails_alone_when_a_worker_is_restarted(
         tickets, outcomes = rig.run(scenario())
         broken = {uid: outcomes.pop(uid) for uid in ("flux-1", "flux-4")}
         assert {one.status for one in broken.values()} == {Status.FAILED}
-        assert all("flux cannot be loaded any more: ModelNotFound" in one.reason for one in broken.values())
+        assert all("flux cannot be loaded any more: flux/transformer" in one.reason for one in broken.values())
         assert_drawn(rig, tickets, outcomes, stock)
 
 

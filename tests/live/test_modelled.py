@@ -21,7 +21,7 @@ from tilework.core.component import Component, LoadSource
 from tilework.core.cost_row import CostRow
 from tilework.core.lora import UsedLora
 from tilework.core.model import SimulatedSource
-from tilework.core.request import OnMiss, Shape, Status, Terms
+from tilework.core.request import OnMiss, Refusal, Shape, Status, Terms
 from tilework.core.time import NS_PER_S
 from tilework.cost.table import CostTable
 from tilework.runtime.engine import Engine, EngineConfig
@@ -106,18 +106,23 @@ def test_what_the_next_start_cannot_serve_any_more_ends_by_its_reason() -> None:
     wanted = Wanted(uid="a", model="pretended", spec=spec, arrival_ns=0, deadline_ns=NS_PER_S, terms=Terms())
     late = replace(wanted, uid="late", terms=Terms(on_miss=OnMiss.DROP))
     changed = replace(wanted, uid="changed", spec=replace(spec, loras=(UsedLora("ink", 1.0),)))
+    gone = replace(wanted, uid="gone", model="house")
     rig = Rig("tridentserve", begin_ns=now_ns)
 
     async def restored() -> list[Outcome]:
-        tickets = rig.engine.restore([(one, Checkpoint()) for one in (wanted, late, changed)])
+        tickets = rig.engine.restore([(one, Checkpoint()) for one in (wanted, late, changed, gone)])
         return await asyncio.gather(*(one.outcome for one in tickets))
 
     try:
         outcomes = rig.run(restored())
     finally:
         rig.close()
-    assert [one.status for one in outcomes] == [Status.DONE, Status.EXPIRED, Status.FAILED]
-    assert outcomes[2].reason == "pretended has no LoRA ink any more"
+    assert [one.status for one in outcomes] == [Status.DONE, Status.EXPIRED, Status.FAILED, Status.FAILED]
+    assert [one.reason for one in outcomes[2:]] == [
+        "pretended has no LoRA ink any more",
+        "the model house is not served any more",
+    ]
+    assert [one.refusal for one in outcomes] == [None, None, Refusal.MODEL, Refusal.MODEL]
 
 
 @pytest.mark.slow

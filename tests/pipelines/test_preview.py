@@ -74,7 +74,7 @@ class Bench:
         self.reports: list[Report] = []
         self._works = OpenWorks()
         self._worker = Worker(
-            Models({MODEL: model}),
+            Models({MODEL: model}, torch.device("cpu")),
             self._works,
             groups or Groups(0, ""),
             StateBlobs(directory, 0),

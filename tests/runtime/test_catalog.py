@@ -156,7 +156,7 @@ class Server:
             most_s=self.most_s,
             now_s=lambda: 0.0,
         )
-        served, costs = await measuring.start(loaded, None)
+        served, costs = await measuring.start(loaded, (), None)
         table = with_weights(costs, served, self.executor.weights_bytes)
         self.controller = Controller(ControllerConfig(), table)
         self.catalog = Catalog(
@@ -291,7 +291,7 @@ def test_a_change_that_fails_changes_nothing(tmp_path: Path, fault: str, monkeyp
                 await catalog.add(NewModel(path="b"), measure=True)
         assert fault == "costs cannot be used" or "b" not in server.executor.measured, "it was only tried"
         server.executor.refuses, server.executor.broken = "", frozenset()
-        catalog.not_served["b"] = NotServed(info=INFO, reason="no memory", is_first=False)
+        catalog.not_served["b"] = NotServed(name="b", info=INFO, reason="no memory", is_first=False)
         assert (server.controller.costs.table, catalog.infos, server.executor.served) == before
         assert not server.executor.loras
         assert not any(isinstance(event, ModelServed) for event in server.events)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from tilework.core.component import Component, LoadSource
 from tilework.core.cost_row import CostRow
 from tilework.core.lora import Lora
 from tilework.core.request import Shape
-from tilework.core.wire.reports import LoadedModel
+from tilework.core.wire.reports import LoadedModel, NotLoaded
 from tilework.cost.profiles import Profiles
 from tilework.cost.table import CostTable
 from tilework.runtime.executor import WorkerStartFailed
@@ -36,10 +37,12 @@ def table(executor: FakeExecutor, *models: LoadedModel) -> CostTable:
     return asyncio.run(measuring.table(models))
 
 
-def start(executor: FakeExecutor, *models: LoadedModel, **options: Any) -> tuple[list[str], dict[str, str], CostTable]:
+def start(
+    executor: FakeExecutor, *models: LoadedModel, not_loaded: Sequence[NotLoaded] = (), **options: Any
+) -> tuple[list[str], dict[str, str], CostTable]:
     """The models that are served, why the others are not, and the costs."""
     measuring = Measuring(executor=executor, cache=None, exact=False, show=lambda _text: None, **options)  # type: ignore[arg-type]
-    served, costs = asyncio.run(measuring.start(models, None))
+    served, costs = asyncio.run(measuring.start(models, not_loaded, None))
     assert costs.pipelines == tuple(one.info.name for one in served)
     return (
         [one.info.name for one in served],
@@ -80,14 +83,44 @@ def test_a_model_whose_largest_stage_has_no_room_is_not_tried() -> None:
     assert executor.tried == ["a"]
 
 
+@pytest.mark.parametrize(("place", "firsts"), [(0, ["cut"]), (1, ["b"])])
+def test_a_model_that_could_not_be_loaded_is_not_served_either(place: int, firsts: list[str]) -> None:
+    measuring = Measuring(
+        executor=FakeExecutor(broken=frozenset({"b"})),  # type: ignore[arg-type]
+        cache=None,
+        exact=False,
+        show=lambda _text: None,
+    )
+    models = model("b"), model("a", parameters=2)
+    served, _ = asyncio.run(measuring.start(models, [NotLoaded(place, "cut", "OSError: no end")], None))
+    assert [one.info.name for one in served] == ["a"]
+    refused = measuring.not_served
+    assert {name: one.reason for name, one in refused.items()} == {
+        "cut": "it cannot be loaded (OSError: no end)",
+        "b": NO_MEMORY,
+    }
+    assert [name for name, one in refused.items() if one.is_first] == firsts
+    assert (refused["cut"].info, refused["b"].info) == (None, models[0].info)
+
+
 @pytest.mark.parametrize(
     ("names", "options", "message"),
     [
         ("b", {}, f"b cannot run here: {NO_MEMORY}"),
         ("bc", {}, f"no model can run here: b: {NO_MEMORY}; c: {NO_MEMORY}"),
         ("ab", {"require_all": True}, f"b cannot run here: {NO_MEMORY}; leave out --require-all to serve the others"),
+        (
+            "a",
+            {"require_all": True, "not_loaded": [NotLoaded(0, "cut", "no end")]},
+            "cut cannot run here: it cannot be loaded (no end); leave out --require-all to serve the others",
+        ),
+        (
+            "b",
+            {"not_loaded": [NotLoaded(0, "cut", "no end")]},
+            f"no model can run here: cut: it cannot be loaded (no end); b: {NO_MEMORY}",
+        ),
     ],
-    ids=["the only one", "all", "one, and all are required"],
+    ids=["the only one", "all", "one, and all are required", "one that was not loaded", "and the others"],
 )
 def test_a_start_fails_if_no_model_runs_or_if_all_are_required(
     names: str, options: dict[str, Any], message: str
@@ -111,7 +144,7 @@ def limited(executor: FakeExecutor, most_s: float, *models: LoadedModel) -> tupl
         most_s=most_s,
         now_s=lambda: executor.now_s,
     )
-    _, costs = asyncio.run(measuring.start(models, None))
+    _, costs = asyncio.run(measuring.start(models, (), None))
     return measuring, costs, said
 
 
@@ -187,7 +220,7 @@ def test_what_is_predicted_is_measured_by_the_next_start(tmp_path: Path) -> None
             most_s=most_s,
             now_s=lambda: executor.now_s,
         )
-        _, costs = asyncio.run(measuring.start([model("a")], None))
+        _, costs = asyncio.run(measuring.start([model("a")], (), None))
         assert (len(executor.measured), any(row.is_predicted for row in costs.rows)) == (measured, is_predicted)
 
 

@@ -143,7 +143,7 @@ def restarted(
     state: Path, refusal: str = "", models: tuple[ModelInfo, ...] = (INFO,), broken: tuple[ModelInfo, ...] = ()
 ) -> Iterator[Served]:
     """The next start of a durable server, with these models, and with broken ones that cannot run."""
-    not_served = {one.name: NotServed(info=one, reason="no memory", is_first=False) for one in broken}
+    not_served = {one.name: NotServed(name=one.name, info=one, reason="no memory", is_first=False) for one in broken}
     engine = FakeEngine(info=models[0], others=models[1:], not_served=not_served)
     engine.catalog = FakeCatalog(engine, refusal=refusal)
     with serving(engine, admin_key="admin-key", durable=str(state), drain_s=0.1) as served:

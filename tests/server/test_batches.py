@@ -7,7 +7,6 @@ import io
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import openai
 import pytest
 from PIL import Image
 
-from fake_engine import INFO, FakeEngine, Plan, Served, serving
+from fake_engine import FakeEngine, Plan, Served, serving
 from tilework.core.actions import Reject
 from tilework.core.model import NotServed
 from tilework.core.request import OnMiss, RefusalCode
@@ -273,7 +272,7 @@ class PromisesNothing(FakeEngine):
 
 @pytest.mark.slow
 def test_a_call_that_would_rather_be_refused_or_whose_model_cannot_run_holds_up_no_other(tmp_path: Path) -> None:
-    broken = NotServed(info=replace(INFO, name="broken"), reason="no memory", is_first=False)
+    broken = NotServed(name="broken", reason="no memory", is_first=False)
     engine = PromisesNothing(not_served={"broken": broken})
     with serving(engine, durable=str(tmp_path), drain_s=0) as server:
         impossible = [call(number, slo_s=0.01, on_miss="reject") for number in range(1, AT_ONCE)]

@@ -120,7 +120,7 @@ NO_MEMORY = "64x64 cannot run here (MemoryError: no memory)"
 
 def without(info: ModelInfo, *, is_first: bool = False, **config: Any) -> AbstractContextManager[Served]:
     """A server that was started with this model, too, which cannot run there."""
-    refused = {info.name: NotServed(info=info, reason=NO_MEMORY, is_first=is_first)}
+    refused = {info.name: NotServed(name=info.name, info=info, reason=NO_MEMORY, is_first=is_first)}
     return serving(FakeEngine(others=(LARGE,), not_served=refused), **config)
 
 
@@ -137,6 +137,20 @@ def test_a_model_that_cannot_run_is_listed_with_the_reason_and_its_requests_get_
             assert (error["code"], error["param"]) == ("model_not_served", "model")
             assert error["message"] == f'The model "{name}" cannot run on this server: {NO_MEMORY}. Use another model.'
             assert (refused.headers["x-should-retry"], refused.headers.get("retry-after")) == ("false", None)
+        assert drawn(server) == INFO.name
+
+
+def test_a_model_that_could_not_be_loaded_is_known_by_the_names_that_it_was_given(tmp_path: Path) -> None:
+    models = tmp_path / "models.toml"
+    models.write_text('[models.cut]\npath = "shapes"\naliases = ["house"]\n')
+    refused = {"cut": NotServed(name="cut", reason="it cannot be loaded (no end)", is_first=False)}
+    with serving(FakeEngine(not_served=refused), models=str(models)) as server:
+        assert server.http.get("/v1/models").json()["not_served"] == [
+            {"id": "cut", "reason": "it cannot be loaded (no end)"}
+        ]
+        for name in ("cut", "house"):
+            answer = server.http.post("/v1/images/generations", json={"prompt": "x", "model": name})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_not_served")
         assert drawn(server) == INFO.name
 
 
@@ -162,10 +176,13 @@ def test_open_calls_of_a_model_that_cannot_run_after_a_start_fail_and_others_go_
     asked = {"prompt": "x"}, {"prompt": "x", "model": "large"}
     with serving(held, **kept) as server:
         uids = [server.post(one, headers={"Prefer": "respond-async"}).headers["x-request-id"] for one in asked]
-    refused = {"large": NotServed(info=LARGE, reason=NO_MEMORY, is_first=False)}
+    refused = {"large": NotServed(name="large", info=LARGE, reason=NO_MEMORY, is_first=False)}
     with serving(FakeEngine(not_served=refused), **kept) as server:
         states = [eventually(partial(ended, server, uid)) for uid in uids]
+        error = server.http.get(f"/v1/requests/{uids[1]}").json()["error"]
     assert states == ["done", "failed"]
+    assert error["code"] == "model_not_served"
+    assert "sent again" not in error["message"]
 
 
 def ended(server: Served, uid: str) -> str | None:

@@ -93,7 +93,9 @@ class Member:
         self.on_report: Callable[[Report], object] = lambda report: None
         self.blobs = StateBlobs(directory, 0)
         self.groups = EchoGroups()
-        self.worker = Worker(Models({MODEL: family}), self.works, self.groups, self.blobs, self._emit)  # type: ignore[arg-type]
+        self.worker = Worker(
+            Models({MODEL: family}, torch.device("cpu")), self.works, self.groups, self.blobs, self._emit
+        )  # type: ignore[arg-type]
         self.run(encode(1, JOB, tiny.spec()))
 
     def run(self, command: Command, **group: Any) -> list[Report]:

@@ -47,7 +47,7 @@ class Loading:
         self.parts = {name: self.weights.add(one, never) for name, one in self.family.modules.items()}
         self.large = Large()
         self.other = self.weights.add(self.large, never)
-        models = Models({MODEL: self.family}, self.weights, {MODEL: self.parts})
+        models = Models({MODEL: self.family}, self.family.device, self.weights, {MODEL: self.parts})
         self.bench = WorkerBench(self.family, directory, models=models, loads_ahead=loads_ahead)
         self.worker = self.bench.worker
 

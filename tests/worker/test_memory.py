@@ -202,7 +202,9 @@ def family(directory: Path) -> Family:
 def run(family: Family, tmp_path: Path) -> Callable[..., list[Ended]]:
     """Executes commands on one worker; returns the ends that they came to."""
     reports: list[Report] = []
-    worker = Worker(Models({MODEL: family}), OpenWorks(), Groups(0, ""), StateBlobs(tmp_path, 0), reports.append)
+    worker = Worker(
+        Models({MODEL: family}, family.device), OpenWorks(), Groups(0, ""), StateBlobs(tmp_path, 0), reports.append
+    )
 
     def execute(*commands: Any) -> list[Ended]:
         known = len(reports)

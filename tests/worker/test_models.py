@@ -6,6 +6,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import torch
 
 from tilework.core.model import LoraSource, ModelSource
 from tilework.core.wire.commands import AddLora, AddModel, RemoveModel
@@ -19,7 +20,7 @@ BROKEN = "broken cannot be loaded any more: its files are damaged"
 
 def models(**loras: Any) -> Models:
     """A worker that serves `whole`, and could not load `broken`."""
-    return Models({"whole": Mock()}, broken={"broken": BROKEN}, loras=Mock(**loras))
+    return Models({"whole": Mock()}, torch.device("cpu"), broken={"broken": BROKEN}, loras=Mock(**loras))
 
 
 @pytest.mark.parametrize(

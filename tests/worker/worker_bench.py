@@ -37,7 +37,7 @@ class WorkerBench:
         self.reports: list[Report] = []
         self.on_report = on_report
         self.blobs = StateBlobs(directory, 0)
-        models = models or Models({MODEL: family}, loras=loras)
+        models = models or Models({MODEL: family}, family.device, loras=loras)
         groups = Groups(0, "")
         self.worker = Worker(
             models,

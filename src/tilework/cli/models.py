@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from random import Random
@@ -90,14 +91,15 @@ def options_of(setup: SetupGroup, found: FoundDevices, **others: Any) -> ModelOp
     )
 
 
-def model_source(model: str, options: ModelOptions) -> ModelSource:
+def model_source(model: str, options: ModelOptions, *, may_be_incomplete: bool = False) -> ModelSource:
     """Where a model is and how it runs, if its files show that it can be served.
 
     `model` is PATH or NAME=PATH; a workflow is FILE.py:NAME, and its file is run. Nothing else here needs torch:
-    `model_index.json` says what the model is. So a mistake is refused at once and once, not by each worker. Raises
+    `model_index.json` says what the model is. So a mistake is refused at once and once, not by each worker. One whose
+    files are missing or damaged, if it `may_be_incomplete`, is left to workers, which serve the others. Raises
     UserError.
     """
-    from tilework.pipelines.errors import ModelError
+    from tilework.pipelines.errors import IncompleteModel, ModelError
     from tilework.pipelines.model_index import check_model
     from tilework.pipelines.setup.quantize import check_schemes
 
@@ -113,7 +115,8 @@ def model_source(model: str, options: ModelOptions) -> ModelSource:
         _check_attention(options)
         source = replace(usual_source(options), path=path, name=name, loras=options.loras, devices=options.devices)
         check_schemes(source.quantize, options.device, options.cards)
-        check_model(path, options.adapter, source.weights_files)
+        with suppress(*((IncompleteModel,) if may_be_incomplete else ())):
+            check_model(path, options.adapter, source.weights_files)
     return source
 
 

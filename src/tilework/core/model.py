@@ -314,8 +314,12 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotServed:
-    """A model with which a server was started and that cannot run on its devices, and why; whether it was the first."""
+    """A model with which a server was started and that cannot run on its devices, and why; whether it was the first.
 
-    info: ModelInfo
+    Of one that could not be loaded there is no `info`.
+    """
+
+    name: str
     reason: str
     is_first: bool
+    info: ModelInfo | None = None

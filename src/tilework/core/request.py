@@ -266,10 +266,13 @@ class RefusalCode(StrEnum):
 
 
 class Refusal(StrEnum):
-    """Why a model does not serve a request: what it should show, or a value that its call does not take."""
+    """Why a model does not serve a request: what it should show, a value that its call does not take, or the model, or
+    a LoRA, is not there any more.
+    """
 
     CONTENT = "content"
     VALUE = "value"
+    MODEL = "model"
 
 
 class Status(StrEnum):

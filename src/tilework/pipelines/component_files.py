@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tilework.pipelines.errors import ModelError, ModelNotFound, UnsafeWeights, UnsupportedModel
+from tilework.pipelines.errors import IncompleteModel, ModelError, UnsafeWeights, UnsupportedModel
 
 _CONFIG, _WEIGHTS = "config.json", ".safetensors"
 _CONVERTED = ".bin"
@@ -36,7 +36,7 @@ def check_components(directory: Path, components: Mapping[str, Any], in_files: C
     stands for those of diffusers.
 
     Raises:
-        ModelNotFound: a folder, a configuration or weights are missing or damaged.
+        IncompleteModel: a folder, a configuration or weights are missing or damaged.
         UnsafeWeights: some weights are there only in pickled form.
         UnsupportedModel: some weights have a LoRA beside them that is not fused.
     """
@@ -57,7 +57,9 @@ def check_components(directory: Path, components: Mapping[str, Any], in_files: C
     common = {name for name in set.intersection(*needed) if name is not None}
     if not common:
         found = ", ".join(sorted({str(name) for variants in needed for name in variants}))
-        raise ModelNotFound(f"{directory}: its components have weights of different variants only ({found}); give one")
+        raise IncompleteModel(
+            f"{directory}: its components have weights of different variants only ({found}); give one"
+        )
     return _PREFERRED_VARIANT if _PREFERRED_VARIANT in common else min(common)
 
 
@@ -81,7 +83,7 @@ def _check_safe(pickled: Sequence[tuple[Path, str, str]]) -> None:
 
     Raises:
         UnsafeWeights: there are any.
-        ModelNotFound: git has left a pointer in place of one, which is not to be converted.
+        IncompleteModel: git has left a pointer in place of one, which is not to be converted.
     """
     if not pickled:
         return
@@ -111,7 +113,7 @@ def _conversion(file: Path, library: str, kind: str) -> str | None:
 def _check_component(folder: Path, kind: str, may_lack_weights: bool) -> set[str | None]:
     """The variants of its weights, None for those without a name; empty if it has none, as a tokenizer."""
     if not folder.is_dir() or not any(folder.iterdir()):
-        raise ModelNotFound(
+        raise IncompleteModel(
             f"{folder}: is missing or empty, but the model's index names it ({kind}); fetch the model again, or set "
             f'"{folder.name}" to [null, null] there if the pipeline can do without it'
         )
@@ -124,19 +126,19 @@ def _check_component(folder: Path, kind: str, may_lack_weights: bool) -> set[str
         and kind not in _WITHOUT_VOCABULARY
         and not any(any(folder.glob(name)) for name in _VOCABULARIES)
     ):
-        raise ModelNotFound(f"{folder}: there is no vocabulary ({', '.join(_VOCABULARIES)}); fetch the model again")
+        raise IncompleteModel(f"{folder}: there is no vocabulary ({', '.join(_VOCABULARIES)}); fetch the model again")
     weights = sorted(folder.glob(f"*{_WEIGHTS}"))
     if may_lack_weights and (folder / _CONFIG).is_file() and not weights:
         return set()
     if (folder / _CONFIG).is_file() != bool(weights):
         missing = f"*{_WEIGHTS}" if not weights else _CONFIG
-        raise ModelNotFound(f"{folder}: there is no {missing}; fetch the model again")
+        raise IncompleteModel(f"{folder}: there is no {missing}; fetch the model again")
     for file in weights:
         _check_weights(file)
     return {_variant(file) for file in weights}
 
 
-def check_is_pulled(file: Path, kind: type[ModelError] = ModelNotFound) -> None:
+def check_is_pulled(file: Path, kind: type[ModelError] = IncompleteModel) -> None:
     """Raise an error of this kind if git has left a pointer in place of the file. One that cannot be opened is none."""
     with suppress(OSError), file.open("rb") as opened:
         if opened.read(len(_LFS)) == _LFS:
@@ -168,9 +170,9 @@ def _check_json(file: Path) -> None:
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ModelNotFound(f"{file}: cannot be read as JSON ({error}); fetch the model again") from error
+        raise IncompleteModel(f"{file}: cannot be read as JSON ({error}); fetch the model again") from error
     if not isinstance(value, dict):
-        raise ModelNotFound(f"{file}: holds a {type(value).__name__}, not a JSON object; fetch the model again")
+        raise IncompleteModel(f"{file}: holds a {type(value).__name__}, not a JSON object; fetch the model again")
 
 
 def _check_weights(file: Path) -> None:
@@ -180,7 +182,7 @@ def _check_weights(file: Path) -> None:
         with safe_open(file, framework="np") as tensors:
             keys = list(tensors.keys())
     except (OSError, SafetensorError) as error:
-        raise ModelNotFound(f"{file}: cannot be read ({error}); fetch the model again") from error
+        raise IncompleteModel(f"{file}: cannot be read ({error}); fetch the model again") from error
     lora = next((key for key in keys if _LORA.search(f"{key}.")), None)
     if lora is not None:
         raise UnsupportedModel(

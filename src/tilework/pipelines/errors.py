@@ -15,6 +15,10 @@ class ModelNotFound(ModelError):
     """There is no diffusers model at the place that the source names."""
 
 
+class IncompleteModel(ModelNotFound):
+    """Files of the model's directory are missing or damaged."""
+
+
 class UnsupportedModel(ModelError):
     """The model is a diffusers pipeline, but not one that can be served step by step here."""
 

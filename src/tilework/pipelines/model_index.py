@@ -70,8 +70,8 @@ def read_model_index(path: str, adapter: str | None = None, in_files: Collection
     their own; "" stands for those of diffusers. A model that has both indices is a classic pipeline.
 
     Raises:
-        ModelNotFound: there is no such directory and no such model on the hub, or it has no readable index; or
-            `check_components` finds that files are missing or damaged.
+        ModelNotFound: there is no such directory and no such model on the hub, or it has no readable index.
+        IncompleteModel: `check_components` finds that files are missing or damaged.
         UnsupportedModel: no adapter serves pipelines of its class, or its sampler draws noise that no seed decides; or
             it is a modular pipeline that brings code (`modular.index.read_components`).
         UnsafeWeights: some weights of the directory are there only in pickled form.

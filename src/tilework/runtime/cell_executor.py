@@ -18,6 +18,7 @@ from tilework.core.wire.reports import (
     Ended,
     Failed,
     LoadedModel,
+    NotLoaded,
     Report,
     StartedOver,
     WeightsLoaded,
@@ -133,6 +134,10 @@ class CellExecutor:
     @property
     def bad_reports(self) -> Mapping[int, int]:
         return self._inner.bad_reports
+
+    @property
+    def not_loaded(self) -> Sequence[NotLoaded]:
+        return self._inner.not_loaded
 
     def profile_key(self, model: str) -> ProfileKey:
         return self._inner.profile_key(model)

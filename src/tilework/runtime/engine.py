@@ -35,7 +35,7 @@ from tilework.core.events import (
 from tilework.core.graph.stage import DeviceKind
 from tilework.core.interfaces import PlacesStages
 from tilework.core.model import ModelInfo, ModelSource, NotServed
-from tilework.core.request import DEFAULT_TERMS, RefusalCode, Request, Shape, Status, Terms
+from tilework.core.request import DEFAULT_TERMS, Refusal, RefusalCode, Request, Shape, Status, Terms
 from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.reports import LoadedModel, Report, WeightsRead
 from tilework.core.wire.spec import Spec
@@ -185,7 +185,7 @@ class Engine:
             require_all=self._config.require_all,
             most_s=self._config.measure_s,
         )
-        served, table = await measuring.start(loaded, self._config.table)
+        served, table = await measuring.start(loaded, self._executor.not_loaded, self._config.table)
         self._start_parts = StartParts.of(
             loaded, loaded_ns - begin_ns, time.monotonic_ns() - loaded_ns, measuring.first_ns
         )
@@ -237,7 +237,7 @@ class Engine:
         """Serve these of the models that were loaded, and let devices forget the others; returns `models`."""
         self.models = infos = {one.info.name: one.info for one in served}
         self.not_served = not_served
-        for name in not_served:
+        for name in [one.name for one in not_served.values() if one.info is not None]:
             self._executor.remove_model(name)
         self._weights = tuple((one.info.name, name, size) for one in served for name, size in one.weights.items())
         name_refused(served)
@@ -487,12 +487,12 @@ class Engine:
             return self._failed(request, wanted.lost)
         if wanted.model in self.not_served:
             reason = self.not_served[wanted.model].reason
-            return self._failed(request, f"the model {wanted.model} cannot run here: {reason}")
+            return self._failed(request, f"the model {wanted.model} cannot run here: {reason}", Refusal.MODEL)
         if wanted.model not in self.models:
-            return self._failed(request, f"the model {wanted.model} is not served any more")
+            return self._failed(request, f"the model {wanted.model} is not served any more", Refusal.MODEL)
         for lora in request.loras:
             if lora.name not in self.models[wanted.model].loras:
-                return self._failed(request, f"{wanted.model} has no LoRA {lora.name} any more")
+                return self._failed(request, f"{wanted.model} has no LoRA {lora.name} any more", Refusal.MODEL)
         incoming = Incoming(request, wanted.spec, checkpoint)
         answer = self._control.submit(Restored(request, checkpoint.position), [incoming], self.now_ns())
         if isinstance(answer, Reject):
@@ -502,8 +502,9 @@ class Engine:
         ticket.progress(request.steps - left.num_steps_left)
         return ticket
 
-    def _failed(self, request: Request, reason: str) -> Ticket:
+    def _failed(self, request: Request, reason: str, refusal: Refusal | None = None) -> Ticket:
         ticket = self._control.ticket(request, request.arrival_ns, Checkpoint())
+        ticket.refusal = refusal
         self._control.resolve(ticket, Status.FAILED, reason)
         return ticket
 

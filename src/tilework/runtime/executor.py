@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from tilework.core.actions import ReadComponents
@@ -12,7 +12,7 @@ from tilework.core.lora import Lora, UsedLora
 from tilework.core.model import LoraSource, ModelSource
 from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import GroupRef
-from tilework.core.wire.reports import DeviceReading, LoadedModel, Report, WeightsRead
+from tilework.core.wire.reports import DeviceReading, LoadedModel, NotLoaded, Report, WeightsRead
 from tilework.core.work import Group
 from tilework.cost.profile import ProfileKey
 from tilework.runtime.outbox import Outgoing
@@ -28,6 +28,14 @@ class CannotRun(Exception):
 
 class ModelRefused(Exception):
     """A model or LoRA cannot be served; the message says why."""
+
+
+def none_loaded(not_loaded: Sequence[NotLoaded]) -> str:
+    """What the error of a start says of which no model can be loaded; what is wrong with all is said once."""
+    names, reasons = [one.name for one in not_loaded], {one.reason for one in not_loaded}
+    if len(reasons) == 1:
+        return f"{', '.join(names)} cannot be loaded: {not_loaded[0].reason}"
+    return "no model can be loaded: " + "; ".join(f"{one.name}: {one.reason}" for one in not_loaded)
 
 
 def name_taken(name: str) -> str:
@@ -123,7 +131,14 @@ class Executor(Protocol):
         """
 
     async def start(self, listener: NodesListener) -> tuple[LoadedModel, ...]:
-        """Start every device; returns the models in the order of their configuration. Raises WorkerStartFailed."""
+        """Start every device; returns the models in the order of their configuration, but those that cannot be loaded.
+
+        Raises WorkerStartFailed.
+        """
+
+    @property
+    def not_loaded(self) -> Sequence[NotLoaded]:
+        """Models of the start that could not be loaded; known once it is over. The others are served."""
 
     def profile_key(self, model: str) -> ProfileKey:
         """Identifies hardware, model and settings of measurements; known once the devices are up."""

@@ -22,6 +22,7 @@ from tilework.core.wire.commands import (
     Calibrate,
     GroupRef,
     RemoveLora,
+    RemoveModel,
     Site,
 )
 from tilework.core.wire.reports import (
@@ -34,12 +35,13 @@ from tilework.core.wire.reports import (
     LoraAdded,
     ModelAdded,
     NodeFormed,
+    NotLoaded,
     Report,
     WeightsLoaded,
 )
 from tilework.core.work import Group
 from tilework.cost.profile import ProfileKey
-from tilework.runtime.executor import Listener, WorkerStartFailed
+from tilework.runtime.executor import Listener, WorkerStartFailed, none_loaded
 from tilework.runtime.links.node_groups import NodeGroups
 from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.models.calibration import COMPILING_S, FACTOR, LEAST_S, Calibration
@@ -83,6 +85,7 @@ class LocalExecutor:
         self._num_slots = 0
         self._is_serving = False
         self._infos: tuple[ModelInfo, ...] = ()  # Of the sources, once they have loaded.
+        self.not_loaded: tuple[NotLoaded, ...] = ()
         self._read: dict[str, ModelInfo] = {}  # Of models that are about to be added.
         self._measuring = CalibrationWeights(config.weights_bytes)
 
@@ -170,11 +173,12 @@ class LocalExecutor:
         try:
             async with asyncio.timeout(timeout_s):
                 loaded = await self._spawn_all(range(self.num_devices))
-                first = replace(loaded[0], models=self._models(loaded))
-                self._infos = tuple(one.info for one in first.models)
-                if any(one.info.graph.needs_slots for one in first.models):
+                models = self._models(loaded)
+                if any(one.info.graph.needs_slots for one in models):
                     self._num_slots = self._config.num_slots
-                    await self._spawn_all(range(self.num_devices, self.num_devices + self._num_slots))
+                    loaded += await self._spawn_all(range(self.num_devices, self.num_devices + self._num_slots))
+                    models = self._models(loaded)
+                first = replace(loaded[0], models=models)
         except TimeoutError:
             await self.stop()
             raise WorkerStartFailed(f"the workers did not load within {timeout_s:g} s") from None
@@ -183,7 +187,7 @@ class LocalExecutor:
             raise
         self._keys = {
             one.info.name: profile_key(source, self._config.num_workers, first.hardware, one)
-            for one, source in zip(first.models, self._config.sources, strict=True)
+            for one, source in zip(first.models, self._sources, strict=True)
         }
         self._sources = tuple(
             replace(source, name=one.info.name) if isinstance(source, ModelSource) else source
@@ -409,12 +413,32 @@ class LocalExecutor:
         return await asyncio.gather(*(self._loaded[device_id] for device_id in devices))
 
     def _models(self, loaded: Sequence[Loaded]) -> tuple[LoadedModel, ...]:
-        """The models of all sources, each as the first worker that has it has loaded it."""
+        """The models of the start, each as the first worker that has it has loaded it.
+
+        One that a worker could not load is `not_loaded`: it is no source any more, and workers forget it.
+
+        Raises:
+            WorkerStartFailed: that is so of all.
+        """
         found: dict[Source, LoadedModel] = {}
+        failed: dict[Source, NotLoaded] = {}
         for device_id, one in enumerate(loaded):
-            for source, model in zip(self._started_with[device_id], one.models, strict=True):
+            started_with = dict(enumerate(self._started_with[device_id]))
+            for each in one.not_loaded:
+                failed.setdefault(started_with.pop(each.place), each)
+            for source, model in zip(started_with.values(), one.models, strict=True):
                 found.setdefault(source, model)
-        return tuple(found[source] for source in self._sources)
+        for source in [one for one in self._sources if one in failed]:
+            name = found[source].info.name if source in found else failed[source].name
+            place = self._config.sources.index(source)
+            self.not_loaded = (*self.not_loaded, replace(failed[source], place=place, name=name))
+            self._send_all(range(len(loaded)), RemoveModel(name))
+        self._sources = tuple(one for one in self._sources if one not in failed)
+        if not self._sources:
+            raise WorkerStartFailed(none_loaded(self.not_loaded))
+        models = tuple(found[one] for one in self._sources)
+        self._infos = tuple(one.info for one in models)
+        return models
 
     def _sources_of(self, device_id: int) -> tuple[Source, ...]:
         """What a worker is started with: where weights are there from the start, what it serves, or else the first."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from tilework.core.model import LORA_NAME, LoraSource, ModelInfo, NewModel, is_lora_name
+from tilework.core.model import LORA_NAME, LoraSource, NewModel, is_lora_name
 from tilework.runtime.executor import ModelRefused
 from tilework.server.calls.journal import CallJournal
 from tilework.server.config import ConfigError
@@ -55,21 +55,20 @@ class Additions:
     async def serve_again(
         self,
         catalog: Catalog,
-        begun: Mapping[str, ModelInfo],
+        begun: Mapping[str, Collection[str]],
         entries: dict[str, ModelEntry],
         check_free: Callable[[str, Sequence[str]], None],
     ) -> None:
-        """Add to the models of the start, `begun`, and to their `entries`, what was added before it.
+        """Add to the models of the start, `begun` with their LoRAs, and to their `entries`, what was added before it.
 
         What the server was started with counts: a model that has this name by now takes its place, with its own LoRAs,
         and so does a LoRA. `check_free` refuses names and aliases, as `ServedModels.check_free`.
         """
-        begun_with = {name: info.loras for name, info in begun.items()}
         others = set[str]()  # Models of the start by names of those that were added.
         for added in self.journal.added():
-            if not added.lora and added.model in begun_with:
+            if not added.lora and added.model in begun:
                 others.add(added.model)
-            is_other = added.model in others or added.lora in begun_with.get(added.model, ())
+            is_other = added.model in others or added.lora in begun.get(added.model, ())
             if is_other or (added.model, "") in self.gone:
                 continue
             what = f"the LoRA {added.lora} of {added.model}" if added.lora else f"the model {added.model}"

@@ -166,8 +166,9 @@ async def _start(engine: Engine, app: FastAPI) -> None:
     """Start the engine, with what was added before this start."""
     await engine.start()
     images: ImageService = app.state.images
-    begun_with = {**{name: one.info for name, one in engine.not_served.items()}, **engine.models}
-    await images.additions.serve_again(engine.catalog, begun_with, images.entries, images.check_free)
+    refused = {name: one.info.loras if one.info else () for name, one in engine.not_served.items()}
+    begun = {**refused, **{name: info.loras for name, info in engine.models.items()}}
+    await images.additions.serve_again(engine.catalog, begun, images.entries, images.check_free)
 
 
 def _begin(

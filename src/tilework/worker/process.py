@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import re
 import signal
 import socket
 import time
@@ -34,11 +36,11 @@ from tilework.core.wire.commands import (
     StartOver,
     StopWork,
 )
-from tilework.core.wire.reports import Loaded, LoadedModel, LoadFailed, ModelRead, Report, Sized
+from tilework.core.wire.reports import Loaded, LoadedModel, LoadFailed, ModelRead, NotLoaded, Report, Sized
 from tilework.pipelines.cuda.copies import DIRECT, CudaStreams, SideCopies
-from tilework.pipelines.errors import InvalidSource
+from tilework.pipelines.errors import InvalidSource, ModelError
 from tilework.pipelines.family import Family
-from tilework.pipelines.loading import load, quiet
+from tilework.pipelines.loading import device_of, load, name_of, quiet
 from tilework.pipelines.numerics import pin_numerics
 from tilework.pipelines.video.exporter import Exporter, can_export, check_export
 from tilework.pipelines.workflow.loading import load_on_slot
@@ -155,15 +157,18 @@ def _read_for_others(link: _Link, site: Site) -> None:
 
 
 def _load(sources: Sequence[Source], site: Site, start_ns: int, copies: SideCopies | None) -> tuple[Models, Loaded]:
-    """The models, and the report about them. With `loads_on_demand` none has weights on the device."""
+    """The models that can be loaded, and the report about all. With `loads_on_demand` none has weights on the device.
+
+    One that replaces another worker, and can load none, raises why.
+    """
     files = SharedWeights(Path(site.blobs) / WEIGHTS, copies)
     weights = Weights(files, _cell(site)) if site.loads_on_demand else None
     loras = WorkerLoras(on_demand=weights is not None)
     families: dict[str, Family] = {}
     components: dict[str, Mapping[str, Component]] = {}
     loaded: list[LoadedModel] = []
-    broken: dict[str, str] = {}
-    for source, info in zip_longest(sources, site.infos):
+    not_loaded: list[NotLoaded] = []
+    for place, (source, info) in enumerate(zip_longest(sources, site.infos)):
         begin_ns = time.monotonic_ns()
         try:
             if weights is None or not isinstance(source, ModelSource):
@@ -174,18 +179,20 @@ def _load(sources: Sequence[Source], site: Site, start_ns: int, copies: SideCopi
                 family, model, parts = _split(source, weights, loras)
             check_export(family.info)
         except Exception as error:
-            if not site.replaces or (source is sources[-1] and not families):
+            if site.replaces and source is sources[-1] and not families:
                 raise
-            broken[_name(source)] = f"{_name(source)} cannot be loaded any more: {describe(error)}"
+            not_loaded.append(NotLoaded(place, _name(source), _why(source, error)))
+            gc.collect()  # What it has loaded so far.
             continue
         name = family.info.name
         if name in families:
             raise InvalidSource(f"two models are called {name!r}; give one another name: NAME={_location(source)}")
         families[name], components[name] = family, parts
         loaded.append(replace(model, load_ns=time.monotonic_ns() - begin_ns))
-    models = Models(families, weights, components, broken, loras)
+    broken = {one.name: f"{one.name} cannot be loaded any more: {one.reason}" for one in not_loaded}
+    models = Models(families, _device(sources[0]), weights, components, broken, loras)
     hardware = sources[0].hardware if isinstance(sources[0], SimulatedSource) else describe_hardware(models.device)
-    return models, Loaded(tuple(loaded), time.monotonic_ns() - start_ns, hardware)
+    return models, Loaded(tuple(loaded), time.monotonic_ns() - start_ns, hardware, tuple(not_loaded))
 
 
 _Read = tuple[Family, LoadedModel, Mapping[str, Component]]
@@ -225,8 +232,21 @@ def _family(source: Source, info: ModelInfo | None, files: SharedWeights) -> Fam
 
 
 def _name(source: Source) -> str:
-    """What a model is called, for one that replaces a worker: its source has the name that the first one gave it."""
-    return source.pipeline if isinstance(source, SimulatedSource) else source.name
+    return source.pipeline if isinstance(source, SimulatedSource) else name_of(source)
+
+
+def _why(source: Source, error: Exception) -> str:
+    """Why a model cannot be loaded, for clients, too: they do not learn where it lies."""
+    reason = str(error) if isinstance(error, ModelError) else describe(error)
+    if isinstance(source, SimulatedSource) or not Path(source.path).exists():
+        return reason
+    for path in (str(Path(source.path).resolve()), source.path):
+        reason = re.sub(rf"(?<![\w./-]){re.escape(path)}(?![\w-])", _name(source), reason)
+    return reason
+
+
+def _device(source: Source) -> torch.device:
+    return torch.device("cpu") if isinstance(source, SimulatedSource) else device_of(source)
 
 
 def _location(source: Source) -> str:

@@ -211,6 +211,7 @@ class UpAtOnce(PlayedExecutor):
     num_devices, num_slots, host_bytes = 0, 0, None
     devices_up = slots_up = ()
     names = frozenset[str]()
+    not_loaded = ()
 
     async def start(self, listener: object) -> tuple[()]:
         return ()

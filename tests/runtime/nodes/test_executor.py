@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from runtime.nodes.rig import (
+    INFO,
     KEY,
     A,
     B,
@@ -28,9 +29,9 @@ from runtime.nodes.rig import (
 from tilework.core.component import LoadSource
 from tilework.core.model import ModelSource
 from tilework.core.wire.blobs import StateBlob
-from tilework.core.wire.commands import Forget, GroupRef, StopWork
+from tilework.core.wire.commands import Forget, GroupRef, RemoveModel, StopWork
 from tilework.core.wire.node_blobs import FetchBlobs, KeepBlobs
-from tilework.core.wire.reports import CardReading, DeviceReading
+from tilework.core.wire.reports import CardReading, DeviceReading, LoadedModel, NotLoaded
 from tilework.runtime.executor import CannotRun, WorkerStartFailed
 from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.nodes.config import BadNodes
@@ -274,6 +275,68 @@ def test_nodes_must_be_alike() -> None:
         agents = [await connect(executor), await connect(executor, key=replace(KEY, hardware="slide rule"))]
         with pytest.raises(WorkerStartFailed, match=r"node 1 has toy \(toy\) on slide rule, not toy \(toy\) on abacus"):
             await starting
+        for agent in agents:
+            agent.close()
+
+    run(test())
+
+
+TWO_SOURCES = replace(config().each, sources=(ModelSource(path="cut"), ModelSource(path="toy")))
+NOT_LOADED = replace(started(), not_loaded=(NotLoaded(0, "cut", "OSError: no end"),))
+BOTH = replace(
+    started(),
+    models=(LoadedModel(info=replace(INFO, name="cut"), identity="cut"), *started().models),
+    keys={"cut": replace(KEY, model="cut"), "toy": KEY},
+)
+
+
+@pytest.mark.parametrize("says_first", [0, 1])
+def test_a_model_that_a_node_cannot_load_is_served_by_none(says_first: int) -> None:
+    """Whichever node says so: a node that has it forgets it, and one that is not part of the server starts again."""
+
+    async def test() -> None:
+        executor, heard = NodesExecutor(config(each=TWO_SOURCES)), Heard()
+        await executor.listen()
+        starting = asyncio.get_running_loop().create_task(executor.start(heard))
+        agents = [await connect(executor, begins=False) for _ in range(2)]
+        for agent in agents:
+            assert [one.path for one in (await agent.hears(Begin)).models] == ["cut", "toy"]
+        answers = [NOT_LOADED, BOTH] if says_first == 0 else [BOTH, NOT_LOADED]
+        agents[0].say(answers[0])
+        await until(lambda: executor.devices_up != ())
+        agents[1].say(answers[1])
+        if says_first == 1:
+            assert await agents[0].hears(RemoveModel) == RemoveModel("cut")
+        assert (await agents[1].hears(Leave)).reason == "the models have changed while it was started"
+        agents[1].close()
+        await until(lambda: len(executor.node_names) < 2 and 1 not in executor._nodes)
+        agents.append(await connect(executor, begins=False))
+        assert [one.path for one in (await agents[2].hears(Begin)).models] == ["toy"]
+        agents[2].say(started())
+        assert [one.info.name for one in await starting] == ["toy"]
+        assert list(executor.not_loaded) == [NotLoaded(0, "cut", f"OSError: no end, on node {says_first}")]
+        await executor.stop()
+        for agent in agents:
+            agent.close()
+
+    run(test())
+
+
+def test_a_node_that_cannot_load_a_model_does_not_join_a_server_that_serves_it() -> None:
+    async def test() -> None:
+        executor, heard = NodesExecutor(config(each=TWO_SOURCES, least_nodes=1)), Heard()
+        await executor.listen()
+        starting = asyncio.get_running_loop().create_task(executor.start(heard))
+        agents = [await connect(executor, begins=False) for _ in range(2)]
+        for agent in agents:
+            await agent.hears(Begin)
+        agents[0].say(BOTH)
+        await starting
+        agents[1].say(NOT_LOADED)
+        reason = "cannot load a model (cut cannot be loaded: OSError: no end): all nodes of a server must be alike"
+        assert (await agents[1].hears(Leave)).reason == f"node 1 {reason}"
+        assert not executor.not_loaded
+        await executor.stop()
         for agent in agents:
             agent.close()
 

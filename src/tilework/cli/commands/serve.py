@@ -256,21 +256,23 @@ def _sources(
 ) -> tuple[Source, ...]:
     if where.backend is options.Backend.MODELLED:
         return tuple(simulated_source(table, one, how.worker_memory) for one in models or ("",))
-    return _model_sources(models, how.models_file, how.loras, usual)
+    return _model_sources(models, how, usual)
 
 
-def _model_sources(
-    models: Sequence[str] | None, file: Path | None, loras: Path | None, options: ModelOptions
-) -> tuple[Source, ...]:
+def _model_sources(models: Sequence[str] | None, how: options.ModelGroup, usual: ModelOptions) -> tuple[Source, ...]:
     """The models that are named, or those of a file, whose own options count."""
     from tilework.server.config import ConfigError
     from tilework.server.lora_directory import loras_in
     from tilework.server.models_file import read_models
 
     with user_errors(ConfigError):
-        usual = replace(options, loras=loras_in(loras) if loras is not None else ())
-        if file is None:
-            return tuple(model_source(one, usual) for one in models or ("shapes",))
+        usual = replace(usual, loras=loras_in(how.loras) if how.loras is not None else ())
+        if how.models_file is None:
+            named = models or ("shapes",)
+            may_be_incomplete = len(named) > 1 and not how.require_all
+            return tuple(model_source(one, usual, may_be_incomplete=may_be_incomplete) for one in named)
+        of_file = read_models(str(how.models_file))
+        may_be_incomplete = len(of_file) > 1 and not how.require_all
         return tuple(
             model_source(
                 f"{name}={one.path}",
@@ -284,8 +286,9 @@ def _model_sources(
                     vae_tiling=usual.vae_tiling if one.vae_tiling is None else one.vae_tiling,
                     previews=usual.previews if one.previews is None else one.previews,
                 ),
+                may_be_incomplete=may_be_incomplete,
             )
-            for name, one in read_models(str(file)).items()
+            for name, one in of_file.items()
         )
 
 

@@ -93,12 +93,22 @@ class Sized:
 
 
 @dataclass(frozen=True, slots=True)
+class NotLoaded:
+    """The model of the source at this `place`, from 0, of those of a start could not be loaded."""
+
+    place: Count
+    name: Text
+    reason: Text
+
+
+@dataclass(frozen=True, slots=True)
 class Loaded:
-    """The worker is ready. `hardware` describes the device."""
+    """The worker is ready. `hardware` describes the device. The models are in the order of their sources."""
 
     models: tuple[LoadedModel, ...]
     load_ns: int
     hardware: str = "unknown"
+    not_loaded: tuple[NotLoaded, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

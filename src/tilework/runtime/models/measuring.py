@@ -13,7 +13,7 @@ from tilework.core.component import LoadSource
 from tilework.core.cost_row import CostRow
 from tilework.core.lora import Lora
 from tilework.core.model import ModelInfo, NotServed
-from tilework.core.wire.reports import LoadedModel
+from tilework.core.wire.reports import LoadedModel, NotLoaded
 from tilework.cost.rows import missing_batches, row_key
 from tilework.cost.table import CostTable, graphs_of, merged, only, renamed
 from tilework.runtime.executor import CannotRun, Executor, ModelRefused, WorkerStartFailed
@@ -59,28 +59,33 @@ class Measuring:
     _tried: dict[str, tuple[CostRow, ...]] = field(default_factory=dict, init=False)
 
     async def start(
-        self, loaded: Sequence[LoadedModel], given: CostTable | None
+        self, loaded: Sequence[LoadedModel], not_loaded: Sequence[NotLoaded], given: CostTable | None
     ) -> tuple[list[LoadedModel], CostTable]:
         """The models of a start that can run, and what they cost: as the `given` table says, or else as measured.
 
-        Each is tried before the first is measured, which takes far longer. With a given table nothing is run.
+        Others were `not_loaded`. Each is tried before the first is measured, which takes far longer. With a given table
+        nothing is run.
 
         Raises WorkerStartFailed if none can run, or not all that are required.
         """
-        reasons = {one.info.name: lacks_room(one, self.executor.weights_bytes) for one in loaded}
-        if given is None:
-            await self._try([one for one in loaded if not reasons[one.info.name]], reasons)
         self.not_served |= {
-            one.info.name: NotServed(info=one.info, reason=reasons[one.info.name], is_first=one is loaded[0])
-            for one in loaded
-            if reasons[one.info.name]
+            one.name: NotServed(name=one.name, reason=f"it cannot be loaded ({one.reason})", is_first=one.place == 0)
+            for one in not_loaded
         }
+        first = None if any(one.is_first for one in self.not_served.values()) else loaded[0]
+        reasons = {one.info.name: lacks_room(one, self.executor.weights_bytes) for one in loaded}
+        if given is None and not (self.not_served and self.require_all):
+            await self._try([one for one in loaded if not reasons[one.info.name]], reasons)
+        for one in loaded:
+            name = one.info.name
+            if reasons[name]:
+                self.not_served[name] = NotServed(name=name, reason=reasons[name], is_first=one is first, info=one.info)
         served = [one for one in loaded if not reasons[one.info.name]]
         if not served or (self.not_served and self.require_all):
             await self.executor.stop()
-            raise WorkerStartFailed(self._told(len(loaded)))
-        for name, one in self.not_served.items():
-            _log.error("%s is not served, and others are: %s", name, one.reason)
+            raise WorkerStartFailed(self._told(len(loaded) + len(not_loaded)))
+        for refused in self.not_served.values():
+            _log.error("%s is not served, and others are: %s", refused.name, refused.reason)
         return served, await (self.table(served) if given is None else self.completed(given, served))
 
     async def _try(self, models: Sequence[LoadedModel], reasons: dict[str, str]) -> None:

@@ -253,6 +253,7 @@ class _Agent:
             port=port,
             name=self._name,
             blobs=tuple(sorted(executor.blobs.names)),
+            not_loaded=tuple(executor.not_loaded),
         )
 
     def _send(self, executor: NodeExecutor, device_id: int, command: Command) -> None:

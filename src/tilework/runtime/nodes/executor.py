@@ -7,7 +7,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Awaitable, Collection, Mapping
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -26,10 +26,10 @@ from tilework.core.model import LoraSource, ModelSource, SimulatedSource
 from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import Command, GroupRef, ImportState
 from tilework.core.wire.node_blobs import BlobsFetched, KeepBlobs
-from tilework.core.wire.reports import DeviceReading, Ended, LoadedModel, Report, WeightsRead
+from tilework.core.wire.reports import DeviceReading, Ended, LoadedModel, NotLoaded, Report, WeightsRead
 from tilework.core.work import Group
 from tilework.cost.profile import ProfileKey
-from tilework.runtime.executor import NodesListener, WorkerStartFailed
+from tilework.runtime.executor import NodesListener, WorkerStartFailed, none_loaded
 from tilework.runtime.links.groups import GroupTable
 from tilework.runtime.nodes.agent_port import AgentPort
 from tilework.runtime.nodes.config import NodesConfig
@@ -56,6 +56,7 @@ from tilework.runtime.nodes.remote_node import LAST_WORD_S, RemoteNode, with_dev
 from tilework.runtime.outbox import Outgoing
 
 _log = logging.getLogger(__name__)
+_OUTDATED = "the models have changed while it was started"
 
 
 class AgentStarter(Protocol):
@@ -226,6 +227,10 @@ class NodesExecutor:
         """Let agents connect from now on. Raises OSError."""
         await self._port.listen()
 
+    @property
+    def not_loaded(self) -> Sequence[NotLoaded]:
+        return self._models.not_loaded
+
     async def start(self, listener: NodesListener) -> tuple[LoadedModel, ...]:
         self._listener = listener
         self._loop = asyncio.get_running_loop()
@@ -251,7 +256,7 @@ class NodesExecutor:
             await self.stop()
             raise
         assert self._first is not None
-        return self._first.models
+        return tuple(one for one in self._first.models if one.info.name in self._models.keys)
 
     async def stop(self) -> None:
         self._is_stopping = True
@@ -381,8 +386,15 @@ class NodesExecutor:
     def _on_started(self, node: RemoteNode, started: Started) -> None:
         """The workers of a node are up: they join, unless others are still awaited for the start."""
         if self._models.is_outdated(node.models_version):
-            node.tell(Leave("the models have changed while it was started"))
+            self.dismiss(node.node, _OUTDATED, is_final=False)
             return
+        if started.not_loaded and not self._ready.done():
+            self._models.leave_out(node.node, started.not_loaded)
+            if not self._models.sources:
+                self._fail_start(none_loaded(self._models.not_loaded))
+            elif self._first is not None:
+                self.dismiss(node.node, _OUTDATED, is_final=False)
+                return
         if self._first is None:
             self._first = started
             self._models.take(started)
@@ -392,7 +404,7 @@ class NodesExecutor:
                 num_slots=started.num_slots,
             )
         elif (differs := self._difference(self._first, started)) is not None:
-            reason = f"node {node.node} has {differs}: all nodes of a server must be alike"
+            reason = f"node {node.node} {differs}: all nodes of a server must be alike"
             node.tell(Leave(reason))
             self._fail_start(reason)
             return
@@ -477,7 +489,8 @@ class NodesExecutor:
         self._departures.lost(node)
         if self._is_stopping:
             return
-        self._fail_start(f"node {node.node} was lost: {reason}")
+        if self._ready.done() or node.leaves_because != _OUTDATED:
+            self._fail_start(f"node {node.node} was lost: {reason}")
         if node.started is not None:
             self._listener.on_node_lost(node.node, devices, gone, reason)
         for read_id in sorted(node.reads):
@@ -588,5 +601,5 @@ class NodesExecutor:
     def _difference(self, first: Started, other: Started) -> str | None:
         """What another node has instead of what the first has; None if they are alike."""
         if first.num_slots != other.num_slots:
-            return f"{other.num_slots} CPU slots, not {first.num_slots}"
+            return f"has {other.num_slots} CPU slots, not {first.num_slots}"
         return self._models.difference(other)

@@ -18,7 +18,7 @@ from tilework.core.model import LoraSource, ModelSource, SimulatedSource
 from tilework.core.wire.commands import AddModel, Command, RemoveLora, RemoveModel
 from tilework.core.wire.node_blobs import BlobsFetched, CopyBlob, DiscardBlob, FetchBlobs, KeepBlobs, LeaveOrigin
 from tilework.core.wire.ranges import Amount, Count, Name, Port, Text, Time
-from tilework.core.wire.reports import DeviceReading, LoadedModel, Report
+from tilework.core.wire.reports import DeviceReading, LoadedModel, NotLoaded, Report
 from tilework.core.wire.reports import ModelRead as SkeletonLeft
 from tilework.core.work import Group
 from tilework.cost.profile import ProfileKey
@@ -127,8 +127,8 @@ class Leave:
 class Started:
     """All workers are up; what follows says of which that is not so.
 
-    Blobs can be fetched at `port`. `keys` are those of the models, by name. `name` is what this node is called, and
-    `blobs` are the names of those that it has kept from an earlier session.
+    Blobs can be fetched at `port`. `keys` are those of the models, by name. Others are `not_loaded`. `name` is what
+    this node is called, and `blobs` are the names of those that it has kept from an earlier session.
     """
 
     models: tuple[LoadedModel, ...]
@@ -138,6 +138,7 @@ class Started:
     port: Port
     name: Name
     blobs: tuple[Name, ...] = ()
+    not_loaded: tuple[NotLoaded, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

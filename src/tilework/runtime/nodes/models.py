@@ -9,9 +9,9 @@ from dataclasses import astuple, replace
 from tilework.core.lora import Lora
 from tilework.core.model import LoraSource, ModelInfo, ModelSource, Source
 from tilework.core.wire.commands import RemoveLora, RemoveModel
-from tilework.core.wire.reports import LoadedModel
+from tilework.core.wire.reports import LoadedModel, NotLoaded
 from tilework.cost.profile import ProfileKey
-from tilework.runtime.executor import ModelRefused, WorkerStartFailed
+from tilework.runtime.executor import ModelRefused, WorkerStartFailed, none_loaded
 from tilework.runtime.nodes.messages import Changed, LoraRead, ModelRead, ReadLora, ReadModel, ServeModel, Started
 from tilework.runtime.nodes.remote_node import Answer, RemoteNode
 
@@ -28,9 +28,29 @@ class NodeModels:
         self._given_names: dict[str, str] = {}  # What a model was called before the first node had read it.
         self.keys: dict[str, ProfileKey] = {}
         self.version = 0  # How often `sources` have changed.
+        self.not_loaded: tuple[NotLoaded, ...] = ()
         self._infos: dict[str, ModelInfo] = {}
+        self._places = tuple(range(len(sources)))  # Of the sources, among those of the start.
         self._nodes = nodes
         self._is_changing = False
+
+    def leave_out(self, node: int, not_loaded: Sequence[NotLoaded]) -> None:
+        """Serve nowhere what this node could not load, while the server starts.
+
+        Nodes that have these models forget them, and those that are starting must start again.
+        """
+        left = {one.place: one for one in not_loaded}
+        for place, one in left.items():
+            source = self.sources[place]
+            name = source.name if isinstance(source, ModelSource) and source.name else one.name
+            left_out = NotLoaded(self._places[place], name, f"{one.reason}, on node {node}")
+            self.not_loaded = (*self.not_loaded, left_out)
+            self.keys.pop(name, None)
+            self._infos.pop(name, None)
+            for other in [each for each in self._nodes.values() if each.started is not None]:
+                other.tell(RemoveModel(name))
+        self._places = tuple(one for place, one in enumerate(self._places) if place not in left)
+        self._change(tuple(one for place, one in enumerate(self.sources) if place not in left))
 
     def take(self, first: Started) -> None:
         """The first node is up: it says what the models are called."""
@@ -65,10 +85,12 @@ class NodeModels:
         """What another node has instead of what the first has; None if they are alike."""
         ours = {name: _whole(self.keys[name]) for name in other.keys if name in self.keys}
         if ours != {name: _whole(key) for name, key in other.keys.items()}:
-            return f"{_described(other.keys)}, not {_described(self.keys)}"
+            return f"has {_described(other.keys)}, not {_described(self.keys)}"
+        if other.not_loaded:
+            return f"cannot load a model ({none_loaded(other.not_loaded)})"
         infos = {one.info.name: one.info for one in other.models}
         alike = all(_plain(info) == _plain(self._infos[name]) for name, info in infos.items())
-        return None if alike else "other models"
+        return None if alike else "has other models"
 
     def is_outdated(self, version: int) -> bool:
         """Whether a node that was started with the sources of this version must start again."""

@@ -117,9 +117,14 @@ class NodeCheck:
         slots = started.num_slots
         _demand(slots in (0, self.each.num_slots), f"{slots} CPU slots, and it was told {self.each.num_slots}")
         names = [one.info.name for one in started.models]
+        left = {one.place for one in started.not_loaded}
         _demand(
-            len(set(names)) == len(names) == node.num_models and started.keys.keys() == set(names),
+            len(set(names)) == len(names) == node.num_models - len(left) and started.keys.keys() == set(names),
             f"models {names}, and it was told {node.num_models}",
+        )
+        _demand(
+            len(left) == len(started.not_loaded) < node.num_models and left <= set(range(node.num_models)),
+            f"models that it could not load at {sorted(left)[:20]}, and it was told {node.num_models}",
         )
         _demand(len(set(started.blobs)) == len(started.blobs), "blobs of the same name")
         for name in started.blobs:

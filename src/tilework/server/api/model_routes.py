@@ -43,7 +43,7 @@ def add_model_routes(
         cannot run here, and why. The first serves requests that name none."""
         readiness.require()
         models = images.models
-        named = [(info, name) for info in models.infos.values() for name in models.listed(info)]
+        named = [(info, name) for info in models.infos.values() for name in models.listed(info.name)]
         return ModelList(
             data=[_model_card(info, images, created, name) for info, name in named],
             not_served=[NotServedModel(id=name, reason=reason) for name, reason in models.listed_not_served],
@@ -69,7 +69,7 @@ def add_model_routes(
         """The hub id of the first model, or its name if it came from a directory, for clients of SGLang."""
         readiness.require()
         models = images.models
-        (first, *_), default = models.listed(models.default), models.default
+        (first, *_), default = models.listed(models.default.name), models.default
         return ModelPath(model_path=first if first != default.name else public_source(default))
 
     return card

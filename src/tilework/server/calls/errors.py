@@ -65,10 +65,6 @@ class ModelNotServed(CallError):
     type = "server_error"
     code = "model_not_served"
 
-    def __init__(self, name: str, reason: str) -> None:
-        message = f"The model {shown(name)} cannot run on this server: {reason}. Use another model."
-        super().__init__(message, field="model", resend=False)
-
 
 class UnknownCall(CallError):
     """The tenant has no such call."""

@@ -26,6 +26,7 @@ from tilework.server.calls.errors import (
     Expired,
     Failed,
     InvalidValue,
+    ModelNotServed,
     NotReady,
     internal_error,
     not_ready,
@@ -49,6 +50,7 @@ _RETRY_S = 0.5
 _REFUSALS: dict[Refusal, tuple[type[CallError], str | None]] = {
     Refusal.CONTENT: (ContentRefused, None),
     Refusal.VALUE: (InvalidValue, "unsupported_value"),
+    Refusal.MODEL: (ModelNotServed, None),
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -42,13 +42,13 @@ class ServedModels:
 
     def check(self) -> None:
         """Raises ConfigError if a model is called as none can be, or if a name of the first model is one of another."""
-        infos = [*self.infos.values(), *(one.info for one in self.not_served.values())]
-        for info in infos:
+        for info in (*self.infos.values(), *self._refused_infos):
             if not is_model_name(info.name):
                 raise ConfigError(
                     f"the model of {info.path!r} is called {info.name!r}; start it as NAME=MODEL, with {MODEL_NAME}."
                 )
-        others = [name for info in infos if not self._has_names(info) for name in self._given_names(info)]
+        models = (*self.infos, *self.not_served)
+        others = [name for model in models if not self._has_names(model) for name in self._given_names(model)]
         for name in self.names:
             if name in others:
                 raise ConfigError(f"served_model_name has {name!r}, which is another model here; leave it out.")
@@ -90,7 +90,7 @@ class ServedModels:
         info = self._owner(name)
         if info is None:
             self._refuse_if_not_served(name)
-            listed = [name for one in self.infos.values() for name in self.listed(one)]
+            listed = [name for one in self.infos for name in self.listed(one)]
             names = ", ".join(map(shown, listed))
             give = f"use {names}" if len(listed) == 1 else f"use one of {names}"
             raise UnknownModel(
@@ -102,39 +102,50 @@ class ServedModels:
         """Whether a model of OpenAI's has this name, and none here: another stands in for it."""
         if self.is_strict or OPENAI_MODELS.fullmatch(name) is None:
             return False
-        return self._owner(name, [*self.infos.values(), *(one.info for one in self.not_served.values())]) is None
+        return self._led_to(name, self.not_served, self._refused_infos) is None and self._owner(name) is None
 
     def _refuse_if_not_served(self, name: str) -> None:
-        if (info := self._owner(name, [one.info for one in self.not_served.values()])) is not None:
-            raise ModelNotServed(name, self.not_served[info.name].reason)
+        if (model := self._led_to(name, self.not_served, self._refused_infos)) is not None:
+            reason = self.not_served[model].reason
+            message = f"The model {shown(name)} cannot run on this server: {reason}. Use another model."
+            raise ModelNotServed(message, field="model", resend=False)
 
-    def _owner(self, name: str, infos: Collection[ModelInfo] | None = None) -> ModelInfo | None:
-        """The model that a name leads to, of these or of those that are served."""
-        infos = self.infos.values() if infos is None else infos
-        by_name = (one for one in infos if name in self._given_names(one))
-        by_source = (one for one in infos if name == public_source(one))
+    @property
+    def _refused_infos(self) -> list[ModelInfo]:
+        """What is known of those of `not_served`: nothing of those that could not be loaded."""
+        return [one.info for one in self.not_served.values() if one.info is not None]
+
+    def _owner(self, name: str) -> ModelInfo | None:
+        """The model that a name leads to, of those that are served."""
+        model = self._led_to(name, self.infos, self.infos.values())
+        return None if model is None else self.infos[model]
+
+    def _led_to(self, name: str, models: Iterable[str], infos: Iterable[ModelInfo]) -> str | None:
+        """Which of these models a name leads to, by its own name; `infos` are theirs."""
+        by_name = (one for one in models if name in self._given_names(one))
+        by_source = (one.name for one in infos if name == public_source(one))
         return next(chain(by_name, by_source), None)
 
-    def _given_names(self, info: ModelInfo) -> tuple[str, ...]:
-        return (*self.listed(info), info.name, *self.aliases(info.name))
+    def _given_names(self, model: str) -> tuple[str, ...]:
+        return (*self.listed(model), model, *self.aliases(model))
 
-    def listed(self, info: ModelInfo) -> tuple[str, ...]:
-        """The names under which a model is shown to clients, one or more."""
-        return self.names if self.names and self._has_names(info) else (info.name,)
+    def listed(self, model: str) -> tuple[str, ...]:
+        """The names under which the model of this name is shown to clients, one or more."""
+        return self.names if self.names and self._has_names(model) else (model,)
 
-    def _has_names(self, info: ModelInfo) -> bool:
+    def _has_names(self, model: str) -> bool:
         """Whether it is the first one, which `names` are for, served or not."""
-        firsts = [one.info for one in self.not_served.values() if one.is_first] or [self.default]
-        return info.name == firsts[0].name
+        firsts = [one.name for one in self.not_served.values() if one.is_first] or [self.default.name]
+        return model == firsts[0]
 
     @property
     def listed_not_served(self) -> list[tuple[str, str]]:
         """The names under which models that cannot run here are shown to clients, and the reasons."""
-        return [(name, one.reason) for one in self.not_served.values() for name in self.listed(one.info)]
+        return [(name, one.reason) for one in self.not_served.values() for name in self.listed(one.name)]
 
     def called(self, name: str) -> str:
         """What answers call the model of this name, which may be served no more."""
-        return self.listed(self.infos[name])[0] if name in self.infos else name
+        return self.listed(name)[0] if name in self.infos else name
 
     def aliases(self, name: str) -> tuple[str, ...]:
         """What else clients call the model of this name."""

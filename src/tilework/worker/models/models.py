@@ -28,7 +28,7 @@ class WeightsMissing(Exception):
 
 
 class Models:
-    """Families by the names of their models, all on one device.
+    """Families by the names of their models, maybe none, all on one device.
 
     Without `weights` their components always lie there; else those that were loaded last, by `components`: the digest
     and size of each, by model and name. A model that is added to a CPU slot, which is without, needs none. `broken`
@@ -38,6 +38,7 @@ class Models:
     def __init__(
         self,
         families: dict[str, Family],
+        device: torch.device,
         weights: Weights | None = None,
         components: dict[str, Mapping[str, Component]] | None = None,
         broken: Mapping[str, str] | None = None,
@@ -45,7 +46,7 @@ class Models:
     ) -> None:
         self._families = families
         self._weights = weights
-        self._device = next(iter(families.values())).device
+        self._device = device
         self._components = {} if components is None else components
         self._broken = dict(broken or {})
         self._loras = loras or WorkerLoras(on_demand=False)
@@ -57,7 +58,7 @@ class Models:
         return name in self._families
 
     def change(self, command: ModelChange) -> ModelAdded | LoraAdded | None:
-        """Serve a model or LoRA more, or less; the answer, if there is one. At least one model must be left.
+        """Serve a model or LoRA more, or less; the answer, if there is one.
 
         What cannot be served is answered with the reason, and changes nothing.
         """
