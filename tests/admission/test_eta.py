@@ -151,7 +151,7 @@ def test_a_promise_is_given_with_a_margin_before_the_deadline() -> None:
     assert accepted.why == "it needs 1.06 s of 1 device, with 3 other requests present; its deadline is promised"
     scarce = "it would end 0.20 s before its deadline, and a promise needs 0.20 s to spare"
     assert asked(due_ns - 1) == Reject("a", scarce, due_ns, RefusalCode.DEADLINE)
-    late = "it would be 0.00 s late after 3 other requests"
+    late = "it would be 0.00 s late with 3 other requests present"
     assert asked(eta_ns - 1) == Reject("a", late, due_ns, RefusalCode.DEADLINE)
     assert isinstance(asked(NS_PER_S, OnMiss.BEST_EFFORT), Admitted)
 
@@ -171,7 +171,7 @@ def test_a_request_that_cannot_be_on_time_is_refused_with_the_earliest_deadline(
     others = [request(str(index), 0.0) for index in range(6)]
     trace = simulate([*others, promise("late", 0.0, slo_s=1.2)], "fixed-sp1")
     assert trace.endings[-1].status is Status.REJECTED
-    assert "late after 6 other requests" in trace.endings[-1].reason
+    assert "late with 6 other requests present" in trace.endings[-1].reason
     assert simulate([*others, promise("on time", 0.0, slo_s=4.6)], "fixed-sp1").endings[-1].on_time
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from shutil import ignore_patterns
 from types import SimpleNamespace
 
 import pytest
@@ -28,6 +30,7 @@ from tilework.core.request import OnMiss
 from tilework.cost.table_file import table_json
 from tilework.distribution import install_command
 from tilework.formats.schedule import read_schedule
+from tilework.pipelines.model_index import shipped_directory
 from tilework.sim.config import SimConfig
 from tilework.sim.simulation import Simulation
 
@@ -145,6 +148,30 @@ def test_an_unknown_device_or_dtype_is_refused_before_any_worker(
 def test_models_are_given_once(mistake: Callable[..., str], tmp_path: Path) -> None:
     assert "models are given twice" in mistake("serve", "shapes", "--models", tmp_path / "models.toml")
     assert "cannot be read" in mistake("serve", "--models", tmp_path / "models.toml")
+
+
+def test_models_of_one_name_are_told_before_any_is_loaded(mistake: Callable[..., str], tmp_path: Path) -> None:
+    for place in ("a", "b"):
+        shutil.copytree(shipped_directory(), tmp_path / place / "house", ignore=ignore_patterns("tilework.json"))
+    first, second = tmp_path / "a" / "house", tmp_path / "b" / "house"
+    said = mistake("serve", first, second)
+    assert said.startswith(f"the models of {first} and {second} are both called 'house'; ")
+    assert said.endswith(f"as in house-2={second}")
+    assert "are both called 'shapes'" in mistake("serve", "shapes", f"shapes={tmp_path}/a/house")
+
+
+def test_one_of_several_models_may_be_damaged_unless_all_are_required(
+    mistake: Callable[..., str], tmp_path: Path
+) -> None:
+    """Workers leave it out. A path that leads nowhere is a mistake all the same."""
+    shutil.copytree(shipped_directory(), tmp_path / "cut")
+    (weights,) = (tmp_path / "cut" / "vae").glob("*.safetensors")
+    weights.write_bytes(weights.read_bytes()[:100])
+    cut, damaged = f"cut={tmp_path}/cut", f"{weights}: cannot be read"
+    assert damaged in mistake("serve", cut)
+    assert damaged in mistake("serve", "shapes", cut, "--require-all")
+    assert "no/such/table: no such file" in mistake("serve", "shapes", cut, "--cost", "no/such/table")
+    assert "which does not exist" in mistake("serve", "shapes", cut, "./nowhere", "--cost", "no/such/table")
 
 
 def test_devices_of_a_model_are_workers_and_need_a_policy_that_keeps_to_them(

@@ -132,5 +132,5 @@ def test_the_eta_of_an_urgent_request_ignores_less_urgent_ones() -> None:
     assert eta_ns(control.handle(Submitted(promise("strict", 0, slo_s=2.2)), 0)) == first_ns, "more urgent than that"
     (refused,) = only(Reject, control.handle(Submitted(promise("late", 0, slo_s=1.2)), 0))
     earliest_ns = ADMISSION_MARGIN.due_ns(first_ns + ns_from_s(SERVICE_S), 0)
-    reason = "it would be 0.07 s late after 5 other requests"
+    reason = "it would be 0.07 s late with 5 other requests present"
     assert refused == Reject("late", reason, earliest_ns, RefusalCode.DEADLINE), "after the promised request"

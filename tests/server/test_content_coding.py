@@ -114,6 +114,12 @@ def test_a_body_of_very_many_members_is_refused(server: Served) -> None:
     assert f"the body has more than {_MAX_MEMBERS} members" in message
 
 
+def test_a_compressed_call_that_does_not_say_so_is_told_how_to(server: Served) -> None:
+    status, _, message = error_of(sent(server, gzipped(CALL), "identity"))
+    assert status == 400
+    assert "it is compressed; say so by the header Content-Encoding: gzip" in message
+
+
 def test_forms_and_files_of_calls_may_be_compressed(server: Served) -> None:
     line = {"custom_id": "a", "method": "POST", "url": PATH, "body": json.loads(CALL)}
     form = httpx.Request("POST", "http://x", data={"purpose": "batch"}, files={"file": json.dumps(line).encode()})

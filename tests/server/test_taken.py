@@ -76,6 +76,16 @@ def test_what_can_be_read_in_one_way_is_read(
     assert refused_for(strict, fields) in fields
 
 
+@pytest.mark.parametrize(("given", "read"), [("PNG", "png"), ("JPEG", "jpeg"), ("jpg", "jpeg"), ("WebP", "webp")])
+def test_the_format_of_a_file_may_be_written_as_its_kind_often_is(
+    server: Served, strict: Served, given: str, read: str
+) -> None:
+    answer = server.post({"prompt": "a cat", "output_format": given})
+    assert answer.json()["output_format"] == read
+    assert refused_for(strict, {"output_format": given}) == "output_format"
+    assert refused_for(server, {"output_format": "gif"}) == "output_format"
+
+
 def test_a_number_of_images_may_be_a_text(server: Served) -> None:
     answer = server.post({"prompt": "a cat", "n": "2", "seed": 5})
     assert [one["tilework"]["seed"] for one in answer.json()["data"]] == [5, 6]

@@ -104,7 +104,7 @@ class PromiseQuery:
         end_ns = min(self.ends_ns)
         needed_ns = ADMISSION_MARGIN.due_ns(end_ns, self.now_ns) - end_ns
         if end_ns > deadline_ns:
-            reason = f"it would be {s_from_ns(end_ns - deadline_ns):.2f} s late after {others}"
+            reason = f"it would be {s_from_ns(end_ns - deadline_ns):.2f} s late with {others} present"
         elif end_ns + needed_ns > deadline_ns:
             spare_s, needed_s = s_from_ns(deadline_ns - end_ns), s_from_ns(needed_ns)
             reason = f"it would end {spare_s:.2f} s before its deadline, and a promise needs {needed_s:.2f} s to spare"

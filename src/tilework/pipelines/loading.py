@@ -5,7 +5,7 @@ from __future__ import annotations
 import pkgutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,7 +25,7 @@ from tilework.pipelines.cuda.state import Card
 from tilework.pipelines.defaults import asks_for_tiles, read_overrides
 from tilework.pipelines.errors import InvalidSource, ModelError, ModelNotFound, UnsupportedModel
 from tilework.pipelines.family import Family
-from tilework.pipelines.model_index import SHIPPED, STOCK, ModelIndex, read_model_index, shipped_directory
+from tilework.pipelines.model_index import STOCK, ModelIndex, read_model_index
 from tilework.pipelines.modular.loading import load_modular
 from tilework.pipelines.setup.compiled import compile_blocks
 from tilework.pipelines.setup.gguf_files import load_gguf
@@ -85,21 +85,6 @@ def family_of(source: ModelSource, pipeline: Any) -> Family:
     if source.device == "cuda" and source.cuda_graphs and not perturbs_attention(pipeline):
         record_steps(family, CudaRecorder())
     return family
-
-
-def name_of(source: ModelSource) -> str:
-    """What `load` would call a model, also one that it cannot load: as its files say, as far as they can be read."""
-    if source.name:
-        return source.name
-    if is_workflow(source.path):
-        return source.path.rpartition(":")[2]
-    directory = shipped_directory(source.path) if source.path in SHIPPED else Path(source.path)
-    if not directory.is_dir():
-        return source.path
-    name = directory.resolve().name
-    with suppress(ModelError):
-        name = str(read_overrides(directory).get("name") or name)
-    return name
 
 
 def load_stock(source: ModelSource, place: Place | None = None) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -14,8 +15,10 @@ from typing import Any
 
 import httpx
 
+from tilework.core.model import ModelSource
 from tilework.pipelines.component_files import check_components
-from tilework.pipelines.errors import ModelNotFound, UnsupportedModel
+from tilework.pipelines.defaults import read_overrides
+from tilework.pipelines.errors import ModelError, ModelNotFound, UnsupportedModel
 from tilework.pipelines.modular.index import MODULAR_INDEX, is_modular, read_components
 from tilework.pipelines.support.record import reason_against, served_classes
 from tilework.pipelines.workflow.source import is_workflow, pipeline_path, read_workflow, workflow_location
@@ -154,6 +157,21 @@ def _file_remedy(file: Path) -> str:
             "save_pretrained writes the directory"
         )
     return f"a file; give a directory that holds {INDEX}, or a hub id"
+
+
+def name_of(source: ModelSource) -> str:
+    """What `loading.load` calls a model, also one that it cannot load: as its files say, as far as they can be read."""
+    if source.name:
+        return source.name
+    if is_workflow(source.path):
+        return source.path.rpartition(":")[2]
+    directory = shipped_directory(source.path) if source.path in SHIPPED else Path(source.path)
+    if not directory.is_dir():
+        return source.path
+    name = directory.resolve().name
+    with suppress(ModelError):
+        name = str(read_overrides(directory).get("name") or name)
+    return name
 
 
 def location(path: str) -> str:

@@ -40,7 +40,8 @@ from tilework.core.wire.reports import Loaded, LoadedModel, LoadFailed, ModelRea
 from tilework.pipelines.cuda.copies import DIRECT, CudaStreams, SideCopies
 from tilework.pipelines.errors import InvalidSource, ModelError
 from tilework.pipelines.family import Family
-from tilework.pipelines.loading import device_of, load, name_of, quiet
+from tilework.pipelines.loading import device_of, load, quiet
+from tilework.pipelines.model_index import name_of
 from tilework.pipelines.numerics import pin_numerics
 from tilework.pipelines.video.exporter import Exporter, can_export, check_export
 from tilework.pipelines.workflow.loading import load_on_slot

@@ -24,7 +24,7 @@ from tilework.cli.options.groups import grouped
 from tilework.cli.options.logs import ServerLog
 from tilework.cli.options.nodes import NodeGroup
 from tilework.cli.options.setup import SetupGroup
-from tilework.core.model import SimulatedSource, Source
+from tilework.core.model import ModelSource, SimulatedSource, Source
 from tilework.cost.table import BadCostTable, CostTable, check_devices
 from tilework.cost.table_file import read_table
 from tilework.policy.registry import UnknownPolicy, check_live, check_pools
@@ -270,7 +270,7 @@ def _model_sources(models: Sequence[str] | None, how: options.ModelGroup, usual:
         if how.models_file is None:
             named = models or ("shapes",)
             may_be_incomplete = len(named) > 1 and not how.require_all
-            return tuple(model_source(one, usual, may_be_incomplete=may_be_incomplete) for one in named)
+            return _of_own_names([model_source(one, usual, may_be_incomplete=may_be_incomplete) for one in named])
         of_file = read_models(str(how.models_file))
         may_be_incomplete = len(of_file) > 1 and not how.require_all
         return tuple(
@@ -290,6 +290,22 @@ def _model_sources(models: Sequence[str] | None, how: options.ModelGroup, usual:
             )
             for name, one in of_file.items()
         )
+
+
+def _of_own_names(sources: Sequence[ModelSource]) -> tuple[ModelSource, ...]:
+    """These models, if no two have one name. Raises UserError."""
+    from tilework.pipelines.model_index import name_of
+
+    paths = dict[str, str]()
+    for one in sources:
+        name = name_of(one)
+        if name in paths:
+            raise UserError(
+                f"the models of {paths[name]} and {one.path} are both called {name!r}; give one another name, as in "
+                f"{name}-2={one.path}"
+            )
+        paths[name] = one.path
+    return tuple(sources)
 
 
 def simulated_source(table: CostTable | None, pipeline: str, memory_bytes: int | None = None) -> SimulatedSource:

@@ -27,6 +27,7 @@ MAX_INNER_BYTES = 64 << 10
 
 # Structure and whole short texts of few escapes, as far as there are some: what follows is the quote of another text.
 _SHORT_TEXTS = re.compile(rb'[^"]*+(?:"[^"\\]{0,4095}+(?:\\.[^"\\]{0,4095}+){0,64}+"[^"]*+)*+', re.DOTALL)
+_GZIP = b"\x1f\x8b"  # How it begins.
 _TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _INSIDE = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 
@@ -215,6 +216,8 @@ def _parsed(content: bytearray) -> object:
     except RecursionError:
         raise _too_deep() from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        if content.startswith(_GZIP):
+            raise JsonRefused("it is compressed; say so by the header Content-Encoding: gzip") from None
         raise JsonRefused(f"it is not JSON: {str(error)[:200]}") from None
     if _is_deeper(value, MAX_DEPTH):
         raise _too_deep()

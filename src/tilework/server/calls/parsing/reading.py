@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import get_args
+from typing import Literal, get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -22,8 +22,9 @@ _SIZE = re.compile(r"([0-9]{1,6})\s?[xX*\u00d7]\s?([0-9]{1,6})", re.ASCII)
 def read_fields(model: type[BaseModel], body: Mapping[str, object]) -> dict[str, object]:
     """The body, with numbers and truth values where fields of the model want them and texts say them.
 
-    A whole number is an integer where one is wanted, also as 4.0; what cannot be read stays, and is refused by the
-    model. `size` may be written 64X64, 64*64 or with a multiplication sign, and a `seed` of -1 is absent: a random one.
+    A whole number is an integer where one is wanted, also as 4.0, and one of some words may have capitals; what cannot
+    be read stays, and is refused by the model. "jpg" is "jpeg". `size` may be written 64X64, 64*64 or with a
+    multiplication sign, and a `seed` of -1 is absent: a random one.
     """
     fields = model.model_fields
     read = {
@@ -31,6 +32,8 @@ def read_fields(model: type[BaseModel], body: Mapping[str, object]) -> dict[str,
     }
     if model is not ImageRequest:
         return read
+    if read.get("output_format") == "jpg":
+        read["output_format"] = "jpeg"
     if read.get("seed") == RANDOM_SEED:
         del read["seed"]
     if isinstance(size := read.get("size"), str) and (match := _SIZE.fullmatch(size)):
@@ -41,14 +44,23 @@ def read_fields(model: type[BaseModel], body: Mapping[str, object]) -> dict[str,
 
 
 def read_value(wanted: object, value: object) -> object:
-    """The value as `int`, `float` or `bool`, if it is `wanted` and can be read so; else as it is."""
+    """The value as `int`, `float`, `bool` or a word in small letters, if it is `wanted` and can be read so; else as it
+    is.
+    """
     kinds = {wanted, *get_args(wanted)}
+    if isinstance(value, str) and (words := _words(kinds)):
+        return value.lower() if value.lower() in words else value
     if str in kinds or not kinds & {int, float, bool}:
         return value
     read = number_or_truth(value) if isinstance(value, str) else value
     if isinstance(read, bool) != (bool in kinds):
         return value
     return int(read) if int in kinds and isinstance(read, float) and read.is_integer() else read
+
+
+def _words(kinds: set[object]) -> set[object]:
+    """The words of which a value is to be one."""
+    return {word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind) if isinstance(word, str)}
 
 
 def number_or_truth(text: str) -> object:
