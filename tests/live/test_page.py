@@ -30,6 +30,7 @@ from server.picture_files import plain
 from stages import DIFFUSE, stage_of
 from tilework.control.driver.result import Ending
 from tilework.core.cache import CacheChoice, CacheKind
+from tilework.core.model import NotServed
 from tilework.core.request import Request
 from tilework.core.time import NS_PER_S, ns_from_s
 from tilework.core.wire.spec import VideoFormat
@@ -180,6 +181,18 @@ def test_the_prompt_is_one_that_the_model_draws_until_another_is_typed(browser: 
         expect(prompt).to_have_value("a lighthouse")
         page.get_by_role("button", name="Make it").click()
         expect(page.get_by_role("region", name="Result")).to_contain_text("draws no word of this prompt")
+
+
+def test_a_model_that_is_not_served_is_there_with_its_reason(browser: Browser) -> None:
+    reason = "it cannot be loaded (house/transformer/diffusion_pytorch_model.safetensors: cannot be read)"
+    engine = FakeEngine(not_served={"house": NotServed(name="house", reason=reason, is_first=False)})
+    with (
+        serving(engine, drain_s=0) as served,
+        opened(browser, served.url, viewport={"width": 360, "height": 800}) as page,
+    ):
+        expect(page.get_by_label("Not served")).to_have_text(f"house is not served: {reason}")
+        expect(page.get_by_label("Model").locator("option")).to_have_text([INFO.name])
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 def test_clips_play(browser: Browser) -> None:

@@ -5,7 +5,7 @@ import { Comparison } from "./Comparison";
 import { choices, compare, type Compared } from "./compare";
 import { Result } from "./Result";
 import { run, settingOf, type Cache, type Run, type Wish } from "./run";
-import type { Model } from "./state";
+import type { Model, NotServed } from "./state";
 
 const SIDES = [64, 128, 256, 512, 768, 1024, 1536, 2048];
 const MOST_KEPT = 12;
@@ -24,6 +24,7 @@ interface Entry {
 /** Fields of a request, and what has become of those that were sent from here. */
 export function Playground() {
   const [models, setModels] = useState<Model[]>([]);
+  const [missing, setMissing] = useState<NotServed[]>([]);
   const [trouble, setTrouble] = useState("");
   const [entries, setEntries] = useState<Entry[]>([]);
   const [shown, setShown] = useState<number | null>(null);
@@ -33,8 +34,8 @@ export function Playground() {
     let timer: ReturnType<typeof setTimeout>;
     const ask = (): void => {
       clearTimeout(timer);
-      get<{ data: Model[] }>("/v1/models").then(
-        (answer) => (setModels(answer.data), setTrouble("")),
+      get<{ data: Model[]; not_served: NotServed[] }>("/v1/models").then(
+        (answer) => (setModels(answer.data), setMissing(answer.not_served), setTrouble("")),
         (error: unknown) => {
           setTrouble(error instanceof Refused ? error.message : "The server does not answer.");
           timer = setTimeout(ask, 2000);
@@ -70,7 +71,7 @@ export function Playground() {
   return (
     <div class="playground">
       {models.length ? (
-        <Form models={models} send={send} />
+        <Form models={models} missing={missing} send={send} />
       ) : (
         <section class="card pad">
           <p class="soft">{trouble || "Asking the server for its models …"}</p>
@@ -111,7 +112,9 @@ function Thumbnail({ run: one }: { run: Run }) {
   return <span class="soft">{one.video ? "▶" : one.state}</span>;
 }
 
-function Form({ models, send }: { models: Model[]; send: (wish: Wish, isComparison: boolean) => void }) {
+type Send = (wish: Wish, isComparison: boolean) => void;
+
+function Form({ models, missing, send }: { models: Model[]; missing: NotServed[]; send: Send }) {
   const [id, setId] = useState(models[0]!.id);
   const model = models.find((one) => one.id === id) ?? models[0]!;
   const about = model.tilework;
@@ -185,6 +188,11 @@ function Form({ models, send }: { models: Model[]; send: (wish: Wish, isComparis
           ))}
         </select>
       </label>
+      {missing.map((one) => (
+        <p key={one.id} class="soft reason" aria-label="Not served">
+          {one.id} is not served: {one.reason}
+        </p>
+      ))}
       <div class="fields">
         <label>
           Width

@@ -95,6 +95,12 @@ export interface CacheSetting {
   usual: number[];
 }
 
+/** A model of the server's start that cannot run there. */
+export interface NotServed {
+  id: string;
+  reason: string;
+}
+
 /** What is true of one model, of its card in `/v1/models`. */
 export interface Model {
   id: string;
