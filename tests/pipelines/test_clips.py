@@ -187,7 +187,17 @@ def measured(vae: Any, frames: int, rows: int, columns: int) -> tuple[int, int]:
     return planned, peak_bytes(lambda: in_parts(vae, latents, *given))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+_HAS_BF16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+"""Other CPUs compute in float32 what is in bfloat16, and take memory for both."""
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float32,
+        pytest.param(torch.bfloat16, marks=pytest.mark.skipif(not _HAS_BF16, reason="computes in float32")),
+    ],
+)
 @pytest.mark.parametrize("name", quick(("ltx",), BUILDERS))
 def test_a_decode_takes_no_more_memory_than_planned(name: str, dtype: torch.dtype) -> None:
     vae, _ = built(name, dtype)

@@ -133,8 +133,10 @@ def test_a_request_through_the_pipe_equals_the_stock_pipeline(source: ModelSourc
 
 def test_a_worker_without_pyav_refuses_a_model_of_clips_before_any_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "av", None)
+    _, loaded = process._load((ModelSource(path="shapes-motion"),), SITE, 0, None)
+    assert (loaded.models, ["PyAV" in one.reason for one in loaded.not_loaded]) == ((), [True])
     with pytest.raises(LibraryMissing, match="PyAV"):
-        process._load((ModelSource(path="shapes-motion"),), SITE, 0, None)
+        process._load((ModelSource(path="shapes-motion"),), replace(SITE, replaces=True), 0, None)
 
 
 def test_a_worker_that_quits_has_sent_its_results(worker: Child) -> None:
@@ -252,7 +254,16 @@ def test_a_worker_ends_when_its_parent_is_killed(worker: Child) -> None:
 
 
 def test_a_model_that_cannot_be_loaded_is_reported() -> None:
+    """A first worker waits for others that may be added; one that replaces it ends."""
     child = Child(serve, (ModelSource(path="/nowhere"),), SITE)
+    report = child.receive()
+    assert isinstance(report, Loaded), report
+    (failed,) = report.not_loaded
+    assert (report.models, failed.place) == ((), 0)
+    assert failed.reason.startswith("path is '/nowhere', which does not exist")
+    child.send(Quit())
+    assert child.exit_code() == 0
+    child = Child(serve, (ModelSource(path="/nowhere"),), replace(SITE, replaces=True))
     report = child.receive()
     assert isinstance(report, LoadFailed)
     assert report.reason.startswith("ModelNotFound: path is '/nowhere'")

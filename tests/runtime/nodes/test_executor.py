@@ -309,7 +309,7 @@ def test_a_model_that_a_node_cannot_load_is_served_by_none(says_first: int) -> N
             assert await agents[0].hears(RemoveModel) == RemoveModel("cut")
         assert (await agents[1].hears(Leave)).reason == "the models have changed while it was started"
         agents[1].close()
-        await until(lambda: len(executor.node_names) < 2 and 1 not in executor._nodes)
+        await until(lambda: set(executor._nodes) == {0})
         agents.append(await connect(executor, begins=False))
         assert [one.path for one in (await agents[2].hears(Begin)).models] == ["toy"]
         agents[2].say(started())
