@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import signal
+from collections.abc import Awaitable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ import pytest
 
 import tiny
 from runtime.test_worker_process import Listener
+from tilework.core.cost_row import CostRow
 from tilework.core.model import ModelSource
 from tilework.core.request import Shape, Status
 from tilework.core.wire.commands import Calibrate, EnterNode
+from tilework.core.work import Group
 from tilework.pipelines.model_index import shipped_directory
 from tilework.runtime.cell_executor import local_executor
 from tilework.runtime.engine import Engine, EngineConfig
@@ -28,7 +31,7 @@ from tilework.runtime.executor import WorkerStartFailed
 from tilework.runtime.links import communicator
 from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.local_executor import LocalExecutor
-from tilework.runtime.models import calibration
+from tilework.runtime.models import calibration, catalog
 from tilework.runtime.outbox import Outgoing
 from waiting import until
 
@@ -57,6 +60,19 @@ class OneModelBroken(LocalExecutor):
         if isinstance(outgoing, Calibrate) and outgoing.model == "broken":
             outgoing = replace(outgoing, batches=((Shape(-64, 64),),))
         super().send(device_id, outgoing)
+
+
+class OneLost(LocalExecutor):
+    """A worker is lost while it measures what the start has left."""
+
+    num_lost = 0
+
+    def _calibrate_on(self, devices: Group, command: Calibrate) -> Awaitable[tuple[CostRow, ...]]:
+        rows = super()._calibrate_on(devices, command)
+        if self.num_lost == 0:
+            self.num_lost = 1
+            stop(self, devices[0], signal.SIGKILL)
+        return rows
 
 
 class OneFrozen(LocalExecutor):
@@ -175,6 +191,31 @@ def test_workers_that_cannot_talk_serve_each_request_on_one_device(
     assert "was lost" not in caplog.text
 
 
+def test_a_worker_that_is_lost_while_it_measures_beside_requests_is_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Twice: that loss must not be taken for the end of the start."""
+    monkeypatch.setattr(catalog, "_PAUSE_S", 0.01)
+
+    async def start() -> None:
+        executor = OneLost(LocalConfig(num_workers=1, sources=(SHAPES,), stop_grace_s=0.5, restart_delay_s=0.05))
+        engine = Engine(EngineConfig(measure_s=0.0), executor)
+        try:
+            await engine.start()
+            await until(lambda: executor.num_lost == 1)
+            await until(lambda: not executor.devices_up)
+            await until(lambda: bool(executor.devices_up))
+            assert await draws(engine, "first") == {1}
+            stop(executor, 0, signal.SIGKILL)
+            await until(lambda: not executor.devices_up)
+            await until(lambda: bool(executor.devices_up))
+            assert await draws(engine, "second") == {1}
+        finally:
+            await engine.stop()
+
+    asyncio.run(start())
+
+
 def test_cells_do_not_start_without_a_communicator() -> None:
     async def start() -> None:
         with pytest.raises(
@@ -285,6 +326,4 @@ def test_a_start_with_no_model_that_can_be_loaded_names_all(damaged: ModelSource
     absent = ModelSource(path="/nowhere/b", name="b")
     said = asyncio.run(start(damaged, absent))
     assert said.startswith("no model can be loaded: house: ")
-    assert "; b: path is " in said
-    said = asyncio.run(start(absent, replace(absent, name="c")))
-    assert said.startswith("b, c cannot be loaded: path is ")
+    assert "; b: path is 'b', which does not exist" in said

@@ -237,7 +237,7 @@ def test_defaults_of_the_model_reach_its_info(directory: Path) -> None:
     [
         (ModelSource(path="/nowhere"), ModelNotFound, "'/nowhere', which does not exist; give a directory"),
         (ModelSource(path="./nowhere"), ModelNotFound, "'./nowhere', which does not exist; give a directory"),
-        (ModelSource(path="/"), ModelNotFound, r"no readable model_index\.json"),
+        (ModelSource(path="/"), ModelNotFound, r"which has no model_index\.json; give a diffusers directory"),
         (ModelSource(path="/", dtype="int8"), InvalidSource, "dtype is 'int8'; choose one of float32"),
         (ModelSource(path="/", device="tape"), InvalidSource, "device is 'tape'; choose one of cpu, cuda"),
     ],

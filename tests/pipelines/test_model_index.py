@@ -12,7 +12,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import EntryNotFoundError, HFValidationError, RepositoryNotFoundError
 
-from tilework.pipelines.errors import ModelNotFound, UnsupportedModel
+from tilework.pipelines.errors import IncompleteModel, ModelNotFound, UnsupportedModel
 from tilework.pipelines.model_index import INDEX, SHIPPED, read_model_index, shipped_directory
 
 
@@ -42,7 +42,10 @@ def test_an_unsupported_class_is_refused_without_torch(tmp_path: Path) -> None:
 
 def test_an_index_that_is_no_object_is_refused(tmp_path: Path) -> None:
     (tmp_path / INDEX).write_text("[1]")
-    with pytest.raises(ModelNotFound, match="no readable"):
+    with pytest.raises(IncompleteModel, match=r"model_index\.json: holds a list, not a JSON object; fetch the model"):
+        read_model_index(str(tmp_path))
+    (tmp_path / INDEX).write_text('{"_class_name": "Flux')
+    with pytest.raises(IncompleteModel, match=r"model_index\.json: cannot be read as JSON"):
         read_model_index(str(tmp_path))
 
 

@@ -234,7 +234,7 @@ class Serving:
         limits = [f"  {name} has no {', no '.join(lacks)} (docs/models.md)" for name, lacks in lacking.items()]
         where = f"  API documentation {url}/docs, metrics {url}/metrics; stop with Ctrl-C"
         for line in filter(None, (head, f"  {times.line()}", restored, *missing, *limits, where)):
-            out.print(line, soft_wrap=True)
+            out.print(line, soft_wrap=True, markup=False)
 
 
 def _picture_s(engine: Engine) -> float | None:

@@ -120,7 +120,7 @@ def _check_component(folder: Path, kind: str, may_lack_weights: bool) -> set[str
     for file in sorted(file for name in _READ for file in folder.glob(name)):
         check_is_pulled(file)
     for file in sorted(folder.glob("*.json")):
-        _check_json(file)
+        read_object(file)
     if (
         "Tokenizer" in kind
         and kind not in _WITHOUT_VOCABULARY
@@ -166,13 +166,15 @@ def _variant(file: Path) -> str | None:
     return _SHARD.sub("", file.stem).partition(".")[2] or None
 
 
-def _check_json(file: Path) -> None:
+def read_object(file: Path) -> dict[str, Any]:
+    """The JSON object in a file. Raises IncompleteModel."""
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise IncompleteModel(f"{file}: cannot be read as JSON ({error}); fetch the model again") from error
     if not isinstance(value, dict):
         raise IncompleteModel(f"{file}: holds a {type(value).__name__}, not a JSON object; fetch the model again")
+    return value
 
 
 def _check_weights(file: Path) -> None:

@@ -383,7 +383,8 @@ def _explained(path: str) -> Iterator[None]:
             f"{path}: does not fit into memory; choose a dtype of 16 bits, or a larger device"
         ) from error
     except (OSError, ValueError) as error:
-        raise ModelNotFound(f"{path}: cannot be loaded; check that the model is complete ({error})") from error
+        reason = str(error).partition("\n")[0].partition(". ")[0]  # Advice to programmers follows.
+        raise ModelNotFound(f"{path}: cannot be loaded; check that the model is complete ({reason})") from error
     except Exception as error:
         cause = f"{type(error).__name__}: {error}"
         raise UnsupportedModel(f"{path}: cannot be loaded; its files do not fit its classes ({cause})") from error

@@ -5,7 +5,6 @@ Imports no torch, so that a server can refuse a model before it starts workers.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any
 import httpx
 
 from tilework.core.model import ModelSource
-from tilework.pipelines.component_files import check_components
+from tilework.pipelines.component_files import check_components, read_object
 from tilework.pipelines.defaults import read_overrides
 from tilework.pipelines.errors import ModelError, ModelNotFound, UnsupportedModel
 from tilework.pipelines.modular.index import MODULAR_INDEX, is_modular, read_components
@@ -239,13 +238,10 @@ def _require_hub(path: str) -> None:
 
 
 def _read(path: str, file: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise ModelNotFound(
-            f"path is {path!r}, but {file.parent} has no readable {INDEX}; give a diffusers directory or hub id "
-            f"({error})"
-        ) from error
+    """What an index says. Raises ModelNotFound if there is none, and IncompleteModel if it cannot be read."""
+    if not file.is_file():
+        raise ModelNotFound(f"path is {path!r}, which has no {INDEX}; give a diffusers directory or a hub id")
+    return read_object(file)
 
 
 def _first_line(error: Exception) -> str:

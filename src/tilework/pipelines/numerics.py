@@ -13,7 +13,10 @@ from torch import Tensor
 
 from tilework.core.model import ATTENTIONS
 
-_REMEDY = "serve the model with --dtype bfloat16 or float32, or ask for smaller scales of guidance and LoRAs"
+_REMEDY = (
+    "serve the model with --dtype bfloat16 or float32, ask for smaller scales of guidance and LoRAs, or fetch the "
+    "model again if its files may be damaged"
+)
 
 
 class NotFinite(ArithmeticError):

@@ -31,10 +31,9 @@ class ModelRefused(Exception):
 
 
 def none_loaded(not_loaded: Sequence[NotLoaded]) -> str:
-    """What the error of a start says of which no model can be loaded; what is wrong with all is said once."""
-    names, reasons = [one.name for one in not_loaded], {one.reason for one in not_loaded}
-    if len(reasons) == 1:
-        return f"{', '.join(names)} cannot be loaded: {not_loaded[0].reason}"
+    """What the error of a start says of which no model can be loaded."""
+    if len(not_loaded) == 1:
+        return f"{not_loaded[0].name} cannot be loaded: {not_loaded[0].reason}"
     return "no model can be loaded: " + "; ".join(f"{one.name}: {one.reason}" for one in not_loaded)
 
 

@@ -83,7 +83,7 @@ class LocalExecutor:
         self._resources = ExitStack()
         self._stopping = False
         self._num_slots = 0
-        self._is_serving = False
+        self._measures_beside = False  # What is measured, or was last, is measured beside requests.
         self._infos: tuple[ModelInfo, ...] = ()  # Of the sources, once they have loaded.
         self.not_loaded: tuple[NotLoaded, ...] = ()
         self._read: dict[str, ModelInfo] = {}  # Of models that are about to be added.
@@ -247,6 +247,7 @@ class LocalExecutor:
 
     async def _calibrate_all(self, command: Calibrate, degree: int) -> tuple[CostRow, ...]:
         """Measure on all workers that serve the model, in groups of this size."""
+        self._measures_beside = False
         served = set(self.serving.get(command.model, self.devices_up)) & self._up
         up = [device_id for device_id in sorted(served) if served.issuperset(self._cell(device_id))]
         if degree > 1:
@@ -262,6 +263,7 @@ class LocalExecutor:
         lost = [device_id for device_id in devices if device_id not in self._up]
         if lost:
             return _never(WorkerStartFailed(f"worker {lost[0]} is not up"))
+        self._measures_beside = True
         before, after = self._measuring.turn(command.model, command.loras)
         for load in before:
             self._send_all(devices, load)
@@ -319,7 +321,6 @@ class LocalExecutor:
         return {0: self._num_bad_reports}
 
     async def read_model(self, source: ModelSource, served: Collection[str]) -> LoadedModel:
-        self._is_serving = True
         loaded = await self._changes.read(source, served)
         (model,) = loaded.models
         self._read[model.info.name] = model.info
@@ -539,10 +540,10 @@ class LocalExecutor:
     def _fail_waiting(self, device_id: int, reason: str) -> None:
         """A worker is lost: fail a start, or a calibration, that waits for it.
 
-        A server starts with all its workers or not at all. One that serves, and measures a model that is added, goes on
-        without that.
+        A server starts with all its workers or not at all. One that serves, and measures what its start has left, or a
+        model that is added, goes on without that.
         """
-        if self._is_serving:
+        if self._measures_beside:
             if self._calibration is not None and self._calibration.awaits(device_id):
                 self._calibration.fail(WorkerStartFailed(f"worker {device_id} was lost: {reason}"))
             return

@@ -239,7 +239,7 @@ def _name(source: Source) -> str:
 def _why(source: Source, error: Exception) -> str:
     """Why a model cannot be loaded, for clients, too: they do not learn where it lies."""
     reason = str(error) if isinstance(error, ModelError) else describe(error)
-    if isinstance(source, SimulatedSource) or not Path(source.path).exists():
+    if isinstance(source, SimulatedSource) or not ("/" in source.path or Path(source.path).exists()):
         return reason
     for path in (str(Path(source.path).resolve()), source.path):
         reason = re.sub(rf"(?<![\w./-]){re.escape(path)}(?![\w-])", _name(source), reason)

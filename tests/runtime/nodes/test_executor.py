@@ -314,7 +314,7 @@ def test_a_model_that_a_node_cannot_load_is_served_by_none(says_first: int) -> N
         assert [one.path for one in (await agents[2].hears(Begin)).models] == ["toy"]
         agents[2].say(started())
         assert [one.info.name for one in await starting] == ["toy"]
-        assert list(executor.not_loaded) == [NotLoaded(0, "cut", f"OSError: no end, on node {says_first}")]
+        assert list(executor.not_loaded) == [NotLoaded(0, "cut", f"on node {says_first}: OSError: no end")]
         await executor.stop()
         for agent in agents:
             agent.close()

@@ -43,7 +43,7 @@ class NodeModels:
         for place, one in left.items():
             source = self.sources[place]
             name = source.name if isinstance(source, ModelSource) and source.name else one.name
-            left_out = NotLoaded(self._places[place], name, f"{one.reason}, on node {node}")
+            left_out = NotLoaded(self._places[place], name, f"on node {node}: {one.reason}")
             self.not_loaded = (*self.not_loaded, left_out)
             self.keys.pop(name, None)
             self._infos.pop(name, None)
