@@ -343,6 +343,21 @@ def test_a_node_that_cannot_load_a_model_does_not_join_a_server_that_serves_it()
     run(test())
 
 
+def test_a_node_that_ends_while_the_server_does_disturbs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async with nodes() as (executor, _, agents):
+
+            async def drain() -> None:
+                agents[1].close()
+                await until(lambda: set(executor._nodes) == {0})
+
+            monkeypatch.setattr(executor._nodes[0].channel, "drain", drain)
+            await executor.stop()
+            assert (await agents[0].hears(Leave)).reason == "the server has ended"
+
+    run(test())
+
+
 def test_more_nodes_than_places_are_sent_away() -> None:
     async def test() -> None:
         async with nodes() as (executor, _, agents):

@@ -263,7 +263,7 @@ class NodesExecutor:
         if self._absence is not None:
             self._absence.cancel()
         self._port.close()
-        for node in self._nodes.values():
+        for node in list(self._nodes.values()):  # Others may end meanwhile.
             if self._config.each.owner is None or self._starter is not None or not self._has_started:
                 node.tell(Leave("the server has ended"))
                 await node.channel.drain()
