@@ -8,6 +8,7 @@ import io
 import json
 import logging
 import os
+import re
 import signal
 import socket
 import struct
@@ -251,7 +252,9 @@ def test_a_worker_that_stops_is_found_and_killed(
     assert service.executor.pid(other) == pid
     assert service.metric("tilework_stuck_works_total") >= stuck + 1
     service.until_back(losses + 1)
-    assert f"worker {stopped} was lost: it made no progress for {STUCK_S:g} s" in caplog.text
+    limit = re.search(rf"worker {stopped} was lost: it made no progress for ([0-9.]+) s", caplog.text)
+    assert limit is not None, caplog.text
+    assert float(limit[1]) >= STUCK_S, "longer where a step takes long"
 
 
 def test_a_suspended_watchdog_reports_no_stuck_work(service: Service) -> None:
