@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Literal, get_args, get_origin
 
 from pydantic import BaseModel
@@ -47,10 +48,10 @@ def read_value(wanted: object, value: object) -> object:
     """The value as `int`, `float`, `bool` or a word in small letters, if it is `wanted` and can be read so; else as it
     is.
     """
-    kinds = {wanted, *get_args(wanted)}
-    if isinstance(value, str) and (words := _words(kinds)):
+    kinds, words = _accepted(wanted)
+    if words and isinstance(value, str):
         return value.lower() if value.lower() in words else value
-    if str in kinds or not kinds & {int, float, bool}:
+    if not kinds:
         return value
     read = number_or_truth(value) if isinstance(value, str) else value
     if isinstance(read, bool) != (bool in kinds):
@@ -58,9 +59,15 @@ def read_value(wanted: object, value: object) -> object:
     return int(read) if int in kinds and isinstance(read, float) and read.is_integer() else read
 
 
-def _words(kinds: set[object]) -> set[object]:
-    """The words of which a value is to be one."""
-    return {word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind) if isinstance(word, str)}
+@cache
+def _accepted(wanted: object) -> tuple[frozenset[object], frozenset[object]]:
+    """The types of numbers and truth values that are wanted, none where any text is; and the words of which a value is
+    to be one.
+    """
+    kinds = frozenset((wanted, *get_args(wanted)))
+    literals = (word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind))
+    words = frozenset(word for word in literals if isinstance(word, str))
+    return frozenset() if str in kinds else kinds & {int, float, bool}, words
 
 
 def number_or_truth(text: str) -> object:
