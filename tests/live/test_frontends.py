@@ -23,7 +23,7 @@ from processes import title
 from tilework.control.log import read_log, replay
 from tilework.core.actions import Accept, Finish
 from tilework.cost.table_file import table_json
-from waiting import eventually
+from waiting import PATIENCE_S, eventually
 
 CLIENTS, CALLS, KILLS = 4, 8, 3
 BODY = {"prompt": "a red circle", "size": "64x64", "num_inference_steps": 4}
@@ -151,6 +151,9 @@ def test_what_a_killed_front_end_had_taken_goes_on(tmp_path: Path) -> None:
     assert (len(accepted), len(finished)) == (len(uids) + CLIENTS, len(uids)), "each ends exactly once"
     with serving(tmp_path) as server:
         assert all(server.get(f"/v1/requests/{uid}").json()["status"] == "done" for uid in uids)
+        server.process.terminate()
+        assert server.process.wait(PATIENCE_S) == 0
+    assert "Traceback" not in (tmp_path / "stderr").read_text()
 
 
 @pytest.mark.slow

@@ -269,6 +269,7 @@ def test_accepting_pauses_without_descriptors(
                 is_full.clear()
                 eventually(lambda: guarded.skip(0.2) or len(made) == 50)
                 guarded.on_loop(one.close)
+    guarded.on_loop(one.close)  # As uvicorn does when it has closed the socket.
 
 
 class Protocol:

@@ -93,6 +93,12 @@ def start(arguments: Sequence[str], files: Path, profiles: Path, command: Sequen
         return _Started([*command, *given], own, files, profiles, token).outcome()
 
 
+def _cause(lines: Sequence[str]) -> str:
+    """Where a traceback ends, and in what."""
+    after = next((place for place, line in enumerate(lines) if not line.startswith(" ")), len(lines))
+    return " ".join(line.strip() for line in lines[max(0, after - 2) : after + 1])
+
+
 class _Started:
     def __init__(self, command: list[str], own: Path, files: Path, profiles: Path, token: str) -> None:
         self._command, self._own = command, own
@@ -160,7 +166,11 @@ class _Started:
             process.kill()
             process.wait()
         said = log.read_text("utf-8", "replace").splitlines()
-        self._faults += [f"log: {text}" for text in said if any(one in text for one in _BAD_LINES)]
+        self._faults += [
+            f"log: {text}{_cause(said[place + 1 :]) if 'Traceback' in text else ''}"
+            for place, text in enumerate(said)
+            if any(one in text for one in _BAD_LINES)
+        ]
         self._look_after(process.pid, shared)
         self._check_port(url)
         return Outcome(answers=got, faults=tuple(self._faults))

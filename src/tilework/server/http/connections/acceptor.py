@@ -26,11 +26,15 @@ class Acceptor:
         self._at_once = at_once
         self._tasks: set[asyncio.Task[None]] = set()
         self._pause: asyncio.TimerHandle | None = None
+        self._is_closed = False
         listener.setblocking(False)
         self._resume()
 
     def close(self) -> None:
-        """Accept no more. The socket is the caller's to close, afterwards."""
+        """Accept no more; again it does nothing. The socket is the caller's to close, afterwards."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         if self._pause is not None:
             self._pause.cancel()
             self._pause = None
