@@ -25,7 +25,7 @@ from tilework.core.request import Shape, Status
 from tilework.core.wire.commands import Calibrate, EnterNode
 from tilework.core.work import Group
 from tilework.pipelines.model_index import shipped_directory
-from tilework.runtime.cell_executor import local_executor
+from tilework.runtime.cell_executor import CellExecutor, local_executor
 from tilework.runtime.engine import Engine, EngineConfig
 from tilework.runtime.executor import WorkerStartFailed
 from tilework.runtime.links import communicator
@@ -102,6 +102,12 @@ def stop(executor: LocalExecutor, device_id: int, number: signal.Signals) -> Non
     pid = executor.pid(device_id)
     assert pid is not None
     os.kill(pid, number)
+
+
+async def restarted(executor: CellExecutor | LocalExecutor) -> None:
+    """Until the only worker, or cell, is lost and up again."""
+    await until(lambda: not executor.devices_up)
+    await until(lambda: bool(executor.devices_up))
 
 
 def config(**options: Any) -> LocalConfig:
@@ -203,12 +209,10 @@ def test_a_worker_that_is_lost_while_it_measures_beside_requests_is_started_agai
         try:
             await engine.start()
             await until(lambda: executor.num_lost == 1)
-            await until(lambda: not executor.devices_up)
-            await until(lambda: bool(executor.devices_up))
+            await restarted(executor)
             assert await draws(engine, "first") == {1}
             stop(executor, 0, signal.SIGKILL)
-            await until(lambda: not executor.devices_up)
-            await until(lambda: bool(executor.devices_up))
+            await restarted(executor)
             assert await draws(engine, "second") == {1}
         finally:
             await engine.stop()
@@ -270,7 +274,7 @@ def damaged(tmp_path: Path) -> ModelSource:
     ids=["all on the device", "on demand", "in cells"],
 )
 def test_a_model_that_cannot_be_loaded_is_left_out(options: dict[str, Any], damaged: ModelSource) -> None:
-    """With its weights on demand, too, and when its worker has been replaced; added by hand it is tried again."""
+    """With its weights on demand, too, and when its worker has been replaced."""
 
     async def start() -> None:
         executor = local_executor(LocalConfig(sources=(damaged, SHAPES), stop_grace_s=0.5, **options))
@@ -285,8 +289,7 @@ def test_a_model_that_cannot_be_loaded_is_left_out(options: dict[str, Any], dama
             assert damaged.path not in refused.reason, "clients read it"
             assert await draws(engine, "first") == {1}
             executor.kill(0, "a test")
-            await until(lambda: not executor.devices_up)
-            await until(lambda: bool(executor.devices_up))
+            await restarted(executor)
             assert await draws(engine, "second") == {1}
         finally:
             await engine.stop()
@@ -295,7 +298,7 @@ def test_a_model_that_cannot_be_loaded_is_left_out(options: dict[str, Any], dama
 
 
 def test_a_worker_of_which_no_model_can_be_loaded_waits_for_others(damaged: ModelSource) -> None:
-    """One on the other worker is served, and one may be added to both."""
+    """One on the other worker is served."""
 
     async def start() -> None:
         sources = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from random import Random
@@ -115,7 +115,7 @@ def model_source(model: str, options: ModelOptions, *, may_be_incomplete: bool =
         _check_attention(options)
         source = replace(usual_source(options), path=path, name=name, loras=options.loras, devices=options.devices)
         check_schemes(source.quantize, options.device, options.cards)
-        with suppress(*((IncompleteModel,) if may_be_incomplete else ())):
+        with suppress(IncompleteModel) if may_be_incomplete else nullcontext():
             check_model(path, options.adapter, source.weights_files)
     return source
 

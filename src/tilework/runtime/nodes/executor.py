@@ -392,7 +392,8 @@ class NodesExecutor:
             self._models.leave_out(node.node, started.not_loaded)
             if not self._models.sources:
                 self._fail_start(none_loaded(self._models.not_loaded))
-            elif self._first is not None:
+                return
+            if self._first is not None:
                 self.dismiss(node.node, _OUTDATED, is_final=False)
                 return
         if self._first is None:
