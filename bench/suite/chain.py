@@ -110,6 +110,8 @@ class Chains:
             if not work.end.done():
                 work.end.set_exception(CaseFailed(f"worker {device_id} was lost: {reason}"))
 
+    def on_silent(self, nodes: tuple[int, ...]) -> None: ...
+
     def on_node_lost(self, node: int, device_ids: Group, blobs: Collection[StateBlob], reason: str) -> None:
         for device_id in device_ids:
             self.on_lost(device_id, reason)

@@ -63,6 +63,7 @@ class Backlog:
     def __post_init__(self) -> None:
         times = enumerate(self.free_s)
         self.slots: list[Device] = []
+        self.silent = frozenset[int]()
         self.devices = [
             Device(device_id=device_id, node=0, pool=0, now=Now(ns_from_s(free_s))) for device_id, free_s in times
         ]

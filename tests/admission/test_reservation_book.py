@@ -20,6 +20,7 @@ from tilework.admission.reservation_book import ReservationBook
 from tilework.admission.reservation_timeline import (
     DeviceTimes,
     Nodes,
+    Places,
     begin_ns,
     choose_group,
     latest_ends,
@@ -41,14 +42,14 @@ class Straightforward:
     """The answers by going through all reservations, in order of their deadlines."""
 
     free_ns: DeviceTimes
-    nodes: Nodes
+    places: Places
     blocks: Sequence[Block]
     now_ns: int
 
     def around(self, index: int) -> tuple[DeviceTimes, DeviceTimes]:
         """When devices are free after the blocks before this place, and until when the others can spare them."""
         free_ns = dict(self.free_ns)
-        run_in_order(free_ns, self.nodes, self.blocks[:index])
+        run_in_order(free_ns, self.places, self.blocks[:index])
         return free_ns, self.spared_ns(index, ADMISSION_MARGIN)
 
     def spared_ns(self, index: int, margin: Margin) -> DeviceTimes:
@@ -59,7 +60,7 @@ class Straightforward:
     def place(self, due_ns: int, demand: Demand, within: Within) -> Block | None:
         index = sum(block.due_ns <= due_ns for block in self.blocks)
         free_ns, spared_ns = self.around(index)
-        chosen = choose_group(free_ns, self.nodes, demand, self.now_ns, spared_ns, within)
+        chosen = choose_group(free_ns, self.places, demand, self.now_ns, spared_ns, within)
         if chosen is not None:
             end_ns = begin_ns(Block(0, self.now_ns, demand, *chosen), free_ns) + demand.run_ns
             if ADMISSION_MARGIN.due_ns(end_ns, self.now_ns) <= due_ns:
@@ -68,7 +69,7 @@ class Straightforward:
 
     def _anew(self, index: int, newcomer: Block) -> Block | None:
         every = [*self.blocks[:index], newcomer, *self.blocks[index:]]
-        found, ends_ns = run_in_order(dict(self.free_ns), self.nodes, every, anew=True)
+        found, ends_ns = run_in_order(dict(self.free_ns), self.places, every, anew=True)
         for block, end_ns in zip(found, ends_ns, strict=True):
             if ADMISSION_MARGIN.due_ns(end_ns, self.now_ns) > block.due_ns:
                 return None
@@ -138,7 +139,8 @@ class Traffic:
         view = self.view
         self.book.follow_devices(cast(Backlog, view))
         free_ns = {one.device_id: one.free_ns for one in (*view.devices, *view.slots)}
-        return Reservations(self.book, self.now_ns), Straightforward(free_ns, self.nodes, view.reserved(), self.now_ns)
+        places = Places(self.nodes, [one.device_id for one in view.slots])
+        return Reservations(self.book, self.now_ns), Straightforward(free_ns, places, view.reserved(), self.now_ns)
 
 
 @settings(max_examples=20)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tilework.admission.reservation_timeline import (
     DeviceTimes,
     Nodes,
+    Places,
     begin_ns,
     choose_group,
     latest_ends,
@@ -92,7 +93,7 @@ def test_a_group_is_chosen_on_which_a_block_begins_first_and_leaves_the_most_roo
         return spared_ns is None or all(start_ns + until <= spared_ns[one] for one, _, until in block.windows())
 
     found = [rate(rank, block) for rank, block in blocks if is_spared(block)]
-    chosen = choose_group(free_ns, nodes, demand, ready_ns, spared_ns)
+    chosen = choose_group(free_ns, Places(nodes, SLOTS), demand, ready_ns, spared_ns)
     assert (chosen is not None) == bool(found)
     if chosen is not None:
         block = Block(0, ready_ns, demand, *chosen)
@@ -108,7 +109,7 @@ def test_earlier_times_and_less_work_make_no_block_end_later(
 ) -> None:
     """Devices that are free earlier; jobs that are ready earlier, have less left or are gone."""
     free_ns, nodes, blocks = schedule
-    _, ends_ns = run_in_order(dict(free_ns), nodes, blocks)
+    _, ends_ns = run_in_order(dict(free_ns), Places(nodes, SLOTS), blocks)
     sooner = {device_id: data.draw(st.integers(0, at_ns)) for device_id, at_ns in free_ns.items()}
     kept = [data.draw(st.booleans()) for _ in blocks]
     better = [
@@ -120,7 +121,7 @@ def test_earlier_times_and_less_work_make_no_block_end_later(
         for block, is_kept in zip(blocks, kept, strict=True)
         if is_kept
     ]
-    _, better_ns = run_in_order(sooner, nodes, better)
+    _, better_ns = run_in_order(sooner, Places(nodes, SLOTS), better)
     before_ns = [end_ns for end_ns, is_kept in zip(ends_ns, kept, strict=True) if is_kept]
     assert all(new <= old for new, old in zip(better_ns, before_ns, strict=True))
 
@@ -130,11 +131,11 @@ def test_a_delay_delays_no_block_by_more(
     schedule: tuple[DeviceTimes, Nodes, list[Block]], delay_ns: int, data: st.DataObject
 ) -> None:
     free_ns, nodes, blocks = schedule
-    _, ends_ns = run_in_order(dict(free_ns), nodes, blocks)
+    _, ends_ns = run_in_order(dict(free_ns), Places(nodes, SLOTS), blocks)
     delays = st.integers(0, delay_ns)
     later = {device_id: at_ns + data.draw(delays) for device_id, at_ns in free_ns.items()}
     waiting = [replace(block, ready_ns=block.ready_ns + data.draw(delays)) for block in blocks]
-    _, later_ns = run_in_order(later, nodes, waiting)
+    _, later_ns = run_in_order(later, Places(nodes, SLOTS), waiting)
     assert all(old <= new <= old + delay_ns for new, old in zip(later_ns, ends_ns, strict=True))
 
 
@@ -146,11 +147,11 @@ def test_placing_blocks_anew_has_neither_property() -> None:
     for nodes, times in (([[0, 1, 2]], (0, 5, 5)), ([[0, 1], [2, 3]], (0, 6, 5, 5))):
         free_ns = dict(enumerate(times))
         wide, narrow = Block(0, 0, Demand(2, 10)), Block(0, 0, Demand(1, 12))
-        kept, before_ns = run_in_order(dict(free_ns), nodes, [wide, narrow], anew=True)
+        kept, before_ns = run_in_order(dict(free_ns), Places(nodes), [wide, narrow], anew=True)
         assert before_ns == [15, 12]
-        _, anew_ns = run_in_order({**free_ns, 1: 1}, nodes, [wide, narrow], anew=True)
+        _, anew_ns = run_in_order({**free_ns, 1: 1}, Places(nodes), [wide, narrow], anew=True)
         assert anew_ns == [11, 17]
-        assert run_in_order({**free_ns, 1: 1}, nodes, kept)[1] == [15, 12]
+        assert run_in_order({**free_ns, 1: 1}, Places(nodes), kept)[1] == [15, 12]
 
 
 @given(reserved(), st.lists(st.integers(0, 120), min_size=6, max_size=6))
@@ -161,7 +162,7 @@ def test_all_blocks_are_in_time_exactly_if_devices_are_free_by_the_latest_times(
     dues_ns = dues_ns[: len(blocks)]
     spared_ns = dict.fromkeys(free_ns, NEVER_NS)
     latest = latest_ends(spared_ns, blocks, dues_ns)
-    _, ends_ns = run_in_order(dict(free_ns), nodes, blocks)
+    _, ends_ns = run_in_order(dict(free_ns), Places(nodes, SLOTS), blocks)
     are_in_time = all(end_ns <= due_ns for end_ns, due_ns in zip(ends_ns, dues_ns, strict=True))
     are_ready = all(
         block.ready_ns + block.demand.run_ns <= end_ns for block, end_ns in zip(blocks, latest, strict=True)
@@ -171,7 +172,9 @@ def test_all_blocks_are_in_time_exactly_if_devices_are_free_by_the_latest_times(
 
 def test_a_block_that_takes_no_time_needs_no_device() -> None:
     free_ns = {0: 7}
-    assert run_in_order(free_ns, [[0]], [Block(0, 90, Demand(1, 0), (0,)), Block(0, 0, Demand(1, 2), (0,))])[1] == [
+    assert run_in_order(free_ns, Places([[0]]), [Block(0, 90, Demand(1, 0), (0,)), Block(0, 0, Demand(1, 2), (0,))])[
+        1
+    ] == [
         90,
         9,
     ]
@@ -180,14 +183,16 @@ def test_a_block_that_takes_no_time_needs_no_device() -> None:
 def test_a_block_lies_within_the_devices_that_may_run_it() -> None:
     """Devices 0 and 1 are one pool, device 2 another, which is free first."""
     free_ns, nodes = {0: 5, 1: 5, 2: 0}, [[0, 1], [2]]
-    assert choose_group(free_ns, nodes, Demand(1, 10), 0) == ((2,), None)
-    assert choose_group(free_ns, nodes, Demand(2, 10), 0, within=frozenset((2,))) == ((2,), None), "as wide as there is"
-    assert choose_group(free_ns, nodes, Demand(2, 10, 2, 3), 0, within=frozenset((0, 1))) == ((1, 0), None)
-    assert choose_group(free_ns, nodes, Demand(1, 10), 0, within=frozenset((7,))) is None
+    assert choose_group(free_ns, Places(nodes), Demand(1, 10), 0) == ((2,), None)
+    assert choose_group(free_ns, Places(nodes), Demand(2, 10), 0, within=frozenset((2,))) == ((2,), None), (
+        "as wide as there is"
+    )
+    assert choose_group(free_ns, Places(nodes), Demand(2, 10, 2, 3), 0, within=frozenset((0, 1))) == ((1, 0), None)
+    assert choose_group(free_ns, Places(nodes), Demand(1, 10), 0, within=frozenset((7,))) is None
 
 
 def test_a_block_without_a_device_that_may_run_it_delays_no_other() -> None:
     lost, other = Block(100, 0, Demand(1, 10), within=frozenset((7,))), Block(100, 0, Demand(1, 10), (0,))
-    blocks, ends_ns = run_in_order({0: 5}, [[0]], [lost, other], anew=True)
+    blocks, ends_ns = run_in_order({0: 5}, Places([[0]]), [lost, other], anew=True)
     assert [block.devices for block in blocks] == [(), (0,)]
     assert ends_ns == [10, 15]

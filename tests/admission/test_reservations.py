@@ -17,7 +17,7 @@ from builders import FEW_POLICIES, PIPELINE, only, promise_mix, request, simulat
 from reserved import View
 from stages import DECODE, DIFFUSE, ENCODE
 from tilework.admission.reservation_book import ReservationBook
-from tilework.admission.reservation_timeline import DeviceTimes, Nodes, choose_group, run_in_order
+from tilework.admission.reservation_timeline import DeviceTimes, Nodes, Places, choose_group, run_in_order
 from tilework.admission.reservations import Reservations
 from tilework.control.controller import ControllerConfig
 from tilework.core.actions import Accept, Action, Reject
@@ -52,7 +52,7 @@ class Schedule:
         return Reservations(book, now_ns)
 
     def ends_ns(self, blocks: Sequence[Block], anew: bool = False) -> list[int]:
-        return run_in_order(dict(self.free_ns), self.nodes, blocks, anew)[1]
+        return run_in_order(dict(self.free_ns), Places(self.nodes), blocks, anew)[1]
 
     def with_one(self, index: int, newcomer: Block) -> list[Block]:
         return [*self.blocks[:index], newcomer, *self.blocks[index:]]
@@ -76,7 +76,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
     for demand in draw(st.lists(DEMANDS, max_size=5)):
         group = draw(st.sampled_from(list(schedule.groups(demand.width))))
         block = Block(0, draw(st.just(0) | TIMES), demand, group)
-        (end_ns,) = run_in_order(free_ns, nodes, [block])[1]
+        (end_ns,) = run_in_order(free_ns, Places(nodes), [block])[1]
         due_ns = max(
             due_ns, ADMISSION_MARGIN.due_ns(end_ns, NOW_NS) + draw(st.sampled_from((0, 0, 200, 1000))) * NS_PER_MS
         )
@@ -162,9 +162,9 @@ def many(rng: Random, count: int) -> Schedule:
     spare_ns = rng.randint(0, 400) * NS_PER_MS
     for _ in range(count):
         demand = Demand(rng.choice((1, 1, 2)), rng.randint(1, 400) * NS_PER_MS)
-        chosen = choose_group(free_ns, schedule.nodes, demand, 0)
+        chosen = choose_group(free_ns, Places(schedule.nodes), demand, 0)
         assert chosen is not None
-        (end_ns,) = run_in_order(free_ns, schedule.nodes, [Block(0, 0, demand, *chosen)])[1]
+        (end_ns,) = run_in_order(free_ns, Places(schedule.nodes), [Block(0, 0, demand, *chosen)])[1]
         due_ns = ADMISSION_MARGIN.due_ns(end_ns + spare_ns, NOW_NS) - rng.randint(0, 1)
         schedule.blocks.append(Block(due_ns, 0, demand, *chosen))
     schedule.blocks.sort(key=lambda block: block.due_ns)

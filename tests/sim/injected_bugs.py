@@ -244,3 +244,8 @@ def go_on_after_the_client_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
         return () if isinstance(event, Cancelled) else real(self, event, now_ns)
 
     monkeypatch.setattr(Controller, "handle", handle)
+
+
+def promise_on_silent_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new promise counts on devices whose nodes say nothing."""
+    monkeypatch.setattr(Tracker, "silent", frozenset())

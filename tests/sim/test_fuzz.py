@@ -39,6 +39,7 @@ from sim.injected_bugs import (
     measure_failed_fetches,
     mix_sizes_with_loras,
     obey_old_commands,
+    promise_on_silent_devices,
     send_too_many_works,
     share_among_loras,
     share_exact_requests,
@@ -290,6 +291,7 @@ def test_no_step_is_lost_with_a_node_that_leaves(fault: str, loses: bool) -> Non
         pytest.param(
             measure_failed_fetches, "a fetch that failed", ["fetch=0.5:20"], "edf", marks=pytest.mark.exhaustive
         ),
+        (promise_on_silent_devices, "whose nodes say nothing", ["partition=0.3:5"], "edf"),
         (obey_old_commands, "one that has ended", ["node=0.05:0.5", "delayed=0.3:3"], "edf"),
         (convert_times_by_the_longest_ping, "its clock's stated error", ["clock=1:100"], "edf"),
         pytest.param(

@@ -37,6 +37,8 @@ from tilework.policy.toolkit.margin import ADMISSION_MARGIN
 from tilework.policy.toolkit.pools import serving
 from tilework.policy.toolkit.wording import needs
 
+_SILENT = "the nodes of all devices that could serve it have said nothing for a second; ask again, or without a promise"
+
 
 @dataclass(slots=True, kw_only=True)
 class Admission:
@@ -101,7 +103,7 @@ class Admission:
             return Admitted(eta_ns, why, eta_prediction, demand)
         assert request.deadline_ns is not None
         self.book.follow_devices(backlog)
-        reservations = Reservations(self.book, now_ns, budget)
+        reservations = Reservations(self.book, now_ns, budget, backlog.silent)
         query = PromiseQuery.of(request, policy, costs, backlog, reservations=reservations, eta=self._eta, parts=parts)
         reservation = query.reservation(request.deadline_ns)
         if reservation is None:
@@ -183,15 +185,21 @@ def _too_late(request: Request, left: Cursor, policy: Policy, costs: CostModel, 
 def _without_devices(
     request: Request, demand: Demand, devices: Sequence[DeviceView], backlog: Backlog, now_ns: int
 ) -> Admitted | Reject | None:
-    """The answer if none of the `devices` that serve the request is up, or none that a promise needs."""
+    """The answer if none of the `devices` that serve the request is up, or none on which a promise may count."""
     if not devices:
         none_up = f"no device that serves {request.pipeline} is up" if backlog.devices else "no device is up"
         if request.is_promise:
             return Reject(request.uid, none_up, None, RefusalCode.NO_DEVICE)
         why = f"{none_up}; the prediction assumes that one is up now"
         return Admitted(now_ns + demand.run_ns, why, EtaPrediction(demand.run_ns, 0, 1.0), demand)
-    if request.is_promise and demand.slot is not None and not backlog.slots:
-        return Reject(request.uid, "no CPU slot is up", None, RefusalCode.NO_DEVICE)
+    if not request.is_promise:
+        return None
+    silent = backlog.silent
+    if silent.issuperset(one.device_id for one in devices):
+        return Reject(request.uid, _SILENT, None, RefusalCode.NO_DEVICE)
+    if demand.slot is not None and silent.issuperset(one.device_id for one in backlog.slots):
+        reason = _SILENT if backlog.slots else "no CPU slot is up"
+        return Reject(request.uid, reason, None, RefusalCode.NO_DEVICE)
     return None
 
 

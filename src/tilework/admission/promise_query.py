@@ -53,7 +53,7 @@ class PromiseQuery:
     ) -> PromiseQuery:
         """`parts` as `eta.free_before` says, at least one. Raises UnknownCost."""
         start = costs.start(request)
-        widest = max(map(len, nodes_within(reservations.book.nodes, costs.pools.within(request.pipeline))))
+        widest = max(map(len, nodes_within(reservations.places.nodes, costs.pools.within(request.pipeline))))
         degrees = {usable_degree(request, min(degree, widest), costs) for degree in policy.degrees(request, costs)}
         loads_ns = partial(load_bound_ns, costs=costs) if backlog.needs_loads else None
         blocks = [demand_at(request, start, degree, costs, loads_ns) for degree in degrees]

@@ -106,7 +106,7 @@ class ProofSearch:
 
     def _wider(self, candidate: Candidate, index: int, degrees: Degrees) -> Iterator[Candidate]:
         job, former, costs = self.jobs[index], candidate.blocks[index], self.what_if.costs
-        nodes = nodes_within(self.what_if.nodes, former.within)
+        nodes = nodes_within(self.what_if.places.nodes, former.within)
         cursor, widest = self.what_if.cursor(job), max(map(len, nodes), default=0)
         for degree in degrees(job.request, costs):
             if cursor.stage is not None and former.demand.width < degree <= widest:
@@ -121,7 +121,7 @@ class ProofSearch:
     def _candidates(self, blocks: Sequence[Block]) -> Iterator[Candidate]:
         for anew in (False, True):
             free_ns = dict(self.what_if.free_ns)
-            found, ends_ns = run_in_order(free_ns, self.what_if.nodes, blocks, anew)
+            found, ends_ns = run_in_order(free_ns, self.what_if.places, blocks, anew)
             lates_ns = [max(0, end_ns - due_ns) for end_ns, due_ns in zip(ends_ns, self.dues_ns, strict=True)]
             leaves_room = all(at_ns <= self.far_spared_ns[device_id] for device_id, at_ns in free_ns.items())
             yield Candidate(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tilework.admission.effect_tree import EffectTree, Key
 from tilework.admission.effects import run_alone, scale_of, step_back, time_of
-from tilework.admission.reservation_timeline import DeviceTimes, Nodes, choose_group, placed
+from tilework.admission.reservation_timeline import DeviceTimes, Places, choose_group, nodes_within, placed
 from tilework.core.interfaces import Backlog, Block, DeviceView, Moment, Reserves
 from tilework.core.time import NEVER_NS
 from tilework.policy.toolkit.buddy_allocator import nodes
@@ -25,7 +25,7 @@ class ReservationBook:
     """
 
     def __init__(self) -> None:
-        self.nodes: Nodes = ()
+        self.places = Places(())
         self.free_ns: DeviceTimes = {}
         self.keys: list[Key] = []
         self.blocks: dict[Key, Block] = {}
@@ -35,7 +35,6 @@ class ReservationBook:
         self._moment: Moment | None = None
         self._begun: dict[Key, Block] = {}  # Reservations of jobs with works, as before these.
         self._device_ids: tuple[int, ...] = ()
-        self._slot_ids: frozenset[int] = frozenset()
         self._tree_of: dict[int, EffectTree] = {}
         self._trees: list[EffectTree] = []
         self._to_place: set[Key] = set()
@@ -69,12 +68,12 @@ class ReservationBook:
     def _begin(self, devices: Sequence[DeviceView], slots: Sequence[DeviceView], needs_loads: bool) -> None:
         """Begin anew, without reservations, on these devices."""
         self._as_of, self._number, self._moment = (devices, slots, needs_loads), -1, None
-        self.nodes, self._slot_ids = nodes(devices), frozenset(one.device_id for one in slots)
-        self._device_ids = (*(one for node in self.nodes for one in node), *self._slot_ids)
-        self._trees = [EffectTree() for _ in (self.nodes if not slots else [()])]
+        self.places = of_pools, of_slots = Places(nodes(devices), [one.device_id for one in slots])
+        self._device_ids = (*(one for node in of_pools for one in node), *of_slots)
+        self._trees = [EffectTree() for _ in (of_pools if not slots else [()])]
         last = len(self._trees) - 1
-        self._tree_of = {one: self._trees[min(at, last)] for at, node in enumerate(self.nodes) for one in node}
-        self._tree_of |= dict.fromkeys(self._slot_ids, self._trees[0]) if slots else {}
+        self._tree_of = {one: self._trees[min(at, last)] for at, node in enumerate(of_pools) for one in node}
+        self._tree_of |= dict.fromkeys(of_slots, self._trees[0]) if slots else {}
         self.keys, self.blocks, self._begun, self._around = [], {}, {}, None
         self.unplaced, self._to_place = set(), set()
 
@@ -117,10 +116,10 @@ class ReservationBook:
             before.remove(key)
         self.blocks[key] = block
         self._keep_around(key, block, is_new=former is None)
-        lacks_slot = block.demand.slot is not None and block.slot is None and bool(self._slot_ids)
+        lacks_slot = block.demand.slot is not None and block.slot is None and bool(self.places.slots)
         if tree is None or lacks_slot:
             self.unplaced.add(key)
-            if block.demand.run_ns and any(block.within is None or node[0] in block.within for node in self.nodes):
+            if block.demand.run_ns and nodes_within(self.places.nodes, block.within):
                 self._to_place.add(key)
         else:
             self.unplaced.discard(key)
@@ -146,7 +145,7 @@ class ReservationBook:
         """
         for key in sorted(self._to_place):
             block = self.blocks[key]
-            chosen = choose_group(self.before(key), self.nodes, block.demand, block.ready_ns, within=block.within)
+            chosen = choose_group(self.before(key), self.places, block.demand, block.ready_ns, within=block.within)
             if chosen is not None:
                 self._put(key, placed(block, chosen))
                 self.unplaced.add(key)  # As before: the view does not know of it.

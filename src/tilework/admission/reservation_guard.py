@@ -90,10 +90,11 @@ class ReservationGuard:
     def review(self, starts: tuple[Start, ...], view: ClusterView, costs: CostModel, now_ns: int) -> Review:
         """The starts of a policy that endanger no promise; those of one job are made together or not at all.
 
-        A job that is late already must not get later.
+        A job that is late already must not get later. A promised job is not brought to a device that may be lost.
         """
         if not starts or self._known is None:
             return Review(starts)
+        starts = _on_heard(starts, view)
         what_if = WhatIf.now(view, costs, now_ns, self._known.far_from)
         blocks = self._accepted(what_if.plus(starts))
         return self._sift(_by_job(starts, view), what_if) if blocks is None else Review(starts, blocks)
@@ -226,6 +227,23 @@ class ReservationGuard:
 def _is_on_slot(job: JobView) -> bool:
     """Whether it waits for a CPU slot to end its work; its next work is started when that has ended."""
     return bool(job.works) and job.works[-1].stage.kind is DeviceKind.CPU
+
+
+def _on_heard(starts: tuple[Start, ...], view: ClusterView) -> tuple[Start, ...]:
+    """The starts without those of promised jobs on silent devices, unless their reservations are there."""
+    if not (silent := view.silent):
+        return starts
+    held: set[int] = set()
+    for start in starts:
+        there = silent & set(start.devices)
+        promised = [job.promised for one in start.job_ids if (job := view.job(one)) is not None]
+        if any(block is not None and not there <= set(block.devices) for block in promised):
+            held.update(start.job_ids)
+    if not held:
+        return starts
+    kept = tuple(start for start in starts if held.isdisjoint(start.job_ids))
+    dropped = {one for start in starts if start not in kept for one in start.job_ids}
+    return tuple(start for start in kept if dropped.isdisjoint(start.job_ids))
 
 
 def _by_job(starts: Sequence[Start], view: ClusterView) -> list[tuple[Start, ...]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tilework.admission.list_schedule import first_slot
 from tilework.admission.loads import moved
@@ -16,13 +17,29 @@ DeviceTimes = dict[int, int]
 """A time for each device that is up, also for CPU slots."""
 Nodes = Sequence[Sequence[int]]
 """The accelerators of each pool: of each node, where all devices serve the same pipelines."""
+
+
+class Places(NamedTuple):
+    """What may be chosen for a reservation: the accelerators of each pool, and CPU slots."""
+
+    nodes: Nodes
+    slots: Sequence[int] = ()
+
+    def without(self, devices: Set[int]) -> Places:
+        """Those that are not among these devices."""
+        if not devices:
+            return self
+        nodes = ([one for one in node if one not in devices] for node in self.nodes)
+        return Places([node for node in nodes if node], [one for one in self.slots if one not in devices])
+
+
 Chosen = tuple[Group, int | None]
 """A group, the device for stages without steps first, and a CPU slot if one is needed and any is up."""
 
 
 def choose_group(
     free_ns: DeviceTimes,
-    nodes: Nodes,
+    places: Places,
     demand: Demand,
     ready_ns: int,
     spared_ns: DeviceTimes | None = None,
@@ -34,14 +51,14 @@ def choose_group(
     widest node. With `spared_ns`, it must leave each of its devices by then. None if that is impossible, or if no
     device `within` is up.
     """
-    usable = nodes_within(nodes, within)
+    usable = nodes_within(places.nodes, within)
     if not usable:
         return None
     width = min(demand.width, max(map(len, usable)))
     if demand.is_flat:
         group = _flat_group(free_ns, usable, demand, width, ready_ns, spared_ns)
         return None if group is None else (group, None)
-    slots = [] if demand.slot is None else sorted(free_ns.keys() - {one for node in nodes for one in node})
+    slots = [] if demand.slot is None else sorted(places.slots)
     best: tuple[int, Chosen] | None = None
     for node in usable:
         if len(node) >= width:
@@ -130,7 +147,7 @@ def placed(block: Block, chosen: Chosen) -> Block:
 
 
 def run_in_order(
-    free_ns: DeviceTimes, nodes: Nodes, blocks: Sequence[Block], anew: bool = False
+    free_ns: DeviceTimes, places: Places, blocks: Sequence[Block], anew: bool = False
 ) -> tuple[list[Block], list[int]]:
     """Let blocks run in order; returns them with their devices, and their ends, and leaves in `free_ns` when devices
     are free.
@@ -144,8 +161,8 @@ def run_in_order(
     taken: set[int] = set()
     for one in blocks:
         block = one
-        if anew or not block.devices or _lacks_slot(block, free_ns, nodes):
-            chosen = choose_group(free_ns, nodes, block.demand, block.ready_ns, within=block.within)
+        if anew or not block.devices or _lacks_slot(block, places):
+            chosen = choose_group(free_ns, places, block.demand, block.ready_ns, within=block.within)
             assert chosen is not None or block.within is not None, "there is a device"
             block = block if chosen is None else placed(block, chosen)
         if anew:
@@ -171,8 +188,8 @@ def run_in_order(
     return placed_blocks, ends_ns
 
 
-def _lacks_slot(block: Block, free_ns: DeviceTimes, nodes: Nodes) -> bool:
-    return block.demand.slot is not None and block.slot is None and len(free_ns) > sum(map(len, nodes))
+def _lacks_slot(block: Block, places: Places) -> bool:
+    return block.demand.slot is not None and block.slot is None and bool(places.slots)
 
 
 def latest_ends(spared_ns: DeviceTimes, blocks: Sequence[Block], dues_ns: Sequence[int]) -> list[int]:

@@ -46,7 +46,7 @@ from dataclasses import dataclass, field, replace
 
 from tilework.admission.effect_tree import Key
 from tilework.admission.reservation_book import ReservationBook
-from tilework.admission.reservation_timeline import Chosen, begin_ns, choose_group, run_in_order
+from tilework.admission.reservation_timeline import Chosen, Places, begin_ns, choose_group, run_in_order
 from tilework.core.interfaces import Block, Demand
 from tilework.core.pools import Within
 from tilework.policy.toolkit.margin import ADMISSION_MARGIN
@@ -67,11 +67,20 @@ class SearchBudget:
 
 @dataclass(slots=True)
 class Reservations:
-    """Questions about one more reservation, beside those of the book, at one time. At least one device is up."""
+    """Questions about one more reservation, beside those of the book, at one time.
+
+    It takes none of the devices that are `silent`. At least one that serves it is up, and not silent.
+    """
 
     book: ReservationBook
     now_ns: int
     budget: SearchBudget = field(default_factory=SearchBudget)
+    silent: frozenset[int] = frozenset()
+
+    @property
+    def places(self) -> Places:
+        """What it may take."""
+        return self.book.places.without(self.silent)
 
     def place(self, due_ns: int, demand: Demand, within: Within = None) -> Block | None:
         """The reservation of a new request with this deadline, on devices `within`.
@@ -84,6 +93,8 @@ class Reservations:
         found = self._beside_others(_after(due_ns), demand, within)
         if found is not None and ADMISSION_MARGIN.due_ns(found[1], self.now_ns) <= due_ns:
             return Block(due_ns, 0, demand, *found[0], within=within)
+        if self.silent:
+            return None  # Groups are not chosen anew on devices that may be lost.
         if len(self.book.keys) > _MANY or ADMISSION_MARGIN.due_ns(self.now_ns + demand.run_ns, self.now_ns) > due_ns:
             return None
         return self._anew(Block(due_ns, self.now_ns, demand, within=within))
@@ -132,7 +143,7 @@ class Reservations:
     def _beside_others(self, place: Key, demand: Demand, within: Within) -> tuple[Chosen, int] | None:
         """A group for a new block at a place in the order that later blocks can spare, and the block's end on it."""
         free_ns, spared_ns = self.book.around(place, self.now_ns)
-        chosen = choose_group(free_ns, self.book.nodes, demand, self.now_ns, spared_ns, within)
+        chosen = choose_group(free_ns, self.places, demand, self.now_ns, spared_ns, within)
         if chosen is None:
             return None
         return chosen, begin_ns(Block(0, self.now_ns, demand, *chosen), free_ns) + demand.run_ns
@@ -142,7 +153,7 @@ class Reservations:
         index = book.rank(_after(newcomer.due_ns))
         blocks = [book.blocks[key] for key in book.keys]
         blocks.insert(index, newcomer)
-        blocks, ends_ns = run_in_order(dict(book.free_ns), book.nodes, blocks, anew=True)
+        blocks, ends_ns = run_in_order(dict(book.free_ns), book.places, blocks, anew=True)
         for block, end_ns in zip(blocks, ends_ns, strict=True):
             if ADMISSION_MARGIN.due_ns(end_ns, now_ns) > block.due_ns:
                 return None

@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 from tilework.admission.loads import reserve
-from tilework.admission.reservation_timeline import DeviceTimes, Nodes
+from tilework.admission.reservation_timeline import DeviceTimes, Places
 from tilework.core.component import Component, Memory, num_bytes
 from tilework.core.events import MeasurementAsked
 from tilework.core.graph.progress import Cursor
@@ -164,8 +164,11 @@ class WhatIf:
         return self.cursors.get(job.job_id) or job.committed
 
     @property
-    def nodes(self) -> Nodes:
-        return nodes(self.view.devices)
+    def places(self) -> Places:
+        """What may be chosen for a reservation: nothing that may be lost, unless there is nothing else."""
+        places = Places(nodes(self.view.devices), [one.device_id for one in self.view.slots])
+        heard = places.without(self.view.silent)
+        return heard if heard.nodes else places
 
     def changes(self) -> dict[int, Block]:
         """The reservations whose devices or width change, by job id."""

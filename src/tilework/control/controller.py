@@ -51,6 +51,7 @@ from tilework.core.events import (
     ModelServed,
     NodeCordoned,
     NodeLost,
+    NodesSilent,
     OutOfMemory,
     Restored,
     StatesFetched,
@@ -195,7 +196,7 @@ class Controller:
                 if job_id is None:
                     return []
                 return self._recovery.end(self.tracker.jobs[job_id], Status.CANCELLED, reason)
-            case DeviceJoined() | LinksChanged() | NodeCordoned() | StatesFetched():
+            case DeviceJoined() | LinksChanged() | NodeCordoned() | NodesSilent() | StatesFetched():
                 self._learn_of_nodes(event)
             case ComponentsLoaded() | ComponentsRead():
                 self._components.on_report(event)
@@ -211,8 +212,8 @@ class Controller:
                 self._planner.on_woke(now_ns)
         return []
 
-    def _learn_of_nodes(self, event: DeviceJoined | LinksChanged | NodeCordoned | StatesFetched) -> None:
-        """Count on a device, or on groups, from now on or not any more; or learn how far two nodes are apart."""
+    def _learn_of_nodes(self, event: DeviceJoined | LinksChanged | NodeCordoned | NodesSilent | StatesFetched) -> None:
+        """Count on devices, or on groups, from now on or not any more; or learn how far two nodes are apart."""
         match event:
             case DeviceJoined():
                 self._components.join(event)
@@ -224,6 +225,8 @@ class Controller:
             case NodeCordoned(_, device_ids):
                 for device_id in device_ids:
                     self.tracker.cordon(device_id)
+            case NodesSilent(nodes):
+                self.tracker.silent_nodes = frozenset(nodes)
             case StatesFetched(origin, node, num_bytes, run_ns):
                 self.costs.observe_move((origin, node), num_bytes, run_ns)
 

@@ -210,6 +210,16 @@ class NodeCordoned:
 
 
 @dataclass(frozen=True, slots=True)
+class NodesSilent:
+    """From now on these nodes, and no others, have said nothing for a moment: they may be lost.
+
+    A new promise counts on none of their devices until they speak again, which is the next such event.
+    """
+
+    nodes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class NodeLost:
     """All devices of a node that were up are down at once, and the states that only it had are gone.
 
@@ -301,6 +311,7 @@ Event = (
     | DeviceLost
     | NodeCordoned
     | NodeLost
+    | NodesSilent
     | StatesFetched
     | ModelServed
     | ModelRemoved

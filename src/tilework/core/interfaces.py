@@ -225,6 +225,10 @@ class Reserves(Protocol):
         """CPU slots that are up, by id; another object whenever one has joined or is lost."""
 
     @property
+    def silent(self) -> frozenset[int]:
+        """The accelerators and CPU slots of nodes that have said nothing for a moment, and may be lost."""
+
+    @property
     def needs_loads(self) -> bool:
         """Whether a device lacks components that some stage needs, or may have to drop some for activations.
 

@@ -28,6 +28,7 @@ from tilework.core.events import (
     DeviceJoined,
     LinksChanged,
     NodeCordoned,
+    NodesSilent,
     Restored,
     StatesFetched,
     Submitted,
@@ -554,6 +555,10 @@ class Engine:
         if self._started and not self._stopped:
             up = tuple(device_id for device_id in device_ids if device_id in self._dispatcher.up)
             self._dispatcher.cordon(NodeCordoned(node, up, reason), let_go)
+
+    def on_silent(self, nodes: tuple[int, ...]) -> None:
+        if self._started and not self._stopped:
+            self._control.handle(NodesSilent(nodes))
 
     def on_node_lost(self, node: int, device_ids: Group, blobs: Collection[StateBlob], reason: str) -> None:
         if self._started and not self._stopped:

@@ -73,6 +73,9 @@ class NodesListener(Listener, Protocol):
         It goes after `let_go`, which is to be called when they have no works; `on_node_lost` follows.
         """
 
+    def on_silent(self, nodes: tuple[int, ...]) -> None:
+        """These nodes, and no others, have said nothing for a moment."""
+
     def on_node_lost(self, node: int, device_ids: Group, blobs: Collection[StateBlob], reason: str) -> None:
         """A node is lost, with those of these devices that were up, and these blobs, which no other node has."""
 

@@ -22,6 +22,7 @@ from tilework.core.events import (
     Event,
     LeftOut,
     NodeCordoned,
+    NodesSilent,
     StatesFetched,
     WorkFailed,
 )
@@ -114,7 +115,8 @@ class Cluster:
         )
         self._links = SimLinks(self._workers.after, on_event)
         self._network = Network(clock, injector, layout.node)
-        self.nodes = SimNodes(layout.num_nodes, clock, injector, self._network, config.state_copies, self._on_fetched)
+        told = self._on_fetched, self._on_unheard
+        self.nodes = SimNodes(layout.num_nodes, clock, injector, self._network, config.state_copies, *told)
         self._transfers = StateTransfers(clock, self.nodes, layout, self._begin_next)
         self._seen_steps: dict[int, int] = {}
         self._is_ticking = False
@@ -134,6 +136,9 @@ class Cluster:
 
     def _on_fetched(self, origin: int, node: int, num_bytes: int, run_ns: int) -> None:
         self._on_event(StatesFetched(origin, node, num_bytes, run_ns))
+
+    def _on_unheard(self, nodes: tuple[int, ...]) -> None:
+        self._on_event(NodesSilent(nodes))
 
     def _draw_late(self) -> dict[int, float]:
         """How much later than the server nodes come, in seconds."""

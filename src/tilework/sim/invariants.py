@@ -35,6 +35,7 @@ from tilework.core.events import (
     ModelServed,
     NodeCordoned,
     NodeLost,
+    NodesSilent,
     OutOfMemory,
     Restored,
     Stopped,
@@ -87,6 +88,7 @@ class Invariants:
         self._up: dict[int, int] = {}
         self._cordoned: set[int] = set()
         self._alone: frozenset[int] = frozenset()
+        self._silent: tuple[int, ...] = ()
         self._kinds: dict[int, DeviceKind] = {}
         self._weights: dict[int, set[str]] = {}  # Digests of the components of each device, at the end of its queue.
         self._memory_bytes: dict[int, int | None] = {}
@@ -139,7 +141,7 @@ class Invariants:
             table.clear()
         self._reading.clear()
         self._cordoned.clear()
-        self._alone = frozenset()
+        self._alone, self._silent = frozenset(), ()
 
     def _record(self, event: Event, actions: tuple[Action, ...], now_ns: int) -> None:
         match event:
@@ -157,7 +159,7 @@ class Invariants:
             case ComponentsRead(read_id):
                 node = next(node for node, one in self._reading.items() if one == read_id)
                 del self._reading[node]
-            case DeviceLost() | NodeLost() | NodeCordoned() | LinksChanged():
+            case DeviceLost() | NodeLost() | NodeCordoned() | NodesSilent() | LinksChanged():
                 self._change_devices(event)
             case LeftOut(work_id, job_id):
                 self._num_interruptions += 1
@@ -200,7 +202,10 @@ class Invariants:
             fits = known.fits(stage, row.shape, row.degree) or not costs.fits(stage, row.shape, row.degree)
             require(fits, f"{stage} of a new model is believed not to fit")
 
-    def _change_devices(self, event: DeviceLost | NodeLost | NodeCordoned | LinksChanged) -> None:
+    def _change_devices(self, event: DeviceLost | NodeLost | NodeCordoned | NodesSilent | LinksChanged) -> None:
+        if isinstance(event, NodesSilent):
+            self._silent = event.nodes
+            return
         if isinstance(event, LinksChanged):
             self._alone = frozenset(event.alone)
             return
@@ -289,6 +294,9 @@ class Invariants:
         job = self._simulation.controller.tracker.job(job_id)
         if job is not None:  # It has not expired at once.
             self._urgency_ns.setdefault(uid, job.urgency_ns)
+        if job is not None and job.promised is not None and not is_restored:
+            unheard = {one for one in job.promised.devices if self._up.get(one) in self._silent}
+            require(not unheard, f"{uid} is promised on the devices {unheard}, whose nodes say nothing")
 
     def _check_failure(self, uid: str, job_id: int) -> None:
         count, least = self._interruptions[job_id], 0 if may_fail(self._config.policy) else self._config.max_attempts

@@ -8,9 +8,11 @@ from builders import controller, request
 from control.driver.rig import Rig, blob, brought_by, ended
 from control.driver.test_states import LONG, after_four
 from tilework.control.driver.state_registry import StateRegistry
-from tilework.core.actions import DropState, Finish, MoveState, RunWork, Stop
+from tilework.core.actions import Accept, DropState, Finish, MoveState, Reject, RunWork, Stop
 from tilework.core.checkpoint import Checkpoint
-from tilework.core.events import DeviceJoined, NodeCordoned, NodeLost, Submitted, WorkFinished
+from tilework.core.events import DeviceJoined, NodeCordoned, NodeLost, NodesSilent, Submitted, WorkFinished
+from tilework.core.request import OnMiss, RefusalCode, Request
+from tilework.core.time import ns_from_s, s_from_ns
 from tilework.core.wire.blobs import SavedState, StateBlob
 from tilework.core.work import Work
 
@@ -127,3 +129,47 @@ def test_works_of_a_leaving_node_that_is_lost_are_lost() -> None:
     assert not control.tracker.works
     (job,) = control.tracker.jobs.values()
     assert job.attempt == 2
+
+
+def promise(uid: str, slo_s: float = 60.0) -> Request:
+    return request(uid, steps=20, slo_s=slo_s, on_miss=OnMiss.REJECT)
+
+
+def test_no_promise_counts_on_devices_whose_node_is_silent() -> None:
+    """Neither is it made on them, nor brought to them; other requests are accepted as before."""
+    control = controller(num_devices=0)
+    for device_id in range(2):
+        control.handle(DeviceJoined(device_id, node=device_id), 0)
+    control.handle(NodesSilent((0, 1)), 1)
+    (refused,) = control.handle(Submitted(promise("none")), 2)
+    assert isinstance(refused, Reject)
+    assert refused.code is RefusalCode.NO_DEVICE
+    assert "said nothing" in refused.reason
+    assert any(isinstance(one, Accept) for one in control.handle(Submitted(request("any")), 2))
+    control.handle(NodesSilent((0,)), 3)
+    for number in range(4):
+        control.handle(Submitted(promise(f"heard {number}")), 4)
+    jobs = [control.tracker.jobs[control.tracker.job_ids[f"heard {number}"]] for number in range(4)]
+    assert all(job.promised is not None and job.promised.devices == (1,) for job in jobs)
+    assert {device_id for job in jobs for work in job.works for device_id in work.devices} <= {1}
+    control.handle(NodesSilent(()), 5)
+    control.handle(Submitted(promise("again")), 6)
+    again = control.tracker.jobs[control.tracker.job_ids["again"]].promised
+    assert again is not None
+    assert again.devices == (0,), "it is free first, and has spoken"
+
+
+def test_a_refused_promise_says_when_the_devices_that_were_heard_of_are_free() -> None:
+    control = controller(num_devices=0)
+    for device_id in range(2):
+        control.handle(DeviceJoined(device_id, node=device_id), 0)
+    control.handle(NodesSilent((0,)), 1)
+    due_s = 0.001
+    for uid in ("first", "second"):
+        (refused,) = control.handle(Submitted(promise(f"sooner than {uid}", due_s)), 2)
+        assert isinstance(refused, Reject)
+        assert refused.earliest_ns is not None
+        assert refused.earliest_ns > ns_from_s(due_s), "another deadline than that of the first on another device"
+        due_s = s_from_ns(refused.earliest_ns)
+        assert any(isinstance(one, Accept) for one in control.handle(Submitted(promise(uid, due_s)), 2))
+    assert len({job.promised.devices for job in control.tracker.jobs.values() if job.promised is not None}) == 1

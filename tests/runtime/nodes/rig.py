@@ -52,6 +52,7 @@ class Heard:
 
     def __init__(self) -> None:
         self.all: list[tuple[Any, ...]] = []
+        self.silent: tuple[int, ...] = ()
 
     def on_loading(self, num_ready: int) -> None:
         self.all.append(("loading", num_ready))
@@ -71,6 +72,9 @@ class Heard:
     def on_node_leaving(self, node: int, device_ids: Group, reason: str, let_go: Callable[[], None]) -> None:
         self.all.append(("node leaving", node, device_ids, reason))
         self.let_go = let_go
+
+    def on_silent(self, nodes: tuple[int, ...]) -> None:
+        self.silent = nodes
 
     def on_links_changed(self) -> None: ...
     def on_joined(self, device_id: int) -> None:
@@ -94,11 +98,14 @@ class PlayedAgent:
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.told: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
+        self.num_pings = 0
         self._task = asyncio.get_running_loop().create_task(self._listen())
 
     async def _listen(self) -> None:
         async for address, message in self.channel.messages():
-            if not isinstance(message, Ping):
+            if isinstance(message, Ping):
+                self.num_pings += 1
+            else:
                 await self.told.put((address, message))
         await self.told.put((-1, None))
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,6 +36,7 @@ from tilework.core.wire.node_blobs import FetchBlobs, KeepBlobs
 from tilework.core.wire.reports import CardReading, DeviceReading, LoadedModel, NotLoaded
 from tilework.runtime.executor import CannotRun, WorkerStartFailed
 from tilework.runtime.local_config import LocalConfig
+from tilework.runtime.nodes import remote_node
 from tilework.runtime.nodes.config import BadNodes
 from tilework.runtime.nodes.executor import NodesExecutor
 from tilework.runtime.nodes.messages import (
@@ -42,6 +45,7 @@ from tilework.runtime.nodes.messages import (
     EndMeasuring,
     KillWorker,
     Leave,
+    Links,
     LoadSpeeds,
     Measure,
     Measured,
@@ -201,6 +205,31 @@ def test_a_node_that_says_nothing_is_lost() -> None:
     async def test() -> None:
         async with nodes(ping_s=0.01, silence_s=0.05) as (_, heard, _):
             await until(lambda: any(one[:2] == ("node lost", 1) for one in heard.all))
+
+    run(test())
+
+
+def test_nodes_that_say_nothing_for_a_moment_are_named_until_they_speak() -> None:
+    async def test() -> None:
+        async with nodes() as (_, heard, (zero, one)):
+            await until(lambda: heard.silent == (0, 1))
+            zero.say(Links((), False))
+            await until(lambda: heard.silent == (1,))
+            one.close()
+            await until(lambda: any(each[:2] == ("node lost", 1) for each in heard.all))
+            assert 1 not in heard.silent
+
+    run(test())
+
+
+def test_a_pause_of_the_server_is_no_silence_of_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async with nodes(ping_s=0.01, silence_s=600.0) as (_, heard, agents):
+            hours = SimpleNamespace(monotonic=count(0, 3600).__next__, monotonic_ns=time.monotonic_ns)
+            monkeypatch.setattr(remote_node, "time", hours)
+            pings = [agent.num_pings for agent in agents]
+            await until(lambda: all(now.num_pings > before + 10 for now, before in zip(agents, pings, strict=True)))
+            assert not any(one[0] == "node lost" for one in heard.all)
 
     run(test())
 

@@ -26,6 +26,7 @@ class Rig:
     clock: Clock
     nodes: SimNodes
     fetches: list[tuple[int, ...]]
+    unheard: list[tuple[float, tuple[int, ...]]]
     seen: list[tuple[str, float]] = field(default_factory=list)
 
     def note(self, what: str) -> None:
@@ -46,10 +47,12 @@ class Rig:
 def rig(*faults: str, state_copies: int = 1) -> Rig:
     clock, injector = Clock(), FaultInjector(parse_faults(faults), 1)
     network, fetches = Network(clock, injector, lambda device: device), list[tuple[int, ...]]()
-    nodes = SimNodes(3, clock, injector, network, state_copies, lambda *one: fetches.append(one))
+    unheard = list[tuple[float, tuple[int, ...]]]()
+    told = (lambda *one: fetches.append(one)), (lambda nodes: unheard.append((clock.now_ns / NS_PER_S, nodes)))
+    nodes = SimNodes(3, clock, injector, network, state_copies, *told)
     for node in range(3):
         nodes.begin(node)
-    return Rig(clock, nodes, fetches)
+    return Rig(clock, nodes, fetches, unheard)
 
 
 def test_a_node_fetches_what_it_lacks() -> None:
@@ -131,6 +134,7 @@ def test_messages_of_a_node_wait_while_it_is_cut_off_and_count_unless_it_was_giv
         assert one.seen == [("message 1", 4.0), ("message 2", 4.0)]
     else:
         assert one.seen == [("given up", 10.0), ("back", 25.0)]
+    assert one.unheard == [(1.0, (1,)), (length_s, ())]
     assert not one.nodes.num_outdated
 
 

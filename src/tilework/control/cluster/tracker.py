@@ -64,6 +64,7 @@ class Tracker:
         self._num_changes = 0  # Of the jobs that have works or wait for CPU slots.
         self._alone: frozenset[int] = frozenset()  # Accelerators that form no groups.
         self.is_linking = False
+        self.silent_nodes = frozenset[int]()
         self._lacking: set[int] = set()  # Devices that lack a component, or have not the memory for all.
         self.needs_loads = False
 
@@ -105,6 +106,11 @@ class Tracker:
     @property
     def unreadable(self) -> Collection[Component]:
         return self.sources.unreadable
+
+    @property
+    def silent(self) -> frozenset[int]:
+        nodes = self.silent_nodes
+        return frozenset(one.device_id for one in self.up.values() if one.node in nodes) if nodes else nodes
 
     def device(self, device_id: int) -> Device | None:
         """The device with this id; None while it is down or gets no works."""

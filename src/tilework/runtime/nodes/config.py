@@ -37,7 +37,7 @@ class NodesConfig:
     host: str = "127.0.0.1"
     port: int = 0
     token: bytes
-    ping_s: float = 1.0
+    ping_s: float = 0.2
     silence_s: float = 10.0
     absent_s: float = 60.0
     fetch_s: float = 10.0

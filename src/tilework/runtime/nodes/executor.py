@@ -282,7 +282,7 @@ class NodesExecutor:
         begin = self._begin(place)
         num_models = len(begin.models) + len(begin.simulated)
         pinged = self._config.ping_s, self._config.silence_s
-        node = RemoteNode(place, channel, *pinged, self._models.version, num_models)
+        node = RemoteNode(place, channel, *pinged, self._models.version, num_models, self._tell_silent)
         self._places.take(place, node)
         node.tell(begin)
         reason = "its agent has closed the connection"
@@ -298,6 +298,11 @@ class NodesExecutor:
         finally:
             reason = f"it said nothing for {self._config.silence_s:g} s" if node.is_silent else reason
             self._loop.call_soon(self._end, node, reason)
+
+    def _tell_silent(self) -> None:
+        """Say which nodes have said nothing for a moment."""
+        if self._ready.done() and not self._is_stopping:
+            self._listener.on_silent(tuple(sorted(one.node for one in self._nodes.values() if one.may_be_lost)))
 
     def _end(self, node: RemoteNode, reason: str, last_word: Leave | None = None) -> None:
         """The connection to a node has ended, or does with this last word."""
@@ -494,6 +499,8 @@ class NodesExecutor:
             self._fail_start(f"node {node.node} was lost: {reason}")
         if node.started is not None:
             self._listener.on_node_lost(node.node, devices, gone, reason)
+        if node.may_be_lost:
+            self._tell_silent()
         for read_id in sorted(node.reads):
             self._listener.on_read(WeightsRead(read_id, False))
         if not self._nodes:

@@ -13,7 +13,7 @@ from tilework.comm.net.channel import Channel
 from tilework.control.driver.report_check import ReportCheck
 from tilework.control.nodes.clock import ClockOffset
 from tilework.control.nodes.numbers import DeviceNumbers
-from tilework.core.time import ns_from_s, s_from_ns
+from tilework.core.time import ns_from_s
 from tilework.core.wire.commands import Command, Execute, GroupRef
 from tilework.core.wire.node_blobs import FetchBlobs, Origin
 from tilework.core.wire.reports import DeviceReading, Ended, Report
@@ -23,6 +23,7 @@ from tilework.runtime.outbox import Outbox, Outgoing
 
 _FIRST_PINGS = 8
 _FIRST_PING_S = 0.02
+_UNHEARD_S = 1.0
 LAST_WORD_S = 1.0
 Answer = TypeVar("Answer")
 
@@ -30,14 +31,22 @@ Answer = TypeVar("Answer")
 class RemoteNode:
     """The node at place `node`, over a connection that has been greeted.
 
-    It is pinged every `ping_s`, and its connection is closed after a silence of `silence_s`. Times of its reports are
-    converted to the clock of the engine, with an error of at most `clock.error_ns`. What it says is held against
-    what it was told (`check`, `NodeCheck`).
+    It is pinged every `ping_s`. After a silence of a second it `may_be_lost`, and its connection is closed after one of
+    `silence_s`; a pause of this process is no silence. Times of its reports are converted to the clock of the engine,
+    with an error of at most `clock.error_ns`. What it says is held against what it was told (`check`, `NodeCheck`).
     """
 
     def __init__(
-        self, node: int, channel: Channel, ping_s: float, silence_s: float, models_version: int, num_models: int
+        self,
+        node: int,
+        channel: Channel,
+        ping_s: float,
+        silence_s: float,
+        models_version: int,
+        num_models: int,
+        on_silence: Callable[[], None],
     ) -> None:
+        """`on_silence` is called when `may_be_lost` changes."""
         self.node, self.channel, self.models_version = node, channel, models_version
         self.num_models = num_models  # It is told to start with.
         self.clock = ClockOffset()
@@ -57,8 +66,8 @@ class RemoteNode:
         self._checks_before: dict[int, ReportCheck] = {}  # Of the workers before: what is on its way meets the next.
         self._pings: set[int] = set()  # When those were sent that are not answered.
         self._awaited: list[tuple[object, type, asyncio.Future[Any]]] = []
-        self.is_silent = False
-        self._heard_s = time.monotonic()
+        self.is_silent = self.may_be_lost = False
+        self._silent_s, self._on_silence = 0.0, on_silence
         self._pinging = asyncio.get_running_loop().create_task(self._ping())
 
     @property
@@ -142,7 +151,7 @@ class RemoteNode:
 
     def heard(self, message: Any, received_ns: int) -> None:
         """It has said something; times are converted."""
-        self._heard_s = s_from_ns(received_ns)
+        self._note_silence(0.0)
         if isinstance(message, Ended):
             message.start_ns = self.clock.engine_ns(message.start_ns)
             message.end_ns = self.clock.engine_ns(message.end_ns)
@@ -184,11 +193,21 @@ class RemoteNode:
         for _ in range(_FIRST_PINGS):
             self._send_ping()
             await asyncio.sleep(_FIRST_PING_S)
-        while time.monotonic() - self._heard_s < self._silence_s:
+        while self._silent_s < self._silence_s:
             self._send_ping()
+            asleep_s = time.monotonic()
             await asyncio.sleep(self._ping_s)
+            # What has come while this process did not run is handled after this.
+            self._note_silence(self._silent_s + min(time.monotonic() - asleep_s, 2 * self._ping_s))
         self.is_silent = True
         self.channel.abort()
+
+    def _note_silence(self, silent_s: float) -> None:
+        """It has said nothing for so long."""
+        self._silent_s = silent_s
+        if self.may_be_lost != (silent_s >= _UNHEARD_S):
+            self.may_be_lost = not self.may_be_lost
+            self._on_silence()
 
     def _send_ping(self) -> None:
         sent_ns = time.monotonic_ns()

@@ -19,6 +19,7 @@ from tilework.sim.nodes.session import Fetch, NodeSession
 from tilework.sim.runs import Run, State
 
 SILENCE_NS, _FETCH_S = 10 * NS_PER_S, 10.0  # As `runtime.nodes.config` has it.
+_UNHEARD_NS = NS_PER_S  # As `runtime.nodes.remote_node` has it.
 _MAX_PING_NS = 5 * NS_PER_MS  # One way.
 
 
@@ -41,9 +42,11 @@ class SimNodes:
         network: Network,
         state_copies: int,
         on_fetched: Callable[[int, int, int, int], None],
+        on_unheard: Callable[[tuple[int, ...]], None],
     ) -> None:
         self._num, self._clock, self._injector, self._network = num_nodes, clock, injector, network
         self._state_copies, self._on_fetched = min(state_copies, num_nodes), on_fetched
+        self._on_unheard = on_unheard
         self._sessions: dict[int, NodeSession] = {}
         self._states: dict[str, State] = {}
         self._forgotten: set[StateBlob] = set()
@@ -58,6 +61,7 @@ class SimNodes:
     def begin_server(self) -> None:
         """Begin as the next server: it knows no session."""
         self._sent_in.clear()
+        self.unheard = frozenset[int]()  # Nodes that have said nothing for a moment.
         self.places = NodePlaces[NodeSession](self._num)
         self.blobs = NodeBlobs(self.places.there, fetch_s=_FETCH_S, copies=self._state_copies, prefix="copy")
 
@@ -116,14 +120,26 @@ class SimNodes:
     ) -> None:
         """Hold all messages between a node and the server for so long.
 
-        If that is more than the server waits for, `on_silent` is called when it gives the node up, and `on_back` when
-        the node learns of it. A node that is cut off is not cut off again.
+        While it is silent for more than a moment, `on_unheard` is told so. If that is more than the server waits for,
+        `on_silent` is called when it gives the node up, and `on_back` when the node learns of it. A node that is cut
+        off is not cut off again.
         """
         now_ns = self._clock.now_ns
-        if self._network.cut(session.node, now_ns + length_ns) and length_ns > SILENCE_NS:
+        if not self._network.cut(session.node, now_ns + length_ns):
+            return
+        if length_ns > _UNHEARD_NS:
+            self._clock.at(now_ns + _UNHEARD_NS, partial(self._note_silence, session.node, is_unheard=True))
+            self._clock.at(now_ns + length_ns, partial(self._note_silence, session.node, is_unheard=False))
+        if length_ns > SILENCE_NS:
             self._clock.at(now_ns + SILENCE_NS, on_silent)
             back = partial(self._unless_ended, session, on_back)
             self._clock.at(now_ns + length_ns, back, is_device_event=True)
+
+    def _note_silence(self, node: int, *, is_unheard: bool) -> None:
+        before = self.unheard
+        self.unheard = before | {node} if is_unheard else before - {node}
+        if self.unheard != before:
+            self._on_unheard(tuple(sorted(self.unheard)))
 
     # Messages.
 
