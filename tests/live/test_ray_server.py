@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -63,8 +64,24 @@ def workers_of(pid: int) -> set[int]:
     return {one for one in descendants(pid) if "tilework: worker" in title(one)}
 
 
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def serving_pid(keeper: Any) -> int | None:
+    """The process that serves; None while there is none, or nothing that keeps it."""
+    try:
+        pid: int | None = ray.get(keeper.serving_pid.remote())
+    except ray.exceptions.ActorUnavailableError:
+        return None
+    return pid
+
+
 def test_ray_goes_on_with_a_server_that_is_killed(tmp_path: Path) -> None:
-    """Then the command is killed, and its next start finds the server. A signal ends all."""
+    """So when the process is killed that keeps it. Then the command is killed, and its next start finds the server.
+
+    A signal ends all.
+    """
     state, port = tmp_path / "state", free_port()
     (tmp_path / "costs.json").write_text(json.dumps(table_json(table(0.02, 0.05, 0.02, pipeline="shapes"))))
     with cluster() as started:
@@ -82,6 +99,12 @@ def test_ray_goes_on_with_a_server_that_is_killed(tmp_path: Path) -> None:
         eventually(lambda: ray.get(keeper.serving_pid.remote()) not in (None, killed))
         assert [server.pictures(uid) for uid in uids] == expected
         assert [workers_of(pid) for pid in raylets] == workers, "they are those of before"
+        serving = ray.get(keeper.serving_pid.remote())
+        os.kill(parent(serving), signal.SIGKILL)
+        eventually(lambda: title(serving) == "")
+        eventually(lambda: serving_pid(keeper) not in (None, serving))
+        assert server.pictures(uids[0]) == expected[0]
+        assert first.process.poll() is None, "the command follows the process that keeps it now"
         first.process.kill()
         second = Command(tmp_path, started.address, port)
         server = second.ready()

@@ -281,6 +281,32 @@ def test_an_answer_that_breaks_off_is_not_completed(caplog: pytest.LogCaptureFix
     assert "a bug" in caplog.text
 
 
+def test_a_request_without_an_answer_is_told_that_the_controller_has_ended() -> None:
+    """Also one that comes then. What has an answer ends where it is."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/begun":
+            await send(START)
+            await send({"type": "http.response.body", "body": b"half", "more_body": True})
+        await asyncio.get_running_loop().create_future()
+
+    async def scenario(joined: Joined) -> list[Client]:
+        begun, waiting, late = (joined.client(b"") for _ in range(3))
+        asked = [begun.ask(path="/begun"), waiting.ask(path="/waiting")]
+        await joined.loop.until(lambda: begun.content == b"half")
+        joined.to_it.abort()
+        await asyncio.gather(*asked)
+        await late.ask(path="/late")
+        return [begun, waiting, late]
+
+    begun, *others = run(app, scenario)
+    assert begun.content == b"half"
+    for client in others:
+        assert client.status == 503
+        assert json.loads(client.content)["error"]["code"] == "server_lost"
+        assert dict(client.answer[0]["headers"])[b"retry-after"] == b"1"
+
+
 def test_exchanges_do_not_wait_for_each_other() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] == "/slow":

@@ -11,6 +11,7 @@ import hashlib
 import hmac
 import secrets
 from struct import Struct
+from typing import NoReturn
 
 from tilework.comm.net.frames import BadFrame, frame, read_frame
 
@@ -20,8 +21,11 @@ _EPOCH = Struct("!I")
 _MOST_BYTES = 128
 TIMEOUT_S = 5.0
 _OTHER_TOKEN = (
-    "it does not know the token; give both the same TILEWORK_CLUSTER_TOKEN, or run both as one user of one machine"
+    "it has another token; give both the same TILEWORK_CLUSTER_TOKEN, or none, and run both as one user of one machine"
 )
+_OTHER_MESSAGES = "it speaks of other messages; install the same version of Tilework on all nodes"
+_REFUSALS = {b"token": _OTHER_TOKEN, b"messages": _OTHER_MESSAGES}
+"""What is sent to who is not admitted, and what that means."""
 
 
 class Refused(ConnectionError):
@@ -38,9 +42,9 @@ async def admit(
         answer = await _answer(reader, _NONCE_BYTES + _PROOF_BYTES + len(digest))
         theirs, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES : _NONCE_BYTES + _PROOF_BYTES]
         if not hmac.compare_digest(proof, _proof(token, b"joins", ours, theirs)):
-            raise Refused(_OTHER_TOKEN)
+            await _refuse(writer, b"token")
         if answer[_NONCE_BYTES + _PROOF_BYTES :] != digest:
-            raise Refused("it speaks of other messages; install the same version of Tilework on all nodes")
+            await _refuse(writer, b"messages")
         writer.writelines(frame(_proof(token, b"admits", ours, theirs) + _EPOCH.pack(epoch), 0))
         await writer.drain()
 
@@ -48,7 +52,7 @@ async def admit(
 async def join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: bytes, digest: bytes) -> int:
     """Introduce oneself to the end that was connected to; returns the epoch. Raises Refused, BadFrame, TimeoutError."""
     async with asyncio.timeout(TIMEOUT_S):
-        theirs = await _answer(reader, _NONCE_BYTES)
+        theirs = await _answer(reader, _NONCE_BYTES, "too many agents connect, or it is no port for agents")
         ours = secrets.token_bytes(_NONCE_BYTES)
         writer.writelines(frame(ours + _proof(token, b"joins", theirs, ours) + digest, 0))
         answer = await _answer(reader, _PROOF_BYTES + _EPOCH.size)
@@ -58,10 +62,20 @@ async def join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token
         return int(epoch)
 
 
-async def _answer(reader: asyncio.StreamReader, num_bytes: int) -> bytes:
+async def _refuse(writer: asyncio.StreamWriter, why: bytes) -> NoReturn:
+    """Tell who has connected why it is not admitted: nothing that it does not know, since it knows what it said."""
+    writer.writelines(frame(why, 0))
+    await writer.drain()
+    raise Refused(_REFUSALS[why])
+
+
+async def _answer(reader: asyncio.StreamReader, num_bytes: int, why: str = "it has just ended") -> bytes:
+    """`why` is the likely reason if the other end closes the connection."""
     answer = await read_frame(reader, 0, _MOST_BYTES)
     if answer is None:
-        raise Refused("it closed the connection: it has another token or version, is of another user, or has no place")
+        raise Refused(f"it closed the connection: {why}")
+    if answer in _REFUSALS:
+        raise Refused(_REFUSALS[answer])
     if len(answer) != num_bytes:
         raise BadFrame(f"a greeting has {len(answer)} bytes, not {num_bytes}")
     return answer

@@ -87,7 +87,8 @@ class AgentPort:
             if await self._admits(reader, writer, host, epoch):
                 await self._serve(Channel(reader, writer, self._codec, epoch))
         except (OSError, TimeoutError) as error:
-            _log.warning("an agent was not admitted: %s", str(error) or f"it said nothing for {TIMEOUT_S:g} s")
+            why = str(error) or f"it said nothing for {TIMEOUT_S:g} s"
+            _log.warning("an agent at %s was not admitted: %s", host, why)
         except asyncio.CancelledError:  # By `ended`; asyncio would report it as an error of its server.
             pass
         finally:

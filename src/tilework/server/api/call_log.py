@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 
 from tilework.server.calls.records import Record
 from tilework.server.text import shown
@@ -12,14 +11,14 @@ _log = logging.getLogger("tilework.server.calls")
 
 
 def log_ended(record: Record) -> None:
-    """Log how a call ended, now. Its latency is counted until its files were made and kept."""
+    """Log how a call ended."""
     if not _log.isEnabledFor(logging.INFO):
         return
     status, ask = record.status(), record.ask
     values: dict[str, object] = {"uid": record.uid, "status": status.status}
     if status.error is not None:
         values["reason"] = status.error.code
-    values["latency_s"] = f"{time.time() - record.arrived_s:.3f}"
+    values["latency_s"] = f"{record.latency_s:.3f}"
     if status.slo_s is not None:
         is_on_time = all(one.timeline is not None and one.timeline.on_time for one in status.images)
         values |= {"deadline_s": f"{status.slo_s:.3f}", "on_time": str(is_on_time).lower()}

@@ -8,8 +8,7 @@ The picture is content, in Markdown, since there content is text.
 from __future__ import annotations
 
 import base64
-import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import Response
 
+from tilework.core.time import s_from_ns
 from tilework.server.api.bodies import CHATS
 from tilework.server.api.images import Entry, ImageService
 from tilework.server.calls.call import Call, Finished
@@ -44,7 +44,7 @@ class ChatService:
         return Response(content, headers=entry.headers(), media_type="application/json")
 
     def _stream(self, entry: Entry) -> Response:
-        chunks = ChatChunks(call=entry.call, model=self._model(entry.call))
+        chunks = ChatChunks(call=entry.call, model=self._model(entry.call), now_ns=self.images.engine.now_ns)
         return self.images.stream(entry.call, entry.headers(), chunks.on_wire, has_progress=True)
 
     def _model(self, call: Call) -> str:
@@ -53,10 +53,11 @@ class ChatService:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatChunks:
-    """The events of a call as chunks of a chat."""
+    """The events of a call as chunks of a chat; `now_ns` is the clock of its arrival."""
 
     call: Call
     model: str
+    now_ns: Callable[[], int]
 
     async def on_wire(self, events: AsyncGenerator[Event, None]) -> AsyncGenerator[bytes, None]:
         """Closing this closes `events`. A failure is an `error`, which OpenAI's clients raise."""
@@ -95,7 +96,8 @@ class ChatChunks:
         eta_s = one.data["eta_s"]
         if not isinstance(eta_s, float):
             return ""
-        return f", about {max(0.0, self.call.arrived_s + eta_s - time.time()):.1f} s left"
+        passed_s = s_from_ns(self.now_ns() - self.call.arrival_ns)
+        return f", about {max(0.0, eta_s - passed_s):.1f} s left"
 
     def _chunk(self, delta: Mapping[str, object], finish_reason: str | None = None) -> dict[str, object]:
         return {

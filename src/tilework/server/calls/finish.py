@@ -220,6 +220,7 @@ class Finisher:
             decisions_json=decisions.model_dump_json().encode(),
             unfetched=self._unfetched(call) if is_kept else set(),
             webhook=call.ask.webhook,
+            latency_s=s_from_ns(now_ns - call.arrival_ns),
         )
 
     def _unfetched(self, call: Call) -> set[tuple[int, int]]:

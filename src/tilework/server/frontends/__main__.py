@@ -18,6 +18,8 @@ from tilework.server.frontends.messages import EPOCH, Begin, CannotListen, Liste
 from tilework.server.frontends.relay import Relay
 from tilework.server.http.server import AddressInUse, HttpServer
 
+_LAST_WORD_S = 1.0  # For clients to read that the controller has gone.
+
 
 async def run(channel_end: socket.socket, listener: socket.socket) -> None:
     """Take HTTP until the controller says that it is enough, or has gone."""
@@ -39,6 +41,7 @@ async def run(channel_end: socket.socket, listener: socket.socket) -> None:
     channel.send(Listening())
     await asyncio.wait({serving, following}, return_when=asyncio.FIRST_COMPLETED)
     server.close()
+    await asyncio.wait({serving}, timeout=_LAST_WORD_S)
     server.abort()  # There is nothing to abort if `Close` has ended it.
     await serving
 

@@ -26,10 +26,18 @@ from tilework.server.frontends.messages import (
     Taken,
     ToFrontEnd,
 )
+from tilework.server.http.errors import CLOSE, SERVER, ApiError, internal_error
 from tilework.server.http.pieces import PIECE_BYTES
 
 _MOST_NUMBERS = 1 << 31
 _TELL_S = 0.1
+_LOST = ApiError(
+    503,
+    "The server has ended before it answered; send the request again, with the same Idempotency-Key if it has one.",
+    error_type=SERVER,
+    code="server_lost",
+    headers=CLOSE | {"Retry-After": "1"},
+)
 _BODY_S = 0.1  # For a body that is sent behind its head, while it decides whether there is a standing answer.
 
 
@@ -51,16 +59,20 @@ class Relay:
         self._last_number = 0
         self._standing: StandingAnswer | None = None
         self._num_answered = 0
+        self._is_lost = False
 
     @property
     def has_standing_answer(self) -> bool:
         return self._standing is not None
 
     async def follow(self, messages: AsyncIterator[tuple[int, ToFrontEnd]], on_close: Callable[[], None]) -> None:
-        """Take what the controller says, until it has gone."""
+        """Take what the controller says, until it has gone. Who has no answer by then is told so."""
         with suppress(BadFrame):  # It was killed in the middle of a message.
             async for number, message in messages:
                 self._take(number, message, on_close)
+        self._is_lost = True
+        for exchange in self._exchanges.values():
+            exchange.answers.put_nowait(_refusal(_LOST))
 
     def _take(self, number: int, message: ToFrontEnd, on_close: Callable[[], None]) -> None:
         exchange = self._exchanges.get(number)
@@ -74,18 +86,22 @@ class Relay:
             case Answer() if exchange is not None:
                 exchange.answers.put_nowait(message)
             case CutOff() if exchange is not None:
-                exchange.answers.put_nowait(None)
+                exchange.answers.put_nowait(_refusal(internal_error()))
             case Pull() if exchange is not None:
                 exchange.pulls.release()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http"
         exchange = self._open()
+        if self._is_lost:
+            exchange.answers.put_nowait(_refusal(_LOST))
         asking = asyncio.create_task(self._ask(exchange, scope, receive))
-        is_complete = False
+        is_complete = has_begun = False
         try:
             while not is_complete and (answer := await exchange.answers.get()) is not None:
-                is_complete = not answer.more_body
+                if has_begun and answer.status:  # It breaks off.
+                    return
+                is_complete, has_begun = not answer.more_body, True
                 await _pass_on(answer, send)
                 if answer.more_body:
                     self._channel.send(Taken(), exchange.number)
@@ -162,6 +178,12 @@ async def _next_piece(receive: Receive) -> Message:
         if not message["more_body"]:
             return _piece(bytes(body), more_body=False)
     return _piece(bytes(body), more_body=True)
+
+
+def _refusal(error: ApiError) -> Answer:
+    """What is answered where no answer has begun; one that has ends where it is."""
+    told = error.response()
+    return Answer(status=told.status_code, headers=tuple(told.raw_headers), body=bytes(told.body), more_body=False)
 
 
 async def _pass_on(answer: Answer, send: Send) -> None:
