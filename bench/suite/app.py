@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from suite.application import Cases, application
+from suite.cases.badnetwork import BadNetwork
 from suite.cases.batch_model import BatchModelCase
 from suite.cases.bubbles import Bubbles
 from suite.cases.burst import Burst
@@ -103,6 +104,7 @@ CASES: Cases = {
     "patchcache": ("The patch cache: what it costs when nothing is reused, and what it gains", PatchCaching),
     "patchsize": ("Smaller patches than necessary: throughput, and the pictures against one by one", PatchSize),
     "stitcher": ("Normalisation, SiLU and frames of patches in one pass, against several and a copy", Stitcher),
+    "badnetwork": ("Nodes and servers that are lost on a network that delays and loses", BadNetwork),
     "batch_model": ("The predicted time of batches: how well, on a CPU and simulated, and how fast", BatchModelCase),
     "together": ("Mixed traffic on a live server, in batches and one by one", Together),
     "commands": ("The commands of README and docs, run as they stand there", Commands),

@@ -10,12 +10,12 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any
+from threading import Lock
 
 from suite.children import end_with_parent
 
@@ -51,6 +51,7 @@ class Network:
     hosts: Sequence[str]
     router: subprocess.Popen[str]
     ways: dict[str, Way] = field(default_factory=dict)
+    _lock: Lock = field(default_factory=Lock)
 
     def address(self, host: str) -> str:
         return f"10.78.{self.number}.{self._octet(host)}"
@@ -74,16 +75,14 @@ class Network:
     def _octet(self, host: str) -> int:
         return _FIRST_OCTET + self.hosts.index(host)
 
-    def _set(self, more: Mapping[str, Way], less: set[str] = frozenset()) -> None:  # type: ignore[assignment]
-        self.ways = {name: way for name, way in self.ways.items() if name not in less} | dict(more)
-        said: dict[str, Any] = {
-            name: {"delay_s": way.delay_s, "loss": way.loss, "cut": way.cut} for name, way in self.ways.items()
-        }
+    def _set(self, more: Mapping[str, Way], less: Collection[str] = ()) -> None:
         assert self.router.stdin is not None
         assert self.router.stdout is not None
-        self.router.stdin.write(json.dumps(said) + "\n")
-        self.router.stdin.flush()
-        assert self.router.stdout.readline(), "the router has ended"
+        with self._lock:
+            self.ways = {name: way for name, way in self.ways.items() if name not in less} | dict(more)
+            self.router.stdin.write(json.dumps({name: asdict(way) for name, way in self.ways.items()}) + "\n")
+            self.router.stdin.flush()
+            assert self.router.stdout.readline(), "the router has ended"
 
 
 @contextmanager

@@ -17,8 +17,8 @@ _IMAGE_BYTES = 128
 class Record:
     """A call that has ended. Status and decisions are kept as JSON: small, and of known size.
 
-    `ask` is what was asked for, without its texts: it says how to answer a repeat. `latency_s` is how long it took until
-    its files were made and kept.
+    `ask` is what was asked for, without its texts: it says how to answer a repeat. `latency_s` is how long it
+    took until its files were made and kept.
     `fresh_until_ns` is when its pictures expire, and its key with them; the record itself outlives them, to say so.
     `unfetched` holds the images of a detached call that its client has not fetched yet, each with a frame (0 if it is
     no clip). `webhook` has still to be told of its end.
