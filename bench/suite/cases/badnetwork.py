@@ -165,22 +165,15 @@ class _Clients:
 
     def _send(self, key: str, picture: int, more: dict[str, Any]) -> str | None:
         """The uid of a call once it is accepted; None if it is refused."""
-        body = {
-            "prompt": "a red circle",
-            "size": "64x64",
-            "num_inference_steps": _STEPS,
-            "seed": picture,
-            "exact": True,
-        }
+        what = {"prompt": "a red circle", "seed": picture, "exact": True} | more
+        body = {"size": "64x64", "num_inference_steps": _STEPS} | what
         headers = {"Prefer": "respond-async", "Idempotency-Key": key}
         while True:
-            answer = self._ask("POST", "/v1/images/generations", json=body | more, headers=headers)
+            answer = self._ask("POST", "/v1/images/generations", json=body, headers=headers)
             if answer.status_code == 202:
                 return str(answer.headers["x-request-id"])
-            if answer.status_code != 503 and answer.status_code != 409:
-                return None
-            if answer.status_code == 503 and more:
-                return None  # A promise for which no device is sure is not made.
+            if answer.status_code not in {409, 503} or (answer.status_code == 503 and more):
+                return None  # Of a promise, too, for which no device is sure.
             self.found["sent again"] += 1
             time.sleep(_POLL_S)
 
