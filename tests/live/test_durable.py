@@ -18,9 +18,11 @@ from typing import Any
 
 import httpx
 import pytest
+from redis import Redis
 
 from builders import table
 from stages import DIFFUSE
+from store.redis_server import redis_server, skip_without_redis
 from tilework.control.log import Entry, read_log, replay
 from tilework.core.actions import Accept, RunWork
 from tilework.core.events import Restored
@@ -70,8 +72,8 @@ class Server:
 
 
 @contextmanager
-def serving(state: Path, costs: Path) -> Iterator[Server]:
-    options = ["--durable", str(state), "--workers", "1", "--port", "0", "--cost", str(costs), "--json"]
+def serving(state: Path, costs: Path, *more: str) -> Iterator[Server]:
+    options = [*more, "--durable", str(state), "--workers", "1", "--port", "0", "--cost", str(costs), "--json"]
     environ = os.environ | {"TILEWORK_DRAIN_S": "0.2"}
     process = subprocess.Popen(
         [sys.executable, "-m", "tilework", "serve", "shapes", *options], stdout=subprocess.PIPE, text=True, env=environ
@@ -128,6 +130,29 @@ def test_a_killed_server_finishes_what_it_had_accepted(tmp_path: Path) -> None:
         assert server.stop(signal.SIGTERM) == 0
     assert own_blobs(state) == [], "nothing is left in the memory that the workers share"
     check_logs(state, f"{running}-0")
+
+
+@pytest.mark.slow
+def test_what_a_killed_server_could_not_write_to_redis_is_there_after_its_next_start(tmp_path: Path) -> None:
+    skip_without_redis()
+    state, costs = tmp_path / "state", tmp_path / "costs.json"
+    costs.write_text(json.dumps(table_json(table(0.02, 0.02, 0.02, pipeline="shapes"))))
+    with redis_server(tmp_path) as (url, redis):
+        with serving(state, costs, "--results", url) as server:
+            redis.kill()
+            redis.wait()
+            uid = uid_of(server.later(10, 2))
+            pictures = server.pictures(uid)
+            assert all(picture.startswith(b"\x89PNG") for picture in pictures)
+            server.stop(signal.SIGKILL)
+        with serving(state, costs, "--results", url) as server:
+            assert server.pictures(uid) == pictures, "while Redis is down"
+            assert httpx.get(f"{server.url}/ready").json()["waiting_results"] == 2
+            with redis_server(tmp_path, port=int(url.removesuffix("/0").rpartition(":")[2])):
+                eventually(lambda: httpx.get(f"{server.url}/ready").json()["waiting_results"] == 0)
+                with closing(Redis.from_url(url)) as client:
+                    found = [client.get(f"tilework:{{default/{uid}-{index}}}:0") for index in range(2)]
+                assert found == pictures
 
 
 def uid_of(answer: httpx.Response) -> str:

@@ -338,6 +338,8 @@ def test_not_ready_is_503_with_a_reason(server: Served) -> None:
         "devices": 2,
         "open_requests": 0,
         "restored_requests": 0,
+        "waiting_results": 0,
+        "unwritten_s": 0.0,
     }
 
 

@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 from typer.testing import CliRunner
 
+from fake_engine import FakeEngine
 from tilework.cli.app import app
 from tilework.cli.console import UserError
 from tilework.control.controller import ControllerConfig
@@ -122,4 +123,4 @@ def test_wrong_override_names_value_and_remedy(settings: dict[str, Any], words: 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:6379", "127.0.0.1"])
 def test_an_address_of_results_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match=f"results is '{url}': .*give redis://HOST:PORT"):
-        new_store(ServerConfig(results=url))
+        new_store(ServerConfig(results=url), FakeEngine().now_ns)

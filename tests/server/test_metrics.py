@@ -53,12 +53,18 @@ FRONT_ENDS = {"tilework_frontend_refusals_total"}  # Seen to move in `test_front
 PATCHES = "tilework_cached_patches_total"  # No simulated device has a patch cache.
 OF_CALLS = {"tilework_warnings_total", "tilework_webhook_attempts_total"}  # In `test_foreign_fields`, `test_webhooks`.
 OF_DISKS = {"tilework_unready", "tilework_disk_free_bytes"}  # In `test_durable`.
+OF_STORES = {
+    "tilework_spool_bytes",
+    "tilework_spool_entries",
+    "tilework_store_unwritten_seconds",
+}  # In `test_spooled_calls`.
 CONSTANT = {
     "tilework_bad_reports",
     "tilework_build_info",
     "tilework_devices",
     PATCHES,
     *OF_DISKS,
+    *OF_STORES,
     *CACHE,
     *PLACEMENT,
     *FRONT_ENDS,

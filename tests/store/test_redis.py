@@ -3,65 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import socket
+import signal
 import subprocess
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 from redis import Redis
-from redis.exceptions import ConnectionError as NotUp
 
-import debian
 from fake_engine import FakeEngine, serving
+from store.redis_server import free_port, redis_server, skip_without_redis
 from tilework.core.time import NS_PER_S
 from tilework.store.redis_results import CHUNK_BYTES, RedisStore
 from tilework.store.results import Stored, StoreUnreachable, TooLarge, Unwritten
+from tilework.store.spooled import SpooledStore
 from waiting import eventually, until
 
 pytestmark = pytest.mark.slow
 TTL_NS = 100 * NS_PER_S
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
-
-
-@contextmanager
-def redis_server(directory: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """Its address and process."""
-    port = free_port()
-    command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(directory)]
-    process = subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL)
-    try:
-        _wait_until_up(port, process)
-        yield f"redis://127.0.0.1:{port}/0", process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def _wait_until_up(port: int, process: subprocess.Popen[bytes]) -> None:
-    with Redis(port=port) as client:
-
-        def is_up() -> bool:
-            assert process.poll() is None
-            try:
-                return bool(client.ping())
-            except NotUp:
-                return False
-
-        eventually(is_up)
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _redis_package() -> None:
-    if not debian.has("redis-server", "redis-server"):
-        pytest.skip("there is no redis-server, and apt-get cannot install it here")
+    skip_without_redis()
 
 
 @pytest.fixture
@@ -163,6 +128,97 @@ def test_a_replica_answers_while_the_first_server_is_down(tmp_path: Path) -> Non
                 client.set("any", "thing")
                 eventually(lambda: client.wait(num_replicas=1, timeout=1000))
             asyncio.run(run(first, replica, process))
+
+
+class Recorded(RedisStore):
+    """`asked` are the uids of all writes."""
+
+    asked: list[str]
+
+    async def write(self, uid: str, content: bytes, media_type: str, ttl_ns: int) -> None:
+        self.asked.append(uid)
+        await super().write(uid, content, media_type, ttl_ns)
+
+
+def spooled(shared: RedisStore) -> SpooledStore:
+    """On a clock that stands still."""
+    return SpooledStore(shared, None, spool_bytes=1 << 30, ttl_ns=TTL_NS, now_ns=lambda: 0)
+
+
+async def waits_and_is_written(store: SpooledStore, content: bytes, mend: Callable[[], object]) -> None:
+    """A result waits until Redis is mended, and is then in it."""
+    assert isinstance(await store.put("a", content, "image/png", 0), Stored)
+    assert store.backlog().num_results == 1
+    mend()
+    await until(lambda: store.backlog().num_results == 0)
+    result = await store.get("a", 0)
+    assert result is not None
+    assert await result.read() == content
+
+
+def test_results_wait_for_a_redis_that_was_killed_until_another_has_its_address(tmp_path: Path) -> None:
+    async def run(url: str, process: subprocess.Popen[bytes], stack: ExitStack) -> None:
+        def restart() -> None:
+            stack.enter_context(redis_server(tmp_path, port=int(url.removesuffix("/0").rpartition(":")[2])))
+
+        store = spooled(store_of(url))
+        await store.open()
+        assert isinstance(await store.put("early", b"content", "image/png", 0), Stored)
+        process.kill()
+        process.wait()
+        await waits_and_is_written(store, b"x" * (CHUNK_BYTES + 1), restart)
+        await store.close()
+
+    with redis_server(tmp_path) as (url, process), ExitStack() as stack:
+        asyncio.run(run(url, process, stack))
+
+
+def test_results_wait_while_redis_is_full(tmp_path: Path) -> None:
+    async def run(url: str) -> None:
+        store = spooled(store_of(url))
+        await store.open()
+        with closing(Redis.from_url(url)) as client:
+            client.config_set("maxmemory", "1")
+            await waits_and_is_written(store, b"content", lambda: client.config_set("maxmemory", "0"))
+        await store.close()
+
+    with redis_server(tmp_path, "--maxmemory-policy", "noeviction") as (url, _):
+        asyncio.run(run(url))
+
+
+def test_results_wait_while_there_are_replicas_alone(tmp_path: Path) -> None:
+    async def run(url: str) -> None:
+        store = spooled(store_of(url))
+        await store.open()
+        with closing(Redis.from_url(url)) as client:
+            client.replicaof("127.0.0.1", str(free_port()))
+            await waits_and_is_written(store, b"content", lambda: client.replicaof("NO", "ONE"))
+        await store.close()
+
+    with redis_server(tmp_path) as (url, _):
+        asyncio.run(run(url))
+
+
+def test_no_call_waits_for_a_redis_that_hangs_once_that_is_known(tmp_path: Path) -> None:
+    """Stopped by a signal: it takes connections, and answers nothing."""
+
+    async def run(url: str, process: subprocess.Popen[bytes]) -> None:
+        shared = Recorded([url], max_bytes=1 << 30, ttl_ns=TTL_NS)
+        shared.asked = []
+        store = spooled(shared)
+        await store.open()
+        process.send_signal(signal.SIGSTOP)
+        for uid in ("first", "a", "b", "c"):
+            assert isinstance(await store.put(uid, b"content", "image/png", 0), Stored)
+        assert set(shared.asked) == {"first"}
+        assert store.backlog().num_results == 4
+        process.send_signal(signal.SIGCONT)
+        await until(lambda: store.backlog().num_results == 0)
+        await store.close()
+        assert await content(store_of(url), "c") == b"content"
+
+    with redis_server(tmp_path) as (url, process):
+        asyncio.run(run(url, process))
 
 
 def test_a_part_that_redis_has_evicted_is_an_error_and_no_shorter_file(url: str) -> None:

@@ -129,7 +129,7 @@ def test_a_store_that_is_down_or_has_no_such_bucket_is_named(endpoint: str) -> N
 @pytest.mark.parametrize("url", ["s3://", "s3://b/path", "s3://b?region=x", "s3:b", "s3://b?endpoint"])
 def test_what_is_no_address_is_named(url: str) -> None:
     with pytest.raises(ConfigError, match=r"give redis://HOST:PORT, several by commas, or s3://BUCKET"):
-        new_store(ServerConfig(results=url))
+        new_store(ServerConfig(results=url), FakeEngine().now_ns)
 
 
 def test_a_server_gives_out_what_another_has_drawn(url: str) -> None:

@@ -80,7 +80,8 @@ class ServerConfig(BaseSettings):
     when the server ends (see `store.durable`), and files of batches, of `batch_bytes` in all; batches that have ended,
     and files that say no other time, are kept for `batch_ttl_s`. A tenant has at most `max_batches`, of which
     `max_running_batches` make calls at a time, and `max_batch_files` of calls (see `batches`). `results` are addresses
-    of Redis servers for pictures, by commas, or a bucket of S3 (see `store.redis_results`, `store.s3_results`).
+    of Redis servers for pictures, by commas, or a bucket of S3 (see `store.redis_results`, `store.s3_results`); on this
+    machine's disk `spool_bytes` of them wait while these take none (see `store.spooled`).
     `max_records` and `record_bytes` bound what is remembered of calls that have ended. `drain_s` is how long a stop
     waits for open calls and for answers under way. `frontends` is how many processes take HTTP (see
     `server.frontends`); with 0 the controller's own does. `max_connections` are divided among them.
@@ -137,6 +138,7 @@ class ServerConfig(BaseSettings):
     encode_cache_bytes: int = Field(256 << 20, ge=0, le=1 << 50)
     result_ttl_s: LongSeconds = 3600.0
     result_bytes: int = Field(512 << 20, ge=1, le=1 << 50)
+    spool_bytes: int = Field(4 << 30, ge=1, le=1 << 50)
     batch_bytes: int = Field(4 << 30, ge=1024, le=1 << 50)
     batch_ttl_s: LongSeconds = 30 * 86400.0
     max_batches: int = Field(1000, ge=1, le=100_000)

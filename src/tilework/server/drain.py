@@ -18,8 +18,8 @@ SWEEP_S = 1.0  # How often the store is asked: it does not report that a picture
 async def drained(
     call_registry: CallRegistry, store: ResultStore, webhooks: WebhookSender, now_ns: Callable[[], int]
 ) -> None:
-    """Return when no call is open, every picture of an asynchronous call was fetched or is gone, and webhooks of calls
-    that have ended were tried."""
+    """Return when no call is open, every picture of an asynchronous call was fetched or is gone, webhooks of calls
+    that have ended were tried, and no result would be lost with the server."""
     while True:
         for record, index, frame in call_registry.unfetched():
             with suppress(StoreUnreachable):
@@ -28,12 +28,21 @@ async def drained(
         with suppress(TimeoutError):
             async with asyncio.timeout(SWEEP_S):
                 await call_registry.wait_until_idle()
-                return await webhooks.all_tried()
+                await webhooks.all_tried()
+                return await store.written()
 
 
-def waits_for(call_registry: CallRegistry, left_s: float) -> str:
+def waits_for(call_registry: CallRegistry, store: ResultStore, left_s: float) -> str:
     """What a stop waits for now, and how long at most."""
-    calls, pictures = call_registry.num_open_calls, len(call_registry.unfetched())
+    calls, pictures, backlog = call_registry.num_open_calls, len(call_registry.unfetched()), store.backlog()
+    unwritten = "" if backlog.outlives_server else f"{counted(backlog.num_results, 'result')} not in their store, "
     return (
-        f"{counted(calls, 'call')} open, {counted(pictures, 'picture')} not fetched, at most {max(0.0, left_s):.0f} s"
+        f"{counted(calls, 'call')} open, {counted(pictures, 'picture')} not fetched, {unwritten}"
+        f"at most {max(0.0, left_s):.0f} s"
     )
+
+
+def is_waited_for(call_registry: CallRegistry, store: ResultStore) -> bool:
+    """Whether a stop would wait for calls or results."""
+    backlog = store.backlog()
+    return call_registry.is_busy or (backlog.num_results > 0 and not backlog.outlives_server)

@@ -22,7 +22,7 @@ from tilework.server.calls.registry import CallRegistry
 from tilework.server.calls.restore import restore
 from tilework.server.calls.submitter import CallSubmitter
 from tilework.server.config import ServerConfig
-from tilework.server.drain import drained, waits_for
+from tilework.server.drain import drained, is_waited_for, waits_for
 from tilework.server.engine_protocol import Engine
 from tilework.server.frontends.supervisor import FrontEnds
 from tilework.server.garbage import give_back_large_blocks, rare_collections, sweep
@@ -133,8 +133,8 @@ async def serve(
     signals = signals or Signals()
     journal = None if durable is None else DurableJournal(durable.journal, durable.given_pictures())
     give_back_large_blocks()
-    readiness = Readiness(engine, has_started=False, disk=None if durable is None else durable.disk)
-    call_registry, store = new_call_registry(config, journal), new_store(config, durable)
+    call_registry, store = new_call_registry(config, journal), new_store(config, engine.now_ns, durable)
+    readiness = _not_started(engine, store, durable)
     app = create_app(engine, config, store=store, readiness=readiness, call_registry=call_registry, nodes=nodes)
     loop, listener = asyncio.get_running_loop(), bind(config.host, config.port)
     http = _http(app, listener, config, engine)
@@ -151,15 +151,20 @@ async def serve(
                     on_ready(_url(config, listener))
                     await _until_stop(serving, signals, engine)
                     deadline_s = loop.time() + (FAILED_S if engine.failure else config.drain_s)
-                    readiness.stop_waits_for = partial(_stop_waits_for, call_registry, deadline_s)
+                    readiness.stop_waits_for = partial(_stop_waits_for, call_registry, store, deadline_s)
                     engine.drain()
-                    if call_registry.is_busy and not engine.failure:
+                    if is_waited_for(call_registry, store) and not engine.failure:
                         on_progress(f"draining: {readiness.stop_waits_for()}; Ctrl-C again stops at once")
                     await _until_drained(_drained(app, engine), signals, deadline_s)
         finally:
             call_registry.leave()
             await engine.stop()
             await _close(app, http, serving, signals, deadline_s)
+
+
+def _not_started(engine: Engine, store: ResultStore, durable: DurableDirectory | None) -> Readiness:
+    disk = None if durable is None else durable.disk
+    return Readiness(engine, has_started=False, disk=disk, backlog=store.backlog)
 
 
 async def _start(engine: Engine, app: FastAPI) -> None:
@@ -227,9 +232,9 @@ def _beside(*chores: Coroutine[object, object, None]) -> Iterator[None]:
             task.cancel()
 
 
-def _stop_waits_for(call_registry: CallRegistry, deadline_s: float) -> str:
+def _stop_waits_for(call_registry: CallRegistry, store: ResultStore, deadline_s: float) -> str:
     """`deadline_s` is on the loop's clock."""
-    return waits_for(call_registry, deadline_s - asyncio.get_running_loop().time())
+    return waits_for(call_registry, store, deadline_s - asyncio.get_running_loop().time())
 
 
 async def _until_stop(serving: asyncio.Task[None], signals: Signals, engine: Engine) -> None:
@@ -275,7 +280,7 @@ async def _held(
     """
     raise_limit()
     with _handled(signals), listener, _beside(*chores):
-        await store.check()
+        await store.open()
         try:
             async with probe_port(app, config.probe_port, config) as url:
                 if url is not None:

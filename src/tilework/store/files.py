@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tilework.store.index import Index
-from tilework.store.results import Result, Stored, TooLarge, Unwritten
+from tilework.store.results import LocalStore, Result, Stored, TooLarge, Unwritten
 
 _log = logging.getLogger(__name__)
 _HIDDEN = ".new-"
@@ -28,6 +28,15 @@ class _Head:
     uid: str
     media_type: str
     num_bytes: int
+    expires_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A result of a `FileStore`, and its file, which no other ever has."""
+
+    uid: str
+    path: Path
     expires_ns: int
 
 
@@ -48,7 +57,7 @@ class OpenFile:
         self.file.close()
 
 
-class FileStore:
+class FileStore(LocalStore):
     """A `ResultStore` in a directory of its own, on the server's clock, which continues at its next start.
 
     Rejected: contents in the journal's database. They would be written twice, and its one writer would block the
@@ -77,11 +86,8 @@ class FileStore:
     def __len__(self) -> int:
         return len(self._index)
 
-    async def check(self) -> None:
-        """Nothing can be unreachable."""
-
     async def put(self, uid: str, content: bytes, media_type: str, now_ns: int) -> Stored | TooLarge | Unwritten:
-        _remove(self._index.sweep(now_ns))
+        self.sweep(now_ns)
         if len(content) > self._index.max_bytes:
             return TooLarge(num_bytes=len(content), max_bytes=self._index.max_bytes)
         expires_ns = self._index.expires_ns(now_ns)
@@ -96,7 +102,7 @@ class FileStore:
         return Stored(expires_ns=expires_ns)
 
     async def get(self, uid: str, now_ns: int) -> Result | None:
-        _remove(self._index.sweep(now_ns))
+        self.sweep(now_ns)
         path = self._index.get(uid, now_ns)
         if path is None:
             return None
@@ -106,14 +112,26 @@ class FileStore:
             return None
 
     async def holds(self, uid: str, now_ns: int) -> bool:
-        _remove(self._index.sweep(now_ns))
+        self.sweep(now_ns)
         return self._index.get(uid, now_ns) is not None
+
+    def sweep(self, now_ns: int) -> None:
+        """Remove what has expired."""
+        _remove(self._index.sweep(now_ns))
 
     async def delete(self, uid: str) -> None:
         _remove(self._index.remove(uid))
 
-    async def close(self) -> None:
-        """There is nothing to close."""
+    def oldest(self, now_ns: int) -> Kept | None:
+        """The result that expires next; None if there is none."""
+        self.sweep(now_ns)
+        found = self._index.oldest()
+        return None if found is None else Kept(*found)
+
+    def drop(self, kept: Kept) -> None:
+        """Delete this result, but not one that has taken its place since."""
+        if self._index.holds(kept.uid, kept.path):
+            _remove(self._index.remove(kept.uid))
 
     def _load(self) -> int:
         """Load the results of earlier processes; returns the last number that one of them used."""

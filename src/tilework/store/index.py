@@ -51,6 +51,17 @@ class Index(Generic[T]):
         entry = self._entries.get(uid)
         return None if entry is None or entry.expires_ns <= now_ns else entry.value
 
+    def holds(self, uid: str, value: T) -> bool:
+        """Whether this is still the result's value, be it expired or not."""
+        entry = self._entries.get(uid)
+        return entry is not None and entry.value == value
+
+    def oldest(self) -> tuple[str, T, int] | None:
+        """The uid, value and expiry of the result that came first; None if there is none."""
+        for uid, entry in self._entries.items():
+            return uid, entry.value, entry.expires_ns
+        return None
+
     def add(self, uid: str, value: T, num_bytes: int, expires_ns: int) -> list[T]:
         """Add a result; returns the results that it replaces or evicts."""
         removed = self.remove(uid)

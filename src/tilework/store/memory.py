@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tilework.store.index import Index
-from tilework.store.results import Result, Stored, TooLarge
+from tilework.store.results import LocalStore, Result, Stored, TooLarge
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class _InMemory:
         """There is nothing to close."""
 
 
-class MemoryStore:
+class MemoryStore(LocalStore):
     """A `ResultStore` that removes expired results whenever it is used.
 
     The cap counts contents, not the bookkeeping of about 300 bytes per result.
@@ -41,9 +41,6 @@ class MemoryStore:
 
     def __len__(self) -> int:
         return len(self._index)
-
-    async def check(self) -> None:
-        """Nothing can be unreachable."""
 
     async def put(self, uid: str, content: bytes, media_type: str, now_ns: int) -> Stored | TooLarge:
         self._index.sweep(now_ns)
@@ -63,6 +60,3 @@ class MemoryStore:
 
     async def delete(self, uid: str) -> None:
         self._index.remove(uid)
-
-    async def close(self) -> None:
-        """There is nothing to close."""

@@ -76,8 +76,8 @@ class RedisStore(SharedStore):
     async def reach(self) -> None:
         await self._any(lambda server: server.ping())
 
-    async def write(self, uid: str, content: bytes, media_type: str) -> None:
-        await self._any(lambda server: self._write(server, _name(uid), content, media_type))
+    async def write(self, uid: str, content: bytes, media_type: str, ttl_ns: int) -> None:
+        await self._any(lambda server: self._write(server, _name(uid), content, media_type, ttl_ns))
 
     async def find(self, uid: str) -> Result | None:
         return await self._any(lambda server: _found(server, _name(uid)))
@@ -86,9 +86,9 @@ class RedisStore(SharedStore):
         """Chunks stay for a minute: a client may be reading them."""
         await self._any(lambda server: _remove(server, _name(uid)))
 
-    async def _write(self, server: Redis, name: str, content: bytes, media_type: str) -> bool:
+    async def _write(self, server: Redis, name: str, content: bytes, media_type: str, ttl_ns: int) -> bool:
         """Chunks before the head, so that who finds the head finds all."""
-        ttl_ms = max(1, self._ttl_ns // 1_000_000)
+        ttl_ms = max(1, ttl_ns // 1_000_000)
         head = {"media_type": media_type, "num_bytes": len(content), "chunk_bytes": CHUNK_BYTES}
         view = memoryview(content)
         for index, begin in enumerate(range(0, len(content), CHUNK_BYTES)):

@@ -23,9 +23,27 @@ class TooLarge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unwritten:
-    """It could not be written, for instance because the disk is full; nothing was stored or evicted."""
+    """It could not be written, for instance because the disk is full; nothing was stored or evicted.
+
+    `reason` is for the log. `places` are those that were tried, in words for the result's client.
+    """
 
     reason: str
+    places: str = "to its disk"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backlog:
+    """What waits on this machine's disk until it can be written to other machines.
+
+    `unwritten_ns` is the time since these took a result; 0 while nothing waits. `outlives_server`: a later start
+    writes what is left.
+    """
+
+    num_results: int = 0
+    num_bytes: int = 0
+    unwritten_ns: int = 0
+    outlives_server: bool = True
 
 
 class StoreUnreachable(OSError):
@@ -48,7 +66,7 @@ class Result(Protocol):
 class ResultStore(Protocol):
     """Keeps results for a while. Times are of one clock of the caller's choice, and do not go backwards.
 
-    Where results are on other machines, all but `put` and `close` raise StoreUnreachable.
+    Where results are on other machines, `get`, `holds` and `delete` raise StoreUnreachable.
     """
 
     @property
@@ -58,8 +76,16 @@ class ResultStore(Protocol):
     def __len__(self) -> int:
         """The number of results."""
 
-    async def check(self) -> None:
-        """Raises StoreUnreachable if nothing could be kept now."""
+    async def open(self) -> None:
+        """Begin, before anything else is asked for. Raises StoreUnreachable if nothing could be kept."""
+
+    def refusal(self, num_results: int) -> str | None:
+        """Why this number of further results could not be kept, in words for a client; None if they could."""
+
+    def backlog(self) -> Backlog: ...
+
+    async def written(self) -> None:
+        """Wait until no result would be lost with this server."""
 
     async def put(self, uid: str, content: bytes, media_type: str, now_ns: int) -> Stored | TooLarge | Unwritten:
         """Keep a result; one with the same uid is replaced."""
@@ -74,4 +100,23 @@ class ResultStore(Protocol):
         """Delete a result before its expiry; does nothing if there is none."""
 
     async def close(self) -> None:
-        """Close connections. Results stay where they are."""
+        """Close connections. Results stay where they are, but for those that would be lost with this server."""
+
+
+class LocalStore:
+    """What all stores of this process or its disk have in common: nothing can be unreachable."""
+
+    async def open(self) -> None:
+        """There is nothing to begin."""
+
+    def refusal(self, _num_results: int) -> str | None:
+        return None
+
+    def backlog(self) -> Backlog:
+        return Backlog()
+
+    async def written(self) -> None:
+        """What is kept is where it stays."""
+
+    async def close(self) -> None:
+        """There is nothing to close."""

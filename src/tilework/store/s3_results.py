@@ -71,8 +71,8 @@ class S3Store(SharedStore):
         if await self.told(lambda: self._client.head_bucket(Bucket=self._bucket)) is None:
             raise StoreUnreachable(f"S3 has no bucket {self._bucket}.")
 
-    async def write(self, uid: str, content: bytes, media_type: str) -> None:
-        expires = datetime.now(UTC) + timedelta(microseconds=self._ttl_ns // 1000)
+    async def write(self, uid: str, content: bytes, media_type: str, ttl_ns: int) -> None:
+        expires = datetime.now(UTC) + timedelta(microseconds=ttl_ns // 1000)
         about = {"ContentType": media_type, "Metadata": {_EXPIRES: str(expires.timestamp())}}
         await self.ask("put_object", uid, Body=content, **about)
 

@@ -9,14 +9,14 @@ from tilework.store.results import Result, Stored, StoreUnreachable, TooLarge, U
 
 
 class SharedStore(ABC):
-    """A `ResultStore` on other machines, where every server that has the same address finds the results.
+    """Results on other machines, where every server that has the same address finds them (`SpooledStore` uses it).
 
     The store itself removes what has expired. `max_bytes` bounds one result. `num_bytes` and the number of results are
-    those that this server has put there.
+    those that this server has put there. All but `put` and `close` raise StoreUnreachable.
     """
 
     def __init__(self, *, max_bytes: int, ttl_ns: int) -> None:
-        self._max_bytes, self._ttl_ns = max_bytes, ttl_ns
+        self.max_bytes, self._ttl_ns = max_bytes, ttl_ns
         self._own: Index[str] = Index(max_bytes=1 << 62, ttl_ns=ttl_ns)
 
     @property
@@ -27,31 +27,39 @@ class SharedStore(ABC):
         return len(self._own)
 
     async def check(self) -> None:
+        """Raises StoreUnreachable if nothing could be kept now."""
         try:
             await self.reach()
         except StoreUnreachable as error:
             raise StoreUnreachable(f"{error} Start it or make it, or give another address for results.") from error
 
-    async def put(self, uid: str, content: bytes, media_type: str, now_ns: int) -> Stored | TooLarge | Unwritten:
+    async def put(
+        self, uid: str, content: bytes, media_type: str, now_ns: int, expires_ns: int | None = None
+    ) -> Stored | TooLarge | Unwritten:
+        """Keep a result, for `ttl_ns` unless it is to expire at another time; one with the same uid is replaced."""
         self._own.sweep(now_ns)
-        if len(content) > self._max_bytes:
-            return TooLarge(num_bytes=len(content), max_bytes=self._max_bytes)
+        if len(content) > self.max_bytes:
+            return TooLarge(num_bytes=len(content), max_bytes=self.max_bytes)
+        if expires_ns is None:
+            expires_ns = self._own.expires_ns(now_ns)
         try:
-            await self.write(uid, content, media_type)
+            await self.write(uid, content, media_type, expires_ns - now_ns)
         except StoreUnreachable as error:
             return Unwritten(reason=str(error))
-        expires_ns = self._own.expires_ns(now_ns)
         self._own.add(uid, uid, len(content), expires_ns)
         return Stored(expires_ns=expires_ns)
 
     async def get(self, uid: str, now_ns: int) -> Result | None:
+        """The result, which the caller closes, or None if it is unknown, expired, evicted or deleted."""
         self._own.sweep(now_ns)
         return await self.find(uid)
 
     async def holds(self, uid: str, now_ns: int) -> bool:
+        """Whether `get` would find it."""
         return await self.get(uid, now_ns) is not None
 
     async def delete(self, uid: str) -> None:
+        """Delete a result before its expiry; does nothing if there is none."""
         self._own.remove(uid)
         await self.remove(uid)
 
@@ -60,7 +68,7 @@ class SharedStore(ABC):
         """Raises StoreUnreachable if nothing could be kept now. So do the others."""
 
     @abstractmethod
-    async def write(self, uid: str, content: bytes, media_type: str) -> None:
+    async def write(self, uid: str, content: bytes, media_type: str, ttl_ns: int) -> None:
         """Keep a result for `ttl_ns` from now on."""
 
     @abstractmethod

@@ -43,7 +43,7 @@ from tilework.server.api.requests import RequestService
 from tilework.server.api.video_routes import add_video_routes
 from tilework.server.api.videos import VideoService
 from tilework.server.batches.routes import add_batch_routes
-from tilework.server.batches.runner import BatchRunner
+from tilework.server.batches.runner import CLASS, BatchRunner
 from tilework.server.batches.service import BatchService
 from tilework.server.batches.shelf import BatchShelf
 from tilework.server.call_webhooks import CallWebhooks
@@ -77,6 +77,8 @@ from tilework.sets.window import UseWindow
 from tilework.store.durable import DurableDirectory
 from tilework.store.memory import MemoryStore
 from tilework.store.results import ResultStore
+from tilework.store.shared import SharedStore
+from tilework.store.spooled import SpooledStore
 
 S3 = "s3"
 ASSETS = "/docs-assets"  # Scripts and styles of /docs. This server has them, since it may have no network.
@@ -104,8 +106,8 @@ def create_app(
         ConfigError: the file of tenants, that of models, the registry of sets or the safety filter cannot be used.
     """
     tenants, safety_filter = CurrentTenants(load_tenants(config)), load_safety_filter(config.safety_filter)
-    store = new_store(config) if store is None else store
-    readiness = readiness or Readiness(engine)
+    store = new_store(config, engine.now_ns) if store is None else store
+    readiness = readiness or Readiness(engine, backlog=store.backlog)
     use = UseWindow(ns_from_s(config.set_window_s))
     sets = new_sets(engine, config, use, nodes, lambda: readiness.has_started)
     metrics = Metrics(engine, store, use, lambda: readiness.unready, readiness.disk)
@@ -219,7 +221,12 @@ def _batches(
 ) -> BatchService:
     shelf = None if config.durable is None else BatchShelf(Path(config.durable) / "batches", config)
     runner = None if shelf is None else BatchRunner(app, shelf, tenants, config.max_running_batches)
-    return BatchService(config, shelf, runner, images.bodies.room, readiness.require, images.check_rate)
+
+    def require_ready() -> None:
+        readiness.require()
+        images.submitter.require_room_to_keep(CLASS, num_results=1)
+
+    return BatchService(config, shelf, runner, images.bodies.room, require_ready, images.check_rate)
 
 
 def _webhooks(config: ServerConfig, call_registry: CallRegistry, metrics: Metrics) -> CallWebhooks:
@@ -280,17 +287,23 @@ def new_call_registry(config: ServerConfig, journal: CallJournal | None = None) 
     return CallRegistry(max_records=config.max_records, max_bytes=config.record_bytes, ttl_ns=ttl_ns, journal=journal)
 
 
-def new_store(config: ServerConfig, durable: DurableDirectory | None = None) -> ResultStore:
-    """Raises OSError if a durable one cannot be opened, ConfigError if that of `results` cannot be used."""
+def new_store(config: ServerConfig, now_ns: Callable[[], int], durable: DurableDirectory | None = None) -> ResultStore:
+    """On the clock `now_ns`.
+
+    Raises:
+        OSError: a durable one cannot be opened, or there is no place for what waits for that of `results`.
+        ConfigError: that of `results` cannot be used.
+    """
     ttl_ns = ns_from_s(config.result_ttl_s)
     if config.results is not None:
-        return _remote_store(config.results, config.result_bytes, ttl_ns)
+        shared, spool_bytes = _shared_store(config.results, config.result_bytes, ttl_ns), config.spool_bytes
+        return SpooledStore(shared, durable, spool_bytes=spool_bytes, ttl_ns=ttl_ns, now_ns=now_ns)
     if durable is None:
         return MemoryStore(max_bytes=config.result_bytes, ttl_ns=ttl_ns)
     return durable.results(max_bytes=config.result_bytes, ttl_ns=ttl_ns)
 
 
-def _remote_store(urls: str, max_bytes: int, ttl_ns: int) -> ResultStore:
+def _shared_store(urls: str, max_bytes: int, ttl_ns: int) -> SharedStore:
     is_s3 = urls.startswith(f"{S3}:")
     try:
         if is_s3:

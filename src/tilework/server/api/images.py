@@ -102,11 +102,11 @@ class ImageService:
         self.models.check_free(name, aliases)
 
     async def generate(self, http: Request, route: Route = IMAGES) -> Response:
-        entry = await self.enter(http, route)
+        wish = preference(http.headers.getlist("prefer"))
+        entry = await self.enter(http, route, is_later=wish.is_async)
         call, headers = entry.call, entry.headers()
         if call.ask.is_stream:
             return self.stream(call, headers, on_wire, has_progress=call.ask.has_progress)
-        wish = preference(http.headers.getlist("prefer"))
         if wish.is_async:
             self.submitter.detach(call)
             headers["Preference-Applied"] = wish.applied()
@@ -114,10 +114,11 @@ class ImageService:
                 return self._later(entry, http, headers)
         return await self._answer(await self.result(call, http), http, headers)
 
-    async def enter(self, http: Request, route: Route) -> Entry:
+    async def enter(self, http: Request, route: Route, *, is_later: bool = False) -> Entry:
         """Join the call that a client's idempotency key led to before, or submit what it asks for.
 
-        A repeat has the body of the first call, which was right then: it is not checked against the clock again.
+        `is_later`: unless it is a stream, its client fetches the images later. A repeat has the body of the first call,
+        which was right then: it is not checked against the clock again.
 
         Raises:
             ApiError: head or body cannot be read.
@@ -125,7 +126,7 @@ class ImageService:
         """
         tenant = tenant_of(http.scope)
         try:
-            return await self._enter(http, route, tenant)
+            return await self._enter(http, route, tenant, is_later=is_later)
         except CallError as error:
             log_refused(tenant.name, STATUSES[type(error)], error.code, error.details.get("uid"))
             raise
@@ -133,7 +134,7 @@ class ImageService:
             log_refused(tenant.name, error.status, error.code, None)
             raise
 
-    async def _enter(self, http: Request, route: Route, tenant: Tenant) -> Entry:
+    async def _enter(self, http: Request, route: Route, tenant: Tenant, *, is_later: bool) -> Entry:
         """Raises as `enter`."""
         self.submitter.readiness.require_started()
         models = self.models
@@ -158,6 +159,8 @@ class ImageService:
             self.metrics.count_warnings(len(ask.warnings))
             await self._check_texts(ask.specs[0])
             has_waited = await self.plans.check(info, ask.specs[0]) or bool(given) or self.safety_filter is not None
+        if ask.as_url or (is_later and not ask.is_stream):
+            self.submitter.require_room_to_keep(ask.terms.priority, ask.num_files)
         async with self.submitter.keeping(pictures, ask, tenant) as ask, self._turn(ask, tenant) as has_waited_more:
             has_waited = has_waited or has_waited_more
             if has_waited and key is not None and (known := await self.submitter.join(key)) is not None:

@@ -50,7 +50,7 @@ class VideoService:
 
     async def create(self, http: Request) -> Response:
         """The job. It goes on without its client, and `Prefer` is ignored: OpenAI's clients take no other answer."""
-        entry = await self.images.enter(http, VIDEOS)
+        entry = await self.images.enter(http, VIDEOS, is_later=True)
         self.images.submitter.detach(entry.call)
         job = self._job(self._find(entry.call.uid, http) or entry.call, as_of_now=entry.is_replay)
         return Response(job.model_dump_json(), headers=entry.headers(), media_type="application/json")

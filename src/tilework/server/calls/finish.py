@@ -179,9 +179,9 @@ class Finisher:
             match await self._put(call, name, file):
                 case TooLarge() as answer:
                     return _too_large(answer)
-                case Unwritten(reason=reason):
-                    logger.error("the pictures of call %s cannot be kept: %s", call.uid, reason)
-                    return _unwritten(call)
+                case Unwritten() as answer:
+                    logger.error("the pictures of call %s cannot be kept: %s", call.uid, answer.reason)
+                    return _unwritten(call, answer)
                 case Stored(expires_ns=expires_ns):
                     expire_ns.append(expires_ns)
         return min(expire_ns)
@@ -272,10 +272,10 @@ def _pixels(outcome: Outcome) -> Image:
     return outcome.image
 
 
-def _unwritten(call: Call) -> CallError:
+def _unwritten(call: Call, answer: Unwritten) -> CallError:
     message = (
-        f"The pictures of request {call.uid} are done, but this server cannot write them to its disk. Send the request"
-        ' again with response_format "b64_json", and wait for the answer.'
+        f"The pictures of request {call.uid} are done, but this server cannot write them {answer.places}. Send the"
+        ' request again with response_format "b64_json", and wait for the answer.'
     )
     return Failed(message, code="result_unwritable")
 

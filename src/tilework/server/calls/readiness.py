@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tilework.core.time import s_from_ns
 from tilework.runtime.observer import Observer
 from tilework.server.calls.errors import NotReady, not_ready
 from tilework.server.engine_protocol import Engine
 from tilework.server.schema.answers import ReadyModel, Unready
 from tilework.store.disk import Disk
+from tilework.store.results import Backlog
 
 
 @dataclass(slots=True)
@@ -17,7 +19,8 @@ class Readiness(Observer):
     """`has_started` becomes true when the models are loaded; before that the engine can answer nothing.
 
     `num_restored` images were restored from the server's previous run. `stop_waits_for` says what a stop waits for,
-    once one has begun. Without the `disk` of a durable server no call would be safe.
+    once one has begun. Without the `disk` of a durable server no call would be safe. A `backlog` of results makes it
+    no less ready: images that are in answers can be drawn.
     """
 
     engine: Engine
@@ -25,6 +28,7 @@ class Readiness(Observer):
     num_restored: int = 0
     stop_waits_for: Callable[[], str] | None = None
     disk: Disk | None = None
+    backlog: Callable[[], Backlog] = Backlog
 
     @property
     def unready(self) -> Unready | None:
@@ -77,10 +81,12 @@ class Readiness(Observer):
     def report(self) -> ReadyModel:
         """What the server has, if it is ready. Raises as `require`."""
         self.require()
-        health = self.engine.health()
+        health, backlog = self.engine.health(), self.backlog()
         return ReadyModel(
             devices_up=health.num_devices_up,
             devices=health.num_devices,
             open_requests=health.num_jobs,
             restored_requests=self.num_restored,
+            waiting_results=backlog.num_results,
+            unwritten_s=s_from_ns(backlog.unwritten_ns),
         )

@@ -7,7 +7,7 @@ import math
 from tilework.core.actions import Reject
 from tilework.core.request import OnMiss, RefusalCode
 from tilework.core.time import NS_PER_S
-from tilework.server.calls.errors import CallError, Refused, invalid, not_ready
+from tilework.server.calls.errors import CallError, NotReady, Refused, invalid, not_ready
 from tilework.server.calls.parsing.deadlines import Deadline
 from tilework.server.calls.parsing.image_call import ImageCall
 from tilework.server.calls.parsing.sizes import size_text
@@ -15,6 +15,7 @@ from tilework.server.tenants import Tenant
 from tilework.server.text import counted, shown
 
 RETRY_BUSY_S = 5  # Used when no time can be predicted, since no device is up.
+RETRY_UNKEPT_S = 10  # How long a store that is away may not be asked.
 _INPUT_FULL = "input_full"
 NO_ROOM = frozenset({RefusalCode.QUEUE, RefusalCode.TENANT, RefusalCode.DEADLINE, _INPUT_FULL})
 """Codes of refusals after which another set may have room; a tenant has a share of the queue of each."""
@@ -78,6 +79,15 @@ def input_full(num_held: int, num_asked: int, most_bytes: int) -> Refused:
         f" {most_bytes}. Send smaller pictures, or retry in {counted(RETRY_BUSY_S, 'second')}."
     )
     return Refused(message, code=_INPUT_FULL, retry_s=RETRY_BUSY_S)
+
+
+def cannot_keep(reason: str) -> NotReady:
+    """The error for a call whose images are to be fetched later."""
+    message = (
+        f"Images that are fetched later cannot be kept now: {reason}. Wait for the answer, with response_format"
+        f' "b64_json", or retry in {counted(RETRY_UNKEPT_S, "second")}.'
+    )
+    return NotReady(message, code="results_full", retry_s=RETRY_UNKEPT_S)
 
 
 def _unreachable(refusal: Reject, deadline: Deadline, arrival_ns: int) -> CallError:

@@ -37,6 +37,7 @@ class CallRegistry:
         self._num_bytes = 0
         self._num_open: Counter[str] = Counter()
         self._num_input_bytes = 0
+        self._num_open_files = 0
         self._unfetched: set[str] = set()
         self.is_left = False
         self._idle = asyncio.Event()
@@ -57,6 +58,11 @@ class CallRegistry:
     def num_input_bytes(self) -> int:
         """What the given pictures of open calls take."""
         return self._num_input_bytes
+
+    @property
+    def num_open_files(self) -> int:
+        """How many files open calls will have if all are done."""
+        return self._num_open_files
 
     @property
     def num_open_calls(self) -> int:
@@ -98,6 +104,7 @@ class CallRegistry:
         self._open[call.uid] = call
         self._num_open[call.tenant] += len(call.tickets)
         self._num_input_bytes += call.ask.num_input_bytes
+        self._num_open_files += call.ask.num_files
         self._take_key(call)
         self._update()
 
@@ -231,6 +238,7 @@ class CallRegistry:
         call = self._open.pop(uid)
         self._num_open[call.tenant] -= len(call.tickets)
         self._num_input_bytes -= call.ask.num_input_bytes
+        self._num_open_files -= call.ask.num_files
         if not self._num_open[call.tenant]:
             del self._num_open[call.tenant]
 

@@ -22,7 +22,7 @@ from tilework.server.calls.parsing.image_call import ImageCall
 from tilework.server.calls.parsing.pictures import PictureFile, Pictures
 from tilework.server.calls.readiness import Readiness
 from tilework.server.calls.records import Record
-from tilework.server.calls.refusals import NO_ROOM, input_full, refused, too_many_open
+from tilework.server.calls.refusals import NO_ROOM, cannot_keep, input_full, refused, too_many_open
 from tilework.server.calls.registry import CallRegistry
 from tilework.server.config import ServerConfig
 from tilework.server.engine_protocol import Engine
@@ -99,6 +99,15 @@ class CallSubmitter:
             yield replace(ask, files=files)
         finally:
             kept.drop_unheld(names)
+
+    def require_room_to_keep(self, priority: str, num_results: int) -> None:
+        """Raises:
+        NotReady: a new call with this number of results could not keep them, beside those of open calls.
+        """
+        reason = self.store.refusal(self.call_registry.num_open_files + num_results)
+        if reason is not None:
+            self.metrics.count_unkept(priority)
+            raise cannot_keep(reason)
 
     def detach(self, call: Call) -> None:
         """From now on the call goes on without any connection."""

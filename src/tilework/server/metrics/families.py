@@ -42,6 +42,7 @@ class CallRefusal(StrEnum):
     TOO_MANY_OPEN = "too_many_open"
     TOO_MANY_A_MINUTE = "rate_limit_exceeded"
     INPUT_FULL = "input_full"
+    RESULTS_FULL = "results_full"
 
 
 def reason_of(unready: Unready) -> str:
@@ -305,6 +306,11 @@ PLACEMENT_CHANGES = _counter("placement_changes", "Times that the policy has cha
 DISK_FREE_BYTES = _gauge("disk_free_bytes", "Room on the disk of the durable directory")
 STORE_BYTES = _gauge("store_bytes", "Results kept for fetching; expired ones until the next access")
 STORE_ENTRIES = _gauge("store_entries", "How many results these are")
+SPOOL_BYTES = _gauge("spool_bytes", "Results on the disk that wait until their store takes them")
+SPOOL_ENTRIES = _gauge("spool_entries", "How many results these are")
+STORE_UNWRITTEN_SECONDS = _gauge(
+    "store_unwritten_seconds", "Since the store has taken a result; 0 unless it is away, or some wait for it"
+)
 STATE_BLOB_BYTES = _gauge("state_blob_bytes", "States of open images in memory that the workers share")
 ENCODE_CACHE_BYTES = _gauge("encode_cache_bytes", "Encoded prompts that are kept, beside the states")
 ENCODE_CACHE_HITS = _gauge("encode_cache_hits", "Images since the start that began behind their encode")

@@ -52,6 +52,7 @@ class Levels(Collector):
         yield from self._room()
         yield _gauge(families.STORE_BYTES, store.num_bytes)
         yield _gauge(families.STORE_ENTRIES, len(store))
+        yield from self._backlog()
         yield _gauge(families.STATE_BLOB_BYTES, usage.state_blob_bytes)
         cache = usage.encode_cache
         yield _gauge(families.ENCODE_CACHE_BYTES, cache.num_bytes)
@@ -85,6 +86,12 @@ class Levels(Collector):
             if self._disk is not None:
                 found.add_metric((), self._disk.free_bytes)
         yield found
+
+    def _backlog(self) -> Iterator[Metric]:
+        backlog = self._store.backlog()
+        yield _gauge(families.SPOOL_BYTES, backlog.num_bytes)
+        yield _gauge(families.SPOOL_ENTRIES, backlog.num_results)
+        yield _gauge(families.STORE_UNWRITTEN_SECONDS, s_from_ns(backlog.unwritten_ns))
 
     def _by_class(self, family: Family, counts: Mapping[str, int]) -> Metric:
         found = level(family)

@@ -95,6 +95,10 @@ class Metrics(Observer):
         """There was no memory for the pictures that a call gives."""
         self._requests.refused(priority, CallRefusal.INPUT_FULL)
 
+    def count_unkept(self, priority: str) -> None:
+        """There was no place for the results of a call."""
+        self._requests.refused(priority, CallRefusal.RESULTS_FULL)
+
     def count_unready(self, priority: str, num_images: int, unready: Unready) -> None:
         """A call of this number of images has come while none is taken."""
         for _ in range(num_images):

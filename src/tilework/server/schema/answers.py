@@ -313,10 +313,15 @@ class Unready(StrEnum):
 
 
 class ReadyModel(BaseModel):
-    """`open_requests` counts images that have not ended, `restored_requests` those of the server's previous run."""
+    """`open_requests` counts images that have not ended, `restored_requests` those of the server's previous run.
+
+    `waiting_results` are on this server's disk until their store takes them, which it did `unwritten_s` ago.
+    """
 
     status: Literal["ready"] = "ready"
     devices_up: int
     devices: int
     open_requests: int
     restored_requests: int
+    waiting_results: int
+    unwritten_s: float

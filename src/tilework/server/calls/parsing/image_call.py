@@ -100,6 +100,11 @@ class ImageCall:
         return 1 if self.is_video else self.specs[0].frames
 
     @property
+    def num_files(self) -> int:
+        """How many files all its images have."""
+        return len(self.specs) * self.num_parts
+
+    @property
     def num_input_bytes(self) -> int:
         """The memory that given pictures take; the images of the call share them."""
         return sum(len(one.pixels) for each in self.specs[0].pictures.values() for one in each)

@@ -1,0 +1,59 @@
+"""A folder among the temporary files that is one process's own, and goes with it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+import weakref
+from contextlib import suppress
+from pathlib import Path
+
+from tilework.ownership.own import NotOwn, open_private_folder
+
+_PREFIX = "tilework-spool-"
+
+
+class PrivateFolder:
+    """A new folder of mode 0700, which `close`, the end of this object, or that of the process removes.
+
+    A process holds a lock on its folder while it lives. Folders whose lock is free belonged to killed processes, and
+    are removed when the next one is made. Those that other users could have made or changed stay as they are.
+    """
+
+    def __init__(self) -> None:
+        """Raises OSError: there is no place for temporary files."""
+        root = Path(tempfile.gettempdir())
+        for path in root.glob(f"{_PREFIX}*"):
+            if (lock := _locked(path)) is not None:
+                _remove(path, lock)
+        self.path, lock = _made()
+        self.close = weakref.finalize(self, _remove, self.path, lock)
+
+
+def _made() -> tuple[Path, int]:
+    """A new folder with its lock. One that another process has taken for abandoned before it was locked is left."""
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        if (lock := _locked(path)) is not None:
+            return path, lock
+
+
+def _locked(path: Path) -> int | None:
+    """The lock of a folder, now held; None if it is in use, gone, or no folder of this user alone."""
+    try:
+        lock = open_private_folder(path)
+    except (NotOwn, OSError):
+        return None
+    with suppress(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if path.exists():  # Another process may have removed it meanwhile.
+            return lock
+    os.close(lock)
+    return None
+
+
+def _remove(path: Path, lock: int) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    os.close(lock)
