@@ -48,6 +48,11 @@ class ProfileKey:
         """What people call the model: its identity without the digest."""
         return self.model.partition("@")[0]
 
+    @property
+    def content(self) -> str:
+        """What the model is, wherever it lies: its identity without the name of its directory."""
+        return self.model.partition("@")[2] or self.model
+
     def table(
         self, rows: tuple[CostRow, ...], batch_models: Mapping[str, BatchLatencyModel] | None = None
     ) -> CostTable:

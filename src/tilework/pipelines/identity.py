@@ -13,11 +13,12 @@ import diffusers
 
 from tilework.core.graph.stage import ResultKind
 from tilework.core.model import ATTENTIONS, ModelInfo, ModelSource, is_weights_file
+from tilework.pipelines.content.digests import quick_content
+from tilework.pipelines.content.files import directory_files
 from tilework.pipelines.model_index import INDEX, SHIPPED, shipped_directory
 from tilework.pipelines.workflow.definition import Pipeline
 from tilework.pipelines.workflow.source import is_workflow, pipeline_path, read_workflow, workflow_file
 
-_READ = (".json", ".txt", ".model")
 _COSTS_NOTHING = ("transformers_version", "torch_dtype", "dtype", "architectures", "name_or_path")
 """Entries of configurations without which a model takes the same time, beside private ones and ids of tokens."""
 _TEXTS = ("prompt", "negative_prompt")
@@ -26,10 +27,10 @@ _TEXTS = ("prompt", "negative_prompt")
 def model_identity(source: ModelSource) -> str:
     """NAME@DIGEST of a directory, ID@REVISION of a model from the hub (the id alone if no revision is known).
 
-    The digest covers names and contents of configurations and tokenizers, and names, sizes and modification times of
-    all other files: weights are gigabytes, and every server reads this when it starts. Another adapter is named, and so
-    are all settings that change what is computed or how fast. Of a workflow the digest covers its file and pipelines,
-    not what it imports.
+    The digest covers names and contents of the files that count (`content.files`), of weights a sample: they are
+    gigabytes, and every server reads this when it starts. When and where the files were written does not matter.
+    Another adapter is named, and so are all settings that change what is computed or how fast. Of a workflow the digest
+    covers its file and pipelines, not what it imports.
     """
     plain, settings = _without_settings(source)
     if settings:
@@ -124,7 +125,7 @@ def _scheme(scheme: str) -> str:
     """A scheme, or NAME@DIGEST of a file with weights."""
     if not is_weights_file(scheme):
         return scheme
-    return f"{Path(scheme).name}@{sha256(_essence(Path(scheme))).hexdigest()[:12]}"
+    return f"{Path(scheme).name}@{sha256(_essence(Path(scheme)).encode()).hexdigest()[:12]}"
 
 
 def stage_keys(source: ModelSource, info: ModelInfo) -> dict[str, str]:
@@ -181,17 +182,14 @@ def _pipeline_source(source: ModelSource, pipeline: Pipeline) -> ModelSource:
 
 def _digest(directory: Path) -> str:
     digest = sha256()
-    for path in sorted(path for path in directory.rglob("*") if path.is_file()):
-        digest.update(f"{path.relative_to(directory)}\0".encode())
-        digest.update(_essence(path))
+    for name, path in directory_files(directory).items():
+        digest.update(f"{name}\0{_essence(path)}\0".encode())
     return digest.hexdigest()[:12]
 
 
-def _essence(path: Path) -> bytes:
-    if path.suffix in _READ:
-        return sha256(path.read_bytes()).digest()
-    status = path.stat()
-    return f"{status.st_size} {status.st_mtime_ns}\0".encode()
+def _essence(path: Path) -> str:
+    content = quick_content(path)
+    return f"{content.num_bytes} {content.quick}"
 
 
 def _revision(hub_id: str) -> str | None:

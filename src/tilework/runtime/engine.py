@@ -400,7 +400,7 @@ class Engine:
         """
         key, known = self._executor.profile_key(model), self._controller.costs.table.loras.get(model, {})
         weights = [known[name].component if name in known else None for name in sorted(loras)]
-        parts = [key.model, key.dtype, key.libraries, *("" if one is None else one.digest for one in weights)]
+        parts = [key.content, key.dtype, key.libraries, *("" if one is None else one.digest for one in weights)]
         return ", ".join(parts)
 
     def is_on_host(self, model: str) -> bool:
