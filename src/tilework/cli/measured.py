@@ -19,6 +19,7 @@ from tilework.core.cost_row import CostRow
 from tilework.core.request import Shape
 from tilework.cost.profiles import Profiles
 from tilework.cost.table import CostTable
+from tilework.ownership.cache import cache_directory
 from tilework.ownership.own import NotOwn, make_own_folder
 from tilework.report.tables import percentile
 
@@ -28,12 +29,6 @@ def open_profiles(path: Path | None) -> Profiles:
     if path is not None:
         return Profiles(path)
     return Profiles(cache_directory() / "costs.sqlite")
-
-
-def cache_directory() -> Path:
-    """Where this user's caches of Tilework are."""
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "tilework"
 
 
 def keep_compiled() -> None:

@@ -13,6 +13,7 @@ from tilework.comm.net.handshake import join
 from tilework.core.model import ModelInfo, ModelSource
 from tilework.core.wire.blobs import SavedState, StateBlob
 from tilework.core.wire.commands import Execute, GroupRef, ImportState
+from tilework.core.wire.content import FileContent
 from tilework.core.wire.reports import Ended, LoadedModel, Report, WeightsRead
 from tilework.core.wire.spec import Image, Spec
 from tilework.core.work import Group
@@ -22,6 +23,7 @@ from tilework.runtime.nodes.config import NodesConfig
 from tilework.runtime.nodes.executor import NodesExecutor
 from tilework.runtime.nodes.messages import (
     Begin,
+    Contents,
     Ping,
     Started,
     node_codec,
@@ -134,6 +136,12 @@ def started(key: ProfileKey = KEY, name: str = "", blobs: tuple[str, ...] = ()) 
     return Started(models=(model,), keys={"toy": key}, num_slots=1, host_bytes=None, port=5000, name=name, blobs=blobs)
 
 
+def contents(model: str = "toy", **weights: FileContent) -> Contents:
+    """A configuration, and these weights."""
+    files = {f"{name}.safetensors": one for name, one in weights.items()}
+    return Contents({model: {"config.json": FileContent(num_bytes=2, quick="0"), **files}})
+
+
 def begin() -> Begin:
     """What an agent of two workers is told first."""
     return Begin(
@@ -167,7 +175,7 @@ def config(**options: Any) -> NodesConfig:
 
 
 @asynccontextmanager
-async def nodes(**options: Any) -> AsyncIterator[tuple[NodesExecutor, Heard, list[PlayedAgent]]]:
+async def nodes(key: ProfileKey = KEY, **options: Any) -> AsyncIterator[tuple[NodesExecutor, Heard, list[PlayedAgent]]]:
     """An executor that has started, with the agents of its nodes 0 and 1.
 
     Devices 0 and 1, and the CPU slot 4, are of node 0; devices 2 and 3, and the CPU slot 5, of node 1.
@@ -175,7 +183,7 @@ async def nodes(**options: Any) -> AsyncIterator[tuple[NodesExecutor, Heard, lis
     executor, heard = NodesExecutor(config(**options)), Heard()
     await executor.listen()
     starting = asyncio.get_running_loop().create_task(executor.start(heard))
-    agents = [await connect(executor) for _ in range(options.get("num_nodes", 2))]
+    agents = [await connect(executor, key=key) for _ in range(options.get("num_nodes", 2))]
     try:
         assert [one.info for one in await starting] == [INFO]
         heard.all.clear()

@@ -7,17 +7,20 @@ import socket
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import closing
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from clock import LeapingLoop
 from runtime.nodes.rig import begin
 from runtime.nodes.test_executor import A, B, execute, imported
 from tilework.comm.net.channel import Channel
 from tilework.comm.net.files import FileServer
 from tilework.comm.net.handshake import admit
+from tilework.core.model import ModelSource
 from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import Command, Forget, GroupRef
 from tilework.core.wire.node_blobs import FetchBlobs, LeaveOrigin, Origin
@@ -28,8 +31,10 @@ from tilework.runtime.nodes.agent import Servers, _Agent, serve_node
 from tilework.runtime.nodes.messages import (
     THE_NODE,
     BreakOff,
+    Contents,
     Leave,
     Leaving,
+    Links,
     Started,
     StartFailed,
     node_codec,
@@ -209,7 +214,8 @@ class UpAtOnce(PlayedExecutor):
     """It has no models."""
 
     num_devices, num_slots, host_bytes = 0, 0, None
-    devices_up = slots_up = ()
+    devices_up = slots_up = alone = ()
+    is_linking = False
     names = frozenset[str]()
     not_loaded = ()
 
@@ -271,6 +277,8 @@ def test_workers_that_could_not_start_are_started_again_after_a_while(
             channel = Channel(reader, writer, codec, EPOCH)
             channel.send(begin())
             async for _, message in channel.messages():
+                if isinstance(message, Contents):
+                    continue
                 assert isinstance(message, StartFailed)
                 failures.append(message.reason)
                 channel.send(Leave("it could not start"))
@@ -369,6 +377,93 @@ def test_a_server_without_a_place_leaves_workers_as_they_wait(
         assert await agent.run() == "all 2 places for nodes are taken"
         assert (await workers.begin(begin(), lambda _num: None) is executor) == (not has_place)
         await workers.close()
+
+    run(test())
+
+
+def test_a_node_that_differs_asks_again_after_pauses_that_grow(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its reason is logged once. Another address, and the same one after another reason, is tried as often as ever."""
+    differing, other = ("10.0.0.1", 1), ("10.0.0.2", 1)
+    tries: dict[tuple[str, int], list[float]] = {differing: [], other: []}
+    monkeypatch.setattr("tilework.runtime.nodes.agent.importlib", SimpleNamespace(import_module=lambda _: None))
+
+    async def connection(host: str, port: int) -> tuple[tuple[str, int], SimpleNamespace]:
+        tries[host, port].append(asyncio.get_running_loop().time())
+        if (host, port) == other:
+            raise ConnectionRefusedError("no server")
+        return (host, port), SimpleNamespace(close=lambda: None)
+
+    async def no_join(*_: object) -> int:
+        return EPOCH
+
+    class SentAway:
+        has_failed = False
+
+        def __init__(self, _channel: object, _token: bytes, leaving: asyncio.Event, *_: object) -> None:
+            self.differs, self.leaving = len(tries[differing]) != 10, leaving
+
+        async def run(self) -> str:
+            if len(tries[differing]) == 13:
+                self.leaving.set()
+            return "node 1 has another model" if self.differs else "the models have changed"
+
+    played = {"_connection": connection, "join": no_join, "Channel": lambda *_: None, "_Agent": SentAway}
+    for name, fake in played.items():
+        monkeypatch.setattr(f"tilework.runtime.nodes.agent.{name}", fake)
+
+    async def test() -> None:
+        await serve_node(Servers([differing, other], TOKEN))
+
+    with asyncio.Runner(loop_factory=LeapingLoop) as runner:
+        runner.run(test())
+    pauses = [round(later - before, 2) for before, later in pairwise(tries[differing])]
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60, 0.25, 1, 2]
+    assert {round(later - before, 2) for before, later in pairwise(tries[other])} == {0.25}
+    logged = [one.getMessage().partition(": ")[2] for one in caplog.records if "10.0.0.1" in one.getMessage()]
+    assert logged == ["node 1 has another model", "the models have changed", "node 1 has another model"]
+
+
+@pytest.mark.parametrize("differs", [True, False])
+def test_an_agent_knows_whether_it_was_let_go_since_it_differs(differs: bool) -> None:
+    class Channel:
+        async def messages(self) -> AsyncIterator[tuple[int, Any]]:
+            yield THE_NODE, Leave("node 1 has another model", differs=differs)
+
+    async def test() -> None:
+        agent = _Agent(Channel(), TOKEN, asyncio.Event(), "here", NodeWorkers())  # type: ignore[arg-type]
+        assert await agent.run() == "node 1 has another model"
+        assert agent.differs == differs
+
+    run(test())
+
+
+def test_an_agent_tells_what_its_files_hold_before_it_starts_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And of whole weights when it has read them."""
+    told = list[object]()
+
+    class Starts(UpAtOnce):
+        async def start(self, listener: object) -> tuple[()]:
+            assert [type(one) for one in told] == [Contents]
+            return ()
+
+    monkeypatch.setattr("tilework.runtime.nodes.node_workers.local_executor", lambda _: Starts(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    async def test() -> None:
+        here = SimpleNamespace(send=lambda message, _=0: told.append(message), own_host="127.0.0.1", epoch=EPOCH)
+        agent = _Agent(here, TOKEN, asyncio.Event(), "here", NodeWorkers())  # type: ignore[arg-type]
+        agent._handle(THE_NODE, replace(begin(), models=(ModelSource(path="shapes"),)))
+        await until(lambda: sum(isinstance(one, Contents) for one in told) == 2)
+        first, _, _, last = [one for one in told if isinstance(one, (Contents, Started, Links))]
+        assert isinstance(first, Contents)
+        assert isinstance(last, Contents)
+        samples, wholes = first.models["shapes"], last.models["shapes"]
+        assert samples == {name: replace(one, whole="") for name, one in wholes.items()}
+        assert {Path(name).suffix for name, one in wholes.items() if one.whole} == {".safetensors"}
 
     run(test())
 

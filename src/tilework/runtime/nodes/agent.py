@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Collection, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
 from typing import Any, TypeVar
 
 from tilework.comm.net.channel import Channel
@@ -21,6 +20,7 @@ from tilework.comm.net.frames import BadFrame
 from tilework.comm.net.handshake import join
 from tilework.core.actions import ReadComponents
 from tilework.core.cost_row import CostRow
+from tilework.core.model import ModelSource
 from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import Command, Execute, GroupRef, ImportState, RemoveLora, RemoveModel
 from tilework.core.wire.node_blobs import (
@@ -40,6 +40,7 @@ from tilework.runtime.nodes.messages import (
     Begin,
     BreakOff,
     Changed,
+    Contents,
     EndMeasuring,
     KillWorker,
     Leave,
@@ -65,10 +66,12 @@ from tilework.runtime.nodes.messages import (
     node_codec,
 )
 from tilework.runtime.nodes.node_workers import NodeExecutor, NodeWorkers
+from tilework.worker.models.contents import NodeContents
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 0.25
 _AFTER_FAILURE_S = 5.0  # Before workers are started again that could not start.
+_FIRST_PAUSE_S, _MOST_PAUSE_S = 1.0, 60.0  # Before a server is asked again that other nodes differ from this one.
 _MOST_WORKS = 8  # Of a group, of which it is known what they were given.
 _CONNECT_S = 5.0  # A machine that is off refuses nothing, and the kernel would go on trying for minutes.
 _READ_S = 0.05  # So long an agent that was suspended reads what has come meanwhile, before it calls a server silent.
@@ -85,6 +88,28 @@ class Servers:
     token: bytes
 
 
+@dataclass(slots=True)
+class _Tries:
+    """How the last try at an address has ended, and when the next one is due, on the clock of the loop.
+
+    It is put off by `pause_s` if this node differs from others there, each time longer.
+    """
+
+    reason: str = ""
+    due_s: float = 0.0
+    pause_s: float = 0.0
+
+    def ended(self, agent: _Agent | None, reason: str, host: str, port: int) -> None:
+        """A try has ended, of this agent if it got so far. The reason is logged once, until it is another one."""
+        if reason != self.reason:
+            _log.warning("this node belongs to no server at %s:%d: %s", host, port, reason)
+        self.reason = reason
+        differs = agent is not None and agent.differs
+        self.pause_s = min(max(_FIRST_PAUSE_S, 2 * self.pause_s), _MOST_PAUSE_S) if differs else 0.0
+        usual_s = _AFTER_FAILURE_S if agent is not None and agent.has_failed else _RETRY_S
+        self.due_s = asyncio.get_running_loop().time() + (self.pause_s or usual_s)
+
+
 async def serve_node(
     servers: Servers, leaving: asyncio.Event | None = None, name: str | None = None, wait_s: float = 60.0
 ) -> None:
@@ -92,34 +117,33 @@ async def serve_node(
 
     Until cancelled, or until the server lets it go: because it asks for that, or after `leaving` was set. Then the
     server has given its work and its states to other nodes. Workers whose server is gone without a word wait `wait_s`
-    for the next one. `name` is what servers call this node (default: `default_name`).
+    for the next one. A server for which this node differs from others is asked again after a pause that grows.
+    `name` is what servers call this node (default: `default_name`).
     """
     # Starting workers imports this, which takes seconds, and a node must not be silent for so long.
     await asyncio.to_thread(importlib.import_module, "tilework.worker.process")
-    codec, leaving, last = node_codec(), leaving or asyncio.Event(), dict[Address, str]()
-    workers, num_tries = NodeWorkers(wait_s), count()
+    codec, leaving, all_tries = node_codec(), leaving or asyncio.Event(), dict[Address, _Tries]()
+    workers = NodeWorkers(wait_s)
     try:
         while not leaving.is_set():
-            addresses, token = servers.addresses, servers.token
-            host, port = addresses[next(num_tries) % len(addresses)]
-            pause_s = _RETRY_S / len(addresses)
+            host, port = min(servers.addresses, key=lambda one: all_tries.setdefault(one, _Tries()).due_s)
+            token, tries, agent = servers.token, all_tries[host, port], None
+            if (left_s := tries.due_s - asyncio.get_running_loop().time()) > 0:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(min(left_s, _RETRY_S)):  # Where the server is may change meanwhile.
+                        await leaving.wait()
+                continue
             try:
                 reader, writer = await _connection(host, port)
                 try:
                     channel = Channel(reader, writer, codec, await join(reader, writer, token, codec.digest))
                     agent = _Agent(channel, token, leaving, name or default_name(), workers)
                     reason = await agent.run()
-                    pause_s = _AFTER_FAILURE_S if agent.has_failed else pause_s
                 finally:
                     writer.close()
             except (OSError, TimeoutError) as error:  # Refused and BadFrame are among these.
                 reason = f"{type(error).__name__}: {error}"
-            if reason != last.get((host, port)):  # Once, while no server is there.
-                _log.warning("this node belongs to no server at %s:%d: %s", host, port, reason)
-            last[host, port] = reason
-            with suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    await leaving.wait()
+            tries.ended(agent, reason, host, port)
     finally:
         await workers.close()
 
@@ -149,7 +173,9 @@ class _Agent:
         self._channel, self._token, self._leaving, self._name = channel, token, leaving, name
         self._workers = workers
         self._executor: NodeExecutor | None = None  # Once its workers are up.
+        self._contents = NodeContents()
         self.has_failed = False  # They could not start.
+        self.differs = False  # So says the server that has let it go.
         self._heard_s, self._silence = time.monotonic(), ""
         self._watching: asyncio.Task[None] | None = None
         self._files: FileServer | None = None
@@ -178,6 +204,7 @@ class _Agent:
         finally:
             for task in self._tasks:
                 task.cancel()
+            self._contents.close()
             if self._files is not None:
                 self._files.close()
             if let_go is None:
@@ -185,6 +212,7 @@ class _Agent:
         if let_go is not None:
             if let_go.is_final:
                 self._leaving.set()
+            self.differs = let_go.differs
             await self._workers.let_go()
             return let_go.reason
         return self._silence or "the server has closed the connection"
@@ -231,6 +259,7 @@ class _Agent:
 
     async def _start(self, begin: Begin) -> None:
         self._watch(begin.silence_s)
+        await self._tell_contents(begin.models)
         try:
             executor = await self._workers.begin(begin, self.on_loading)
         except (WorkerStartFailed, OSError) as error:
@@ -242,6 +271,17 @@ class _Agent:
         self._executor = executor
         self._channel.send(self._started(executor, self._files.port))
         self._workers.attach(self)
+        await self._read_whole()
+
+    async def _tell_contents(self, sources: Sequence[ModelSource]) -> None:
+        """Tell what the files of models hold, before workers load them: if other nodes have others, that is in vain."""
+        await asyncio.to_thread(self._contents.add, sources)
+        self._channel.send(Contents(self._contents.models))
+
+    async def _read_whole(self) -> None:
+        """Read all of the weights, of which only samples were told, beside the works; tell what they hold."""
+        if await asyncio.get_running_loop().run_in_executor(self._contents.thread, self._contents.read_whole):
+            self._channel.send(Contents(self._contents.models))
 
     def _started(self, executor: NodeExecutor, port: int) -> Started:
         keys = {one.info.name: executor.profile_key(one.info.name) for one in self._workers.models}
@@ -330,6 +370,7 @@ class _Agent:
                 self._begin_task(self._end_measuring(executor))
             case RemoveModel(model):
                 self._workers.note_change()
+                self._contents.remove(model)
                 executor.remove_model(model)
             case RemoveLora(model, name):
                 self._workers.note_change()
@@ -359,11 +400,13 @@ class _Agent:
         try:
             match message:
                 case ReadModel(source, served):
+                    await self._tell_contents([source])
                     model = await executor.read_model(source, served)
                     self._channel.send(ModelRead(model, executor.profile_key(model.info.name)))
                 case ServeModel(source):
                     await executor.add_model(source)
                     self._channel.send(Changed())
+                    await self._read_whole()
                 case ReadLora(name, lora):
                     self._channel.send(LoraRead(await executor.add_lora(name, lora)))
         except ModelRefused as refused:

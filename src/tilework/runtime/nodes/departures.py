@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tilework.control.nodes.blobs import NodeBlobs
-from tilework.runtime.nodes.messages import Leave
 from tilework.runtime.nodes.remote_node import RemoteNode
 
 
@@ -24,7 +23,8 @@ class Departures:
         """Let those nodes go of whose states others have all that they can get."""
         for node in [one for one in self._going if not self._blobs.is_fetched_from(one)]:
             self._going.remove(node)
-            node.tell(Leave(node.leaves_because or "", is_final=node.leaves_for_good))
+            if node.leave is not None:  # Else it is lost for what it has said.
+                node.tell(node.leave)
 
     def lost(self, node: RemoteNode) -> None:
         """A node is lost, whether it was leaving or not."""

@@ -38,6 +38,7 @@ from tilework.runtime.nodes.measuring import NodeMeasuring
 from tilework.runtime.nodes.messages import (
     Begin,
     BreakOff,
+    Contents,
     KillWorker,
     Leave,
     Leaving,
@@ -143,7 +144,7 @@ class NodesExecutor:
         return any(node.links.is_linking for node in self._nodes.values())
 
     def _up(self) -> list[int]:
-        staying = (node for node in self._nodes.values() if node.leaves_because is None)
+        staying = (node for node in self._nodes.values() if node.leave is None)
         return sorted(self._numbers.of(node.node, one) for node in staying for one in node.up)
 
     @property
@@ -353,7 +354,7 @@ class NodesExecutor:
         if self._places.is_current(node.node, node):
             self._bad_reports[node.node] += 1
             reason = f"it has said what cannot be: {error}"
-            node.leaves_because = None
+            node.leave = None
             self._end(node, reason, Leave(reason, is_final=True))
 
     def _on_message(self, node: RemoteNode, message: Any) -> None:
@@ -362,7 +363,11 @@ class NodesExecutor:
                 self._on_started(node, message)
             case StartFailed(reason):
                 self._fail_start(f"node {node.node} could not start: {reason}")
-                self.dismiss(node.node, f"node {node.node} could not start: {reason}", is_final=False)
+                self._dismiss(node, Leave(f"node {node.node} could not start: {reason}"))
+            case Contents(contents):
+                node.contents = contents
+                if (differs := self._models.content_difference(node)) is not None:
+                    self._send_away(node, differs)
             case Loading():
                 if not self._ready.done():
                     self._listener.on_loading(sum(len(one.up) for one in self._nodes.values()) + message.num_ready)
@@ -374,7 +379,7 @@ class NodesExecutor:
                 node.links = message
                 self._listener.on_links_changed()
             case Leaving(reason):
-                self.dismiss(node.node, reason)
+                self._dismiss(node, Leave(reason, is_final=True))
             case WeightsRead():
                 node.reads.discard(message.read_id)
                 self._listener.on_read(message)
@@ -390,8 +395,10 @@ class NodesExecutor:
 
     def _on_started(self, node: RemoteNode, started: Started) -> None:
         """The workers of a node are up: they join, unless others are still awaited for the start."""
+        if node.leave is not None:  # It was sent away, and has not read that yet.
+            return
         if self._models.is_outdated(node.models_version):
-            self.dismiss(node.node, _OUTDATED, is_final=False)
+            self._dismiss(node, Leave(_OUTDATED))
             return
         if started.not_loaded and not self._ready.done():
             self._models.leave_out(node.node, started.not_loaded)
@@ -399,7 +406,7 @@ class NodesExecutor:
                 self._fail_start(none_loaded(self._models.not_loaded))
                 return
             if self._first is not None:
-                self.dismiss(node.node, _OUTDATED, is_final=False)
+                self._dismiss(node, Leave(_OUTDATED))
                 return
         if self._first is None:
             self._first = started
@@ -410,9 +417,7 @@ class NodesExecutor:
                 num_slots=started.num_slots,
             )
         elif (differs := self._difference(self._first, started)) is not None:
-            reason = f"node {node.node} {differs}: all nodes of a server must be alike"
-            node.tell(Leave(reason))
-            self._fail_start(reason)
+            self._send_away(node, differs)
             return
         node.begin(started, self._num_each, partial(self._prepared, node), self._blobs.is_taken)
         if started.blobs and not self._may_inherit:
@@ -425,6 +430,12 @@ class NodesExecutor:
                 self._listener.on_joined(device_id)
         elif sum(one.started is not None for one in self._nodes.values()) == self._config.num_first:
             self._ready.set_result(None)
+
+    def _send_away(self, node: RemoteNode, differs: str) -> None:
+        """A node is not like the others; `differs` says in what."""
+        reason = f"node {node.node} {differs}: all nodes of a server must be alike"
+        self._fail_start(reason)
+        self._dismiss(node, Leave(reason, differs=True))
 
     def _fail_start(self, reason: str) -> None:
         """A server starts with all its nodes or not at all; one that serves goes on without the node."""
@@ -451,14 +462,14 @@ class NodesExecutor:
                 self._listener.on_lost(device_id, reason)
             case WorkerJoined(on_node):
                 node.up.add(on_node)
-                if node.leaves_because is None:
+                if node.leave is None:
                     self._listener.on_joined(self._numbers.of(node.node, on_node))
             case WorkersLeft(left):
                 node.left = frozenset(left)
                 self._listener.on_given_up(self._left())
                 if not left:
                     reason = "its workers were lost, and none could be started again"
-                    self.dismiss(node.node, reason, is_final=False)
+                    self._dismiss(node, Leave(reason))
 
     def _left(self) -> Collection[int]:
         """The devices that are not given up; none if all accelerators are, or all CPU slots."""
@@ -466,28 +477,31 @@ class NodesExecutor:
         kinds = range(self.num_devices), range(self.num_devices, self.num_devices + self.num_slots)
         return () if any(kind and left.isdisjoint(kind) for kind in kinds) else left
 
-    def dismiss(self, place: int, reason: str, *, is_final: bool = True) -> None:
-        """Let the node at this place leave: it gets no further works, and goes when its states are on other nodes.
+    def dismiss(self, place: int, reason: str) -> None:
+        """Let the node at this place leave, and its agent end: see `_dismiss`. Nothing happens if there is no node."""
+        if (node := self._nodes.get(place)) is not None:
+            self._dismiss(node, Leave(reason, is_final=True))
 
-        Its agent ends if that `is_final`; else it may connect again, with new workers. Nothing happens if there is no
-        node, or if it is leaving already.
+    def _dismiss(self, node: RemoteNode, leave: Leave) -> None:
+        """Let a node leave: it gets no further works, and goes, told that, when its states are on other nodes.
+
+        Nothing happens if it is leaving already.
         """
-        node = self._nodes.get(place)
-        if node is None or node.leaves_because is not None:
+        if node.leave is not None:
             return
-        node.leaves_because, node.leaves_for_good = reason, is_final
+        node.leave = leave
         if node.started is None or not self._ready.done():
-            node.tell(Leave(reason, is_final=is_final))
+            node.tell(leave)
             return
-        _log.warning("node %d leaves: %s", place, reason)
-        up = tuple(sorted(self._numbers.of(place, one) for one in node.up))
-        self._listener.on_node_leaving(place, up, reason, partial(self._departures.begin, node))
+        _log.warning("node %d leaves: %s", node.node, leave.reason)
+        up = tuple(sorted(self._numbers.of(node.node, one) for one in node.up))
+        self._listener.on_node_leaving(node.node, up, leave.reason, partial(self._departures.begin, node))
 
     def _lose(self, node: RemoteNode, reason: str) -> None:
         """The connection to a node has ended: its devices are lost, and the states that only it had."""
         if not self._places.lose(node.node, node):
             return
-        reason = reason if node.leaves_because is None else f"it has left: {node.leaves_because}"
+        reason = reason if node.leave is None else f"it has left: {node.leave.reason}"
         devices = self._numbers.all_of(node.node) if node.started is not None else ()
         for device_id in devices:
             self._groups.forget_device(device_id)
@@ -495,7 +509,7 @@ class NodesExecutor:
         self._departures.lost(node)
         if self._is_stopping:
             return
-        if self._ready.done() or node.leaves_because != _OUTDATED:
+        if self._ready.done() or node.leave != Leave(_OUTDATED):
             self._fail_start(f"node {node.node} was lost: {reason}")
         if node.started is not None:
             self._listener.on_node_lost(node.node, devices, gone, reason)

@@ -27,7 +27,7 @@ class NodeMeasuring:
         serving = [node for node in self._nodes.values() if node.started is not None and node.node in places]
         if not serving:
             return _rows(None, f"all nodes that serve {asked.model} were lost")
-        node = min(serving, key=lambda one: (one.leaves_because is not None, one.node))
+        node = min(serving, key=lambda one: (one.leave is not None, one.node))
         self._used.add(node)
         return _rows(node.ask(asked, Measured))
 

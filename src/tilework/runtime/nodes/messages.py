@@ -16,6 +16,7 @@ from tilework.core.cost_row import Batch, CostRow
 from tilework.core.lora import Lora, UsedLora
 from tilework.core.model import LoraSource, ModelSource, SimulatedSource
 from tilework.core.wire.commands import AddModel, Command, RemoveLora, RemoveModel
+from tilework.core.wire.content import FileContent
 from tilework.core.wire.node_blobs import BlobsFetched, CopyBlob, DiscardBlob, FetchBlobs, KeepBlobs, LeaveOrigin
 from tilework.core.wire.ranges import Amount, Count, Name, Port, Text, Time
 from tilework.core.wire.reports import DeviceReading, LoadedModel, NotLoaded, Report
@@ -113,11 +114,12 @@ class Ping:
 class Leave:
     """End the workers: the server has ended, has no place for this node, or has no use for it as it is.
 
-    If it `is_final`, the agent ends, too.
+    If it `is_final`, the agent ends, too. If the node `differs` from others, it is of no use until it is changed.
     """
 
     reason: str
     is_final: bool = False
+    differs: bool = False
 
 
 # From the agent.
@@ -139,6 +141,16 @@ class Started:
     name: Name
     blobs: tuple[Name, ...] = ()
     not_loaded: tuple[NotLoaded, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What the files of the models hold, by the names of the models: all that is known of them now.
+
+    Sent before workers are started and before the answer to `ReadModel`, and when whole files of weights were read.
+    """
+
+    models: Mapping[Name, Mapping[Name, FileContent]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +278,8 @@ ToNode = (
 """What concerns a node as a whole."""
 
 FromNode = (
-    Started
+    Contents
+    | Started
     | StartFailed
     | Loading
     | WorkerLost

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import astuple, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import astuple, fields, replace
+from itertools import combinations
 
 from tilework.core.lora import Lora
 from tilework.core.model import LoraSource, ModelInfo, ModelSource, Source
 from tilework.core.wire.commands import RemoveLora, RemoveModel
+from tilework.core.wire.content import first_difference
 from tilework.core.wire.reports import LoadedModel, NotLoaded
 from tilework.cost.profile import ProfileKey
 from tilework.runtime.executor import ModelRefused, WorkerStartFailed, none_loaded
@@ -88,9 +90,21 @@ class NodeModels:
             return f"has {_described(other.keys)}, not {_described(self.keys)}"
         if other.not_loaded:
             return f"cannot load a model ({none_loaded(other.not_loaded)})"
-        infos = {one.info.name: one.info for one in other.models}
-        alike = all(_plain(info) == _plain(self._infos[name]) for name, info in infos.items())
-        return None if alike else "has other models"
+        for theirs in (one.info for one in other.models):
+            first = self._infos[theirs.name]
+            if (field := _other_field(theirs, first)) is not None:
+                what = getattr(theirs, field), getattr(first, field)
+                return f"has another model {theirs.name}: its {field} is {what[0]!r:.200}, not {what[1]!r:.200}"
+        return None
+
+    def content_difference(self, node: RemoteNode) -> str | None:
+        """What files of a node are not as another node has them, as far as both have said; None if there are none.
+
+        Of those models that are served; before the first node is up, of all.
+        """
+        others = [one for one in self._nodes.values() if one is not node and one.leave is None]
+        found = (_content_difference(node, other, self._infos or node.contents) for other in others)
+        return next((one for one in found if one is not None), None)
 
     def is_outdated(self, version: int) -> bool:
         """Whether a node that was started with the sources of this version must start again."""
@@ -102,6 +116,8 @@ class NodeModels:
         answers = await self._ask(ReadModel(source, tuple(sorted(served))), ModelRead)
         found = [(one.model, one.key) for one in answers if one.model is not None and one.key is not None]
         error = _error(answers)
+        if not error and found:
+            error = self._read_difference(found[0][0].info.name)
         if not error and any(_runs(*one) != _runs(*found[0]) for one in found):
             error = f"{source.path} is another model, or runs otherwise, on one of the nodes; all must have the same"
         if error:
@@ -112,6 +128,13 @@ class NodeModels:
         model, key = found[0]
         self.keys[model.info.name], self._infos[model.info.name] = key, model.info
         return model
+
+    def _read_difference(self, model: str) -> str:
+        """What files of a model that is not served yet differ, and on which nodes; empty if none do."""
+        for first, second in combinations(self._nodes.values(), 2):
+            if (differs := _content_difference(second, first, (model,))) is not None:
+                return f"node {second.node} {differs}; all must have the same"
+        return ""
 
     async def add(self, source: ModelSource) -> None:
         """Let all nodes serve a model that was read. Raises ModelRefused."""
@@ -187,13 +210,29 @@ def _runs(model: LoadedModel, key: ProfileKey) -> tuple[ModelInfo, tuple[object,
 
 
 def _whole(key: ProfileKey) -> tuple[object, ...]:
-    """With the identity of the model: equal keys may be of models with other weights."""
-    return astuple(key)
+    """With the content of the model: equal keys may be of models with other weights."""
+    return astuple(replace(key, model=key.content))
+
+
+def _content_difference(node: RemoteNode, other: RemoteNode, models: Iterable[str]) -> str | None:
+    """What files of these models a node has that are not as another one has them, as far as both have said."""
+    for name in sorted({*models} & node.contents.keys() & other.contents.keys()):
+        differs = first_difference(node.contents[name], other.contents[name], f"node {other.node}")
+        if differs is not None:
+            return f"has another model {name}: {differs}; copy the model from one to the other"
+    return None
 
 
 def _plain(info: ModelInfo) -> ModelInfo:
-    """Without the LoRAs that a node has: they may have come or gone."""
-    return replace(info, loras=())
+    """Without the LoRAs that a node has, which may have come or gone, and where the model lies there."""
+    return replace(info, loras=(), path="")
+
+
+def _other_field(one: ModelInfo, other: ModelInfo) -> str | None:
+    """The first field in which models differ; None if they are alike."""
+    pair = _plain(one), _plain(other)
+    names = (field.name for field in fields(ModelInfo))
+    return next((name for name in names if getattr(pair[0], name) != getattr(pair[1], name)), None)
 
 
 def _described(keys: Mapping[str, ProfileKey]) -> str:

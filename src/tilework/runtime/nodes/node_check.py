@@ -15,6 +15,7 @@ from tilework.runtime.local_config import LocalConfig
 from tilework.runtime.nodes.messages import (
     THE_NODE,
     Changed,
+    Contents,
     Leaving,
     Links,
     Loading,
@@ -35,7 +36,7 @@ from tilework.runtime.nodes.remote_node import RemoteNode
 
 OF_DEVICES = (Progress, Preview, Ended, Failed, WeightsLoaded)
 """What devices report; a node says all else itself."""
-_BEFORE_STARTED = (Started, StartFailed, Loading, Leaving, Pong)
+_BEFORE_STARTED = (Contents, Started, StartFailed, Loading, Leaving, Pong)
 _WORKER = re.compile(r"(0|[1-9][0-9]{0,5})(?:\.(0|[1-9][0-9]{0,5}))?")
 _MOST_SECONDS = 1e6
 
@@ -86,7 +87,7 @@ class NodeCheck:
                 self._check_workers(node, message)
             case StartFailed():
                 _demand(node.started is None, "it could not start, and has started")
-            case Leaving():
+            case Leaving() | Contents():
                 pass
             case BlobsFetched() | WeightsRead() | Pong():
                 _check_done(node, message)

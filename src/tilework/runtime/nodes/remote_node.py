@@ -15,10 +15,11 @@ from tilework.control.nodes.clock import ClockOffset
 from tilework.control.nodes.numbers import DeviceNumbers
 from tilework.core.time import ns_from_s
 from tilework.core.wire.commands import Command, Execute, GroupRef
+from tilework.core.wire.content import ModelContent
 from tilework.core.wire.node_blobs import FetchBlobs, Origin
 from tilework.core.wire.reports import DeviceReading, Ended, Report
 from tilework.runtime.executor import WorkerStartFailed
-from tilework.runtime.nodes.messages import Links, Memory, Ping, Pong, Started
+from tilework.runtime.nodes.messages import Leave, Links, Memory, Ping, Pong, Started
 from tilework.runtime.outbox import Outbox, Outgoing
 
 _FIRST_PINGS = 8
@@ -58,8 +59,8 @@ class RemoteNode:
         self.reads: set[int] = set()  # Reads ahead of need that it has not answered.
         self.resident_bytes: Mapping[str, int] = {}  # Of its workers, as `Executor.resident_bytes`.
         self.readings: Mapping[str, DeviceReading] = {}
-        self.leaves_because: str | None = None  # If it is about to leave. What an agent says may be empty.
-        self.leaves_for_good = True
+        self.contents: Mapping[str, ModelContent] = {}  # Of its models, by name, as far as it has said.
+        self.leave: Leave | None = None  # What it is told when it goes, if it is about to leave.
         self._ping_s, self._silence_s = ping_s, silence_s
         self._outboxes: dict[int, Outbox] = {}
         self._checks: dict[int, ReportCheck] = {}
@@ -76,7 +77,7 @@ class RemoteNode:
 
     @property
     def stays(self) -> bool:
-        return self.started is not None and self.leaves_because is None
+        return self.started is not None and self.leave is None
 
     @property
     def origin(self) -> Origin:
