@@ -56,6 +56,7 @@ ALLOWED = {
     },
     "live/test_siege.py Flood._connect": {"limit": "of an attack: it goes on with another connection"},
     "live/test_siege.py seconds_of": {"clock": "measures, and is printed"},
+    "sets/unsteady.py Unsteady.watch": {"limit": "by the test's own clock"},
     "live/test_siege.py besiege": {"clock": "how long an attack lasts; all that is expected of it is a state"},
     "live/test_siege.py test_a_flood_of_connections": {"fall": "memory comes back with the last connection"},
     "live/test_theorem.py served": {"sleep": "requests come at the rate of the theorem"},

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -21,7 +22,9 @@ class Etcd:
     """The members, and the ports where clients reach them."""
 
     ports: Sequence[int]
-    members: Sequence[subprocess.Popen[bytes]]
+    directory: Path
+    commands: Sequence[Sequence[str]]
+    members: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @property
     def address(self) -> str:
@@ -40,8 +43,30 @@ class Etcd:
         raise AssertionError("no member leads")
 
     def kill(self, index: int) -> None:
+        """Also one that is suspended."""
         self.members[index].kill()
         self.members[index].wait()
+
+    def suspend(self, index: int) -> None:
+        """Let it answer nothing, though its connections stay, until it is told to go on."""
+        self.members[index].send_signal(signal.SIGSTOP)
+
+    def resume(self, index: int) -> None:
+        self.members[index].send_signal(signal.SIGCONT)
+
+    def wipe(self, index: int) -> None:
+        """Remove what one that was killed has written."""
+        shutil.rmtree(self.directory / f"m{index}")
+
+    def start(self, index: int) -> None:
+        """Start a member, by the same command each time. It does not answer yet."""
+        with (self.directory / f"m{index}.log").open("ab") as log:
+            member = subprocess.Popen(self.commands[index], stdout=log, stderr=log)
+        self.members[index : index + 1] = [member]
+
+    def await_health(self) -> None:
+        """Raises AssertionError if a member does not answer in time."""
+        _await_health(self.ports)
 
 
 @contextmanager
@@ -51,25 +76,24 @@ def etcd(directory: Path, num_members: int = 3) -> Iterator[Etcd]:
     clients, peers = ports[:num_members], ports[num_members:]
     names = [f"m{index}" for index in range(num_members)]
     cluster = ",".join(f"{name}=http://127.0.0.1:{port}" for name, port in zip(names, peers, strict=True))
-    with ExitStack() as stack:
-        running = Etcd(clients, [])
-        for name, client, peer in zip(names, clients, peers, strict=True):
-            log = stack.enter_context((directory / f"{name}.log").open("wb"))
-            command = ["etcd", "--name", name, "--data-dir", str(directory / name), "--initial-cluster", cluster]
-            command += ["--initial-cluster-state", "new", "--initial-cluster-token", directory.name]
-            for option, port in (("client", client), ("peer", peer)):
-                command += [f"--listen-{option}-urls", f"http://127.0.0.1:{port}"]
-            command += ["--advertise-client-urls", f"http://127.0.0.1:{client}"]
-            command += ["--initial-advertise-peer-urls", f"http://127.0.0.1:{peer}"]
-            running.members = [*running.members, subprocess.Popen(command, stdout=log, stderr=log)]
-            stack.callback(_end, running.members[-1])
-        _await_health(clients)
+    commands = list[list[str]]()
+    for name, client, peer in zip(names, clients, peers, strict=True):
+        command = ["etcd", "--name", name, "--data-dir", str(directory / name), "--initial-cluster", cluster]
+        command += ["--initial-cluster-state", "new", "--initial-cluster-token", directory.name]
+        for option, port in (("client", client), ("peer", peer)):
+            command += [f"--listen-{option}-urls", f"http://127.0.0.1:{port}"]
+        command += ["--advertise-client-urls", f"http://127.0.0.1:{client}"]
+        command += ["--initial-advertise-peer-urls", f"http://127.0.0.1:{peer}"]
+        commands.append(command)
+    running = Etcd(clients, directory, commands)
+    try:
+        for index in range(num_members):
+            running.start(index)
+        running.await_health()
         yield running
-
-
-def _end(member: subprocess.Popen[bytes]) -> None:
-    member.send_signal(signal.SIGKILL)
-    member.wait()
+    finally:
+        for index in range(len(running.members)):
+            running.kill(index)
 
 
 def _await_health(ports: Sequence[int]) -> None:

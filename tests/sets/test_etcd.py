@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from suite.etcd import Etcd, etcd
 
 from debian import has
+from sets.test_registry import beside
 from tilework.sets.address import open_registry
 from tilework.sets.directory import Directory
 from tilework.sets.etcd import EtcdRegistry
@@ -103,5 +105,48 @@ def test_a_registry_that_does_not_answer_is_named() -> None:
         with pytest.raises(RegistryLost, match=r"etcd does not answer: http://127\.0\.0\.1:2/v3/lease/grant: Connect"):
             await lost.grant(3)
         await lost.close()
+
+    run(test())
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Etcd]:
+    with etcd(tmp_path, 1) as running:
+        yield running
+
+
+def test_an_etcd_that_is_stopped_is_noticed_and_followed_again(alone: Etcd) -> None:
+    """Its connections stay."""
+
+    async def test() -> None:
+        async with registry(alone) as one:
+            owner, directory = Member(one, "sets/a", lambda _lease: b"1"), Directory(one)
+            async with beside(owner.run(), directory.follow()):
+                await until(lambda: "sets/a" in directory.entries)
+                alone.suspend(0)
+                await until(lambda: not directory.is_current and owner.created is None)
+                alone.resume(0)
+                await until(lambda: directory.is_current and "sets/a" in directory.entries and owner.created)
+                assert one.era == 0
+
+    run(test())
+
+
+def test_an_etcd_that_was_wiped_begins_a_new_era(alone: Etcd) -> None:
+    """Started by the same command it has the same id of its cluster: its revision tells. All is written anew."""
+
+    async def test() -> None:
+        async with registry(alone) as one:
+            values = iter(f"{number}".encode() for number in range(1_000_000))
+            owner, directory = Member(one, "sets/a", lambda _lease: next(values), beat_s=0.05), Directory(one)
+            async with beside(owner.run(), directory.follow()):
+                await until(lambda: "sets/a" in directory.entries and directory.entries["sets/a"].changed > 20)
+                cluster = one._cluster
+                alone.kill(0)
+                alone.wipe(0)
+                alone.start(0)
+                await until(lambda: one.era == 1)
+                await until(lambda: directory.is_current and "sets/a" in directory.entries and owner.created)
+                assert one._cluster == cluster
 
     run(test())

@@ -19,7 +19,7 @@ from tilework.sets.directory import Directory
 from tilework.sets.leader import NodeManager
 from tilework.sets.local import LocalRegistry
 from tilework.sets.member import Member
-from tilework.sets.records import LEADER, SETS, SetRecord, encoded
+from tilework.sets.records import LEADER, ROUTES, SETS, SetRecord, encoded
 from tilework.sets.registry import Entry
 from tilework.sets.routing import RoutedAgent
 
@@ -116,13 +116,12 @@ def test_agents_obey_the_newest_order_alone_and_all_come_to_rest(seed: int) -> N
 
 
 def obey_every_route(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = RoutedAgent._next_address
-
     def next_address(self: RoutedAgent) -> str | None:
-        newest, self._seen = self._seen, (0, 0)
-        address = real(self)
-        self._seen = newest if self._seen == (0, 0) else self._seen
-        return address
+        route, entry = self._directory.routes.get(self._name), self._directory.entries.get(ROUTES + self._name)
+        if route is None or entry is None or route.set not in self._directory.sets:
+            return None
+        self._seen, address = (route.epoch, entry.changed), self._directory.sets[route.set].agents
+        return None if address == self._address else address
 
     monkeypatch.setattr(RoutedAgent, "_next_address", next_address)
 

@@ -16,7 +16,7 @@ from tilework.core.time import NS_PER_S
 from tilework.policy.placement.utilisation import UtilisationRule
 from tilework.sets.address import open_registry
 from tilework.sets.directory import Directory
-from tilework.sets.leader import NodeManager
+from tilework.sets.leader import STEADY_S, NodeManager
 from tilework.sets.local import LocalRegistry
 from tilework.sets.member import TTL_S, Member
 from tilework.sets.records import AGENTS, LEADER, ROUTES, SETS, AgentRecord, Route, SetRecord, decoded, encoded
@@ -171,12 +171,14 @@ def test_a_leader_that_was_replaced_moves_nothing() -> None:
         async with beside(copy.follow(), agent.run()):
             async with beside(old_copy.follow(), first.run()):
                 await loop.until(lambda: old_copy.leader is not None and "x" in old_copy.agents)
-                epoch = old_copy.leader_epoch
+                old, epoch = old_copy.entries, old_copy.leader_epoch
             lease = await registry.grant(10_000)
             for key in (SETS + "a", SETS + "b", LEADER):
                 await registry.create(key, encoded(a_set(agents="a:1")), lease)
-            old_copy.sets, old_copy.leader_epoch = {"a": a_set()}, epoch
+            old_copy._take({**old, SETS + "a": registry._entries[SETS + "a"]})
             first._member.created = epoch
+            await passes(loop, STEADY_S + 1.0)
+            assert first._leads(epoch)
             await first._decide()
             await passes(loop, 1.0)
             assert copy.sets
@@ -195,7 +197,7 @@ def test_a_leader_decides_nothing_until_its_copy_shows_that_it_leads() -> None:
             await loop.until(lambda: other.leader_epoch and other.agents and other.sets)
             copy._take(dict(registry._entries))
             copy.leader_epoch -= 1
-            await passes(loop, 2.0)
+            await passes(loop, STEADY_S + 2.0)
             assert other.routes == {}
             copy.leader_epoch += 1
             await passes(loop, 2.0)
@@ -217,9 +219,9 @@ def test_one_change_in_a_window() -> None:
         async with beside(
             copy.follow(), manager.run(), *(one.run() for one in servers), *(one.run(ends) for one in nodes)
         ):
-            await passes(loop, 10.0)
+            await passes(loop, STEADY_S + 2.0)
             sets["b"] = replace(idle, least_nodes=1)
-            for seconds, num_moved in ((10.0, 0), (20.0, 1), (15.0, 1), (20.0, 2)):
+            for seconds, num_moved in ((10.0, 0), (20.0, 1), (10.0, 1), (20.0, 2)):
                 await passes(loop, seconds)
                 assert [one.set for one in copy.routes.values()].count("a") == 1 + num_moved
 
@@ -242,7 +244,7 @@ def test_a_node_goes_from_the_idle_set_to_the_busy_one() -> None:
         async with beside(
             directory.follow(), manager.run(), *(one.run() for one in servers), *(one.run(ends) for one in nodes)
         ):
-            await passes(loop, 5.0)
+            await passes(loop, STEADY_S + 3.0)
             assert there == {"x": ["busy:1"], "y": ["idle:1"], "z": ["idle:1"]}
             await passes(loop, 60.0)  # The idle one keeps two.
             assert sorted(one.set for one in directory.routes.values()) == ["a", "b", "b"]
@@ -265,7 +267,7 @@ def _goes(addresses: list[str]) -> Serve:
     return serve
 
 
-def test_an_agent_does_not_obey_a_route_of_an_older_epoch() -> None:
+def test_an_agent_does_not_obey_a_route_of_an_older_epoch_or_of_another_lease() -> None:
     async def scenario(loop: ManualLoop) -> None:
         registry = LocalRegistry()
         addresses: list[str] = []
@@ -277,10 +279,15 @@ def test_an_agent_does_not_obey_a_route_of_an_older_epoch() -> None:
         ends = asyncio.Event()
         async with beside(agent.run(ends)) as (running,):
             await loop.until(lambda: AGENTS + "x" in registry._entries)
+            lease = registry._entries[AGENTS + "x"].lease
             for name, epoch, expected in (("a", 7, ["a:1"]), ("b", 6, ["a:1"]), ("b", 8, ["a:1", "left a:1", "b:1"])):
                 assert await registry.put(ROUTES + "x", encoded(Route(set=name, epoch=epoch, why="")), lease, guard)
                 await passes(loop, 2.0)
                 assert addresses == expected
+            other = await registry.grant(10_000)
+            assert await registry.put(ROUTES + "x", encoded(Route(set="a", epoch=9, why="")), other, guard)
+            await passes(loop, 2.0)
+            assert addresses[-1] == "b:1"  # The route is not under its lease.
             ends.set()
             await passes(loop, 0.5)
             assert not running.done()

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,6 +32,7 @@ from tilework.server.http.server import HttpServer, bind
 from tilework.server.reload import Reloading, Reread, Terminal
 from tilework.server.sets import NodePlaces
 from tilework.server.standing_answer import standing_answer
+from tilework.sets.chores import Chore, kept_alive
 from tilework.store.durable import DurableDirectory
 from tilework.store.results import ResultStore
 
@@ -139,14 +140,13 @@ async def serve(
     loop, listener = asyncio.get_running_loop(), bind(config.host, config.port)
     http = _http(app, listener, config, engine)
     deadline_s = loop.time()  # Of a stop, on the loop's clock; it moves when one is asked for.
-    chores = (app.state.sets.run(_url(config, listener)), _reloading(app, config, reread).run(signals.reload))
-    async with _held(app, config, signals, listener, store, on_progress, *chores):
+    chores = _chores(app, _url(config, listener), _reloading(app, config, reread), signals)
+    async with _held(app, config, signals, listener, store, on_progress, chores):
         serving = asyncio.create_task(http.listen())
         try:
             await _first(serving, http.listening.wait())
             if not serving.done() and await _unless(signals.stop, _start(engine, app)):
-                tidying = [] if durable is None or journal is None else [journal.keep_tidy(), durable.disk.watch()]
-                with rare_collections(), _beside(sweep(), *tidying):
+                with rare_collections(), _beside(_tidying(durable, journal)):
                     _begin(app, engine, config, readiness, journal)
                     on_ready(_url(config, listener))
                     await _until_stop(serving, signals, engine)
@@ -165,6 +165,17 @@ async def serve(
 def _not_started(engine: Engine, store: ResultStore, durable: DurableDirectory | None) -> Readiness:
     disk = None if durable is None else durable.disk
     return Readiness(engine, has_started=False, disk=disk, backlog=store.backlog)
+
+
+def _chores(app: FastAPI, url: str, reloading: Reloading, signals: Signals) -> Mapping[str, Chore]:
+    return {"the set": partial(app.state.sets.run, url), "reading settings": partial(reloading.run, signals.reload)}
+
+
+def _tidying(durable: DurableDirectory | None, journal: DurableJournal | None) -> Mapping[str, Chore]:
+    chores: dict[str, Chore] = {"collecting garbage": sweep}
+    if durable is not None and journal is not None:
+        chores |= {"tidying the journal": journal.keep_tidy, "watching the disk": durable.disk.watch}
+    return chores
 
 
 async def _start(engine: Engine, app: FastAPI) -> None:
@@ -222,9 +233,9 @@ def _reloading(app: FastAPI, config: ServerConfig, reread: Callable[[], Reread] 
 
 
 @contextmanager
-def _beside(*chores: Coroutine[object, object, None]) -> Iterator[None]:
-    """Do these while the block runs."""
-    tasks = [asyncio.create_task(chore) for chore in chores]
+def _beside(chores: Mapping[str, Chore]) -> Iterator[None]:
+    """Do these while the block runs; one that fails is begun again."""
+    tasks = [asyncio.create_task(kept_alive(what, chore)) for what, chore in chores.items()]
     try:
         yield
     finally:
@@ -270,7 +281,7 @@ async def _held(
     listener: socket.socket,
     store: ResultStore,
     on_progress: Callable[[str], None],
-    *chores: Coroutine[object, object, None],
+    chores: Mapping[str, Chore],
 ) -> AsyncIterator[None]:
     """What a server holds from its start to its end, and does beside; from then on it may open as many files as it can.
 
@@ -279,7 +290,7 @@ async def _held(
         OSError: results cannot be kept.
     """
     raise_limit()
-    with _handled(signals), listener, _beside(*chores):
+    with _handled(signals), listener, _beside(chores):
         await store.open()
         try:
             async with probe_port(app, config.probe_port, config) as url:

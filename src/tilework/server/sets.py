@@ -14,6 +14,7 @@ from tilework.policy.placement.utilisation import UtilisationRule
 from tilework.server.config import ConfigError, ServerConfig
 from tilework.server.engine_protocol import Engine
 from tilework.sets.address import open_registry
+from tilework.sets.chores import Chore, kept_alive
 from tilework.sets.directory import Directory
 from tilework.sets.leader import NodeManager
 from tilework.sets.local import LocalRegistry
@@ -125,10 +126,15 @@ class Sets:
         key, ttl_s = SETS + self.name, _TTL_S
         member = Member(self.registry, key, lambda _lease: encoded(self.own.record()), ttl_s=ttl_s, taken=taken)
         manager = NodeManager(self.registry, self.directory, self.name, self.rule)
+        chores: Mapping[str, Chore] = {
+            "the record of this set": member.run,
+            "the copy of the registry": self.directory.follow,
+            "the node manager": manager.run,
+        }
         try:
             async with asyncio.TaskGroup() as tasks:
-                for chore in (member.run(), self.directory.follow(), manager.run()):
-                    tasks.create_task(chore)
+                for what, chore in chores.items():
+                    tasks.create_task(kept_alive(what, chore))
         finally:
             await self.registry.close()
 

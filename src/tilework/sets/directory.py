@@ -31,8 +31,7 @@ class Directory:
     """Sets, agents and routes by name, as of the last change that the registry has told.
 
     `is_current` is false while the registry does not answer: then the copy is of no use for new decisions.
-    `revision` is the newest of its entries; `revisions` are those of the routes. `leader_epoch` is the revision at
-    which there came to be the leader.
+    `entries` are what it was made from. `leader_epoch` is the revision at which there came to be the leader.
     """
 
     def __init__(self, registry: Registry) -> None:
@@ -41,22 +40,32 @@ class Directory:
         self.sets: Mapping[str, SetRecord] = {}
         self.agents: Mapping[str, AgentRecord] = {}
         self.routes: Mapping[str, Route] = {}
-        self.revisions: Mapping[str, int] = {}
+        self.entries: Entries = {}
         self.leader: LeaderRecord | None = None
         self.leader_epoch = 0
-        self.revision = 0
         self.is_current = False
+        self._since_s = 0.0  # It is current since then, on the loop's clock, in this era.
+        self._era = registry.era
+
+    @property
+    def current_for_s(self) -> float:
+        """For how long it has been current without a gap."""
+        return asyncio.get_running_loop().time() - self._since_s if self.is_current else 0.0
 
     async def follow(self) -> None:
         """Keep the copy up to date, until cancelled."""
+        lost = ""
         while True:
             try:
                 async with aclosing(self._registry.watch()) as watched:
                     async for entries in watched:
                         self._take(entries)
+                        lost = ""
             except RegistryLost as error:
-                if self.is_current:
+                if str(error) != lost:
                     _log.warning("the registry of sets is lost; no client is sent to another set: %s", error)
+                lost = str(error)
+            finally:
                 self.is_current = False
             await asyncio.sleep(_RETRY_S)
 
@@ -64,13 +73,12 @@ class Directory:
         self.sets = _named(SetRecord, SETS, entries)
         self.agents = _named(AgentRecord, AGENTS, entries)
         self.routes = _named(Route, ROUTES, entries)
-        self.revisions = {
-            key.removeprefix(ROUTES): one.changed for key, one in entries.items() if key.startswith(ROUTES)
-        }
+        self.entries = dict(entries)
         leader = entries.get(LEADER)
         self.leader = None if leader is None else decoded(LeaderRecord, leader.value)
         self.leader_epoch = 0 if leader is None else leader.created
-        self.revision = max((one.changed for one in entries.values()), default=self.revision)
+        if not self.is_current or self._era != self._registry.era:
+            self._since_s, self._era = asyncio.get_running_loop().time(), self._registry.era
         self.is_current = True
         for waiting in self._waiting:
             if not waiting.done():

@@ -1,26 +1,45 @@
 """A registry in etcd, over the JSON gateway of its API, version 3.
 
 Source: etcd.io, "Why gRPC gateway", for etcd 3.4 and later. The package etcd3gw does the same, but blocks the event
-loop and knows one address. Here each call goes to the address that answered last, and to the next one when that does
-not.
+loop and knows one address. Here each call goes to the address that answered last, and also to the next one when that is
+slow, or is no etcd.
+
+An era ends when answers come from another cluster, or when what is newest is older than what was seen before. An etcd
+that was wiped and started by the same command has the same id of its cluster: then the revision alone tells.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
-import json
+import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any
 
 import httpx
 
+from tilework.sets.etcd_answers import (
+    Answer,
+    Event,
+    Granted,
+    Header,
+    KeyValue,
+    Kind,
+    LeaseGone,
+    Listed,
+    Renewed,
+    Watched,
+    Written,
+    read,
+)
 from tilework.sets.registry import Entries, Entry, Guard, RegistryLost
 
-_CALL_S = 2.0  # While its members elect a leader, etcd answers no write for that long and more.
-_ROUNDS = 2  # How often all addresses are tried.
-_SILENCE_S = 10.0  # After this long without a change a watch begins again, since its connection may be dead.
+_log = logging.getLogger(__name__)
+_CALL_S = 5.0  # While its members elect a leader, etcd answers no write for 2 s and more.
+_NEXT_S = 1.5  # After this long without an answer the next address is asked, too.
+_ROUNDS = 2  # How often all addresses are asked.
+_SILENCE_S = 2.0  # After this long without a change all is listed again: is it lost, or has nothing changed?
+_PAUSE_S = 0.5  # Before a watch that has ended begins again.
 _HAS_LEADER = {"Grpc-Metadata-hasleader": "true"}  # A member that has lost the others ends its watches.
-_NOT_FOUND = 5
 
 
 class EtcdRegistry:
@@ -30,27 +49,34 @@ class EtcdRegistry:
         self._urls, self._prefix = tuple(urls), prefix
         self._first = 0  # The address that answered last.
         self._http = httpx.AsyncClient(timeout=_CALL_S, trust_env=False)
+        self._cluster: int | None = None
+        self._revision = 0  # The newest of this era.
+        self._listed: Entries = {}
+        self._wrong: set[str] = set()  # Addresses of which it was logged that they are no etcd.
+        self.era = 0
 
     async def grant(self, ttl_s: int) -> int:
-        return int((await self._call("lease/grant", {"TTL": ttl_s}))["ID"])
+        return (await self._call("lease/grant", {"TTL": ttl_s}, Granted)).ID
 
     async def renew(self, lease: int) -> bool:
-        answer = await self._call("lease/keepalive", {"ID": lease})
-        return int(answer.get("result", {}).get("TTL", 0)) > 0
+        return (await self._call("lease/keepalive", {"ID": lease}, Renewed)).TTL > 0
 
     async def revoke(self, lease: int) -> None:
-        await self._call("lease/revoke", {"ID": lease})
+        try:
+            await self._call("lease/revoke", {"ID": lease}, Answer)
+        except LeaseGone:
+            return
 
     async def create(self, key: str, value: bytes, lease: int) -> int | None:
         absent = {"key": self._key(key), "target": "CREATE", "result": "EQUAL", "create_revision": 0}
-        answer = await self._write(absent, key, value, lease, {"request_range": {"key": self._key(key)}})
-        if answer.get("succeeded"):
-            return int(answer["header"]["revision"])
+        try:
+            answer = await self._write(absent, key, value, lease, {"request_range": {"key": self._key(key)}})
+        except LeaseGone:
+            return None
+        if answer.succeeded:
+            return answer.header.revision
         # An earlier try may have written it, although its answer was lost.
-        for one in _found(answer):
-            if int(one.get("lease", 0)) == lease:
-                return int(one["create_revision"])
-        return None
+        return next((one.create_revision for one in answer.found if one.lease == lease), None)
 
     async def put(self, key: str, value: bytes, lease: int, guard: Guard) -> int | None:
         held = {
@@ -59,69 +85,154 @@ class EtcdRegistry:
             "result": "EQUAL",
             "create_revision": guard.created,
         }
-        answer = await self._write(held, key, value, lease)
-        return int(answer["header"]["revision"]) if answer.get("succeeded") else None
+        try:
+            answer = await self._write(held, key, value, lease)
+        except LeaseGone:
+            return None
+        return answer.header.revision if answer.succeeded else None
 
     async def _write(
         self, condition: Mapping[str, object], key: str, value: bytes, lease: int, *otherwise: Mapping[str, object]
-    ) -> dict[str, Any]:
+    ) -> Written:
         put = {"key": self._key(key), "value": _base64(value), "lease": lease}
         body = {"compare": [condition], "success": [{"request_put": put}], "failure": list(otherwise)}
-        return await self._call("kv/txn", body)
+        return await self._call("kv/txn", body, Written)
 
     async def watch(self) -> AsyncGenerator[Entries, None]:
+        await self._check_members()
         while True:
-            listed = await self._call("kv/range", self._range())
-            entries = {self._name(one): _entry(one) for one in listed.get("kvs", ())}
+            listed = await self._call("kv/range", self._range(), Listed)
+            entries = {self._name(one): _entry(one) for one in listed.kvs}
+            self._compare(entries)
             yield entries
             try:
-                async for events in self._events(int(listed["header"]["revision"]) + 1):
+                async for events in self._events(listed.header.revision + 1):
                     for event in events:
                         self._apply(entries, event)
                     yield entries
-            except httpx.TransportError:  # Its member is gone, or nothing has changed for long.
-                self._first += 1
+            except httpx.ReadTimeout:
+                continue
+            except (httpx.HTTPError, RegistryLost):  # Another address may do better.
+                await asyncio.sleep(_PAUSE_S)
 
-    async def _events(self, revision: int) -> AsyncGenerator[list[dict[str, Any]], None]:
-        """What has changed from a revision on, until etcd ends the watch. Raises httpx.TransportError."""
+    async def _events(self, revision: int) -> AsyncGenerator[list[Event], None]:
+        """What has changed from a revision on.
+
+        Raises:
+            httpx.HTTPError: its member is gone; ReadTimeout if nothing has changed for long.
+            RegistryLost: etcd has ended the watch, or what answers is no etcd.
+        """
         body = {"create_request": {**self._range(), "start_revision": revision}}
         timeout = httpx.Timeout(_CALL_S, read=_SILENCE_S)
         url = self._url(self._first, "watch")
         async with self._http.stream("POST", url, json=body, headers=_HAS_LEADER, timeout=timeout) as answer:
             async for line in answer.aiter_lines():
-                result = _parsed(line).get("result", {})
-                if result.get("canceled") or not result:
-                    return
-                if result.get("events"):
-                    yield result["events"]
+                result = read(Watched, answer, line)
+                if result.canceled:
+                    break
+                if result.events:
+                    yield result.events
+        raise RegistryLost(f"{url}: the watch was ended")
 
-    def _apply(self, entries: dict[str, Entry], event: Mapping[str, Any]) -> None:
-        if event.get("type") == "DELETE":
-            entries.pop(self._name(event["kv"]), None)
+    def _apply(self, entries: dict[str, Entry], event: Event) -> None:
+        if event.type == "DELETE":
+            entries.pop(self._name(event.kv), None)
         else:
-            entries[self._name(event["kv"])] = _entry(event["kv"])
+            entries[self._name(event.kv)] = _entry(event.kv)
 
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def _call(self, path: str, body: Mapping[str, object]) -> dict[str, Any]:
-        """The answer of the first address that gives one; an empty one for a lease that is gone."""
-        problem = ""
-        for number in range(self._first, self._first + _ROUNDS * len(self._urls)):
-            url = self._url(number, path)
-            try:
-                answer = await self._http.post(url, json=body)
-            except httpx.TransportError as error:
-                problem = f"{url}: {type(error).__name__} {error}"
-                continue
-            values = _parsed(answer.text)
-            if answer.status_code == 200:
-                self._first = number % len(self._urls)
-                return values
-            if values.get("code") == _NOT_FOUND:
-                return {}
-            problem = f"{url}: HTTP {answer.status_code} {values.get('error', answer.text[:200])}"
+    async def _call(self, path: str, body: Mapping[str, object], kind: type[Kind]) -> Kind:
+        """The first answer that is right. Raises RegistryLost, LeaseGone."""
+        problem = f"{self._url(self._first, path)}: nothing for {_CALL_S:g} s"
+        numbers = list(range(self._first, self._first + _ROUNDS * len(self._urls)))
+        asked: dict[asyncio.Task[Kind], int] = {}
+        end_s = asyncio.get_running_loop().time() + _CALL_S
+        try:
+            while (numbers or asked) and (left_s := end_s - asyncio.get_running_loop().time()) > 0:
+                if numbers:
+                    number = numbers.pop(0)
+                    asked[asyncio.ensure_future(self._ask(number, path, body, kind))] = number
+                timeout_s = min(_NEXT_S, left_s) if numbers else left_s
+                done, _ = await asyncio.wait(asked, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+                for one in done:
+                    number = asked.pop(one)
+                    try:
+                        answer = one.result()
+                    except RegistryLost as error:
+                        problem = str(error)
+                    else:
+                        self._first = number % len(self._urls)
+                        return answer
+        finally:
+            for one in asked:
+                one.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
         raise RegistryLost(f"etcd does not answer: {problem}")
+
+    async def _ask(self, number: int, path: str, body: Mapping[str, object], kind: type[Kind]) -> Kind:
+        """The answer of an address. Raises RegistryLost, LeaseGone."""
+        before, era = self._revision, self.era
+        answer = await self._answer(self._url(number, path), body, kind)
+        # Only reads and writes of keys go through the log of all members: others may lag behind.
+        if issubclass(kind, Listed | Written) or answer.header.cluster_id != self._cluster:
+            self._note(answer.header, before, era)
+        return answer
+
+    async def _answer(self, url: str, body: Mapping[str, object], kind: type[Kind]) -> Kind:
+        try:
+            answer = await self._http.post(url, json=body)
+        except httpx.HTTPError as error:
+            raise RegistryLost(f"{url}: {type(error).__name__} {error}") from None
+        try:
+            found = read(kind, answer, answer.text.partition("\n")[0])
+        except RegistryLost as error:
+            if url not in self._wrong:
+                _log.warning("an address of the registry is skipped: %s", error)
+            self._wrong.add(url)
+            raise
+        self._wrong.discard(url)
+        return found
+
+    def _note(self, header: Header, before: int, era: int) -> None:
+        """An answer has come to what was asked in an era, when its newest revision was `before`."""
+        if self._cluster not in (None, header.cluster_id) or (era == self.era and header.revision < before):
+            self._begin_era()
+        elif era != self.era:
+            return
+        self._cluster = header.cluster_id
+        self._revision = max(self._revision, header.revision)
+
+    def _compare(self, entries: Entries) -> None:
+        """An era has also ended if an entry is older than it was, however much was written since."""
+        before = self._listed
+        if any(key in before and one.changed < before[key].changed for key, one in entries.items()):
+            self._begin_era()
+        self._listed = dict(entries)
+
+    def _begin_era(self) -> None:
+        _log.warning("the registry has lost what it held, or is another one: all is written to it anew")
+        self.era += 1
+        self._revision, self._listed = 0, {}
+
+    async def _check_members(self) -> None:
+        """Raises RegistryLost if the addresses that answer are of several clusters: each would have a leader."""
+        if len(self._urls) == 1:
+            return
+        asked = [
+            asyncio.ensure_future(self._answer(self._url(one, "maintenance/status"), {}, Answer))
+            for one in range(len(self._urls))
+        ]
+        await asyncio.wait(asked, timeout=_NEXT_S)
+        for one in asked:
+            one.cancel()
+        clusters: dict[int, str] = {}
+        for url, answer in zip(self._urls, await asyncio.gather(*asked, return_exceptions=True), strict=True):
+            if isinstance(answer, Answer):
+                clusters.setdefault(answer.header.cluster_id, url)
+        if len(clusters) > 1:
+            raise RegistryLost(f"{' and '.join(clusters.values())} are members of different etcds; give those of one")
 
     def _url(self, number: int, path: str) -> str:
         return f"{self._urls[number % len(self._urls)]}/v3/{path}"
@@ -129,8 +240,8 @@ class EtcdRegistry:
     def _key(self, name: str) -> str:
         return _base64((self._prefix + name).encode())
 
-    def _name(self, kv: Mapping[str, Any]) -> str:
-        return base64.b64decode(kv["key"]).decode().removeprefix(self._prefix)
+    def _name(self, kv: KeyValue) -> str:
+        return kv.key.removeprefix(self._prefix)
 
     def _range(self) -> dict[str, object]:
         """All keys with the prefix: up to the text that follows all of them."""
@@ -142,19 +253,5 @@ def _base64(value: bytes) -> str:
     return base64.b64encode(value).decode()
 
 
-def _entry(kv: Mapping[str, Any]) -> Entry:
-    return Entry(base64.b64decode(kv.get("value", "")), int(kv["create_revision"]), int(kv["mod_revision"]))
-
-
-def _found(answer: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """What the reads of a transaction have found."""
-    return [one for part in answer.get("responses", ()) for one in part.get("response_range", {}).get("kvs", ())]
-
-
-def _parsed(text: str) -> dict[str, Any]:
-    """The first JSON object of an answer; an empty one if it has none."""
-    try:
-        values = json.loads(text.partition("\n")[0])
-    except ValueError:
-        values = None
-    return values if isinstance(values, dict) else {}
+def _entry(kv: KeyValue) -> Entry:
+    return Entry(kv.value, kv.create_revision, kv.mod_revision, kv.lease)

@@ -3,6 +3,11 @@
 The servers try to own the key `leader`; the revision at which one has is its epoch. Its routes are written only while
 that holds (`Guard`), so one that was replaced, and does not know it yet, changes nothing.
 
+When a registry was silent, leases have ended, and records come back one after another. So nothing is decided until it
+has answered without a gap for `STEADY_S`, in which all that live have written again; the same holds for a set that was
+away alone. And no node is taken from a set by
+what was measured before the gap, or given up by one that was away in it: windows begin anew.
+
 Source: OnePiece §8.1, which elects by Paxos; here etcd does that.
 """
 
@@ -14,14 +19,17 @@ from collections.abc import Sequence
 
 from tilework.core.time import s_from_ns
 from tilework.policy.placement.utilisation import UtilisationRule
+from tilework.sets.chores import kept_alive
 from tilework.sets.directory import Directory
 from tilework.sets.manager import Move, moves
 from tilework.sets.member import Member
-from tilework.sets.records import LEADER, ROUTES, LeaderRecord, Route, encoded
+from tilework.sets.presence import Presence
+from tilework.sets.records import LEADER, ROUTES, SETS, LeaderRecord, Route, encoded
 from tilework.sets.registry import Guard, Registry, RegistryLost
 
 _log = logging.getLogger(__name__)
-TTL_S = 3
+TTL_S = 4
+STEADY_S = 12.0  # Longer than any lease, and than a member needs that waits for an answer, tries again and registers.
 _RETRY_S = 0.5  # How often a follower tries to become the leader.
 _BEAT_S = 0.5
 
@@ -33,12 +41,14 @@ class NodeManager:
         self._registry, self._directory, self._rule, self._own = registry, directory, rule, own
         record = encoded(LeaderRecord(set=own))
         self._member = Member(registry, LEADER, lambda _lease: record, ttl_s=TTL_S, retry_s=_RETRY_S)
-        self._since_s = 0.0
         self._epoch: int | None = None
+        self._changed_s = 0.0  # When nodes were last taken from a set, or this one began to lead.
+        self._presence = Presence()
+        self._written: dict[str, tuple[int, int]] = {}  # By agent: the lease and the revision of its newest route.
 
     async def run(self) -> None:
         """Lead whenever no other does, until cancelled."""
-        leading = asyncio.create_task(self._member.run())
+        leading = asyncio.create_task(kept_alive("the lead over the sets", self._member.run))
         try:
             while True:
                 try:
@@ -51,23 +61,48 @@ class NodeManager:
             await asyncio.wait({leading})
 
     async def _decide(self) -> None:
-        """Make the changes that are due, if this is the leader, and the copy knows it."""
+        """Make the changes that are due, if this is the leader, and the copy knows it and all earlier changes."""
         epoch, directory, now_s = self._member.created, self._directory, asyncio.get_running_loop().time()
-        if epoch != self._epoch:
-            self._epoch, self._since_s = epoch, now_s
-            if epoch is not None:
-                _log.info("this server is the node manager of all sets, in epoch %d", epoch)
-        if epoch is None or not directory.is_current or directory.leader_epoch != epoch:
+        if epoch != self._epoch or not directory.is_current:
+            self._epoch, self._changed_s = epoch, now_s
+            self._presence.clear()
+            self._written.clear()
+        if epoch is None or not self._leads(epoch) or not all(self._knows(agent) for agent in self._written):
             return
-        is_due = now_s - self._since_s >= s_from_ns(self._rule.window_ns)
-        due = moves(directory.sets, directory.agents, directory.routes, self._rule, is_due=is_due)
-        if is_due:
-            self._since_s = now_s
+        homes = (*(one.set for one in directory.routes.values()), *(one.set for one in directory.agents.values()))
+        created = {name: directory.entries[SETS + name].created for name in directory.sets}
+        self._presence.see(created, [one for one in homes if one is not None], now_s)
+        if directory.current_for_s < STEADY_S:
+            return
+        presence, window_s = self._presence, s_from_ns(self._rule.window_ns)
+        due = moves(
+            directory.sets,
+            directory.agents,
+            directory.routes,
+            self._rule,
+            steady=presence.steady(now_s, window_s) if now_s - self._changed_s >= window_s else (),
+            new=directory.sets.keys() - presence.steady(now_s, STEADY_S),
+            gone=presence.gone(now_s, window_s),
+        )
+        if any(move.is_taken for move in due):
+            self._changed_s = now_s
         await self._write(due, epoch)
 
+    def _leads(self, epoch: int) -> bool:
+        """Whether the copy has this server as the leader of this epoch."""
+        directory = self._directory
+        leader = directory.leader
+        is_own = leader is not None and leader.set == self._own
+        return is_own and directory.leader_epoch == epoch and directory.is_current
+
+    def _knows(self, agent: str) -> bool:
+        """Whether the copy has the route that was written for an agent, or that is gone with its lease."""
+        lease, revision = self._written[agent]
+        record, route = self._directory.agents.get(agent), self._directory.entries.get(ROUTES + agent)
+        return record is None or record.lease != lease or (route is not None and route.changed >= revision)
+
     async def _write(self, due: Sequence[Move], epoch: int) -> None:
-        """Write routes, and wait until the copy has them: the next decision goes by it."""
-        newest = 0
+        """Write routes. Raises RegistryLost."""
         for move in due:
             agent = self._directory.agents.get(move.agent)
             if agent is None:
@@ -76,6 +111,5 @@ class NodeManager:
             revision = await self._registry.put(ROUTES + move.agent, route, agent.lease, Guard(LEADER, epoch))
             if revision is None:
                 return  # Another leads, or the agent is gone.
-            newest = revision
+            self._written[move.agent] = agent.lease, revision
             _log.warning("%s goes to set %s: %s", move.agent, move.set, move.why)
-        await self._directory.until(lambda: self._directory.revision >= newest or None)

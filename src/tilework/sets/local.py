@@ -19,6 +19,8 @@ class _Lease:
 class LocalRegistry:
     """A `Registry` in this process. `now_s` is the clock of its leases (default: that of the event loop)."""
 
+    era = 0
+
     def __init__(self, now_s: Callable[[], float] | None = None) -> None:
         self._now_s = now_s or (lambda: asyncio.get_running_loop().time())
         self._entries: dict[str, Entry] = {}
@@ -63,7 +65,7 @@ class LocalRegistry:
         self._leases[lease].keys.add(key)
         self._revision += 1
         before = self._entries.get(key)
-        self._entries[key] = Entry(value, self._revision if before is None else before.created, self._revision)
+        self._entries[key] = Entry(value, self._revision if before is None else before.created, self._revision, lease)
         self._changed.set()
         return self._revision
 

@@ -1,18 +1,19 @@
 """Which nodes go to which set: the decision of the node manager, without any clock or registry.
 
-Theory of operation. A node that is for no set goes to one that has a place: first to one that has not enough nodes to
-start, then to the busiest. After a window the rule of OnePiece (`policy.placement.utilisation`, §8.2) says which set is
-too busy, and which others can give it nodes; of a set that gives, the least used nodes go.
+Theory of operation. A node that is for no set goes to one that has a place: to the one that it works for already, else
+to one that has not enough nodes, then to the busiest. Where nodes are still lacking, sets that have more than they need
+give them up at once. After a window the rule of OnePiece (`policy.placement.utilisation`, §8.2) says which set is too
+busy, and which others can give it nodes. Of a set that gives, the least used nodes go.
 
 Source: OnePiece §8.2, "both within and across workflow sets": there instances change their stage, here nodes change
 their set. Departures: a set keeps its `least_nodes`; it gets no more nodes than it has places; a set that was not
-measured for a whole window takes no part; nodes that were started for one server stay there.
+measured for a whole window, or was away in it, takes no part; nodes that were started for one server stay there.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from tilework.core.time import NS_PER_S
@@ -22,11 +23,12 @@ from tilework.sets.records import AgentRecord, Route, SetRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """A node is for another set from now on."""
+    """A node is for another set from now on. `is_taken` from one for which it worked, since that is less busy."""
 
     agent: str
     set: str
     why: str
+    is_taken: bool = False
 
 
 def moves(
@@ -35,32 +37,39 @@ def moves(
     routes: Mapping[str, Route],
     rule: UtilisationRule,
     *,
-    is_due: bool,
+    steady: Collection[str] = (),
+    new: Collection[str] = (),
+    gone: Collection[str] = (),
 ) -> list[Move]:
-    """What to change now. `is_due`: a window has passed since the last change; else only free nodes are placed.
+    """What to change now. Loads count of sets that are `steady`: there for a window in which no node was taken.
 
-    Ties go to the first name.
+    For a set that is `new` none is taken from others: it may have come back, and so will its nodes. A node whose set is
+    not there waits for it, since a server may be restarted, or cut off from the registry alone. It is free when that is
+    `gone`: away for a window. Ties go to the first name.
     """
     placed = {name: routes[name].set for name in sorted(agents) if name in routes and routes[name].set in sets}
-    # A node whose set is gone waits for it: a server may be restarted. It is free when a window has passed.
-    away = set(routes) - set(placed)
-    free = [name for name in sorted(agents) if name not in placed and (is_due or name not in away)]
+    homes = {
+        name: routes[name].set if name in routes else agents[name].set for name in sorted(agents) if name not in placed
+    }
+    free = {name: home for name, home in homes.items() if home is None or home in sets or home in gone}
     nums = Counter(placed.values())
     for name, one in sets.items():
         nums[name] += len(set(one.nodes) - set(agents))  # Those that follow no route.
-    found = _place(sets, agents, free, nums)
-    return found or (_rebalance(sets, placed, nums, rule) if is_due else [])
+    found = _place(sets, free, nums)
+    found += _supply(sets, placed, nums, new)
+    return found or _rebalance(sets, placed, nums, rule, steady)
 
 
-def _place(
-    sets: Mapping[str, SetRecord], agents: Mapping[str, AgentRecord], free: Sequence[str], nums: Counter[str]
-) -> list[Move]:
-    """A set for each free node, as far as there are places: the one that it works for already, else by need."""
+def _place(sets: Mapping[str, SetRecord], free: Mapping[str, str | None], nums: Counter[str]) -> list[Move]:
+    """A set for each free node, as far as there are places: the one that it works for already, else by need.
+
+    Those that work for one come first, so that no other takes their places.
+    """
     found = []
-    for agent in free:
+    for agent in sorted(free, key=lambda one: (free[one] not in sets, one)):
         room = {name: one for name, one in sets.items() if nums[name] < one.most_nodes}
-        own = agents[agent].set
-        if own in room:
+        own = free[agent]
+        if own is not None and own in room:
             name, why = own, "it was there"
         elif room:
             name = min(room, key=lambda one: (nums[one] >= room[one].least_nodes, -room[one].share, one))
@@ -73,14 +82,46 @@ def _place(
     return found
 
 
+def _supply(
+    sets: Mapping[str, SetRecord], placed: Mapping[str, str], nums: Counter[str], new: Collection[str]
+) -> list[Move]:
+    """Nodes for sets that lack some and are not new: the least used of those that other sets have above their least.
+
+    A set that gives has its least left, and one that gets has no more than that: so none goes back.
+    """
+    found: list[Move] = []
+    for name in sorted(set(sets).difference(new)):
+        while nums[name] < min(sets[name].least_nodes, sets[name].most_nodes):
+            gone = {one.agent for one in found}
+            spare = [
+                (sets[giver].nodes.get(agent, 0.0), agent)
+                for agent, giver in placed.items()
+                if agent not in gone and nums[giver] > max(1, sets[giver].least_nodes)
+            ]
+            if not spare:
+                break
+            agent = min(spare)[1]
+            giver = placed[agent]
+            why = f"{name} lacks nodes, and {giver} has more than its least"
+            found.append(Move(agent=agent, set=name, why=why, is_taken=True))
+            nums[giver] -= 1
+            nums[name] += 1
+    return found
+
+
 def _rebalance(
-    sets: Mapping[str, SetRecord], placed: Mapping[str, str], nums: Mapping[str, int], rule: UtilisationRule
+    sets: Mapping[str, SetRecord],
+    placed: Mapping[str, str],
+    nums: Mapping[str, int],
+    rule: UtilisationRule,
+    steady: Collection[str],
 ) -> list[Move]:
     """Nodes for the busiest set that has places, from those that are little used."""
     uses = {
         name: Use(nums[name], one.share, max(1, one.least_nodes))
         for name, one in sorted(sets.items())
         if one.most_nodes
+        and name in steady
         and one.measured_s * NS_PER_S >= rule.window_ns
         # One that is too busy can give none: without a place it takes no part.
         and (one.share <= rule.threshold or nums[name] < one.most_nodes)
@@ -95,5 +136,5 @@ def _rebalance(
         nodes = [name for name, where in placed.items() if where == giver and name not in gone]
         if nodes:
             least = min(nodes, key=lambda name: (sets[giver].nodes.get(name, 0.0), name))
-            found.append(Move(agent=least, set=change.to, why=change.why))
+            found.append(Move(agent=least, set=change.to, why=change.why, is_taken=True))
     return found

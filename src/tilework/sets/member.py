@@ -37,9 +37,15 @@ class Member:
         self._registry, self._key, self._record, self._taken = registry, key, record, taken
         self._ttl_s, self._beat_s, self._retry_s = ttl_s, beat_s, retry_s
         self._lease: int | None = None
+        self._era = registry.era  # In which that was granted.
         self._written = b""
         self._due = asyncio.Event()
         self.created: int | None = None
+
+    @property
+    def lease(self) -> int | None:
+        """The lease under which the record is, or will be; None if it has none that counts."""
+        return self._lease if self._era == self._registry.era else None
 
     async def run(self) -> None:
         """Own the key whenever that is possible, until cancelled; then it is free at once."""
@@ -53,33 +59,64 @@ class Member:
                     if not was_lost:
                         _log.warning("%s is not in the registry: %s", self._key, error)
                     was_lost = True
-                self.created = None
+                finally:
+                    self.created = None
                 await asyncio.sleep(self._retry_s)
-        finally:
+        except asyncio.CancelledError:
             await self._leave()
+            raise
 
     def write_now(self) -> None:
         """Write the record again before the next beat."""
         self._due.set()
 
     async def _hold(self) -> None:
-        """Take the key, and keep it until its lease has ended, or another has it."""
-        if self._lease is None or not await self._registry.renew(self._lease):
-            self._lease = await self._registry.grant(self._ttl_s)
-        self._written = self._record(self._lease)
-        self.created = await self._registry.create(self._key, self._written, self._lease)
+        """Take the key, and keep it until its lease has ended, or another has it.
+
+        The lease is renewed beside all else, so that a registry whose answers are late does not end it.
+        """
+        lease = await self._live_lease()
+        both = [asyncio.ensure_future(self._keep_lease(lease)), asyncio.ensure_future(self._keep_record(lease))]
+        try:
+            done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            for one in done:
+                one.result()
+        finally:
+            for one in both:
+                one.cancel()
+            await asyncio.gather(*both, return_exceptions=True)
+
+    async def _live_lease(self) -> int:
+        """The lease that there is, or a new one. That of an era before is given up, with all that is under it."""
+        if self._lease is not None and self.lease is None:
+            await self._registry.revoke(self._lease)
+        if (lease := self.lease) is None or not await self._registry.renew(lease):
+            self._era = self._registry.era
+            self._lease = lease = await self._registry.grant(self._ttl_s)
+        return lease
+
+    async def _keep_lease(self, lease: int) -> None:
+        """Renew it until it has ended: a beat after the last time, or as soon as that is answered."""
+        loop = asyncio.get_running_loop()
+        begin_s = loop.time()
+        while self.lease == lease and await self._registry.renew(lease):
+            await asyncio.sleep(begin_s + self._beat_s - loop.time())
+            begin_s = loop.time()
+
+    async def _keep_record(self, lease: int) -> None:
+        """Write the record whenever it has changed, until it is not ours any more."""
+        self._written = self._record(lease)
+        self.created = await self._registry.create(self._key, self._written, lease)
         if self.created is None:
             if self._taken is not None:
                 _log.error("%s", self._taken)
                 self._taken = None
             return
-        while await self._registry.renew(self._lease):
-            if not await self._write(self._lease, self.created):
-                return
-            self._due.clear()
+        while await self._write(lease, self.created):
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._beat_s):
                     await self._due.wait()
+            self._due.clear()
 
     async def _write(self, lease: int, created: int) -> bool:
         """Write the record if it has changed; returns whether it is still ours."""
@@ -90,7 +127,6 @@ class Member:
         return await self._registry.put(self._key, value, lease, Guard(self._key, created)) is not None
 
     async def _leave(self) -> None:
-        self.created = None
         if self._lease is not None:
             with suppress(RegistryLost, TimeoutError):  # Else it ends by itself.
                 async with asyncio.timeout(_LEAVE_S):

@@ -2,6 +2,9 @@
 
 Keys are texts such as `sets/a`. Each write has a *revision*, a number that only grows; that at which a key was created
 is its fencing token: a write can be bound to it, so that it fails once another has taken the key.
+
+A registry that was wiped, or restored from a backup, begins a new *era*: revisions begin at a smaller number, and those
+of the era before mean nothing. What one holds by a lease it has to give up then, and to write again under a new one.
 """
 
 from __future__ import annotations
@@ -16,16 +19,17 @@ class BadRegistry(ValueError):
 
 
 class RegistryLost(ConnectionError):
-    """The registry does not answer, at none of its addresses."""
+    """The registry does not answer at any of its addresses, or what answers is none; the message says which."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A value, and the revisions at which its key was created and last written."""
+    """A value, the revisions at which its key was created and last written, and the lease of that write (0: none)."""
 
     value: bytes
     created: int
     changed: int
+    lease: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,10 @@ Entries = Mapping[str, Entry]
 
 class Registry(Protocol):
     """Every method raises RegistryLost if the registry does not answer; then it may have been done, or not."""
+
+    @property
+    def era(self) -> int:
+        """How many eras have ended, as far as answers have shown."""
 
     async def grant(self, ttl_s: int) -> int:
         """A new lease. What is written under it is removed when it was not renewed for `ttl_s` seconds."""

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine, Mapping
 
+from tilework.sets.chores import Chore, kept_alive
 from tilework.sets.directory import Directory
 from tilework.sets.member import Member
-from tilework.sets.records import AGENTS, AgentRecord, encoded
+from tilework.sets.records import AGENTS, ROUTES, AgentRecord, encoded
 from tilework.sets.registry import Registry
 
 _log = logging.getLogger(__name__)
 
 
-Serve = Callable[[str, asyncio.Event], Awaitable[None]]
+Serve = Callable[[str, asyncio.Event], Coroutine[object, object, None]]
 """Makes this machine a node of the server at an address (HOST:PORT), until the event is set and that has let it go."""
 
 
 class RoutedAgent:
     """The agent `name`, which `serve`s where its routes say.
 
-    It follows only the newest route: one of an older epoch than the last is not obeyed.
+    It follows only the newest route that was written under the lease that it has now: one of an older epoch than the
+    last is not obeyed, nor one that the registry still has from an era before.
     """
 
     def __init__(self, registry: Registry, name: str, serve: Serve) -> None:
@@ -29,18 +31,27 @@ class RoutedAgent:
         self._name, self._serve = name, serve
         self._set: str | None = None
         self._address: str | None = None
-        self._seen = (0, 0)  # The epoch and the revision of the newest route.
+        self._lease: int | None = None  # Under which the newest route was written.
+        self._seen = (0, 0)  # The epoch and the revision of that.
         self._serving: asyncio.Future[None] | None = None
         self._leaves = asyncio.Event()  # The set that it serves.
+        self._is_asked = False  # To leave it, by this agent.
         self._member = Member(registry, AGENTS + name, self._record, taken=f"agent {name}: another has this name")
 
     def _record(self, lease: int) -> bytes:
         return encoded(AgentRecord(lease=lease, set=self._set))
 
     async def run(self, leaving: asyncio.Event) -> None:
-        """Go from set to set as the routes say, until `leaving` is set and the last one has let it go."""
-        chores = self._member.run(), self._directory.follow(), self._follow_routes()
-        tasks: list[asyncio.Future[None]] = [asyncio.ensure_future(chore) for chore in chores]
+        """Go from set to set as the routes say, until `leaving` is set and the last one has let it go.
+
+        A server that tells the agent to end sets `leaving`, too.
+        """
+        chores: Mapping[str, Chore] = {
+            "the record of this agent": self._member.run,
+            "the copy of the registry": self._directory.follow,
+            "the change to another set": lambda: self._follow_routes(leaving),
+        }
+        tasks: list[asyncio.Future[None]] = [asyncio.ensure_future(kept_alive(*chore)) for chore in chores.items()]
         try:
             await leaving.wait()
             tasks[-1].cancel()
@@ -51,16 +62,23 @@ class RoutedAgent:
                 task.cancel()
             await asyncio.wait(tasks)
 
-    async def _follow_routes(self) -> None:
+    async def _follow_routes(self, leaving: asyncio.Event) -> None:
         while True:
             address = await self._directory.until(self._next_address)
             await self._leave()
-            self._address, self._leaves = address, asyncio.Event()
-            self._serving = asyncio.ensure_future(self._serve(address, self._leaves))
+            self._address, self._leaves, self._is_asked = address, asyncio.Event(), False
+            self._serving = asyncio.ensure_future(self._work(address, leaving))
+
+    async def _work(self, address: str, leaving: asyncio.Event) -> None:
+        leaves = self._leaves
+        await kept_alive(f"the node of the server at {address}", lambda: self._serve(address, leaves))
+        if not self._is_asked:
+            leaving.set()
 
     async def _leave(self) -> None:
         """Leave the set that it serves, if there is one."""
         if self._serving is not None:
+            self._is_asked = True
             self._leaves.set()
             await asyncio.wait({self._serving})
 
@@ -69,18 +87,19 @@ class RoutedAgent:
 
         While the set is not there, or the agent has no route, it stays where it is.
         """
-        route, there = self._directory.routes.get(self._name), self._directory.sets
-        if route is None or route.set not in there:
+        directory = self._directory
+        route, entry = directory.routes.get(self._name), directory.entries.get(ROUTES + self._name)
+        if route is None or entry is None or entry.lease != self._member.lease or route.set not in directory.sets:
             return None
-        stamp = (route.epoch, self._directory.revisions[self._name])
-        if stamp < self._seen:
+        newest = self._seen if entry.lease == self._lease else (0, 0)
+        stamp = (route.epoch, entry.changed)
+        if stamp < newest:
             return None
-        if stamp > self._seen:
-            _log.warning("this node goes to set %s: %s", route.set, route.why)
-        self._seen = stamp
-        address = there[route.set].agents
+        self._lease, self._seen = entry.lease, stamp
+        address = directory.sets[route.set].agents
         if address is None or address == self._address:
             return None
+        _log.warning("this node goes to set %s: %s", route.set, route.why)
         self._set = route.set
         self._member.write_now()
         return address

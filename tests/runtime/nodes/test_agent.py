@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +19,7 @@ from runtime.nodes.rig import begin
 from runtime.nodes.test_executor import A, B, execute, imported
 from tilework.comm.net.channel import Channel
 from tilework.comm.net.files import FileServer
+from tilework.comm.net.frames import BadFrame
 from tilework.comm.net.handshake import admit
 from tilework.core.model import ModelSource
 from tilework.core.wire.blobs import StateBlob
@@ -293,6 +294,46 @@ def test_workers_that_could_not_start_are_started_again_after_a_while(
         server.close()
 
     run(test())
+
+
+def test_a_session_that_fails_as_nobody_has_foreseen_ends_and_another_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else both ends would wait for ever."""
+    starts = iter([KeyError("a bug"), None])
+
+    class UpAtTheSecondTry(UpAtOnce):
+        async def start(self, listener: object) -> tuple[()]:
+            if (error := next(starts)) is not None:
+                raise error
+            return ()
+
+    monkeypatch.setattr("tilework.runtime.nodes.node_workers.local_executor", lambda _: UpAtTheSecondTry(tmp_path))
+    monkeypatch.setattr("tilework.runtime.nodes.agent.importlib", SimpleNamespace(import_module=lambda _: None))
+    monkeypatch.setattr("tilework.runtime.nodes.agent._AFTER_FAILURE_S", 0.01)
+
+    async def test() -> None:
+        codec = node_codec()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await admit(reader, writer, TOKEN, codec.digest, EPOCH)
+            channel = Channel(reader, writer, codec, EPOCH)
+            channel.send(begin())
+            with suppress(BadFrame):
+                async for _, message in channel.messages():
+                    if isinstance(message, Started):
+                        channel.send(Leave("that was all", is_final=True))
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        async with asyncio.timeout(PATIENCE_S):
+            await serve_node(Servers([server.sockets[0].getsockname()], TOKEN))
+        server.close()
+
+    run(test())
+    (failed,) = [one for one in caplog.records if one.name.endswith(".session_chores")]
+    assert failed.message == "the session of an agent has failed, and ends"
+    assert failed.exc_info
 
 
 def test_an_address_that_does_not_answer_does_not_keep_an_agent_from_the_next(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,6 +66,7 @@ from tilework.runtime.nodes.messages import (
     node_codec,
 )
 from tilework.runtime.nodes.node_workers import NodeExecutor, NodeWorkers
+from tilework.runtime.nodes.session_chores import end_if_failed
 from tilework.worker.models.contents import NodeContents
 
 _log = logging.getLogger(__name__)
@@ -174,7 +175,7 @@ class _Agent:
         self._workers = workers
         self._executor: NodeExecutor | None = None  # Once its workers are up.
         self._contents = NodeContents()
-        self.has_failed = False  # They could not start.
+        self.has_failed = False  # They could not start, or what the session cannot do without.
         self.differs = False  # So says the server that has let it go.
         self._heard_s, self._silence = time.monotonic(), ""
         self._watching: asyncio.Task[None] | None = None
@@ -188,7 +189,7 @@ class _Agent:
 
     async def run(self) -> str:
         """Until the engine lets it go or is gone; returns why. Raises BadFrame."""
-        self._begin_task(self._ask_to_leave())
+        self._begin_chore(self._ask_to_leave())
         self._watch(_FIRST_SILENCE_S)
         let_go: Leave | None = None
         try:
@@ -221,7 +222,7 @@ class _Agent:
         """Break off when the server says nothing for so long, from now on."""
         if self._watching is not None:
             self._watching.cancel()
-        self._watching = self._begin_task(self._watch_for_silence(silence_s))
+        self._watching = self._begin_chore(self._watch_for_silence(silence_s))
 
     async def _watch_for_silence(self, silence_s: float) -> None:
         while (left_s := self._heard_s + silence_s - time.monotonic()) > 0:
@@ -236,7 +237,7 @@ class _Agent:
             if self._executor is not None:
                 self._channel.send(Memory(self._executor.resident_bytes, self._executor.readings))
         elif isinstance(message, Begin):
-            self._begin_task(self._start(message))
+            self._begin_chore(self._start(message))
         elif self._executor is not None:
             if address == THE_NODE:
                 self._change(self._executor, message)
@@ -256,6 +257,15 @@ class _Agent:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+    def _begin_chore(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Begin what nothing waits for, and the session cannot do without."""
+        task = self._begin_task(coroutine)
+        task.add_done_callback(self._chore_ended)
+        return task
+
+    def _chore_ended(self, task: asyncio.Task[None]) -> None:
+        self.has_failed |= end_if_failed(self._channel, task)
 
     async def _start(self, begin: Begin) -> None:
         self._watch(begin.silence_s)
@@ -367,7 +377,7 @@ class _Agent:
             case Measure():
                 self._measure(executor, message)
             case EndMeasuring():
-                self._begin_task(self._end_measuring(executor))
+                self._begin_chore(self._end_measuring(executor))
             case RemoveModel(model):
                 self._workers.note_change()
                 self._contents.remove(model)
@@ -377,14 +387,14 @@ class _Agent:
                 executor.remove_lora(model, name)
             case ReadModel() | ServeModel() | ReadLora():
                 self._workers.note_change()
-                self._begin_task(self._add(executor, message))
+                self._begin_chore(self._add(executor, message))
             case _:
                 raise BadFrame(f"a node does not handle {type(message).__name__}")
 
     def _measure(self, executor: NodeExecutor, asked: Measure) -> None:
         """Measure at once: what comes for these workers after it is sent to them after it."""
         what = asked.model, asked.batches, asked.degree, asked.num_runs, asked.loras, asked.known, asked.devices
-        self._begin_task(self._answer_measured(executor.calibrate(*what)))
+        self._begin_chore(self._answer_measured(executor.calibrate(*what)))
 
     async def _answer_measured(self, rows: Awaitable[tuple[CostRow, ...]]) -> None:
         try:

@@ -20,6 +20,7 @@ from tilework.core.wire.node_blobs import FetchBlobs, Origin
 from tilework.core.wire.reports import DeviceReading, Ended, Report
 from tilework.runtime.executor import WorkerStartFailed
 from tilework.runtime.nodes.messages import Leave, Links, Memory, Ping, Pong, Started
+from tilework.runtime.nodes.session_chores import end_if_failed
 from tilework.runtime.outbox import Outbox, Outgoing
 
 _FIRST_PINGS = 8
@@ -70,6 +71,7 @@ class RemoteNode:
         self.is_silent = self.may_be_lost = False
         self._silent_s, self._on_silence = 0.0, on_silence
         self._pinging = asyncio.get_running_loop().create_task(self._ping())
+        self._pinging.add_done_callback(partial(end_if_failed, channel))
 
     @property
     def has_started(self) -> bool:
