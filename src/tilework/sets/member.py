@@ -105,8 +105,8 @@ class Member:
 
     async def _keep_record(self, lease: int) -> None:
         """Write the record whenever it has changed, until it is not ours any more."""
-        self._written = self._record(lease)
-        self.created = await self._registry.create(self._key, self._written, lease)
+        self._written = b""  # What is there may be older, if an earlier call has made it and its answer was lost.
+        self.created = await self._registry.create(self._key, self._record(lease), lease)
         if self.created is None:
             if self._taken is not None:
                 _log.error("%s", self._taken)
@@ -123,8 +123,9 @@ class Member:
         value = self._record(lease)
         if value == self._written:
             return True
+        is_ours = await self._registry.put(self._key, value, lease, Guard(self._key, created)) is not None
         self._written = value
-        return await self._registry.put(self._key, value, lease, Guard(self._key, created)) is not None
+        return is_ours
 
     async def _leave(self) -> None:
         if self._lease is not None:
