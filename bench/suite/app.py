@@ -25,6 +25,7 @@ from suite.cases.frontends import FrontEnds
 from suite.cases.fuzz import Fuzz
 from suite.cases.groups import GroupTime
 from suite.cases.growth import Growth
+from suite.cases.journal import JournalCost
 from suite.cases.links import Links
 from suite.cases.load import Load
 from suite.cases.loras import Loras
@@ -97,6 +98,10 @@ CASES: Cases = {
     "load": (
         "Time until a request is accepted or refused, for ten minutes, with 20,000 waiting and 2,000 connections open",
         Load,
+    ),
+    "journal": (
+        "Calls on the disk before they are accepted: what an fsync costs, alone and shared",
+        JournalCost,
     ),
     "observe": ("Metrics, event log and the page: what they cost in throughput", Observe),
     "page": ("The page at / in a browser: what a frame costs, with 10,000 tiles in view", PageFrames),

@@ -10,13 +10,14 @@ import shutil
 import sqlite3
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from queue import Queue
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import httpx
 import pytest
@@ -28,6 +29,7 @@ from tilework.runtime.state_blobs import StateBlobDirectory
 from tilework.server.calls import finish
 from tilework.server.calls.journal import DurableJournal
 from tilework.store import files
+from tilework.store import journal as journal_file
 from tilework.store.disk import CHECK_S, Disk
 from tilework.store.durable import DurableDirectory
 from tilework.store.files import FileStore
@@ -354,7 +356,8 @@ def test_calls_go_on_after_a_kill_and_ended_ones_are_remembered(tmp_path: Path, 
             for index in range(2):
                 server.on_loop(server.engine.finish, f"{uid}-{index}")
             eventually(lambda uid=uid: status(server, uid)["status"] == "done")
-        assert set(server.engine.released) == {f"{uid}-{index}" for uid in (done, deleted) for index in range(2)}
+        released = {f"{uid}-{index}" for uid in (done, deleted) for index in range(2)}
+        eventually(lambda: set(server.engine.released) == released)
         server.http.delete(f"/v1/requests/{deleted}")
         server.http.delete(f"/v1/requests/{cancelled}")
         picture = server.http.get(f"/v1/requests/{done}/content").content
@@ -383,6 +386,68 @@ def test_calls_go_on_after_a_kill_and_ended_ones_are_remembered(tmp_path: Path, 
             server.on_loop(engine.finish, f"{open_}-{index}")
         eventually(lambda: status(server, open_)["status"] == "done")
         assert server.http.get(f"/v1/requests/{open_}/content?index=1").status_code == 200
+
+
+def test_no_client_learns_of_a_call_or_its_end_before_the_disk_has_it(tmp_path: Path) -> None:
+    """Not who sends it, nor who sends it again with its key, nor who waits for its pictures."""
+    going, held_up = threading.Event(), threading.Event()
+    going.set()
+
+    def fdatasync(_descriptor: int) -> None:
+        if not going.is_set():
+            held_up.set()
+        assert going.wait(PATIENCE_S)
+
+    key, body = {"Idempotency-Key": "k"}, {"prompt": "x", "seed": 7}
+    with (
+        serving(held(), durable=str(tmp_path / "state"), drain_s=0.1) as server,
+        ThreadPoolExecutor(3) as pool,
+        patch.object(journal_file.os, "fdatasync", fdatasync),
+    ):
+        going.clear()
+        first, again = (pool.submit(server.post, body, headers=ASYNC | key) for _ in range(2))
+        assert held_up.wait(PATIENCE_S)
+        eventually(lambda: len(server.engine.requests) == 1)
+        assert server.http.get("/health").status_code == 200, "nothing else waits for the disk"
+        assert not first.done()
+        assert not again.done()
+        going.set()
+        (uid,) = {one.result(PATIENCE_S).json()["uid"] for one in (first, again)}
+        pictures = pool.submit(server.post, body, headers=key)
+        server.until_idle()
+        going.clear()
+        held_up.clear()
+        server.on_loop(server.engine.finish, f"{uid}-0")
+        assert held_up.wait(PATIENCE_S)
+        assert not pictures.done()
+        going.set()
+        assert pictures.result(PATIENCE_S).status_code == 200
+
+
+def test_a_call_that_the_disk_does_not_take_is_refused_and_cancelled(tmp_path: Path) -> None:
+    broken = patch.object(journal_file.os, "fdatasync", side_effect=OSError(5, "Input/output error"))
+    with serving(held(), durable=str(tmp_path / "state"), drain_s=0.1) as server:
+        with broken:
+            answer = server.post({"prompt": "x"}, headers=ASYNC)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "disk_unwritable")
+        (request,) = server.engine.requests
+        assert list(server.engine.cancelled) == [request.uid]
+
+
+def test_a_given_picture_stays_until_the_disk_has_the_end_of_its_call(tmp_path: Path) -> None:
+    """Else a machine that is lost between the two would have to draw the call again, and could not."""
+
+    async def scenario() -> None:
+        with closing(Journal(tmp_path / "j")) as journal:
+            durable = DurableJournal(journal, GivenPictures(tmp_path / "pictures"))
+            journal.begin(opened())
+            with patch.object(durable.pictures, "release") as release:
+                durable.forget("a")
+                release.assert_not_called()
+                await durable.sync()
+                release.assert_called_once_with({"a"})
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("weights", ["weights of ", "other weights of "])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import shutil
 from pathlib import Path
 
@@ -67,3 +68,12 @@ class Disk:
         while True:
             await asyncio.sleep(CHECK_S)
             await asyncio.to_thread(self.check)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

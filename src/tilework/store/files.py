@@ -13,6 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import BinaryIO
 
+from tilework.store.disk import sync
 from tilework.store.index import Index
 from tilework.store.results import LocalStore, Result, Stored, TooLarge, Unwritten
 
@@ -151,7 +152,9 @@ def _write(path: Path, head: _Head, content: bytes) -> None:
     fields = {name: getattr(head, name) for name in _Head.__slots__}
     try:
         hidden.write_bytes(json.dumps(fields).encode() + b"\n" + content)
+        sync(hidden)
         hidden.rename(path)
+        sync(path.parent)
     except OSError:
         _remove([hidden])
         raise

@@ -13,6 +13,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from tilework.ownership.own import make_own_folder
+from tilework.store.disk import sync
 from tilework.store.journal import NotWritten
 
 _log = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class GivenPictures:
                     file.write(content)
                     file.flush()
                     os.fsync(file.fileno())  # The journal may survive a loss of power without it.
+            sync(self._folder)
         except OSError as error:
             self._remove(contents)
             self._on_failed(error)

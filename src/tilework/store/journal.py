@@ -1,16 +1,18 @@
 """The journal of a server: accepted calls and their checkpoints, in one SQLite file.
 
-Every method is one transaction, and is done when it returns: a killed process loses nothing of it. (If the machine
-loses power, the last moments before may be missing, but nothing is torn.) What a call or a record says is the server's
-affair: here they are documents.
+Every method is one transaction, and is done when it returns: a killed process loses nothing of it. A lost machine
+loses nothing of what was written before a `sync`, and of the rest the last seconds at most; nothing is torn. What a
+call or a record says is the server's affair: here they are documents.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
 import sqlite3
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -82,10 +84,22 @@ class Ended:
 class Journal:
     """A `CheckpointKeeper` and the list of calls. To be used on one thread, `tidy` on any; one process at a time."""
 
-    def __init__(self, path: Path, on_failed: Callable[[sqlite3.Error], None] = lambda _error: None) -> None:
-        """`on_failed` hears of all that could not be written. Raises JournalUnusable, OSError."""
+    def __init__(
+        self,
+        path: Path,
+        on_failed: Callable[[sqlite3.Error | OSError], None] = lambda _error: None,
+        confirm: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_failed` hears of all that could not be written. `confirm` is called, on a thread, after what was written
+        is on the disk, and does not return if another process has the journal by then.
+
+        Raises JournalUnusable, OSError.
+        """
         path.touch(mode=0o600)  # It holds prompts; SQLite gives its other files the same mode.
-        self._path, self._on_failed = path, on_failed
+        self._path, self._on_failed, self._confirm = path, on_failed, confirm
+        self._num_written = self._num_synced = 0  # Transactions.
+        self._syncing: asyncio.Task[None] | None = None
+        self._next_sync: asyncio.Task[None] | None = None
         self._is_failing = False
         self._owed: dict[str, Ended] = {}  # Ends that could not be written, written with the next one or at last.
         with ExitStack() as stack:
@@ -93,6 +107,11 @@ class Journal:
                 self._connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
                 stack.callback(self._connection.close)
                 self._open()
+                self._wal = os.open(f"{path}-wal", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                stack.callback(os.close, self._wal)
+                # `tidy` opens no path: by then that may be of another process, on another machine.
+                self._tidying = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
+                self._tidying.execute("SELECT count(*) FROM call")  # It opens its files with the first statement.
             except sqlite3.Error as error:
                 raise JournalUnusable(f"{path} cannot be used: {error}; give another directory") from error
             stack.pop_all()
@@ -110,7 +129,7 @@ class Journal:
                 f" {age} one; start that one, or give another directory"
             )
         self._connection.execute("PRAGMA journal_mode=WAL")
-        self._connection.execute("PRAGMA synchronous=NORMAL")
+        self._connection.execute("PRAGMA synchronous=NORMAL")  # Commits do not wait for the disk: `sync` does.
         self._connection.execute(f"PRAGMA wal_autocheckpoint={_MOST_WAL_PAGES}")
         if not version:
             marks = f"PRAGMA application_id={_APPLICATION_ID}; PRAGMA user_version={_VERSION};"
@@ -121,12 +140,40 @@ class Journal:
         if self._owed:
             with suppress(NotWritten):
                 self._write_owed()
+        self._tidying.close()
         self._connection.close()
+        os.close(self._wal)
+
+    async def sync(self) -> None:
+        """Wait until all that was written is on the disk. Calls that wait at the same time share an fsync.
+
+        Raises:
+            NotWritten: it may not be there.
+        """
+        if self._num_synced == self._num_written:
+            return
+        if self._next_sync is None:
+            self._next_sync = asyncio.create_task(self._sync_after(self._syncing))
+        await asyncio.shield(self._next_sync)
+
+    async def _sync_after(self, before: asyncio.Task[None] | None) -> None:
+        if before is not None and not before.done():
+            await asyncio.wait({before})
+        self._syncing, self._next_sync, num_written = self._next_sync, None, self._num_written
+        try:
+            await asyncio.to_thread(self._sync)
+        except OSError as error:
+            self._on_failed(error)
+            raise NotWritten(f"{self._path}: {error.strerror}") from error
+        self._num_synced = num_written
+
+    def _sync(self) -> None:
+        os.fdatasync(self._wal)
+        self._confirm()
 
     def tidy(self) -> None:
         """Move the write-ahead log into the file, which waits for the disk; on any thread."""
-        with closing(sqlite3.connect(self._path, timeout=0)) as connection:
-            connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        self._tidying.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def zero_ns(self, unix_ns: int) -> int:
         """The Unix time at which the clock of all starts of the server showed zero: that of the first one, now."""
@@ -256,6 +303,7 @@ class Journal:
             self._connection.execute("BEGIN IMMEDIATE")
             yield self._connection
             self._connection.execute("COMMIT")
+            self._num_written += 1
         except sqlite3.IntegrityError:  # A bug.
             raise
         except sqlite3.Error as error:

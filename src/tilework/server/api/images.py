@@ -165,7 +165,7 @@ class ImageService:
             has_waited = has_waited or has_waited_more
             if has_waited and key is not None and (known := await self.submitter.join(key)) is not None:
                 return Entry(call=known, is_replay=True)  # It came meanwhile.
-            return Entry(call=self.submitter.submit(ask, tenant, key), is_replay=False)
+            return Entry(call=await self.submitter.submit(ask, tenant, key), is_replay=False)
 
     @asynccontextmanager
     async def _turn(self, ask: ImageCall, tenant: Tenant) -> AsyncIterator[bool]:

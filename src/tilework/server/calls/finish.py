@@ -41,6 +41,7 @@ from tilework.server.engine_protocol import Engine
 from tilework.server.safety_filter import SafetyFilter
 from tilework.server.schema.answers import Decisions, RequestTimeline
 from tilework.server.schema.provenance import Provenance
+from tilework.store.journal import NotWritten
 from tilework.store.results import ResultStore, Stored, TooLarge, Unwritten
 
 logger = logging.getLogger("tilework.server")
@@ -93,6 +94,7 @@ class Finisher:
             self.call_registry.forget(call)
         else:
             self.call_registry.end(record, now_ns, frees_key=isinstance(end, CallError))
+            await self._sync(call)
             for observe in self.observers:
                 observe(record)
         finally:
@@ -102,6 +104,13 @@ class Finisher:
                 call.abandoned.cancel()
             call.ask = ask
             call.end.set_result(end)
+
+    async def _sync(self, call: Call) -> None:
+        """Wait until the machine's next start would not repeat a call that has ended."""
+        try:
+            await self.call_registry.journal.sync()
+        except NotWritten as error:
+            logger.error("call %s has ended, but if the machine is lost the next start repeats it: %s", call.uid, error)
 
     def cancel(self, call: Call, reason: str) -> None:
         """End what is still open of a call."""

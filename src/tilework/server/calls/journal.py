@@ -67,10 +67,17 @@ class CallJournal:
     pictures: GivenPictures | None = None
 
     def begin(self, call: KeptCall, checkpoints: Sequence[Checkpoint]) -> None:
-        """Keep a call, with a checkpoint of where each image begins, before its client learns that it is accepted.
+        """Keep a call, with a checkpoint of where each image begins.
 
         Raises:
             NotWritten: it cannot be kept.
+        """
+
+    async def sync(self) -> None:
+        """Wait until all that was recorded outlives the machine: before a client learns of it.
+
+        Raises:
+            NotWritten: it may not.
         """
 
     def end(self, record: Record, *, has_key: bool) -> None:
@@ -109,6 +116,7 @@ class DurableJournal(CallJournal):
         self.pictures: GivenPictures = pictures
         self._journal = journal
         self._unwritten: set[str] = set()  # Calls that are no more, but still open in the journal.
+        self._closed: set[str] = set()  # Calls that are no more, nor in the journal, which may not be on the disk.
 
     def serve(self, models: Collection[str]) -> None:
         """What begins from now on is of these models.
@@ -131,10 +139,17 @@ class DurableJournal(CallJournal):
         self._journal.begin(kept)
         self._hold(call)
 
+    async def sync(self) -> None:
+        closed = frozenset(self._closed)
+        await self._journal.sync()
+        self.pictures.release(closed)
+        self._closed -= closed
+
     def end(self, record: Record, *, has_key: bool) -> None:
         try:
             self._journal.end(Ended(uid=record.uid, has_key=has_key, document=_RECORD.dump_json(record)))
-            self._release(record.uid)
+            self._closed |= {record.uid, *self._unwritten}
+            self._unwritten.clear()
         except NotWritten as error:
             self._unwritten.add(record.uid)
             logger.error("call %s has ended, but a start before the next end would repeat it: %s", record.uid, error)
@@ -148,7 +163,7 @@ class DurableJournal(CallJournal):
     def forget(self, uid: str) -> None:
         try:
             self._journal.forget(uid)
-            self.pictures.release([uid])
+            self._closed.add(uid)
         except NotWritten as error:
             logger.error("call %s is no more, but the next start would repeat it: %s", uid, error)
 
@@ -200,11 +215,6 @@ class DurableJournal(CallJournal):
 
     def _hold(self, call: KeptCall) -> None:
         self.pictures.hold(call.uid, [one.file for one in call.ask.files])
-
-    def _release(self, uid: str) -> None:
-        """The end of a call is in the journal, and with it those that could not be written before."""
-        self.pictures.release([uid, *self._unwritten])
-        self._unwritten.clear()
 
     def records(self) -> list[tuple[Record, bool]]:
         """In the order of their ends, each with whether its key leads to it. Raises JournalUnusable."""

@@ -62,16 +62,35 @@ class CallSubmitter:
         """
         now_ns = self.engine.now_ns()
         known = self.call_registry.find_key(key, now_ns)
-        return await self._replayed(known, now_ns) if isinstance(known, Record) else known
+        if isinstance(known, Record):
+            return await self._replayed(known, now_ns)
+        if known is not None:
+            await self._sync(known)
+        return known
 
-    def submit(self, ask: ImageCall, tenant: Tenant, key: Key | None) -> Call:
-        """Bring a new call in.
+    async def submit(self, ask: ImageCall, tenant: Tenant, key: Key | None) -> Call:
+        """Bring a new call in, before anything is awaited; then wait until it outlives the machine, if calls do.
 
         Raises:
             CallError: it was refused.
         """
         self._check(ask, tenant)
-        return self._begin(ask, tenant, key)
+        call = self._begin(ask, tenant, key)
+        try:
+            await self._sync(call)
+        except BaseException:
+            self.cancel(call, "its client was not told of it")
+            raise
+        finally:
+            self.follow(call)  # Not before: its end depends on what the client that sent it does next.
+        return call
+
+    async def _sync(self, call: Call) -> None:
+        """Raises CallError if the call may not outlive the machine."""
+        try:
+            await self.call_registry.journal.sync()
+        except NotWritten as error:
+            raise self._unwritable(call.uid, error) from error
 
     @asynccontextmanager
     async def keeping(self, pictures: Pictures, ask: ImageCall, tenant: Tenant) -> AsyncIterator[ImageCall]:
@@ -193,14 +212,16 @@ class CallSubmitter:
         try:
             self.call_registry.begin(call)
         except NotWritten as error:
-            logger.error("call %s was refused, since it could not be kept: %s", call.uid, error)
             self._take_back(call)
-            raise self.readiness.error(Unready.DISK_UNWRITABLE) from error
+            raise self._unwritable(uid, error) from error
         except Exception:
             self._take_back(call)
             raise
-        self.follow(call)
         return call
+
+    def _unwritable(self, uid: str, error: NotWritten) -> CallError:
+        logger.error("call %s was refused, since it could not be kept: %s", uid, error)
+        return self.readiness.error(Unready.DISK_UNWRITABLE)
 
     def _take_back(self, call: Call) -> None:
         """The engine has accepted a call, but it could not be kept."""
