@@ -27,7 +27,7 @@ from tilework.control.log import Entry, read_log, replay
 from tilework.core.actions import Accept, RunWork
 from tilework.core.events import Restored
 from tilework.cost.table_file import table_json
-from tilework.store.durable import JOURNAL
+from tilework.store.epochs import JOURNAL, folder_of, newest
 from waiting import eventually
 
 ASYNC = {"Prefer": "respond-async"}
@@ -166,7 +166,12 @@ def lose(server: Server, seed: int) -> None:
 
 
 def kill_amid(pid: int, is_amid: Callable[[], bool]) -> None:
-    """Kill a server in a state that passes, of which its directory tells: it stands still while that is looked at."""
+    stop_amid(pid, is_amid)
+    os.kill(pid, signal.SIGKILL)
+
+
+def stop_amid(pid: int, is_amid: Callable[[], bool]) -> None:
+    """Stop a server in a state that passes, of which its directory tells: it stands still while that is looked at."""
 
     def is_caught() -> bool:
         if not is_amid():
@@ -178,12 +183,11 @@ def kill_amid(pid: int, is_amid: Callable[[], bool]) -> None:
         return False
 
     eventually(is_caught)
-    os.kill(pid, signal.SIGKILL)
 
 
 def kept_step(state: Path, uid: str) -> int:
     """The step of an image's latest checkpoint, as the next start would find it; 0 if it has none."""
-    with closing(sqlite3.connect(f"file:{state / JOURNAL}?mode=ro", uri=True)) as journal:
+    with closing(sqlite3.connect(f"file:{folder_of(state, newest(state)) / JOURNAL}?mode=ro", uri=True)) as journal:
         (position,) = journal.execute("SELECT max(position) FROM state WHERE uid = ?", (uid,)).fetchone()
     return steps_done(position or 0)
 

@@ -14,7 +14,8 @@ from tilework.comm.ring.layout import Layout
 from tilework.comm.ring.node.place import Place
 from tilework.cost.profiles import Profiles, ProfilesUnavailable
 from tilework.ownership.own import NotOwn, make_own_file, make_own_folder
-from tilework.store.durable import JOURNAL, DurableDirectory
+from tilework.store.durable import DurableDirectory
+from tilework.store.epochs import JOURNAL
 from tilework.store.journal import JournalUnusable
 
 OTHER = 4321

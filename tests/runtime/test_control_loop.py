@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from io import StringIO
 from typing import Any
 
 import pytest
@@ -53,17 +54,24 @@ class Bench:
     controller: Broken = field(default_factory=Broken)
     requests: RequestTable = field(default_factory=RequestTable)
     failures: list[str] = field(default_factory=list)
+    log: StringIO = field(default_factory=StringIO)
+    is_owner: bool = True
 
     def __post_init__(self) -> None:
         self.loop = ControlLoop(
             self.controller,  # type: ignore[arg-type]
             self.requests,
-            LogFile(None, on_lost=lambda: None),
+            LogFile(self.log, on_lost=lambda: None),
             Observer(),
             lambda: 0,
             self.failures.append,
+            self.check_lease,
         )
         self.loop.attach(Nothing(), self.holds_states)  # type: ignore[arg-type]
+
+    def check_lease(self) -> None:
+        if not self.is_owner:
+            raise SystemExit
 
     def submit(self, uid: str, *, is_restored: bool = False) -> Ticket | Reject:
         asked = request(uid)
@@ -127,5 +135,23 @@ def test_what_ends_as_it_is_taken_over_has_its_ticket() -> None:
         tickets = [bench.submit("late", is_restored=True), bench.submit("new")]
         assert outcomes(tickets) == [(Status.EXPIRED, "late"), None]
         assert bench.requests.uids == ["new"]
+
+    on_loop(scenario)
+
+
+def test_who_owns_the_directory_no_more_decides_and_logs_nothing() -> None:
+    """In the test the process goes on after its end."""
+
+    async def scenario() -> None:
+        bench = Bench(holds_states=True)
+        bench.submit("before")
+        known, logged = list(bench.controller.events), bench.log.getvalue()
+        assert logged.count("\n") == len(known)
+        bench.is_owner = False
+        with pytest.raises(SystemExit):
+            bench.submit("late")
+        with pytest.raises(SystemExit):
+            bench.loop.handle(Woke())
+        assert (bench.controller.events, bench.log.getvalue()) == (known, logged)
 
     on_loop(scenario)

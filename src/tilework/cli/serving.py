@@ -210,11 +210,13 @@ class Serving:
             begin_ns=0 if state is None else state.now_ns(),
             usual=self.usual,
         )
-        journal = None if state is None else state.journal
         log = self._log(state)
         if log is not None:
             stack.callback(log.close)
-        return Engine(engine_config, executor, log, partial(_show, status), keeper=journal)
+        show = partial(_show, status)
+        if state is None:
+            return Engine(engine_config, executor, log, show)
+        return Engine(engine_config, executor, log, show, keeper=state.journal, check_lease=state.lease.check)
 
     def _log(self, state: DurableDirectory | None) -> SegmentedFile | None:
         """The event log, if there is to be one. Raises OSError."""

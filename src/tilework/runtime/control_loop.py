@@ -40,6 +40,8 @@ class ControlLoop:
     An exception on that way is a bug, after which nothing that the controller knows can be relied on. It gets no more
     events, and `on_failed` is called. Its requests fail. Where the next start of the server takes them over, only those
     fail that this one had taken over: a request that breaks every controller would do so for ever.
+
+    `check_lease` is called before each event, and does not return if another server decides by now.
     """
 
     def __init__(
@@ -50,12 +52,13 @@ class ControlLoop:
         observer: Observer,
         now_ns: Callable[[], int],
         on_failed: Callable[[str], None],
+        check_lease: Callable[[], None],
     ) -> None:
         self._controller = controller
         self._requests = requests
         self._log = log
         self._observer = observer
-        self._now_ns, self._on_failed = now_ns, on_failed
+        self._now_ns, self._on_failed, self._check_lease = now_ns, on_failed, check_lease
         self._loop = asyncio.get_running_loop()
         self._incoming: dict[str, Incoming] = {}
         self._accepted: dict[str, Ticket] = {}  # By the event that is handled now.
@@ -96,6 +99,7 @@ class ControlLoop:
         """Let the controller handle an event; returns its actions, which have been performed. None after `stop`."""
         if self._is_stopped:
             return ()
+        self._check_lease()
         try:
             return self._handle(event, self._now_ns() if now_ns is None else now_ns)
         except Exception as error:

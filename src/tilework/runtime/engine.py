@@ -102,7 +102,8 @@ class Engine:
     """One controller over one executor. `start` before anything else; `submit` answers at once.
 
     `log`, if given, receives the event log (`control.log`); `on_progress`, while it starts, what that waits
-    for. With a `keeper` open requests outlive the engine: the next one can `restore` them.
+    for. With a `keeper` open requests outlive the engine: the next one can `restore` them. `check_lease` as in
+    `ControlLoop`.
     """
 
     models: Mapping[str, ModelInfo]
@@ -121,6 +122,7 @@ class Engine:
         log: TextIO | SegmentedFile | None = None,
         on_progress: Callable[[str], None] = lambda _text: None,
         keeper: CheckpointKeeper | None = None,
+        check_lease: Callable[[], None] = lambda: None,
     ) -> None:
         self._config = config
         self._executor = executor
@@ -128,7 +130,7 @@ class Engine:
         self._on_progress = on_progress
         self._starting = "loading the models"
         self._start_parts = StartParts()
-        self._keeper = keeper
+        self._keeper, self._check_lease = keeper, check_lease
         self._origin_ns = time.monotonic_ns() - config.begin_ns
         self._requests = RequestTable()
         self._encode_cache = EncodeCache(config.encode_cache_bytes, executor.copy, executor.discard)
@@ -196,7 +198,7 @@ class Engine:
         self._controller = Controller(self._config.controller, table)
         self._log.begin(self._log_header)
         self._control = ControlLoop(
-            self._controller, self._requests, self._log, self._observer, self.now_ns, self._on_failed
+            self._controller, self._requests, self._log, self._observer, self.now_ns, self._on_failed, self._check_lease
         )
         self._dispatcher = WorkDispatcher(
             executor=self._executor,

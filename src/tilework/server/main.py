@@ -136,10 +136,10 @@ async def serve(
     give_back_large_blocks()
     call_registry, store = new_call_registry(config, journal), new_store(config, engine.now_ns, durable)
     readiness = _not_started(engine, store, durable)
-    app = create_app(engine, config, store=store, readiness=readiness, call_registry=call_registry, nodes=nodes)
+    kept: dict[str, Any] = {"call_registry": call_registry, "store": store, "data": durable and durable.data}
+    app = create_app(engine, config, readiness=readiness, nodes=nodes, **kept)
     loop, listener = asyncio.get_running_loop(), bind(config.host, config.port)
-    http = _http(app, listener, config, engine)
-    deadline_s = loop.time()  # Of a stop, on the loop's clock; it moves when one is asked for.
+    http, deadline_s = _http(app, listener, config, engine), loop.time()  # Of a stop; it moves when one is asked for.
     chores = _chores(app, _url(config, listener), _reloading(app, config, reread), signals)
     async with _held(app, config, signals, listener, store, on_progress, chores):
         serving = asyncio.create_task(http.listen())

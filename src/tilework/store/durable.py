@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
+import sqlite3
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from tilework.ownership.own import NotOwn, make_own_folder
 from tilework.store.disk import Disk
+from tilework.store.epochs import JOURNAL, enter, newest
 from tilework.store.files import FileStore
 from tilework.store.given_pictures import GivenPictures
 from tilework.store.journal import Journal, JournalUnusable, NotWritten
+from tilework.store.lease import LeaseTimes, end_process, try_lock
+from tilework.store.standby import Standby
 
-JOURNAL = "tilework.sqlite"
 LOGS = "events-*.jsonl*"
 """The event logs of all starts, with their segments (`runtime/event_log`, which bounds them)."""
 _NUMBER = re.compile(r"events-(\d+)\.")
@@ -24,16 +28,25 @@ _LOCK = "lock"
 
 
 class DurableDirectory:
-    """`path` holds the journal, the pictures of open calls and the results as files, and the latest event logs.
+    """`path` holds a lock and the latest event logs, and `data`, which is `path` itself until one server had to fence
+    another, the journal, the pictures of open calls and the results as files.
 
     Event logs are files beside the journal, since nothing is restored from them: every command reads them as they
     are, and who runs the server may delete old ones, which take five times what the journal does.
     """
 
-    def __init__(self, path: Path, on_wait: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        on_wait: Callable[[], None] | None = None,
+        *,
+        times: LeaseTimes | None = None,
+        on_lost: Callable[[str], NoReturn] = end_process,
+    ) -> None:
         """Create the directory, or open that of an earlier server.
 
-        With `on_wait`, which is called then, wait for as long as another server uses it.
+        With `on_wait`, which is called then, wait for as long as another server uses it and does not hang. `on_lost` is
+        called when another one uses it, on any thread.
 
         Raises:
             JournalUnusable: another server uses it, it is not ours, or other users may write to it; the message says
@@ -45,22 +58,30 @@ class DurableDirectory:
         except NotOwn as error:
             raise JournalUnusable(f"durable: {error}, since prompts, results and states lie there") from error
         self.disk = Disk(self.path)
+        standby = Standby(self.path / _LOCK, partial(newest, self.path), times or LeaseTimes(), on_lost)
         with ExitStack() as stack:
-            self._lock = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            stack.callback(os.close, self._lock)
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            descriptor = try_lock(self.path / _LOCK)
+            if descriptor is None:
                 if on_wait is None:
                     raise JournalUnusable(
                         f"{path} is used by a running server; stop that one, give another, or wait for its end with "
                         "--standby"
-                    ) from None
+                    )
                 on_wait()
-                fcntl.flock(self._lock, fcntl.LOCK_EX)
-            os.close(os.open(self.path / JOURNAL, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
-            self.journal = Journal(self.path / JOURNAL, on_failed=self.disk.failed)
+                self.lease = standby.wait()
+            else:
+                self.lease = standby.begin(descriptor)
+            stack.callback(self.lease.close)
+            self.data = self._enter()
+            os.close(os.open(self.data / JOURNAL, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+            self.journal = Journal(self.data / JOURNAL, on_failed=self.disk.failed, confirm=self.lease.confirm)
             stack.pop_all()
+
+    def _enter(self) -> Path:
+        try:
+            return enter(self.path, self.lease.epoch)
+        except sqlite3.Error as error:
+            raise JournalUnusable(f"{self.path}: its journal cannot be copied: {error}; give another") from error
 
     def now_ns(self) -> int:
         """The time on the server's clock, which continues from one start to the next. Raises JournalUnusable."""
@@ -72,12 +93,12 @@ class DurableDirectory:
 
     def results(self, *, max_bytes: int, ttl_ns: int) -> FileStore:
         """Raises OSError."""
-        return FileStore(self.path / "results", max_bytes=max_bytes, ttl_ns=ttl_ns, on_failed=self.disk.failed)
+        return FileStore(self.data / "results", max_bytes=max_bytes, ttl_ns=ttl_ns, on_failed=self.disk.failed)
 
     def given_pictures(self) -> GivenPictures:
         """Raises JournalUnusable, OSError."""
         try:
-            return GivenPictures(self.path / "pictures", self.disk.failed)
+            return GivenPictures(self.data / "pictures", self.disk.failed)
         except NotOwn as error:
             raise JournalUnusable(f"durable: {error}, since pictures of clients lie there") from error
         except FileExistsError as error:
@@ -90,4 +111,4 @@ class DurableDirectory:
 
     def close(self) -> None:
         self.journal.close()
-        os.close(self._lock)
+        self.lease.close()

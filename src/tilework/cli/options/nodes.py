@@ -61,7 +61,8 @@ class NodeGroup:
         bool,
         typer.Option(
             "--standby",
-            help="With --durable: while another server uses the directory, wait for its end; then take over.",
+            help="With --durable: while another server uses the directory, wait until that ends or hangs; then take "
+            "over.",
         ),
     ] = False
 

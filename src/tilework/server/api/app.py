@@ -93,14 +93,16 @@ def create_app(
     readiness: Readiness | None = None,
     call_registry: CallRegistry | None = None,
     nodes: NodePlaces | None = None,
+    data: Path | None = None,
 ) -> FastAPI:
     """Build the application. It neither starts nor stops the engine: see `main.serve`.
 
     `store` keeps results that are fetched later (default: in memory); `rng` chooses seeds for clients that send none.
     `readiness` says when the engine has started (default: it has); `call_registry` lets the caller see which calls are
-    open; `nodes` are those of the engine. In `app.state` are `submitter`, for calls that do not come by HTTP, `images`,
-    `tenants`, which may be swapped, `sets`, this server among others, which the caller has to run, and what it has to
-    close: `webhooks`, `batches`, `planner`, and `watchers`, those that watch the server, before it can stop.
+    open; `nodes` are those of the engine; `data` is the folder for files of batches, if they are kept. In `app.state`
+    are `submitter`, for calls that do not come by HTTP, `images`, `tenants`, which may be swapped, `sets`, this server
+    among others, which the caller has to run, and what it has to close: `webhooks`, `batches`, `planner`, and
+    `watchers`, those that watch the server, before it can stop.
 
     Raises:
         ConfigError: the file of tenants, that of models, the registry of sets or the safety filter cannot be used.
@@ -132,7 +134,7 @@ def create_app(
     app = _empty_app(threads, traces)
     app.state.submitter, app.state.sets, app.state.images, app.state.webhooks = submitter, sets, images, webhooks
     app.state.watchers, app.state.planner, app.state.tenants = Watchers(engine, feed), Planner(engine, recent), tenants
-    app.state.batches = _batches(app, config, tenants, images, readiness)
+    app.state.batches = _batches(app, config, tenants, images, readiness, data)
     _add_routes(app, images, readiness)
     add_batch_routes(app, app.state.batches)
     add_live_route(app, LiveService(app.state.watchers, readiness, config, tenants))
@@ -217,9 +219,14 @@ def _images(
 
 
 def _batches(
-    app: FastAPI, config: ServerConfig, tenants: CurrentTenants, images: ImageService, readiness: Readiness
+    app: FastAPI,
+    config: ServerConfig,
+    tenants: CurrentTenants,
+    images: ImageService,
+    readiness: Readiness,
+    data: Path | None,
 ) -> BatchService:
-    shelf = None if config.durable is None else BatchShelf(Path(config.durable) / "batches", config)
+    shelf = None if data is None else BatchShelf(data / "batches", config)
     runner = None if shelf is None else BatchRunner(app, shelf, tenants, config.max_running_batches)
 
     def require_ready() -> None:

@@ -1,0 +1,86 @@
+"""Waits for the lock file of a directory, and takes it from an owner that hangs."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import NoReturn
+
+from tilework.store.disk import sync
+from tilework.store.lease import Lease, LeaseTimes, is_at, is_free, try_lock
+from tilework.store.owner import Owner, kill, said_by, this_machine
+
+_NEXT = "lock.next"
+
+
+class Standby:
+    """Waits until the owner of `path` has ended, or has said nothing for `times.silence_s`.
+
+    One that hangs on this machine is killed, with its workers, which frees its lock, port and devices. That of another
+    machine is fenced: a new lock file takes the place of its own. Of several standbys one can do so: that which has the
+    lock of the new file. A server of a version that says nothing is only waited for.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        newest_epoch: Callable[[], int],
+        times: LeaseTimes,
+        on_lost: Callable[[str], NoReturn],
+    ) -> None:
+        self._path, self._newest_epoch = path, newest_epoch
+        self._times, self._on_lost = times, on_lost
+        self._said, self._since_s = b"", 0.0
+
+    def wait(self) -> Lease:
+        """Raises OSError."""
+        while (descriptor := try_lock(self._path)) is None:
+            with suppress(FileNotFoundError), ExitStack() as stack:
+                other = os.open(self._path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+                stack.callback(os.close, other)
+                if self._hangs(other) and (lease := self._fence(other)) is not None:
+                    return lease
+            time.sleep(self._times.poll_s)
+        return self.begin(descriptor)
+
+    def begin(self, descriptor: int) -> Lease:
+        """The lease of a lock file that this process has locked; its last owner may not have come to its epoch."""
+        last = Owner.read(said_by(descriptor))
+        epoch = max(self._newest_epoch(), 1 if last is None else last.epoch)
+        return Lease(self._path, descriptor, epoch, self._times, self._on_lost)
+
+    def _hangs(self, other: int) -> bool:
+        """Whether an owner says the same for long, by a clock that stands still while this machine is suspended."""
+        now_s = time.monotonic()
+        if (said := said_by(other)) != self._said:
+            self._said, self._since_s = said, now_s
+        owner = Owner.read(said)
+        return owner is not None and owner.machine != "" and now_s - self._since_s >= self._times.silence_s
+
+    def _fence(self, other: int) -> Lease | None:
+        """The lease of a new lock file; None if the owner was killed, or if another standby does it."""
+        owner = Owner.read(self._said)
+        assert owner is not None
+        if owner.machine == this_machine():
+            kill(owner)
+            return None
+        with ExitStack() as stack:
+            descriptor = try_lock(self._path.with_name(_NEXT))
+            if descriptor is None:
+                return None
+            stack.callback(os.close, descriptor)
+            if not is_at(self._path, other):
+                return None
+            epoch = 1 + max(self._newest_epoch(), owner.epoch)
+            Owner.this(epoch).write(descriptor)
+            self._path.with_name(_NEXT).rename(self._path)
+            sync(self._path.parent)
+            stack.pop_all()
+        lease = Lease(self._path, descriptor, epoch, self._times, self._on_lost)
+        # It may have written before it could see the new file: then it will see it, and end, or hang again.
+        while not is_free(other) and not self._hangs(other):
+            time.sleep(self._times.poll_s)
+        return lease
