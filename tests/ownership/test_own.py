@@ -109,6 +109,7 @@ def test_a_durable_directory_of_others_is_refused_and_stays_empty(tmp_path: Path
     directory.now_ns()
     assert {path.name: path.stat().st_mode & 0o077 for path in state.iterdir()} == {
         "lock": 0,
+        "lock.standbys": 0,
         JOURNAL: 0,
         f"{JOURNAL}-wal": 0,
         f"{JOURNAL}-shm": 0,

@@ -16,6 +16,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from queue import Queue
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock, patch
 
@@ -24,11 +25,12 @@ import pytest
 
 from fake_engine import FakeEngine, Plan, Served, serving
 from tilework.core.checkpoint import Checkpoint
+from tilework.core.time import ns_from_s, s_from_ns
 from tilework.core.wire.blobs import SavedState, StateBlob
 from tilework.runtime.state_blobs import StateBlobDirectory
 from tilework.server.calls import finish
 from tilework.server.calls.journal import DurableJournal
-from tilework.store import files
+from tilework.store import durable, files
 from tilework.store import journal as journal_file
 from tilework.store.disk import CHECK_S, Disk
 from tilework.store.durable import DurableDirectory
@@ -207,6 +209,25 @@ def test_clock_and_logs_go_on_from_start_to_start(tmp_path: Path) -> None:
             times_ns.append(directory.now_ns())
     assert times_ns[0] == 0
     assert times_ns == sorted(set(times_ns))
+
+
+def test_the_clock_goes_on_where_it_was_when_that_of_the_machine_was_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By ten minutes, after half an hour of work; the start after that goes on from there, too."""
+    machine = SimpleNamespace(unix_s=1e9, monotonic_s=0.0)
+    clocks = SimpleNamespace(
+        time_ns=lambda: ns_from_s(machine.unix_s), monotonic_ns=lambda: ns_from_s(machine.monotonic_s)
+    )
+    monkeypatch.setattr(durable, "time", clocks)
+    begins_s = []
+    for back_s in (0, 600, 0):
+        machine.unix_s -= back_s
+        with closing(DurableDirectory(tmp_path)) as directory:
+            begins_s.append(s_from_ns(directory.now_ns()))
+            machine.unix_s += 1800
+            machine.monotonic_s += 1800
+    assert begins_s == [0, 1800, 3600]
 
 
 def test_documents_of_version_6_can_be_read(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def test_the_next_start_removes_what_a_fenced_owner_has(hung: DurableDirectory) 
     with closing(DurableDirectory(hung.path, times=SILENT)) as after:
         assert uids(after) == ["a"]
         names = {path.name for path in hung.path.iterdir()}
-        assert names == {"lock", "epoch-2", "events-1.jsonl"}
+        assert names == {"lock", "lock.standbys", "epoch-2", "events-1.jsonl"}
     with closing(take_again(hung.path)) as third:
         assert (third.data.name, uids(third)) == ("epoch-3", ["a"])
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from queue import Queue
@@ -16,7 +17,7 @@ import pytest
 
 from store.silent import LAPSED, SILENT, Clock, Lost, another_machine, count, lost, own, stand_by
 from tilework.store import standby
-from tilework.store.lease import FENCED, Lease, LeaseTimes, is_free, try_lock
+from tilework.store.lease import FENCED, Lease, LeaseTimes, any_waits, is_free, open_standbys, try_lock, wait_visibly
 from tilework.store.owner import Owner
 from waiting import PATIENCE_S, eventually
 
@@ -29,10 +30,21 @@ def lock(tmp_path: Path) -> Path:
     return tmp_path / "lock"
 
 
+@pytest.fixture
+def waiting(lock: Path) -> Iterator[Callable[[], None]]:
+    """Lets a standby wait from then on, as owners see it."""
+    standbys = open_standbys(lock)
+    yield lambda: wait_visibly(standbys)
+    os.close(standbys)
+
+
 # An owner.
 
 
-def test_a_lease_that_holds_costs_no_writing_and_one_that_has_lapsed_is_renewed(tmp_path: Path) -> None:
+def test_a_lease_that_holds_costs_no_writing_and_one_that_has_lapsed_is_renewed(
+    tmp_path: Path, waiting: Callable[[], None]
+) -> None:
+    waiting()
     holding = own(tmp_path)
     holding.check()
     assert count(holding) == 1
@@ -78,13 +90,31 @@ def test_who_has_lapsed_and_was_replaced_does_nothing_more(tmp_path: Path, lock:
         owner.confirm()
 
 
-def test_an_owner_that_cannot_write_goes_on_until_its_lease_lapses(tmp_path: Path) -> None:
+def test_an_owner_that_cannot_write_goes_on_until_its_lease_lapses_while_a_standby_waits(
+    tmp_path: Path, waiting: Callable[[], None]
+) -> None:
+    """Without one it goes on, and finds that out without the disk."""
     holding = own(tmp_path)
     with patch("os.fdatasync", side_effect=OSError(5, "Input/output error")):
         holding.check()
         holding._until_ns = 0
+        holding.check()
+        waiting()
+        holding.check()
+        holding._until_ns = 0
         with pytest.raises(Lost, match=r"cannot be written.*Input/output"):
             holding.check()
+
+
+def test_a_standby_is_seen_as_long_as_it_waits(tmp_path: Path) -> None:
+    owner, clock, seen = own(tmp_path), Clock(), list[bool]()
+    standbys = open_standbys(owner.path)
+    clock.in_pause = lambda: seen.append(any_waits(standbys)) or (owner.close() if len(seen) == 3 else None)
+    with another_machine(clock):
+        stand_by(tmp_path).wait().close()
+    assert seen == [True] * 3
+    assert not any_waits(standbys)
+    os.close(standbys)
 
 
 def test_a_process_that_owns_it_no_more_ends_with_a_status_of_its_own(lock: Path) -> None:

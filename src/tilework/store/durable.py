@@ -84,12 +84,18 @@ class DurableDirectory:
             raise JournalUnusable(f"{self.path}: its journal cannot be copied: {error}; give another") from error
 
     def now_ns(self) -> int:
-        """The time on the server's clock, which continues from one start to the next. Raises JournalUnusable."""
-        unix_ns = time.time_ns()
+        """The time on the server's clock, which continues from one start to the next, and goes on from here.
+
+        That of the machine may have been put back meanwhile: then no time has passed since the last start. Raises
+        JournalUnusable.
+        """
+        unix_ns, since_ns = time.time_ns(), time.monotonic_ns()
         try:
-            return max(0, unix_ns - self.journal.zero_ns(unix_ns))
+            begin_ns = max(0, unix_ns - self.journal.zero_ns(unix_ns, self.lease.last_ns))
         except NotWritten as error:
             raise JournalUnusable(f"{error}; make room there, or give another directory") from error
+        self.lease.now_ns = lambda: begin_ns + time.monotonic_ns() - since_ns
+        return begin_ns
 
     def results(self, *, max_bytes: int, ttl_ns: int) -> FileStore:
         """Raises OSError."""

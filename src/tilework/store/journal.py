@@ -175,13 +175,19 @@ class Journal:
         """Move the write-ahead log into the file, which waits for the disk; on any thread."""
         self._tidying.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
-    def zero_ns(self, unix_ns: int) -> int:
-        """The Unix time at which the clock of all starts of the server showed zero: that of the first one, now."""
+    def zero_ns(self, unix_ns: int, least_ns: int = 0) -> int:
+        """The Unix time at which the clock of all starts of the server showed zero, if it is `unix_ns` now: that of the
+        first one, or an earlier one if the clock would show less than `least_ns` by that.
+        """
         with self._transaction() as connection:
             row = connection.execute("SELECT zero_ns FROM clock").fetchone()
+            before_ns = unix_ns if row is None else int(row[0])
+            zero_ns = min(before_ns, unix_ns - least_ns)
             if row is None:
-                connection.execute("INSERT INTO clock VALUES (?)", (unix_ns,))
-            return unix_ns if row is None else int(row[0])
+                connection.execute("INSERT INTO clock VALUES (?)", (zero_ns,))
+            elif zero_ns != before_ns:
+                connection.execute("UPDATE clock SET zero_ns = ?", (zero_ns,))
+            return zero_ns
 
     # Calls.
 

@@ -7,7 +7,8 @@ the lock, and reads the count once more (`store.standby`). So at least one of th
 An owner that was stopped, or whose disk hung, may go on at any time. Three things keep it from doing harm:
 
 - What it may do only as the owner it does while its lease holds: for five seconds from before the last count that was
-  on the disk before it looked. `check` compares two numbers, and renews a lease that has lapsed.
+  on the disk before it looked. `check` compares two numbers, and renews a lease that has lapsed. While no standby
+  waits, which each says by a lock of its own, that takes no disk: one that comes later first waits ten seconds.
 - What it promises it has written, and looks for its lock file after that (`confirm`): if it is there, a standby that
   replaces it later reads what was written.
 - Paths of the data are of an epoch (`store.epochs`), and go with it.
@@ -24,6 +25,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from struct import Struct
 from typing import NoReturn
 
 from tilework.core.time import ns_from_s
@@ -34,6 +36,8 @@ FENCED = 75
 """The exit status of a process that owns its directory no more: EX_TEMPFAIL, since another one serves."""
 _SAY_S = 1.0
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
+_FLOCK = Struct("hhqqi4x")
+"""struct flock of fcntl(2): type, whence, start, length, process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,12 +65,23 @@ class Lease:
     """The lease of this process, renewed by a thread of its own until it is closed. Thread-safe."""
 
     def __init__(
-        self, path: Path, descriptor: int, epoch: int, times: LeaseTimes, on_lost: Callable[[str], NoReturn]
+        self,
+        path: Path,
+        descriptor: int,
+        epoch: int,
+        times: LeaseTimes,
+        on_lost: Callable[[str], NoReturn],
+        last_ns: int = 0,
     ) -> None:
-        """Takes over the descriptor of the lock file at `path`, which this process has locked. Raises OSError."""
-        self.path, self.descriptor = path, descriptor
+        """Takes over the descriptor of the lock file at `path`, which this process has locked.
+
+        `last_ns` is what the last owner's clock showed at last, and `now_ns` the clock of this one. Raises OSError.
+        """
+        self.path, self.descriptor, self.last_ns = path, descriptor, last_ns
+        self.now_ns: Callable[[], int] = lambda: last_ns
         self._times, self._on_lost = times, on_lost
         self._owner = Owner.this(epoch)
+        self._standbys = open_standbys(path)
         self._until_ns = 0
         self._renewing = threading.Lock()
         self._is_closing = threading.Event()
@@ -79,8 +94,13 @@ class Lease:
         return self._owner.epoch
 
     def check(self) -> None:
-        """To be called before what only the owner may do. Waits for the disk if the lease has lapsed."""
-        if _now_ns() < self._until_ns:
+        """To be called before what only the owner may do. Waits for the disk if the lease has lapsed, and one waits."""
+        from_ns = _now_ns()
+        if from_ns < self._until_ns:
+            return
+        if not any_waits(self._standbys):
+            self.confirm()  # After that look: who has taken over before it waits no more.
+            self._until_ns = from_ns + ns_from_s(self._times.lease_s)
             return
         try:
             self._renew()
@@ -96,8 +116,9 @@ class Lease:
         self._is_closing.set()
         self._thread.join()
         with suppress(OSError):
-            self._owner.ended().write(self.descriptor)
+            replace(self._owner.ended(), now_ns=self.now_ns()).write(self.descriptor)
         os.close(self.descriptor)
+        os.close(self._standbys)
 
     def _beat(self) -> None:
         while not self._is_closing.wait(self._times.beat_s):
@@ -109,7 +130,7 @@ class Lease:
     def _renew(self) -> None:
         with self._renewing:
             from_ns = _now_ns()
-            self._owner = replace(self._owner, count=self._owner.count + 1)
+            self._owner = replace(self._owner, count=self._owner.count + 1, now_ns=self.now_ns())
             self._owner.write(self.descriptor)
             self.confirm()
             self._until_ns = from_ns + ns_from_s(self._times.lease_s)
@@ -138,6 +159,22 @@ def is_free(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def open_standbys(path: Path) -> int:
+    """A descriptor of the file beside the lock file at `path` that standbys lock while they wait. Raises OSError."""
+    return os.open(path.with_name(f"{path.name}.standbys"), os.O_CREAT | os.O_RDWR | _FLAGS, 0o600)
+
+
+def wait_visibly(standbys: int) -> None:
+    """Let owners see that a standby waits, until this descriptor is closed. Raises OSError."""
+    fcntl.fcntl(standbys, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
+
+
+def any_waits(standbys: int) -> bool:
+    """Whether a standby waits. Asks, and locks nothing: who asks may be stopped in the middle of it. Raises OSError."""
+    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    return int(_FLOCK.unpack(fcntl.fcntl(standbys, fcntl.F_OFD_GETLK, asked))[0]) != fcntl.F_UNLCK
 
 
 def is_at(path: Path, descriptor: int) -> bool:

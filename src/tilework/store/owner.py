@@ -19,7 +19,8 @@ class Owner:
 
     `machine` is a boot of one, with the namespace of `pid`; empty: the process has ended, and left its epoch to the
     next one. It was `started` at this tick after the boot.
-    `epoch` is that of the data that it uses (`store.epochs`).
+    `epoch` is that of the data that it uses (`store.epochs`). `now_ns` is the time on its clock, which goes on from one
+    owner to the next.
     """
 
     machine: str
@@ -27,6 +28,7 @@ class Owner:
     started: int
     epoch: int
     count: int = 0
+    now_ns: int = 0
 
     @classmethod
     def this(cls, epoch: int) -> Owner:

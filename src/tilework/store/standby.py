@@ -6,11 +6,12 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 from tilework.store.disk import sync
-from tilework.store.lease import Lease, LeaseTimes, is_at, is_free, try_lock
+from tilework.store.lease import Lease, LeaseTimes, is_at, is_free, open_standbys, try_lock, wait_visibly
 from tilework.store.owner import Owner, kill, said_by, this_machine
 
 _NEXT = "lock.next"
@@ -37,6 +38,13 @@ class Standby:
 
     def wait(self) -> Lease:
         """Raises OSError."""
+        with ExitStack() as stack:
+            standbys = open_standbys(self._path)
+            stack.callback(os.close, standbys)
+            wait_visibly(standbys)
+            return self._wait()
+
+    def _wait(self) -> Lease:
         while (descriptor := try_lock(self._path)) is None:
             with suppress(FileNotFoundError), ExitStack() as stack:
                 other = os.open(self._path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -49,8 +57,8 @@ class Standby:
     def begin(self, descriptor: int) -> Lease:
         """The lease of a lock file that this process has locked; its last owner may not have come to its epoch."""
         last = Owner.read(said_by(descriptor))
-        epoch = max(self._newest_epoch(), 1 if last is None else last.epoch)
-        return Lease(self._path, descriptor, epoch, self._times, self._on_lost)
+        epoch, last_ns = (1, 0) if last is None else (last.epoch, last.now_ns)
+        return Lease(self._path, descriptor, max(self._newest_epoch(), epoch), self._times, self._on_lost, last_ns)
 
     def _hangs(self, other: int) -> bool:
         """Whether an owner says the same for long, by a clock that stands still while this machine is suspended."""
@@ -75,11 +83,11 @@ class Standby:
             if not is_at(self._path, other):
                 return None
             epoch = 1 + max(self._newest_epoch(), owner.epoch)
-            Owner.this(epoch).write(descriptor)
+            replace(Owner.this(epoch), now_ns=owner.now_ns).write(descriptor)
             self._path.with_name(_NEXT).rename(self._path)
             sync(self._path.parent)
             stack.pop_all()
-        lease = Lease(self._path, descriptor, epoch, self._times, self._on_lost)
+        lease = Lease(self._path, descriptor, epoch, self._times, self._on_lost, owner.now_ns)
         # It may have written before it could see the new file: then it will see it, and end, or hang again.
         while not is_free(other) and not self._hangs(other):
             time.sleep(self._times.poll_s)
