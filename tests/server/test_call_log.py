@@ -23,7 +23,7 @@ def fields(line: str) -> dict[str, str]:
 def test_each_call_is_one_line_without_its_prompt(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its latency is right, too, while the clock of the machine is put back, by ten minutes at each look at it."""
+    """Its latency is right, too, while the clock of the machine goes back, by ten minutes at each look at it."""
     monkeypatch.setattr("time.time", count(1e9, -600.0).__next__)
     caplog.set_level(logging.INFO, "tilework.server.calls")
     plans = [Plan(), Plan(fail="it broke"), Plan(code=RefusalCode.NO_DEVICE)]

@@ -211,7 +211,7 @@ def test_clock_and_logs_go_on_from_start_to_start(tmp_path: Path) -> None:
     assert times_ns == sorted(set(times_ns))
 
 
-def test_the_clock_goes_on_where_it_was_when_that_of_the_machine_was_put_back(
+def test_the_clock_goes_on_where_it_was_when_that_of_the_machine_is_set_to_an_earlier_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By ten minutes, after half an hour of work; the start after that goes on from there, too."""

@@ -86,7 +86,7 @@ class DurableDirectory:
     def now_ns(self) -> int:
         """The time on the server's clock, which continues from one start to the next, and goes on from here.
 
-        That of the machine may have been put back meanwhile: then no time has passed since the last start. Raises
+        That of the machine may have been set to an earlier time: then no time has passed since the last start. Raises
         JournalUnusable.
         """
         unix_ns, since_ns = time.time_ns(), time.monotonic_ns()
