@@ -379,7 +379,9 @@ def test_the_next_start_writes_what_a_durable_server_has_left(tmp_path: Path) ->
     run(scenario)
 
 
-def test_a_start_without_anything_that_waits_needs_the_store(tmp_path: Path) -> None:
+def test_the_first_start_needs_the_store_and_a_later_one_does_not(tmp_path: Path) -> None:
+    """A wrong address is found at once, and a standby takes over while the store is away."""
+
     async def scenario(loop: ManualLoop) -> None:
         shared = ScriptedStore()
         shared.problem = AWAY
@@ -388,6 +390,14 @@ def test_a_start_without_anything_that_waits_needs_the_store(tmp_path: Path) -> 
             pytest.raises(StoreUnreachable, match="Connection refused Start it or make it"),
         ):
             await Rig(loop, shared, durable, 1000).store.open()
+        with closing(DurableDirectory(tmp_path / "state")) as durable:
+            durable.now_ns()  # As a server does that starts.
+        with closing(DurableDirectory(tmp_path / "state")) as durable:
+            async with rig(loop, shared=shared, durable=durable) as it:
+                assert isinstance(await it.put("a"), Stored)
+                await it.is_back()
+                assert await it.read("a") == b"a"
+            assert shared.held["a"].content == b"a"
 
     run(scenario)
 

@@ -83,6 +83,11 @@ class DurableDirectory:
         except sqlite3.Error as error:
             raise JournalUnusable(f"{self.path}: its journal cannot be copied: {error}; give another") from error
 
+    @property
+    def was_served(self) -> bool:
+        """Whether a server used it before this one."""
+        return self.lease.last_ns > 0
+
     def now_ns(self) -> int:
         """The time on the server's clock, which continues from one start to the next, and goes on from here.
 

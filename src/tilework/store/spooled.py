@@ -60,6 +60,7 @@ class SpooledStore:
     ) -> None:
         """Raises OSError: there is no place for the spool."""
         self._shared, self._most_bytes, self._now_ns = shared, spool_bytes, now_ns
+        self._may_be_away = durable is not None and durable.was_served
         self._folder = None if durable is not None else PrivateFolder()
         if durable is not None:
             self._disk, self._spool = durable.disk, durable.results(max_bytes=_NO_LIMIT, ttl_ns=ttl_ns)
@@ -82,11 +83,16 @@ class SpooledStore:
         return len(self._shared) + len(self._spool)
 
     async def open(self) -> None:
-        """Begin. Where results of an earlier start wait, the store may still be away."""
+        """Begin. Where an earlier start has reached the store, it may be away: a standby must not wait for it."""
         if len(self._spool):
             self._begin_outage(f"{len(self._spool)} were left by an earlier start")
         else:
-            await self._shared.check()
+            try:
+                await self._shared.check()
+            except StoreUnreachable as error:
+                if not self._may_be_away:
+                    raise
+                self._begin_outage(str(error))
         self._tasks.append(asyncio.create_task(self._write_on()))
         if self._folder is not None:
             self._tasks.append(asyncio.create_task(self._disk.watch()))
