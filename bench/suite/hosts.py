@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,8 @@ class Hosts:
     nodes: Sequence[str]
     options: Sequence[str]
     running: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
+    _starter: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
+    """Starts all processes: the kernel ends one with the thread that has started it (`end_with_parent`)."""
 
     def url(self, server: str) -> str:
         return f"http://{self.network.address(server)}:{_HTTP}"
@@ -73,8 +76,12 @@ class Hosts:
     def close(self) -> None:
         for host in list(self.running):
             self.signal(host, signal.SIGKILL)
+        self._starter.shutdown()
 
     def _start(self, host: str, command: Sequence[str]) -> None:
+        self._starter.submit(self._start_there, host, command).result()
+
+    def _start_there(self, host: str, command: Sequence[str]) -> None:
         environment = os.environ | {TOKEN: _SECRET, "TILEWORK_PROFILES": str(self.folder / "costs.sqlite")}
         with (self.folder / f"{host}.log").open("a") as log:
             self.running[host] = subprocess.Popen(

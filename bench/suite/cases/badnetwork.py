@@ -203,7 +203,8 @@ class _Clients:
                 self._at += 1
                 self.found["sent again"] += method == "POST"
                 time.sleep(0.05)
-        raise CaseFailed(f"no server has answered for {_PATIENCE_S:g} s")
+        said = "\n".join(f"{one}: {self.hosts.said(one)[-2000:]}" for one in self.hosts.servers)
+        raise CaseFailed(f"no server has answered for {_PATIENCE_S:g} s\n{said}")
 
 
 @dataclass
