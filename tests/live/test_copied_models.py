@@ -58,11 +58,11 @@ def test_nodes_serve_copies_of_a_model_and_others_are_sent_away(
     spoil(weights, amid=True)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(str(Path(one).resolve()) for one in sys.path if one))
     reason = re.compile(
-        rf"(it has left|node \d leaves|:\d+): node \d has another model shapes: {WEIGHTS} differs from "
+        rf"(executor.py:\d+|node \d leaves:|:\d+:) node \d has another model shapes: {WEIGHTS} differs from "
     )
 
     def reasons(text: str) -> list[str]:
-        """Where in a log the reason stands: as that of a loss, of a leave, and with the agent's server."""
+        """Where in a log the reason stands: of one that is sent away, of a leave, and with the agent's server."""
         return [re.sub(r"\d+", "", one) for one in reason.findall(text)]
 
     async def test() -> None:
@@ -79,17 +79,17 @@ def test_nodes_serve_copies_of_a_model_and_others_are_sent_away(
             await until(lambda: len(executor.devices_up) == 1)
             monkeypatch.chdir(places[2])
             running.start()
-            await until(lambda: "it has left" in reasons(caplog.text))
+            await until(lambda: "executor.py:" in reasons(caplog.text))
             await until(lambda: reasons(log.read_text()))
             assert "has joined" not in caplog.text, "its workers were not awaited"
             copy(places[2])
             spoil(weights, amid=False)
-            await until(lambda: "node  leaves" in reasons(caplog.text))
+            await until(lambda: "node  leaves:" in reasons(caplog.text))
             assert "has joined" in caplog.text, "that it differs was found when all was read"
             copy(places[2])
             await until(lambda: len(executor.devices_up) == 2)
             await draw(engine)
-            assert reasons(log.read_text()) == [":"], "it says why once"
+            assert reasons(log.read_text()) == ["::"], "it says why once"
             await engine.stop()
 
     asyncio.run(test())

@@ -7,7 +7,10 @@ import signal
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -19,7 +22,7 @@ from suite.case import CaseFailed, Check, Finding, Note, Table
 from suite.hosts import Hosts, hosts, log_lines
 from suite.network import Way, missing
 from suite.stats import exact
-from tilework.control.log import Entry, read_log
+from tilework.control.log import BadLog, Entry, read_log
 from tilework.core.actions import Accept, Finish, RunWork
 from tilework.core.events import DeviceLost, NodeLost, Restored
 
@@ -36,7 +39,8 @@ class BadNetwork:
     """For each of `seeds`: for `seconds`, `rate` calls a second, of which a share `promised` ask for a promise.
 
     Meanwhile nodes have `faults` (killed and started again, stopped for 2 to 15 s, or cut off for as long), one of them
-    is cut off for `long_cut_s`, and the server is killed `kills` times, each time with a standby on another host.
+    is cut off for `long_cut_s`, and the server is killed `kills` times, each time with a standby on another host. So
+    many are run `at_once`.
     """
 
     seeds: tuple[int, ...] = tuple(range(1, 11))
@@ -50,6 +54,7 @@ class BadNetwork:
     delay_s: float = 0.02
     loss: float = 0.01
     pictures: int = 12
+    at_once: int = 3
 
     @classmethod
     def make(cls, quick: bool) -> BadNetwork:
@@ -58,7 +63,8 @@ class BadNetwork:
     def measure(self, note: Note) -> Finding:
         if (lacks := missing()) is not None:
             raise CaseFailed(lacks)
-        runs = [self._run(seed, note) for seed in self.seeds]
+        with ThreadPoolExecutor(self.at_once) as pool:
+            runs = list(pool.map(partial(self._run, note=note), self.seeds))
         totals = Counter[str]()
         for run in runs:
             totals.update(run)
@@ -98,7 +104,7 @@ class BadNetwork:
                 faults.join()
                 clients.await_ends()
                 found = clients.found
-            found.update(_of_logs([list(read_log(lines)[1]) for lines in log_lines(all_of_it.state)], clients.late))
+            found.update(_of_logs([_entries(lines) for lines in log_lines(all_of_it.state)], clients.late))
         note(f"seed {seed}: " + ", ".join(f"{found[name]} {name}" for name in _COLUMNS))
         return found
 
@@ -268,6 +274,15 @@ class _Faults:
             return httpx.get(f"{self.hosts.url(host)}/health", timeout=_ANSWER_S, trust_env=False).status_code == 200
         except httpx.TransportError:
             return False
+
+
+def _entries(lines: list[str]) -> list[Entry]:
+    """What is in a log; its server may have been killed while it wrote, even the first line."""
+    found: list[Entry] = []
+    with suppress(BadLog):
+        for entry in read_log(lines)[1]:
+            found.append(entry)
+    return found
 
 
 def _of_logs(logs: list[list[Entry]], late: set[str]) -> Counter[str]:

@@ -37,7 +37,7 @@ from tilework.policy.toolkit.margin import ADMISSION_MARGIN
 from tilework.policy.toolkit.pools import serving
 from tilework.policy.toolkit.wording import needs
 
-_SILENT = "the nodes of all devices that could serve it have said nothing for a second; ask again, or without a promise"
+_SILENT = "all nodes that could serve this request have said nothing for a second; ask without a promise, or again"
 
 
 @dataclass(slots=True, kw_only=True)

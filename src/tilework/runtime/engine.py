@@ -131,6 +131,7 @@ class Engine:
         self._starting = "loading the models"
         self._start_parts = StartParts()
         self._keeper, self._check_lease = keeper, check_lease
+        self._leaving_at_start = list[Callable[[], None]]()
         self._origin_ns = time.monotonic_ns() - config.begin_ns
         self._requests = RequestTable()
         self._encode_cache = EncodeCache(config.encode_cache_bytes, executor.copy, executor.discard)
@@ -225,6 +226,8 @@ class Engine:
             turns=self._dispatcher.turns,
         )
         self._started = True
+        for let_go in self._leaving_at_start:
+            let_go()
         self.on_links_changed()
         for device_id in (*self._executor.devices_up, *self._executor.slots_up):
             self.on_joined(device_id)
@@ -554,7 +557,9 @@ class Engine:
             self._control.handle(StatesFetched(origin, node, num_bytes, run_ns))
 
     def on_node_leaving(self, node: int, device_ids: Group, reason: str, let_go: Callable[[], None]) -> None:
-        if self._started and not self._stopped:
+        if not self._started:
+            self._leaving_at_start.append(let_go)  # It may be measuring.
+        elif not self._stopped:
             up = tuple(device_id for device_id in device_ids if device_id in self._dispatcher.up)
             self._dispatcher.cordon(NodeCordoned(node, up, reason), let_go)
 

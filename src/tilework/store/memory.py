@@ -9,7 +9,7 @@ from tilework.store.results import LocalStore, Result, Stored, TooLarge
 
 
 @dataclass(frozen=True, slots=True)
-class _InMemory:
+class InMemory:
     """A `Result` whose content is shared with the store."""
 
     content: bytes = field(repr=False)
@@ -33,7 +33,7 @@ class MemoryStore(LocalStore):
     """
 
     def __init__(self, *, max_bytes: int, ttl_ns: int) -> None:
-        self._index: Index[_InMemory] = Index(max_bytes=max_bytes, ttl_ns=ttl_ns)
+        self._index: Index[InMemory] = Index(max_bytes=max_bytes, ttl_ns=ttl_ns)
 
     @property
     def num_bytes(self) -> int:
@@ -47,7 +47,7 @@ class MemoryStore(LocalStore):
         if len(content) > self._index.max_bytes:
             return TooLarge(num_bytes=len(content), max_bytes=self._index.max_bytes)
         expires_ns = self._index.expires_ns(now_ns)
-        self._index.add(uid, _InMemory(content, media_type), len(content), expires_ns)
+        self._index.add(uid, InMemory(content, media_type), len(content), expires_ns)
         return Stored(expires_ns=expires_ns)
 
     async def get(self, uid: str, now_ns: int) -> Result | None:

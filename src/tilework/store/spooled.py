@@ -12,6 +12,7 @@ from tilework.core.time import s_from_ns
 from tilework.store.disk import Disk
 from tilework.store.durable import DurableDirectory
 from tilework.store.files import FileStore, Kept
+from tilework.store.memory import InMemory
 from tilework.store.private_folder import PrivateFolder
 from tilework.store.results import Backlog, Result, Stored, StoreUnreachable, TooLarge, Unwritten
 from tilework.store.shared import SharedStore
@@ -71,6 +72,7 @@ class SpooledStore:
         self._outage: _Outage | None = None
         self._num_coming = self._bytes_coming = 0
         self._to_remove: dict[str, None] = {}
+        self._under_way: dict[str, InMemory] = {}  # To the store, or to the spool.
         self._is_lost, self._is_back = asyncio.Event(), asyncio.Event()
         self._is_back.set()
         self._tasks: list[asyncio.Task[None]] = []
@@ -98,6 +100,13 @@ class SpooledStore:
             self._tasks.append(asyncio.create_task(self._disk.watch()))
 
     async def put(self, uid: str, content: bytes, media_type: str, now_ns: int) -> Stored | TooLarge | Unwritten:
+        self._under_way[uid] = InMemory(content, media_type)
+        try:
+            return await self._put(uid, content, media_type, now_ns)
+        finally:
+            self._under_way.pop(uid, None)
+
+    async def _put(self, uid: str, content: bytes, media_type: str, now_ns: int) -> Stored | TooLarge | Unwritten:
         if self._outage is None:
             answer = await self._shared.put(uid, content, media_type, now_ns)
             if not isinstance(answer, Unwritten):
@@ -108,13 +117,15 @@ class SpooledStore:
         return await self._wait(uid, content, media_type, now_ns)
 
     async def get(self, uid: str, now_ns: int) -> Result | None:
+        if (coming := self._under_way.get(uid)) is not None:
+            return coming
         found = await self._spool.get(uid, now_ns)
         if found is not None or uid in self._to_remove:
             return found
         return await self._shared.get(uid, now_ns)
 
     async def holds(self, uid: str, now_ns: int) -> bool:
-        if await self._spool.holds(uid, now_ns):
+        if uid in self._under_way or await self._spool.holds(uid, now_ns):
             return True
         return uid not in self._to_remove and await self._shared.holds(uid, now_ns)
 

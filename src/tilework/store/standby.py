@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from tilework.store.disk import sync
 from tilework.store.lease import Lease, LeaseTimes, is_at, is_free, open_standbys, try_lock, wait_visibly
 from tilework.store.owner import Owner, kill, said_by, this_machine
 
+_log = logging.getLogger(__name__)
 _NEXT = "lock.next"
 
 
@@ -72,7 +74,9 @@ class Standby:
         """The lease of a new lock file; None if the owner was killed, or if another standby does it."""
         owner = Owner.read(self._said)
         assert owner is not None
+        silence = f"the server of {self._path.parent} has said nothing for {self._times.silence_s:g} s"
         if owner.machine == this_machine():
+            _log.warning("%s: process %d of this machine is killed, with its workers", silence, owner.pid)
             kill(owner)
             return None
         with ExitStack() as stack:
@@ -87,6 +91,7 @@ class Standby:
             self._path.with_name(_NEXT).rename(self._path)
             sync(self._path.parent)
             stack.pop_all()
+        _log.warning("%s: this one goes on in its place, with its data in epoch-%d", silence, epoch)
         lease = Lease(self._path, descriptor, epoch, self._times, self._on_lost, owner.now_ns)
         # It may have written before it could see the new file: then it will see it, and end, or hang again.
         while not is_free(other) and not self._hangs(other):

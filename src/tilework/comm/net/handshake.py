@@ -35,7 +35,7 @@ class Refused(ConnectionError):
 async def admit(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: bytes, digest: bytes, epoch: int
 ) -> None:
-    """Check who has connected, and tell it the epoch. Raises Refused, BadFrame, TimeoutError."""
+    """Check who has connected, and tell it the epoch. Raises Refused, OSError, TimeoutError."""
     ours = secrets.token_bytes(_NONCE_BYTES)
     async with asyncio.timeout(TIMEOUT_S):
         writer.writelines(frame(ours, 0))
@@ -50,7 +50,7 @@ async def admit(
 
 
 async def join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: bytes, digest: bytes) -> int:
-    """Introduce oneself to the end that was connected to; returns the epoch. Raises Refused, BadFrame, TimeoutError."""
+    """Introduce oneself to the end that was connected to; returns the epoch. Raises Refused, OSError, TimeoutError."""
     async with asyncio.timeout(TIMEOUT_S):
         theirs = await _answer(reader, _NONCE_BYTES, "too many agents connect, or it is no port for agents")
         ours = secrets.token_bytes(_NONCE_BYTES)
@@ -73,7 +73,7 @@ async def _answer(reader: asyncio.StreamReader, num_bytes: int, why: str = "it h
     """`why` is the likely reason if the other end closes the connection."""
     answer = await read_frame(reader, 0, _MOST_BYTES)
     if answer is None:
-        raise Refused(f"it closed the connection: {why}")
+        raise ConnectionResetError(f"it closed the connection: {why}")
     if answer in _REFUSALS:
         raise Refused(_REFUSALS[answer])
     if len(answer) != num_bytes:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from tilework.comm.net.channel import Channel
 from tilework.comm.net.files import FileServer, fetch_file
 from tilework.comm.net.frames import BadFrame
-from tilework.comm.net.handshake import join
+from tilework.comm.net.handshake import TIMEOUT_S, Refused, join
 from tilework.core.actions import ReadComponents
 from tilework.core.cost_row import CostRow
 from tilework.core.model import ModelSource
@@ -93,20 +93,20 @@ class Servers:
 class _Tries:
     """How the last try at an address has ended, and when the next one is due, on the clock of the loop.
 
-    It is put off by `pause_s` if this node differs from others there, each time longer.
+    It is put off by `pause_s` if this node differs from others there, or is not admitted, each time longer.
     """
 
     reason: str = ""
     due_s: float = 0.0
     pause_s: float = 0.0
 
-    def ended(self, agent: _Agent | None, reason: str, host: str, port: int) -> None:
+    def ended(self, agent: _Agent | None, reason: str, host: str, port: int, *, is_refused: bool) -> None:
         """A try has ended, of this agent if it got so far. The reason is logged once, until it is another one."""
         if reason != self.reason:
             _log.warning("this node belongs to no server at %s:%d: %s", host, port, reason)
         self.reason = reason
-        differs = agent is not None and agent.differs
-        self.pause_s = min(max(_FIRST_PAUSE_S, 2 * self.pause_s), _MOST_PAUSE_S) if differs else 0.0
+        is_for_longer = is_refused or (agent is not None and agent.differs)
+        self.pause_s = min(max(_FIRST_PAUSE_S, 2 * self.pause_s), _MOST_PAUSE_S) if is_for_longer else 0.0
         usual_s = _AFTER_FAILURE_S if agent is not None and agent.has_failed else _RETRY_S
         self.due_s = asyncio.get_running_loop().time() + (self.pause_s or usual_s)
 
@@ -128,7 +128,7 @@ async def serve_node(
     try:
         while not leaving.is_set():
             host, port = min(servers.addresses, key=lambda one: all_tries.setdefault(one, _Tries()).due_s)
-            token, tries, agent = servers.token, all_tries[host, port], None
+            token, tries, agent, is_refused = servers.token, all_tries[host, port], None, False
             if (left_s := tries.due_s - asyncio.get_running_loop().time()) > 0:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(min(left_s, _RETRY_S)):  # Where the server is may change meanwhile.
@@ -143,10 +143,17 @@ async def serve_node(
                 finally:
                     writer.close()
             except (OSError, TimeoutError) as error:  # Refused and BadFrame are among these.
-                reason = f"{type(error).__name__}: {error}"
-            tries.ended(agent, reason, host, port)
+                reason, is_refused = _said(error), isinstance(error, Refused)
+            tries.ended(agent, reason, host, port, is_refused=is_refused)
     finally:
         await workers.close()
+
+
+def _said(error: Exception) -> str:
+    """What has happened to a connection, in words."""
+    if isinstance(error, ConnectionRefusedError):
+        return "nothing listens there"
+    return str(error) or f"it has not answered within {TIMEOUT_S:g} s"
 
 
 async def _connection(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -280,6 +287,7 @@ class _Agent:
         await self._files.start(self._channel.own_host)
         self._executor = executor
         self._channel.send(self._started(executor, self._files.port))
+        _log.warning("this node works for the server at %s", self._channel.host)
         self._workers.attach(self)
         await self._read_whole()
 

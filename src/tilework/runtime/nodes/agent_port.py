@@ -46,8 +46,8 @@ class AgentPort:
 
     @property
     def address(self) -> str | None:
-        """HOST:PORT, once it listens."""
-        if self._server is None:
+        """HOST:PORT while it listens."""
+        if self._server is None or not self._server.sockets:
             return None
         host = self._config.host
         return f"[{host}]:{self.number}" if ":" in host else f"{host}:{self.number}"

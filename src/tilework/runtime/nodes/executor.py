@@ -509,8 +509,12 @@ class NodesExecutor:
         self._departures.lost(node)
         if self._is_stopping:
             return
-        if self._ready.done() or node.leave != Leave(_OUTDATED):
+        if not self._ready.done() and node.leave != Leave(_OUTDATED):
             self._fail_start(f"node {node.node} was lost: {reason}")
+        elif node.leave is None:
+            _log.error("node %d was lost: %s", node.node, reason)
+        elif node.started is not None:  # Why has been said.
+            _log.warning("node %d has left", node.node)
         if node.started is not None:
             self._listener.on_node_lost(node.node, devices, gone, reason)
         if node.may_be_lost:

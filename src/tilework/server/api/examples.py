@@ -69,8 +69,8 @@ ERRORS: dict[int, tuple[str, str, str, str | None, str]] = {
         "invalid_request_error",
         "result_expired",
         "uid",
-        f"The pictures of request {UID} are gone: they were deleted, made room for newer ones, or were 3600 seconds"
-        " old. Send the request again, with another key if it has one.",
+        f"The pictures of request {UID} are gone: they were deleted or lost, made room for newer ones, or were 3600"
+        " seconds old. Send the request again, with another key if it has one.",
     ),
     413: (
         "The body is too large",

@@ -179,7 +179,8 @@ class RequestService:
         if status.expires is None:
             return gone(uid, "they were in the answer to it, and the request did not ask to keep them")
         return gone(
-            uid, f"they were deleted, made room for newer ones, or were {self.config.result_ttl_s:g} seconds old"
+            uid,
+            f"they were deleted or lost, made room for newer ones, or were {self.config.result_ttl_s:g} seconds old",
         )
 
     def _find(self, uid: str, tenant: str | None) -> _Found:
