@@ -357,6 +357,21 @@ def test_a_start_that_is_cancelled_is_quiet(num_workers: int) -> None:
     assert not complaints
 
 
+def test_a_node_that_is_told_to_end_while_the_engine_starts_is_let_go_when_it_has() -> None:
+    """Before that it may be measuring."""
+
+    async def play() -> None:
+        engine = Engine(EngineConfig(), LocalExecutor(LocalConfig(num_workers=1, sources=(MODELLED,))))
+        has_started = list[bool]()
+        engine.on_node_leaving(1, (), "its agent was told to end", lambda: has_started.append(bool(engine.models)))
+        assert not has_started
+        await engine.start()
+        assert has_started == [True]
+        await engine.stop()
+
+    asyncio.run(play())
+
+
 @pytest.mark.slow
 def test_a_measurement_that_is_cancelled_is_quiet() -> None:
     """The worker measures on, and says so; then it says that it does not know the job that is asked for."""

@@ -379,6 +379,21 @@ def test_the_next_start_writes_what_a_durable_server_has_left(tmp_path: Path) ->
     run(scenario)
 
 
+def test_a_result_is_given_out_while_it_is_on_its_way_to_a_store_that_hangs() -> None:
+    async def scenario(loop: ManualLoop) -> None:
+        async with rig(loop) as it:
+            it.shared.going.clear()
+            putting = asyncio.create_task(it.put("a", b"content"))
+            await loop.until(lambda: it.shared.tried == ["a"])
+            assert await it.read("a") == b"content"
+            assert await it.read("a", range(3)) == b"con"
+            it.shared.going.set()
+            assert isinstance(await putting, Stored)
+            assert await it.read("a") == b"content"
+
+    run(scenario)
+
+
 def test_the_first_start_needs_the_store_and_a_later_one_does_not(tmp_path: Path) -> None:
     """A wrong address is found at once, and a standby takes over while the store is away."""
 

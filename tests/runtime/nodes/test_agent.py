@@ -20,7 +20,7 @@ from runtime.nodes.test_executor import A, B, execute, imported
 from tilework.comm.net.channel import Channel
 from tilework.comm.net.files import FileServer
 from tilework.comm.net.frames import BadFrame
-from tilework.comm.net.handshake import admit
+from tilework.comm.net.handshake import Refused, admit
 from tilework.core.model import ModelSource
 from tilework.core.wire.blobs import StateBlob
 from tilework.core.wire.commands import Command, Forget, GroupRef
@@ -422,8 +422,9 @@ def test_a_server_without_a_place_leaves_workers_as_they_wait(
     run(test())
 
 
-def test_a_node_that_differs_asks_again_after_pauses_that_grow(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("is_admitted", [True, False])
+def test_a_node_that_differs_or_is_not_admitted_asks_again_after_pauses_that_grow(
+    is_admitted: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its reason is logged once. Another address, and the same one after another reason, is tried as often as ever."""
     differing, other = ("10.0.0.1", 1), ("10.0.0.2", 1)
@@ -437,7 +438,13 @@ def test_a_node_that_differs_asks_again_after_pauses_that_grow(
         return (host, port), SimpleNamespace(close=lambda: None)
 
     async def no_join(*_: object) -> int:
-        return EPOCH
+        if is_admitted:
+            return EPOCH
+        if len(tries[differing]) == 13:
+            leaving.set()
+        if len(tries[differing]) == 10:
+            raise ConnectionResetError("the models have changed")
+        raise Refused("node 1 has another model")
 
     class SentAway:
         has_failed = False
@@ -454,8 +461,10 @@ def test_a_node_that_differs_asks_again_after_pauses_that_grow(
     for name, fake in played.items():
         monkeypatch.setattr(f"tilework.runtime.nodes.agent.{name}", fake)
 
+    leaving = asyncio.Event()
+
     async def test() -> None:
-        await serve_node(Servers([differing, other], TOKEN))
+        await serve_node(Servers([differing, other], TOKEN), leaving)
 
     with asyncio.Runner(loop_factory=LeapingLoop) as runner:
         runner.run(test())

@@ -95,3 +95,13 @@ def test_wrong_greetings_hold_nothing(greeting: bytes) -> None:
             await heard.hears(("report", 0, ended(1)))
 
     run(test())
+
+
+def test_a_port_has_an_address_while_it_listens() -> None:
+    async def test() -> None:
+        async with nodes() as (executor, _, _):
+            assert executor.address == f"127.0.0.1:{executor.port}"
+            executor._port.close()
+            assert executor.address is None
+
+    run(test())
