@@ -47,7 +47,7 @@ from suite.cases.promised import Promised
 from suite.cases.promises import Reservations
 from suite.cases.queue import QueueLength
 from suite.cases.ready import Ready
-from suite.cases.registry import BriefRegistryFaults, RegistryFaults
+from suite.cases.registry import RegistryFaults
 from suite.cases.replace import Replace
 from suite.cases.reports import ReportCost
 from suite.cases.residency import Residency
@@ -143,10 +143,6 @@ CASES: Cases = {
     "elastic": ("Changing the degree, moving the state, sharing guidance", Elastic),
     "nodes": ("Works and states across two nodes, against one", Nodes),
     "registry": ("A registry that is silent, wrong, wiped or slow", RegistryFaults),
-    "registrybrief": (
-        "A registry that is silent, wrong, wiped or slow: eight times",
-        BriefRegistryFaults,
-    ),
     "sets": ("Several servers behind one registry: how soon another leads, and refusals that name one", SetsOfServers),
     "modelled": ("Deadlines kept by each policy on eight simulated GPUs, live and simulated", Modelled),
     "plan": ("The number of devices that a plan names, and one fewer, live; and how long a plan takes", Plan),

@@ -135,15 +135,6 @@ class RegistryFaults:
         return trial
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BriefRegistryFaults:
-    """The same with eight shorter faults."""
-
-    @classmethod
-    def make(cls, quick: bool) -> RegistryFaults:
-        return RegistryFaults.make(quick) if quick else RegistryFaults(faults=8, lengths_s=(5.0, 12.0, 25.0))
-
-
 @dataclass(slots=True, kw_only=True)
 class _Trial:
     """What a fault has done: nodes that were away from their set, servers that did not notice it, when it was over."""
