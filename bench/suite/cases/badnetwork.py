@@ -87,6 +87,8 @@ class BadNetwork:
                 f"namespace; a router in user space delays each way by {self.delay_s * 1000:g} ms and loses "
                 f"{self.loss:.0%} of packets. The model is `shapes`, {_STEPS} steps, exact; calls are asynchronous, "
                 "with keys, and are sent again until they are accepted or refused.",
+                "Twice: its end was logged by a server that was killed before it was in the journal, so that no client "
+                "was answered, and again by the next one.",
             ),
             tables=(Table(title="By seed", columns=("seed", *_COLUMNS), rows=rows),),
         )
