@@ -69,6 +69,13 @@ def ending(processes: list[subprocess.Popen[str]]) -> Iterator[None]:
             one.communicate(timeout=PATIENCE_S)
 
 
+def costs(folder: Path) -> Path:
+    """A table, so that nothing is measured."""
+    path = folder / "costs.json"
+    path.write_text(json.dumps(table_json(table(0.02, 0.05, 0.02, pipeline="shapes"))))
+    return path
+
+
 def line_of(process: subprocess.Popen[str]) -> Any:
     assert process.stdout is not None
     line = process.stdout.readline()
@@ -88,7 +95,7 @@ def test_two_machines_with_a_copy_of_the_model_each_draw_together(tmp_path: Path
     with network("one", "two") as joined, ending(running):
         joined.set_all(WAY)
         one, two = (Machine(joined, name, tmp_path / name, at) for name in ("one", "two"))
-        where = f"--host {one.address} --port 8000 --agents {one.address}:7070"
+        where = f"--host {one.address} --port 8000 --agents {one.address}:7070 --cost {costs(tmp_path)}"
         serving = one.runs(f"tilework serve ./sdxl --workers 1 --nodes 2 {where} --json", "right")
         running += [serving, one.runs(f"tilework agent {one.address}:7070", "right")]
         wrong = two.runs(f"tilework agent {one.address}:7070", "wrong")
@@ -107,9 +114,7 @@ def test_two_machines_with_a_copy_of_the_model_each_draw_together(tmp_path: Path
 @pytest.fixture
 def url_of_two_nodes(tmp_path: Path) -> Iterator[tuple[str, Callable[[], None], Callable[[], None]]]:
     """The address of a server, and what cuts off both of its nodes and joins them again."""
-    costs = tmp_path / "costs.json"
-    costs.write_text(json.dumps(table_json(table(0.02, 0.05, 0.02, pipeline="shapes"))))
-    options: Sequence[str] = ["shapes", "--workers", "1", "--cost", str(costs)]
+    options: Sequence[str] = ["shapes", "--workers", "1", "--cost", str(costs(tmp_path))]
     with hosts(tmp_path, num_servers=1, num_nodes=2, options=options, way=WAY) as all_of_it:
         joined, nodes = all_of_it.network, all_of_it.nodes
         yield (
