@@ -18,11 +18,13 @@ from suite.hosts import hosts
 from suite.network import Network, Way, missing, network
 
 from builders import table
+from debian import has
 from tilework.cli.options.nodes import TOKEN
 from tilework.cost.table_file import table_json
 from tilework.pipelines.model_index import shipped_directory
 from waiting import PATIENCE_S, eventually
 
+has("ip", "iproute2")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
 BODY = {"prompt": "a red circle", "size": "64x64", "num_inference_steps": 12}
 WAY = Way(delay_s=0.01, loss=0.01)
