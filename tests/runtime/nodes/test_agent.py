@@ -504,7 +504,8 @@ def test_an_agent_tells_what_its_files_hold_before_it_starts_workers(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     async def test() -> None:
-        here = SimpleNamespace(send=lambda message, _=0: told.append(message), own_host="127.0.0.1", epoch=EPOCH)
+        channel = {"host": "127.0.0.1", "own_host": "127.0.0.1", "epoch": EPOCH}
+        here = SimpleNamespace(send=lambda message, _=0: told.append(message), **channel)
         agent = _Agent(here, TOKEN, asyncio.Event(), "here", NodeWorkers())  # type: ignore[arg-type]
         agent._handle(THE_NODE, replace(begin(), models=(ModelSource(path="shapes"),)))
         await until(lambda: sum(isinstance(one, Contents) for one in told) == 2)
