@@ -267,6 +267,24 @@ def _goes(addresses: list[str]) -> Serve:
     return serve
 
 
+def test_an_agent_with_the_name_of_another_one_is_told_so_and_serves_no_set(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(loop: ManualLoop) -> None:
+        registry = LocalRegistry()
+        directory, first, second = Directory(registry), list[str](), list[str]()
+        server = Member(registry, SETS + "a", lambda _lease: encoded(a_set(agents="a:1")))
+        manager, ends = NodeManager(registry, directory, "a", RULE), asyncio.Event()
+        async with beside(
+            directory.follow(), manager.run(), server.run(), RoutedAgent(registry, "x", _goes(first)).run(ends)
+        ):
+            await loop.until(lambda: AGENTS + "x" in registry._entries)
+            async with beside(RoutedAgent(registry, "x", _goes(second)).run(ends)):
+                await passes(loop, STEADY_S + 3.0)
+                assert (first, second) == (["a:1"], [])
+
+    clock.run(scenario)
+    assert "agent x: another has this name" in caplog.text
+
+
 def test_an_agent_does_not_obey_a_route_of_an_older_epoch_or_of_another_lease() -> None:
     async def scenario(loop: ManualLoop) -> None:
         registry = LocalRegistry()

@@ -5,8 +5,8 @@ that holds (`Guard`), so one that was replaced, and does not know it yet, change
 
 When a registry was silent, leases have ended, and records come back one after another. So nothing is decided until it
 has answered without a gap for `STEADY_S`, in which all that live have written again; the same holds for a set that was
-away alone. And no node is taken from a set by
-what was measured before the gap, or given up by one that was away in it: windows begin anew.
+away alone. And no node is taken from a set by what was measured before the gap, or given up by one that was away in it:
+windows begin anew.
 
 Source: OnePiece §8.1, which elects by Paxos; here etcd does that.
 """
