@@ -70,12 +70,12 @@ ASKED = request("img-1", 10.0, steps=28, slo_s=2.0)
     ("action", "kind", "text"),
     [
         (
-            Accept(5, "img-1", ns_from_s(11.82), "it needs 1.5 s"),
+            Accept(5, "img-1", ns_from_s(11.82), ns_from_s(12), "it needs 1.5 s"),
             "accepted",
             "accepted; expected to be done 1.82 s after arrival, 0.18 s before its deadline: it needs 1.5 s",
         ),
         (
-            Accept(5, "img-1", ns_from_s(12.5), ""),
+            Accept(5, "img-1", ns_from_s(12.5), ns_from_s(13), ""),
             "accepted",
             "accepted; expected to be done 2.50 s after arrival, 0.50 s after its deadline",
         ),
@@ -262,7 +262,8 @@ def test_the_summary_counts_what_the_run_did(mixed: Recorded, log: Path) -> None
     assert f"tilework explain {log} {by_lateness[0].request.uid}" in " ".join(text.split())
     kept = sum(e.request.is_promise for e in done)
     assert summary["promises"] == {"kept": kept, "broken": 0} == {"kept": 1, "broken": 0}
-    assert "promises: 1 kept, 0 broken\n" in text
+    assert summary["starts_forced"] == 0
+    assert f"promises: 1 kept, 0 broken; 0 of {summary['works']} runs were started by the guard for them\n" in text
     later = "later" if middle >= 0 else "earlier"
     assert (
         f"ends: {span_text(ns_from_s(abs(summary['eta_error_median_s'])))} {later} than predicted in the median" in text

@@ -53,8 +53,8 @@ from tilework.control.log import replay
 from tilework.core.request import Status
 from tilework.sim.cluster import Cluster
 from tilework.sim.faults import FAULTS, BadFault, Faults, parse_faults
-from tilework.sim.fuzz import ScenarioResult, run_scenario, run_seed, run_seeds, shrink
-from tilework.sim.scenarios import PIPELINE, Scenario, scenario
+from tilework.sim.fuzz import Choice, ScenarioResult, run_scenario, run_seed, run_seeds, shrink
+from tilework.sim.scenarios.scenario import PIPELINE, Scenario, scenario
 from tilework.sim.simulation import Simulation
 from tilework.sim.trace import Trace
 
@@ -97,7 +97,7 @@ def run(
 
 def run_all(seeds: range, policy: str | None = None) -> list[ScenarioResult]:
     """The results of these seeds. Fails on a violation, with the commands that run them again."""
-    results = list(run_seeds(seeds, policy, None, 1))
+    results = list(run_seeds(seeds, Choice(policy=policy), 1))
     assert [result.seed for result in results] == list(seeds)
     bad = [f"tilework fuzz --seed {result.seed}: {result.violation}" for result in results if result.violation]
     assert not bad, "\n".join(bad)
@@ -114,7 +114,7 @@ def test_all_seeds_keep_the_invariants() -> None:
 
 def test_reads_ahead_of_need_fail() -> None:
     """Few scenarios have any: devices and hosts must be small, and the policy must look ahead."""
-    results = list(run_seeds((21, 24, 32, 58, 61), "tilework", parse_faults(["read=0.5"]), 1))
+    results = list(run_seeds((21, 24, 32, 58, 61), Choice(policy="tilework", faults=parse_faults(["read=0.5"])), 1))
     assert not [result.violation for result in results if result.violation]
     assert any(result.fault_counts["read"] for result in results)
 
@@ -134,7 +134,7 @@ def test_a_violation_fails_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_jobs_that_wait_for_a_slot_go_on_when_costs_have_changed_since_they_were_promised() -> None:
     """No start could end as early as its reservation said, so none was made, and the cluster was idle for ever."""
-    result = run_seed(834, None, None)
+    result = run_seed(834)
     assert not result.violation
     assert result.num_events < 3000, "it is not checked a thousand times a second"
 
@@ -147,7 +147,7 @@ def test_jobs_of_pipelines_with_many_stages_share_what_can_be_shared(seed: int, 
 
 
 def test_a_seed_determines_scenario_and_result() -> None:
-    results = [run_seed(seed, None, None) for seed in (5, 5, 6)]
+    results = [run_seed(seed) for seed in (5, 5, 6)]
     assert results[0] == results[1]
     assert results[0] != results[2]
     assert scenario(5) == scenario(5)
@@ -363,7 +363,7 @@ def test_the_command_reports_its_counts() -> None:
     document = json.loads(text)
     assert code == 0
     assert (document["seeds"], document["violations"], document["simulated"]) == (4, [], True)
-    assert document["events"] == sum(run_seed(seed, None, None).num_events for seed in range(4))
+    assert document["events"] == sum(run_seed(seed).num_events for seed in range(4))
     code, text = tilework("--seeds", "2", "--first", "10", "--processes", "2")
     assert code == 0
     assert "seeds 10 to 11" in text
@@ -390,7 +390,7 @@ def test_one_seed_leaves_a_log_that_replays(tmp_path: Path) -> None:
     assert "seed 7: policy" in text
     num_events, difference = replay(log.read_text().splitlines())
     assert difference is None
-    assert num_events == run_seed(7, None, None).num_events
+    assert num_events == run_seed(7).num_events
 
 
 def test_the_faults_are_listed() -> None:

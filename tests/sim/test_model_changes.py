@@ -31,10 +31,10 @@ from tilework.cost.table import CostTable, merged
 from tilework.cost.table_costs import TableCosts
 from tilework.sim.config import SimConfig
 from tilework.sim.faults import Faults, parse_faults
-from tilework.sim.fuzz import run_seed, run_seeds
+from tilework.sim.fuzz import Choice, run_seed, run_seeds
 from tilework.sim.models.catalog import SimCatalog
 from tilework.sim.models.changes import AddLora, Change, RemoveLora, RemoveModel, ServeModel, TimedChange
-from tilework.sim.scenarios import scenario
+from tilework.sim.scenarios.scenario import scenario
 from tilework.sim.simulation import Simulation
 
 _PER_BLOCK = 25
@@ -42,7 +42,7 @@ MIB = 1 << 20
 
 
 def violations(seeds: range, faults: Faults | None = None) -> list[str]:
-    results = run_seeds(seeds, None, faults, 1, changes=True)
+    results = run_seeds(seeds, Choice(faults=faults, changes=True), 1)
     given = "" if faults is None else "".join(f" --fault {fault}" for fault in faults.by_name.values())
     return [
         f"tilework fuzz --changes --seed {result.seed}{given}: {result.where}: {result.violation}"

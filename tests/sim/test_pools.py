@@ -31,7 +31,7 @@ from tilework.cost.table import CostTable, merged
 from tilework.policy.registry import UnknownPolicy, policy_names
 from tilework.sim.config import SimConfig
 from tilework.sim.fuzz import run_scenario
-from tilework.sim.scenarios import scenario
+from tilework.sim.scenarios.scenario import scenario
 from tilework.sim.simulation import Simulation
 from tilework.sim.trace import Trace
 
@@ -220,12 +220,13 @@ def test_a_job_that_fits_only_on_more_of_its_devices_than_are_up_waits_for_them(
 
 
 def test_a_promised_job_without_a_device_is_not_started_however_late_it_is() -> None:
-    made, guard = controller(tables(degrees=(1,), toy=(0,), other=(1,))), ReservationGuard()
+    made = controller(tables(degrees=(1,), toy=(0,), other=(1,)))
+    guard = ReservationGuard(degrees=made.policy.degrees)
     submitted(made, other(promise("b", 0, 60)))
     submitted(made, promise("a", 0, 3))
     made.handle(DeviceLost(0, "it was killed"), 10)
     view, costs = made.tracker, made.costs
-    guard.update(view, costs, made.policy.degrees, 20)
+    guard.update(view, costs, 20)
     assert guard._known is not None
     late = dict.fromkeys(guard._known.ends_ns, 0)
     guard._known = replace(guard._known, ends_ns=late, spared_ns=dict.fromkeys(guard._known.spared_ns, 0))

@@ -143,7 +143,8 @@ def test_sizes_do_not_change_arrivals() -> None:
 @pytest.mark.parametrize("name", workload_names())
 def test_the_default_load_is_one_that_the_devices_can_carry_or_meant_not_to_be(name: str) -> None:
     kind, requests = family(name), made(name)
-    load = sum(device_seconds(requests, costs_of(kind.table))) / requests[-1].arrival_s / kind.num_devices
+    costs = costs_of(make_workload(name).cost_table)
+    load = sum(device_seconds(requests, costs)) / requests[-1].arrival_s / kind.num_devices
     over = {
         "flood": 1.5,
         "patchedserve-sd3": 1.5,
@@ -317,6 +318,22 @@ def test_one_degree_leaves_no_narrower_one() -> None:
         chosen[request.height, enough[0]] += 1
     assert {degree for side, degree in chosen if side == 2048} == {1, 2, 4, 8}
     assert {degree for side, degree in chosen if side == 256} == {1}
+
+
+@pytest.mark.parametrize(("steps", "last"), [(28, 0.0), (4, 2.0)])
+def test_deadlines_of_promises_are_drawn_between_two_multiples_of_the_best_latency(steps: int, last: float) -> None:
+    workload = make_workload("promises", {"steps": steps, "last": last, "num_requests": 400})
+    requests, costs = workload.requests(0), costs_of(workload.cost_table)
+    due = [one for one in requests if one.slo_s is not None]
+    assert 0.05 < 1 - len(due) / len(requests) < 0.15
+    factors = []
+    for one in due:
+        latencies_ns = [latency_ns(costs, one.pipeline, one.shape, one.steps, degree) for degree in (1, 2, 4, 8)]
+        factors.append((one.slo_s or 0) / s_from_ns(min(latencies_ns)))
+    assert 1.39 < min(factors) < 1.5
+    assert 4.4 < max(factors) < 4.51
+    assert sum(factors) / len(factors) == pytest.approx(2.95, abs=0.2)
+    assert {one.steps for one in requests} == {steps}
 
 
 def test_flood_is_mostly_best_effort_and_more_than_the_devices_can_do() -> None:

@@ -14,6 +14,7 @@ from tilework.cost.table import BadCostTable
 from tilework.formats.json_lines import BadLine
 from tilework.sim.compare.cells import BadCell, Cell
 from tilework.sim.compare.pool import Failed, run_all
+from tilework.sim.compare.promises import BEST_EFFORT, PromiseCell, promise_cells
 from tilework.sim.compare.records import BadRecords, Record, Records, key_of
 from tilework.sim.compare.runs import Conditions, Task, code_digest, config_of, given
 from tilework.sim.compare.summary import CellSummary
@@ -27,7 +28,10 @@ _MOST_SHOWN = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What is compared: every policy on every cell, for each seed."""
+    """What is compared: every policy on every cell, for each seed.
+
+    With `promises` each run is made twice: all requests as best effort, and with this share asking for promises.
+    """
 
     cells: tuple[Cell, ...]
     policies: tuple[str, ...]
@@ -35,6 +39,7 @@ class Comparison:
     conditions: Conditions
     num_processes: int
     has_bound: bool
+    promises: float | None = None
 
     def seeds(self, cell: Cell) -> range:
         """The seeds of a cell: one is enough where nothing is drawn."""
@@ -43,14 +48,17 @@ class Comparison:
     def tasks(self) -> list[Task]:
         """All runs, cell by cell, so that the results of an interrupted comparison can be compared."""
         return [
-            Task(cell=cell, seed=seed, policy=policy)
+            Task(cell=cell, seed=seed, policy=policy, promises=share)
             for cell in self.cells
             for seed in self.seeds(cell)
             for policy in (*self._bounds(cell, seed), *self.policies)
+            for share in ((None,) if self.promises is None else (BEST_EFFORT, self.promises))
         ]
 
     def _bounds(self, cell: Cell, seed: int) -> tuple[None, ...]:
         """The run of the bound, if it holds: it knows no batches, so a policy that forms some may be above it."""
+        if self.promises is not None:
+            return ()
         _, table = given(cell, 0)
         return (None,) if self.has_bound and not table.has_batches and (cell.is_drawn or seed == 0) else ()
 
@@ -70,13 +78,25 @@ class Runs:
     def summaries(self, comparison: Comparison) -> list[CellSummary]:
         """One summary per cell, of the runs that are there."""
         seeds = {cell: comparison.seeds(cell) for cell in comparison.cells}
-        errors = {(task.cell.name, task.policy): error for task, error in self.errors.items()}
 
         def found(cell: Cell, seed: int, policy: str | None) -> Record | None:
             task = Task(cell=cell, seed=seed if policy is not None or cell.is_drawn else 0, policy=policy)
             return self.found(task) if task in self.keys else None
 
-        return summaries_of(seeds, comparison.policies, found, errors)
+        return summaries_of(seeds, comparison.policies, found, self._errors)
+
+    def promise_cells(self, comparison: Comparison, share: float) -> list[PromiseCell]:
+        """What promises cost in each cell, of the runs that are there."""
+        seeds = {cell: comparison.seeds(cell) for cell in comparison.cells}
+
+        def found(cell: Cell, seed: int, policy: str, promises: float) -> Record | None:
+            return self.found(Task(cell=cell, seed=seed, policy=policy, promises=promises))
+
+        return promise_cells(seeds, comparison.policies, share, found, self._errors)
+
+    @property
+    def _errors(self) -> dict[tuple[str, str | None], str]:
+        return {(task.cell.name, task.policy): error for task, error in self.errors.items()}
 
 
 def prepare(comparison: Comparison, directory: Path | None) -> Runs:

@@ -196,6 +196,7 @@ class Serving:
             policy=self.policy,
             max_jobs=config.max_jobs,
             max_backlog_ns=ns_from_s(config.max_backlog_s),
+            promise_price=config.promise_price,
             max_batch=config.max_batch,
         )
         engine_config = EngineConfig(

@@ -228,6 +228,41 @@ def _most_needed(table: CostTable) -> tuple[int, str]:
     return needed, f"{stage_name} of {pipeline!r} at {shape}"
 
 
+def sped_up(table: CostTable, factor: float) -> CostTable:
+    """The table for devices on which everything but loads is `factor` times as fast."""
+    rows = tuple(
+        replace(
+            row,
+            seconds=row.seconds / factor,
+            p99_seconds=None if row.p99_seconds is None else row.p99_seconds / factor,
+        )
+        for row in table.rows
+    )
+    return replace(table, rows=rows)
+
+
+def with_last_stage(table: CostTable, num_steps: float) -> CostTable:
+    """The table with a last stage that takes as long, on one device, as `num_steps` steps do; for tables without rows
+    of it, as those of publications that measured steps alone.
+
+    Raises:
+        BadCostTable: the table has rows of that stage, or a pipeline ends with steps.
+    """
+    added = []
+    for pipeline in table.pipelines:
+        last = table.graph(pipeline).stages[-1]
+        if last.has_steps or any(row.stage == last.name for row in table.rows if row.pipeline == pipeline):
+            what = "has steps" if last.has_steps else "has rows of its own"
+            raise BadCostTable(f"the last stage of {pipeline!r}, {last.name}, {what}; leave last={num_steps:g} out")
+        stepped = table.graph(pipeline).stepped[-1].name
+        added += [
+            replace(row, stage=last.name, seconds=num_steps * row.seconds, p99_seconds=None)
+            for row in table.rows
+            if row.pipeline == pipeline and row.stage == stepped and row.degree == row.batch == 1 and row.cache is None
+        ]
+    return replace(table, rows=(*table.rows, *added))
+
+
 def only(table: CostTable, pipeline: str) -> CostTable:
     """What the table says of this pipeline, and of the hardware."""
     return without(table, set(table.pipelines) - {pipeline})

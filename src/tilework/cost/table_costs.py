@@ -376,6 +376,11 @@ class TableCosts:
         elif has_changed:
             self._has_changed(requests[0].shape.pixels)
 
+    def has_measured(self, stage: Stage, requests: Sequence[Request], degree: int) -> bool:
+        """See `CostModel.has_measured`."""
+        price = self._price_of(stage, requests, degree)
+        return (self._corrections.batch if price.alone else self._corrections.single)(price.key) is not None
+
     def knows(self, stage: Stage, request: Request) -> bool:
         """Whether the time of such a work alone on one device was measured, for the table or since then.
 

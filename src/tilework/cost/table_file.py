@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from difflib import get_close_matches
@@ -17,7 +18,15 @@ from tilework.core.request import Shape
 from tilework.cost.batch_latency import BatchLatencyModel
 from tilework.cost.mixes import BadMixes, Mixes
 from tilework.cost.shipped import shipped_path
-from tilework.cost.table import BadCostTable, CostTable, in_cells, in_smallest_cells, merged
+from tilework.cost.table import (
+    BadCostTable,
+    CostTable,
+    in_cells,
+    in_smallest_cells,
+    merged,
+    sped_up,
+    with_last_stage,
+)
 from tilework.cost.table_memory import memory_json, parse_memory
 
 T = TypeVar("T")
@@ -34,13 +43,16 @@ _OPTIONAL_COUNTS = (
 )
 _DEFAULTED = ("frames", "degree", "batch", "link", "cache")
 _OF_CACHES = ("cache", "skipped", "skipped_std")
+_SCALED: Mapping[str, Callable[[CostTable, float], CostTable]] = {"speed": sped_up, "last": with_last_stage}
 
 
 def read_table(place: Path | str) -> CostTable:
     """Read a cost table: a file, or one of `shipped_names()` (a file of the same name is reached as ./NAME).
 
     Several of them, joined by "+", are one table (see `merged`), unless there is a file of exactly that name.
-    "NAME,cell=2" is NAME for cells of two devices (see `in_cells`), "NAME,cell=auto" for the smallest in which it fits.
+    Options follow a name: "NAME,cell=2" is NAME for cells of two devices (see `in_cells`), "NAME,cell=auto" for the
+    smallest in which it fits, "NAME,speed=1.5" of times over 1.5, and "NAME,last=2" with a last
+    stage that takes as long as two steps (see `with_last_stage`).
 
     Raises:
         BadCostTable: names the file, the field, its value and the remedy.
@@ -57,12 +69,7 @@ def read_table(place: Path | str) -> CostTable:
 def _read_one(place: Path | str) -> CostTable:
     name, comma, option = str(place).rpartition(",")
     if comma and not Path(place).exists():
-        key, _, size = option.partition("=")
-        if key != "cell" or not (size.isdecimal() or size == "auto"):
-            raise BadCostTable(
-                f"{place}: {option!r} is no option of a cost table; give cell=N or cell=auto, such as {name},cell=2"
-            )
-        return in_smallest_cells(_read_one(name)) if size == "auto" else in_cells(_read_one(name), int(size))
+        return _with_option(name, option)
     path = shipped_path(str(place)) or Path(place)
     try:
         document = json.loads(path.read_text("utf-8"))
@@ -74,6 +81,26 @@ def _read_one(place: Path | str) -> CostTable:
         return parse_table(document)
     except BadCostTable as error:
         raise BadCostTable(f"{path}: {error}") from error
+
+
+def _with_option(name: str, option: str) -> CostTable:
+    """The table of a name with an option: for cells, quicker, or with a last stage."""
+    key, _, value = option.partition("=")
+    if key == "cell" and (value.isdecimal() or value == "auto"):
+        return in_smallest_cells(_read_one(name)) if value == "auto" else in_cells(_read_one(name), int(value))
+    if key in _SCALED and _is_positive(value):
+        return _SCALED[key](_read_one(name), float(value))
+    raise BadCostTable(
+        f"{name},{option}: {option!r} is no option of a cost table; give cell=N or cell=auto, speed=FACTOR, or "
+        f"last=STEPS, such as {name},cell=2"
+    )
+
+
+def _is_positive(text: str) -> bool:
+    try:
+        return 0 < float(text) < math.inf
+    except ValueError:
+        return False
 
 
 def refuse(error: BadCostTable) -> None:

@@ -18,6 +18,8 @@ MOST_COLUMNS = 3
 LOWEST_SHOWN = 0.02
 _ABOVE_ALL = 0.015  # Of an axis of shares, above 100%.
 _GROUP_WIDTH = 0.84  # Of the distance between two groups of bars.
+_PAIR_INCHES = 0.62
+_LEGEND: Mapping[str, Any] = {"frameon": False, "fontsize": 9, "columnspacing": 1.4}
 _LONG_TAIL = 20.0  # Longest over shortest time, above which an axis is logarithmic.
 
 
@@ -59,6 +61,23 @@ class BarPanel:
     bars: Mapping[str, tuple[float, ...]]
     marks: Mapping[str, tuple[tuple[float, float], ...]] | None = None
     is_share: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Two bars, one below the other: the shares of their parts, and what stands at the end of the first ones."""
+
+    label: str
+    before: tuple[float, ...]
+    after: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairPanel:
+    """Pairs of bars, from the top. Each bar goes from 0 to at most 1."""
+
+    title: str
+    pairs: tuple[Pair, ...]
 
 
 Panel = CurvePanel | BarPanel
@@ -234,8 +253,63 @@ def _draw_legend(figure: Any, styles: Mapping[str, dict[str, Any]], columns: int
         loc="lower left",
         bbox_to_anchor=(0.006, 0.004),
         ncols=columns,
-        frameon=False,
-        fontsize=9,
         handlelength=2.6,
-        columnspacing=1.4,
+        **_LEGEND,
     )
+
+
+def draw_pairs(
+    path: Path | str, panels: Sequence[PairPanel], parts: Mapping[str, str], *, num_good: int, title: str, foot: str
+) -> None:
+    """Write a PNG of pairs of bars. `parts` are the colours of the parts of a bar by name, in their order.
+
+    The sum of the first `num_good` stands at their end, in per cent. `foot` says what the two bars of a pair are.
+
+    Raises:
+        ValueError: there are no panels.
+        OSError: the file cannot be written.
+    """
+    if not panels:
+        raise ValueError("there is nothing to draw")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    columns = min(MOST_COLUMNS, len(panels))
+    rows = [panels[first : first + columns] for first in range(0, len(panels), columns)]
+    heights = [_PAIR_INCHES * max(len(panel.pairs) for panel in row) + 0.75 for row in rows]
+    named = len(parts) if columns > 2 else math.ceil(len(parts) / 2)  # In a row of the legend.
+    width, height = PANEL_INCHES[0] * max(columns, 2), sum(heights) + 0.75 + 0.25 * math.ceil(len(parts) / named)
+    figure = Figure(figsize=(width, height), dpi=120)
+    FigureCanvasAgg(figure)
+    figure.suptitle(title, x=0.012, y=1 - 0.12 / height, ha="left", va="top", fontsize=13, fontweight="bold", color=INK)
+    top = height - 0.45
+    for row, inches in zip(rows, heights, strict=True):
+        for index, panel in enumerate(row):
+            body = 0.2 + index * width / columns, top - inches + 0.3, width / columns - 0.4, inches - 0.65
+            axes = figure.add_axes((body[0] / width, body[1] / height, body[2] / width, body[3] / height))
+            _draw_pairs(axes, panel, list(parts.values()), num_good)
+        top -= inches
+    handles = [Patch(color=colour, label=name) for name, colour in parts.items()]
+    figure.legend(handles=handles, loc="lower left", bbox_to_anchor=(0.006, 0.22 / height), ncols=named, **_LEGEND)
+    figure.text(0.012, 0.08 / height, foot, fontsize=9, color=FAINT)
+    figure.savefig(path)
+
+
+def _draw_pairs(axes: Any, panel: PairPanel, colours: Sequence[str], num_good: int) -> None:
+    for index, pair in enumerate(panel.pairs):
+        axes.text(0, index - 0.36, pair.label, fontsize=8.5, color=INK, va="center")
+        for place, parts in ((index - 0.08, pair.before), (index + 0.24, pair.after)):
+            left = 0.0
+            for number, (part, colour) in enumerate(zip(parts, colours, strict=True), start=1):
+                axes.barh(place, part, 0.28, left=left, color=colour, zorder=2)
+                left += part
+                if number == num_good:
+                    axes.text(left - 0.01, place, f"{100 * left:.1f}", ha="right", va="center", fontsize=8, color=INK)
+    _finish(axes, panel.title, "", "")
+    axes.set_xlim(0, 1)
+    axes.set_ylim(len(panel.pairs) - 0.5, -0.55)
+    axes.xaxis.set_major_formatter("{x:.0%}")
+    axes.set_yticks([])
+    axes.spines["left"].set_visible(False)
+    axes.grid(visible=False, axis="y")

@@ -16,7 +16,8 @@ from tilework.core.time import NS_PER_S
 from tilework.cost.table_costs import TableCosts
 from tilework.sim.faults import Faults
 from tilework.sim.invariants import Invariants
-from tilework.sim.scenarios import Scenario, scenario
+from tilework.sim.scenarios.faultless import faultless_scenario
+from tilework.sim.scenarios.scenario import Scenario, scenario
 from tilework.sim.simulation import Observe, Simulation
 
 # Far more than any scenario needs; one that needs more makes no progress. 400 requests on one device may each lose it
@@ -118,46 +119,47 @@ def _with_fewer(items: Sequence[T]) -> Iterator[set[T]]:
         size //= 2
 
 
-def run_seed(seed: int, policy: str | None, faults: Faults | None, changes: bool | None = None) -> ScenarioResult:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What is fixed for every seed; the seed chooses where it is None."""
+
+    policy: str | None = None
+    faults: Faults | None = None
+    changes: bool | None = None
+    is_faultless: bool = False
+
+    def scenario(self, seed: int) -> Scenario:
+        """The scenario of a seed."""
+        if self.is_faultless:
+            assert not self.faults
+            return faultless_scenario(seed, self.policy, self.changes)
+        return scenario(seed, self.policy, self.faults, self.changes)
+
+
+def run_seed(
+    seed: int, policy: str | None = None, faults: Faults | None = None, changes: bool | None = None
+) -> ScenarioResult:
     return run_scenario(scenario(seed, policy, faults, changes))
 
 
-@dataclass(frozen=True, slots=True)
-class _Task:
-    seeds: tuple[int, ...]
-    policy: str | None
-    faults: Faults | None
-    changes: bool | None
+def _run_seeds(seeds: Sequence[int], choice: Choice) -> list[ScenarioResult]:
+    return [run_scenario(choice.scenario(seed)) for seed in seeds]
 
 
-def _run_task(task: _Task) -> list[ScenarioResult]:
-    return [run_seed(seed, task.policy, task.faults, task.changes) for seed in task.seeds]
-
-
-def run_seeds(
-    seeds: Iterable[int],
-    policy: str | None,
-    faults: Faults | None,
-    num_processes: int,
-    changes: bool | None = None,
-) -> Iterator[ScenarioResult]:
+def run_seeds(seeds: Iterable[int], choice: Choice, num_processes: int) -> Iterator[ScenarioResult]:
     """The results of many seeds in the order of the seeds. Seeds are taken as processes become free."""
-    tasks = _tasks(iter(seeds), policy, faults, changes)
+    remaining = iter(seeds)
+    parts = iter(lambda: tuple(islice(remaining, _PER_TASK)), ())
     if num_processes == 1:
-        for task in tasks:
-            yield from _run_task(task)
+        for part in parts:
+            yield from _run_seeds(part, choice)
         return
     with ProcessPoolExecutor(num_processes) as pool:
-        waiting = [pool.submit(_run_task, task) for task in islice(tasks, 2 * num_processes)]
+        waiting = [pool.submit(_run_seeds, part, choice) for part in islice(parts, 2 * num_processes)]
         try:
             while waiting:
                 results = waiting.pop(0).result()
-                waiting += [pool.submit(_run_task, task) for task in islice(tasks, 1)]
+                waiting += [pool.submit(_run_seeds, part, choice) for part in islice(parts, 1)]
                 yield from results
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-def _tasks(seeds: Iterator[int], policy: str | None, faults: Faults | None, changes: bool | None) -> Iterator[_Task]:
-    while some := tuple(islice(seeds, _PER_TASK)):
-        yield _Task(some, policy, faults, changes)

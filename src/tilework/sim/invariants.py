@@ -55,7 +55,7 @@ from tilework.policy.toolkit.demand import demand_at
 from tilework.sim.faults import Faults
 from tilework.sim.network import LATE_FAULTS, MESSAGE_FAULTS
 from tilework.sim.simulation import Simulation
-from tilework.sim.trace import Trace
+from tilework.sim.trace import Ending, Trace
 from tilework.sim.trace_checks import Violation, check_image, check_no_overlap, require
 
 # The most time that an interruption costs a request: detecting a stuck worker, a restart, and steps that run again.
@@ -502,8 +502,8 @@ class Invariants:
             uid = ending.request.uid
             if ending.status is Status.DONE:
                 check_image(uid, ending.image, self._lengths[uid])
-            if self._is_exact and ending.request.is_promise and ending.status is Status.DONE:
-                require(ending.on_time, f"the promise to {uid} is broken without a fault")
+            if self._is_exact and ending.request.is_promise and ending.job_id is not None:
+                self._check_promise(ending)
             if self._is_exact and ending.request.is_dropped_if_late and ending.status is Status.DONE:
                 require(ending.on_time, f"{uid} was to be dropped, but is done late")
             if ending.status is Status.EXPIRED:
@@ -513,6 +513,15 @@ class Invariants:
             check_no_overlap(device_id, [run for run in trace.runs if device_id in run.devices])
         self._check_waits(len(trace.runs))
         self._check_leftovers()
+
+    def _check_promise(self, ending: Ending) -> None:
+        """An accepted promise is kept, unless its client cancels it, or the policy may fail what it has accepted."""
+        status, deadline_ns = ending.status, ending.request.deadline_ns
+        if status is Status.CANCELLED or (status is Status.FAILED and may_fail(self._config.policy)):
+            return
+        assert deadline_ns is not None
+        at = f"{status.value} {s_from_ns(ending.finish_ns - deadline_ns):+.3f} s from its deadline"
+        require(ending.on_time, f"the promise to {ending.request.uid} is broken without a fault: {at}")
 
     def _check_waits(self, num_works: int) -> None:
         """A best-effort request waits at most for all more urgent or promised requests, and for interruptions.

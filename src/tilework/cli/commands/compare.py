@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 
 import typer
 
@@ -14,8 +15,10 @@ from tilework.cli.console import UserError, console, print_json, user_errors
 from tilework.cli.options import compare as options
 from tilework.cli.options.common import AsJson, DevicesPerNode, Jitter, Processes, SwitchMs, examples
 from tilework.cli.views.compare import print_tables
-from tilework.cli.views.compare_document import document_of
+from tilework.cli.views.compare_document import document_of, promises_document
 from tilework.cli.views.compare_plot import plot
+from tilework.cli.views.compare_promises import print_promises
+from tilework.cli.views.compare_promises_plot import plot_promises
 from tilework.core.time import NS_PER_MS
 from tilework.cost.table import BadCostTable
 from tilework.formats.json_lines import BadLine
@@ -30,6 +33,7 @@ from tilework.sim.workloads.requests import BadRequests
 EXAMPLE = examples(
     "tilework compare --workload tetriserve,rpm=18,mix=skewed \\\n  --policies tilework,tetriserve,edf",
     "tilework compare --out out/grid --plot grid.png",
+    "tilework compare --workload promises-grid --promises 0.5 --seeds 2",
     "tilework compare --workload r.jsonl --cost flux1dev_h100_eager --devices 8",
     "tilework compare --workload 'grid:flux8-*' --true-cost measured.json",
 )
@@ -45,6 +49,7 @@ def command(
     true_cost: options.TrueCost = None,
     jitter: Jitter = 0.0,
     switch_ms: SwitchMs = 0.0,
+    promises: options.Promises = None,
     processes: Processes = None,
     directory: options.Directory = None,
     json: AsJson = False,
@@ -65,6 +70,7 @@ def command(
         conditions=Conditions(jitter=jitter, switch_ns=round(switch_ms * NS_PER_MS)),
         num_processes=processes or os.cpu_count() or 1,
         has_bound=find_spec("highspy") is not None,
+        promises=_share(promises),
     )
     _check_pools(comparison)
     if png is not None and png.suffix.lower() != ".png":
@@ -72,6 +78,14 @@ def command(
     runs = prepare(comparison, directory)
     with user_errors(OSError):
         run_missing(comparison, runs, quiet=json)
+    if promises is None:
+        _show(comparison, runs, png, json=json)
+    else:
+        _show_promises(comparison, runs, promises, png, json=json)
+    _report_errors(runs)
+
+
+def _show(comparison: Comparison, runs: Runs, png: Path | None, *, json: bool) -> None:
     summaries = runs.summaries(comparison)
     if png is not None and summaries:
         with user_errors(OSError):
@@ -81,7 +95,23 @@ def command(
     else:
         has_bound = comparison.has_bound
         print_tables(summaries, comparison.num_processes, comparison.conditions, has_bound=has_bound)
-    _report_errors(runs)
+
+
+def _show_promises(comparison: Comparison, runs: Runs, share: float, png: Path | None, *, json: bool) -> None:
+    cells = runs.promise_cells(comparison, share)
+    if png is not None and cells:
+        with user_errors(OSError):
+            plot_promises(png, cells, share)
+    if json:
+        print_json(promises_document(cells, share, comparison.conditions, comparison.num_processes))
+    else:
+        print_promises(cells, share)
+
+
+def _share(promises: float | None) -> float | None:
+    if promises is not None and not 0 < promises <= 1:
+        raise UserError(f"--promises {promises:g} is no share; give a number above 0 and at most 1, such as 0.5")
+    return promises
 
 
 def _cells(texts: Sequence[str], devices: Devices, true_cost: str | None) -> tuple[Cell, ...]:

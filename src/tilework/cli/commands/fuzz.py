@@ -21,37 +21,41 @@ from tilework.core.actions import Action
 from tilework.core.events import Event
 from tilework.policy.registry import UnknownPolicy, make_policy
 from tilework.server.text import counted
-from tilework.sim.faults import BadFault, Faults, parse_faults
-from tilework.sim.fuzz import run_scenario, run_seeds, shrink
-from tilework.sim.scenarios import Scenario, scenario
+from tilework.sim.faults import BadFault, parse_faults
+from tilework.sim.fuzz import Choice, run_scenario, run_seeds, shrink
+from tilework.sim.scenarios.scenario import Scenario
 
 EXAMPLE = examples(
     "tilework fuzz --seeds 1000",
     "tilework fuzz --minutes 10 --policy tetriserve --fault crash=0.1:2",
+    "tilework fuzz --faultless --seeds 1000",
     "tilework fuzz --seed 7 --log events.jsonl",
 )
 _MOST_SHRUNK = 1
+Faultless = Annotated[
+    bool,
+    typer.Option(
+        "--faultless",
+        help="Scenarios in which nothing goes wrong and steps take 1 ms to 2 s: each promise must be kept.",
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Choice:
-    """What the options fix for every seed; the seed chooses where they are None. `given` is how faults were typed."""
+class _Asked:
+    """What the options fix for every seed. `faults` is how they were typed."""
 
-    policy: str | None
-    faults: Faults | None
-    changes: bool | None
-    given: tuple[str, ...]
-
-    def scenario(self, seed: int) -> Scenario:
-        return scenario(seed, self.policy, self.faults, self.changes)
+    choice: Choice
+    faults: tuple[str, ...]
 
     def replay(self, smaller: Scenario) -> str:
         """The command that runs a scenario again."""
-        whole = self.scenario(smaller.seed)
+        choice, whole = self.choice, self.choice.scenario(smaller.seed)
         words = ["tilework fuzz --seed", str(smaller.seed)]
-        words += [f"--policy {self.policy}"] if self.policy else []
-        words += [f"--fault {text}" for text in self.given]
-        words += [] if self.changes is None else ["--changes" if self.changes else "--no-changes"]
+        words += ["--faultless"] if choice.is_faultless else []
+        words += [f"--policy {choice.policy}"] if choice.policy else []
+        words += [f"--fault {text}" for text in self.faults]
+        words += [] if choice.changes is None else ["--changes" if choice.changes else "--no-changes"]
         without = [name for name in whole.faults.by_name if name not in smaller.faults]
         words += [f"--without {','.join(without)}"] if without else []
         kept = [request.uid for request in smaller.requests]
@@ -90,6 +94,7 @@ def command(
             show_default=False,
         ),
     ] = None,
+    faultless: Faultless = False,
     list_faults: Annotated[bool, typer.Option("--list-faults", help="List the faults, and do nothing else.")] = False,
     processes: Processes = None,
     json: AsJson = False,
@@ -105,8 +110,10 @@ def command(
     with user_errors(BadFault, UnknownPolicy, OSError):
         if policy is not None:
             make_policy(policy)
+        if faultless and fault:
+            raise UserError(f"--fault {fault[0]} is for scenarios with faults; leave out --faultless")
         faults = parse_faults(fault) if fault else None
-        choice = _Choice(policy=policy, faults=faults, changes=changes, given=tuple(fault or ()))
+        choice = Choice(policy=policy, faults=faults, changes=changes, is_faultless=faultless)
         if seed is not None:
             _run_one(_chosen(choice, seed, without, keep, keep_changes), log, json)
             return
@@ -115,12 +122,12 @@ def command(
         if (seeds is None) == (minutes is None):
             raise UserError("give either --seeds N, --minutes M or --seed S")
         tally = _run_many(choice, first, seeds, minutes, processes or os.cpu_count() or 1, quiet=json)
-    _report(tally, choice, first, json)
+    _report(tally, _Asked(choice=choice, faults=tuple(fault or ())), first, json)
     if tally.bad:
         raise typer.Exit(1)
 
 
-def _chosen(choice: _Choice, seed: int, without: str | None, keep: str | None, keep_changes: str | None) -> Scenario:
+def _chosen(choice: Choice, seed: int, without: str | None, keep: str | None, keep_changes: str | None) -> Scenario:
     """The scenario of a seed without some faults, requests and changes of models. Raises UserError."""
     one = choice.scenario(seed)
     for name in (without or "").split(",") if without else []:
@@ -176,7 +183,7 @@ def _run_one(one: Scenario, log: Path | None, json: bool) -> None:
 
 
 def _run_many(
-    choice: _Choice, first: int, seeds: int | None, minutes: float | None, num_processes: int, *, quiet: bool
+    choice: Choice, first: int, seeds: int | None, minutes: float | None, num_processes: int, *, quiet: bool
 ) -> Tally:
     tally, started_s = Tally(), time.monotonic()
 
@@ -188,7 +195,7 @@ def _run_many(
 
     with progress(quiet) as bar:
         task = bar.add_task("fuzzing", total=seeds)
-        for verdict in run_seeds(wanted(), choice.policy, choice.faults, num_processes, choice.changes):
+        for verdict in run_seeds(wanted(), choice, num_processes):
             tally.add(verdict)
             failed = f", [red]{len(tally.bad)} bad[/red]" if tally.bad else ""
             bar.update(task, advance=1, description=f"fuzzing, {tally.num_events} events{failed}")
@@ -196,11 +203,11 @@ def _run_many(
     return tally
 
 
-def _report(tally: Tally, choice: _Choice, first: int, json: bool) -> None:
+def _report(tally: Tally, asked: _Asked, first: int, json: bool) -> None:
     """Print what the seeds came to, with the first violation made smaller."""
     with console.status("making what failed smaller") if tally.bad else console.status(""):
-        shrunk = [shrink(choice.scenario(verdict.seed)) for verdict in tally.bad[:_MOST_SHRUNK]]
+        shrunk = [shrink(asked.choice.scenario(verdict.seed)) for verdict in tally.bad[:_MOST_SHRUNK]]
     if json:
-        print_json(tally.document([choice.replay(one) for one in shrunk]))
+        print_json(tally.document([asked.replay(one) for one in shrunk]))
     else:
-        print_many(tally, first, [(run_scenario(one), choice.replay(one)) for one in shrunk])
+        print_many(tally, first, [(run_scenario(one), asked.replay(one)) for one in shrunk])

@@ -40,6 +40,14 @@ TrueCost = Annotated[
         "from its own and learns from what it measures; the bound is that of the devices.",
     ),
 ]
+Promises = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SHARE",
+        help="What promises cost: run everything twice, with all requests as best effort, and with this share of those "
+        "that have a deadline asking for a promise of it.",
+    ),
+]
 Directory = Annotated[
     Path | None,
     typer.Option("--out", help="Keep each result here as soon as it is there; those that are kept are not run again."),

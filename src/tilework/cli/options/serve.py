@@ -318,6 +318,13 @@ class ServerGroup:
             "default 3600.",
         ),
     ] = None
+    promise_price: Annotated[
+        str | None,
+        typer.Option(
+            help="How many deadlines of other requests a promise (on_miss: reject) may cost; default 1. With 0 what "
+            "harms no other is promised; with greedy, whatever can be kept (docs/policy.md).",
+        ),
+    ] = None
     max_batch: Annotated[
         int | None,
         typer.Option(help="Most pictures in one forward pass; default 12."),

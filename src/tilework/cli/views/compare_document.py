@@ -10,8 +10,10 @@ from typing import Any
 import tilework
 from tilework.core.time import NS_PER_MS
 from tilework.cost.table_file import read_table
+from tilework.sim.compare.cells import Cell
 from tilework.sim.compare.figures import Figures
 from tilework.sim.compare.overall import Overall, overall_of
+from tilework.sim.compare.promises import PromiseCell, PromiseCounts, promise_overall, total
 from tilework.sim.compare.runs import Conditions
 from tilework.sim.compare.summary import FIGURES, CellSummary, Estimate, PolicySummary
 
@@ -19,18 +21,79 @@ from tilework.sim.compare.summary import FIGURES, CellSummary, Estimate, PolicyS
 def document_of(cells: Sequence[CellSummary], conditions: Conditions, num_processes: int) -> dict[str, Any]:
     """The whole comparison; docs/compare.md lists the fields. An infinite or unknown value is null."""
     return {
-        "simulated": True,
-        "version": tilework.__version__,
-        "jitter": conditions.jitter,
-        "switch_ms": conditions.switch_ns / NS_PER_MS,
-        "processes": num_processes,
+        **_head(conditions, num_processes),
         "cells": [_cell_document(cell) for cell in cells],
         "overall": [_overall_document(one) for one in overall_of(cells)] if cells else [],
     }
 
 
+def _head(conditions: Conditions, num_processes: int) -> dict[str, Any]:
+    return {
+        "simulated": True,
+        "version": tilework.__version__,
+        "jitter": conditions.jitter,
+        "switch_ms": conditions.switch_ns / NS_PER_MS,
+        "processes": num_processes,
+    }
+
+
+def promises_document(
+    cells: Sequence[PromiseCell], asking: float, conditions: Conditions, num_processes: int
+) -> dict[str, Any]:
+    """The whole comparison of `--promises`; `asking` is the share that asks."""
+    return {
+        **_head(conditions, num_processes),
+        "promises": asking,
+        "cells": [
+            {
+                **_setting(cell.cell),
+                "requests": cell.num_requests,
+                "seeds": cell.num_seeds,
+                "policies": {policy: _counts_document(total(counts)) for policy, counts in cell.policies.items()}
+                | {policy: {"error": error} for policy, error in cell.errors.items()},
+            }
+            for cell in cells
+        ],
+        "overall": [
+            {"policy": one.policy, **_counts_document(one.counts), "worst": one.worst, "worst_in": one.worst_in}
+            for one in (promise_overall(cells) if cells else ())
+        ],
+    }
+
+
+def _counts_document(counts: PromiseCounts) -> dict[str, Any]:
+    eta = {"best_effort": asdict(counts.eta_before), "promises": asdict(counts.eta_after)}
+    return {
+        "with_deadline": counts.num_due,
+        "best_effort_on_time": counts.before,
+        "on_time": counts.after,
+        "of_best_effort": counts.ratio,
+        "asked": counts.asked,
+        "accepted": counts.accepted,
+        "asked_and_best_effort_on_time": counts.fitting,
+        "accepted_of_these": counts.fitting_accepted,
+        "kept": counts.kept,
+        "broken": counts.broken,
+        "others": counts.others,
+        "others_best_effort_on_time": counts.others_before,
+        "others_on_time": counts.others_after,
+        "eta": eta,
+    }
+
+
 def _cell_document(summary: CellSummary) -> dict[str, Any]:
-    cell = summary.cell
+    return {
+        **_setting(summary.cell),
+        "requests": summary.num_requests,
+        "with_deadline": summary.num_due,
+        "bound": _estimate_document(summary.bound),
+        "leading": summary.leading,
+        "policies": {one.policy: _policy_document(summary, one) for one in summary.policies},
+    }
+
+
+def _setting(cell: Cell) -> dict[str, Any]:
+    """What a cell is."""
     return {
         "name": cell.name,
         "section": cell.section,
@@ -40,11 +103,6 @@ def _cell_document(summary: CellSummary) -> dict[str, Any]:
         "true_cost": cell.true_table or cell.table,
         "devices": cell.num_devices,
         "devices_per_node": cell.devices_per_node or read_table(cell.table).devices_per_node,
-        "requests": summary.num_requests,
-        "with_deadline": summary.num_due,
-        "bound": _estimate_document(summary.bound),
-        "leading": summary.leading,
-        "policies": {one.policy: _policy_document(summary, one) for one in summary.policies},
     }
 
 

@@ -61,7 +61,8 @@ def print_summary(document: Mapping[str, Any], log: Path, names: RequestNames) -
             f"{_span(document['eta_error_median_abs_s'])} off either way"
         )
     if any(document["promises"].values()):
-        print_line("promises: " + _counts(document["promises"]))
+        forced = f"{document['starts_forced']} of {document['works']} runs were started by the guard for them"
+        print_line(f"promises: {_counts(document['promises'])}; {forced}")
     if document["refused"]:
         print_line("refused: " + _counts(document["refused"]))
     print_line(

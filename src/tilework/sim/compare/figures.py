@@ -12,6 +12,7 @@ from tilework.sim.runs import Run
 from tilework.sim.trace import Ending, Trace
 
 NUM_QUANTILES = 100
+_NEAR = 0.2  # Of the latency: by how much a predicted finish may be off.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +61,63 @@ class Figures:
     def device_s_each(self) -> float:
         """Device time of all per request that was good; infinite if none was."""
         return self.device_s / self.num_good if self.num_good else math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EtaFigures:
+    """How true the finishes are that admission predicted, of the accepted requests that were done.
+
+    `num_near` of these `num_done` had a latency within 20% of the predicted one. Of those with a deadline,
+    `num_said_late` were predicted to be late, `num_late` were, and `num_rightly` are both.
+    """
+
+    num_done: int = 0
+    num_near: int = 0
+    num_said_late: int = 0
+    num_late: int = 0
+    num_rightly: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromiseFigures:
+    """What became of the requests with a deadline, of which some asked for a promise.
+
+    `asked`, `accepted` of these, and `on_time` of all `num_due` are places of requests in the order of the workload.
+    """
+
+    num_requests: int
+    num_due: int
+    asked: tuple[int, ...]
+    accepted: tuple[int, ...]
+    on_time: tuple[int, ...]
+    eta: EtaFigures
+
+
+def promise_figures_of(trace: Trace) -> PromiseFigures:
+    """The figures of a trace."""
+    due = [(place, one) for place, one in enumerate(trace.endings) if one.request.deadline_ns is not None]
+    asked = [(place, one) for place, one in due if one.request.is_promise]
+    return PromiseFigures(
+        num_requests=len(trace.endings),
+        num_due=len(due),
+        asked=tuple(place for place, _ in asked),
+        accepted=tuple(place for place, one in asked if one.job_id is not None),
+        on_time=tuple(place for place, one in due if one.on_time),
+        eta=eta_figures_of(trace.endings),
+    )
+
+
+def eta_figures_of(endings: Iterable[Ending]) -> EtaFigures:
+    """How true the predicted finishes are."""
+    done = [(one, one.eta_ns) for one in endings if one.eta_ns is not None and one.status is Status.DONE]
+    due = [(one, eta_ns > one.request.deadline_ns) for one, eta_ns in done if one.request.deadline_ns is not None]
+    return EtaFigures(
+        num_done=len(done),
+        num_near=sum(abs(eta_ns - one.finish_ns) <= _NEAR * one.latency_ns for one, eta_ns in done),
+        num_said_late=sum(is_said for _, is_said in due),
+        num_late=sum(not one.on_time for one, _ in due),
+        num_rightly=sum(is_said and not one.on_time for one, is_said in due),
+    )
 
 
 def figures_of(trace: Trace, dispatch_ns: int = 0) -> Figures:

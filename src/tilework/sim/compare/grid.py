@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
 from tilework.sim.compare.cells import Cell
 from tilework.sim.workloads.coserving import CoServing
 from tilework.sim.workloads.ddit import DDiT
-from tilework.sim.workloads.family import Family
+from tilework.sim.workloads.family import Family, costs_of
 from tilework.sim.workloads.heavy_tail import HeavyTail
+from tilework.sim.workloads.load import device_seconds
 from tilework.sim.workloads.patchedserve import SIDES, PatchedServe, PatchedServeSd3, PatchedServeSdxl
+from tilework.sim.workloads.promises import Promises
 from tilework.sim.workloads.tetriserve import TetriServe
 from tilework.sim.workloads.tridentserve import TridentServeFlux, TridentServeHunyuanVideo
 
@@ -172,5 +175,26 @@ def _patched_cell(
     return _cell(section, name, workload, num_devices)
 
 
-GRIDS = {"grid": Grid(grid, POLICIES), "patchedserve-grid": Grid(patchedserve_grid, BATCHING)}
+def promises_grid() -> tuple[Cell, ...]:
+    """8 cells: many steps and few with a decode, two mixes, and two loads of the cheapest degree."""
+    return tuple(
+        _promises_cell(name, steps, last, mix, load)
+        for name, steps, last in (("steps28", 28, 0.0), ("steps4", 4, 2.0))
+        for mix in _MIXES
+        for load in (0.7, 1.0)
+    )
+
+
+def _promises_cell(kind: str, steps: int, last: float, mix: str, load: float) -> Cell:
+    workload = Promises(steps=steps, last=last, mix=mix)
+    each_s = fmean(device_seconds(workload.requests(0), costs_of(workload.cost_table)))
+    rated = replace(workload, rate_per_s=round(load * Promises.num_devices / each_s, 4))
+    return _cell(kind, f"{kind}-{mix}-l{load}", rated, Promises.num_devices)
+
+
+GRIDS = {
+    "grid": Grid(grid, POLICIES),
+    "patchedserve-grid": Grid(patchedserve_grid, BATCHING),
+    "promises-grid": Grid(promises_grid, POLICIES),
+}
 """By the names that `tilework compare --workload` knows."""

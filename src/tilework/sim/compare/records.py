@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tilework.sim.compare.cells import digest
-from tilework.sim.compare.figures import Figures, SizeFigures
+from tilework.sim.compare.figures import EtaFigures, Figures, PromiseFigures, SizeFigures
 
 FORMAT = 1
 
@@ -42,6 +42,10 @@ class BoundFigures:
     wall_s: float
 
 
+Result = Figures | BoundFigures | PromiseFigures
+_FIELDS: Mapping[type[Result], str] = {Figures: "run", BoundFigures: "bound", PromiseFigures: "promises"}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """The result of one run of a policy, or the bound of one workload and seed.
@@ -50,7 +54,7 @@ class Record:
     """
 
     config: Mapping[str, Any]
-    result: Figures | BoundFigures
+    result: Result
     timing: Timing | None = None
     cell: str = ""
     code: str = ""
@@ -60,9 +64,8 @@ class Record:
         return key_of(self.config)
 
     def to_json(self) -> dict[str, Any]:
-        field = "bound" if isinstance(self.result, BoundFigures) else "run"
         document = {"format": FORMAT, "key": self.key, "cell": self.cell, "code": self.code, "config": self.config}
-        document[field] = _finite(asdict(self.result))
+        document[_FIELDS[type(self.result)]] = _finite(asdict(self.result))
         return document | ({} if self.timing is None else {"timing": asdict(self.timing)})
 
 
@@ -75,8 +78,13 @@ def parse_record(document: Mapping[str, Any]) -> Record:
     if document["format"] != FORMAT:
         raise ValueError(f"format {document['format']}")
     timing = Timing(**document["timing"]) if "timing" in document else None
-    result = BoundFigures(**document["bound"]) if "bound" in document else _figures(document["run"])
-    return Record(config=document["config"], result=result, timing=timing, cell=document["cell"], code=document["code"])
+    return Record(
+        config=document["config"],
+        result=_result(document),
+        timing=timing,
+        cell=document["cell"],
+        code=document["code"],
+    )
 
 
 class Records:
@@ -126,6 +134,25 @@ def _read(path: Path) -> Iterator[Record]:
         except (ValueError, LookupError, TypeError) as error:
             remedy = "give another --out, or remove the line"
             raise BadRecords(f"{path}:{index + 1}: no result of tilework compare ({error}); {remedy}") from error
+
+
+def _result(document: Mapping[str, Any]) -> Result:
+    if "bound" in document:
+        return BoundFigures(**document["bound"])
+    if "promises" in document:
+        return _promise_figures(document["promises"])
+    return _figures(document["run"])
+
+
+def _promise_figures(values: Mapping[str, Any]) -> PromiseFigures:
+    figures = PromiseFigures(**values)
+    return replace(
+        figures,
+        asked=tuple(figures.asked),
+        accepted=tuple(figures.accepted),
+        on_time=tuple(figures.on_time),
+        eta=EtaFigures(**values["eta"]),
+    )
 
 
 def _figures(values: Mapping[str, Any]) -> Figures:

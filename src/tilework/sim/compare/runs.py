@@ -18,13 +18,13 @@ from tilework.cost.table_file import table_json
 from tilework.formats.workload import WorkloadRequest
 from tilework.policy.registry import make_policy
 from tilework.sim.compare.cells import Cell, digest, digest_of_requests
-from tilework.sim.compare.figures import figures_of
+from tilework.sim.compare.figures import figures_of, promise_figures_of
 from tilework.sim.compare.records import BoundFigures, Record
 from tilework.sim.compare.stopwatch import Stopwatch, timing_of, without_collections
 from tilework.sim.config import SimConfig
 from tilework.sim.optimum.bound import on_time_bound
 from tilework.sim.simulation import Simulation
-from tilework.sim.workloads.requests import check_requests, to_requests
+from tilework.sim.workloads.requests import asking, check_requests, to_requests
 
 _DECIDING = ("core", "cost", "admission", "policy", "control", "sim")
 _JUDGING = "compare"  # The part of sim that decides nothing, but for the file that reads figures from a trace.
@@ -41,14 +41,20 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One policy on one cell with one seed; without a policy, the bound there."""
+    """One policy on one cell with one seed; without a policy, the bound there.
+
+    `promises`: the share of requests with a deadline that ask for a promise, all others being best effort; None: each
+    asks for what the workload says.
+    """
 
     cell: Cell
     seed: int
     policy: str | None
+    promises: float | None = None
 
     def __str__(self) -> str:
-        return f"{self.cell.name}, {self.policy or 'bound'}, seed {self.seed}"
+        asking = "" if self.promises is None else f", {self.promises:g} ask for promises"
+        return f"{self.cell.name}, {self.policy or 'bound'}, seed {self.seed}{asking}"
 
 
 def config_of(task: Task, conditions: Conditions) -> dict[str, Any]:
@@ -71,7 +77,8 @@ def config_of(task: Task, conditions: Conditions) -> dict[str, Any]:
     }
     if task.policy is None:
         return config | {"bound": True}
-    return config | {"policy": task.policy, "jitter": conditions.jitter, "switch_ms": conditions.switch_ns / NS_PER_MS}
+    config |= {"policy": task.policy, "jitter": conditions.jitter, "switch_ms": conditions.switch_ns / NS_PER_MS}
+    return config if task.promises is None else config | {"promises": task.promises}
 
 
 def run(task: Task, conditions: Conditions, num_processes: int = 1) -> Record:
@@ -79,6 +86,8 @@ def run(task: Task, conditions: Conditions, num_processes: int = 1) -> Record:
     config = config_of(task, conditions)
     asked, table = given(task.cell, _seed_of(task))
     requests, true, started_s = to_requests(asked), true_costs(task.cell), time.monotonic()
+    if task.promises is not None:
+        requests = asking(requests, task.promises, _seed_of(task))
     if task.policy is None:
         bound = on_time_bound(
             requests, TableCosts(true), num_devices=task.cell.num_devices, devices_per_node=true.devices_per_node
@@ -92,14 +101,18 @@ def run(task: Task, conditions: Conditions, num_processes: int = 1) -> Record:
     )
     stopwatch = Stopwatch(make_policy(task.policy))
     simulation = Simulation(
-        ControllerConfig(policy=task.policy), table, sim, true, make_controller=partial(Controller, policy=stopwatch)
+        ControllerConfig(policy=task.policy),
+        table,
+        sim,
+        true,
+        make_controller=partial(Controller, policy=stopwatch.policy),
     )
     last_ns = max(one.arrival_ns for one in requests)
     with without_collections():
         trace = simulation.run(requests, limit_ns=last_ns + _LONGEST_NS)
     return Record(
         config=config,
-        result=figures_of(trace),
+        result=figures_of(trace) if task.promises is None else promise_figures_of(trace),
         timing=timing_of(stopwatch.calls_ns, time.monotonic() - started_s, num_processes),
         cell=task.cell.name,
         code=code_digest(),

@@ -11,15 +11,16 @@ from tilework.core.graph.graph import Graph
 from tilework.core.graph.stage import StageSpec
 from tilework.core.lora import Lora
 from tilework.cost.table import CostTable, graphs_of, only, renamed
-from tilework.sim.made_up_tables import (
+from tilework.sim.models.changes import AddLora, Change, RemoveLora, RemoveModel, ServeModel, TimedChange
+from tilework.sim.scenarios.made_up_tables import (
     PIPELINE,
     WEIGHTS_UNIT,
     made_up_graph,
     made_up_table,
+    usual_seconds,
     with_slots,
     with_states,
 )
-from tilework.sim.models.changes import AddLora, Change, RemoveLora, RemoveModel, ServeModel, TimedChange
 
 _NEW_LORA = "new"
 
@@ -80,7 +81,8 @@ def _with_other_stages(table: CostTable, name: str, random: Random, number: int)
     specs = [replace(spec, components=(f"weights{index}",)) for index, spec in enumerate(graph.specs)]
     graph = Graph(name, tuple(specs))
     degrees = tuple(sorted({row.degree for row in table.rows}))
-    made = made_up_table(graph, degrees, table.devices_per_node, 0.15 if table.has_batches else 0.0)
+    saving = 0.15 if table.has_batches else 0.0
+    made = made_up_table(graph, degrees, table.devices_per_node, saving, usual_seconds(graph))
     if any(row.state_bytes for row in table.rows):
         made = with_states(made, random)
     sizes = {spec.components[0]: random.randint(1, min(8, units)) * WEIGHTS_UNIT for spec in specs}

@@ -19,6 +19,7 @@ from tilework.sim.workloads.mixes import TableMixes
 from tilework.sim.workloads.one_degree import OneDegree
 from tilework.sim.workloads.parameters import parsed, unknown
 from tilework.sim.workloads.patchedserve import PatchedServeSd3, PatchedServeSdxl
+from tilework.sim.workloads.promises import Promises
 from tilework.sim.workloads.tetriserve import TetriServe
 from tilework.sim.workloads.tridentserve import (
     TridentServeCogVideoX,
@@ -45,6 +46,7 @@ _FAMILIES: tuple[type[Family], ...] = (
     WideAfterNarrow,
     Unreachable,
     OneDegree,
+    Promises,
     Flood,
     InPhase,
     Ladder,

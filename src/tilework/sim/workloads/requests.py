@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tilework.core.cache import IF_LATE, choice_of
 from tilework.core.priority import DEFAULT_CLASSES
-from tilework.core.request import Request
+from tilework.core.request import OnMiss, Request
 from tilework.core.time import ns_from_s
 from tilework.cost.table import CostTable
 from tilework.formats.workload import WorkloadRequest
+from tilework.sim.workloads.family import stream
 
 
 class BadRequests(ValueError):
@@ -59,3 +61,17 @@ def to_requests(workload: Iterable[WorkloadRequest]) -> list[Request]:
         )
         for index, line in enumerate(workload)
     ]
+
+
+def asking(requests: Iterable[Request], share: float, seed: int) -> list[Request]:
+    """The same requests, of which a share asks for a promise of its deadline, and the others are best effort.
+
+    Which ask is drawn for itself, one by one: those that ask at a share also ask at a larger one. Without a deadline
+    there is nothing to promise.
+    """
+    rng = stream(seed, "promises")
+
+    def on_miss(one: Request) -> OnMiss:
+        return OnMiss.REJECT if one.deadline_ns is not None and rng.random() < share else OnMiss.BEST_EFFORT
+
+    return [replace(one, on_miss=on_miss(one)) for one in requests]

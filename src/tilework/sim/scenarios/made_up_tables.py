@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import cycle, pairwise
+from math import exp, log
 from random import Random
 
 from tilework.core.component import Component, LoadSource
 from tilework.core.cost_row import CostRow
 from tilework.core.graph.graph import Graph
 from tilework.core.graph.shipped import latent_diffusion
-from tilework.core.graph.stage import DeviceKind, StageSpec, StepShare
+from tilework.core.graph.stage import DeviceKind, Stage, StageSpec, StepShare
 from tilework.cost.table import CostTable, graphs_of
 
 PIPELINE = "fuzz"
@@ -18,6 +20,9 @@ WEIGHTS_UNIT = 1 << 20  # Bytes.
 _SIDES = (64, 128, 192)
 _STEP_S, _OTHERS_S = 0.1, (0.01, 0.05)  # A step, and the stages without steps, at 128 px on one device.
 _SPEEDUP = 1.6  # By each doubling of the degree.
+_STEPS_RANGE_S, _OTHERS_RANGE_S = (0.001, 2.0), (0.001, 4.0)  # Of times that are drawn.
+StageSeconds = Callable[[Stage, int, int], float]
+"""How long a step, or a stage without steps, takes at a side in pixels and a degree."""
 
 
 def made_up_graph(random: Random) -> Graph:
@@ -84,10 +89,42 @@ def _on(kind: DeviceKind, spec: StageSpec) -> StageSpec:
     return replace(spec, device_kind=kind, batchable=spec.batchable and kind is not DeviceKind.CPU)
 
 
-def made_up_table(graph: Graph, degrees: tuple[int, ...], devices_per_node: int, saving: float) -> CostTable:
-    """`saving`: share of its time that each member of a batch beyond the first saves; 0: no batch is measured."""
+def with_wide_stages(graph: Graph, random: Random) -> Graph:
+    """The same graph, of which each stage without steps may be shared by several devices, by chance."""
+    specs = [
+        spec
+        if spec.steps or spec.device_kind is DeviceKind.CPU or random.random() < 0.5
+        else replace(spec, degrees=random.choice((None, (1, 2), (1, 2, 4))))
+        for spec in graph.specs
+    ]
+    return Graph(graph.pipeline, tuple(specs))
+
+
+def usual_seconds(graph: Graph) -> StageSeconds:
+    """Times in proportion to the pixels, that all devices of a group save alike."""
     others_s = cycle(_OTHERS_S)
     seconds = {stage: _STEP_S if stage.has_steps else next(others_s) for stage in graph.stages}
+    return lambda stage, side, degree: seconds[stage] * (side / 128) ** 2 / _SPEEDUP ** (degree.bit_length() - 1)
+
+
+def drawn_seconds(graph: Graph, random: Random) -> StageSeconds:
+    """Times that are drawn for each stage and size: steps of 1 ms to 2 s, others of 1 ms to 4 s.
+
+    A larger size takes no less. What a doubling of the devices saves is drawn for each size, too: it may cost time.
+    """
+    seconds: dict[tuple[Stage, int], float] = {}
+    for stage in graph.stages:
+        least, most = map(log, _STEPS_RANGE_S if stage.has_steps else _OTHERS_RANGE_S)
+        drawn = sorted(exp(random.uniform(least, most)) for _ in _SIDES)
+        seconds |= {(stage, side): one for side, one in zip(_SIDES, drawn, strict=True)}
+    speedups = {side: random.uniform(0.9, 1.95) for side in _SIDES}
+    return lambda stage, side, degree: seconds[stage, side] / speedups[side] ** (degree.bit_length() - 1)
+
+
+def made_up_table(
+    graph: Graph, degrees: tuple[int, ...], devices_per_node: int, saving: float, seconds: StageSeconds
+) -> CostTable:
+    """`saving`: share of its time that each member of a batch beyond the first saves; 0: no batch is measured."""
     alone = [
         CostRow(
             pipeline=graph.pipeline,
@@ -95,11 +132,12 @@ def made_up_table(graph: Graph, degrees: tuple[int, ...], devices_per_node: int,
             height=side,
             width=side,
             degree=degree,
-            seconds=seconds[stage] * (side / 128) ** 2 / _SPEEDUP ** (degree.bit_length() - 1),
+            seconds=seconds(stage, side, degree),
         )
         for side in _SIDES
         for stage in graph.stages
-        for degree in (degrees if stage.is_parallel else (1,))
+        for degree in degrees
+        if stage.allows(degree)
     ]
     together = [
         replace(row, batch=size, seconds=row.seconds * (size - saving * (size - 1)))

@@ -19,18 +19,19 @@ from tilework.cost.table import CostTable
 from tilework.policy.registry import keeps_pools, make_policy, policy_names
 from tilework.sim.config import SimConfig
 from tilework.sim.faults import FAULTS, Fault, Faults
-from tilework.sim.made_up_tables import (
+from tilework.sim.models.changes import TimedChange
+from tilework.sim.models.drawn import drawn_changes
+from tilework.sim.scenarios.made_up_tables import (
     PIPELINE,
     WEIGHTS_UNIT,
     made_up_graph,
     made_up_table,
     some_shared,
+    usual_seconds,
     with_components,
     with_slots,
     with_states,
 )
-from tilework.sim.models.changes import TimedChange
-from tilework.sim.models.drawn import drawn_changes
 
 _OTHER = f"{PIPELINE} too"
 _MEAN_S = 0.8  # Rough mean time of a request on one device.
@@ -93,11 +94,12 @@ def scenario(
     rate = random.uniform(1.1, 1.6) if is_overload else random.choice((0.4, 0.8, 1.2, 3.0))
     num_requests = 400 if is_overload else random.randint(4, 90)
     requests = _requests(random, num_requests, rate * num_devices / _MEAN_S, is_overload)
-    requests = _some_exact(Random(f"exact/{seed}"), requests)
-    requests = _some_dropped(Random(f"drop/{seed}"), requests)
+    requests = some_exact(Random(f"exact/{seed}"), requests)
+    requests = some_dropped(Random(f"drop/{seed}"), requests)
     max_batch = batch_random.choice((1, 2, 12, 12))
     graph = with_slots(some_shared(made_up_graph(Random(f"graph/{seed}")), Random(f"shared/{seed}")), slot_random)
-    table = made_up_table(graph, degrees, devices_per_node, batch_random.choice((0.0, 0.0, 0.15, 0.5)))
+    saving = batch_random.choice((0.0, 0.0, 0.15, 0.5))
+    table = made_up_table(graph, degrees, devices_per_node, saving, usual_seconds(graph))
     table = with_components(with_states(table, Random(f"states/{seed}")), Random(f"components/{seed}"))
     made = Scenario(
         seed=seed,
@@ -119,15 +121,15 @@ def scenario(
             faults=chosen if faults is None else faults,
         ),
         requests=requests,
-        cancels=_cancels(random, requests),
+        cancels=drawn_cancels(random, requests),
     )
-    made = _with_loras(made, Random(f"loras/{seed}"))
+    made = with_loras(made, Random(f"loras/{seed}"))
     if not changes:
-        made = _with_pools(made, Random(f"pools/{seed}"))
-    made = _with_caches(made, Random(f"caches/{seed}"))
+        made = with_pools(made, Random(f"pools/{seed}"))
+    made = with_caches(made, Random(f"caches/{seed}"))
     changing = Random(f"changes/{seed}")
     is_changing = changing.random() < 0.25
-    return _with_changes(made, changing) if changes or (changes is None and is_changing) else made
+    return with_changes(made, changing) if changes or (changes is None and is_changing) else made
 
 
 def _swarm_faults(seed: int) -> Faults:
@@ -150,7 +152,7 @@ def _drawn(names: Sequence[str], random: Random) -> dict[str, Fault]:
     return faults
 
 
-def _with_loras(made: Scenario, random: Random) -> Scenario:
+def with_loras(made: Scenario, random: Random) -> Scenario:
     """In a quarter of all scenarios requests use up to two LoRAs, which devices load where these have components.
 
     Each changes one or two components, or one that no stage has. Devices are as small as before, or have room for two.
@@ -196,7 +198,7 @@ def _using(names: Sequence[str], random: Random, requests: tuple[Request, ...]) 
     )
 
 
-def _with_pools(made: Scenario, random: Random) -> Scenario:
+def with_pools(made: Scenario, random: Random) -> Scenario:
     """In a quarter of all scenarios of a policy that keeps pools, a second pipeline. One or both have own devices.
 
     The second one is like the first, with the same weights or with others.
@@ -225,15 +227,18 @@ def _with_pools(made: Scenario, random: Random) -> Scenario:
     )
 
 
-def _with_caches(made: Scenario, random: Random) -> Scenario:
-    """In a quarter of all scenarios requests have a cache, or get one if they would be late. The table may know it."""
+def with_caches(made: Scenario, random: Random, stds: Sequence[float] = (0.0, 0.1)) -> Scenario:
+    """In a quarter of all scenarios requests have a cache, or get one if they would be late. The table may know it.
+
+    `stds`: the standard deviations of what a cache skips of a request, one of which is drawn.
+    """
     if random.random() < 0.75:
         return made
     table, choices = made.table, (CacheChoice(CacheKind.PATCH, 0.01), CacheChoice(CacheKind.IMAGE, 0.01))
     of_steps = CacheChoice(CacheKind.FBCACHE, 0.05), CacheChoice(CacheKind.TAYLORSEER, 3)
     cached = [
         replace(row, seconds=row.seconds * time, cache=choices[0], skipped=1 - time, skipped_std=std)
-        for time, std in ((random.choice((0.3, 0.6, 0.8)), random.choice((0.0, 0.1))),)
+        for time, std in ((random.choice((0.3, 0.6, 0.8)), random.choice(stds)),)
         for row in table.rows
         if row.degree == row.batch == 1 and table.graph(row.pipeline).stage(row.stage).has_steps
     ]
@@ -250,7 +255,7 @@ def _with_caches(made: Scenario, random: Random) -> Scenario:
     return replace(made, table=replace(table, rows=rows), requests=tuple(requests))
 
 
-def _with_changes(made: Scenario, random: Random) -> Scenario:
+def with_changes(made: Scenario, random: Random) -> Scenario:
     """The scenario with models and LoRAs that come and go, for which many of its requests are.
 
     It stays the same if it has pools, or a policy that must know which requests will come.
@@ -298,7 +303,7 @@ def _requests(random: Random, num_requests: int, rate_per_s: float, is_overload:
     return tuple(requests)
 
 
-def _some_dropped(random: Random, requests: tuple[Request, ...]) -> tuple[Request, ...]:
+def some_dropped(random: Random, requests: tuple[Request, ...]) -> tuple[Request, ...]:
     """The same requests, of which some that are not promised are dropped if they cannot be on time."""
     share = random.choice((0.0, 0.0, 0.3, 1.0))
     return tuple(
@@ -307,13 +312,13 @@ def _some_dropped(random: Random, requests: tuple[Request, ...]) -> tuple[Reques
     )
 
 
-def _some_exact(random: Random, requests: tuple[Request, ...]) -> tuple[Request, ...]:
+def some_exact(random: Random, requests: tuple[Request, ...]) -> tuple[Request, ...]:
     """The same requests, in some scenarios with exact ones among them."""
     share = random.choice((0.0, 0.0, 0.0, 0.3, 1.0))
     return tuple(replace(request, exact=random.random() < share) for request in requests)
 
 
-def _cancels(random: Random, requests: tuple[Request, ...]) -> tuple[tuple[int, str], ...]:
+def drawn_cancels(random: Random, requests: tuple[Request, ...]) -> tuple[tuple[int, str], ...]:
     share = random.choice((0.0, 0.1, 0.4))
     cancelled = [request for request in requests if random.random() < share]
     return tuple((request.arrival_ns + random.randrange(6 * NS_PER_S), request.uid) for request in cancelled)
