@@ -175,7 +175,7 @@ def promise(uid: str, arrival_s: float, slo_s: float, **more: Any) -> Request:
 def job(job_id: int, asked: Request, urgency_ns: int = 0, **more: Any) -> Job:
     """A job as admission makes it; `more` are other fields of `Job`."""
     fields: dict[str, Any] = {
-        "eta_prediction": EtaPrediction(0, 0, 1.0),
+        "eta_prediction": EtaPrediction(0, 0, 0, 0, 0),
         "demand": Demand(1, 0),
         "done": at_start(asked),
     } | more

@@ -20,6 +20,7 @@ from clock import SkippingLoop, until_idle
 from tilework.core.actions import Accept, Reject
 from tilework.core.checkpoint import Checkpoint
 from tilework.core.graph.stage import DeviceKind, ResultKind, StageSpec
+from tilework.core.interfaces import EtaPrediction
 from tilework.core.model import Argument, ArgumentKind, ModelInfo, NotServed, PictureInput, StrengthRule
 from tilework.core.request import DEFAULT_TERMS, Refusal, RefusalCode, Request, Shape, Status, Terms
 from tilework.core.time import NS_PER_S, ns_from_s
@@ -210,7 +211,8 @@ class FakeEngine:
                 return replace(self._refuse(requests, f"because {plan.code}", None, plan.code), retry_ns=plan.retry_ns)
             if plan.refuse_s is not None and deadline_ns is not None:
                 earliest_ns = now_ns + ns_from_s(plan.refuse_s)
-                return self._refuse(requests, "too much is ahead", earliest_ns, RefusalCode.DEADLINE)
+                refused = self._refuse(requests, "too much is ahead", earliest_ns, RefusalCode.DEADLINE)
+                return replace(refused, retry_ns=earliest_ns - deadline_ns)
         tickets = tuple(map(self._ticket, specs.values(), requests))
         for ticket, plan in zip(tickets, plans, strict=True):
             if not plan.is_held:
@@ -243,9 +245,11 @@ class FakeEngine:
     def identity(self, model: str, loras: Iterable[str] = ()) -> str:
         return ", ".join((self.weights + model, *loras))
 
-    def eta_ns(self, uid: str) -> int | None:
+    def predict(self, uid: str) -> EtaPrediction | None:
         ticket = self.tickets.get(uid)
-        return None if ticket is None or ticket.outcome.done() else ticket.eta_ns
+        if ticket is None or ticket.outcome.done():
+            return None
+        return EtaPrediction(ticket.request.arrival_ns, ticket.eta_ns, ticket.eta_ns, ticket.eta_p90_ns, 0)
 
     def now_ns(self) -> int:
         """The time of the loop that it runs on, which tests can move."""
@@ -320,8 +324,10 @@ class FakeEngine:
         self.requests.append(request)
         eta_ns = request.arrival_ns + 250_000_000
         outcome = asyncio.get_running_loop().create_future()
-        ticket = Ticket(request=request, eta_ns=eta_ns, outcome=outcome)
-        ticket.note(request.arrival_ns, Accept(len(self.requests), request.uid, eta_ns, "nobody is ahead"))
+        eta_p90_ns = 2 * eta_ns - request.arrival_ns
+        ticket = Ticket(request=request, eta_ns=eta_ns, eta_p90_ns=eta_p90_ns, outcome=outcome)
+        accept = Accept(len(self.requests), request.uid, eta_ns, eta_p90_ns, "nobody is ahead")
+        ticket.note(request.arrival_ns, accept)
         self.tickets[request.uid] = ticket
         self.spec_of[request.uid] = spec
         return ticket

@@ -9,6 +9,7 @@ from typing import Any
 
 from tilework.admission.effect_tree import Key
 from tilework.core.interfaces import Block, Moment, ReservationChange, ReservationChanges
+from tilework.core.time import START_MARGINS
 
 
 class View:
@@ -17,7 +18,7 @@ class View:
     def __init__(
         self, free_ns: Mapping[int, int], nodes: Sequence[Sequence[int]], blocks: Sequence[Block] = ()
     ) -> None:
-        self.needs_loads = False
+        self.needs_loads, self.margins = False, START_MARGINS
         self.blocks: dict[Key, Block] = {}
         self.ready_ns: dict[Key, int] = {}
         self._changes: list[ReservationChange] = []

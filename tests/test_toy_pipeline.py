@@ -46,7 +46,7 @@ from tilework.sim.config import SimConfig
 from tilework.sim.faults import parse_faults
 from tilework.sim.fuzz import run_scenario
 from tilework.sim.runs import Run
-from tilework.sim.scenarios import Scenario
+from tilework.sim.scenarios.scenario import Scenario
 from tilework.sim.simulation import Simulation
 from tilework.sim.trace import Trace
 from waiting import until

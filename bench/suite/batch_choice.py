@@ -98,7 +98,7 @@ class BatchChooser:
             job_id=index,
             request=request,
             urgency_ns=0,
-            eta_prediction=EtaPrediction(0, 0, 1.0),
+            eta_prediction=EtaPrediction(0, 0, 0, 0, 0),
             demand=Demand(1, 0),
             done=self.costs.start(request),
         )

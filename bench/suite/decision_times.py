@@ -74,7 +74,7 @@ class TimedController(Controller):
     ) -> None:
         limits = AdmissionLimits(max_jobs=config.max_jobs, max_backlog_ns=config.max_backlog_ns)
         self._planning, self.solving = Stopwatch(), Stopwatch()
-        super().__init__(config, table, policy=_Timed(policy, self._planning), rule=rule or _Open(limits=limits))
+        super().__init__(config, table, policy=_timed(policy, self._planning), rule=rule or _Open(limits=limits))
         self.thoughts: list[Thought] = []
         self.num_ended = 0
 
@@ -101,12 +101,12 @@ class TimedController(Controller):
         return actions
 
 
-class _Timed:
-    """A policy whose plans are timed."""
-
-    def __init__(self, policy: Policy, stopwatch: Stopwatch) -> None:
-        self.urgency_ns, self.degrees, self.demand = policy.urgency_ns, policy.degrees, policy.demand
-        self.plan = stopwatch.around(policy.plan)
+def _timed(policy: Policy, stopwatch: Stopwatch) -> Policy:
+    """The same policy, whose plans are timed from now on; what else it can do is still found."""
+    plan = stopwatch.around(policy.plan)
+    timed = type("Timed", (type(policy),), {"__slots__": (), "plan": lambda _self, *given: plan(*given)})
+    object.__setattr__(policy, "__class__", timed)
+    return policy
 
 
 class _Open(Admission):
@@ -122,12 +122,13 @@ class _Open(Admission):
         now_ns: int,
         budget: SearchBudget,
     ) -> Admitted:
-        return Admitted(now_ns, "", EtaPrediction(0, 0, 1.0), policy.demand(request, costs.start(request), costs))
+        demand = policy.demand(request, costs.start(request), costs)
+        return Admitted("", EtaPrediction.alone(now_ns, demand), demand)
 
-    def eta_ns(self, job: JobView, costs: CostModel, backlog: Backlog, now_ns: int) -> int:
-        return now_ns
+    def foreseen(self, job: JobView, policy: Policy, backlog: Backlog, now_ns: int) -> None:
+        return None
 
-    def learn(self, request: Request, eta_prediction: EtaPrediction, latency_ns: int) -> None:
+    def learn(self, job: JobView, now_ns: int, num_came: int) -> None:
         pass
 
 

@@ -26,14 +26,14 @@ from tilework.core.interfaces import (
     EtaPrediction,
     Held,
     Moment,
+    Promise,
     ReservationChanges,
     Running,
 )
 from tilework.core.pools import Within
 from tilework.core.request import OnMiss, RefusalCode, Request, Status
-from tilework.core.time import NS_PER_MS, NS_PER_S, ns_from_s
+from tilework.core.time import NS_PER_MS, NS_PER_S, START_MARGINS, ns_from_s
 from tilework.cost.table_costs import TableCosts
-from tilework.policy.toolkit.margin import ADMISSION_MARGIN
 
 COSTS = TableCosts(table())
 
@@ -58,6 +58,7 @@ class Backlog:
 
     free_s: Sequence[float] = (4, 2, 1)
     needs_loads: bool = False
+    margins = START_MARGINS
     devices: list[Any] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -99,6 +100,9 @@ class Backlog:
     def running(self, within: Within = None) -> list[Running]:
         return []
 
+    def promised(self) -> list[Any]:
+        return []
+
     def reserved(self, most: int | None = None) -> list[Any]:
         return []
 
@@ -124,10 +128,10 @@ def test_the_eta_counts_the_jobs_ahead_and_the_devices_that_each_needs(
 ) -> None:
     admitted = answer(request("a"), Wanting(urgency_ns, width))
     devices = "1 device" if width == 1 else f"{width} devices"
+    end_ns = ns_from_s(start_s + 1)
     assert admitted == Admitted(
-        ns_from_s(start_s + 1),
         f"it needs 1.00 s of {devices}, with 3 other requests present",
-        EtaPrediction(ns_from_s(start_s + 1), 3, 1.0),
+        EtaPrediction(0, end_ns, end_ns, 3 * end_ns, 3),
         Demand(width, NS_PER_S),
     )
 
@@ -140,7 +144,7 @@ def test_a_promise_is_given_with_a_margin_before_the_deadline() -> None:
             return Ahead(0, [])
 
     eta_ns = ns_from_s(1 + SERVICE_S)
-    due_ns = ADMISSION_MARGIN.due_ns(eta_ns, 0)
+    due_ns = START_MARGINS.admission.due_ns(eta_ns, 0)
 
     def asked(due_ns: int, on_miss: OnMiss = OnMiss.REJECT) -> Admitted | Reject:
         return answer(request("a", slo_s=due_ns / NS_PER_S, on_miss=on_miss), backlog=NoneAhead())
@@ -148,12 +152,12 @@ def test_a_promise_is_given_with_a_margin_before_the_deadline() -> None:
     accepted = asked(due_ns)
     assert isinstance(accepted, Admitted)
     block = Block(due_ns, 0, Demand(1, ns_from_s(SERVICE_S)), (2,))
-    assert (accepted.eta_ns, accepted.promised) == (eta_ns, block)
+    assert (accepted.eta_prediction.eta_ns, accepted.promise) == (eta_ns, Promise(block))
     assert accepted.why == "it needs 1.06 s of 1 device, with 3 other requests present; its deadline is promised"
-    scarce = "it would end 0.20 s before its deadline, and a promise needs 0.20 s to spare"
-    assert asked(due_ns - 1) == Reject("a", scarce, due_ns, RefusalCode.DEADLINE)
-    late = "it would be 0.00 s late with 3 other requests present"
-    assert asked(eta_ns - 1) == Reject("a", late, due_ns, RefusalCode.DEADLINE)
+    scarce = "reservations leave no room for it, with 3 other requests present"
+    assert asked(due_ns - 1) == Reject("a", scarce, due_ns, RefusalCode.DEADLINE, retry_ns=1)
+    late = "it would be 0.00 s late, with 3 other requests present"
+    assert asked(eta_ns - 1) == Reject("a", late, due_ns, RefusalCode.DEADLINE, retry_ns=due_ns - eta_ns + 1)
     assert isinstance(asked(NS_PER_S, OnMiss.BEST_EFFORT), Admitted)
 
 
@@ -162,7 +166,7 @@ def test_without_devices_only_a_promise_is_refused() -> None:
     why = "no device is up; the prediction assumes that one is up now"
     service_ns = ns_from_s(SERVICE_S)
     assert answer(request("a", slo_s=9), backlog=nothing, now_ns=now_ns) == Admitted(
-        now_ns + service_ns, why, EtaPrediction(service_ns, 0, 1.0), Demand(1, service_ns)
+        why, EtaPrediction.alone(now_ns, Demand(1, service_ns)), Demand(1, service_ns)
     )
     refused = Reject("b", "no device is up", None, RefusalCode.NO_DEVICE)
     assert answer(promise("b", 0, slo_s=9), backlog=nothing, now_ns=now_ns) == refused
@@ -170,9 +174,9 @@ def test_without_devices_only_a_promise_is_refused() -> None:
 
 def test_a_request_that_cannot_be_on_time_is_refused_with_the_earliest_deadline() -> None:
     others = [request(str(index), 0.0) for index in range(6)]
-    trace = simulate([*others, promise("late", 0.0, slo_s=1.2)], "fixed-sp1")
+    trace = simulate([*others, promise("late", 0.0, slo_s=1.4)], "fixed-sp1")
     assert trace.endings[-1].status is Status.REJECTED
-    assert "late with 6 other requests present" in trace.endings[-1].reason
+    assert "late, with 6 other requests present" in trace.endings[-1].reason
     assert simulate([*others, promise("on time", 0.0, slo_s=4.6)], "fixed-sp1").endings[-1].on_time
 
 

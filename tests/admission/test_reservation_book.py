@@ -30,11 +30,12 @@ from tilework.admission.reservation_timeline import (
 from tilework.admission.reservations import Reservations, SearchBudget
 from tilework.core.interfaces import Backlog, Block, Demand
 from tilework.core.pools import Within
-from tilework.core.time import NEVER_NS, NS_PER_MS, NS_PER_S
-from tilework.policy.toolkit.margin import ADMISSION_MARGIN, GUARD_MARGIN, Margin
+from tilework.core.time import NEVER_NS, NS_PER_MS, NS_PER_S, START_MARGINS, Margin, Margins
 
 SEEDS = st.integers(0, 1 << 32)
 NODES: tuple[Nodes, ...] = ([[0]], [[0, 1, 2]], [[0, 1], [2, 3]], [[0, 1, 2, 3], [4], [5, 6, 7]], [[0], [1]])
+
+SMALL_MARGINS = Margins(Margin(fixed_ns=10 * NS_PER_MS, permille=10), Margin(fixed_ns=5 * NS_PER_MS, permille=5))
 
 
 @dataclass(frozen=True)
@@ -45,16 +46,17 @@ class Straightforward:
     places: Places
     blocks: Sequence[Block]
     now_ns: int
+    margins: Margins = START_MARGINS
 
     def around(self, index: int) -> tuple[DeviceTimes, DeviceTimes]:
         """When devices are free after the blocks before this place, and until when the others can spare them."""
         free_ns = dict(self.free_ns)
         run_in_order(free_ns, self.places, self.blocks[:index])
-        return free_ns, self.spared_ns(index, ADMISSION_MARGIN)
+        return free_ns, self.spared_ns(index, self.margins.admission)
 
     def spared_ns(self, index: int, margin: Margin) -> DeviceTimes:
         spared_ns, later = dict.fromkeys(self.free_ns, NEVER_NS), self.blocks[index:]
-        latest_ends(spared_ns, later, margin.latest_all_ns(later, self.now_ns))
+        latest_ends(spared_ns, later, margin.latest_all_ns([one.due_ns for one in later], self.now_ns))
         return spared_ns
 
     def place(self, due_ns: int, demand: Demand, within: Within) -> Block | None:
@@ -63,17 +65,9 @@ class Straightforward:
         chosen = choose_group(free_ns, self.places, demand, self.now_ns, spared_ns, within)
         if chosen is not None:
             end_ns = begin_ns(Block(0, self.now_ns, demand, *chosen), free_ns) + demand.run_ns
-            if ADMISSION_MARGIN.due_ns(end_ns, self.now_ns) <= due_ns:
+            if self.margins.admission.due_ns(end_ns, self.now_ns) <= due_ns:
                 return Block(due_ns, 0, demand, *chosen, within=within)
-        return self._anew(index, Block(due_ns, self.now_ns, demand, within=within))
-
-    def _anew(self, index: int, newcomer: Block) -> Block | None:
-        every = [*self.blocks[:index], newcomer, *self.blocks[index:]]
-        found, ends_ns = run_in_order(dict(self.free_ns), self.places, every, anew=True)
-        for block, end_ns in zip(found, ends_ns, strict=True):
-            if ADMISSION_MARGIN.due_ns(end_ns, self.now_ns) > block.due_ns:
-                return None
-        return replace(found[index], ready_ns=0)
+        return None
 
 
 class Traffic:
@@ -130,6 +124,8 @@ class Traffic:
         elif kind < 0.85:
             key = self.rng.choice(keys)
             self.view.put(key, self.block(key))
+        elif kind < 0.88:
+            self.view.margins = self.rng.choice((START_MARGINS, SMALL_MARGINS))
         elif kind < 0.95:
             self.view.be_free(self.rng.choice(list(self.free_ns)), self.now_ns + self._ms(800))
         else:
@@ -140,7 +136,8 @@ class Traffic:
         self.book.follow_devices(cast(Backlog, view))
         free_ns = {one.device_id: one.free_ns for one in (*view.devices, *view.slots)}
         places = Places(self.nodes, [one.device_id for one in view.slots])
-        return Reservations(self.book, self.now_ns), Straightforward(free_ns, places, view.reserved(), self.now_ns)
+        plain = Straightforward(free_ns, places, view.reserved(), self.now_ns, view.margins)
+        return Reservations(self.book, self.now_ns), plain
 
 
 @settings(max_examples=20)
@@ -169,14 +166,14 @@ def test_what_reservations_leave_of_devices_is_the_same_at_every_place(
         if number % 25:
             continue
         ours, plain = traffic.both()
-        now_ns, keys = traffic.now_ns, sorted(traffic.view.blocks)
+        now_ns, keys, guard = traffic.now_ns, sorted(traffic.view.blocks), traffic.view.margins.guard
         for index in rng.sample(range(len(keys) + 1), min(5, len(keys) + 1)):
             key = keys[index] if index < len(keys) else (NEVER_NS, 0)
             assert ours.book.around(key, now_ns) == plain.around(index)
-            assert ours.book.spared_ns(key, GUARD_MARGIN, now_ns) == plain.spared_ns(index, GUARD_MARGIN)
-        dues_ns = GUARD_MARGIN.latest_all_ns(plain.blocks, now_ns)
+            assert ours.book.spared_ns(key, guard, now_ns) == plain.spared_ns(index, guard)
+        dues_ns = guard.latest_all_ns([block.due_ns for block in plain.blocks], now_ns)
         ends_ns = latest_ends(dict.fromkeys(plain.free_ns, NEVER_NS), plain.blocks, dues_ns)
-        assert [ours.book.latest_end_ns(key, GUARD_MARGIN, now_ns) for key in keys] == ends_ns
+        assert [ours.book.latest_end_ns(key, guard, now_ns) for key in keys] == ends_ns
 
 
 @settings(max_examples=15)
@@ -223,6 +220,16 @@ def _is_on_a_node(block: Block, nodes: Nodes) -> bool:
     return any(set(block.devices) <= set(node) for node in nodes)
 
 
+def test_other_margins_hold_at_once_for_a_place_that_was_just_looked_at() -> None:
+    block = Block(9 * NS_PER_S, 0, Demand(1, NS_PER_S), (0,))
+    book, view = ReservationBook(), View({0: 0}, [[0]], [block])
+    for margins in (START_MARGINS, SMALL_MARGINS):
+        view.margins = margins
+        book.follow_devices(cast(Backlog, view))
+        spared_ns = margins.admission.latest_ns(block.due_ns, 0) - block.demand.run_ns
+        assert book.around((0, 0), 0)[1] == {0: spared_ns}
+
+
 def test_a_reservation_without_a_group_gets_one_where_it_can_begin_first() -> None:
     """Until the guard gives it another. In the meantime it takes its time there, as others do."""
     first = Block(9 * NS_PER_S, 0, Demand(2, NS_PER_S))
@@ -250,7 +257,7 @@ def filled(num: int, num_devices: int) -> tuple[View, ReservationBook, Random]:
         group = tuple(sorted(rng.sample(rng.choice(nodes), width)))
         view.put(key, Block(key[0], 0, Demand(width, 1000), group))
     book.follow_devices(cast(Backlog, view))
-    for margin in (ADMISSION_MARGIN, GUARD_MARGIN):
+    for margin in START_MARGINS:
         book.spared_ns((0, 0), margin, 0)
     book.before((NEVER_NS, 0))
     return view, book, rng
@@ -270,7 +277,7 @@ def test_a_promise_takes_little_more_work_when_there_are_four_times_as_many(num_
             assert block is not None
             view.put(key, block)
             book.follow_devices(cast(Backlog, view))
-            book.spared_ns((0, 0), GUARD_MARGIN, 0)
+            book.spared_ns((0, 0), START_MARGINS.guard, 0)
             Reservations(book, 0).earliest_ns(Demand(4, num * NS_PER_S), NS_PER_S)
             view.end(key)
             book.follow_devices(cast(Backlog, view))
@@ -327,7 +334,7 @@ def test_the_tree_stays_balanced(step: int) -> None:
 
 
 def test_a_tall_tree_knows_the_effect_of_every_part() -> None:
-    rng, free_ns = Random(3), {one: 7 * one for one in range(4)}
+    rng, guard, free_ns = Random(3), START_MARGINS.guard, {one: 7 * one for one in range(4)}
     tree, blocks = EffectTree(), dict[Key, Block]()
     for number in range(600):
         key, width = (rng.randrange(10**6) * NS_PER_MS, number), rng.choice((1, 2, 3))
@@ -343,9 +350,9 @@ def test_a_tall_tree_knows_the_effect_of_every_part() -> None:
         tree.pass_before(keys[index], found)
         assert found == expected, index
         spared_ns, later = dict.fromkeys(free_ns, NEVER_NS), ordered[index:]
-        latest_ends(spared_ns, later, GUARD_MARGIN.latest_all_ns(later, NS_PER_S))
-        marks = tree.bounds_from(keys[index], GUARD_MARGIN)
-        assert {one: time_of(mark, GUARD_MARGIN, NS_PER_S) for one, mark in marks.items()} == {
+        latest_ends(spared_ns, later, guard.latest_all_ns([block.due_ns for block in later], NS_PER_S))
+        marks = tree.bounds_from(keys[index], guard)
+        assert {one: time_of(mark, guard, NS_PER_S) for one, mark in marks.items()} == {
             one: ns for one, ns in spared_ns.items() if ns < NEVER_NS
         }
 
@@ -354,5 +361,6 @@ def test_a_job_whose_last_work_ends_late_is_late_though_no_reservation_waits_for
     key, block = (9 * NS_PER_S, 0), Block(9 * NS_PER_S, 0, Demand(1, 0), (0,))
     book = ReservationBook()
     book.follow_devices(cast(Backlog, View({0: 0}, [[0]], [block])))
+    margin = START_MARGINS.guard
     for ready_s, is_in_time in ((8, True), (10, False)):
-        assert feasibility._is_in_time(book, key, block, ready_s * NS_PER_S, {0: NEVER_NS}, 0) is is_in_time
+        assert feasibility._is_in_time(book, key, block, ready_s * NS_PER_S, {0: NEVER_NS}, margin, 0) is is_in_time

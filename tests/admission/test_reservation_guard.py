@@ -16,10 +16,10 @@ from tilework.admission import feasibility
 from tilework.admission.reservation_guard import ReservationGuard, Review
 from tilework.control.controller import ControllerConfig
 from tilework.core.actions import Action, WakeAt
-from tilework.core.events import Event, Woke
+from tilework.core.events import Event, Submitted, Woke
 from tilework.core.interfaces import Block, ClusterView, CostModel, JobView
 from tilework.core.request import OnMiss, Request, Status
-from tilework.core.time import NEVER_NS, NS_PER_MS, NS_PER_S
+from tilework.core.time import NEVER_NS, NS_PER_MS, NS_PER_S, START_MARGINS, Margin, Margins
 from tilework.core.work import Plan, Start
 from tilework.policy import registry
 from tilework.policy.toolkit.demand import usable_degree
@@ -141,20 +141,6 @@ def test_promises_are_kept_under_policies_that_ignore_them(policy: str, num_devi
 
 
 @pytest.mark.parametrize("policy", FEW_POLICIES)
-@pytest.mark.parametrize("share", quick((1.0,), (0.5, 1.0)))
-@pytest.mark.parametrize("load", quick((3.0,), (0.5, 1.0, 3.0)))
-def test_promises_are_kept_at_every_load(policy: str, share: float, load: float) -> None:
-    """Four devices can do about 2.7 of these requests in a second."""
-    answers = [
-        kept_and_refused(simulate(requests, policy, num_devices=4, costs=table(degrees=(1, 2, 4))))
-        for requests in (promise_mix(60, 2.7 * load, seed, share) for seed in range(3))
-    ]
-    num_kept, num_refused = map(sum, zip(*answers, strict=True))
-    assert num_kept > 10
-    assert num_refused or load * share < 3, "not all promises can be kept"
-
-
-@pytest.mark.parametrize("policy", FEW_POLICIES)
 @pytest.mark.parametrize("devices_per_node", quick((2,), (1, 2)))
 def test_promises_are_kept_on_several_nodes_though_works_take_a_little_longer(
     policy: str, devices_per_node: int
@@ -178,6 +164,31 @@ def test_a_promise_waits_as_long_as_it_can_and_no_longer() -> None:
     """Only the guard starts it; the only event meanwhile is the wake-up that the guard asked for."""
     (ending,) = simulate([promise("a", 0, slo_s=5.0)], "sleeper", num_devices=1).endings
     assert 0 <= 5.0 - ending.finish_ns / NS_PER_S < 0.3
+
+
+@pytest.mark.usefixtures("hostile")
+def test_a_margin_that_has_grown_holds_for_promises_that_were_given_before() -> None:
+    """The guard begins as much earlier what may not wait any longer."""
+    asked = [promise("a", 0.0, slo_s=4.0), request("b", 0.5)]
+    larger = Margins(Margin(fixed_ns=NS_PER_S, permille=60), Margin(fixed_ns=NS_PER_S // 2, permille=30))
+    begins_ns: list[int] = []
+    for margins in (START_MARGINS, larger):
+        simulation = Simulation(ControllerConfig(policy="sleeper"), table(), SimConfig(num_devices=1))
+
+        def grow(
+            event: Event,
+            actions: tuple[Action, ...],
+            now_ns: int,
+            grown: Margins = margins,
+            of: Simulation = simulation,
+        ) -> None:
+            if isinstance(event, Submitted):
+                of.controller.tracker.margins = grown
+
+        runs = simulation.run(asked, ((5 * NS_PER_S, "b"),), grow).runs
+        begins_ns.append(min(run.start_ns for run in runs))
+    grown_ns = larger.guard.fixed_ns - START_MARGINS.guard.fixed_ns
+    assert begins_ns[0] - begins_ns[1] == pytest.approx(grown_ns, abs=2 * NS_PER_MS)
 
 
 @pytest.mark.usefixtures("hostile")

@@ -382,12 +382,19 @@ def whatever_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WhatIf, "_lose_components", lambda self, devices, moved: None)
 
 
-@pytest.mark.parametrize("breakage", [without_loads, whatever_runs_before, whatever_is_started])
+@pytest.mark.parametrize(
+    ("breakage", "policy", "seeds"),
+    [
+        (without_loads, "edf", range(8)),
+        (whatever_runs_before, "fixed-sp1", range(16, 20)),
+        (whatever_is_started, "edf", range(8)),
+    ],
+)
 def test_each_rule_about_loads_is_needed(
-    breakage: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+    breakage: Callable[[pytest.MonkeyPatch], None], policy: str, seeds: range, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     breakage(monkeypatch)
-    _, broken = broken_promises("edf", range(8))
+    _, broken = broken_promises(policy, seeds)
     assert broken
 
 

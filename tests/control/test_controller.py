@@ -75,7 +75,7 @@ def test_one_request_goes_through_its_stages_in_chunks_with_one_work_queued_ahea
     begun = control.handle(Submitted(request("a", steps=5)), 0)
     assert ran(begun) == [(1, ENCODE, 1, (0,)), (2, DIFFUSE, 2, (0,))]
     why = "it needs 0.56 s of 1 device, with no other requests present"
-    assert begun[0] == Accept(0, "a", ns_from_s(0.01 + 5 * 0.1 + 0.05), why)
+    assert begun[0] == Accept(0, "a", ns_from_s(0.56), ns_from_s(1.3 * 0.56), why)
     steps_ns = 200 * NS_PER_MS
     later = [
         control.handle(WorkFinished(1, 10 * NS_PER_MS), 1),
@@ -122,7 +122,7 @@ def test_requests_that_wait_for_a_device_begin_when_one_joins() -> None:
     for uid in ("a", "b"):
         (accepted,) = control.handle(Submitted(request(uid)), 0)
         why = "no device is up; the prediction assumes that one is up now"
-        assert accepted == Accept(int(uid == "b"), uid, ns_from_s(SERVICE_S), why)
+        assert accepted == Accept(int(uid == "b"), uid, ns_from_s(SERVICE_S), ns_from_s(SERVICE_S), why)
     joined = control.handle(DeviceJoined(3, 0), 1)
     assert [(stage, devices) for _, stage, _, devices in ran(joined)] == [(ENCODE, (3,)), (DIFFUSE, (3,))]
 

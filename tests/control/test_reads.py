@@ -84,9 +84,9 @@ def test_a_host_reads_once_at_a_time_and_has_it_then() -> None:
 
 def test_what_a_device_of_the_node_has_is_not_read() -> None:
     cluster = Cluster()
-    load, _ = cluster.load(ENCODE)
+    load, predicted_ns = cluster.load(ENCODE)
     assert cluster.read(ENCODE) is None, "the device is reading it"
-    cluster.components.on_report(ComponentsLoaded(load.load_id, 0, 1))
+    cluster.components.on_report(ComponentsLoaded(load.load_id, 0, predicted_ns))
     assert cluster.read(ENCODE) is None
     assert cluster.read(ENCODE, node=1) is not None
 

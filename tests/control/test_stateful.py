@@ -34,6 +34,7 @@ from tilework.core.interfaces import Moment
 from tilework.core.request import OnMiss, Status
 from tilework.core.work import Work
 from tilework.policy.registry import policy_names
+from tilework.policy.toolkit.demand import fastest
 
 MS = 1_000_000
 NUM_DEVICES = 4
@@ -200,8 +201,9 @@ class HostileDriver(RuleBasedStateMachine):
             assert self.etas_ns[uid] >= self.now_ns + alone_ns
 
     def alone_ns(self, uid: str, side: int, steps: int) -> int:
-        alone = request(uid, side=side, steps=steps)
-        return self.controller.policy.demand(alone, at_start(alone), self.controller.costs).run_ns
+        """At the degree at which it ends first."""
+        alone, policy, costs = request(uid, side=side, steps=steps), self.controller.policy, self.controller.costs
+        return fastest(alone, at_start(alone), policy.degrees(alone, costs), costs).run_ns
 
     @precondition(lambda self: self.runnable())
     @rule(data=st.data(), run_ms=st.integers(1, 900))

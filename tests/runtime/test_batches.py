@@ -10,7 +10,7 @@ from batching import Batches, Entangled, batching  # noqa: F401
 from builders import controller, only, promise, request, table
 from quick import quick
 from stages import DIFFUSE, ENCODE, stage_of
-from tilework.admission.reservation_guard import _by_job
+from tilework.admission.reservation_guard import ReservationGuard, _by_job
 from tilework.control.controller import ControllerConfig
 from tilework.control.history_recorder import read_history
 from tilework.control.log import entry_line, header_line, replay
@@ -34,7 +34,7 @@ from tilework.policy import registry
 from tilework.sim.config import SimConfig
 from tilework.sim.faults import parse_faults
 from tilework.sim.fuzz import run_seed
-from tilework.sim.scenarios import scenario
+from tilework.sim.scenarios.scenario import scenario
 from tilework.sim.simulation import Simulation
 
 STEPS = stage_of("toy", DIFFUSE)
@@ -136,12 +136,17 @@ def test_a_stop_takes_all_that_hangs_together(desk: Desk) -> None:
 
 
 def test_no_member_is_stopped_if_one_may_not_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stop of a promised one would leave no proof."""
     desk = Desk(monkeypatch, request("a"), promise("b", 0, 60), request("c"))
-    desk.start(0, 1)
+    shared = desk.start(0, 1)
     alone = desk.start(2, device_id=1)
+    monkeypatch.setattr(ReservationGuard, "review_stop", lambda *_: None)
     assert not stops(desk.do(Plan(stops=(0,))))
-    assert not desk.control.tracker.jobs[0].is_stopping
+    jobs = desk.control.tracker.jobs
+    assert [(jobs[job_id].is_stopping, jobs[job_id].may_stop) for job_id in (0, 1)] == [(False, False)] * 2
     assert stops(desk.do(Plan(stops=(0, 2)))) == [alone.work_id]
+    desk.tell(WorkFinished(shared.work_id, NS_PER_MS))
+    assert [jobs[job_id].may_stop for job_id in (0, 1)] == [True, True], "they have made progress"
 
 
 def test_a_failed_job_runs_alone_until_it_has_made_progress(desk: Desk) -> None:
@@ -309,7 +314,7 @@ def test_a_log_with_batches_is_read_back_and_replayed() -> None:
 
 @pytest.mark.parametrize("policy", quick(("entangled",), ("batches", "entangled")))
 def test_batches_keep_the_invariants_under_faults(policy: str) -> None:
-    verdicts = [run_seed(seed, policy, None) for seed in range(25)]
+    verdicts = [run_seed(seed, policy) for seed in range(25)]
     bad = [f"seed {verdict.seed}: {verdict.violation}" for verdict in verdicts if verdict.violation]
     assert not bad, "\n".join(bad)
 

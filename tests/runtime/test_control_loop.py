@@ -35,7 +35,7 @@ class Broken:
         match event:
             case Submitted() | Restored():
                 job_id, uid = len(self.events), event.request.uid
-                accept = Accept(job_id, uid, now_ns, "", None)
+                accept = Accept(job_id, uid, now_ns, now_ns, "")
                 return (accept, Finish(job_id, uid, Status.EXPIRED, "late")) if uid == "late" else (accept,)
         raise AssertionError("a work begins twice")
 

@@ -40,7 +40,7 @@ def ended(work_id: int, stage: str, devices: Group, position: int, num_steps: in
 def test_what_later_works_have_told_stays_when_an_earlier_one_ends_after_them() -> None:
     """One device of its group reports late, and the others go on meanwhile."""
     asked, requests, loop = request("a", steps=STEPS), RequestTable(), asyncio.new_event_loop()
-    ticket = Ticket(request=asked, eta_ns=0, outcome=loop.create_future())
+    ticket = Ticket(request=asked, eta_ns=0, eta_p90_ns=0, outcome=loop.create_future())
     loop.close()
     requests.add(0, tiny.spec(steps=STEPS), ticket)
     recorder = WorkRecorder(controller(), requests, None, Observer(), 0)

@@ -45,7 +45,10 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 def call(uid: str, tenant: str = "t", key: str | None = None, body: bytes = b"b") -> Call:
     """A call as far as the call_registry looks at it."""
     unused: Any = None
-    tickets = Ticket(request=unused, eta_ns=0, outcome=unused), Ticket(request=unused, eta_ns=0, outcome=unused)
+    tickets = (
+        Ticket(request=unused, eta_ns=0, eta_p90_ns=0, outcome=unused),
+        Ticket(request=unused, eta_ns=0, eta_p90_ns=0, outcome=unused),
+    )
     return Call(
         uid=uid,
         ask=replace(ASK, terms=Terms(tenant=tenant)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
+from math import inf
 from typing import Any
 from unittest import mock
 
@@ -48,12 +49,24 @@ def test_the_queue_is_as_long_as_the_operator_says(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("tilework.cli.serving.serve_http", serve)
     monkeypatch.setenv("TILEWORK_MAX_JOBS", "7")
     flags = ["serve", "--backend", "modelled", "--cost", "flux1dev_h100_eager", "--policy", "tetriserve"]
-    flags += ["--max-backlog", "1.5", "--max-batch", "3"]
+    flags += ["--max-backlog", "1.5", "--max-batch", "3", "--promise-price", "greedy"]
     result = CliRunner().invoke(app, flags)
     assert result.exit_code == 0, result.output
     assert handed[0].controller == ControllerConfig(
-        policy="tetriserve", max_jobs=7, max_backlog_ns=1_500_000_000, max_batch=3
+        policy="tetriserve", max_jobs=7, max_backlog_ns=1_500_000_000, max_batch=3, promise_price=inf
     )
+
+
+@pytest.mark.parametrize(("given", "price"), [("0", 0.0), ("1.5", 1.5), (2, 2.0), ("greedy", inf)])
+def test_the_price_of_a_promise_is_a_number_or_a_word(given: object, price: float) -> None:
+    assert loaded({}, {"promise_price": given}).promise_price == price
+    assert loaded({"TILEWORK_PROMISE_PRICE": str(given)}).promise_price == price
+
+
+@pytest.mark.parametrize("given", ["abc", "-1", "nan", "inf", True])
+def test_another_price_of_a_promise_is_refused(given: object) -> None:
+    with pytest.raises(ConfigError, match=r"promise_price = .* cannot be used; give a number from 0 on, or greedy"):
+        loaded({}, {"promise_price": given})
 
 
 def test_a_command_whose_scheduler_has_failed_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -362,7 +362,7 @@ def _state(event: bytes) -> dict[str, Any]:
 def test_the_most_urgent_requests_are_listed() -> None:
     engine = FakeEngine()
     tickets = [
-        Ticket(request=request(f"{number}", slo_s=1000.0 - number), eta_ns=0, outcome=_open())
+        Ticket(request=request(f"{number}", slo_s=1000.0 - number), eta_ns=0, eta_p90_ns=0, outcome=_open())
         for number in range(MOST_REQUESTS + 50)
     ]
     tickets[3].is_running = True

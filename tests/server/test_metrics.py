@@ -62,6 +62,8 @@ CONSTANT = {
     "tilework_bad_reports",
     "tilework_build_info",
     "tilework_devices",
+    "tilework_promise_margin_ratio",
+    "tilework_promise_margin_seconds",
     PATCHES,
     *OF_DISKS,
     *OF_STORES,

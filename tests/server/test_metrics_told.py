@@ -19,7 +19,7 @@ from stages import DIFFUSE, stage_of
 from tilework.control.driver.result import Ending
 from tilework.core.interfaces import PlacementStatus
 from tilework.core.request import OnMiss, RefusalCode, Request, Shape, Status
-from tilework.core.time import NS_PER_S, ns_from_s
+from tilework.core.time import NS_PER_S, START_MARGINS, Margin, Margins, ns_from_s
 from tilework.core.wire.reports import AllocatorReading, CardReading, DeviceReading
 from tilework.core.work import Group, NewPlacement, Work
 from tilework.runtime.bubbles import Bubbles
@@ -54,6 +54,16 @@ def test_stages_whose_costs_are_off_are_shown_and_no_others(monkeypatch: pytest.
     found = samples(Metrics(engine, MemoryStore(max_bytes=1, ttl_ns=1), UseWindow(NS_PER_S)).text().decode())
     off = {dict(labels)["stage"]: ratio for (name, labels), ratio in found.items() if "cost_deviation" in name}
     assert off == {DIFFUSE: 2.5}
+
+
+def test_the_margin_of_promises_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine()
+    margin = Margin(fixed_ns=NS_PER_S // 4, permille=14)
+    usage = replace(engine.usage(), margins=Margins(admission=margin, guard=START_MARGINS.guard))
+    monkeypatch.setattr(engine, "usage", lambda: usage)
+    text = Metrics(engine, MemoryStore(max_bytes=1, ttl_ns=1), UseWindow(NS_PER_S)).text().decode()
+    assert value(text, "tilework_promise_margin_seconds") == 0.25
+    assert value(text, "tilework_promise_margin_ratio") == 0.014
 
 
 def test_what_a_policy_counts_for_its_placement_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +191,7 @@ def test_a_client_cannot_make_labels_without_end() -> None:
 
 
 def ticket_of(one: Request, eta_s: float) -> Ticket:
-    return Ticket(request=one, eta_ns=ns_from_s(eta_s), outcome=None)  # type: ignore[arg-type]
+    return Ticket(request=one, eta_ns=ns_from_s(eta_s), eta_p90_ns=0, outcome=None)  # type: ignore[arg-type]
 
 
 def outcome_of(status: Status, finished_s: float) -> Outcome:

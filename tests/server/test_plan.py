@@ -109,7 +109,7 @@ def test_the_traffic_is_a_workload_of_the_latest_hour(tmp_path: Path) -> None:
         one = request(uid, arrival_s, **more)
         finished_ns = round(end_s * NS_PER_S)
         outcome = Outcome(uid=uid, status=status, reason="", finished_ns=finished_ns, image=None, segments=())
-        recent.on_ended(Ticket(request=one, eta_ns=0, outcome=loop.create_future()), outcome)
+        recent.on_ended(Ticket(request=one, eta_ns=0, eta_p90_ns=0, outcome=loop.create_future()), outcome)
 
     end("old", 90, 91, slo_s=5)
     end("late", 120.5, 130, slo_s=5, on_miss=OnMiss.DROP, tenant="anna")

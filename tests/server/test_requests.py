@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
@@ -233,7 +234,8 @@ def test_list_shows_the_etas_of_admission(server: Served, monkeypatch: pytest.Mo
     """The more is queued, the longer a present one takes, and a page has many."""
     uid = begun(server, n=2)
     at_admission = get(server, f"/v1/requests/{uid}")["eta_s"]
-    monkeypatch.setattr(server.engine, "eta_ns", lambda uid: server.engine.tickets[uid].eta_ns + 10**9)
+    predict = server.engine.predict
+    monkeypatch.setattr(server.engine, "predict", lambda uid: replace(predict(uid), eta_ns=predict(uid).eta_ns + 10**9))
     assert get(server, f"/v1/requests/{uid}")["eta_s"] == pytest.approx(at_admission + 1)
     listed = get(server, "/v1/requests")["data"][0]
     assert (listed["uid"], listed["eta_s"]) == (uid, at_admission)
@@ -415,7 +417,8 @@ def test_refusal_names_the_field_that_was_sent_and_what_to_send_instead(server: 
         if field == "deadline":
             assert found[1] == error["earliest"]
             moved_s = (datetime.fromisoformat(found[1]) - asked).total_seconds()
-            assert error["earliest_s"] - error["slo_s"] <= moved_s <= error["earliest_s"] - error["slo_s"] + 0.001
+            later_s = error["earliest_s"] - error["slo_s"] + 0.5  # A client takes time to ask again.
+            assert later_s <= moved_s <= later_s + 0.001
         else:
             assert float(found[1]) == error["earliest_s"] * (1000 if field == "slo_ms" else 1)
             assert "earliest" not in error

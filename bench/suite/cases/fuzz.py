@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from suite.case import Check, Finding, Note, Table
 from suite.stats import exact
 from tilework.sim.faults import FAULTS
-from tilework.sim.fuzz import ScenarioResult, run_seeds
+from tilework.sim.fuzz import Choice, ScenarioResult, run_seeds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Fuzz:
         started_s = time.monotonic()
         fault_counts, endings, num_events, bad = Counter[str](), Counter[str](), 0, list[ScenarioResult]()
         seeds = range(self.first, self.first + self.num_seeds)
-        for number, verdict in enumerate(run_seeds(seeds, None, None, self.num_processes), start=1):
+        for number, verdict in enumerate(run_seeds(seeds, Choice(), self.num_processes), start=1):
             fault_counts.update(verdict.fault_counts)
             endings.update(verdict.endings)
             num_events += verdict.num_events

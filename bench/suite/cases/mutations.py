@@ -33,8 +33,8 @@ from suite.stats import exact
 
 _SIMULATION = "simulation"
 _FUZZ = (
-    "import sys; from tilework.sim.fuzz import run_seeds; "
-    "sys.exit(any(v.violation for v in run_seeds(range(int(sys.argv[1])), None, None, 1)))"
+    "import sys; from tilework.sim.fuzz import Choice, run_seeds; "
+    "sys.exit(any(v.violation for v in run_seeds(range(int(sys.argv[1])), Choice(), 1)))"
 )
 
 

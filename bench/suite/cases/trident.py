@@ -128,7 +128,7 @@ class Trident:
                 job_id=index,
                 request=request,
                 urgency_ns=policy.urgency_ns(request, False),
-                eta_prediction=EtaPrediction(NS_PER_S, 0, 1.0),
+                eta_prediction=EtaPrediction(0, NS_PER_S, NS_PER_S, NS_PER_S, 0),
                 demand=Demand(1, 0),
                 done=costs.start(request),
             )

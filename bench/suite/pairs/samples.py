@@ -60,6 +60,7 @@ OF_ANY: dict[str, Values] = {
     "cache_threshold": (("--cache-threshold", "0.01"),),
     "cache_interval": (("--cache-interval", "3"),),
     "max_backlog_s": (("--max-backlog", "600"),),
+    "promise_price": (("--promise-price", "0"), ("--promise-price", "greedy")),
     "max_batch": (("--max-batch", "1"), ("--max-batch", "4")),
     "durable": (("--durable", "{own}/durable"),),
     "set_name": (("--set", "east"),),

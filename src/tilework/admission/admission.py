@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from math import inf
 from typing import TypeGuard
 
 from tilework.admission.admission_limits import AdmissionLimits
@@ -22,21 +23,24 @@ from tilework.core.graph.stage import DeviceKind
 from tilework.core.interfaces import (
     Admitted,
     Backlog,
+    Block,
     CostModel,
     Demand,
     DeviceView,
     EtaPrediction,
     JobView,
     Policy,
+    PredictsEnds,
     RefusesRequests,
 )
 from tilework.core.request import EXACT_NEEDS_MORE, RefusalCode, Request, RequestClass, cost_key
 from tilework.policy.toolkit.demand import fastest, fits_at
 from tilework.policy.toolkit.known_demands import ByClass
-from tilework.policy.toolkit.margin import ADMISSION_MARGIN
 from tilework.policy.toolkit.pools import serving
-from tilework.policy.toolkit.wording import needs
+from tilework.policy.toolkit.wording import needs, others_text
 
+PROMISE_PRICE = 1.0
+"""How many deadlines of others that would be kept a promise may cost, unless it is set."""
 _SILENT = "all nodes that could serve this request have said nothing for a second; ask without a promise, or again"
 
 
@@ -45,13 +49,15 @@ class Admission:
     """Accepts every request, unless the limits leave no room for it, its promise could not be kept, or it would be
     late on idle devices and is worthless then (`on_miss: drop`).
 
-    The finish is predicted by placing each job that is served before the new request, in order, on as many devices as
-    the policy would give it, those that are free first (`admission.eta`). The prediction is corrected by the errors of
-    earlier predictions (`admission.eta_correction`). A promise (`on_miss: reject`) needs more than a good prediction: a
-    proof that later requests cannot invalidate (`admission.reservations`).
+    The finish is predicted by the policy if it looks that far ahead (`PredictsEnds`). Else each job that is served
+    before the request is placed, in order, on as many devices as the policy would give it, those that are free first
+    (`admission.eta`). Either is corrected by the errors of earlier predictions (`admission.eta_correction`). A promise
+    (`on_miss: reject`) needs more than a good prediction: a proof that later requests cannot invalidate
+    (`admission.reservations`), and must not cost others more than `promise_price` deadlines.
     """
 
     limits: AdmissionLimits
+    promise_price: float = PROMISE_PRICE
     book: ReservationBook = field(default_factory=ReservationBook)
     _eta: Eta = field(default_factory=Eta, init=False)
     _eta_correction: EtaCorrection = field(default_factory=EtaCorrection, init=False)
@@ -91,25 +97,32 @@ class Admission:
         if (too_late := _too_late(request, left, policy, costs, now_ns)) is not None:
             return too_late
         parts, num_jobs = self._eta.free_before(request, policy, costs.pools, backlog), backlog.num_jobs()
-        predicted_ns = end_after(parts, demand) - now_ns
+        end_ns = end_after(parts, demand)
         if backlog.needs_loads:
-            predicted_ns += expected_ns(left, devices, costs)
-        eta_prediction = EtaPrediction(predicted_ns, num_jobs, self._eta_correction.ratio(request, num_jobs))
-        eta_ns = now_ns + int(eta_prediction.ratio * eta_prediction.predicted_ns)
-        others = {0: "no other requests", 1: "1 other request"}.get(num_jobs, f"{num_jobs} other requests")
+            end_ns += expected_ns(left, devices, costs)
+        eta_prediction = self._eta_correction.predict(request, now_ns, end_ns, num_jobs)
         encoded = ", without what was encoded before" if left.position else ""
-        why = f"it needs {needs(demand)}{encoded}, with {others} present"
+        why = f"it needs {needs(demand)}{encoded}, with {others_text(num_jobs)} present"
         if not request.is_promise:
-            return Admitted(eta_ns, why, eta_prediction, demand)
+            return Admitted(why, eta_prediction, demand)
         assert request.deadline_ns is not None
         self.book.follow_devices(backlog)
         reservations = Reservations(self.book, now_ns, budget, backlog.silent)
-        query = PromiseQuery.of(request, policy, costs, backlog, reservations=reservations, eta=self._eta, parts=parts)
-        reservation = query.reservation(request.deadline_ns)
-        if reservation is None:
-            return query.refusal(request.deadline_ns, others)
+        query = PromiseQuery.of(
+            request,
+            policy,
+            costs,
+            backlog,
+            reservations=reservations,
+            left=left if budget.is_restored else costs.start(request),
+            eta=self._eta,
+            price=inf if budget.is_restored else self.promise_price,
+        )
+        promise = query.promise()
+        if isinstance(promise, Reject):
+            return promise
         why += "; its deadline is promised"
-        return Admitted(min(eta_ns, request.deadline_ns), why, eta_prediction, demand, reservation)
+        return Admitted(why, self._kept(eta_prediction, promise.block, now_ns), demand, promise)
 
     def _without_memory(self, request: Request, policy: Policy, costs: CostModel, backlog: Backlog) -> Reject | None:
         """As `_too_large`; of a class of requests that fits it is known until costs or devices change."""
@@ -125,39 +138,68 @@ class Admission:
         """A deadline that leaves time for all these requests, one after another, after all reservations."""
         run_ns = sum(policy.demand(one, costs.start(one), costs).run_ns for one in requests)
         last_ns = max([now_ns, *(due_ns for due_ns, _ in self.book.keys[-1:])])
-        return ADMISSION_MARGIN.due_ns(last_ns + run_ns, now_ns)
+        return self.book.margins.admission.due_ns(last_ns + run_ns, now_ns)
 
     def shared_ns(self, requests: Sequence[Request], policy: Policy, costs: CostModel, backlog: Backlog) -> int:
         """By how much a deadline must be later for these requests, too, if they share the devices evenly."""
         device_ns = sum(policy.demand(one, costs.start(one), costs).device_ns for one in requests)
-        return device_ns * (100 + ADMISSION_MARGIN.percent) // (100 * len(backlog.devices))
+        return device_ns * (1000 + backlog.margins.admission.permille) // (1000 * len(backlog.devices))
 
-    def learn(self, request: Request, eta_prediction: EtaPrediction, actual_ns: int) -> None:
-        """Correct the predictions for requests like this one, which has finished `actual_ns` after its arrival."""
-        self._eta_correction.learn(request, eta_prediction.num_jobs, eta_prediction.predicted_ns, actual_ns)
+    def learn(self, job: JobView, now_ns: int, num_came: int) -> None:
+        """Correct the predictions for requests like that of a job which has finished now.
+
+        `num_came` others were accepted after it.
+        """
+        self._eta_correction.learn(job.request, job.eta_prediction, now_ns, num_came)
 
     def forget(self, pipeline: str) -> None:
         """Drop all that is known by a pipeline's name: it is served no more."""
         for known in (self._eta, self._eta_correction, self._fitting):
             known.forget(pipeline)
 
-    def eta_ns(self, job: JobView, costs: CostModel, backlog: Backlog, now_ns: int) -> int:
+    def foreseen(self, job: JobView, policy: Policy, backlog: Backlog, now_ns: int) -> EtaPrediction | None:
+        """When an accepted job is expected to end, predicted now by the policy; None if it does not know."""
+        end_ns = policy.end_ns(job) if _may_foresee(policy) else None
+        return (
+            None if end_ns is None else self._prediction(job, end_ns, backlog.num_jobs() - 1, now_ns, is_foreseen=True)
+        )
+
+    def predict(self, job: JobView, policy: Policy, costs: CostModel, backlog: Backlog, now_ns: int) -> EtaPrediction:
         """When an accepted job is expected to end, predicted now."""
-        uncorrected_ns = self._eta.end_of(job, costs.pools, backlog, now_ns) - now_ns
+        num_others = backlog.num_jobs() - 1
+        if job.committed.stage is None:
+            num_others = 0  # None can delay it.
+        elif (foreseen := self.foreseen(job, policy, backlog, now_ns)) is not None:
+            return foreseen
+        end_ns = self._eta.end_of(job, costs.pools, backlog, now_ns)
         if backlog.needs_loads:
             devices = serving(backlog.devices, costs.pools.within(job.request.pipeline))
-            uncorrected_ns += expected_ns(job.committed, devices, costs)
-        return max(now_ns, now_ns + int(job.eta_prediction.ratio * uncorrected_ns))
+            end_ns += expected_ns(job.committed, devices, costs)
+        return self._prediction(job, end_ns, num_others, now_ns)
+
+    def _prediction(
+        self, job: JobView, end_ns: int, num_others: int, now_ns: int, *, is_foreseen: bool = False
+    ) -> EtaPrediction:
+        found = self._eta_correction.predict(job.request, now_ns, end_ns, num_others, is_foreseen=is_foreseen)
+        return found if job.promised is None else self._kept(found, job.promised, now_ns)
+
+    def _kept(self, found: EtaPrediction, block: Block, now_ns: int) -> EtaPrediction:
+        """The prediction for a promised job: it ends in time, at the latest when the guard lets its reservation end."""
+        return found.by(self.book.margins.guard.latest_ns(block.due_ns, now_ns))
 
 
 def _may_refuse(policy: Policy) -> TypeGuard[RefusesRequests]:
-    return _has_refusals(type(policy))
+    return _is_a(type(policy), RefusesRequests)
+
+
+def _may_foresee(policy: Policy) -> TypeGuard[PredictsEnds]:
+    return _is_a(type(policy), PredictsEnds)
 
 
 @cache
-def _has_refusals(kind: type) -> bool:
+def _is_a(kind: type, protocol: type) -> bool:
     """To ask a protocol takes longer than all else that admission asks of most requests."""
-    return issubclass(kind, RefusesRequests)
+    return issubclass(kind, protocol)
 
 
 def _with_earliest(no_room: Reject, demand: Demand, parts: Sequence[FreeAfterAhead], now_ns: int) -> Reject:
@@ -191,7 +233,7 @@ def _without_devices(
         if request.is_promise:
             return Reject(request.uid, none_up, None, RefusalCode.NO_DEVICE)
         why = f"{none_up}; the prediction assumes that one is up now"
-        return Admitted(now_ns + demand.run_ns, why, EtaPrediction(demand.run_ns, 0, 1.0), demand)
+        return Admitted(why, EtaPrediction.alone(now_ns, demand), demand)
     if not request.is_promise:
         return None
     silent = backlog.silent

@@ -24,11 +24,12 @@ from tilework.admission.effects import (
 )
 from tilework.admission.reservation_timeline import DeviceTimes
 from tilework.core.interfaces import Block
-from tilework.policy.toolkit.margin import Margin
+from tilework.core.time import Margin
 
 Key = tuple[int, int]
 """The place of a reservation in the order: its deadline and its job's id."""
 _MOST_IN_LEAF = 32
+_SCALES = 2  # That of admission's margin and that of the guard's.
 
 
 class EffectTree:
@@ -71,18 +72,18 @@ class EffectTree:
             else:
                 node = node.second
         for one in later:  # The last in the order comes first.
-            marks = self._bounds_before(one, marks, margin)
+            marks = self._bounds_before(one, marks, scale)
         self.num_visits += 1
         for block in reversed(node.blocks[bisect_left(node.keys, key) :]):
             step_back(block, marks, scale)
         return marks
 
-    def _bounds_before(self, node: _Leaf | _Node, later: Marks, margin: Margin) -> Marks:
+    def _bounds_before(self, node: _Leaf | _Node, later: Marks, scale: int) -> Marks:
         """By when devices must be free before a node, for it and for the bounds of what comes after it."""
-        bounds = self._bounds(node, margin)
+        bounds = self._bounds(node, scale)
         if not later:
             return dict(bounds)
-        marks = bounds_through(self._delays(node), later, scale_of(margin))
+        marks = bounds_through(self._delays(node), later, scale)
         lower(marks, bounds)
         return marks
 
@@ -95,26 +96,28 @@ class EffectTree:
                 node.delays = delays_of(node.blocks)
         return node.delays
 
-    def _bounds(self, node: _Leaf | _Node, margin: Margin) -> Marks:
+    def _bounds(self, node: _Leaf | _Node, scale: int) -> Marks:
         self.num_visits += 1
-        found = node.bounds.get(margin)
+        found = node.bounds.get(scale)
         if found is None:
             if isinstance(node, _Node):
-                found = self._bounds_before(node.first, self._bounds(node.second, margin), margin)
+                found = self._bounds_before(node.first, self._bounds(node.second, scale), scale)
             else:
-                found = bounds_of(node.blocks, scale_of(margin))
-            node.bounds[margin] = found
+                found = bounds_of(node.blocks, scale)
+            if len(node.bounds) == _SCALES:
+                node.bounds.clear()  # Of margins that are used no more, as a rule.
+            node.bounds[scale] = found
         return found
 
 
 @dataclass(slots=True, eq=False)
 class _Leaf:
-    """Blocks in order of their keys, and what is known of their effect: delays, and bounds by margin."""
+    """Blocks in order of their keys, and what is known of their effect: delays, and bounds by scale of margin."""
 
     keys: list[Key] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
     delays: Delays | None = None
-    bounds: dict[Margin, Marks] = field(default_factory=dict)
+    bounds: dict[int, Marks] = field(default_factory=dict)
 
     @property
     def height(self) -> int:
@@ -130,7 +133,7 @@ class _Node:
     second_from: Key
     height: int = 0
     delays: Delays | None = None
-    bounds: dict[Margin, Marks] = field(default_factory=dict)
+    bounds: dict[int, Marks] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.height = 1 + max(self.first.height, self.second.height)

@@ -9,9 +9,9 @@ enough for the deadlines of the sequence itself (residuation). So a long sequenc
 and one block can change without a look at the others (`admission.effect_tree`).
 
 *Time.* A margin is a share of the time until the deadline, so what is in time changes as time passes. But all latest
-ends of a margin move together: `Margin.latest_ns` is `(100 due + percent now - 100 fixed) // (100 + percent)`. So
-deadlines are kept as *marks*, these dividends without the terms of now and of the fixed part. A nanosecond counts
-`100 + percent` there.
+ends of a margin move together: `Margin.latest_ns` is `(1000 due + permille now - 1000 fixed) // (1000 + permille)`.
+So deadlines are kept as *marks*, these dividends without the terms of now and of the fixed part. A nanosecond counts
+`1000 + permille` there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from tilework.admission.reservation_timeline import DeviceTimes, begin_ns
 from tilework.core.interfaces import Block
-from tilework.policy.toolkit.margin import Margin
+from tilework.core.time import Margin
 
 NEVER = 1 << 100
 """A mark beyond all."""
@@ -149,7 +149,7 @@ def run_alone(block: Block, free_ns: DeviceTimes) -> None:
 
 def step_back(block: Block, marks: Marks, scale: int) -> int:
     """Change by when devices must be free to before a block; returns by when it must have ended."""
-    end, run_ns = 100 * block.due_ns, block.demand.run_ns
+    end, run_ns = 1000 * block.due_ns, block.demand.run_ns
     if not run_ns or not block.devices:
         return end
     if len(block.devices) == 1 and block.slot is None:
@@ -166,9 +166,9 @@ def step_back(block: Block, marks: Marks, scale: int) -> int:
 
 def scale_of(margin: Margin) -> int:
     """What a nanosecond counts in the marks of a margin."""
-    return 100 + margin.percent
+    return 1000 + margin.permille
 
 
 def time_of(mark: int, margin: Margin, now_ns: int) -> int:
     """The time that a mark stands for now."""
-    return (mark + margin.percent * now_ns - 100 * margin.fixed_ns) // (100 + margin.percent)
+    return (mark + margin.permille * now_ns - 1000 * margin.fixed_ns) // (1000 + margin.permille)

@@ -7,13 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilework.admission.effect_tree import Key
-from tilework.admission.proof_search import Candidate, ProofSearch
+from tilework.admission.proof_search import Candidate, Degrees, ProofSearch
 from tilework.admission.reservation_book import ReservationBook
 from tilework.admission.reservation_timeline import DeviceTimes
 from tilework.admission.what_if import WhatIf, due, is_before
-from tilework.core.interfaces import Block, ClusterView, JobView
-from tilework.core.time import NEVER_NS
-from tilework.policy.toolkit.margin import GUARD_MARGIN
+from tilework.core.interfaces import Block, ClusterView, JobView, Reserves
+from tilework.core.time import NEVER_NS, Margin
 
 _NUM_NEAR = 64
 
@@ -25,6 +24,7 @@ class FeasibilityProof:
     Of many reservations only the *near* ones, due before `far_from`, are searched. The *far* ones keep their groups:
     it is enough that near reservations leave each device by `far_spared_ns`, until when far reservations can spare it.
     When these must have ended follows from the book, as of `as_of_ns`: what has ended since only leaves them more time.
+    All keep this `margin`.
 
     `granted_ns` is when jobs may end that cannot be in time any more. They must not become later.
     """
@@ -35,12 +35,13 @@ class FeasibilityProof:
     far_spared_ns: DeviceTimes
     as_of_ns: int
     book: ReservationBook
+    margin: Margin
     granted_ns: Mapping[int, int]
 
     def holds(self, view: ClusterView) -> bool:
         """Whether it is certain, without a search, that no promised job must be started yet."""
         devices = (*view.devices, *view.slots)
-        if self.granted_ns or len(devices) != len(self.spared_ns):
+        if self.granted_ns or self.margin != view.margins.guard or len(devices) != len(self.spared_ns):
             return False
         far_ns = min(self.far_spared_ns.values(), default=0)
         for device in devices:
@@ -64,14 +65,15 @@ class FeasibilityProof:
         """Whether a job whose works end then is in time if it is far."""
         if is_before(job, self.far_from):
             return True
-        return _is_in_time(self.book, due(job), block, ready_ns, self.far_spared_ns, self.as_of_ns)
+        return _is_in_time(self.book, due(job), block, ready_ns, self.far_spared_ns, self.margin, self.as_of_ns)
 
     def is_usable(self, what_if: WhatIf) -> bool:
-        """Whether the devices are the same, and enough near jobs remain."""
+        """Whether the devices and the margin are the same, and enough near jobs remain."""
         is_few = self.far_from is not None and 2 * self.num_near(what_if.view) < _NUM_NEAR
-        return self.spared_ns.keys() == what_if.free_ns.keys() and not is_few
+        is_same = self.margin == what_if.view.margins.guard and self.spared_ns.keys() == what_if.free_ns.keys()
+        return is_same and not is_few
 
-    def num_near(self, view: ClusterView) -> int:
+    def num_near(self, view: Reserves) -> int:
         promised = view.promised()
         return len(promised) if self.far_from is None else bisect_left(promised, self.far_from, key=due)
 
@@ -100,6 +102,7 @@ class FeasibilityProof:
             far_spared_ns=search.far_spared_ns,
             as_of_ns=search.what_if.now_ns,
             book=book,
+            margin=search.what_if.view.margins.guard,
             granted_ns=search.granted_ns(candidate),
         )
 
@@ -124,7 +127,13 @@ class FeasibilityProof:
 
 
 def _is_in_time(
-    book: ReservationBook, key: Key, block: Block, ready_ns: int, far_spared_ns: DeviceTimes, now_ns: int
+    book: ReservationBook,
+    key: Key,
+    block: Block,
+    ready_ns: int,
+    far_spared_ns: DeviceTimes,
+    margin: Margin,
+    now_ns: int,
 ) -> bool:
     """Whether a far reservation is in time if its job is ready then.
 
@@ -133,10 +142,10 @@ def _is_in_time(
     for device_id, from_ns, _ in block.if_unloaded.windows() if block.demand.run_ns else ():
         if ready_ns + from_ns <= far_spared_ns.get(device_id, 0):
             return True
-    return ready_ns + block.demand.run_ns <= book.latest_end_ns(key, GUARD_MARGIN, now_ns)
+    return ready_ns + block.demand.run_ns <= book.latest_end_ns(key, margin, now_ns)
 
 
-def near_search(book: ReservationBook, what_if: WhatIf) -> ProofSearch | None:
+def near_search(book: ReservationBook, what_if: WhatIf, degrees: Degrees) -> ProofSearch | None:
     """The search over the near jobs, if far ones keep their groups; None if these lack any, or are late even so.
 
     Then all are to be searched, as when they are few.
@@ -147,12 +156,13 @@ def near_search(book: ReservationBook, what_if: WhatIf) -> ProofSearch | None:
     far_from = due(promised[_NUM_NEAR])
     if any(key >= far_from for key in book.unplaced):
         return None
-    far_spared_ns = book.spared_ns(far_from, GUARD_MARGIN, what_if.now_ns)
+    margin = what_if.view.margins.guard
+    far_spared_ns = book.spared_ns(far_from, margin, what_if.now_ns)
     for due_ns, job_id, block in what_if.view.begun_reservations():
         key, now_ns = (due_ns, job_id), what_if.now_ns
-        if key >= far_from and not _is_in_time(book, key, block, block.ready_ns, far_spared_ns, now_ns):
+        if key >= far_from and not _is_in_time(book, key, block, block.ready_ns, far_spared_ns, margin, now_ns):
             return None
-    return ProofSearch.of_first(_NUM_NEAR, what_if, far_spared_ns, {})
+    return ProofSearch.of_first(_NUM_NEAR, what_if, degrees, far_spared_ns, {})
 
 
 def _first_starts(devices: Iterable[int], blocks: Sequence[Block], ends_ns: Sequence[int]) -> DeviceTimes:

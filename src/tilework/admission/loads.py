@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from tilework.core.component import Memory, num_bytes
+from tilework.core.component import LoadSource, Memory, num_bytes
 from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import DeviceKind, Stage
 from tilework.core.interfaces import Block, CostModel, Demand, DeviceView
@@ -28,11 +28,18 @@ MOST_LOADED = 64
 """Only the first reservations may count on components that are there."""
 
 
+_FROM_HOST = frozenset({LoadSource.DISK, LoadSource.HOST})
+
+
 def load_bound_ns(stage: Stage, costs: CostModel) -> int:
-    """How long the components of a stage take to load, from the slowest source. CPU slots have all components."""
+    """How long the components of a stage take to load at most. CPU slots have all components.
+
+    From the slowest source; or a device waits for its host, which has just begun to read them, and loads them then.
+    """
     if stage.kind is DeviceKind.CPU:
         return 0
-    return costs.load_ns(num_bytes(costs.components(stage)))
+    size, source = num_bytes(costs.components(stage)), costs.quickest_source(_FROM_HOST)
+    return costs.load_ns(size) + (0 if source is LoadSource.DISK else costs.load_ns(size, source))
 
 
 def reserve(

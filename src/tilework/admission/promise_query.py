@@ -5,40 +5,54 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
+from typing import NamedTuple
 
 from tilework.admission.eta import Eta, end_after
-from tilework.admission.free_after import FreeAfterAhead
 from tilework.admission.loads import load_bound_ns
+from tilework.admission.proof_search import ProofSearch
 from tilework.admission.reservation_timeline import nodes_within
 from tilework.admission.reservations import Reservations
+from tilework.admission.what_if import WhatIf
 from tilework.core.actions import Reject
-from tilework.core.interfaces import Backlog, Block, CostModel, Demand, Policy
-from tilework.core.pools import Pools, Within
+from tilework.core.graph.progress import Cursor
+from tilework.core.interfaces import Backlog, Block, Boundary, CostModel, Demand, Policy, Promise, WeighsJobs
+from tilework.core.pools import Within
 from tilework.core.request import RefusalCode, Request
 from tilework.core.time import s_from_ns
 from tilework.policy.toolkit.demand import demand_at, usable_degree
-from tilework.policy.toolkit.margin import ADMISSION_MARGIN
+from tilework.policy.toolkit.newcomer import Newcomer
+from tilework.policy.toolkit.wording import others_text
 
-_MOST_TRIED = 8  # Deadlines that are tried until one is late enough.
+_MOST_TRIED = 6  # Deadlines that are tried until one is late enough.
+_MANY = 64  # Reservations, of which groups are not chosen anew for a new request.
+_MOST_PLACES = 4  # Other places in the order that are searched.
+
+
+class _Against(NamedTuple):
+    """What speaks against a promise by some deadline, apart from reservations; and the next deadline to try."""
+
+    why: str
+    later_ns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromiseQuery:
     """A request that asks for a promise.
 
-    `blocks` are the ways in which the policy may run it, the cheapest in device time first. `ends_ns` is when each of
-    them would end, after the jobs that the policy serves before it. `pools` say which devices serve it.
+    `blocks` are the ways in which the policy may run it, the cheapest in device time first. `price` is how many
+    deadlines of others a promise may cost; inf: whatever has a proof is promised.
     """
 
     request: Request
     policy: Policy
+    costs: CostModel
     backlog: Backlog
     reservations: Reservations
-    pools: Pools
+    left: Cursor
     blocks: Sequence[Demand]
-    ends_ns: Sequence[int]
     eta: Eta
-    now_ns: int
+    price: float
 
     @staticmethod
     def of(
@@ -48,69 +62,165 @@ class PromiseQuery:
         backlog: Backlog,
         *,
         reservations: Reservations,
+        left: Cursor,
         eta: Eta,
-        parts: Sequence[FreeAfterAhead],
+        price: float,
     ) -> PromiseQuery:
-        """`parts` as `eta.free_before` says, at least one. Raises UnknownCost."""
-        start = costs.start(request)
+        """A device that serves the request, of which this is left, is up. Raises UnknownCost."""
         widest = max(map(len, nodes_within(reservations.places.nodes, costs.pools.within(request.pipeline))))
         degrees = {usable_degree(request, min(degree, widest), costs) for degree in policy.degrees(request, costs)}
         loads_ns = partial(load_bound_ns, costs=costs) if backlog.needs_loads else None
-        blocks = [demand_at(request, start, degree, costs, loads_ns) for degree in degrees]
+        blocks = [demand_at(request, left, degree, costs, loads_ns) for degree in degrees]
         blocks.sort(key=lambda block: (block.device_ns, block.width))
         return PromiseQuery(
             request=request,
             policy=policy,
+            costs=costs,
             backlog=backlog,
             reservations=reservations,
-            pools=costs.pools,
+            left=left,
             blocks=blocks,
-            ends_ns=[end_after(parts, block) for block in blocks],
             eta=eta,
-            now_ns=reservations.now_ns,
+            price=price,
         )
 
     @property
+    def now_ns(self) -> int:
+        return self.reservations.now_ns
+
+    @property
     def _within(self) -> Within:
-        return self.pools.within(self.request.pipeline)
+        return self.costs.pools.within(self.request.pipeline)
 
-    def reservation(self, deadline_ns: int) -> Block | None:
-        """The reservation of the cheapest block with which the deadline can be promised; None if it cannot."""
-        in_time = (block for block, end_ns in zip(self.blocks, self.ends_ns, strict=True) if end_ns <= deadline_ns)
-        placed = (self.reservations.place(deadline_ns, block, self._within) for block in in_time)
-        return next((block for block in placed if block is not None), None)
+    def promise(self) -> Promise | Reject:
+        """How the deadline can be promised, or why it cannot, with an earliest deadline that could be.
 
-    def earliest_ns(self) -> int:
-        """The earliest deadline that could be promised, with the cheapest or the fastest block."""
-        return min(self._earliest_ns(block) for block in {self.blocks[0], min(self.blocks, key=_run_ns)})
-
-    def _earliest_ns(self, block: Demand) -> int:
-        """The earliest deadline with this block. The end is predicted again for each deadline that is tried.
-
-        A later deadline may place the request after more other jobs.
+        First it must be worth its price. Then there must be a proof: beside the other reservations as they are, in the
+        width that takes the least device time; or with their groups and widths chosen anew; or if works are stopped,
+        too; or any of these as for an earlier deadline, so that a later one is not refused where that is promised.
         """
-        due_ns = self.now_ns
+        deadline_ns = self.request.deadline_ns
+        assert deadline_ns is not None
+        idle_ns = self.reservations.margin.due_ns(self.now_ns + min(map(_run_ns, self.blocks)), self.now_ns)
+        if idle_ns > deadline_ns:
+            needed = f"a promise needs {s_from_ns(idle_ns - self.now_ns):.2f} s for it even where nothing else runs"
+            reason = f"{needed}, and there are {others_text(self.backlog.num_jobs())}"
+            return Reject(self.request.uid, reason, self._earliest_ns(idle_ns), RefusalCode.DEADLINE)
+        against, promise = self._against(deadline_ns), None
+        if against is None:
+            promise = self._beside_others(deadline_ns) or self._anew(deadline_ns)
+        if promise is None:
+            promise = self._as_if_earlier(idle_ns, deadline_ns)
+        if promise is not None:
+            return promise
+        earliest_ns = self._earliest_ns(deadline_ns + 1)
+        later_ns = self.reservations.looser_places(deadline_ns, earliest_ns)[:_MOST_PLACES]
+        earliest_ns = next((due_ns for due_ns in later_ns if self._at_place(due_ns) is not None), earliest_ns)
+        why = "reservations leave no room for it" if against is None else against.why
+        reason = f"{why}, with {others_text(self.backlog.num_jobs())} present"
+        return Reject(self.request.uid, reason, earliest_ns, RefusalCode.DEADLINE, earliest_ns - deadline_ns)
+
+    def _as_if_earlier(self, idle_ns: int, deadline_ns: int) -> Promise | None:
+        earlier_ns = self.reservations.looser_places(idle_ns, deadline_ns)[-_MOST_PLACES:]
+        promise = next((one for one in map(self._at_place, reversed(earlier_ns)) if one is not None), None)
+        if promise is not None:
+            return promise
+        earliest_ns = self._earliest_ns(self.now_ns)
+        return self._beside_others(earliest_ns) if earliest_ns <= deadline_ns else None
+
+    def _at_place(self, due_ns: int) -> Promise | None:
+        """The promise by another deadline; None also if there are many reservations, since this takes a search."""
+        if len(self.backlog.promised()) > _MANY or self._against(due_ns) is not None:
+            return None
+        return self._beside_others(due_ns) or self._anew(due_ns)
+
+    def _earliest_ns(self, at_least_ns: int) -> int:
+        """The earliest deadline that could be promised, with the cheapest or the fastest block, beside the others.
+
+        After six that are not worth their price, the next one.
+        """
+        due_ns, blocks = at_least_ns, {self.blocks[0], min(self.blocks, key=_run_ns)}
         for _ in range(_MOST_TRIED):
-            due_ns = self.reservations.earliest_ns(block, due_ns, self._within)
-            later = replace(self.request, deadline_ns=due_ns)
-            end_ns = end_after(self.eta.free_before(later, self.policy, self.pools, self.backlog), block)
-            if end_ns <= due_ns:
+            due_ns = min(self.reservations.earliest_ns(block, due_ns, self._within) for block in blocks)
+            against = self._against(due_ns)
+            if against is None:
                 break
-            due_ns = end_ns
+            due_ns = against.later_ns
         return due_ns
 
-    def refusal(self, deadline_ns: int, others: str) -> Reject:
-        """Why the deadline cannot be promised; `others` names the jobs that are present."""
-        end_ns = min(self.ends_ns)
-        needed_ns = ADMISSION_MARGIN.due_ns(end_ns, self.now_ns) - end_ns
-        if end_ns > deadline_ns:
-            reason = f"it would be {s_from_ns(end_ns - deadline_ns):.2f} s late with {others} present"
-        elif end_ns + needed_ns > deadline_ns:
-            spare_s, needed_s = s_from_ns(deadline_ns - end_ns), s_from_ns(needed_ns)
-            reason = f"it would end {spare_s:.2f} s before its deadline, and a promise needs {needed_s:.2f} s to spare"
-        else:
-            reason = f"reservations leave no room for it, with {others} present"
-        return Reject(self.request.uid, reason, self.earliest_ns(), RefusalCode.DEADLINE)
+    def _against(self, due_ns: int) -> _Against | None:
+        """What speaks against this deadline: more others would be late than it is worth, or it would be itself.
+
+        The latter only by a policy that cannot say more: what has a proof is in time.
+        """
+        if self.price == inf:
+            return None
+        newcomer = self._newcomer(due_ns)
+        if not isinstance(self.policy, WeighsJobs):
+            parts = self.eta.free_before(newcomer.request, self.policy, self.costs.pools, self.backlog)
+            end_ns = min(end_after(parts, block) for block in self.blocks)
+            late_s = s_from_ns(end_ns - due_ns)
+            return _Against(f"it would be {late_s:.2f} s late", end_ns) if end_ns > due_ns else None
+        num_missed = self.policy.num_missed(newcomer, self.backlog, self.costs, self.now_ns)
+        if num_missed <= self.price:
+            return None
+        why = f"{others_text(num_missed)} would be late for it"
+        return _Against(why, due_ns + (due_ns - self.now_ns) // 2)
+
+    def _newcomer(self, due_ns: int) -> Newcomer:
+        """The request as a job with this deadline."""
+        request = replace(self.request, deadline_ns=due_ns)
+        delay_ns = self.backlog.delay_ns(request)
+        return Newcomer(
+            request=request,
+            committed=self.left,
+            demand=self.blocks[0],
+            urgency_ns=self.policy.urgency_ns(request, False, delay_ns),
+            delay_ns=delay_ns,
+            promised=Block(due_ns, 0, self.blocks[0], within=self._within),
+        )
+
+    def _beside_others(self, due_ns: int) -> Promise | None:
+        placed = (self.reservations.place(due_ns, block, self._within) for block in self.blocks)
+        return next((Promise(block) for block in placed if block is not None), None)
+
+    def _anew(self, due_ns: int) -> Promise | None:
+        if self.backlog.silent or len(self.backlog.promised()) > _MANY:
+            return None  # Groups are not chosen anew on devices that may be lost.
+        newcomer = self._newcomer(due_ns)
+        what_if = WhatIf.now(self.backlog, self.costs, self.now_ns)
+        found = self._search(what_if, newcomer)
+        may_stop = self.reservations.budget.may_stop and isinstance(self.policy, WeighsJobs)
+        if found is not None or not may_stop:
+            return found
+        boundaries = self.backlog.boundaries()
+        found = self._search(_stopped(what_if, boundaries), newcomer) if boundaries else None
+        if found is None:
+            return None
+        needed = [one for one in boundaries if self._must_stop(one, what_if, found)]
+        fewer = self._search(_stopped(what_if, needed), newcomer) if len(needed) < len(boundaries) else None
+        stopped, found = (boundaries, found) if fewer is None else (needed, fewer)
+        return found._replace(stops=tuple(next(iter(one.positions)) for one in stopped))
+
+    def _search(self, what_if: WhatIf, newcomer: Newcomer) -> Promise | None:
+        search = ProofSearch.of_all(what_if, self.policy.degrees).with_newcomer(newcomer, self.reservations.margin)
+        found = search.in_time()
+        if found is None:
+            return None
+        block = next(block for job, block in zip(search.jobs, found.blocks, strict=True) if job is newcomer)
+        return Promise(block, search.adopted(found))
+
+    @staticmethod
+    def _must_stop(boundary: Boundary, what_if: WhatIf, found: Promise) -> bool:
+        """Whether a group of a reservation that is new or has changed is busy with works that could stop."""
+        wanted = {one for block in (found.block, *found.others.values()) for one, _, _ in block.windows()}
+        return any(what_if.free_ns[one] > at_ns for one, at_ns in boundary.free_ns.items() if one in wanted)
+
+
+def _stopped(what_if: WhatIf, boundaries: Sequence[Boundary]) -> WhatIf:
+    for boundary in boundaries:
+        what_if = what_if.after_stop(boundary)
+    return what_if
 
 
 def _run_ns(block: Demand) -> int:

@@ -10,16 +10,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilework.admission.loads import in_order, moved, reserve
-from tilework.admission.reservation_timeline import DeviceTimes, latest_ends, nodes_within, run_in_order
+from tilework.admission.reservation_timeline import DeviceTimes, latest_ends, nodes_within, run_in_choices, run_in_order
 from tilework.admission.what_if import WhatIf, due
 from tilework.core.interfaces import Block, CostModel, DeviceView, JobView
 from tilework.core.request import Request
-from tilework.core.time import NEVER_NS
+from tilework.core.time import NEVER_NS, Margin
 from tilework.policy.toolkit.demand import reserved_at
-from tilework.policy.toolkit.margin import GUARD_MARGIN
 
 Degrees = Callable[[Request, CostModel], Sequence[int]]
+"""The degrees at which the policy may run a request."""
 _MOST_WIDENED = 2
+_FEW = 32
+"""Other widths are tried, too, of at most this number of jobs."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,20 +29,23 @@ class ProofSearch:
     """A search for groups on which promised jobs end in time: all of them or the near ones, in order of deadlines.
 
     `dues_ns` is when each block must have ended. `far_spared_ns` is until when the later blocks can spare each device.
+    `may_change_widths`: those of all jobs at once; that takes a while, and helps none that was late before.
     """
 
     what_if: WhatIf
+    degrees: Degrees
     jobs: Sequence[JobView]
     blocks: list[Block]
     dues_ns: list[int]
     given_ns: Mapping[int, int]
     far_spared_ns: DeviceTimes
+    may_change_widths: bool = True
 
     @staticmethod
-    def of_all(what_if: WhatIf, *, devices_changed: bool) -> ProofSearch:
+    def of_all(what_if: WhatIf, degrees: Degrees, *, devices_changed: bool = False) -> ProofSearch:
         """The search over all reservations; those whose groups are not whole any more get new ones."""
         never_ns = dict.fromkeys(what_if.free_ns, NEVER_NS)
-        search = ProofSearch.of_first(len(what_if.view.promised()), what_if, never_ns, {})
+        search = ProofSearch.of_first(len(what_if.view.promised()), what_if, degrees, never_ns, {})
         if devices_changed:
             for index, (job, block) in enumerate(zip(search.jobs, search.blocks, strict=True)):
                 if not _is_whole(block, what_if.up):
@@ -49,7 +54,7 @@ class ProofSearch:
 
     @staticmethod
     def of_first(
-        num_jobs: int, what_if: WhatIf, far_spared_ns: DeviceTimes, granted_ns: Mapping[int, int]
+        num_jobs: int, what_if: WhatIf, degrees: Degrees, far_spared_ns: DeviceTimes, granted_ns: Mapping[int, int]
     ) -> ProofSearch:
         """The search over the first `num_jobs` reservations; `granted_ns` as in `FeasibilityProof`."""
         jobs, blocks = what_if.view.promised()[:num_jobs], list(what_if.view.reserved(num_jobs))
@@ -61,18 +66,37 @@ class ProofSearch:
                 blocks[rank] = block
         if what_if.view.needs_loads:
             blocks = in_order(blocks)
-        dues_ns = GUARD_MARGIN.latest_all_ns(blocks, what_if.now_ns)
+        dues_ns = what_if.view.margins.guard.latest_all_ns([block.due_ns for block in blocks], what_if.now_ns)
         if granted_ns:
             dues_ns = [max(at_ns, granted_ns.get(job.job_id, 0)) for job, at_ns in zip(jobs, dues_ns, strict=True)]
         return ProofSearch(
-            what_if=what_if, jobs=jobs, blocks=blocks, dues_ns=dues_ns, given_ns=granted_ns, far_spared_ns=far_spared_ns
+            what_if=what_if,
+            degrees=degrees,
+            jobs=jobs,
+            blocks=blocks,
+            dues_ns=dues_ns,
+            given_ns=granted_ns,
+            far_spared_ns=far_spared_ns,
         )
 
+    def with_newcomer(self, newcomer: JobView, margin: Margin) -> ProofSearch:
+        """The same search with one more job, by the margin of admission."""
+        assert newcomer.promised is not None
+        rank, now_ns = bisect_left(self.jobs, due(newcomer), key=due), self.what_if.now_ns
+        jobs, blocks = [*self.jobs], [*self.blocks]
+        jobs.insert(rank, newcomer)
+        blocks.insert(rank, newcomer.promised)
+        dues_ns = margin.latest_all_ns([block.due_ns for block in blocks], now_ns)
+        return replace(self, jobs=jobs, blocks=blocks, dues_ns=dues_ns)
+
     def in_time(self) -> Candidate | None:
-        """The first candidate that is in time: with the present groups, or with all groups chosen anew."""
-        return self._unchanged() or next(
-            (candidate for candidate in self._candidates(self.blocks) if candidate.is_in_time), None
-        )
+        """The first candidate that is in time: with the present groups, with all groups anew, or all widths, too."""
+        return self._unchanged() or next((one for one in self._in_all_ways() if one.is_in_time), None)
+
+    def _in_all_ways(self) -> Iterator[Candidate]:
+        yield from self._candidates(self.blocks)
+        if self.may_change_widths and len(self.jobs) <= _FEW:
+            yield self._in_any_width()
 
     def _unchanged(self) -> Candidate | None:
         """The candidate with the present groups if it is in time; takes half the time of `_candidates`."""
@@ -96,40 +120,61 @@ class ProofSearch:
         ends_ns = latest_ends(spared_ns, candidate.blocks, candidate.dues_ns)
         return spared_ns, ends_ns
 
-    def least_late(self, degrees: Degrees) -> Candidate:
+    def least_late(self) -> Candidate:
         """The candidate that breaks the fewest promises; a late job gets more devices if that harms no other."""
-        best = min(self._candidates(self.blocks), key=_lateness)
+        best = min(self._in_all_ways(), key=_lateness)
         late = [index for index, late_ns in enumerate(best.lates_ns) if late_ns]
         for index in late[:_MOST_WIDENED]:
-            best = next((wider for wider in self._wider(best, index, degrees) if _is_better(wider, best, index)), best)
+            best = next((wider for wider in self._wider(best, index) if _is_better(wider, best, index)), best)
         return best
 
-    def _wider(self, candidate: Candidate, index: int, degrees: Degrees) -> Iterator[Candidate]:
-        job, former, costs = self.jobs[index], candidate.blocks[index], self.what_if.costs
-        nodes = nodes_within(self.what_if.places.nodes, former.within)
-        cursor, widest = self.what_if.cursor(job), max(map(len, nodes), default=0)
-        for degree in degrees(job.request, costs):
-            if cursor.stage is not None and former.demand.width < degree <= widest:
+    def _wider(self, candidate: Candidate, index: int) -> Iterator[Candidate]:
+        former = candidate.blocks[index]
+        for wider in self._widths(self.jobs[index], former):
+            if wider.demand.width > former.demand.width:
                 blocks = list(candidate.blocks)
-                if self.what_if.view.needs_loads:
-                    wider, _ = reserve(job.request, cursor, degree, (), costs)
-                else:
-                    wider = reserved_at(job.request, cursor, degree, costs)
-                blocks[index] = replace(former, demand=wider, devices=(), slot=None, unloaded=None)
+                blocks[index] = wider
                 yield from self._candidates(blocks)
+
+    def _widths(self, job: JobView, former: Block) -> list[Block]:
+        """The reservation of a job in each width that its policy may give it, without a group, in that order."""
+        costs, cursor = self.what_if.costs, self.what_if.cursor(job)
+        widest = max(map(len, nodes_within(self.what_if.places.nodes, former.within)), default=0)
+        found = []
+        for degree in self.degrees(job.request, costs) if cursor.stage is not None else ():
+            if degree <= widest:
+                if self.what_if.view.needs_loads:
+                    demand, _ = reserve(job.request, cursor, degree, (), costs)
+                else:
+                    demand = reserved_at(job.request, cursor, degree, costs)
+                found.append(replace(former, demand=demand, devices=(), slot=None, unloaded=None))
+        return found
 
     def _candidates(self, blocks: Sequence[Block]) -> Iterator[Candidate]:
         for anew in (False, True):
             free_ns = dict(self.what_if.free_ns)
             found, ends_ns = run_in_order(free_ns, self.what_if.places, blocks, anew)
-            lates_ns = [max(0, end_ns - due_ns) for end_ns, due_ns in zip(ends_ns, self.dues_ns, strict=True)]
-            leaves_room = all(at_ns <= self.far_spared_ns[device_id] for device_id, at_ns in free_ns.items())
-            yield Candidate(
-                blocks=found,
-                dues_ns=[max(ns) for ns in zip(self.dues_ns, ends_ns, strict=True)] if any(lates_ns) else self.dues_ns,
-                lates_ns=lates_ns,
-                leaves_room=leaves_room,
-            )
+            yield self._candidate(found, ends_ns, free_ns)
+
+    def _in_any_width(self) -> Candidate:
+        """Each job in turn in the width that takes the least device time, of those in which it ends in time."""
+        choices = []
+        for job, former in zip(self.jobs, self.blocks, strict=True):
+            blocks = sorted(self._widths(job, former), key=_device_time)
+            choices.append(blocks or [moved(former, (), None)])
+        free_ns = dict(self.what_if.free_ns)
+        found, ends_ns = run_in_choices(free_ns, self.what_if.places, choices, self.dues_ns)
+        return self._candidate(found, ends_ns, free_ns)
+
+    def _candidate(self, blocks: Sequence[Block], ends_ns: Sequence[int], free_ns: DeviceTimes) -> Candidate:
+        """The candidate in which blocks end then and devices are free then."""
+        lates_ns = [max(0, end_ns - due_ns) for end_ns, due_ns in zip(ends_ns, self.dues_ns, strict=True)]
+        return Candidate(
+            blocks=blocks,
+            dues_ns=[max(ns) for ns in zip(self.dues_ns, ends_ns, strict=True)] if any(lates_ns) else self.dues_ns,
+            lates_ns=lates_ns,
+            leaves_room=all(at_ns <= self.far_spared_ns[device_id] for device_id, at_ns in free_ns.items()),
+        )
 
     def granted_ns(self, candidate: Candidate) -> Mapping[int, int]:
         """When jobs may end that are late, or were late before."""
@@ -169,6 +214,10 @@ def _is_whole(block: Block, up: Mapping[int, DeviceView]) -> bool:
     if not up.keys() >= {one for one, _, _ in block.windows()} or len(block.devices) < block.demand.width:
         return False
     return len({up[one].pool for one in block.devices}) == 1
+
+
+def _device_time(block: Block) -> tuple[int, int]:
+    return block.demand.device_ns, block.demand.width
 
 
 def _lateness(candidate: Candidate) -> tuple[bool, int, int]:

@@ -9,9 +9,8 @@ from tilework.admission.effect_tree import EffectTree, Key
 from tilework.admission.effects import run_alone, scale_of, step_back, time_of
 from tilework.admission.reservation_timeline import DeviceTimes, Places, choose_group, nodes_within, placed
 from tilework.core.interfaces import Backlog, Block, DeviceView, Moment, Reserves
-from tilework.core.time import NEVER_NS
+from tilework.core.time import NEVER_NS, START_MARGINS, Margin
 from tilework.policy.toolkit.buddy_allocator import nodes
-from tilework.policy.toolkit.margin import ADMISSION_MARGIN, Margin
 
 
 class ReservationBook:
@@ -25,6 +24,7 @@ class ReservationBook:
     """
 
     def __init__(self) -> None:
+        self.margins = START_MARGINS
         self.places = Places(())
         self.free_ns: DeviceTimes = {}
         self.keys: list[Key] = []
@@ -48,7 +48,7 @@ class ReservationBook:
     # Following the view.
 
     def follow(self, view: Reserves) -> None:
-        """Take over what has changed in the reservations and in the devices that are up."""
+        """Take over the margins, and what has changed in the reservations and in the devices that are up."""
         as_of = self._as_of
         devices, slots, needs_loads = view.devices, view.slots, view.needs_loads
         if as_of is None or as_of[0] is not devices or as_of[1] is not slots or as_of[2] != needs_loads:
@@ -57,6 +57,8 @@ class ReservationBook:
         if changes.is_all and self.keys:
             self._begin(devices, slots, needs_loads)
         self._number = changes.number
+        if self.margins != view.margins:
+            self.margins, self._around = view.margins, None
         for due_ns, job_id, block in changes.changes:
             key = due_ns, job_id
             self._begun.pop(key, None)
@@ -163,9 +165,9 @@ class ReservationBook:
         By the margin of admission. The caller must not change them. The answer for the latest place is kept, so the
         requests of one call, each placed after the one before, take one look.
         """
-        known = self._around
+        known, margin = self._around, self.margins.admission
         if known is None or known[:2] != (key, now_ns):
-            known = self._around = key, now_ns, self.before(key), self.spared_ns(key, ADMISSION_MARGIN, now_ns)
+            known = self._around = key, now_ns, self.before(key), self.spared_ns(key, margin, now_ns)
         return known[2:]
 
     def _keep_around(self, key: Key, block: Block, *, is_new: bool) -> None:
@@ -199,5 +201,5 @@ class ReservationBook:
         block = self.blocks[key]
         tree = self._tree_for(block) if block.demand.run_ns else None
         marks = {} if tree is None else tree.bounds_from((key[0], key[1] + 1), margin)
-        end = 100 * block.due_ns if tree is None else step_back(block, marks, scale_of(margin))
+        end = 1000 * block.due_ns if tree is None else step_back(block, marks, scale_of(margin))
         return time_of(end, margin, now_ns)

@@ -6,19 +6,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tilework.admission.feasibility import FeasibilityProof, near_search
-from tilework.admission.proof_search import Degrees, ProofSearch
+from tilework.admission.loads import in_order
+from tilework.admission.proof_search import Candidate, Degrees, ProofSearch
 from tilework.admission.reservation_book import ReservationBook
 from tilework.admission.reservation_timeline import begin_ns
 from tilework.admission.what_if import WhatIf
 from tilework.core.events import MeasurementAsked
 from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import DeviceKind
-from tilework.core.interfaces import Block, ClusterView, CostModel, JobView
+from tilework.core.interfaces import Block, Boundary, ClusterView, CostModel, JobView
 from tilework.core.time import NEVER_NS, NS_PER_MS, NS_PER_S
 from tilework.core.work import Group, Preload, Start
 from tilework.policy.toolkit.demand import usable_degree
 from tilework.policy.toolkit.open_devices import WORKS_PER_DEVICE
 
+FORCED = "its deadline is promised, and it cannot wait any longer"
+"""Why the guard starts a work itself."""
 _MOST_OFFENDERS = 2
 _SOON_NS = NS_PER_MS
 _PATIENCE = 16
@@ -33,15 +36,29 @@ class Review:
     blocks: Mapping[int, Block] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class GuardCounts:
+    """How many starts and stops of policies the guard has held back, and how many starts it has made itself.
+
+    The better a policy knows what is promised, the closer to zero these are.
+    """
+
+    starts_vetoed: int = 0
+    stops_vetoed: int = 0
+    starts_forced: int = 0
+
+
 @dataclass(slots=True, kw_only=True)
 class ReservationGuard:
     """Reviews the starts of a policy, and starts promised jobs itself when they cannot wait any longer.
 
-    It holds a proof, which `update` renews and all other methods use.
+    It holds a proof, which `update` renews and all other methods use. `degrees` are those of the policy.
     """
 
+    degrees: Degrees
     book: ReservationBook = field(default_factory=ReservationBook)
     chunk_ns: int = 200 * NS_PER_MS
+    counts: GuardCounts = field(default_factory=GuardCounts)
     _known: FeasibilityProof | None = field(default=None, init=False)
     _up: Mapping[int, int] = field(default_factory=dict, init=False)  # The pools of the devices that were up.
     _due_from_ns: int | None = field(default=None, init=False)
@@ -52,12 +69,11 @@ class ReservationGuard:
 
     # Finding a proof.
 
-    def update(self, view: ClusterView, costs: CostModel, degrees: Degrees, now_ns: int) -> Mapping[int, Block]:
+    def update(self, view: ClusterView, costs: CostModel, now_ns: int) -> Mapping[int, Block]:
         """Renew the proof; returns the reservations that change, by job id.
 
         Nothing changes if possible, else groups. Jobs that cannot be in time any more end as early as they can without
-        delaying others, on more devices if that helps. `degrees` returns the degrees at which the policy may run a
-        request.
+        delaying others, on more devices if that helps.
         """
         self.book.follow(view)
         if not view.promised() or not view.devices:
@@ -67,23 +83,28 @@ class ReservationGuard:
             return {}
         what_if = WhatIf.now(view, costs, now_ns)
         if (known := self._known) is not None and known.is_usable(what_if):
-            search = ProofSearch.of_first(known.num_near(view), what_if, known.far_spared_ns, {})
-            found = search.in_time() or search.least_late(degrees)
+            search = ProofSearch.of_first(known.num_near(view), what_if, self.degrees, known.far_spared_ns, {})
+            found = self._found(search)
             if found.leaves_room:
                 self._known = known.followed_by(search, found)
                 return search.adopted(found)
         up = {device_id: device.pool for device_id, device in what_if.up.items()}
-        near = near_search(self.book, what_if) if self._up == up else None
+        near = near_search(self.book, what_if, self.degrees) if self._up == up else None
         if near is not None:
-            found = near.in_time() or near.least_late(degrees)
+            found = self._found(near)
             if found.leaves_room:
                 self._known = FeasibilityProof.of_near(near, found, self.book)
                 return near.adopted(found)
-        search = ProofSearch.of_all(what_if, devices_changed=self._up != up)
-        found = search.in_time() or search.least_late(degrees)
+        search = ProofSearch.of_all(what_if, self.degrees, devices_changed=self._up != up)
+        found = self._found(search)
         self._up = up
         self._known = FeasibilityProof.after(search, found, self.book)
         return search.adopted(found)
+
+    def _found(self, search: ProofSearch) -> Candidate:
+        """The candidate that is in time, or else breaks the fewest promises."""
+        search.may_change_widths = self._known is None or not self._known.granted_ns
+        return search.in_time() or search.least_late()
 
     # What a policy may start.
 
@@ -94,10 +115,25 @@ class ReservationGuard:
         """
         if not starts or self._known is None:
             return Review(starts)
-        starts = _on_heard(starts, view)
+        heard = _on_heard(starts, view)
         what_if = WhatIf.now(view, costs, now_ns, self._known.far_from)
-        blocks = self._accepted(what_if.plus(starts))
-        return self._sift(_by_job(starts, view), what_if) if blocks is None else Review(starts, blocks)
+        blocks = self._accepted(what_if.plus(heard))
+        review = self._sift(_by_job(heard, view), what_if) if blocks is None else Review(heard, blocks)
+        self.counts.starts_vetoed += len(starts) - len(review.starts)
+        return review
+
+    def review_stop(
+        self, boundary: Boundary, view: ClusterView, costs: CostModel, now_ns: int
+    ) -> Mapping[int, Block] | None:
+        """The reservations that change if the works of some jobs end at this boundary, by job id.
+
+        None if that endangers a promise.
+        """
+        if self._known is None:
+            return {}
+        blocks = self._accepted(WhatIf.now(view, costs, now_ns, self._known.far_from).after_stop(boundary))
+        self.counts.stops_vetoed += blocks is None
+        return blocks
 
     def review_preload(
         self, preload: Preload, view: ClusterView, costs: CostModel, now_ns: int
@@ -135,7 +171,9 @@ class ReservationGuard:
             return None
         if known.is_harmless(after):
             return after.changes()
-        search = ProofSearch.of_first(known.num_near(after.view), after, known.far_spared_ns, known.granted_ns)
+        search = ProofSearch.of_first(
+            known.num_near(after.view), after, self.degrees, known.far_spared_ns, known.granted_ns
+        )
         found = search.in_time()
         if found is None:
             return None
@@ -145,11 +183,14 @@ class ReservationGuard:
     # Starting promised jobs.
 
     def is_first_on_slots(self, start: Start, view: ClusterView) -> bool:
-        """Whether a start on a CPU slot is that of the promised job which, of all that need one, is due first.
+        """Whether a start is on the CPU slot that is free first, and of the promised job that is due first.
 
-        Then no promise is a reason to wait. A proof may be one: if costs have changed since the reservations were
-        made, the job ends later than it says, and would for ever.
+        Of all that need a slot. Then no promise is a reason to wait. A proof may be one: if costs have changed since
+        the reservations were made, the job ends later than it says, and would for ever.
         """
+        free_ns = {one.device_id: one.free_ns for one in view.slots}
+        if free_ns[start.devices[0]] > min(free_ns.values()):
+            return False
         for job in view.promised():
             if job.promised is not None and job.promised.demand.slot is not None:
                 return job.job_id in start.job_ids
@@ -164,6 +205,7 @@ class ReservationGuard:
             self._due_from_ns = None
             return ()
         starts = tuple(self._starts(WhatIf.now(view, costs, now_ns), known))
+        self.counts.starts_forced += len(starts)
         if starts:
             self._due_from_ns = None
         elif self._due_from_ns is None:
@@ -178,13 +220,15 @@ class ReservationGuard:
         held: set[int] = set()
         room = {device.device_id: WORKS_PER_DEVICE - len(device.works) for device in what_if.view.devices}
         num_near = known.num_near(what_if.view)
-        for job, block in zip(what_if.view.promised()[:num_near], what_if.view.reserved(num_near), strict=True):
+        blocks = what_if.view.reserved(num_near)
+        blocks = in_order(blocks) if what_if.view.needs_loads else blocks  # As in the proof.
+        for job, block in zip(what_if.view.promised()[:num_near], blocks, strict=True):
             cursor = what_if.cursor(job)
             if cursor.stage is None or not block.devices:  # None that may run it is up.
                 continue
             spare_ns = known.ends_ns[job.job_id] - begin_ns(block, what_if.free_ns) - block.demand.run_ns
             is_here = cursor.stage.kind is DeviceKind.ACCELERATOR and not _is_on_slot(job)
-            if is_here and spare_ns < _SOON_NS:
+            if is_here and spare_ns < _SOON_NS and not job.is_stopping:
                 start = self._next_start(job, cursor, block.devices, what_if.costs)
                 if held.isdisjoint(start.devices) and all(room[device_id] > 0 for device_id in start.devices):
                     for device_id in start.devices:
@@ -202,26 +246,24 @@ class ReservationGuard:
             degree = usable_degree(job.request, len(group), costs)
             step_ns = costs.work_ns(cursor.stage, (job.request,), degree)
             num_steps = max(1, min(cursor.num_left_here, self.chunk_ns // max(1, step_ns)))
-        why = "its deadline is promised, and it cannot wait any longer"
         devices = tuple(sorted(group[:degree]))
-        return Start(stage=cursor.stage, job_ids=(job.job_id,), devices=devices, num_steps=num_steps, why=why)
+        return Start(stage=cursor.stage, job_ids=(job.job_id,), devices=devices, num_steps=num_steps, why=FORCED)
 
     def wake_ns(self, view: ClusterView, now_ns: int) -> int | None:
         """When to check again if no event occurs, so that no promised job waits for ever; None: never.
 
         A job that is due may have to wait for another one, or for a device that hangs: as a rule an event ends that.
-        So the longer nothing could be started, the more rarely it is checked again.
+        So the longer nothing could be started, the more rarely it is checked again; others are due at their times.
         """
         known = self._known
         if known is None or all(job.works for job in view.promised()):
             return None
-        due_ns = min(
-            [known.spared_ns[device.device_id] for device in view.devices if not device.works], default=NEVER_NS
-        )
-        if due_ns == NEVER_NS:
-            return None
         waited_ns = 0 if self._due_from_ns is None else now_ns - self._due_from_ns
-        return max(now_ns + max(_SOON_NS, min(waited_ns // _PATIENCE, _MOST_PATIENCE_NS)), due_ns)
+        again_ns = now_ns + max(_SOON_NS, min(waited_ns // _PATIENCE, _MOST_PATIENCE_NS))
+        dues_ns = [known.spared_ns[device.device_id] for device in view.devices if not device.works]
+        wakes_ns = [again_ns if due_ns <= now_ns + _SOON_NS else due_ns for due_ns in dues_ns]
+        at_ns = min(wakes_ns, default=NEVER_NS)
+        return None if at_ns == NEVER_NS else at_ns
 
 
 def _is_on_slot(job: JobView) -> bool:
@@ -247,18 +289,17 @@ def _on_heard(starts: tuple[Start, ...], view: ClusterView) -> tuple[Start, ...]
 
 
 def _by_job(starts: Sequence[Start], view: ClusterView) -> list[tuple[Start, ...]]:
-    """The starts of all promised jobs, then those of each other job. Jobs that share a work are taken together."""
-    promised = {job.job_id for job in view.promised()}
+    """The starts of each job, those of promised jobs first, by deadline. Jobs that share a work are taken together."""
     part_of: dict[int, int] = {}
     for start in starts:
         parts = {part_of.get(job_id, job_id) for job_id in start.job_ids}
         first = min(parts)
         part_of.update({job_id: first for job_id, part in part_of.items() if part in parts})
         part_of.update(dict.fromkeys(start.job_ids, first))
-    others = {part for job_id, part in part_of.items() if job_id not in promised}
-    of_promised: list[Start] = []
-    of_others: dict[int, list[Start]] = {}
+    by_part: dict[int, list[Start]] = {}
+    for job in view.promised():
+        if job.job_id in part_of:
+            by_part.setdefault(part_of[job.job_id], [])
     for start in starts:
-        part = part_of[start.job_ids[0]]
-        (of_others.setdefault(part, []) if part in others else of_promised).append(start)
-    return [tuple(part) for part in (of_promised, *of_others.values()) if part]
+        by_part.setdefault(part_of[start.job_ids[0]], []).append(start)
+    return [tuple(part) for part in by_part.values()]

@@ -188,6 +188,32 @@ def run_in_order(
     return placed_blocks, ends_ns
 
 
+def run_in_choices(
+    free_ns: DeviceTimes, places: Places, choices: Sequence[Sequence[Block]], dues_ns: Sequence[int]
+) -> tuple[list[Block], list[int]]:
+    """As `run_in_order`, where each block takes the first of its choices that ends in time, on a group chosen anew.
+
+    If none does, it takes the one that ends first. One that no device may run that is up keeps its first choice.
+    """
+    found, ends_ns = [], []
+    for blocks, due_ns in zip(choices, dues_ns, strict=True):
+        best, best_ns = blocks[0], NEVER_NS
+        for one in blocks if best.demand.run_ns else ():
+            chosen = choose_group(free_ns, places, one.demand, one.ready_ns, within=one.within)
+            if chosen is not None:
+                block = placed(one, chosen)
+                end_ns = begin_ns(block, free_ns) + block.demand.run_ns
+                if end_ns < best_ns:
+                    best, best_ns = block, end_ns
+                if end_ns <= due_ns:
+                    break
+        for device_id, _, until_ns in best.windows() if best_ns < NEVER_NS else ():
+            free_ns[device_id] = best_ns - best.demand.run_ns + until_ns
+        found.append(best)
+        ends_ns.append(best_ns if best_ns < NEVER_NS else best.ready_ns)
+    return found, ends_ns
+
+
 def _lacks_slot(block: Block, places: Places) -> bool:
     return block.demand.slot is not None and block.slot is None and bool(places.slots)
 

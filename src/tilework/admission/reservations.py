@@ -25,44 +25,48 @@ that is found in the logarithm of the number of reservations (`admission.reserva
 
 What preserves the proof:
 
-- admission accepts a promise only with a group for it that leaves a proof (`Reservations.place`);
-- the guard (`admission.reservation_guard`) drops starts of a policy that leave no proof: neither with the present
-  groups, nor with a started job's reservation moved to the group on which it was started, nor with all groups chosen
-  anew;
+- admission accepts a promise only with a group for it that leaves a proof: beside the others (`Reservations.place`), or
+  with all groups chosen anew, all widths, too, or works stopped (`admission.promise_query`);
+- the guard (`admission.reservation_guard`) drops starts and stops of a policy that leave no proof: neither with the
+  present groups, nor with a started job's reservation moved to the group on which it was started, nor with all groups
+  or widths chosen anew;
 - the guard starts a reservation on its group when it cannot wait any longer;
 - when a reservation is in danger or its group has lost a device, the guard chooses groups anew or widens blocks, if
   that helps.
 
 So every policy keeps promises, also a policy that ignores deadlines.
 
-*Margins.* A block must end earlier than its deadline by a fixed time and a share of the time until then
-(`policy.toolkit.margin`). That covers the gaps between works, and works that take longer than predicted. The margin of
-admission is the larger one, so the guard starts with some time to spare.
+*Margins.* A block must end earlier than its deadline by a fixed time and a share of the time until then. That covers
+the gaps between works, and works that take longer than predicted, as far as they lately did (`admission.margins`). The
+margin of admission is twice the guard's, so the guard starts with some time to spare.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from tilework.admission.effect_tree import Key
 from tilework.admission.reservation_book import ReservationBook
-from tilework.admission.reservation_timeline import Chosen, Places, begin_ns, choose_group, run_in_order
+from tilework.admission.reservation_timeline import Chosen, Places, begin_ns, choose_group
 from tilework.core.interfaces import Block, Demand
 from tilework.core.pools import Within
-from tilework.policy.toolkit.margin import ADMISSION_MARGIN
+from tilework.core.time import Margin
 
-_MANY = 256  # Reservations, of which groups are not chosen anew for a new request.
 _FEW_PLACES, _MOST_PLACES = 16, 24
 
 
 @dataclass(slots=True)
 class SearchBudget:
-    """How many more places in the order of reservations are tried to find earliest deadlines, for all of one call.
+    """What a call of one or more requests may ask for.
 
-    Without any left, only the place after all others is.
+    `num_places` is how many more places in the order of reservations are tried to find earliest deadlines; without any
+    left, only the place after all others is. `may_stop`: works of other jobs may be stopped for it. `is_restored`: it
+    was accepted before, so it needs no more than the guard keeps, at any price, for what is left of it.
     """
 
     num_places: int = _MOST_PLACES
+    may_stop: bool = False
+    is_restored: bool = False
 
 
 @dataclass(slots=True)
@@ -82,22 +86,28 @@ class Reservations:
         """What it may take."""
         return self.book.places.without(self.silent)
 
+    @property
+    def margin(self) -> Margin:
+        """By how much it must end before its deadline."""
+        margins = self.book.margins
+        return margins.guard if self.budget.is_restored else margins.admission
+
     def place(self, due_ns: int, demand: Demand, within: Within = None) -> Block | None:
         """The reservation of a new request with this deadline, on devices `within`.
 
-        None if it or another would be late on every group.
-
-        Other reservations keep their groups. If there is no room and there are few reservations, all groups are chosen
-        anew; if that makes room, the guard will choose them anew, too.
+        None if it or another would be late on every group. Other reservations keep their groups.
         """
         found = self._beside_others(_after(due_ns), demand, within)
-        if found is not None and ADMISSION_MARGIN.due_ns(found[1], self.now_ns) <= due_ns:
-            return Block(due_ns, 0, demand, *found[0], within=within)
-        if self.silent:
-            return None  # Groups are not chosen anew on devices that may be lost.
-        if len(self.book.keys) > _MANY or ADMISSION_MARGIN.due_ns(self.now_ns + demand.run_ns, self.now_ns) > due_ns:
+        if found is None or self.margin.due_ns(found[1], self.now_ns) > due_ns:
             return None
-        return self._anew(Block(due_ns, self.now_ns, demand, within=within))
+        return Block(due_ns, 0, demand, *found[0], within=within)
+
+    def looser_places(self, after_ns: int, before_ns: int) -> list[int]:
+        """For each place in the order whose deadlines end between these times, the latest such deadline; ascending."""
+        keys = self.book.keys
+        first, last = self.book.rank(_after(after_ns)), self.book.rank(_after(before_ns))
+        ends_ns = dict.fromkeys(due_ns - 1 for due_ns, _ in keys[first:last])
+        return [end_ns for end_ns in ends_ns if after_ns < end_ns < before_ns]
 
     def earliest_ns(self, demand: Demand, at_least_ns: int = 0, within: Within = None) -> int:
         """A deadline, from `at_least_ns` on, with which a new request would be accepted on devices `within`.
@@ -137,7 +147,7 @@ class Reservations:
         found = self._beside_others(_after(before_ns), demand, within)
         if found is None:
             return None
-        due_ns = max(at_least_ns, before_ns, ADMISSION_MARGIN.due_ns(found[1], self.now_ns))
+        due_ns = max(at_least_ns, before_ns, self.margin.due_ns(found[1], self.now_ns))
         return due_ns if index == len(keys) or due_ns < keys[index][0] else None
 
     def _beside_others(self, place: Key, demand: Demand, within: Within) -> tuple[Chosen, int] | None:
@@ -147,17 +157,6 @@ class Reservations:
         if chosen is None:
             return None
         return chosen, begin_ns(Block(0, self.now_ns, demand, *chosen), free_ns) + demand.run_ns
-
-    def _anew(self, newcomer: Block) -> Block | None:
-        book, now_ns = self.book, self.now_ns
-        index = book.rank(_after(newcomer.due_ns))
-        blocks = [book.blocks[key] for key in book.keys]
-        blocks.insert(index, newcomer)
-        blocks, ends_ns = run_in_order(dict(book.free_ns), book.places, blocks, anew=True)
-        for block, end_ns in zip(blocks, ends_ns, strict=True):
-            if ADMISSION_MARGIN.due_ns(end_ns, now_ns) > block.due_ns:
-                return None
-        return replace(blocks[index], ready_ns=0)
 
 
 def _after(due_ns: int) -> Key:

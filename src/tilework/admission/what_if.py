@@ -12,7 +12,7 @@ from tilework.core.component import Component, Memory, num_bytes
 from tilework.core.events import MeasurementAsked
 from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import DeviceKind, Stage
-from tilework.core.interfaces import Block, ClusterView, CostModel, DeviceView, JobView
+from tilework.core.interfaces import Block, Boundary, CostModel, DeviceView, JobView, Reserves
 from tilework.core.work import Group, Preload, Start
 from tilework.policy.toolkit.buddy_allocator import nodes
 from tilework.policy.toolkit.demand import reserved_at
@@ -35,7 +35,7 @@ class WhatIf:
     before `far_from`.
     """
 
-    view: ClusterView
+    view: Reserves
     costs: CostModel
     now_ns: int
     free_ns: DeviceTimes
@@ -47,7 +47,7 @@ class WhatIf:
     memories: dict[int, Memory] = field(default_factory=dict)
 
     @staticmethod
-    def now(view: ClusterView, costs: CostModel, now_ns: int, far_from: tuple[int, int] | None = None) -> WhatIf:
+    def now(view: Reserves, costs: CostModel, now_ns: int, far_from: tuple[int, int] | None = None) -> WhatIf:
         """The present state, without starts."""
         up = {device.device_id: device for device in (*view.devices, *view.slots)}
         return WhatIf(
@@ -78,6 +78,22 @@ class WhatIf:
         after, device_id = self._copy(), preload.device_id
         after.free_ns[device_id] += after._load(device_id, preload.stage, preload.drop_order.device)
         after._lose_components({device_id}, ())
+        return after
+
+    def after_stop(self, boundary: Boundary) -> WhatIf:
+        """The state after the works of some jobs have stopped. A promised one has more left, and keeps its group.
+
+        To stop and to go on elsewhere takes time that no cost table knows: as much as the fixed part of the margin.
+        """
+        after, ready_ns = self._copy(), boundary.end_ns + self.view.margins.guard.fixed_ns
+        after.free_ns.update(boundary.free_ns)
+        for job_id, position in boundary.positions.items():
+            job = self.view.job(job_id)
+            assert job is not None
+            after.cursors[job_id] = job.committed.itinerary.at[position]
+            after.ready_ns[job_id] = ready_ns
+            if (block := self.changed.get(job_id, job.promised)) is not None:
+                after._reserve(job, replace(block, ready_ns=ready_ns), block.demand.width)
         return after
 
     def plus_measurement(self, asked: MeasurementAsked, devices: Group) -> WhatIf:

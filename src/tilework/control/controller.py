@@ -21,9 +21,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from tilework.admission.admission import Admission
+from tilework.admission.admission import PROMISE_PRICE, Admission
 from tilework.admission.admission_limits import AdmissionLimits
-from tilework.admission.reservation_guard import ReservationGuard
+from tilework.admission.reservation_guard import GuardCounts, ReservationGuard
 from tilework.control.admit import Admit
 from tilework.control.cluster.occupancy import Occupancy, backlog_ns, occupancy
 from tilework.control.cluster.tracker import Tracker
@@ -61,7 +61,7 @@ from tilework.core.events import (
     WorkFailed,
     WorkFinished,
 )
-from tilework.core.interfaces import Policy, RemembersPipelines
+from tilework.core.interfaces import EtaPrediction, Policy, RemembersPipelines
 from tilework.core.request import Status
 from tilework.core.time import NS_PER_S
 from tilework.core.work import Work
@@ -80,6 +80,7 @@ class ControllerConfig:
         max_attempts: a request fails when it has lost this many works in a row without progress.
         max_jobs: how many requests may be waiting or running at a time.
         max_backlog_ns: how long the devices that are up may need for all of them (see `admission.admission_limits`).
+        promise_price: how many deadlines of others that would be kept a promise may cost; inf: any number.
         max_batch: how many requests share a forward pass at most. With 1 a picture still depends on how many devices
             its request gets: see `core.request.Request.exact`.
         max_residents: for how many jobs a device keeps state or conditioning, unless more run on it.
@@ -89,6 +90,7 @@ class ControllerConfig:
     max_attempts: int = 3
     max_jobs: int = 32_768
     max_backlog_ns: int = 3600 * NS_PER_S
+    promise_price: float = PROMISE_PRICE
     max_batch: int = 12
     max_residents: int = 64
 
@@ -113,14 +115,14 @@ class Controller:
         self.costs = TableCosts(table, max_batch=config.max_batch)
         self.policy = policy = policy or make_policy(config.policy)
         limits = AdmissionLimits(max_jobs=config.max_jobs, max_backlog_ns=config.max_backlog_ns)
-        self._rule = rule or Admission(limits=limits)
-        self._guard = guard = ReservationGuard(book=self._rule.book)
+        self._rule = rule or Admission(limits=limits, promise_price=config.promise_price)
+        self._guard = guard = ReservationGuard(degrees=policy.degrees, book=self._rule.book)
         self.tracker = Tracker(policy, self.costs)
         self._recovery = Recovery(self.tracker, guard, config.max_attempts)
         expiry = Expiry(policy, self.costs, self.tracker, self._recovery)
         self._admit = Admit(self._rule, policy, self.costs, self.tracker, guard, expiry)
         memory = MemoryShortage(policy, self.costs, self.tracker, guard, self._recovery)
-        self._reports = Reports(self._rule, self.costs, self.tracker, self._recovery, memory)
+        self._reports = Reports(self._rule, self._admit, self.costs, self.tracker, self._recovery, memory)
         self._components = Components(self.costs, self.tracker)
         self._measurements = Measurements(self.tracker, self._components)
         self._planner = Planner(
@@ -142,17 +144,23 @@ class Controller:
             self.tracker.unpark()
         actions = self._record(event, now_ns)
         if not any(isinstance(action, Reject) for action in actions):  # A refusal changes nothing.
-            actions += self._planner.plan(now_ns)
+            following = self._planner.plan(now_ns)
+            actions = self._admit.after_plan(actions, now_ns) + following
         return tuple(actions)
 
     def check(self, served: ModelServed) -> None:
         """Raises BadCostTable, or what else `handle` would, if a model cannot be served by these costs."""
         TableCosts(self.costs.served(_costs(served)), max_batch=self.config.max_batch)
 
-    def eta_ns(self, job_id: int, now_ns: int) -> int:
-        """When a job that has not ended is expected to be done, by the rule of admission."""
+    def predict(self, job_id: int, now_ns: int) -> EtaPrediction:
+        """When a job that has not ended is expected to be done, as of now."""
         self.tracker.set_time(now_ns)
-        return self._rule.eta_ns(self.tracker.jobs[job_id], self.costs, self.tracker, now_ns)
+        return self._rule.predict(self.tracker.jobs[job_id], self.policy, self.costs, self.tracker, now_ns)
+
+    @property
+    def guard_counts(self) -> GuardCounts:
+        """What the guard of promises has held back or started itself."""
+        return self._guard.counts
 
     @property
     def num_jobs(self) -> int:

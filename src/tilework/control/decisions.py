@@ -67,7 +67,7 @@ def describe(at_ns: int, action: Action, request: Request, job_id: int | None = 
     steps: tuple[int, int] | None = None
     job_ids: tuple[int, ...] = () if job_id is None else (job_id,)
     match action:
-        case Accept(accepted_id, _, eta_ns, why):
+        case Accept(accepted_id, _, eta_ns, _, why):
             kind, job_ids = DecisionKind.ACCEPTED, (accepted_id,)
             text = f"accepted; expected to be done {_ending(eta_ns, request)}{_because(why)}"
         case Reject(_, reason, earliest_ns, code):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from tilework.admission.reservation_guard import ReservationGuard
+from tilework.control.cluster.job import Job
 from tilework.control.cluster.tracker import Tracker
 from tilework.control.components import Components
 from tilework.control.expiry import Expiry
@@ -56,17 +57,21 @@ class Planner:
     def plan(self, now_ns: int) -> list[Action]:
         """Ask the policy for a plan and commit it; returns the actions.
 
-        If the guard starts promised jobs itself, they may leave room for others, so the policy is asked again.
+        If the guard starts promised jobs itself, they may leave room for others, so the policy is asked again. So it is
+        if a stop is held back.
         """
         actions = self._expiry.expire(now_ns)
         actions += self._use_slots(now_ns)
-        for _ in range(_MOST_PLANS):
+        for number in range(_MOST_PLANS):
             plan = self._policy.plan(self._tracker, self._costs, now_ns)
             while plan.dropped_to_best_effort or plan.failures:
                 actions += self._give_up(plan)
                 plan = self._policy.plan(self._tracker, self._costs, now_ns)
             actions += [] if plan.placement is None else [Place(plan.placement)]
-            actions += self._stop(plan.stops)
+            stopped, is_vetoed = self._stop(plan.stops, now_ns)
+            actions += stopped
+            if is_vetoed and number + 1 < _MOST_PLANS:
+                continue  # What it starts may count on the devices of these.
             self._update_proof(now_ns)
             review = self._guard.review(plan.starts, self._tracker, self._costs, now_ns)
             actions += [action for start in review.starts for action in self._start(start)]
@@ -74,6 +79,7 @@ class Planner:
             self._update_proof(now_ns)
             forced = self._guard.forced(self._tracker, self._costs, now_ns)
             actions += [action for start in forced for action in self._start(start)]
+            self._keep(self._tracker.jobs[job_id] for start in forced for job_id in start.job_ids)
             if not forced:
                 actions += self._preload(plan.preloads, now_ns)
                 actions += [one for read in plan.reads for one in self._components.read_ahead(read, now_ns)]
@@ -155,17 +161,42 @@ class Planner:
             actions.append(DropToBestEffort(job_id, full))
         return actions
 
-    def _stop(self, job_ids: Sequence[int]) -> list[Action]:
+    def _stop(self, job_ids: Sequence[int], now_ns: int) -> tuple[list[Action], bool]:
+        """Stop the works of jobs. Those of a promised one, of which more is left then, only if a proof remains.
+
+        Also returns whether any run on. These may not be stopped before they have made progress.
+        """
         actions: list[Action] = []
+        is_vetoed = False
         for job in map(self._tracker.jobs.__getitem__, job_ids):
             jobs = self._tracker.sharing(job)
-            if all(one.may_stop for one in jobs):
-                actions += [Stop(work.work_id) for work in self._tracker.stop(jobs)]
-        return actions
+            if not all(one.may_stop for one in jobs):
+                continue
+            blocks: Mapping[int, Block] = {}
+            if any(one.promised is not None for one in jobs):
+                boundary = self._tracker.boundary(jobs)
+                self._update_proof(now_ns)
+                reviewed = None
+                if boundary is not None:
+                    reviewed = self._guard.review_stop(boundary, self._tracker, self._costs, now_ns)
+                if reviewed is None:
+                    self._keep(jobs)
+                    is_vetoed = True
+                    continue
+                blocks = reviewed
+            actions += [Stop(work.work_id) for work in self._tracker.stop(jobs)]
+            self._reserve(blocks)
+        return actions, is_vetoed
+
+    @staticmethod
+    def _keep(jobs: Iterable[Job]) -> None:
+        """Let jobs run on until they have made progress."""
+        for job in jobs:
+            job.has_advanced = False
 
     def _update_proof(self, now_ns: int) -> None:
         """Let the guard update its proof."""
-        self._reserve(self._guard.update(self._tracker, self._costs, self._policy.degrees, now_ns))
+        self._reserve(self._guard.update(self._tracker, self._costs, now_ns))
 
     def _reserve(self, blocks: Mapping[int, Block]) -> None:
         for job_id, block in blocks.items():

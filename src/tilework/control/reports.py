@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from tilework.admission.admission import Admission
+from tilework.admission.margins import MarginEstimator
+from tilework.control.admit import Admit
 from tilework.control.cluster.job import Job
 from tilework.control.cluster.tracker import Tracker
 from tilework.control.memory import MemoryShortage
@@ -23,13 +25,21 @@ class Reports:
     """Handles reports on works; an early report waits for the report on an earlier work of its jobs."""
 
     def __init__(
-        self, rule: Admission, costs: TableCosts, tracker: Tracker, recovery: Recovery, memory: MemoryShortage
+        self,
+        rule: Admission,
+        admit: Admit,
+        costs: TableCosts,
+        tracker: Tracker,
+        recovery: Recovery,
+        memory: MemoryShortage,
     ) -> None:
         self._rule = rule
+        self._admit = admit
         self._costs = costs
         self._tracker = tracker
         self._recovery = recovery
         self._memory = memory
+        self._margins = MarginEstimator()
         self._early: dict[int, list[Report]] = {}  # Early reports, by the id of the work that they wait for.
 
     @property
@@ -64,6 +74,8 @@ class Reports:
         return actions
 
     def _end_work(self, work: Work, report: WorkEnd, now_ns: int) -> list[Action]:
+        if isinstance(report, WorkFinished | Stopped):
+            self._learn_margins(work)
         match report:
             case WorkFinished(_, run_ns):
                 return self._complete(work, run_ns, now_ns)
@@ -80,6 +92,13 @@ class Reports:
             case OutOfMemory(_, steps_done):
                 return self._memory.out_of_memory(work, steps_done, report.why, now_ns)
 
+    def _learn_margins(self, work: Work) -> None:
+        """Let the margins of promises follow how late a work is."""
+        overrun = self._tracker.overrun(work)
+        if overrun is not None:
+            self._margins.learn(work.devices, overrun.by_ns, overrun.predicted_ns)
+            self._tracker.margins = self._margins.margins
+
     def _retry(self, jobs: Sequence[Job], reason: str, state_lost: bool = False) -> list[Action]:
         position = 0 if state_lost else None
         return [action for job in jobs for action in self._recovery.retry(job, reason, position=position)]
@@ -89,7 +108,7 @@ class Reports:
         self._learn(work, jobs, run_ns, now_ns)
         finished = [job for job in jobs if job.done.stage is None]
         for job in finished:
-            self._rule.learn(job.request, job.eta_prediction, now_ns - job.request.arrival_ns)
+            self._rule.learn(job, now_ns, self._admit.num_accepted - 1 - job.job_id)
         return [action for job in finished for action in self._recovery.end(job, Status.DONE, "")]
 
     def _learn(self, work: Work, jobs: list[Job], run_ns: int, now_ns: int) -> None:

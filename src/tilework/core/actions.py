@@ -17,12 +17,14 @@ from tilework.core.work import Group, NewPlacement, Work
 class Accept:
     """Tell the client that its request is accepted, and when it is expected to be done.
 
-    With `uses_cache` it has its spare cache from the start: it would be late without.
+    Nine of ten such requests are done by `eta_p90_ns`. With `uses_cache` it has its spare cache from the start: it
+    would be late without.
     """
 
     job_id: int
     uid: str
     eta_ns: int
+    eta_p90_ns: int
     why: str
     uses_cache: bool = False
 
@@ -35,8 +37,8 @@ class Accept:
 class Reject:
     """Refuse the request. Admission answers with it, and the client is told.
 
-    `earliest_ns` is the earliest deadline that could be met, if there is one; `retry_ns` is how long it is predicted to
-    take until there is room, if there was none.
+    `earliest_ns` is the earliest deadline that could be met, if there is one. `retry_ns` is how long it is predicted to
+    take until the same request can be accepted; None where waiting does not help, or nothing is predicted.
     """
 
     uid: str

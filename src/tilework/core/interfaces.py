@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from tilework.core.actions import Reject
@@ -13,6 +14,7 @@ from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import Stage
 from tilework.core.pools import Pools, Within
 from tilework.core.request import Request, Shape
+from tilework.core.time import Margins
 from tilework.core.work import Group, Plan, Work
 
 
@@ -78,6 +80,17 @@ class Block:
             yield self.slot, *demand.slot
 
 
+class Boundary(NamedTuple):
+    """Where jobs stand when their works have stopped, by job id; when that is; and when their devices are free then.
+
+    They are all the jobs that share works with each other.
+    """
+
+    positions: Mapping[int, int]
+    end_ns: int
+    free_ns: Mapping[int, int]
+
+
 class JobView(Protocol):
     """A job as a policy sees it. Its remaining work is what comes *after* the works that are already committed."""
 
@@ -109,7 +122,9 @@ class JobView(Protocol):
         """The remaining work as the policy expects to run it, as of the job's latest change."""
 
     @property
-    def eta_prediction(self) -> EtaPrediction: ...
+    def eta_prediction(self) -> EtaPrediction:
+        """What was told when it was accepted."""
+
     @property
     def promised(self) -> Block | None:
         """The reservation for its remaining work, if its deadline is promised; `ready_ns` is as if it had no works."""
@@ -130,9 +145,10 @@ class JobView(Protocol):
 
     @property
     def may_stop(self) -> bool:
-        """Whether a plan may stop its works: not if it is promised, since its remaining work would grow, and not twice
-        without progress in between, so that stops do not repeat forever. Jobs that share works stop together or not at
-        all.
+        """Whether a plan may stop its works: not twice without progress in between, so that stops end.
+
+        Jobs that share works stop together or not at all. If one is promised, its works run on if no proof would remain
+        (`admission.reservation_guard`).
         """
 
     @property
@@ -235,6 +251,16 @@ class Reserves(Protocol):
         If not, no work ever waits for a load.
         """
 
+    def promised(self) -> Sequence[JobView]:
+        """Jobs whose deadline is promised and can be kept, by (deadline, job id)."""
+
+    def job(self, job_id: int) -> JobView | None:
+        """The job with this id; None if it has ended or is parked. A work may outlive its job."""
+
+    @property
+    def margins(self) -> Margins:
+        """By how much reservations must end before their deadlines; others than before once works say so."""
+
     def reserved(self, most: int | None = None) -> Sequence[Block]:
         """The reservation of each promised job, or of the first `most`, by (deadline, job id), ready when its works
         end.
@@ -282,12 +308,6 @@ class ClusterView(Reserves, Protocol):
     def most_urgent(self, per_pool: int) -> Sequence[JobView]:
         """Of these the first, in the same order: `per_pool` for each pool that is up and serves them."""
 
-    def promised(self) -> Sequence[JobView]:
-        """Jobs whose deadline is promised and can be kept, by (deadline, job id)."""
-
-    def job(self, job_id: int) -> JobView | None:
-        """The job with this id; None if it has ended or is parked. A work may outlive its job."""
-
 
 class CostModel(Protocol):
     """Predicted durations, and the graphs of the pipelines that have them."""
@@ -332,6 +352,9 @@ class CostModel(Protocol):
 
     def knows(self, stage: Stage, request: Request) -> bool:
         """Whether the time of such a work alone on one device was measured; otherwise it is interpolated."""
+
+    def has_measured(self, stage: Stage, requests: Sequence[Request], degree: int) -> bool:
+        """Whether such works are predicted by the times of earlier ones, not by a table alone."""
 
     def components(self, stage: Stage) -> tuple[Component, ...]:
         """The components that a stage needs, as far as the table knows them."""
@@ -412,6 +435,26 @@ class RefusesRequests(Protocol):
         """
 
 
+@runtime_checkable
+class WeighsJobs(Protocol):
+    """A policy that can say what one more job would cost others. It stops works, so admission may do so for it."""
+
+    def num_missed(self, job: JobView, view: ClusterView, costs: CostModel, now_ns: int) -> int:
+        """How many deadlines of other jobs would be missed with this one that are kept without it.
+
+        It waits, is not in the view, and is served whatever that costs. No request comes after it. Asking changes no
+        decision.
+        """
+
+
+@runtime_checkable
+class PredictsEnds(Protocol):
+    """A policy that plans so far ahead that it knows when jobs end if no other request comes."""
+
+    def end_ns(self, job: JobView) -> int | None:
+        """When a job ends by the latest plan, which may be past; None if that plan did not look at it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementStatus:
     """What the devices of one placement type do, as a policy counts it that decides by it which type they have.
@@ -452,32 +495,59 @@ class PlacesStages(Protocol):
         """The types that devices have now, or that requests wait for. Asking changes nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted:
-    """The request is accepted and expected to finish at `eta_ns`; `why` explains the prediction in words.
+class Promise(NamedTuple):
+    """How a deadline can be promised: the reservation of the request, and what must change for it.
 
-    `promised` is the reservation with which its deadline is promised, if it is. `eta_prediction` is the prediction
-    before its correction, from which admission learns when the request has finished. `demand` is what is left of it, by
-    the policy.
+    `others` are the reservations that change with it, by job id; `stops` are the jobs whose works must stop.
     """
 
-    eta_ns: int
+    block: Block
+    others: Mapping[int, Block] = MappingProxyType({})
+    stops: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The request is accepted, with the prediction of its finish; `why` explains it in words.
+
+    `promise` is how its deadline is promised, if it is. `demand` is what is left of it, by the
+    policy.
+    """
+
     why: str
     eta_prediction: EtaPrediction
     demand: Demand
-    promised: Block | None = None
+    promise: Promise | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EtaPrediction:
-    """A prediction before its correction: to finish `predicted_ns` after the arrival, with `num_jobs` others present.
+    """A prediction of when a request finishes, made at `at_ns` with `num_jobs` others present.
 
-    `ratio` is the correction.
+    Attributes:
+        end_ns: before its correction.
+        eta_ns: what is told; never before `at_ns`.
+        p90_ns: by when nine of ten such requests finish; never before `eta_ns`.
+        is_foreseen: whether the policy predicted the end (`PredictsEnds`), not a list schedule.
     """
 
-    predicted_ns: int
+    at_ns: int
+    end_ns: int
+    eta_ns: int
+    p90_ns: int
     num_jobs: int
-    ratio: float
+    is_foreseen: bool = False
+
+    @staticmethod
+    def alone(now_ns: int, demand: Demand) -> EtaPrediction:
+        """That a request begins now, and nothing else runs."""
+        end_ns = now_ns + demand.run_ns
+        return EtaPrediction(now_ns, end_ns, end_ns, end_ns, 0)
+
+    def by(self, deadline_ns: int) -> EtaPrediction:
+        """The same of a request whose deadline is kept."""
+        latest_ns = max(deadline_ns, self.at_ns)
+        return replace(self, eta_ns=min(self.eta_ns, latest_ns), p90_ns=min(self.p90_ns, latest_ns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -518,7 +588,7 @@ class Moment(NamedTuple):
     now_ns: int | None
 
 
-class Backlog(Reserves, Protocol):
+class Backlog(ClusterView, Protocol):
     """What admission needs to know of the jobs that have not ended."""
 
     def widest(self, pipeline: str) -> int:
@@ -545,6 +615,9 @@ class Backlog(Reserves, Protocol):
 
         Without a job id, before a new job. Of jobs that other devices than those `within` may run, too, their share.
         """
+
+    def boundaries(self) -> Sequence[Boundary]:
+        """Where jobs that have works, and may be stopped, would stand if they were: of each set that shares works."""
 
     @property
     def moment(self) -> Moment:

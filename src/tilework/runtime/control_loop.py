@@ -162,12 +162,15 @@ class ControlLoop:
         incoming = self._incoming.pop(accept.uid)
         request = accept.accepted(incoming.request)
         spec = incoming.spec.with_spare_cache if accept.uses_cache else incoming.spec
-        ticket = self._accepted[accept.uid] = self.ticket(request, accept.eta_ns, incoming.checkpoint)
+        ticket = self._accepted[accept.uid] = self.ticket(
+            request, accept.eta_ns, accept.eta_p90_ns, incoming.checkpoint
+        )
         self._requests.add(accept.job_id, spec, ticket)
         self._dispatcher.begin(accept.job_id, request, incoming.checkpoint)
 
-    def ticket(self, request: Request, eta_ns: int, checkpoint: Checkpoint) -> Ticket:
-        return Ticket(request=request, eta_ns=eta_ns, outcome=self._loop.create_future(), checkpoint=checkpoint)
+    def ticket(self, request: Request, eta_ns: int, eta_p90_ns: int, checkpoint: Checkpoint) -> Ticket:
+        outcome = self._loop.create_future()
+        return Ticket(request=request, eta_ns=eta_ns, eta_p90_ns=eta_p90_ns, outcome=outcome, checkpoint=checkpoint)
 
     def _finish(self, job_id: int, uid: str, status: Status, reason: str) -> None:
         entry = self._requests.remove(job_id)

@@ -34,7 +34,7 @@ from tilework.core.events import (
     Submitted,
 )
 from tilework.core.graph.stage import DeviceKind
-from tilework.core.interfaces import PlacesStages
+from tilework.core.interfaces import EtaPrediction, PlacesStages
 from tilework.core.model import ModelInfo, ModelSource, NotServed
 from tilework.core.request import DEFAULT_TERMS, Refusal, RefusalCode, Request, Shape, Status, Terms
 from tilework.core.wire.blobs import StateBlob
@@ -328,9 +328,11 @@ class Engine:
             resident_bytes=self._executor.resident_bytes,
             readings=self._executor.readings,
             bad_reports=self._executor.bad_reports,
+            guard=self._controller.guard_counts,
             weights_free_bytes={device_id: size for device_id, size in free.items() if size is not None},
             placements=policy.placement_status(now_ns) if isinstance(policy, PlacesStages) else (),
             cost_deviations=self._controller.costs.deviations,
+            margins=self._controller.tracker.margins,
         )
 
     def holdings(self) -> tuple[Holding, ...]:
@@ -509,7 +511,7 @@ class Engine:
         return ticket
 
     def _failed(self, request: Request, reason: str, refusal: Refusal | None = None) -> Ticket:
-        ticket = self._control.ticket(request, request.arrival_ns, Checkpoint())
+        ticket = self._control.ticket(request, request.arrival_ns, request.arrival_ns, Checkpoint())
         ticket.refusal = refusal
         self._control.resolve(ticket, Status.FAILED, reason)
         return ticket
@@ -523,10 +525,10 @@ class Engine:
         if self._requests.job_id(uid) is not None:
             self._control.handle(Cancelled(uid, reason))
 
-    def eta_ns(self, uid: str) -> int | None:
+    def predict(self, uid: str) -> EtaPrediction | None:
         """When an open request is expected to be done, as of now; None once it has ended."""
         job_id = self._requests.job_id(uid)
-        return None if job_id is None else self._controller.eta_ns(job_id, self.now_ns())
+        return None if job_id is None else self._controller.predict(job_id, self.now_ns())
 
     # For the executor.
 

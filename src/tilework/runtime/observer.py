@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tilework.admission.reservation_guard import GuardCounts
 from tilework.control.driver.result import Ending
 from tilework.core.component import LoadSource
 from tilework.core.graph.stage import DeviceKind
 from tilework.core.interfaces import PlacementStatus
 from tilework.core.request import RefusalCode, Request
+from tilework.core.time import START_MARGINS, Margins
 from tilework.core.wire.reports import DeviceReading, KeptStates
 from tilework.core.work import NewPlacement, Work
 from tilework.cost.corrections import Deviations
@@ -47,7 +49,7 @@ class Usage:
     ended. `readings` are what the device of each worker said of itself last, by the names of `resident_bytes`.
     `bad_reports` are those of `Executor.bad_reports`.
     `placements` are there if the policy decides which stages devices are for. `cost_deviations` are those of the latest
-    works from what was measured.
+    works from what was measured. `margins` are those of promises, `guard` what was held back or started to keep them.
     """
 
     waiting: Mapping[str, int]
@@ -63,6 +65,8 @@ class Usage:
     readings: Mapping[str, DeviceReading] = field(default_factory=dict)
     bad_reports: Mapping[int, int] = field(default_factory=dict)
     cost_deviations: Deviations = field(default_factory=dict)
+    guard: GuardCounts = field(default_factory=GuardCounts)
+    margins: Margins = START_MARGINS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

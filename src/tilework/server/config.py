@@ -6,11 +6,12 @@ import difflib
 import os
 import re
 from collections.abc import Collection, Mapping
+from math import inf
 from typing import Annotated, Any, Literal, get_args, get_origin
 from urllib.parse import urlsplit
 
 from annotated_types import Ge, Le
-from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from tilework.control.controller import ControllerConfig
@@ -45,6 +46,18 @@ def _checked_model_name(name: str) -> str:
     return name
 
 
+def _checked_price(value: object) -> float:
+    """A number, or its text, or the price at which whatever can be kept is promised."""
+    try:
+        price = inf if value == "greedy" else float(str(value))
+    except ValueError:
+        price = -1.0
+    if not price >= 0 or isinstance(value, bool) or (price == inf and value not in ("greedy", inf)):
+        raise ValueError("give a number from 0 on, or greedy")
+    return price
+
+
+PromisePrice = Annotated[float, BeforeValidator(_checked_price)]
 ModelName = Annotated[str, AfterValidator(_checked_model_name)]
 
 
@@ -58,8 +71,9 @@ class ServerConfig(BaseSettings):
     TOML file (see `server.tenants`), `models` that of another (see `server.models_file`). `default_slo` is the
     deadline of requests that give none (see `server.default_slo`). `max_jobs` is how many images
     of all tenants may wait or run at a time, and `max_backlog_s` how long the devices may need for them when another
-    comes in (see `admission.admission_limits`). `max_input_bytes` is for a body with pictures, `max_picture_bytes` for
-    one file, `max_input_pixels` for all pictures of a call, and `input_bytes` for the memory of all calls' pictures.
+    comes in (see `admission.admission_limits`). `promise_price` is how many deadlines of others a promise may cost.
+    `max_input_bytes` is for a body with pictures, `max_picture_bytes` for one file, `max_input_pixels` for all pictures
+    of a call, and `input_bytes` for the memory of all calls' pictures.
     `served_model_name` is what clients call the first model, one name or several by commas. `allow_origin` are the
     origins of pages that may call the server, by commas, or "*" for all. `webhook_origins` are those of servers that
     calls may have told of their end, and `webhook_secret` is that with which this is signed (see `webhooks.notice`).
@@ -127,6 +141,7 @@ class ServerConfig(BaseSettings):
     default_slo: str | None = None
     max_jobs: int = Field(ControllerConfig().max_jobs, ge=1, le=1 << 20)
     max_backlog_s: LongSeconds = s_from_ns(ControllerConfig().max_backlog_ns)
+    promise_price: PromisePrice = ControllerConfig().promise_price
     max_batch: int = Field(ControllerConfig().max_batch, ge=1, le=1024)
     exact: bool = False
     strict: bool = False

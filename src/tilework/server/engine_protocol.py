@@ -8,6 +8,7 @@ from typing import Protocol
 
 from tilework.core.actions import Reject
 from tilework.core.checkpoint import Checkpoint
+from tilework.core.interfaces import EtaPrediction
 from tilework.core.model import LoraSource, ModelInfo, NewModel, NotServed
 from tilework.core.request import DEFAULT_TERMS, Shape, Terms
 from tilework.core.wire.spec import Spec
@@ -129,7 +130,7 @@ class Engine(Protocol):
     def cancel(self, uid: str, reason: str) -> None:
         """End a request as cancelled; does nothing if it is unknown or has ended."""
 
-    def eta_ns(self, uid: str) -> int | None:
+    def predict(self, uid: str) -> EtaPrediction | None:
         """When an open request is expected to be done, as of now; None once it has ended."""
 
     def now_ns(self) -> int: ...

@@ -112,7 +112,7 @@ def test_under_overload_less_is_begun_in_vain(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Rationing, "admits", lambda *_: True)
     without = wasted_s()
     assert with_rations[0] < 0.7 * without[0]
-    assert with_rations[1] >= without[1]
+    assert with_rations[1] >= 0.95 * without[1]
 
 
 def test_promises_are_not_rationed() -> None:

@@ -13,7 +13,7 @@ from tilework.core.time import NS_PER_MS as MS
 from tilework.policy.lookahead import rollout
 from tilework.policy.lookahead.allocation import Allocation, allocate
 from tilework.policy.lookahead.forecast import Claim, JobForecast
-from tilework.policy.lookahead.rollout import simulate_ahead
+from tilework.policy.lookahead.rollout import ends_ahead, simulate_ahead
 from tilework.policy.lookahead.step_sharing import ServiceOrder
 from tilework.policy.toolkit.demand import Speed
 
@@ -52,6 +52,17 @@ def forecasts(draw: st.DrawFn, most: int = 9) -> list[JobForecast]:
 
 def _to_the_end(*args: object) -> Allocation:
     return allocate(*args)._replace(is_safe=False)  # type: ignore[arg-type]
+
+
+@settings(max_examples=300)
+@given(forecasts())
+def test_run_to_the_end_every_job_ends_and_those_that_are_on_time_do_so_then(jobs: list[JobForecast]) -> None:
+    ends_ns, result = ends_ahead(jobs, 8, 0), simulate_ahead(jobs, 8, 0)
+    assert ends_ns.keys() == set(range(len(jobs)))
+    for index, one in enumerate(jobs):
+        assert ends_ns[index] >= one.least_ns - len(jobs) * rollout.ROUNDING_NS
+        if result.late is None and one.claim is Claim.FEASIBLE:
+            assert ends_ns[index] <= one.due_ns + rollout.ROUNDING_NS
 
 
 @settings(max_examples=300)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tilework.control.cluster.job import Job
@@ -48,8 +48,9 @@ class Device:
     works. `memory` is as of the end of its works and `loads`. Loads that works wait for are part of the time of the
     first of these works. The others go on while the device has no works.
 
-    `head_ns` is when the running work is predicted to end, as of the last change, and `queued_ns` how long the works
-    after it take. A device whose works or loads change puts itself into `changed`, which devices may share.
+    `head_ns` is when the running work is predicted to end, as of the last change, `head_from_ns` since when it is the
+    first, and `queued_ns` how long the works after it take. A device whose works or loads change puts itself into
+    `changed`, which devices may share.
     """
 
     device_id: int
@@ -65,9 +66,11 @@ class Device:
     is_cordoned: bool = False
     changed: dict[int, Device] = field(default_factory=dict)
     head_ns: int = 0
+    head_from_ns: int = 0
     queued_ns: int = 0
     _runs_ns: list[int] = field(default_factory=list)  # Predicted time of each work after the work before it.
     _loads_as_of_ns: int = 0  # As of when `left_ns` of its loads are.
+    _after_loads: set[int] = field(default_factory=set)  # The works that waited for a load, or still do.
 
     @property
     def free_ns(self) -> int:
@@ -77,6 +80,10 @@ class Device:
     def idle_ns(self) -> int:
         """Predicted end of its works. It may load then what none of them needs."""
         return max(self.head_ns, self.now.ns) + self.queued_ns if self.works else self.now.ns
+
+    @property
+    def work_ids(self) -> Iterator[int]:
+        return (work.work_id for work in self.works)
 
     def note_change(self) -> None:
         self.changed[self.device_id] = self
@@ -114,6 +121,7 @@ class Device:
         self._advance_loads()
         self.note_change()
         self.loads[load.load_id] = load
+        self._note_wait(load)
 
     def end_load(self, load_id: int) -> PendingLoad | None:
         """Remove a load, if the device has it."""
@@ -131,6 +139,7 @@ class Device:
         for load in self.loads.values():
             if load.work_id == NO_WORK and not set(wanted).isdisjoint(load.components):
                 load.work_id = work_id
+                self._note_wait(load)
 
     def leave_out(self, dropped: Sequence[Component]) -> None:
         """Take out of the loads that no work waits for what is to be dropped, perhaps before it is there."""
@@ -156,6 +165,7 @@ class Device:
             others = (one for one in self.works if one is not work)
             waits = next((one for one in others if not set(needed(one.stage)).isdisjoint(load.components)), None)
             load.work_id = NO_WORK if waits is None else waits.work_id
+            self._note_wait(load)
             if waits is not None and (index := self._index(waits)):
                 self._runs_ns[index] += load.left_ns
                 self.queued_ns += load.left_ns
@@ -170,10 +180,23 @@ class Device:
                 load.left_ns -= done_ns
                 passed_ns -= done_ns
 
+    def _note_wait(self, load: PendingLoad) -> None:
+        if load.work_id != NO_WORK:
+            self._after_loads.add(load.work_id)
+
+    def has_loaded(self, work: Work) -> bool:
+        """Whether one of its works waited for a load."""
+        return work.work_id in self._after_loads
+
     # Works.
 
     def has(self, work: Work) -> bool:
         return self._index(work) is not None
+
+    def before(self, work: Work) -> Work | None:
+        """The work before one of its works; None if that is the first."""
+        index = self._index(work)
+        return self.works[index - 1] if index else None
 
     def end_ns(self, work: Work) -> int:
         end_ns = max(self.head_ns, self.now.ns)
@@ -191,7 +214,7 @@ class Device:
         if self.works:
             self.queued_ns += run_ns
         else:
-            self.head_ns = end_ns
+            self.head_ns, self.head_from_ns = end_ns, self.now.ns
         self.works.append(work)
         self._runs_ns.append(run_ns)
         self.num_changes += 1
@@ -203,6 +226,7 @@ class Device:
         if index is None:
             return
         self._advance_loads()
+        self._after_loads.discard(work.work_id)
         del self.works[index]
         run_ns = self._runs_ns.pop(index)
         self.num_changes += 1
@@ -210,7 +234,7 @@ class Device:
         if index:
             self.queued_ns -= run_ns
         elif self.works:
-            self.head_ns = self.now.ns + self._runs_ns[0]
+            self.head_ns, self.head_from_ns = self.now.ns + self._runs_ns[0], self.now.ns
             self.queued_ns -= self._runs_ns[0]
 
     def shorten(self, work: Work, run_ns: int) -> None:

@@ -20,14 +20,15 @@ class Job:
         done: its progress by works that have ended, and so the position of its latest serialized state.
         done_devices: devices of the work that reached `done` that still have the state.
         works: works that are committed to devices and have not ended.
-        committed: its progress when these have ended; `left` is the leg of it that a policy sees, at its end while the
-            job is on a CPU slot.
+        committed: its progress when these have ended, as predicted if they were told to stop; `left` is the leg of it
+            that a policy sees, at its end while the job is on a CPU slot.
         last_devices: devices that will have its state then.
         holders: devices that have something of it, each with the number of stages whose outputs it has if needed.
         attempt: a lost device or a failed work starts the next attempt, from `done`.
         failures: the number of attempts without progress.
         last_error: what the model raised in the last of these, if it was alone in its work.
-        has_advanced: whether it made progress since its works were last told to stop.
+        has_advanced: whether it made progress since its works were last told to stop, or to run on for a promise.
+        stops_at: the position at which its works are predicted to end that were told to stop; None if they were not.
         demand, promised: its remaining work and its reservation, kept up to date by the tracker.
         urgency_ns: its place in the order of service, which includes `delay_ns`, its fair delay (see `load`).
     """
@@ -44,7 +45,7 @@ class Job:
     delay_ns: int = 0
     dropped_to_best_effort: bool = False
     promised: Block | None = None
-    is_stopping: bool = False
+    stops_at: int | None = None
     has_advanced: bool = True
     works: list[Work] = field(default_factory=list)
     last_devices: Group = ()
@@ -61,6 +62,8 @@ class Job:
     def _commit(self) -> None:
         """If the first work has failed, the others will be taken back; until then any position may be assumed."""
         position = self.done.position + sum(work.num_steps for work in self.works)
+        if self.stops_at is not None:
+            position = min(position, max(self.stops_at, self.done.position))
         itinerary = self.done.itinerary
         self._set_committed(itinerary.at[min(position, itinerary.length)])
 
@@ -77,16 +80,27 @@ class Job:
 
     def end(self, work: Work, steps_done: int) -> None:
         """Remove its first work and count its steps; a stopped work may have done fewer than were committed."""
+        was_stopping = self.is_stopping
         self.works.remove(work)
-        self.is_stopping = self.is_stopping and bool(self.works)
+        if not self.works:
+            self.stops_at = None
         if steps_done:
             self.done, self.has_advanced = self.done.advanced(steps_done), True
             self.done_devices = tuple(device_id for device_id in work.devices if device_id in self.holders)
-        if steps_done < work.num_steps or work.stage.kind is DeviceKind.CPU:
+        if steps_done < work.num_steps or was_stopping or work.stage.kind is DeviceKind.CPU:
             self._commit()
         if steps_done < work.num_steps:
             for device_id in self.holders.keys() & set(work.devices):
                 self.holders[device_id] = min(self.holders[device_id], self.done.num_done)
+
+    @property
+    def is_stopping(self) -> bool:
+        return self.stops_at is not None
+
+    def stop_at(self, position: int) -> None:
+        """Its works were told to stop, and are predicted to end at this position."""
+        self.stops_at, self.has_advanced = position, False
+        self._commit()
 
     @property
     def may_use_cache(self) -> bool:
@@ -100,7 +114,7 @@ class Job:
 
     @property
     def may_stop(self) -> bool:
-        return self.promised is None and self.has_advanced and not self.is_stopping
+        return self.has_advanced and not self.is_stopping
 
     @property
     def may_share(self) -> bool:
@@ -119,6 +133,6 @@ class Job:
             assert position <= self.done.position, f"job {self.job_id} goes forward to {position}"
             self.done = self.done.itinerary.at[position]
         self.attempt += 1
-        self.is_stopping, self.done_devices = False, ()
+        self.stops_at, self.done_devices = None, ()
         self.works.clear()
         self._commit()

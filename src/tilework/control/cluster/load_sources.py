@@ -12,6 +12,8 @@ from tilework.core.graph.stage import Stage
 from tilework.core.interfaces import CostModel
 from tilework.core.request import Bounded
 
+_FROM_HOST = frozenset({LoadSource.DISK, LoadSource.HOST})
+
 
 @dataclass(frozen=True, slots=True)
 class HostRead:
@@ -61,7 +63,9 @@ class LoadSources:
     # Reads ahead of need.
 
     def may_read(self, node: int) -> bool:
-        return node not in self._reads
+        """Not where loads are no quicker from the host's memory: a device would wait for the read, for nothing."""
+        is_quicker = self._costs.quickest_source(_FROM_HOST) is not LoadSource.DISK
+        return is_quicker and node not in self._reads
 
     def begin_read(self, node: int, read: HostRead) -> None:
         self._reads[node] = read

@@ -36,7 +36,7 @@ class Promises:
             del self._held[tenant]
 
     def add(self, job: Job, block: Block) -> None:
-        rank = self.rank(_due(job))
+        rank = self.rank(_due(job))  # It has this reservation.
         self.jobs.insert(rank, job)
         self.blocks.insert(rank, block)
         self._hold(job, 1, block.demand.device_ns)
@@ -51,10 +51,11 @@ class Promises:
     def remove(self, job: Job) -> None:
         """Give up the reservation of a job, if it has one."""
         if job.promised is not None:
-            job.promised, rank = None, self.rank(_due(job))
+            rank = self.rank(_due(job))
             self._hold(job, -1, -self.blocks[rank].demand.device_ns)
             del self.jobs[rank], self.blocks[rank]
             self._note(job, None)
+            job.promised = None
 
     def rank(self, due: tuple[int, int]) -> int:
         """The index of the promised job with this deadline and id."""
@@ -77,5 +78,5 @@ class Promises:
 
 
 def _due(job: Job) -> tuple[int, int]:
-    assert job.request.deadline_ns is not None
-    return job.request.deadline_ns, job.job_id
+    assert job.promised is not None
+    return job.promised.due_ns, job.job_id

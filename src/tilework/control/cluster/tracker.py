@@ -15,12 +15,23 @@ from tilework.control.cluster.promises import Promises
 from tilework.control.cluster.queue import WaitingQueue, WaitingQueues
 from tilework.control.cluster.residents import Residents
 from tilework.control.cluster.start_check import check_start
+from tilework.control.cluster.stops import StoppedEnd, Stops
 from tilework.core.component import Component, Memory
 from tilework.core.graph.stage import DeviceKind, Stage, StageSpec
-from tilework.core.interfaces import Ahead, Block, CostModel, Held, Moment, Policy, ReservationChanges, Running
+from tilework.core.interfaces import (
+    Ahead,
+    Block,
+    Boundary,
+    CostModel,
+    Held,
+    Moment,
+    Policy,
+    ReservationChanges,
+    Running,
+)
 from tilework.core.pools import Within, may_run
 from tilework.core.request import Request
-from tilework.core.time import NEVER_NS
+from tilework.core.time import NEVER_NS, START_MARGINS
 from tilework.core.work import Group, Start, Work
 from tilework.policy.toolkit.demand import reserved_at
 
@@ -34,6 +45,13 @@ class Occupation(NamedTuple):
 
     devices: Group
     works: tuple[Work, ...]
+
+
+class Overrun(NamedTuple):
+    """By how much a work ended later than was predicted last, less than 0 if earlier; and how long it was to take."""
+
+    by_ns: int
+    predicted_ns: int
 
 
 class Tracker:
@@ -54,6 +72,7 @@ class Tracker:
         self._devices = DeviceSet(self._now)
         self.residents = Residents(self._devices)
         self.sources = LoadSources(costs, self._devices)
+        self._stops = Stops(costs, self._devices, self._now)
         self._waiting = WaitingQueues(costs)
         self.for_slots = WaitingQueue()
         self._load = Load()
@@ -64,6 +83,8 @@ class Tracker:
         self._num_changes = 0  # Of the jobs that have works or wait for CPU slots.
         self._alone: frozenset[int] = frozenset()  # Accelerators that form no groups.
         self.is_linking = False
+        self.margins = START_MARGINS
+        self._firsts: set[int] = set()  # Works in flight of classes that were not measured when they were committed.
         self.silent_nodes = frozenset[int]()
         self._lacking: set[int] = set()  # Devices that lack a component, or have not the memory for all.
         self.needs_loads = False
@@ -290,6 +311,7 @@ class Tracker:
         lost = [work for work in open_works if not self._devices.is_carried(work)]
         for work in lost:
             del self.works[work.work_id]
+            self._firsts.discard(work.work_id)
         return lost
 
     def cordon(self, device_id: int) -> None:
@@ -376,7 +398,7 @@ class Tracker:
 
     def reserve(self, job: Job, width: int, devices: Group = (), slot: int | None = None) -> None:
         """Reserve the remaining work of a promised job, in this width and on these devices (see `Block`)."""
-        assert job.request.deadline_ns is not None
+        assert job.promised is not None
         unloaded = None
         if self.needs_loads:
             by_id = self._devices.by_id
@@ -385,7 +407,7 @@ class Tracker:
         else:
             demand = reserved_at(job.request, job.committed, width, self._costs)
         slot, within = slot if demand.slot is not None else None, self._costs.pools.within(job.request.pipeline)
-        self._promises.replace(job, Block(job.request.deadline_ns, 0, demand, devices, slot, unloaded, within))
+        self._promises.replace(job, Block(job.promised.due_ns, 0, demand, devices, slot, unloaded, within))
 
     def _update_demand(self, job: Job) -> None:
         demand = self._policy.demand(job.request, job.committed, self._costs)
@@ -463,6 +485,8 @@ class Tracker:
         for device in devices:
             device.push(work, end_ns)
         self.works[work.work_id] = work
+        if not self._costs.has_measured(work.stage, requests, len(work.devices)):
+            self._firsts.add(work.work_id)
 
     def occupy(self, devices: Group, run_ns: int, *, is_closed: bool) -> Occupation:
         """Let a measurement take devices for this time, when all have ended their works.
@@ -501,6 +525,7 @@ class Tracker:
     def end_work(self, work: Work, steps_done: int) -> list[Job]:
         """Take a work out of flight; returns the jobs that it still belongs to, advanced by its steps."""
         del self.works[work.work_id]
+        self._firsts.discard(work.work_id)
         self._num_changes += 1
         up = self._devices.by_id
         for device_id in work.devices:
@@ -520,6 +545,23 @@ class Tracker:
                 if job.done.stage is not None:
                     self._enqueue(job)
         return jobs
+
+    def overrun(self, work: Work) -> Overrun | None:
+        """How late a work is that ends now; None if that says nothing of others.
+
+        It does not if the work has not begun, or waited for loads: reservations count these from the slowest source.
+        Nor if no work of its class had ended before it was committed: it corrects the table, and may record or compile
+        what later ones use.
+        """
+        there = [self._devices.by_id[one] for one in work.devices if self._devices.carries(one, work)]
+        if (
+            not there
+            or work.work_id in self._firsts
+            or any(device.works[0] is not work or device.has_loaded(work) for device in there)
+        ):
+            return None
+        end_ns = max(device.head_ns for device in there)
+        return Overrun(self._now.ns - end_ns, max(0, end_ns - max(device.head_from_ns for device in there)))
 
     def members(self, work: Work) -> list[Job]:
         """The jobs that a work still belongs to: neither ended nor in another attempt."""
@@ -546,36 +588,58 @@ class Tracker:
             found |= others
         return queue
 
+    def boundaries(self) -> list[Boundary]:
+        found, seen = [], set[int]()
+        for job in self._busy.values():
+            if job.job_id not in seen:
+                jobs = self.sharing(job)
+                seen.update(one.job_id for one in jobs)
+                boundary = self.boundary(jobs) if all(one.may_stop for one in jobs) else None
+                if boundary is not None:
+                    found.append(boundary)
+        return found
+
+    def boundary(self, jobs: Sequence[Job]) -> Boundary | None:
+        """Where these jobs would stand if they were told to stop now; None if that is not known.
+
+        It is not if other works wait behind theirs on a device, or if one of theirs is on a CPU slot.
+        """
+        works = self._in_flight(jobs)
+        ends, free_ns = self._stops.ends_of(works, self._requests_of), dict[int, int]()
+        for work in works:
+            for device_id in work.devices:
+                device = self._devices.by_id.get(device_id)
+                if device is None or device.kind is DeviceKind.CPU or not ends.keys() >= {*device.work_ids}:
+                    return None
+                free_ns[device_id] = max(free_ns.get(device_id, self._now.ns), ends[work.work_id].end_ns)
+        positions = {job.job_id: self._position_at(job, ends) for job in jobs}
+        return Boundary(positions, max(free_ns.values(), default=self._now.ns), free_ns)
+
     def stop(self, jobs: Sequence[Job]) -> list[Work]:
         """Expect the works of jobs to end at their next step boundary; returns the works to stop, the last one first.
 
         A running stage without steps runs to its end. The works must not have other members.
         """
+        works = self._in_flight(jobs)
+        ends = self._stops.ends_of(works, self._requests_of)
+        for work in reversed(works):
+            self._stops.shorten(work, ends)
         for job in jobs:
-            job.is_stopping, job.has_advanced = True, False
-        works = {work.work_id: work for job in jobs for work in job.works if work.work_id in self.works}
-        stopped = [works[work_id] for work_id in sorted(works, reverse=True)]
-        for work in stopped:
-            remaining_ns = self._to_boundary_ns(work)
-            if remaining_ns is not None:
-                for device_id in work.devices:
-                    if device_id in self._devices.by_id:
-                        self._devices.by_id[device_id].shorten(work, remaining_ns)
-        return stopped
+            job.stop_at(self._position_at(job, ends))
+            self._update_demand(job)
+        return works[::-1]
 
-    def _to_boundary_ns(self, work: Work) -> int | None:
-        """How long a work still runs when it is told to stop; None: to its end."""
-        carriers = [device_id for device_id in work.devices if self._devices.carries(device_id, work)]
-        if any(self._devices.by_id[device_id].works[0] is not work for device_id in carriers):
-            return 0
-        if not work.stage.has_steps:
-            return None
-        requests = [job.request for job in self.members(work)]
-        step_ns = self._costs.work_ns(work.stage, requests, len(work.devices)) if requests else 0
-        left_ns = self._devices.end_ns(work) - self._now.ns
-        if any(self._devices.by_id[device_id].waits_for_load(work.work_id) for device_id in carriers):
-            return max(0, left_ns - step_ns * work.num_steps)  # It is revoked now, but the loads are still to be done.
-        return left_ns % step_ns if step_ns else None
+    def _in_flight(self, jobs: Sequence[Job]) -> list[Work]:
+        """The works of these jobs that have not ended, in order."""
+        works = {work.work_id: work for job in jobs for work in job.works if work.work_id in self.works}
+        return [works[work_id] for work_id in sorted(works)]
+
+    def _requests_of(self, work: Work) -> list[Request]:
+        return [job.request for job in self.members(work)]
+
+    def _position_at(self, job: Job, ends: Mapping[int, StoppedEnd]) -> int:
+        """The position of a job when its works have ended so."""
+        return job.done.position + sum(ends[work.work_id].num_done for work in job.works if work.work_id in ends)
 
 
 def _key(urgency_ns: int, job_id: int | None) -> tuple[int, int]:

@@ -11,11 +11,11 @@ from tilework.core.graph.progress import Cursor
 from tilework.core.graph.stage import Stage
 from tilework.core.interfaces import JobView
 from tilework.core.request import Shape
+from tilework.core.time import Margin
 from tilework.core.work import Start
 from tilework.policy.lookahead.forecast import Claim, JobForecast
 from tilework.policy.lookahead.node_jobs import StepTime
 from tilework.policy.toolkit.demand import Speed
-from tilework.policy.toolkit.margin import Margin
 from tilework.policy.toolkit.starts import before_steps, start_at_once, start_stage, start_steps, steps_in_chunk
 
 LEAST_SAVED = 0.1  # Of the time of a run apart. With less saved, requests that come later lose more than these gain.
@@ -146,6 +146,12 @@ class Batch:
         if loss_ns > saved_ns * (num_left + self.num_behind):
             return None
         return whole_ns if now_ns + whole_ns <= min(member.due_ns for member in members) else None
+
+    def ends_if(self, end_ns: float) -> Iterator[tuple[int, float]]:
+        """Each member's job id and when it ends, if the last of them ends then."""
+        last_ns = max(self.ends_ns)
+        for member, each_ns in zip(self.members, self.ends_ns, strict=True):
+            yield member.job.job_id, end_ns - (last_ns - each_ns)
 
     @property
     def slack_ns(self) -> float:

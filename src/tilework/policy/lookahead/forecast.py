@@ -51,7 +51,8 @@ class JobForecast:
     `usual` is the index in `speeds` of the degree at which the job runs when no deadline says otherwise. `rank` is the
     index of the degree at which it runs now, -1 if it does not run. Its devices cannot be taken from it before
     `hold_ns` have passed, when its step ends. `shares`: a step on one device may be cheaper in a batch (see `Batch`).
-    One that `is_rationed` stays deferred (`Rationing`).
+    One that `is_rationed` stays deferred (`Rationing`); one that `is_promised` is never deferred: if it would be
+    late even so, it goes first.
     """
 
     job_id: int
@@ -73,6 +74,11 @@ class JobForecast:
     spared_ns: float = 0.0
     tail_factors: Sequence[float] = ()
     is_rationed: bool = False
+    is_promised: bool = False
+
+    def serve_first(self) -> None:
+        """Serve a promised job as soon and as wide as possible: it would be late although all others were deferred."""
+        self.claim, self.usual = Claim.OVERDUE, len(self.speeds) - 1
 
     def tail_at(self, rank: int) -> float:
         """The time after the steps at the degree of `speeds[rank]`."""

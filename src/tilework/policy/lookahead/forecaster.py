@@ -58,6 +58,7 @@ class Forecaster:
             weight=job.request.weight,
             shares=known.shares and job.may_share,
             arrival_ns=job.request.arrival_ns,
+            is_promised=job.promised is not None,
         )
         if job.works:
             self._add_works(forecast, job, steps, node)

@@ -20,6 +20,7 @@ from tilework.policy.lookahead.step_sharing import ServiceOrder
 from tilework.policy.toolkit.loads import loads_ns
 
 _MOST_TRIED = 4  # Nodes on which a job is tried to find one where it is on time.
+_MOST_WEIGHED = 1  # Nodes on which it is found out which others a job makes late.
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +59,24 @@ class NodeAssignment:
         """The selection of a node: of the jobs that run or wait there."""
         selection = self._selections.get(number)
         if selection is None:
-            selection = self._selections[number] = Selection(
-                NodeJobs(
-                    devices=self.table.by_node[number],
-                    now_ns=self.forecaster.now_ns,
-                    chunk_ns=self.chunk_ns,
-                    step_time=self._step_time,
-                    due_arrivals=self.table.due_arrivals[number],
-                    tight=self._tight_at(number),
-                    load_ns=self._load_ns if self.view.needs_loads else None,
-                )
+            selection = self._selections[number] = self._new_at(number)
+        return selection
+
+    def _new_at(self, number: int) -> Selection:
+        selection = Selection(
+            NodeJobs(
+                devices=self.table.by_node[number],
+                now_ns=self.forecaster.now_ns,
+                chunk_ns=self.chunk_ns,
+                step_time=self._step_time,
+                due_arrivals=self.table.due_arrivals[number],
+                tight=self._tight_at(number),
+                load_ns=self._load_ns if self.view.needs_loads else None,
+                margins=self.view.margins,
             )
-            for job in (*_running(selection.node.devices, self.view), *self.table.waiting[number].values()):
-                self._add(job, selection)
+        )
+        for job in (*_running(selection.node.devices, self.view), *self.table.waiting[number].values()):
+            self._add(job, selection)
         return selection
 
     def _tight_at(self, number: int) -> TightClasses | None:
@@ -221,6 +227,29 @@ class NodeAssignment:
             if forecast is not None and (chosen := selection.with_job(forecast)) is not None:
                 return Place(number, forecast, chosen)
         return None
+
+    def num_missed(self, job: JobView, latest: Mapping[int, Selection]) -> int:
+        """How many others one more job would make late on the node where that is fewest, of those that are tried.
+
+        `latest` are the selections of the latest plans, of which those of the last moment still stand.
+        """
+        numbers, now_ns = list(dict.fromkeys(self._candidates(job))), self.forecaster.now_ns
+        recent = {one: found for one, found in latest.items() if now_ns <= found.node.now_ns + self.chunk_ns}
+        for number in numbers:
+            selection = recent.get(number) or self.at(number)
+            forecast = self.forecaster.forecast(job, selection.node)
+            if forecast is None:
+                return 0
+            forecast.head_ns += now_ns - selection.node.now_ns
+            if not selection.defers and selection.with_job(forecast) is not None:
+                return 0
+        missed = []
+        for number in numbers[:_MOST_WEIGHED]:
+            trial = self._new_at(number)
+            self._add(job, trial)
+            before = recent.get(number) or self.at(number)
+            missed.append(len(trial.missed() - before.missed() - {job.job_id}))
+        return min(missed, default=0)
 
     def _candidates(self, job: JobView) -> Iterator[int]:
         """The nodes to try for a job, some twice. The second ones are found only when they are asked for."""

@@ -9,6 +9,7 @@ from math import inf
 from tilework.core.graph.stage import Stage
 from tilework.core.interfaces import DeviceView, JobView
 from tilework.core.request import Request
+from tilework.core.time import START_MARGINS, Margins
 from tilework.core.work import Group, Work
 from tilework.policy.lookahead.arrivals import DueArrivals, TightClasses
 from tilework.policy.lookahead.forecast import NO_JOB, Claim, JobForecast
@@ -34,7 +35,7 @@ class NodeJobs:
 
     `tight` says how often requests come that cannot wait; None: none matter here. `leaving` are jobs that are to
     stop here and continue on another node. `due_arrivals` are kept from plan to plan. `load_ns` is None where every
-    device has all components.
+    device has all components. `margins` are those of promises.
     """
 
     devices: Sequence[DeviceView]
@@ -47,6 +48,7 @@ class NodeJobs:
     forecasts: list[JobForecast] = field(default_factory=list)
     leaving: set[int] = field(default_factory=set)
     load_ns: LoadTime | None = None
+    margins: Margins = START_MARGINS
 
     def add(self, job: JobView, forecast: JobForecast) -> None:
         self.jobs[job.job_id] = job

@@ -26,6 +26,7 @@ from tilework.policy.lookahead.preloading import Preloading
 from tilework.policy.lookahead.rationing import Rationing
 from tilework.policy.lookahead.reading import Reading
 from tilework.policy.lookahead.request_costs import RequestCosts
+from tilework.policy.lookahead.selection import Selection
 from tilework.policy.registry import policy
 from tilework.policy.toolkit.deadline_policy import DeadlinePolicy
 from tilework.policy.toolkit.known_demands import ByClass
@@ -60,6 +61,7 @@ class LookaheadPolicy(DeadlinePolicy):
     _rationing: dict[Within, Rationing] = field(default_factory=dict, init=False)
     _decided: dict[int, bool] = field(default_factory=dict, init=False)  # Whether each job is to be on time.
     _table: NodeTable | None = field(default=None, init=False)
+    _latest: dict[int, Selection] = field(default_factory=dict, init=False)  # Of each node, from its latest plan.
     _unused: Sequence[DeviceView] | None = field(default=None, init=False)  # Devices before the first request.
 
     def urgency_ns(self, request: Request, dropped_to_best_effort: bool, delay_ns: int = 0) -> int:
@@ -108,6 +110,7 @@ class LookaheadPolicy(DeadlinePolicy):
             return Plan()
         if self._table is None or self._table.devices is not view.devices:
             self._table = NodeTable(view.devices, changed=self._unused is not view.devices)
+            self._latest.clear()
         table = self._table
         grace_ns = _GRACE * min(self._alone_ns.values(), default=0)
         self._ration(waiting, table, view, costs, now_ns)
@@ -129,7 +132,8 @@ class LookaheadPolicy(DeadlinePolicy):
         eviction = Eviction(self._rates, view, costs, now_ns)
         changed = sorted(table.changed)
         for number in changed:
-            dispatch = Dispatch(assignment.at(number), costs)
+            self._latest[number] = selection = assignment.at(number)
+            dispatch = Dispatch(selection, costs)
             dispatch.decide()
             starts += dispatch.starts
             stops += dispatch.stops
@@ -148,6 +152,25 @@ class LookaheadPolicy(DeadlinePolicy):
             stops=tuple(stops),
             wake_ns=table.wake_ns(),
         )
+
+    def num_missed(self, job: JobView, view: ClusterView, costs: CostModel, now_ns: int) -> int:
+        """How many others would be late with one more job, by the rollouts of the nodes where it could be."""
+        table, latest = self._table, self._latest
+        if table is None or table.devices is not view.devices:
+            table, latest = NodeTable(view.devices), {}
+            table.update(view.most_urgent(_MOST_WAITING), view, now_ns)
+        grace_ns = _GRACE * min(self._alone_ns.values(), default=0)
+        forecaster = Forecaster(self._request_costs, costs, now_ns, grace_ns, keeps=self._decided)
+        return NodeAssignment(table, forecaster, view, self.chunk_ns, self._tight).num_missed(job, latest)
+
+    def end_ns(self, job: JobView) -> int | None:
+        """By the rollout of its node at the latest plan, which is what the next plans do until something happens."""
+        if self._table is None:
+            return None
+        number = self._table.node_of.get(job.job_id, self._table.node_with(job))
+        selection = None if number is None else self._latest.get(number)
+        end_ns = None if selection is None else selection.ends_ns().get(job.job_id)
+        return None if end_ns is None else int(end_ns)
 
     def _ration(
         self, waiting: Sequence[JobView], table: NodeTable, view: ClusterView, costs: CostModel, now_ns: int

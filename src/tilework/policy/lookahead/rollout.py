@@ -79,6 +79,7 @@ class _State:
     """The jobs of a rollout at the moment `now`, by claim, and what is known of the result.
 
     None of the jobs has devices. At `next_ns` the first job has ended; `moments` are the degrees before and after that.
+    `ends_ns` has when each job has ended; inf if it has not.
     """
 
     certain: list[RemainingJob]
@@ -90,6 +91,7 @@ class _State:
     now: float
     next_ns: float = inf
     moments: list[list[int]] = field(default_factory=list)
+    ends_ns: dict[int, float] = field(default_factory=dict)
 
     @staticmethod
     def of(forecasts: Sequence[JobForecast], now_ns: int) -> _State:
@@ -138,17 +140,28 @@ def next_pause(
     return _simulate(state, num_devices, may_pause=not (state.others or state.held))
 
 
+def ends_ahead(forecasts: Sequence[JobForecast], num_devices: int, now_ns: int) -> dict[int, float]:
+    """When each job ends, by its index in this order of service; without those that never get a device."""
+    state = _State.of(forecasts, now_ns)
+    _simulate(state, num_devices, to_the_end=True)
+    state.others, state.held = state.held, []
+    _simulate(state, num_devices, to_the_end=True)
+    return state.ends_ns
+
+
 def _state(forecasts: Sequence[JobForecast], now_ns: int, begin: Pause | None) -> _State:
     return _State.of(forecasts, now_ns) if begin is None else begin.state(len(forecasts))
 
 
-def _simulate(state: _State, num_devices: int, *, may_pause: bool) -> RolloutResult | Pause:
-    """Simulate up to the end or, if that comes first, a pause.
+def _simulate(
+    state: _State, num_devices: int, *, may_pause: bool = False, to_the_end: bool = False
+) -> RolloutResult | Pause:
+    """Simulate until the result is certain or, if that comes first, up to a pause; or until all jobs have ended.
 
     This is the inner loop of the policy: each iteration looks at the jobs that have devices, not at all waiting ones.
     """
     certain, feasible, others, moments = state.certain, state.feasible, state.others, state.moments
-    while certain or feasible or (others and len(moments) < 2):
+    while certain or feasible or (others and (to_the_end or len(moments) < 2)):
         in_step = state.in_step
         (running, is_safe, num_spare), change_ns = allocate(certain, feasible, others, num_devices, state.now), inf
         if may_pause and num_spare:
@@ -161,10 +174,11 @@ def _simulate(state: _State, num_devices: int, *, may_pause: bool) -> RolloutRes
             moments.append(_degrees(running, state.num_jobs))
         if in_step:
             running, change_ns = available_now(running, in_step, num_devices)
-        if not running or (is_safe and len(moments) == 2 and not in_step and not may_pause):
+        is_certain = is_safe and len(moments) == 2 and not in_step and not may_pause
+        if not running or (is_certain and not to_the_end):
             break
         late = _advance(state, running, change_ns)
-        if late is not None:
+        if late is not None and not to_the_end:
             return RolloutResult(moments[0], late, state.next_ns, moments[-1])
     if may_pause and not (certain or feasible or state.in_step):
         return state.pause(num_devices)
@@ -197,6 +211,7 @@ def _advance(state: _State, running: Sequence[RemainingJob], change_ns: float) -
 def _ends(state: _State, job: RemainingJob) -> bool:
     """Take a job out that has ended now; returns whether it is late."""
     state.next_ns = min(state.next_ns, state.now)
+    state.ends_ns[job.index] = state.now
     claim = job.forecast.claim
     if claim is _FEASIBLE:
         state.feasible.remove(job)
@@ -204,7 +219,7 @@ def _ends(state: _State, job: RemainingJob) -> bool:
     if claim < _FEASIBLE:
         state.certain.remove(job)
     else:
-        (state.held if claim is _HELD else state.others).remove(job)
+        (state.held if job in state.held else state.others).remove(job)
     return False
 
 

@@ -18,6 +18,7 @@ a rollout a batch is one job.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
 
@@ -45,6 +46,7 @@ class Selection:
     _num_needed: int | None = field(default=None, init=False)  # By `_chosen`, once it was asked for.
     _stays: bool = field(default=False, init=False)  # Whether a further job changes no claim of `_chosen` and no batch.
 
+    _ends_ns: dict[int, float] | None = field(default=None, init=False)
     _costs: dict[JobForecast, float] = field(default_factory=dict, init=False)  # Each is asked for again and again.
 
     def __post_init__(self) -> None:
@@ -61,7 +63,7 @@ class Selection:
             self._num_needed += forecast.needed_degree(self.node.now_ns)
 
     def _forget(self) -> None:
-        self._chosen = self._num_needed = None
+        self._chosen = self._num_needed = self._ends_ns = None
 
     def drop(self, job_id: int) -> None:
         """Forget a job that another node serves."""
@@ -84,7 +86,12 @@ class Selection:
         while chosen.has_late:
             late = chosen.result.late
             assert late is not None
-            candidates = [forecast for forecast in chosen.order[: late + 1] if forecast.claim is Claim.FEASIBLE]
+            feasible = [forecast for forecast in chosen.order[: late + 1] if forecast.claim is Claim.FEASIBLE]
+            candidates = [forecast for forecast in feasible if not forecast.is_promised]
+            if not candidates:
+                feasible[-1].serve_first()
+                chosen = self.sharing.simulate(chosen.served)
+                continue
             dearest = max(reversed(candidates), key=self._cost)
             if not self.sharing.may_join(dearest, Claim.FEASIBLE):
                 relieved = self.sharing.make_room(chosen)
@@ -146,11 +153,25 @@ class Selection:
         order = self.sharing.with_job(chosen, forecast)
         return None if order.has_late else order
 
+    def missed(self) -> set[int]:
+        """The jobs that would be late: those that are deferred. Promised ones never are: they have a proof."""
+        self.choose()
+        return {one.job_id for one in self.node.forecasts if one.claim is Claim.DEFERRED}
+
     @property
     def defers(self) -> bool:
         """Whether a job could be on time only if another were late."""
         self.choose()
         return any(forecast.claim is Claim.DEFERRED for forecast in self.node.forecasts)
+
+    def ends_ns(self) -> Mapping[int, float]:
+        """When each job ends if no other request comes, by job id, as the jobs were chosen last."""
+        if self._ends_ns is None:
+            self._ends_ns, batches = {}, self.sharing.batches
+            for forecast, end_ns in self.choose().ends_ns().items():
+                batch = batches.get(forecast)
+                self._ends_ns.update([(forecast.job_id, end_ns)] if batch is None else batch.ends_if(end_ns))
+        return self._ends_ns
 
     def num_needed(self) -> int:
         """The number of devices that the jobs that are on time need now."""

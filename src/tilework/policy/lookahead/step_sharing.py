@@ -10,8 +10,7 @@ from tilework.core.interfaces import DeviceView, JobView
 from tilework.policy.lookahead.batch import LEAST_SAVED, Batch, Member
 from tilework.policy.lookahead.forecast import Claim, JobForecast
 from tilework.policy.lookahead.node_jobs import CHUNKS, NodeJobs, group_of, num_chunks
-from tilework.policy.lookahead.rollout import Pause, RolloutResult, next_pause, simulate_ahead
-from tilework.policy.toolkit.margin import ADMISSION_MARGIN, GUARD_MARGIN, Margin
+from tilework.policy.lookahead.rollout import Pause, RolloutResult, ends_ahead, next_pause, simulate_ahead
 
 _MOST_TRIED = 6  # Jobs that could join a batch, and batches that a job could join.
 
@@ -66,6 +65,11 @@ class ServiceOrder:
     def first_late_ns(self) -> float:
         """The deadline of the first job that is late; inf if none is."""
         return inf if self.result.late is None else self.order[self.result.late].due_ns
+
+    def ends_ns(self) -> dict[JobForecast, float]:
+        """When each forecast ends if no other request comes."""
+        ends_ns = ends_ahead(self.order, self.num_devices, self.now_ns)
+        return {self.order[index]: end_ns for index, end_ns in ends_ns.items()}
 
     def degree_of(self, forecast: JobForecast) -> int:
         return self.result.degrees[self.order.index(forecast)]
@@ -123,7 +127,8 @@ class StepSharing:
                 continue
             staying = [job for job in here if not job.is_stopping]
             gathered.update(job.job_id for job in staying)
-            members = [self._member(job, by_id[job.job_id], GUARD_MARGIN) for job in staying if job.stage is not None]
+            margin, staged = node.margins.guard, [job for job in staying if job.stage is not None]
+            members = [Member.of(job, by_id[job.job_id], margin, node.now_ns) for job in staged]
             whole = Batch(tuple(members), device.free_ns, node.step_time, self._num_behind)
             batch = _without_unfit(whole).trimmed()
             if batch.members:
@@ -142,8 +147,8 @@ class StepSharing:
         head_ns = device.free_ns - self.node.now_ns + member.head_ns
         return replace(member.forecast, head_ns=head_ns, rank=-1, hold_ns=0.0, num_steps=member.num_steps)
 
-    def _member(self, job: JobView, forecast: JobForecast, margin: Margin = ADMISSION_MARGIN) -> Member:
-        return Member.of(job, forecast, margin, self.node.now_ns)
+    def _member(self, job: JobView, forecast: JobForecast) -> Member:
+        return Member.of(job, forecast, self.node.margins.admission, self.node.now_ns)
 
     def _forecast(self, batch: Batch, may_split: bool = False) -> JobForecast:
         forecast = batch.as_forecast(self.node.now_ns, may_split)

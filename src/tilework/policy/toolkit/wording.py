@@ -22,3 +22,7 @@ def needs(demand: Demand) -> str:
 
 def devices_text(count: int) -> str:
     return "1 device" if count == 1 else f"{count} devices"
+
+
+def others_text(count: int) -> str:
+    return {0: "no other requests", 1: "1 other request"}.get(count, f"{count} other requests")

@@ -108,8 +108,8 @@ ERRORS: dict[int, tuple[str, str, str, str | None, str]] = {
         "rate_limit_error",
         "deadline_unreachable",
         "slo_s",
-        "slo_s = 1 cannot be met: 12 requests are ahead. The earliest deadline that can is slo_s = 3.251: ask for"
-        ' that, or send on_miss "best_effort", or retry in 3 seconds.',
+        "slo_s = 1 cannot be met: reservations leave no room for it, with 12 other requests present. The earliest"
+        ' deadline that can is slo_s = 3.251: ask for that, or send on_miss "best_effort", or retry in 3 seconds.',
     ),
     431: (
         "URL and headers are too long",

@@ -215,7 +215,14 @@ def _only(status: RequestStatus, index: int | None) -> RequestStatus:
     if index is None:
         return status
     image = status.images[index]
-    update = {"uid": image.uid, "images": [image], "eta_s": image.eta_s, "eta": image.eta}
+    update = {
+        "uid": image.uid,
+        "images": [image],
+        "eta_s": image.eta_s,
+        "eta": image.eta,
+        "eta_p90_s": image.eta_p90_s,
+        "eta_p90": image.eta_p90,
+    }
     if status.error is None and status.status != "done":
         update["status"] = "running" if image.state == "done" else image.state
     return status.model_copy(update=update)

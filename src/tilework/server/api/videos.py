@@ -175,6 +175,8 @@ def _job(entry: Call | Record, status: RequestStatus, model: str) -> VideoJob:
             steps=image.steps,
             eta_s=status.eta_s,
             eta=status.eta,
+            eta_p90_s=status.eta_p90_s,
+            eta_p90=status.eta_p90,
             slo_s=ask.slo_s,
             slo_source=ask.slo_source,
             warnings=list(ask.warnings),

@@ -6,20 +6,25 @@ memory.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
+from tilework.core.request import Status
 from tilework.runtime.ticket import Preview, Ticket
 from tilework.server.calls.call import Call, Finished, changes
 from tilework.server.calls.encode import Threads, encode_base64, encode_preview
 from tilework.server.calls.errors import CallError, Cancelled
 from tilework.server.calls.parsing.sizes import size_text
-from tilework.server.calls.status import eta
+from tilework.server.calls.status import Eta, eta
 from tilework.server.engine_protocol import Engine
 from tilework.server.schema.answers import RequestStatus
 
+_LOOK_S = 2.0  # How often a stream looks at the prediction of an image that waits.
+_MOVED = 0.1  # By which part of the latency a prediction must have changed to be sent again.
 _NO_TOKENS = {
     "input_tokens": 0,
     "output_tokens": 0,
@@ -41,6 +46,7 @@ class _Sent:
     """What a reader has of one image. `preview_step` is that of the last preview, `num_partial` how many it got."""
 
     state: tuple[str, int] | None = None
+    eta_s: float = 0.0
     preview_step: int = 0
     num_partial: int = 0
 
@@ -78,7 +84,7 @@ class CallEvents:
                     yield news
                 if is_ended:
                     break
-                await changed.wait()
+                await self._until_changed(changed)
         async for news in self._end(self.call.end.result()):
             yield news
 
@@ -88,10 +94,19 @@ class CallEvents:
         ask = call.ask
         judged = {"slo_s": ask.slo_s, "slo_source": ask.slo_source, "is_promised": ask.is_promised}
         last_s = max((one.seconds for one in expected if one is not None), default=None)
-        return Event(
-            "tilework.accepted",
-            {"uid": self.uid, "images": len(self.images), "eta_s": last_s, **judged, "warnings": [*ask.warnings]},
-        )
+        last_p90_s = max((one.p90_s for one in expected if one is not None), default=None)
+        about = {"uid": self.uid, "images": len(self.images), "eta_s": last_s, "eta_p90_s": last_p90_s}
+        return Event("tilework.accepted", {**about, **judged, "warnings": [*ask.warnings]})
+
+    async def _until_changed(self, changed: asyncio.Event) -> None:
+        """Until something has changed; while an image waits, no longer than until its prediction is looked at again."""
+        waits = self.view.has_progress and any(map(self._waits, self._open_images()))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_S if waits else None):
+                await changed.wait()
+
+    def _waits(self, index: int) -> bool:
+        return self.call.tickets[index].status in (Status.QUEUED, Status.PAUSED)
 
     async def _news(self) -> AsyncIterator[Event]:
         for index in self._open_images():
@@ -101,25 +116,18 @@ class CallEvents:
                 sent.preview_step = preview.steps_done
                 async for news in self._preview(index, preview, sent):
                     yield news
+            if not self.view.has_progress:
+                continue
             state = ticket.status.value, ticket.steps_done
-            if self.view.has_progress and state != sent.state:
-                sent.state = state
-                yield Event("tilework.progress", self._progress(index, ticket))
+            if state != sent.state or self._waits(index):
+                expected = eta(self.call, self.engine, ticket)
+                if state != sent.state or (expected and abs(expected.seconds - sent.eta_s) > _MOVED * sent.eta_s):
+                    sent.state, sent.eta_s = state, expected.seconds if expected else 0.0
+                    yield Event("tilework.progress", _progress(index, ticket, expected))
 
     def _open_images(self) -> list[int]:
         """A call that was replayed from the store has no tickets any more."""
         return [index for index in self.images if index < len(self.call.tickets)]
-
-    def _progress(self, index: int, ticket: Ticket) -> dict[str, object]:
-        expected = eta(self.call, self.engine, ticket)
-        return {
-            "uid": ticket.request.uid,
-            "index": index,
-            "state": ticket.status.value,
-            "step": ticket.steps_done,
-            "steps": ticket.request.steps,
-            "eta_s": expected and expected.seconds,
-        }
 
     async def _preview(self, index: int, preview: Preview, sent: _Sent) -> AsyncIterator[Event]:
         is_partial = self.view.has_files and self._is_due(preview, sent.num_partial)
@@ -177,9 +185,23 @@ class CallEvents:
             yield Event("tilework.done", {"uid": timeline.uid, "timeline": served})
 
 
+def _progress(index: int, ticket: Ticket, expected: Eta | None) -> dict[str, object]:
+    return {
+        "uid": ticket.request.uid,
+        "index": index,
+        "state": ticket.status.value,
+        "step": ticket.steps_done,
+        "steps": ticket.request.steps,
+        "eta_s": expected and expected.seconds,
+        "eta_p90_s": expected and expected.p90_s,
+    }
+
+
 async def ended_events(status: RequestStatus) -> AsyncGenerator[Event, None]:
     """The events of a call that has ended, for a reader that comes later."""
-    yield Event("tilework.accepted", {"uid": status.uid, "images": len(status.images), "eta_s": None})
+    yield Event(
+        "tilework.accepted", {"uid": status.uid, "images": len(status.images), "eta_s": None, "eta_p90_s": None}
+    )
     if status.error is not None:
         about = {"uid": status.uid, "reason": status.error.message, "code": status.error.code}
         yield Event(f"tilework.{status.status}", about)

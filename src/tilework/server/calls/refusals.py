@@ -28,7 +28,9 @@ def refused(refusal: Reject, ask: ImageCall, arrival_ns: int) -> CallError:
             assert ask.deadline is not None
             if ask.terms.on_miss is OnMiss.DROP:
                 return _too_short(refusal, ask.deadline, arrival_ns)
-            return _unreachable(refusal, ask.deadline, arrival_ns)
+            if refusal.earliest_ns is None:
+                return _unreachable_together(refusal, ask.deadline)
+            return _unreachable(refusal, ask.deadline, arrival_ns, len(ask.specs))
         case RefusalCode.QUEUE:
             return _no_room(f"The queue is full: {refusal.reason}.", refusal, arrival_ns)
         case RefusalCode.TENANT:
@@ -90,19 +92,19 @@ def cannot_keep(reason: str) -> NotReady:
     return NotReady(message, code="results_full", retry_s=RETRY_UNKEPT_S)
 
 
-def _unreachable(refusal: Reject, deadline: Deadline, arrival_ns: int) -> CallError:
-    """`retry_s` says after how long the deadline that was asked for could be met, if a deadline that could is known."""
-    if refusal.earliest_ns is None:
-        return _unreachable_together(refusal, deadline)
+def _unreachable(refusal: Reject, deadline: Deadline, arrival_ns: int, num_images: int) -> CallError:
+    """`retry_s` says after how long the deadline that was asked for could be met, if waiting helps."""
+    assert refusal.earliest_ns is not None
     earliest_s = _ceil_ms(refusal.earliest_ns - arrival_ns)
-    retry_s = max(1, math.ceil(earliest_s - deadline.slo_s))
+    retry_s = None if refusal.retry_ns is None else max(1, math.ceil(refusal.retry_ns / NS_PER_S))
     field, earliest = deadline.field, deadline.moved(earliest_s)
+    retry = "" if retry_s is None else f", or retry in {counted(retry_s, 'second')}"
+    of_all = "" if num_images == 1 else f" for all {num_images} images"
     judged = {"uid": refusal.uid, "slo_s": deadline.slo_s, "slo_source": deadline.source}
     as_time = {"earliest": earliest} if isinstance(earliest, str) else {}
     message = (
-        f"{field} = {shown(deadline.value)} cannot be met: {refusal.reason}. The earliest deadline that can is"
-        f' {field} = {shown(earliest)}: ask for that, or send on_miss "best_effort", or retry in'
-        f" {counted(retry_s, 'second')}."
+        f"{field} = {shown(deadline.value)} cannot be met: {refusal.reason}. The earliest deadline that can{of_all} is"
+        f' {field} = {shown(earliest)}: ask for that, or send on_miss "best_effort"{retry}.'
     )
     return Refused(
         message,

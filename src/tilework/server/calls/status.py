@@ -21,19 +21,23 @@ from tilework.server.text import time_text
 
 @dataclass(frozen=True, slots=True)
 class Eta:
-    """When something is expected, in seconds from arrival and as a time."""
+    """When something is expected, and by when nine of ten are done, in seconds from arrival and as times."""
 
     seconds: float
+    p90_s: float
     text: str
+    p90_text: str
 
 
 def eta(call: Call, engine: Engine | None, ticket: Ticket) -> Eta | None:
-    """The present prediction for an image, or admission's without an engine; None once it has ended."""
+    """The present prediction for an image, or that of its admission without an engine; None once it has ended."""
     if ticket.outcome.done():
         return None
-    eta_ns = None if engine is None else engine.eta_ns(ticket.request.uid)
-    seconds = s_from_ns((ticket.eta_ns if eta_ns is None else eta_ns) - call.arrival_ns)
-    return Eta(round(seconds, 6), time_text(call.arrived_s + seconds))
+    now = None if engine is None else engine.predict(ticket.request.uid)
+    both_ns = (ticket.eta_ns, ticket.eta_p90_ns) if now is None else (now.eta_ns, now.p90_ns)
+    seconds, p90_s = (s_from_ns(at_ns - call.arrival_ns) for at_ns in both_ns)
+    texts = (time_text(call.arrived_s + one_s) for one_s in (seconds, p90_s))
+    return Eta(round(seconds, 6), round(p90_s, 6), *texts)
 
 
 def call_status(
@@ -47,6 +51,7 @@ def call_status(
     images = [_image_status(call, index, ticket, engine, end) for index, ticket in enumerate(call.tickets)]
     etas = [image for image in images if image.eta_s is not None]
     last = max(etas, key=lambda image: image.eta_s or 0.0, default=None)
+    last_p90 = max(etas, key=lambda image: image.eta_p90_s or 0.0, default=None)
     first = call.ask.specs[0]
     return RequestStatus(
         uid=call.uid,
@@ -60,6 +65,8 @@ def call_status(
         warnings=list(call.ask.warnings),
         eta_s=last and last.eta_s,
         eta=last and last.eta,
+        eta_p90_s=last_p90 and last_p90.eta_p90_s,
+        eta_p90=last_p90 and last_p90.eta_p90,
         size=size_text(first.shape),
         frames=first.frames,
         output_format=call.ask.output_format,
@@ -83,6 +90,8 @@ def _image_status(
         steps=ticket.request.steps,
         eta_s=expected and expected.seconds,
         eta=expected and expected.text,
+        eta_p90_s=expected and expected.p90_s,
+        eta_p90=expected and expected.p90_text,
         queue_s=None if queue_ns is None else round(s_from_ns(queue_ns), 6),
         reason=None if outcome is None else outcome.reason or None,
         timeline=_timeline(call, index, ticket, outcome, end),

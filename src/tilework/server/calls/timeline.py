@@ -23,6 +23,7 @@ def request_timeline(
         seed=call.specs[index].seed,
         status=outcome.status.value,
         eta_s=_seconds(ticket.eta_ns - request.arrival_ns),
+        eta_p90_s=_seconds(ticket.eta_p90_ns - request.arrival_ns),
         latency_s=_seconds(outcome.finished_ns - request.arrival_ns),
         queue_s=None if queue_ns is None else _seconds(queue_ns),
         slo_s=call.slo_s,

@@ -128,12 +128,12 @@ def _tile(tile: Tile) -> dict[str, object]:
 
 def _open(engine: Engine, feed: Feed, ticket: Ticket, is_urgent: bool) -> dict[str, object]:
     request = ticket.request
-    now_eta_ns = engine.eta_ns(request.uid) if is_urgent else None
+    now = engine.predict(request.uid) if is_urgent else None
     return {
         **_request(feed.number(request.uid), request),
         "status": ticket.status.value,
         "steps_done": ticket.steps_done,
-        "eta_s": _seconds(ticket.eta_ns if now_eta_ns is None else now_eta_ns),
+        "eta_s": _seconds(ticket.eta_ns if now is None else now.eta_ns),
         "finish_s": None,
         "on_time": None,
     }

@@ -78,6 +78,14 @@ class WebhookResult(StrEnum):
     FAILED = "failed"
 
 
+class Intervention(StrEnum):
+    """What the guard of promises does against the planner, or in its place."""
+
+    START_VETOED = "start_vetoed"
+    STOP_VETOED = "stop_vetoed"
+    START_FORCED = "start_forced"
+
+
 class MemoryUser(StrEnum):
     """Who uses memory of a card. `ANY`: the card does not tell whose it is, as in a container."""
 
@@ -224,6 +232,11 @@ JOBS_RUNNING = _gauge("jobs_running", "Images that a device works on, or will ne
 BACKLOG_DEVICE_SECONDS = _gauge(
     "backlog_device_seconds", "Device time that all open images are predicted to take from now on"
 )
+PROMISE_INTERVENTIONS = _gauge(
+    "promise_interventions",
+    "Starts and stops of the planner that were held back to keep promises, and starts made to keep them",
+    _values("kind", Intervention),
+)
 
 # What devices do.
 
@@ -253,6 +266,10 @@ COST_DEVIATION_RATIO = _gauge(
     MODEL,
     STAGE,
 )
+PROMISE_MARGIN_SECONDS = _gauge(
+    "promise_margin_seconds", "The fixed part of what a new promise needs between its predicted end and its deadline"
+)
+PROMISE_MARGIN_RATIO = _gauge("promise_margin_ratio", "The rest of it, as a share of the time until the predicted end")
 DEVICE_BUSY_SECONDS = _counter(
     "device_busy_seconds",
     "Time in works that were done or stopped, added when they end: its rate is the busy share",

@@ -10,6 +10,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 import tilework
+from tilework.admission.reservation_guard import GuardCounts
 from tilework.core.interfaces import PlacementStatus
 from tilework.core.priority import DEFAULT_CLASSES
 from tilework.core.time import s_from_ns
@@ -18,7 +19,7 @@ from tilework.cost.corrections import Deviations
 from tilework.runtime.worker_process import resident_bytes
 from tilework.server.engine_protocol import Engine
 from tilework.server.metrics import families
-from tilework.server.metrics.families import Family
+from tilework.server.metrics.families import Family, Intervention
 from tilework.server.metrics.meters import Names, level
 from tilework.server.metrics.readings import readings_of
 from tilework.server.schema.answers import Unready
@@ -49,6 +50,7 @@ class Levels(Collector):
         yield self._by_class(families.JOBS_QUEUED, usage.waiting)
         yield self._by_class(families.JOBS_RUNNING, usage.running)
         yield _gauge(families.BACKLOG_DEVICE_SECONDS, s_from_ns(usage.backlog_ns))
+        yield _interventions(usage.guard)
         yield from self._room()
         yield _gauge(families.STORE_BYTES, store.num_bytes)
         yield _gauge(families.STORE_ENTRIES, len(store))
@@ -65,6 +67,8 @@ class Levels(Collector):
         yield from self._kept(usage.kept)
         yield self._resident(usage.resident_bytes)
         yield self._deviations(usage.cost_deviations)
+        yield _gauge(families.PROMISE_MARGIN_SECONDS, s_from_ns(usage.margins.admission.fixed_ns))
+        yield _gauge(families.PROMISE_MARGIN_RATIO, usage.margins.admission.permille / 1000)
         yield from readings_of(usage.readings)
 
     def _build(self) -> Metric:
@@ -150,6 +154,14 @@ def _by_placement(placements: Iterable[PlacementStatus]) -> Iterator[Metric]:
         for one in placements:
             found.add_metric((one.name,), value(one))
         yield found
+
+
+def _interventions(counts: GuardCounts) -> Metric:
+    found = level(families.PROMISE_INTERVENTIONS)
+    found.add_metric((Intervention.START_VETOED,), counts.starts_vetoed)
+    found.add_metric((Intervention.STOP_VETOED,), counts.stops_vetoed)
+    found.add_metric((Intervention.START_FORCED,), counts.starts_forced)
+    return found
 
 
 def _gauge(family: Family, value: float) -> Metric:

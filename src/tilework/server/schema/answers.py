@@ -59,6 +59,7 @@ class RequestTimeline(BaseModel):
     seed: int
     status: str
     eta_s: float = Field(description="When admission expected the image to be done")
+    eta_p90_s: float | None = Field(None, description="By when nine of ten such images are done, as told at admission")
     latency_s: float
     queue_s: float | None
     slo_s: float | None
@@ -153,6 +154,7 @@ class ErrorResponse(BaseModel):
     error: ErrorDetail
 
 
+_P90 = "By when nine of ten such requests are done, as far as is known; never before `eta_s`"
 _ETA = "When it is expected to be done: as of now, in lists as of its admission; null once it has ended"
 
 
@@ -166,6 +168,8 @@ class ImageStatus(BaseModel):
     steps: int
     eta_s: float | None = Field(description=_ETA)
     eta: str | None = Field(description="The same as a time (RFC 3339)")
+    eta_p90_s: float | None = Field(None, description=_P90)
+    eta_p90: str | None = Field(None, description="The same as a time (RFC 3339)")
     queue_s: float | None = Field(description="How long it waited for a device; null while it waits")
     reason: str | None = Field(description="Why it failed or was cancelled")
     timeline: RequestTimeline | None
@@ -186,6 +190,8 @@ class RequestStatus(BaseModel):
     warnings: list[str] = Field([], description=WARNINGS)
     eta_s: float | None = Field(description=_ETA)
     eta: str | None
+    eta_p90_s: float | None = Field(None, description=_P90)
+    eta_p90: str | None = Field(None, description="The same as a time (RFC 3339)")
     size: str
     frames: int = Field(1, description="How many frames each clip has; 1 for images")
     output_format: FileFormat

@@ -24,6 +24,8 @@ class VideoProgress(BaseModel):
     steps: int
     eta_s: float | None = Field(description="When it is expected to be done: as of now, in lists as of its admission")
     eta: str | None = Field(description="The same as a time (RFC 3339)")
+    eta_p90_s: float | None = Field(description="By when nine of ten such videos are done; never before `eta_s`")
+    eta_p90: str | None = Field(description="The same as a time (RFC 3339)")
     slo_s: float | None
     slo_source: str | None = Field(description="Who has given the deadline; null if there is none")
     warnings: list[str] = Field(description=WARNINGS)

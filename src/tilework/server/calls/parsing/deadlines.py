@@ -11,6 +11,7 @@ from tilework.server.default_slo import DefaultSlo
 from tilework.server.schema.image_request import ImageRequest
 from tilework.server.text import parse_time, time_text
 
+_ROUND_TRIP_S = 0.5
 _UNITS = {"slo_s": (1, "seconds"), "slo_ms": (1000, "milliseconds")}
 
 
@@ -27,12 +28,15 @@ class Deadline:
     source: str = "request"
 
     def moved(self, slo_s: float) -> float | str:
-        """The value of this field for a deadline `slo_s` after the same arrival, never an earlier one."""
+        """The value of this field for a deadline `slo_s` after the same arrival, never an earlier one.
+
+        A date and time is later by the time until the client has asked again.
+        """
         if self.field in _UNITS:
             return round(slo_s * _UNITS[self.field][0], 6)
         time = parse_time(str(self.value))
         assert time is not None
-        moved = time + timedelta(seconds=slo_s - self.slo_s, microseconds=999)  # It is cut to the millisecond.
+        moved = time + timedelta(seconds=slo_s - self.slo_s + _ROUND_TRIP_S, microseconds=999)  # Cut to milliseconds.
         return time_text(moved.timestamp())
 
 

@@ -1,0 +1,198 @@
+"""What a promise costs others, that it is kept, and what a refusal says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from builders import only, promise, request, shipped, simulate, table
+from tilework.control.controller import Controller, ControllerConfig
+from tilework.core.actions import Accept, Reject, Stop
+from tilework.core.events import DeviceJoined, Restored, Submitted, WorkFinished
+from tilework.core.request import OnMiss, Request, Shape
+from tilework.core.time import NS_PER_MS, NS_PER_S, ns_from_s
+from tilework.cost.table import CostTable
+
+FLUX = shipped("flux1dev_h100_eager")
+_ENCODE_NS = 10 * NS_PER_MS
+
+
+def picture(uid: str, arrival_s: float, side: int, slo_s: float, on_miss: OnMiss = OnMiss.BEST_EFFORT) -> Request:
+    return Request(
+        uid=uid,
+        pipeline="flux.1-dev",
+        shape=Shape(side, side),
+        steps=20,
+        arrival_ns=ns_from_s(arrival_s),
+        deadline_ns=ns_from_s(arrival_s + slo_s),
+        on_miss=on_miss,
+    )
+
+
+def serving(
+    num_devices: int = 1, costs: CostTable | None = None, price: float = 1.0, policy: str = "tilework"
+) -> Controller:
+    control = Controller(ControllerConfig(policy=policy, promise_price=price), costs or table())
+    for device_id in range(num_devices):
+        control.handle(DeviceJoined(device_id, 0), 0)
+    return control
+
+
+# A promised run gives way where a proof remains.
+
+
+def test_a_small_request_does_not_wait_for_a_large_promised_one_that_has_time() -> None:
+    large, small = picture("large", 0.0, 2048, 100.0, OnMiss.REJECT), picture("small", 1.0, 512, 4.0)
+    first, second = simulate([large, small], costs=FLUX).endings
+    assert first.on_time
+    assert second.on_time
+    assert second.latency_ns < 2 * NS_PER_S, "after one step of the large one"
+
+
+def test_as_many_are_on_time_beside_a_promise_as_fit() -> None:
+    """The large one takes 22.8 s of its 40 s, each small one 1.4 s of its 6 s, and a step of the large one 1.1 s."""
+    small = [picture(str(index), 0.5, 512, 6.0) for index in range(12)]
+    large, *others = simulate([picture("large", 0.0, 2048, 40.0, OnMiss.REJECT), *small], costs=FLUX).endings
+    assert large.on_time
+    assert sum(one.on_time for one in others) >= 3
+
+
+def test_a_promised_run_that_has_no_time_left_does_not_give_way() -> None:
+    """Neither to one that would be on time, nor to many."""
+    alone = simulate([picture("alone", 0.0, 2048, 100.0)], costs=FLUX).endings[0].latency_ns
+    slo_s = 1.08 * alone / NS_PER_S + 0.1
+    small = [picture(str(index), 0.5 + index, 512, 2.0) for index in range(12)]
+    large, *others = simulate([picture("large", 0.0, 2048, slo_s, OnMiss.REJECT), *small], costs=FLUX).endings
+    assert large.on_time
+    assert not all(one.on_time for one in others)
+
+
+# A step that begins when the stop is told is not over.
+
+
+@pytest.mark.parametrize("early_ns", [0, 300, 40 * NS_PER_MS])
+def test_a_work_that_is_told_to_stop_as_a_step_begins_ends_after_that_step(early_ns: int) -> None:
+    control = serving(policy="edf")
+    control.handle(Submitted(request("a")), 0)
+    control.handle(WorkFinished(1, _ENCODE_NS), _ENCODE_NS)
+    job, at_ns = control.tracker.jobs[0], _ENCODE_NS + 100 * NS_PER_MS - early_ns
+    control.tracker.set_time(at_ns)
+    boundary = control.tracker.boundary([job])
+    assert boundary is not None
+    ends_ns = _ENCODE_NS + (100 if early_ns > NS_PER_MS else 200) * NS_PER_MS
+    assert boundary.end_ns == ends_ns
+    assert boundary.positions == {0: 2 if early_ns > NS_PER_MS else 3}
+    control.tracker.stop([job])
+    assert (control.tracker.devices[0].free_ns, job.committed.position) == (ends_ns, boundary.positions[0])
+
+
+# A later deadline is promised where an earlier one is.
+
+
+def answer(control: Controller, asked: Request) -> Accept | Reject:
+    """The answer to a request; the controller must not be used after it."""
+    actions = control.handle(Submitted(asked), asked.arrival_ns)
+    return next(one for one in actions if isinstance(one, Accept | Reject))
+
+
+def backlog(seed: int) -> Controller:
+    """Six to twelve requests on one or four devices, of which half are promised if they can be."""
+    rng = Random(seed)
+    control = serving(rng.choice((1, 4)), table(degrees=(1, 2, 4)))
+    for index in range(rng.randint(6, 12)):
+        side, slo_s = rng.choice((64, 128, 192)), rng.uniform(2.0, 40.0)
+        on_miss = rng.choice((OnMiss.REJECT, OnMiss.BEST_EFFORT))
+        control.handle(Submitted(request(str(index), 0.0, slo_s=slo_s, side=side, on_miss=on_miss)), 0)
+    return control
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_deadline_is_refused_that_is_later_than_one_that_is_promised(seed: int) -> None:
+    side, slos_s = Random(f"asked/{seed}").choice((64, 128, 192)), [1.2 * 1.25**index for index in range(20)]
+    answers = [answer(backlog(seed), promise("asked", 0.0, slo_s, side=side)) for slo_s in slos_s]
+    kinds = [isinstance(one, Accept) for one in answers]
+    assert kinds == sorted(kinds)
+    assert kinds[-1]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_refusal_proposes_a_later_deadline_which_is_promised(seed: int) -> None:
+    for slo_s in (1.0, 2.0, 4.0, 8.0):
+        refused = answer(backlog(seed), promise("asked", 0.0, slo_s))
+        if isinstance(refused, Reject):
+            assert refused.earliest_ns is not None
+            assert refused.earliest_ns > ns_from_s(slo_s)
+            proposed = promise("asked", 0.0, refused.earliest_ns / NS_PER_S)
+            assert isinstance(answer(backlog(seed), replace(proposed, deadline_ns=refused.earliest_ns)), Accept)
+
+
+# What a refusal says.
+
+
+def test_a_deadline_that_an_idle_server_cannot_promise_is_not_worth_a_retry() -> None:
+    refused = answer(serving(), promise("a", 0.0, slo_s=0.9))
+    assert isinstance(refused, Reject)
+    assert refused.retry_ns is None
+    assert "even where nothing else runs" in refused.reason
+
+
+def test_a_retry_is_worth_it_once_the_deadline_could_be_promised() -> None:
+    control = serving()
+    control.handle(Submitted(promise("first", 0.0, slo_s=1.5)), 0)
+    refused = answer(control, promise("second", 0.0, slo_s=1.5))
+    assert isinstance(refused, Reject)
+    assert refused.earliest_ns is not None
+    assert refused.retry_ns == refused.earliest_ns - ns_from_s(1.5)
+
+
+# The price of a promise.
+
+
+def late_without(price: float) -> Accept | Reject:
+    """The answer to a promise that takes the time of two small requests that would be on time."""
+    control = serving(price=price)
+    for uid in ("a", "b"):
+        control.handle(Submitted(request(uid, 0.0, slo_s=4.5 if uid == "a" else 6.0, side=192)), 0)
+    return answer(control, promise("asked", 0.0, slo_s=5.2, side=192))
+
+
+def test_a_promise_costs_no_more_deadlines_than_its_price() -> None:
+    assert isinstance(late_without(0.0), Reject)
+    assert isinstance(late_without(2.0), Accept)
+
+
+# What must change for a promise.
+
+
+def test_a_promise_stops_the_works_that_are_in_its_way() -> None:
+    """Two chunks of a large promised run are committed. The other request has no time for them."""
+    control = serving(costs=table(step_s=1.0))
+    control.handle(Submitted(promise("large", 0.0, slo_s=60.0)), 0)
+    control.handle(WorkFinished(1, _ENCODE_NS), _ENCODE_NS)
+    actions = control.handle(Submitted(promise("small", 0.5, slo_s=4.4, side=64)), NS_PER_S // 2)
+    assert only(Accept, actions)
+    assert only(Stop, actions)
+
+
+def test_a_promised_job_gets_another_width_for_a_promise() -> None:
+    """The first is reserved on one device. Once the other has had both, it is in time on two only."""
+    control = serving(num_devices=2, costs=table(degrees=(1, 2)))
+    control.handle(Submitted(promise("first", 0.0, slo_s=2.6)), 0)
+    (first,) = control.tracker.promised()
+    assert first.promised is not None
+    assert first.promised.demand.width == 1
+    assert only(Accept, control.handle(Submitted(promise("second", 0.0, slo_s=2.0, side=192)), 0))
+    assert first.promised.demand.width == 2
+
+
+# What was promised before a restart.
+
+
+def test_a_restored_promise_is_judged_by_what_is_left_of_it() -> None:
+    """A few steps and the decode, in 0.4 s; all of it takes 1.06 s."""
+    control = serving()
+    control.handle(Restored(promise("a", 0.0, slo_s=1.6), 9), ns_from_s(1.2))
+    (job,) = control.tracker.jobs.values()
+    assert job.promised is not None
