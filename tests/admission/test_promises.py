@@ -45,7 +45,7 @@ def serving(
 
 def test_a_small_request_does_not_wait_for_a_large_promised_one_that_has_time() -> None:
     large, small = picture("large", 0.0, 2048, 100.0, OnMiss.REJECT), picture("small", 1.0, 512, 4.0)
-    first, second = simulate([large, small], costs=FLUX).endings
+    first, second = simulate([large, small], "tilework", costs=FLUX).endings
     assert first.on_time
     assert second.on_time
     assert second.latency_ns < 2 * NS_PER_S, "after one step of the large one"
@@ -54,17 +54,21 @@ def test_a_small_request_does_not_wait_for_a_large_promised_one_that_has_time() 
 def test_as_many_are_on_time_beside_a_promise_as_fit() -> None:
     """The large one takes 22.8 s of its 40 s, each small one 1.4 s of its 6 s, and a step of the large one 1.1 s."""
     small = [picture(str(index), 0.5, 512, 6.0) for index in range(12)]
-    large, *others = simulate([picture("large", 0.0, 2048, 40.0, OnMiss.REJECT), *small], costs=FLUX).endings
+    large, *others = simulate(
+        [picture("large", 0.0, 2048, 40.0, OnMiss.REJECT), *small], "tilework", costs=FLUX
+    ).endings
     assert large.on_time
     assert sum(one.on_time for one in others) >= 3
 
 
 def test_a_promised_run_that_has_no_time_left_does_not_give_way() -> None:
     """Neither to one that would be on time, nor to many."""
-    alone = simulate([picture("alone", 0.0, 2048, 100.0)], costs=FLUX).endings[0].latency_ns
+    alone = simulate([picture("alone", 0.0, 2048, 100.0)], "tilework", costs=FLUX).endings[0].latency_ns
     slo_s = 1.08 * alone / NS_PER_S + 0.1
     small = [picture(str(index), 0.5 + index, 512, 2.0) for index in range(12)]
-    large, *others = simulate([picture("large", 0.0, 2048, slo_s, OnMiss.REJECT), *small], costs=FLUX).endings
+    large, *others = simulate(
+        [picture("large", 0.0, 2048, slo_s, OnMiss.REJECT), *small], "tilework", costs=FLUX
+    ).endings
     assert large.on_time
     assert not all(one.on_time for one in others)
 
@@ -115,6 +119,19 @@ def test_no_deadline_is_refused_that_is_later_than_one_that_is_promised(seed: in
     kinds = [isinstance(one, Accept) for one in answers]
     assert kinds == sorted(kinds)
     assert kinds[-1]
+
+
+def test_requests_that_wait_by_earlier_deadlines_are_no_reason_to_refuse_a_later_one() -> None:
+    """Six best-effort requests take 14 s. A promise for 4.5 s comes before them, one for 8 s after."""
+
+    def busy() -> Controller:
+        control = serving()
+        for index in range(6):
+            control.handle(Submitted(request(str(index), 0.0, slo_s=5.0, side=192)), 0)
+        return control
+
+    answers = [answer(busy(), promise("asked", 0.0, slo_s)) for slo_s in (4.5, 8.0, 12.0, 30.0)]
+    assert [type(one) for one in answers] == [Accept] * 4
 
 
 @pytest.mark.parametrize("seed", range(12))
