@@ -87,7 +87,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
 
 
 @given(schedule=schedules(), demand=DEMANDS, due_ns=TIMES)
-def test_a_request_gets_a_reservation_if_all_are_in_time_on_some_group_or_if_all_are_placed_anew(
+def test_a_request_gets_a_reservation_if_all_are_in_time_on_some_group(
     schedule: Schedule, demand: Demand, due_ns: int
 ) -> None:
     index = sum(block.due_ns <= due_ns for block in schedule.blocks)

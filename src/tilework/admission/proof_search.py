@@ -80,7 +80,7 @@ class ProofSearch:
         )
 
     def with_newcomer(self, newcomer: JobView, margin: Margin) -> ProofSearch:
-        """The same search with one more job, by the margin of admission."""
+        """The same search with one more job, by this margin."""
         assert newcomer.promised is not None
         rank, now_ns = bisect_left(self.jobs, due(newcomer), key=due), self.what_if.now_ns
         jobs, blocks = [*self.jobs], [*self.blocks]

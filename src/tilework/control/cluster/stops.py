@@ -67,9 +67,8 @@ class Stops:
         step_ns = self._costs.work_ns(work.stage, requests, len(work.devices)) if requests else 0
         left_ns = end_ns - self._now.ns
         if any(device.waits_for_load(work.work_id) for device in carriers):
-            return StoppedEnd(
-                0, max(self._now.ns, end_ns - step_ns * work.num_steps)
-            )  # The loads are still to be done.
+            after_loads_ns = end_ns - step_ns * work.num_steps  # They are still to be done.
+            return StoppedEnd(0, max(self._now.ns, after_loads_ns))
         if not step_ns:
             return StoppedEnd(work.num_steps, end_ns)
         num_after, running_ns = divmod(left_ns, step_ns)
